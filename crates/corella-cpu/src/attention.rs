@@ -1,7 +1,7 @@
 //! Attention of a step's query rows over the KV pages.
 //!
 //! A plan cuts the rows into tasks, and a worker computes tasks one after the other: in f32, or,
-//! where keys and values are exact in bf16, by instructions that multiply matrix tiles.
+//! where keys and values are exact in bf16, with instructions that multiply matrix tiles.
 
 mod kv_fetch;
 mod layer;

@@ -22,8 +22,8 @@ use crate::step::{Forward, ForwardParts, Incoming, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};
 
-/// The residual stream of all calibration tokens in front of the next layer. Besides it, memory is
-/// needed for one layer only.
+/// The residual stream of all calibration tokens before the next layer. Only one layer needs
+/// further memory.
 pub struct LayerCalibration {
     /// The model's spec, cut down to one layer.
     spec: DecoderSpec,
@@ -171,7 +171,7 @@ impl LayerCalibration {
     }
 }
 
-/// Refuses models whose layers are not calibrated one like the other.
+/// Refuses models whose layers cannot all be calibrated in the same way.
 fn check_calibrated(spec: &DecoderSpec) -> Result<(), DeviceError> {
     let first = &spec.layers[0];
     let refused = [
@@ -288,7 +288,7 @@ impl InputSums {
             let mut dense = vec![0.0; n * n];
             for i in 0..n {
                 for j in i..n {
-                    // SAFETY: the element is inside the region, which nobody writes any more.
+                    // SAFETY: the element is inside the region, which is no longer written.
                     dense[i * n + j] = unsafe { *sums.ptr().add(i * padded + j) };
                 }
             }

@@ -1,4 +1,4 @@
-//! The `Executor` face: hands batches to the threads that run them, a stage of the pipeline each.
+//! The `Executor` interface: passes batches to the threads that run them, one stage of the pipeline each.
 
 use std::fs::File;
 use std::ops::Range;
@@ -26,38 +26,37 @@ use crate::weights::{AdapterPacking, PackedImage, PackedWeights};
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
     pub num_threads: usize,
-    /// Whether each thread has a core of its own, and its weights in the memory next to that.
+    /// Whether each thread has a core of its own, and its weights in the nearest memory.
     pub pin_threads: bool,
     /// The format of the packed matrices. `None` keeps the checkpoint's; matrices that it stores as
     /// integers of more than 4 bits are quantised to 8 bits.
     pub weight_format: Option<WeightFormat>,
     pub kv_format: KvFormat,
-    /// The groups of layers that have page tables of their own. `None` is one group, which keeps the
-    /// pages of the whole context.
+    /// The groups of layers with page tables of their own. `None` is one group, which keeps the pages of the whole
+    /// context.
     pub kv_groups: Option<KvGroups>,
     pub num_pages: u32,
     pub page_size: u32,
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
-    /// The most drafts in one span, by which recurrent states can be taken back.
+    /// The most drafts in one span, by which recurrent states can be rolled back.
     pub max_draft_tokens: u32,
     /// Places for copies of recurrent states.
     pub num_snapshots: u32,
-    /// The instruction set; `None` takes the best that this machine has.
+    /// The instruction set; `None` takes the best one of this machine.
     pub isa: Option<Isa>,
     /// The number of pipeline stages over which the layers and the threads are divided. Stages work
     /// on different steps at a time.
     pub num_stages: usize,
     /// The largest rank of the adapters that may be loaded; `None` leaves no room for adapters.
     pub max_adapter_rank: Option<usize>,
-    /// The account in which the time of every step is noted, if any.
+    /// The profile that records the time of every step, if any.
     pub profile: Option<Arc<Profile>>,
 }
 
 impl CpuConfig {
-    /// The sizes that a scheduler's batches need, with bf16 keys and values, and all else as it is
-    /// without being asked for.
+    /// The sizes for a scheduler's batches, with bf16 keys and values, and defaults for the rest.
     pub fn for_scheduler(limits: &SchedulerConfig, num_threads: usize) -> Self {
         Self {
             num_threads,
@@ -99,8 +98,8 @@ pub struct CpuExecutor {
 /// need fewer: each is submitted, masked and drawn.
 const QUEUE_LEN: usize = 64;
 
-/// Memory of one page: K and V of the layers of a KV group. Each pipeline stage has its part of it,
-/// with room for those layers of the largest group that are its own.
+/// Memory of one page: K and V of the layers of a KV group. Each pipeline stage has its part of it, with room for its
+/// own layers of the largest group.
 pub fn kv_page_bytes(
     spec: &DecoderSpec,
     groups: &KvGroups,
@@ -115,7 +114,7 @@ pub fn kv_page_bytes(
     num_places * place_bytes(&shapes, page_size, format)
 }
 
-/// Refuses what does not work yet with layers that share keys and values, or have inputs or heads of their own.
+/// Refuses options that do not work yet with layers that share keys and values, or have inputs or heads of their own.
 fn check_layers(spec: &DecoderSpec, config: &CpuConfig) -> Result<(), DeviceError> {
     if config.num_stages > 1 && (spec.shares_kv() || spec.per_layer().is_some()) {
         return Err(DeviceError(String::from(
@@ -149,9 +148,9 @@ impl CpuExecutor {
         Ok(executor)
     }
 
-    /// Does what `new` does, with an image that an executor of the same weights, instruction set and
-    /// weight format gave. An image of others costs time and is not used. Returns an image to keep.
-    /// `on_layer` is called with the number of layers whose weights are in memory.
+    /// Like `new`, with an image from an executor of the same weights, instruction set and weight format. Other images
+    /// cost time and are not used. Returns an image to keep. Calls `on_layer` with the number of layers whose weights
+    /// are in memory.
     pub fn with_image(
         spec: DecoderSpec,
         weights: DecoderWeights,
@@ -376,7 +375,7 @@ impl CpuExecutor {
 
 impl Drop for CpuExecutor {
     fn drop(&mut self) {
-        // This fails when the first stage has gone, and then the others go too.
+        // This fails when the first stage has ended, and then the others end too.
         let _ = self.commands.send(Command::Close);
         for thread in self.stages.drain(..) {
             // A panic of the thread has been reported as a lost executor.
@@ -463,7 +462,7 @@ fn cores(config: &CpuConfig) -> Result<Vec<usize>, DeviceError> {
     Ok(cores)
 }
 
-/// Runs `work` where the pool's first worker belongs; this thread may go on to run elsewhere.
+/// Runs `work` on the core of the pool's first worker; this thread may move to another core afterwards.
 fn on_first_core<T: Send>(
     pool: &mut ThreadPool,
     work: impl FnOnce(&mut ThreadPool) -> T + Send,
@@ -499,7 +498,7 @@ fn stage_layers(num_layers: usize, num_stages: usize) -> impl Iterator<Item = Ra
     })
 }
 
-/// The part of `n` that is stage `index`'s.
+/// The share of stage `index` in `n`.
 fn share(n: usize, num_stages: usize, index: usize) -> usize {
     (index + 1) * n / num_stages - index * n / num_stages
 }

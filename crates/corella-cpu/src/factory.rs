@@ -1,4 +1,4 @@
-//! What is known of the executor before there is one, for whoever plans its memory.
+//! The executor's properties before its construction, for planning its memory.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ pub struct CpuFactory {
     pub num_threads: usize,
     /// Whether each thread has a core of its own.
     pub pin_threads: bool,
-    /// The instruction set; `None` takes the best that this machine has.
+    /// The instruction set; `None` takes the best one of this machine.
     pub isa: Option<Isa>,
-    /// The account in which the time of every step is noted, if any.
+    /// The profile that records the time of every step, if any.
     pub profile: Option<Arc<Profile>>,
 }
 

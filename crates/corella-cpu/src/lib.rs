@@ -1,19 +1,19 @@
 //! The CPU executor: kernels per instruction set, a worker pool, and paged KV memory.
 //!
-//! Its rooms, from bottom to top. A room uses only those above it in this list:
+//! Its modules, from bottom to top. A module uses only those above it in this list:
 //!
-//! * `system`: what the system gives: memory, cores, and threads that work on one job together.
-//! * `kernels`: arithmetic by instruction set, as a table of functions, and the layouts they read.
+//! * `system`: memory, cores, and threads that work on one job together.
+//! * `kernels`: arithmetic by instruction set, as a table of functions, and their layouts.
 //! * `weights`: a checkpoint's matrices, packed into panels for the kernels.
 //! * `dense`: rows of activations, and their products with packed weights.
 //! * `kv`: the memory of keys and values, in pages.
 //! * `attention`: queries over the pages of their sequences, as tasks that workers share.
-//! * `recurrent`: states of sequences, and the layers that have them.
+//! * `recurrent`: states of sequences, and their layers.
 //! * `step`: one step of a pipeline stage: from a batch, over the layers, to drawn tokens.
 //! * `measure`: the limits of the machine, and the speed of single kernels.
 //! * `calibration`: a model layer by layer over a text, for quantisation.
-//! * `executor`: the face to the engine, which hands batches to the stages of the pipeline.
-//! * `factory`: what is known of the executor before there is one, for whoever plans its memory.
+//! * `executor`: the interface to the engine, which passes batches to the stages of the pipeline.
+//! * `factory`: the executor's properties before its construction, for planning its memory.
 
 mod attention;
 mod calibration;

@@ -1,4 +1,4 @@
-//! What the machine could do, and what single kernels make of it.
+//! The limits of the machine, and the speed of single kernels.
 
 mod kernel_speed;
 mod machine;

@@ -1,9 +1,9 @@
 //! Layers with a state for each sequence.
 //!
-//! A sequence's states of all layers are one record, which belongs to its slot. Its matrices stand at the
-//! start of a chunk, and beside them are the rows of the tokens since then: what a row adds to a state is
-//! applied when its chunk is complete and none of its tokens is a draft. So prefill and decode have the
-//! same arithmetic, a decode step only reads the matrices, and rejected drafts are overwritten.
+//! A sequence's states of all layers are one record, which belongs to its slot. Its matrices are those at the start of
+//! a chunk, and beside them are the rows of the tokens since then. A row's addition to a state is applied when its
+//! chunk is complete and none of its tokens is a draft. So prefill and decode have the same arithmetic, a decode step
+//! only reads the matrices, and rejected drafts are overwritten.
 
 mod convolution_input;
 mod convolution_layer;

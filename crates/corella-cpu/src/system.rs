@@ -1,4 +1,4 @@
-//! What the system gives: memory, cores, and threads that work on one job together.
+//! The system's resources: memory, cores, and threads that work on one job together.
 
 mod claims;
 mod core_affinity;

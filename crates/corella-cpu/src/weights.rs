@@ -1,4 +1,4 @@
-//! The weights of a model in the form that the forward pass reads, checked and packed once.
+//! The weights of a model in the form for the forward pass, checked and packed once.
 
 mod encoder_ends;
 mod format_plan;
@@ -63,19 +63,18 @@ pub struct PackedWeights {
 /// The weights before the first layer and after the last one.
 pub struct PackedEnds {
     pub embedding: Embedding,
-    /// What is added to the embedding of a token at each position, `[position][hidden_size]`, if
-    /// positions are learned.
+    /// The addition to the embedding of a token at each position, `[position][hidden_size]`, for learned positions.
     pub positions: Option<Vec<f32>>,
-    /// What else an encoder's embeddings are made of.
+    /// The other parts of an encoder's embeddings.
     pub encoder: EncoderEnds,
-    /// What the layers' own inputs are made of.
+    /// The sources of the layers' own inputs.
     pub per_layer: Option<PerLayerEnds>,
     pub norm: PackedNorm,
-    /// The output head, which the draft head has, too; also the embedding if the two are tied.
+    /// The output head, which the draft head shares; also a tied embedding.
     pub head: Arc<PackedMatrix>,
 }
 
-/// Where token embeddings are read from.
+/// The source of token embeddings.
 #[derive(Clone)]
 pub enum Embedding {
     /// The embedding is the output head.
@@ -85,9 +84,9 @@ pub enum Embedding {
 }
 
 impl PackedWeights {
-    /// Checks and packs a checkpoint's weights. `format` overrides the checkpoint's own. `image`,
-    /// if given, holds weights packed by an earlier start; matrices that it does not match are
-    /// packed anew. `on_layer` is called after each layer with the number that are done.
+    /// Checks and packs a checkpoint's weights. `format` overrides the checkpoint's own. `image`, if given, holds
+    /// weights packed by an earlier start; matrices that it does not match are packed anew. Calls `on_layer` after each
+    /// layer with the number of finished ones.
     pub fn pack(
         spec: &DecoderSpec,
         weights: &DecoderWeights,
@@ -163,8 +162,8 @@ impl PackedWeights {
         })
     }
 
-    /// Packs one layer alone, as floats. What stands before and after it is left empty: the residual
-    /// stream enters and leaves as it is.
+    /// Packs one layer alone, as floats. The parts before and after it stay empty: the residual stream enters and
+    /// leaves unchanged.
     pub fn pack_layer(
         spec: &DecoderSpec,
         layer: &LayerWeights,
@@ -216,13 +215,13 @@ impl PackedWeights {
         layer.map_or(self.ends.head.form, PackedLayer::form)
     }
 
-    /// The form of the experts' matrices, or that of all others if there are no experts.
+    /// The form of the experts' matrices; without experts, the form of all others.
     pub fn expert_form(&self) -> Form {
         let mut forms = self.layers.iter().filter_map(PackedLayer::expert_form);
         forms.next().unwrap_or(self.form())
     }
 
-    /// All matrices but the draft head's, in the order in which they are packed.
+    /// All matrices except the draft head's, in the order of their packing.
     fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
         let layers = self.layers.iter().flat_map(PackedLayer::matrices);
         let per_layer = self.ends.per_layer.iter().map(|ends| &ends.projection);
@@ -252,7 +251,7 @@ impl PackedWeights {
 }
 
 impl PackedEnds {
-    /// Adds what stands for a position, if positions are learned.
+    /// Adds the vector of a position, for learned positions.
     pub fn add_position(&self, position: usize, out: &mut [f32]) {
         if let Some(positions) = &self.positions {
             add_row(positions, self.encoder.first_position + position, out);
@@ -277,7 +276,7 @@ type Part<'a> = (&'a Tensor, Option<&'a Tensor>);
 
 struct Packer<'a> {
     plan: FormatPlan,
-    /// The image of packed weights; `None` once it turned out to hold other weights.
+    /// The image of packed weights; `None` once it has proved to hold other weights.
     image: Option<ImageReader>,
     kernels: &'a Kernels,
     pool: &'a mut ThreadPool,
@@ -295,7 +294,7 @@ impl Packer<'_> {
         self.pack(role, parts, &lanes, k)
     }
 
-    /// Packs the rows of `parts` in the order of `lanes`, or reads what an earlier start packed.
+    /// Packs the rows of `parts` in the order of `lanes`, or reads the result of an earlier start.
     fn pack(
         &mut self,
         role: Role,

@@ -13,7 +13,7 @@ use super::span::Spans;
 
 /// The number of positions whose cache lines are queued together.
 const TURN: usize = LineQueue::NUM_STREAMS / 2 * KEY_TILE;
-/// The largest number of positions between what is read and what is prefetched.
+/// The largest distance in positions between reads and prefetches.
 const MAX_AHEAD: usize = 192;
 
 /// The prefetch queue of one worker, which runs ahead of its attention tasks.
@@ -60,7 +60,7 @@ impl<'a> KvFetch<'a> {
         })
     }
 
-    /// Prefetches all that a task reads up to `position`, unless that is done already.
+    /// Prefetches the rest of a task's reads up to `position`.
     pub fn reach(&mut self, task: usize, position: usize) {
         if self.task < task {
             self.task = task;
@@ -73,7 +73,7 @@ impl<'a> KvFetch<'a> {
         }
     }
 
-    /// The cache lines that are still to be prefetched while a task computes from `position` on.
+    /// The remaining cache lines to prefetch while a task computes from `position` on.
     pub fn lines(&mut self, task: usize, position: usize) -> &mut LineQueue {
         let limit = match self.task.saturating_sub(task) {
             0 => position + MAX_AHEAD,

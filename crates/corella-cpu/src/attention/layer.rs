@@ -1,4 +1,4 @@
-//! What the attention of one layer reads and writes.
+//! The inputs and outputs of one layer's attention.
 
 use corella_model::{AttentionSpec, KvLayer};
 
@@ -14,15 +14,15 @@ use super::span::{Spans, StepSpan};
 pub struct AttentionLayer<'a> {
     pub kernels: &'a Kernels,
     pub spec: &'a AttentionSpec,
-    /// A score for each query head that the softmax counts without a position, or none.
+    /// A score for each query head that the softmax counts without a position; empty without sinks.
     pub sinks: &'a [f32],
     pub kv: &'a KvRows,
-    /// Where the layer's keys and values are.
+    /// The place of the layer's keys and values.
     pub kv_layer: KvLayer,
     pub spans: &'a Spans,
     pub plan: &'a AttentionPlan,
     pub queries: &'a Queries,
-    /// What gates the outputs of query heads, `[rows][heads][head_dim]`.
+    /// The gates of the outputs of query heads, `[rows][heads][head_dim]`.
     pub gates: Option<&'a Buffer>,
     pub out: &'a PackedRows,
     pub tiles: Tiles,
@@ -42,7 +42,7 @@ impl AttentionLayer<'_> {
     /// Multiplies one head of a row by its gates.
     pub(super) fn gate(&self, gates: &Buffer, (row, head): (usize, usize), values: &mut [f32]) {
         let dim = values.len();
-        // SAFETY: nobody writes gates between the barriers around attention.
+        // SAFETY: gates are not written between the barriers around attention.
         let gates = unsafe { &gates.row(row)[head * dim..][..dim] };
         // SAFETY: both have `dim` elements.
         unsafe { (self.kernels.gate)(values.as_mut_ptr(), gates.as_ptr(), dim) };

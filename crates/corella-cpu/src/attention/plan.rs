@@ -9,7 +9,7 @@ use crate::kv::KvMemory;
 
 use super::span::StepSpan;
 
-/// The largest number of rows of a task, whatever computes it.
+/// The largest number of rows of a task, in any kernel.
 pub const MAX_TASK_ROWS: usize = 512;
 
 /// Limits of the size of an attention task, and its cost model.
@@ -17,7 +17,7 @@ pub const MAX_TASK_ROWS: usize = 512;
 pub struct TaskShape {
     /// The largest number of rows of a task.
     max_rows: usize,
-    /// The number of rows below which tasks are not split further, even if workers stay idle.
+    /// The number of rows below which tasks are not split further, even with idle workers.
     min_rows: usize,
     /// The cost of reading one position, in units of the arithmetic of one row on that position.
     read_cost: usize,
@@ -39,7 +39,7 @@ impl TaskShape {
         }
     }
 
-    /// Chooses the number of rows per task such that every worker gets several tasks.
+    /// Chooses the number of rows per task so that every worker gets several tasks.
     fn rows(&self, spans: &[StepSpan], spec: &AttentionSpec, num_threads: usize) -> usize {
         const TASKS_PER_WORKER: usize = 4;
         let group = spec.num_heads / spec.num_kv_heads;
@@ -68,14 +68,14 @@ pub struct AttentionTask {
 }
 
 impl AttentionTask {
-    /// The end of the positions that any row of the task sees.
+    /// The end of the positions that the rows of the task see.
     pub fn end_seen(&self, span: &StepSpan, spec: &AttentionSpec) -> usize {
         let last = span.start + self.positions.end - 1;
         spec.end_seen(last, span.start + span.num_rows)
     }
 }
 
-/// All attention tasks of a step, and where each worker's share of them begins and ends.
+/// All attention tasks of a step, and the range of each worker's share.
 #[derive(Debug, Default)]
 pub struct AttentionPlan {
     tasks: Vec<AttentionTask>,

@@ -1,4 +1,4 @@
-//! The queries of a step, in the layout that attention reads.
+//! The queries of a step, in the layout of attention.
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub enum Queries {
 }
 
 impl Queries {
-    /// Allocates queries of up to so many elements in a row.
+    /// Allocates queries of up to `query_len` elements in a row.
     pub fn new(
         kernels: &Kernels,
         query_len: usize,
@@ -33,7 +33,7 @@ impl Queries {
     /// the layer share a KV head.
     ///
     /// # Safety
-    /// See [`NormRotate`]. Nobody else may use this head of the row during the call.
+    /// See [`NormRotate`]. During the call, no other thread may use this head of the row.
     pub unsafe fn store(
         &self,
         kernels: &Kernels,
@@ -41,7 +41,7 @@ impl Queries {
         row: usize,
         (head, heads_of_group): (usize, usize),
     ) {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller's contract.
         unsafe {
             match self {
                 Self::Rows(out) => {
@@ -79,7 +79,7 @@ impl TileQueries {
         })
     }
 
-    /// Points to the first element of a row's head, of a layer whose heads have so many elements.
+    /// Points to the first element of a row's head, in a layer with heads of `head_dim` elements.
     pub fn ptr(
         &self,
         row: usize,

@@ -1,9 +1,8 @@
 //! Attention computed in f32.
 //!
-//! Every row walks its sequence in blocks of 64 positions counted from position 0, with a running
-//! maximum and a running sum (online softmax). Rows of one task share the reads of K and V and
-//! nothing else, so prefill rows and decode rows go through the same arithmetic. Rows with a sliding
-//! window begin at the block of the first position that they see.
+//! Every row walks its sequence in blocks of 64 positions counted from position 0, with a running maximum and a running
+//! sum (online softmax). Rows of one task share only the reads of K and V, so prefill rows and decode rows have the
+//! same arithmetic. Rows with a sliding window begin at the block of the first position that they see.
 
 use std::ops::Range;
 
@@ -30,9 +29,9 @@ pub struct RowScratch {
     scale: [f32; MAX_TILE_ROWS],
     /// `[row][head_dim]`, with `head_dim` rounded up to whole vectors.
     out: Vec<f32>,
-    /// Where the keys of the current block lie.
+    /// The places of the current block's keys.
     groups: Vec<KeyGroup>,
-    /// Where the values of the current block lie.
+    /// The places of the current block's values.
     runs: Vec<ValueRun>,
     /// Scales of the current block's keys and values, used with int8 KV only.
     scales: [[f32; ATTENTION_BLOCK]; 2],
@@ -92,7 +91,7 @@ impl AttentionLayer<'_> {
         }
         let first_position = span.start + task.positions.start;
         let num_positions = span.start + span.num_rows;
-        // No row of the task sees what lies before or behind.
+        // No row of the task sees positions outside.
         let last_end = task.end_seen(span, self.spec);
         let first_seen = self.spec.first_seen(first_position);
         let first_block = first_seen / ATTENTION_BLOCK * ATTENTION_BLOCK;
@@ -101,8 +100,8 @@ impl AttentionLayer<'_> {
             let start = block.max(first_seen);
             let end = last_end.min(block + ATTENTION_BLOCK);
             self.list_block(task.kv_head, table, block, start..end, scratch);
-            // SAFETY: `q` holds `head_dim * num_rows` elements. The groups point into KV memory,
-            // which nobody writes during attention, and their offsets lie inside a block.
+            // SAFETY: `q` holds `head_dim * num_rows` elements. The groups point into KV memory, which is not written
+            // during attention, and their offsets lie inside a block.
             unsafe {
                 (self.kernels.scores.of(self.kv.format))(
                     scratch.q.as_ptr(),
@@ -143,8 +142,8 @@ impl AttentionLayer<'_> {
                         scratch.sums[row].as_mut_ptr(),
                     )
                 };
-                // The exponential function has a smallest result, about 1e-38, which is lost in the sum
-                // beside the largest weight, 1. But values that are not seen may be anything.
+                // The exponential function has a smallest result, about 1e-38, which is lost in the sum beside the
+                // largest weight, 1. But unseen values may be anything.
                 scores[unseen].fill(0.0);
                 if is_scaled {
                     let weights = scores[..limit].iter_mut();
@@ -181,7 +180,7 @@ impl AttentionLayer<'_> {
         let num_rows = task.positions.len() * task.heads.len();
         let scale = self.spec.scale;
         for (r, (row, head)) in self.rows(task, span).enumerate() {
-            // SAFETY: nobody writes queries during attention.
+            // SAFETY: queries are not written during attention.
             let q = unsafe { queries.row(row) };
             let column = scratch.q[r..].iter_mut().step_by(num_rows);
             for (out, value) in column.zip(&q[head * head_dim..][..head_dim]) {
@@ -214,7 +213,7 @@ impl AttentionLayer<'_> {
         unsafe { (self.out).write(self.kernels, &rows, row, head * values.len(), values) };
     }
 
-    /// Lists where the keys and values of some of a block's positions lie, page by page.
+    /// Lists the places of the keys and values of some of a block's positions, page by page.
     fn list_block(
         &self,
         head: usize,

@@ -12,7 +12,7 @@ pub struct StepSpan {
     pub num_rows: usize,
     /// The first row's position in its sequence.
     pub start: usize,
-    /// The number of its page table in the first KV group. Those in the others follow.
+    /// The number of its page table in the first KV group. The tables of the other groups follow.
     first_table: usize,
 }
 
@@ -40,8 +40,8 @@ impl Spans {
         self.num_rows = 0;
     }
 
-    /// Adds the step's next `num_rows` rows, of which the first is at position `start` of its
-    /// sequence. `tables` are the sequence's page tables of all KV groups.
+    /// Adds the step's next `num_rows` rows, the first at position `start` of its sequence.
+    /// `tables` are the sequence's page tables of all KV groups.
     pub fn add<'a>(
         &mut self,
         num_rows: usize,

@@ -1,14 +1,13 @@
 //! Attention by matrix-tile instructions, with keys, values and queries in bf16.
 //!
-//! A task's rows are cut into tiles of 32 rows. Every row walks its sequence in blocks of 256
-//! positions counted from position 0, and a softmax takes 64 of them at a time. With a sliding window
-//! it begins at the 64 positions in which the task's first one lies. The values of a
-//! block are copied once for all tiles, because a tile of values holds 32 positions and a page may
-//! hold only 16. Keys are read from their pages, unless they are integers. For tasks of a few rows
-//! some processors have kernels that read keys and values from the pages (`in_place_attention`).
+//! A task's rows are cut into tiles of 32 rows. Every row walks its sequence in blocks of 256 positions counted from
+//! position 0, and a softmax takes 64 of them at a time. With a sliding window it begins at the 64 positions that
+//! include the task's first one. The values of a block are copied once for all tiles, because a tile of values holds 32
+//! positions and a page may hold only 16. Keys are read from their pages, unless they are integers. For tasks of a few
+//! rows some processors have kernels that read keys and values from the pages (`in_place_attention`).
 //!
 //! The positions of a tile of keys lie in one page. Pages of other sizes get attention row by row
-//! (`Kernels::attends_through_tiles`), and so do models in which a layer has heads of another length.
+//! (`Kernels::attends_through_tiles`), and so do models with heads of another length in a layer.
 
 use std::ops::Range;
 
@@ -65,7 +64,7 @@ impl AttentionLayer<'_> {
             self.run_work(&work, &mut fetch, scratch);
         }
         scratch.configured = 0;
-        // SAFETY: the kernels exist only where the processor has tiles.
+        // SAFETY: the kernels exist only on processors with tiles.
         unsafe { (kernels.release)() };
     }
 
@@ -74,8 +73,8 @@ impl AttentionLayer<'_> {
         let num_rows = task.positions.len() * task.heads.len();
         assert!(num_rows <= MAX_TASK_ROWS);
         self.clear_rows(task, span, scratch);
-        // Tasks of a few rows are bound by memory, and smaller blocks let them start sooner. The
-        // sums of values are the same either way.
+        // Tasks of a few rows are bound by memory, and smaller blocks let them start sooner. The sums of values are the
+        // same.
         let block_len = match num_rows {
             ..=16 => TILE_SOFTMAX_BLOCK,
             _ => TILE_ATTENTION_BLOCK,
@@ -154,8 +153,8 @@ impl AttentionLayer<'_> {
         let sees_block = |tile: &RowTile, scratch: &TileScratch| {
             !tile.seen.is_empty() && scratch.row_starts[tile.rows.start] < block.end
         };
-        // The previous tile, if its values are not added yet. It has as many rows as the current
-        // one, so that the tile registers need no new configuration.
+        // The previous tile, if its values are not added yet. It has the same number of rows as the current one, so
+        // that the tile registers need no new configuration.
         let mut before: Option<RowTile> = None;
         let mut has_scores = false;
         for first in (0..num_rows).step_by(QUERY_TILE_ROWS) {
@@ -217,7 +216,7 @@ impl AttentionLayer<'_> {
         let mut scale = self.spec.scale;
         let mut ends = &scratch.row_ends[tile.rows.clone()];
         if self.spec.soft_cap.is_some() || scratch.row_starts[tile.rows.end - 1] > start {
-            // SAFETY: nobody else uses the tile's scores.
+            // SAFETY: no other thread uses the tile's scores.
             unsafe { self.shape_scores(tile, start, scores, scratch) };
             ends = &scratch.block_ends[..tile.rows.len()];
             keys = ONES.as_ptr();
@@ -247,11 +246,11 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Does to scores what the softmax does not do itself: caps them, and hides positions before the
-    /// window. Scores in integers get their keys' scales before that. Sets `block_ends`.
+    /// Applies the steps that the softmax leaves out: soft caps, and hiding positions before the window. Scores of
+    /// integer keys first get their keys' scales. Sets `block_ends`.
     ///
     /// # Safety
-    /// Nobody else uses the scores of the tile meanwhile.
+    /// No other thread uses the scores of the tile meanwhile.
     unsafe fn shape_scores(
         &self,
         tile: &RowTile,
@@ -274,7 +273,7 @@ impl AttentionLayer<'_> {
             }
             if let Some(cap) = self.spec.soft_cap {
                 let (x, n) = (scores.as_mut_ptr(), scores.len());
-                // SAFETY: the row has as many scores.
+                // SAFETY: the row has this many scores.
                 unsafe { (self.kernels.soft_cap)(x, n, self.spec.scale, cap) };
             }
             let end = scratch.row_ends[row];
@@ -292,7 +291,7 @@ impl AttentionLayer<'_> {
     fn configure(&self, tile: &RowTile, scratch: &mut TileScratch) {
         if scratch.configured != tile.rows.len() {
             scratch.configured = tile.rows.len();
-            // SAFETY: the kernels exist only where the processor has tiles.
+            // SAFETY: the kernels exist only on processors with tiles.
             unsafe { (self.tile_kernels().configure)(tile.rows.len()) };
         }
     }
@@ -327,8 +326,8 @@ impl AttentionLayer<'_> {
             head_dim,
         };
         let kernel = (work.in_place).map_or(self.tile_kernels().scores, |kernels| kernels.scores);
-        // SAFETY: the operands lie among the queries and in KV memory, which nobody writes during
-        // attention, or in the scratch, whose scores have room for `QUERY_TILE_ROWS` rows.
+        // SAFETY: the operands lie among the queries and in KV memory, which is not written during attention, or in the
+        // scratch, whose scores have room for `QUERY_TILE_ROWS` rows.
         unsafe {
             kernel(
                 work.queries.add(tile.rows.start * head_dim),
@@ -341,7 +340,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Lists what `score` computes as products, to be computed during a softmax.
+    /// Lists the products of `score`, to be computed during a softmax.
     fn add_scores(&self, work: &Work<'_>, tile: &RowTile, start: usize, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
         let stride = self.tile_key_stride(work);
@@ -366,8 +365,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Multiplies the block's values by the weights that the softmax has left, and adds them to a
-    /// tile's output.
+    /// Multiplies the block's values by the weights of the softmax, and adds them to a tile's output.
     fn weigh_values(
         &self,
         work: &Work<'_>,
@@ -383,8 +381,8 @@ impl AttentionLayer<'_> {
                 num_positions: tile.seen.len(),
                 head_dim,
             };
-            // SAFETY: values lie in KV memory, which nobody writes during attention, and the rest
-            // in the scratch. The task has only this tile.
+            // SAFETY: values lie in KV memory, which is not written during attention, and the rest in the scratch. The
+            // task has only this tile.
             unsafe {
                 let weights = scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN);
                 let lines = fetch.lines(work.index, tile.seen.start);
@@ -399,7 +397,7 @@ impl AttentionLayer<'_> {
             head_dim,
         };
         for dims in [0..half, half..head_dim] {
-            // SAFETY: everything lies in the scratch, which has room for `QUERY_TILE_ROWS` rows.
+            // SAFETY: all operands lie in the scratch, which has room for `QUERY_TILE_ROWS` rows.
             unsafe {
                 (self.tile_kernels().values)(
                     scratch.weights_of(tile).add(first_tile * ROW_TILE_LEN),
@@ -413,8 +411,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Lists one of `num_parts` equal parts of what `weigh_values` computes as products, to be
-    /// computed during a softmax.
+    /// Lists one of `num_parts` equal parts of the products of `weigh_values`, to be computed during a softmax.
     fn add_values(
         &self,
         tile: &RowTile,

@@ -1,5 +1,4 @@
-//! The keys and values of a block of positions, as attention by matrix tiles takes them: listed in
-//! their pages, or copied.
+//! The keys and values of a block of positions for attention by matrix tiles: listed in their pages, or copied.
 
 use std::ops::Range;
 
@@ -14,7 +13,7 @@ use super::plan::AttentionTask;
 use super::span::StepSpan;
 use super::tile_scratch::TileScratch;
 
-/// An attention task and what it reads of the step.
+/// An attention task and its inputs from the step.
 pub struct Work<'a> {
     /// The index of the task in the worker's list.
     pub index: usize,
@@ -23,7 +22,7 @@ pub struct Work<'a> {
     pub table: PageTable<'a>,
     /// The query of the task's first row.
     pub queries: *const u16,
-    /// The first position that any row of the task sees.
+    /// The first position that the rows of the task see.
     pub first: usize,
     /// The position behind the last one that the task reads.
     pub end: usize,
@@ -46,8 +45,7 @@ impl AttentionLayer<'_> {
         }
     }
 
-    /// Lists the current block's tiles of keys, an even number, and those tiles of values that are
-    /// read from their pages.
+    /// Lists the current block's tiles of keys, an even number, and the tiles of values that are read from their pages.
     pub(super) fn list_tiles(
         &self,
         work: &Work<'_>,

@@ -37,9 +37,9 @@ pub struct TileScratch {
     pub row_starts: Vec<usize>,
     /// The number of positions up to the last one that each row attends to.
     pub row_ends: Vec<usize>,
-    /// The `row_ends` of one tile and softmax block: 0 for rows that see nothing of the block.
+    /// The `row_ends` of one tile and softmax block: 0 for rows that see no position of the block.
     pub block_ends: [usize; QUERY_TILE_ROWS],
-    /// A tile of values that nobody sees.
+    /// A tile of unseen values.
     pub zeros: *const u8,
     /// Scales of the current block's keys and values, used with int8 KV only.
     pub scales: [[f32; TILE_ATTENTION_BLOCK]; 2],

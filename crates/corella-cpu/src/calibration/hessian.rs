@@ -1,4 +1,4 @@
-//! What calibration says of a matrix's inputs.
+//! The calibration data of a matrix's inputs.
 
 /// Sums of products of a matrix's inputs with each other, over rows of calibration text: up to a
 /// factor, the second derivatives of the squared error of its outputs.
@@ -18,7 +18,7 @@ impl Hessian {
         self.num_columns
     }
 
-    /// `[in, in]`, row-major. Elements left of the diagonal mean nothing.
+    /// `[in, in]`, row-major. Elements left of the diagonal are void.
     pub fn sums(&self) -> &[f32] {
         &self.sums
     }

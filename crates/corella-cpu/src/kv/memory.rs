@@ -1,11 +1,10 @@
-//! The pages that hold keys and values.
+//! The pages of keys and values.
 //!
-//! One region: layer by layer, page by page, KV head by KV head, so that a sequence begins to use
-//! as little memory as it needs. With several KV groups, a page holds the layers of the group that it
-//! belongs to, and a layer here is one of those. Where heads differ between layers, a page has places for layers of
-//! the widest rows, and several layers of narrower ones share a place. A head's part of a page is its keys, and then its
-//! values; it moves on by one place from page to page, because parts that are a power of two apart
-//! would meet in a few sets of the caches.
+//! One region: layer by layer, page by page, KV head by KV head, so that a sequence uses little memory at first. With
+//! several KV groups, a page holds the layers of its group, and a layer here is one of those. If heads differ between
+//! layers, a page has places for layers of the widest rows, and several layers of narrower ones share a place. A head's
+//! part of a page is its keys, and then its values; it moves by one place from page to page, because parts that are a
+//! power of two apart would share a few sets of the caches.
 
 use std::io;
 use std::ops::Range;
@@ -33,16 +32,15 @@ pub struct KvMemory {
     page_size: usize,
     /// The rows of each shape that layers have.
     rows: Vec<KvRows>,
-    /// Pages up to the highest that was used.
+    /// Pages up to the highest used one.
     num_used: AtomicUsize,
-    /// Layers of a step's pages that every worker has written its keys and values of, in all KV
-    /// groups.
+    /// Layers of a step's pages with the keys and values of every worker, in all KV groups.
     pub counter: LayerCounter,
 }
 
 impl KvMemory {
-    /// Memory in the order that attention by these kernels reads. The order decides how attention is
-    /// computed: see `tile_attention`.
+    /// Memory in the order of these kernels' attention. The order decides how attention is computed: see
+    /// `tile_attention`.
     pub fn for_kernels(
         kernels: &Kernels,
         num_places: usize,
@@ -54,7 +52,7 @@ impl KvMemory {
         let through_tiles = |shape: &RowShape| {
             kernels.attends_through_tiles(shape.head_dim, format, page_size as usize)
         };
-        // Pages have one order, whichever layers they belong to.
+        // Pages have one order for all layers.
         let order = match !shapes.is_empty() && shapes.iter().all(through_tiles) {
             true => ElementOrder::Tiles,
             false => ElementOrder::Plain,
@@ -101,13 +99,13 @@ impl KvMemory {
         })
     }
 
-    /// The pages as a layer with such heads sees them.
+    /// The pages in the view of a layer with such heads.
     pub fn rows_of(&self, attention: &AttentionSpec) -> &KvRows {
         let rows = self.rows.iter().find(|rows| rows.are_of(attention));
         rows.expect("the memory was made for the heads of all layers")
     }
 
-    /// The pages as all layers see them, if their heads have one shape.
+    /// The pages in the view of all layers, if their heads have one shape.
     #[cfg(test)]
     pub fn only_rows(&self) -> &KvRows {
         &self.rows[0]
@@ -118,7 +116,7 @@ impl KvMemory {
         self.rows.iter().map(KvRows::head_dim).max().unwrap_or(0)
     }
 
-    /// Whether attention goes through matrix tiles, and by which kernels. Otherwise it goes row by row.
+    /// The kernels of attention through matrix tiles. `None` means row by row.
     pub fn tile_attention<'a>(&self, kernels: &'a Kernels) -> Option<&'a TileAttention> {
         let tiles = kernels.tile_attention.as_ref();
         tiles.filter(|_| self.order == ElementOrder::Tiles)
@@ -134,14 +132,14 @@ impl KvMemory {
         self.num_used.load(Ordering::Relaxed)
     }
 
-    /// `None` where memory should be near to the worker that writes it first.
+    /// `None` if memory should be near the worker that writes it first.
     pub fn page_commit(&self) -> Option<PageCommit> {
         let has_pages = self.place_bytes > 0 && self.num_places > 0;
         (has_pages && !has_near_memory())
             .then(|| PageCommit::new(self.num_places, self.num_pages, self.place_bytes))
     }
 
-    /// Has the system give memory for some pages. What others write there meanwhile stays.
+    /// Makes the system provide memory for some pages. Concurrent writes there are kept.
     pub fn commit(&self, bytes: Range<usize>) -> bool {
         self.region.commit(bytes)
     }
@@ -162,14 +160,14 @@ impl KvMemory {
     /// Copies the first `num_rows` positions of a page, all layers.
     ///
     /// # Safety
-    /// Nobody writes the one page meanwhile, and nobody uses the other.
+    /// Meanwhile, the source page is not written, and the target page is not used.
     pub unsafe fn copy_rows(&self, from: usize, to: usize, num_rows: usize) {
         assert!(num_rows <= self.page_size);
         if let [rows] = &self.rows[..] {
             // SAFETY: the caller's promise.
             return unsafe { rows.copy_rows(from, to, num_rows) };
         }
-        // Nothing here says which layers the page has. Positions behind the rows may have anything.
+        // The page's layers are unknown here. Positions behind the rows may have any content.
         for place in 0..self.num_places {
             let [from, to] = [from, to].map(|page| self.place(place, page).as_ptr());
             // SAFETY: whole places of two pages, by the caller's promise; perhaps the same page.
@@ -183,8 +181,8 @@ impl KvMemory {
         NonNull::slice_from_raw_parts(self.region.start(), num_bytes)
     }
 
-    /// Where a page within a place lies: heads in their order, which begin somewhere in the middle.
-    /// Where layers have heads of different shapes, it is the place as it is.
+    /// The place of a page within a place of layers: heads in their order, beginning in the middle. If layers have
+    /// heads of different shapes, it is the unchanged place.
     pub fn native_parts(&self, place: usize, page: usize) -> [NonNull<[u8]>; 2] {
         match &self.rows[..] {
             [rows] => rows.native_parts(place, page),
@@ -193,8 +191,8 @@ impl KvMemory {
         }
     }
 
-    /// The heads that a place has, as others see it. Layers of different shapes are one head together,
-    /// whose bytes mean nothing to other executors.
+    /// The heads of a place as visible outside. Layers of different shapes count as one head, whose bytes have no
+    /// meaning to other executors.
     pub fn visible_heads(&self) -> (usize, usize) {
         match &self.rows[..] {
             [rows] => rows.heads(),

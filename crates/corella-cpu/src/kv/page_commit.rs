@@ -1,18 +1,16 @@
 //! Commits the memory of KV pages ahead of use.
 //!
-//! The operating system clears memory when it is first written, which takes milliseconds for a huge
-//! page, and a step may touch a new one in every layer. An idle executor has memory cleared in
-//! advance.
+//! The operating system clears memory at its first write, which takes milliseconds for a huge page, and a step may
+//! touch a new one in every layer. An idle executor has memory cleared in advance.
 //!
-//! A stage that has received nothing for 20 ms commits 2 MiB at a time and looks for commands after
-//! each. It commits nothing on machines with several NUMA nodes, where memory should be near the worker
-//! that writes it first.
+//! A stage without commands for 20 ms commits 2 MiB at a time and looks for commands after each. It commits nothing on
+//! machines with several NUMA nodes, where memory should be near the worker that writes it first.
 
 use std::ops::Range;
 
-/// How much memory beyond the pages in use is committed, in bytes.
+/// The committed memory beyond the pages in use, in bytes.
 const AHEAD_BYTES: usize = 512 << 20;
-/// How much memory is committed per call, in bytes.
+/// The memory committed per call, in bytes.
 const CHUNK_BYTES: usize = 2 << 20;
 
 /// Decides which bytes of KV memory to commit next. Pages are used in ascending order, and each has
@@ -22,11 +20,11 @@ pub struct PageCommit {
     num_pages: usize,
     /// Bytes of a page in one layer.
     part_bytes: usize,
-    /// One more than the highest page that was used.
+    /// One more than the highest used page.
     num_used: usize,
-    /// The number of pages that are committed in all layers.
+    /// The number of pages committed in all layers.
     num_ready: usize,
-    /// The number of layers in which the next chunk of pages is committed too.
+    /// The number of layers in which the next chunk of pages is committed, too.
     num_ready_layers: usize,
 }
 
@@ -42,8 +40,8 @@ impl PageCommit {
         }
     }
 
-    /// Notes that sequences use the first `num_pages` pages. The memory of those is no longer asked
-    /// for; pages that others fill may lie beyond, and keep what they hold.
+    /// Records that sequences use the first `num_pages` pages. Their memory is no longer committed; pages that others
+    /// fill may lie beyond, and keep their content.
     pub fn note_used(&mut self, num_pages: usize) {
         self.num_used = num_pages;
         if self.num_ready < self.num_used {
@@ -64,7 +62,7 @@ impl PageCommit {
         Some((first + self.num_ready) * self.part_bytes..(first + end) * self.part_bytes)
     }
 
-    /// Notes that the bytes which `next` returned were committed, or that the system refused.
+    /// Records that the bytes from `next` were committed, or that the system refused.
     pub fn finish_next(&mut self, is_ready: bool) {
         if !is_ready {
             self.num_ready = self.num_pages;
@@ -89,7 +87,7 @@ mod tests {
 
     #[test]
     fn pages_are_readied_in_the_order_in_which_they_will_be_used() {
-        // There are 3 layers of 5 pages, and a chunk has 2 pages.
+        // 3 layers of 5 pages, and chunks of 2 pages.
         let mut commit = PageCommit::new(3, 5, MIB);
         let mut asked = Vec::new();
         while let Some(bytes) = commit.next() {
@@ -115,7 +113,7 @@ mod tests {
         assert_eq!(finish(&mut commit), AHEAD_BYTES);
         commit.note_used(10);
         assert_eq!(finish(&mut commit), AHEAD_BYTES + 10 * 2 * part_bytes);
-        // Sequences have used more than was committed; that needs no commit any more.
+        // Sequences have used more than was committed, so it needs no commit.
         commit.note_used(500);
         assert_eq!(commit.next(), Some(500 * part_bytes..501 * part_bytes));
     }

@@ -17,7 +17,7 @@ pub struct PipelinePages {
 }
 
 impl PipelinePages {
-    /// Stages have more pages than others may see.
+    /// Stages have more pages than are visible outside.
     pub fn new(layers: KvLayers, num_pages: u32, stages: Vec<Arc<KvMemory>>) -> Self {
         let has_places = |kv: &&Arc<KvMemory>| kv.num_places() > 0;
         let kv = stages.iter().find(has_places).unwrap_or(&stages[0]);
@@ -142,7 +142,7 @@ mod tests {
         ((number * HEAD_DIM + i) as f32 * 0.37).sin() * 8.0
     }
 
-    /// As workers store it.
+    /// Fills pages as workers do.
     fn fill(pages: &PipelinePages, kernels: &Kernels) {
         let layers = pages
             .stages
@@ -162,7 +162,7 @@ mod tests {
                                 stride: HEAD_DIM,
                                 len: 1,
                             };
-                            // SAFETY: nobody else is here.
+                            // SAFETY: no other thread uses the memory.
                             unsafe { kv.only_rows().write(kernels, side, at, position, rows) };
                         }
                     }
@@ -175,7 +175,7 @@ mod tests {
     fn read(pages: &PipelinePages, layer: u32, form: PageForm) -> Vec<u8> {
         let ids: Vec<PageId> = (0..NUM_PAGES).map(PageId).collect();
         let mut bytes = vec![0; ids.len() * pages.geometry.layer_bytes()];
-        // SAFETY: nobody else is here.
+        // SAFETY: no other thread uses the memory.
         unsafe { pages.read(layer, &ids, form, &mut bytes) };
         bytes
     }
@@ -196,7 +196,7 @@ mod tests {
                 // Written by the canonical form, and by the native one where page 0 was page 3.
                 for (fresh, native) in fresh.iter().zip(&natives) {
                     let ids: Vec<PageId> = (0..NUM_PAGES).map(PageId).collect();
-                    // SAFETY: nobody else is here.
+                    // SAFETY: no other thread uses the memory.
                     unsafe { fresh.write(layer, &ids, PageForm::Canonical, &plain) };
                     assert!(
                         read(fresh, layer, PageForm::Native) == *native,
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// What converts pages for this executor rounds as it does itself, whatever the numbers.
+    /// Conversions of pages for this executor round like the executor itself, for all numbers.
     #[test]
     fn integers_are_rounded_here_as_everywhere() {
         let rows = [
@@ -276,7 +276,7 @@ mod tests {
                     stride: HEAD_DIM,
                     len: 1,
                 };
-                // SAFETY: nobody else is here.
+                // SAFETY: no other thread uses the memory.
                 unsafe {
                     pages.stages[0]
                         .only_rows()

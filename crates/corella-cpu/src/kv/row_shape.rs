@@ -1,8 +1,8 @@
-//! The shapes that rows of keys and values have in a model's layers.
+//! The shapes of rows of keys and values in a model's layers.
 
 use corella_model::{AttentionSpec, KvFormat, KvLayer, LayerSpec};
 
-/// The heads of layers whose rows are alike, and how many such layers share a place.
+/// The heads of layers with equal rows, and the number of such layers in a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowShape {
     pub num_kv_heads: usize,
@@ -19,7 +19,7 @@ impl RowShape {
         }
     }
 
-    /// The different shapes of the layers that have keys and values.
+    /// The distinct shapes of the layers with keys and values.
     pub fn of_layers(layers: &[LayerSpec], places: &[Option<KvLayer>]) -> Vec<Self> {
         let mut shapes = Vec::new();
         for (layer, place) in layers.iter().zip(places) {

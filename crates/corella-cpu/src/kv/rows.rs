@@ -1,4 +1,4 @@
-//! The rows of keys and values in pages, as layers with heads of one shape see them.
+//! The rows of keys and values in pages, in the view of layers with heads of one shape.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ use crate::system::Region;
 
 use super::row_shape::RowShape;
 
-/// What a page holds of each position.
+/// The two parts of each position in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Keys,
@@ -23,14 +23,14 @@ impl Side {
     pub const BOTH: [Self; 2] = [Self::Keys, Self::Values];
 }
 
-/// The pages as layers with heads of one shape see them.
+/// The pages in the view of layers with heads of one shape.
 pub struct KvRows {
     region: Arc<Region>,
     pub order: ElementOrder,
     pub format: KvFormat,
     shape: RowShape,
-    /// Whether a head's part moves on from page to page. Where shapes differ, pages are copied without
-    /// knowing their layers, and all have the same order.
+    /// Whether a head's part moves from page to page. With different shapes, pages are copied without knowledge of
+    /// their layers, and all have the same order.
     moves_on: bool,
     num_layers: usize,
     place_bytes: usize,
@@ -40,7 +40,7 @@ pub struct KvRows {
     head_dim: usize,
 }
 
-/// The memory that a place of a page takes, and how many there are.
+/// The memory of a place of a page, and the number of places.
 #[derive(Clone, Copy)]
 pub struct PlaceSize {
     pub num_bytes: usize,
@@ -50,7 +50,7 @@ pub struct PlaceSize {
 }
 
 impl KvRows {
-    /// `moves_on` says whether a head's part has another place from page to page.
+    /// `moves_on`: whether a head's part has another place from page to page.
     pub fn new(
         region: &Arc<Region>,
         shape: RowShape,
@@ -73,7 +73,7 @@ impl KvRows {
         }
     }
 
-    /// Whether a layer with such attention has these rows.
+    /// Whether a layer with this attention has these rows.
     pub fn are_of(&self, attention: &AttentionSpec) -> bool {
         self.heads() == (attention.num_kv_heads, attention.head_dim)
     }
@@ -91,7 +91,7 @@ impl KvRows {
         self.page_size
     }
 
-    /// The number by which a layer is named here.
+    /// The number of a layer in this view.
     pub fn layer(&self, layer: KvLayer) -> usize {
         layer.in_page * self.shape.num_in_place + layer.in_place
     }
@@ -136,7 +136,7 @@ impl KvRows {
         )
     }
 
-    /// Multiplies positions of a page, as far as their elements are integers.
+    /// The scales of positions of a page, if their elements are integers.
     fn scales(&self, at: HeadPage, side: Side, offset: usize) -> *mut f32 {
         assert!(self.format == KvFormat::Int8 && offset < self.page_size);
         let index = side as usize * self.page_size + offset;
@@ -145,7 +145,7 @@ impl KvRows {
         unsafe { part.add(2 * self.half_len()).cast::<f32>().add(index) }
     }
 
-    /// Asks memory for those of a tile.
+    /// Prefetches the scales of a tile.
     pub fn fetch_scales(&self, at: HeadPage, offset: usize) {
         for side in Side::BOTH {
             fetch_line(self.scales(at, side, offset).cast());
@@ -156,7 +156,7 @@ impl KvRows {
         assert!(offset + out.len() <= self.page_size);
         let from = self.scales(at, side, offset).cast::<u8>();
         let bytes = size_of_val(out);
-        // SAFETY: inside the page, which no one writes during attention; perhaps not aligned.
+        // SAFETY: inside the page, which is not written during attention; perhaps not aligned.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().cast(), bytes) };
     }
 
@@ -164,8 +164,8 @@ impl KvRows {
     /// apart.
     ///
     /// # Safety
-    /// `rows` has `rows.len` rows of `head_dim` elements, and nothing else uses these positions of the
-    /// head meanwhile.
+    /// `rows` has `rows.len` rows of `head_dim` elements, and no other thread uses these positions of the head
+    /// meanwhile.
     pub unsafe fn write(
         &self,
         kernels: &Kernels,
@@ -208,8 +208,7 @@ impl KvRows {
         }
     }
 
-    /// The kernels of attention through tiles, if these pages hold tiles. Otherwise attention goes
-    /// row by row.
+    /// The kernels of attention through tiles, if these pages hold tiles. `None` means row by row.
     pub fn tile_attention<'a>(&self, kernels: &'a Kernels) -> Option<&'a TileAttention> {
         let tiles = kernels.tile_attention.as_ref();
         tiles.filter(|_| self.order == ElementOrder::Tiles)
@@ -218,7 +217,7 @@ impl KvRows {
     /// Element by element.
     ///
     /// # Safety
-    /// Nobody else uses the elements meanwhile.
+    /// No other thread uses the elements meanwhile.
     unsafe fn write_position(
         &self,
         kernels: &Kernels,
@@ -270,7 +269,7 @@ impl KvRows {
     /// Copies the first `num_rows` positions of a page, all layers.
     ///
     /// # Safety
-    /// Nobody writes the one page meanwhile, and nobody uses the other.
+    /// Meanwhile, the source page is not written, and the target page is not used.
     pub unsafe fn copy_rows(&self, from: usize, to: usize, num_rows: usize) {
         assert!(num_rows <= self.page_size);
         let size = self.format.size();
@@ -280,7 +279,7 @@ impl KvRows {
         };
         for (layer, head) in self.layers_and_heads() {
             let [from, to] = [from, to].map(|page| HeadPage { layer, page, head });
-            // SAFETY: the first positions of this head; nobody else's by the caller's promise.
+            // SAFETY: the first positions of this head, which by the caller's promise no other thread uses.
             let copy = |at: usize, len: usize| unsafe {
                 std::ptr::copy(self.element(from, at), self.element(to, at), len * size);
             };
@@ -304,7 +303,7 @@ impl KvRows {
         }
     }
 
-    /// Where a page within a layer lies: heads in their order, which begin somewhere in the middle.
+    /// The place of a page within a layer: heads in their order, beginning in the middle.
     pub fn native_parts(&self, layer: usize, page: usize) -> [NonNull<[u8]>; 2] {
         let first = self.place(HeadPage {
             layer,
@@ -316,7 +315,7 @@ impl KvRows {
             (self.num_kv_heads - first, first),
         ];
         parts.map(|(head, num_heads)| {
-            // An empty part is nowhere in particular.
+            // The address of an empty part is arbitrary.
             let head = head % self.num_kv_heads;
             let part = self.part(HeadPage { layer, page, head });
             let len = num_heads * self.part_bytes();
@@ -334,7 +333,7 @@ impl KvRows {
         self.page_size * self.head_dim
     }
 
-    /// Where dimension i of a position's key stands in a head's part of a page.
+    /// The index of dimension `i` of a position's key in a head's part of a page.
     fn key_index(&self, i: usize, position: usize) -> usize {
         self.order
             .key_index(self.page_size, self.head_dim, i, position)
@@ -344,7 +343,7 @@ impl KvRows {
         self.half_len() + self.order.value_index(self.head_dim, i, position)
     }
 
-    /// The distance between the elements of a position, if it is always the same.
+    /// The distance between the elements of a position, if constant.
     fn element_step(&self, side: Side) -> Option<usize> {
         match (self.order, side) {
             (ElementOrder::Tiles, _) => None,
@@ -369,7 +368,7 @@ impl KvRows {
         unsafe { self.region.start().add(start) }
     }
 
-    /// Which of a page's parts is the head's.
+    /// The index of the head's part among a page's parts.
     fn place(&self, at: HeadPage) -> usize {
         assert!(at.layer < self.num_layers && at.page < self.num_pages);
         assert!(at.head < self.num_kv_heads);
@@ -395,13 +394,13 @@ pub struct Rows {
 
 impl Rows {
     /// # Safety
-    /// The row has `head_dim` elements, which nobody writes meanwhile.
+    /// The row has `head_dim` elements, which are not written meanwhile.
     unsafe fn row<'a>(&self, row: usize, head_dim: usize) -> &'a [f32] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts(self.first.add(row * self.stride), head_dim) }
     }
 
-    /// Those of each tile of positions, and where they are in the page.
+    /// The rows of each tile of positions, and their place in the page.
     fn by_tile(self, offset: usize) -> impl Iterator<Item = (Self, Range<usize>)> {
         let end = offset + self.len;
         let mut next = offset;
@@ -429,8 +428,8 @@ pub struct HeadPage {
     pub head: usize,
 }
 
-/// Calls `visit` with each index and value, quantised to ±127 times the largest magnitude; returns
-/// what they are to be multiplied by.
+/// Calls `visit` with each index and value, quantised to ±127 times the largest magnitude; returns the factor for
+/// decoding.
 fn for_each_quantised(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(usize, i8)) -> f32 {
     const AT_ONCE: usize = 128;
     // SAFETY: exactly the values.
@@ -438,7 +437,7 @@ fn for_each_quantised(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(u
     let (scale, inverse) = int8_scale(most);
     let mut quantised = [0; AT_ONCE];
     for (part, values) in values.chunks(AT_ONCE).enumerate() {
-        // SAFETY: as many elements as there is room for.
+        // SAFETY: exactly as many elements as fit.
         unsafe {
             (kernels.quantise)(
                 values.as_ptr(),

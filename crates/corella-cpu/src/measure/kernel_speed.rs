@@ -26,7 +26,7 @@ pub struct KernelSpeed {
     pub flops_per_s: f64,
     /// The bytes of weights, or of keys and values, that are read per second.
     pub bytes_per_s: f64,
-    /// The format whose peak `flops_per_s` is to be compared with.
+    /// The format whose peak compares with `flops_per_s`.
     pub format: WeightFormat,
 }
 
@@ -34,7 +34,7 @@ pub struct KernelSpeed {
 const K: usize = 1024;
 /// The number of output channels of the dense layers.
 const NUM_LANES: usize = 4096;
-/// The size of all weights together, more than any cache holds.
+/// The size of all weights together, larger than any cache.
 const WEIGHT_BYTES: usize = 256 << 20;
 const NUM_RUNS: usize = 7;
 
@@ -224,7 +224,7 @@ impl Bench {
         let kv = KvMemory::for_kernels(kernels, NUM_LAYERS, &shapes, num_pages, PAGE_SIZE, format)
             .map_err(out_of_memory)?;
         let rows = kv.rows_of(attention);
-        // Pages that were never written would all be the same zero page.
+        // Unwritten pages would all be the same zero page.
         for page in 0..num_pages {
             for layer in 0..NUM_LAYERS {
                 for head in 0..attention.num_kv_heads {
@@ -317,9 +317,9 @@ impl Bench {
             DELTA_CHUNK / 2
         };
         let states = Buffer::new(NUM_STATES, STATE_LEN).map_err(out_of_memory)?;
-        // Pages that were never written would all be the same zero page.
+        // Unwritten pages would all be the same zero page.
         for index in 0..NUM_STATES {
-            // SAFETY: no other thread uses this memory, and the row has as many elements.
+            // SAFETY: no other thread uses this memory, and the row has this many elements.
             unsafe { std::slice::from_raw_parts_mut(states.row_ptr(index), STATE_LEN).fill(0.01) };
         }
         // Queries and keys have length 1.
@@ -337,7 +337,7 @@ impl Bench {
             let mut out = [0.0; DELTA_CHUNK * DIM];
             for index in worker.share(NUM_STATES) {
                 let state = states.row_ptr(index);
-                // SAFETY: the state belongs to this worker, and all rows have as many elements as is said.
+                // SAFETY: the state belongs to this worker, and all rows have the given number of elements.
                 unsafe {
                     (kernels.delta_rows)(DeltaRows {
                         state,

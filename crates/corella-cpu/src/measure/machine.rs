@@ -1,4 +1,4 @@
-//! Measurements of the machine's peak throughput, as limits to judge other measurements by.
+//! Measurements of the machine's peak throughput, as limits for other measurements.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub fn measure_limits(num_threads: usize, isa: Isa) -> io::Result<MachineLimits>
     let mut pool = ThreadPool::new(num_threads)?;
     let (_, kernels) = choose_kernels(Some(isa)).map_err(io::Error::other)?;
     let peak_s = best_of(&mut pool, |_| {
-        // SAFETY: the machine supports this instruction set, or `choose_kernels` had failed.
+        // SAFETY: the machine supports this instruction set, because `choose_kernels` succeeded.
         let sum = unsafe { (kernels.peak)(ITERATIONS) };
         std::hint::black_box(sum);
     })?;
@@ -61,15 +61,14 @@ pub fn measure_limits(num_threads: usize, isa: Isa) -> io::Result<MachineLimits>
         unsafe { region.as_ptr().add(worker.index() * READ_BYTES) }
     };
     pool.run(&|worker| {
-        // SAFETY: this part belongs to the worker. Pages that were never written would all be the
-        // same zero page.
+        // SAFETY: this part belongs to the worker. Unwritten pages would all be the same zero page.
         unsafe { part(worker).write_bytes(1, READ_BYTES) };
     })
     .map_err(io::Error::other)?;
     let mut read_s = f64::INFINITY;
     for fetch_ahead in [false, true] {
         let seconds = best_of(&mut pool, |worker| {
-            // SAFETY: this part belongs to the worker, and nobody writes it any more.
+            // SAFETY: this part belongs to the worker, and is no longer written.
             let mixed = unsafe { (kernels.read)(part(worker), READ_BYTES, fetch_ahead) };
             std::hint::black_box(mixed);
         })?;
@@ -88,8 +87,8 @@ fn operations(kernels: &Kernels, iterations: usize) -> f64 {
     kernels.peak_flops as f64 * iterations as f64
 }
 
-/// Seconds of the fastest run, because other processes only ever slow a run down. Runs go on for
-/// much longer than a core takes to raise its clock rate, which is some milliseconds.
+/// Seconds of the fastest run, because other processes only ever slow a run down. Runs last much
+/// longer than a core takes to raise its clock rate, which is some milliseconds.
 fn best_of(pool: &mut ThreadPool, job: impl Fn(&Worker<'_>) + Sync) -> io::Result<f64> {
     const MIN_RUNS: usize = 5;
     const MIN_DURATION: Duration = Duration::from_millis(100);

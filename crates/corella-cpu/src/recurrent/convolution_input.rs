@@ -1,4 +1,4 @@
-//! The inputs of a convolution over a span: rows of the step, and in front of them those that the sequence's record keeps.
+//! The inputs of a convolution over a span: rows of the step, and before them the rows in the sequence's record.
 
 use std::ops::Range;
 
@@ -33,17 +33,17 @@ impl<'a> ConvolutionInput<'a> {
         }
     }
 
-    /// Lists the inputs of a token of the span and of those before it, from one channel on. There are none before the
-    /// sequence's first token, and those entries stay as they are.
+    /// Lists the inputs of a token of the span and of earlier ones, from one channel on. Before the sequence's first
+    /// token, entries stay unchanged.
     pub fn list(&self, position: usize, channel: usize, inputs: &mut [*const f32]) {
         for (behind, input) in inputs.iter_mut().rev().enumerate() {
             let Some(at) = position.checked_sub(behind) else {
                 break;
             };
             *input = match at >= self.span.start {
-                // SAFETY: the row is one of the span's, and has all channels.
+                // SAFETY: the row belongs to the span, and has all channels.
                 true => unsafe { self.row(at).add(channel) },
-                // SAFETY: the record has the inputs in front of the span.
+                // SAFETY: the record has the inputs before the span.
                 false => unsafe { self.record.add(self.kept.at(at) + channel) },
             };
         }
@@ -52,7 +52,7 @@ impl<'a> ConvolutionInput<'a> {
     /// Keeps the inputs that a later span reads.
     ///
     /// # Safety
-    /// Nobody else uses these channels of the record, or writes those of the span's rows.
+    /// No other thread uses these channels of the record, or writes those of the span's rows.
     pub unsafe fn keep(&self, channels: &Range<usize>) {
         let end = self.span.start + self.span.num_rows;
         let first = end.saturating_sub(self.kept.num_tokens());

@@ -1,7 +1,7 @@
 //! A gated short convolution over the spans of a step.
 //!
-//! Channels do not depend on each other. A task has some channels of a span and needs no barrier inside: it
-//! gates the inputs of all rows, convolves them, and keeps those that a later step reads.
+//! Channels do not depend on each other. A task has some channels of a span and needs no barrier inside: it gates the
+//! inputs of all rows, convolves them, and keeps the ones that a later step reads.
 
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ pub struct ConvolutionLayer<'a> {
     pub layer: usize,
     pub spans: &'a Spans,
     pub span_states: &'a [SpanState],
-    /// `[rows][gates of inputs, gates of outputs, inputs]`. Gated inputs take the place of their gates.
+    /// `[rows][gates of inputs, gates of outputs, inputs]`. Gated inputs replace their gates.
     pub projected: &'a Buffer,
     pub out: &'a PackedRows,
     pub tiles: Tiles,
@@ -53,7 +53,7 @@ impl ConvolutionLayer<'_> {
     }
 
     /// # Safety
-    /// Nobody else uses these channels of the span's rows.
+    /// No other thread uses these channels of the span's rows.
     unsafe fn gate(&self, span: usize, channels: &Range<usize>) {
         let span = &self.spans[span];
         for row in span.first_row..span.first_row + span.num_rows {
@@ -77,7 +77,7 @@ impl ConvolutionLayer<'_> {
     }
 
     /// # Safety
-    /// Nobody else uses these channels of the span's rows, or writes those of its record.
+    /// No other thread uses these channels of the span's rows, or writes those of its record.
     unsafe fn convolve(&self, index: usize, channels: &Range<usize>) {
         let span = &self.spans[index];
         let inputs_of_span = self.inputs(index);
@@ -101,7 +101,7 @@ impl ConvolutionLayer<'_> {
             if let Some(bias) = self.weights.bias.get(channels.clone()) {
                 out.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias);
             }
-            // SAFETY: nobody writes the gates of outputs before the next barrier.
+            // SAFETY: the gates of outputs are not written before the next barrier.
             let gates = unsafe { self.projected.row(row) };
             let gates = &gates[self.spec.num_channels + channels.start..];
             out.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);

@@ -17,7 +17,7 @@ use super::convolution_input::ConvolutionInput;
 use super::record::DeltaPlaces;
 use super::state_memory::{SpanState, StateMemory};
 
-/// Added to the squared length by whose root queries and keys are divided.
+/// The addition to the squared length, whose root divides queries and keys.
 const LENGTH_EPS: f32 = 1e-6;
 
 /// Shared by the tasks of one layer.
@@ -45,7 +45,7 @@ pub struct DeltaScratch {
     /// The outputs of a chunk's rows.
     out: Vec<f32>,
     gates: Vec<f32>,
-    /// A state that has taken up drafts.
+    /// A state that includes drafts.
     drafted: Vec<f32>,
 }
 
@@ -96,7 +96,7 @@ impl DeltaLayer<'_> {
     }
 
     /// # Safety
-    /// Nobody else uses these channels of the row behind the convolution.
+    /// No other thread uses these channels of the row behind the convolution.
     unsafe fn convolve_head(&self, row: usize, channels: Range<usize>) {
         let StepRow { position, span, .. } = self.rows[row];
         let mut inputs = [std::ptr::null(); MAX_KERNEL_LEN];
@@ -133,7 +133,7 @@ impl DeltaLayer<'_> {
         head.iter_mut().for_each(|x| *x *= scale);
     }
 
-    /// Computes the outputs of value heads, and moves their states on.
+    /// Computes the outputs of value heads, and updates their states.
     pub fn run(&self, worker: &Worker<'_>, scratch: &mut DeltaScratch) {
         let num_heads = self.spec.num_value_heads;
         let num_units = self.spans.len() * num_heads;
@@ -148,7 +148,7 @@ impl DeltaLayer<'_> {
         );
     }
 
-    /// Goes through the chunks from the one that the state stands at.
+    /// Walks the chunks from the state's one on.
     fn run_head(&self, index: usize, head: usize, scratch: &mut DeltaScratch) {
         let (spec, span, state) = (self.spec, &self.spans[index], &self.span_states[index]);
         let places = self.states.delta(self.layer);
@@ -166,7 +166,7 @@ impl DeltaLayer<'_> {
             let keys = &mut keys[..chunk_end - chunk];
             self.list_keys(index, head, chunk, keys);
             let first = chunk.max(span.start) - chunk;
-            // SAFETY: this head of the record belongs to this worker, and its chunk is in one piece.
+            // SAFETY: this head of the record belongs to this worker, and its chunk is contiguous.
             let (decays, updates) = unsafe {
                 let decays = record.add(places.decay(head, chunk));
                 let decays = std::slice::from_raw_parts_mut(decays, keys.len());
@@ -217,7 +217,7 @@ impl DeltaLayer<'_> {
         }
     }
 
-    /// Lists the keys of a chunk's tokens: those in front of the span are in its record.
+    /// Lists the keys of a chunk's tokens: keys before the span are in its record.
     fn list_keys(&self, index: usize, head: usize, chunk: usize, keys: &mut [*const f32]) {
         let (spec, span) = (self.spec, &self.spans[index]);
         let record = self.states.record(&self.span_states[index]);
@@ -238,7 +238,7 @@ impl DeltaLayer<'_> {
         }
     }
 
-    /// Lists what the rows of a chunk from `first_row` on read, and adds up their decays.
+    /// Lists the inputs of a chunk's rows from `first_row` on, and adds up their decays.
     fn list_rows(
         &self,
         first_row: usize,
@@ -255,7 +255,7 @@ impl DeltaLayer<'_> {
         };
         for (index, out) in rows.iter_mut().enumerate() {
             let row = first_row + index;
-            // SAFETY: nobody writes these rows before the next barrier.
+            // SAFETY: these rows are not written before the next barrier.
             let projected = unsafe { self.projected.row(row) };
             let strengths = &projected[spec.num_channels() + spec.value_len()..];
             let input = strengths[spec.num_value_heads + head] + self.weights.decay_bias[head];
@@ -281,11 +281,11 @@ impl DeltaLayer<'_> {
         let gates = &mut gates[..dim];
         for (row, values) in rows.zip(out.chunks_exact_mut(dim)) {
             let first = spec.num_channels() + head * dim;
-            // SAFETY: nobody writes this row before the next barrier.
+            // SAFETY: this row is not written before the next barrier.
             gates.copy_from_slice(unsafe { &self.projected.row(row)[first..][..dim] });
             let norm = &self.weights.norm;
             let tile = self.tiles.rows(self.tiles.tile_of(row));
-            // SAFETY: all have as many elements as a value; this head of the row belongs to this worker.
+            // SAFETY: all have the number of elements of a value; this head of the row belongs to this worker.
             unsafe {
                 let square = (self.kernels.sum_of_squares)(values.as_ptr(), dim);
                 let scale = 1.0 / (square / dim as f32 + norm.spec.eps).sqrt();
@@ -301,19 +301,19 @@ impl DeltaLayer<'_> {
         }
     }
 
-    /// Keeps what later spans read of these: inputs of the convolution, and keys of the last chunk.
+    /// Keeps the rows that later spans read: inputs of the convolution, and keys of the last chunk.
     pub fn keep(&self, worker: &Worker<'_>) {
         for index in worker.share(self.spans.len()) {
             let (span, state) = (&self.spans[index], &self.span_states[index]);
             let places: &DeltaPlaces = self.states.delta(self.layer);
             let record = self.states.record(state);
-            // SAFETY: no other worker uses the record, and nobody writes the rows, before the next barrier.
+            // SAFETY: before the next barrier, no other worker uses the record, and the rows are not written.
             unsafe { self.inputs(index).keep(&(0..self.spec.num_channels())) };
             let len = self.spec.key_len();
             let end = span.start + span.num_rows;
             for position in span.start.max(state.next_chunk())..end {
-                // SAFETY: nobody writes this row before the next barrier. The record has room for the keys that it
-                // keeps, and no other worker uses them before that.
+                // SAFETY: this row is not written before the next barrier. The record has room for the kept keys, and
+                // no other worker uses them before that.
                 unsafe {
                     let row = self.convolved.row(span.first_row + position - span.start);
                     let to = record.add(places.keys(position));

@@ -13,7 +13,7 @@ pub struct RecordLayout {
     len: usize,
 }
 
-/// Where a layer's state is in a record.
+/// The place of a layer's state in a record.
 #[derive(Clone, Copy)]
 enum LayerPlaces {
     Delta(DeltaPlaces),
@@ -27,18 +27,18 @@ pub struct InputRing {
     first: usize,
     num_channels: usize,
     num_tokens: usize,
-    /// The tokens before a token whose inputs it reads.
+    /// The number of earlier tokens whose inputs a token reads.
     num_before: usize,
 }
 
-/// Where the state of a gated delta network is in a record.
+/// The place of a gated delta network's state in a record.
 #[derive(Clone, Copy)]
 pub struct DeltaPlaces {
     num_heads: usize,
     /// `[value head][key_dim][value_dim]`: the matrices at the start of the chunk.
     state: usize,
     state_len: usize,
-    /// `[value head][token][value_dim]`: what the chunk's tokens add.
+    /// `[value head][token][value_dim]`: the additions of the chunk's tokens.
     updates: usize,
     value_dim: usize,
     /// `[value head][token]`: logarithms of the decays since the chunk's start.
@@ -47,8 +47,8 @@ pub struct DeltaPlaces {
     keys: usize,
     key_len: usize,
     inputs: InputRing,
-    /// The number of tokens of which there are updates, decays and keys: a multiple of a chunk. A token's
-    /// place is its position modulo this.
+    /// The number of tokens with updates, decays and keys: a multiple of a chunk. A token's place is its position
+    /// modulo this.
     num_tokens: usize,
 }
 
@@ -94,8 +94,8 @@ impl RecordLayout {
         layers.filter_map(|(index, places)| places.is_some().then_some(index))
     }
 
-    /// Visits the parts of a record that a layer needs to go on behind so many tokens, in an order and of sizes that do
-    /// not depend on the number of drafts.
+    /// Visits the parts of a record that a layer needs to continue behind `num_tokens` tokens, in an order and of sizes
+    /// that do not depend on the number of drafts.
     pub fn visit_needed(
         &self,
         layer: usize,
@@ -127,7 +127,7 @@ fn take(end: &mut usize, len: usize) -> usize {
 
 impl InputRing {
     fn new([num_channels, kernel_len]: [usize; 2], max_drafts: usize, end: &mut usize) -> Self {
-        // What the convolution reads is still there when all drafts are rejected.
+        // The inputs of the convolution stay even when all drafts are rejected.
         let num_tokens = (kernel_len - 1 + max_drafts).max(1);
         Self {
             first: take(end, num_tokens * num_channels),
@@ -183,7 +183,7 @@ impl DeltaPlaces {
             visit(self.state, self.num_heads * self.state_len);
         }
         for head in 0..self.num_heads {
-            // A chunk is in one piece.
+            // A chunk is contiguous.
             visit(self.update(head, chunk), num_open * self.value_dim);
             visit(self.decay(head, chunk), num_open);
         }
@@ -194,7 +194,7 @@ impl DeltaPlaces {
         self.state + head * self.state_len
     }
 
-    /// The update of a token; those of its chunk follow each other.
+    /// The update of a token; the updates of its chunk follow each other.
     pub fn update(&self, head: usize, position: usize) -> usize {
         let token = head * self.num_tokens + position % self.num_tokens;
         self.updates + token * self.value_dim

@@ -1,4 +1,4 @@
-//! Copies of states for sequences that begin alike, and for other nodes.
+//! Copies of states for sequences with a common beginning, and for other nodes.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +35,7 @@ impl SnapshotMemory {
         self.layout.recurrent_layers()
     }
 
-    /// The bytes that a layer needs of its state to go on behind so many tokens.
+    /// The bytes of its state that a layer needs to continue behind `num_tokens` tokens.
     pub fn num_bytes(&self, layer: usize, num_tokens: usize) -> usize {
         let mut len = 0;
         let count = |part: Range<usize>| len += part.len();
@@ -43,7 +43,7 @@ impl SnapshotMemory {
         len * size_of::<f32>()
     }
 
-    /// Copies what a layer needs out of a snapshot.
+    /// Copies a layer's needed state out of a snapshot.
     pub fn read(
         &self,
         layer: usize,
@@ -74,7 +74,7 @@ impl SnapshotMemory {
         Ok(())
     }
 
-    /// The reverse of `read`. The snapshot is behind so many tokens from now on.
+    /// The inverse of `read`. From now on the snapshot is behind `num_tokens` tokens.
     pub fn write(
         &self,
         layer: usize,

@@ -1,4 +1,4 @@
-//! The states of all slots. A record takes memory when it is first used.
+//! The states of all slots. A record takes memory at its first use.
 
 use std::io;
 use std::sync::Arc;
@@ -35,18 +35,18 @@ pub struct Record {
     pub(super) place: Place,
 }
 
-/// How far a record is.
+/// The progress of a record.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Place {
-    /// The tokens that the matrices have taken up: whole chunks.
+    /// The tokens in the matrices: whole chunks.
     start: usize,
-    /// The number of tokens without drafts, and with those of the last span.
+    /// The number of tokens without drafts, and including those of the last span.
     pub num_known: usize,
     pub num_tokens: usize,
 }
 
 impl Place {
-    /// The place behind so many tokens, none of which is a draft.
+    /// The place behind `num_tokens` tokens, none of which is a draft.
     pub fn behind(num_tokens: usize) -> Self {
         Self {
             start: num_tokens / DELTA_CHUNK * DELTA_CHUNK,
@@ -56,18 +56,18 @@ impl Place {
     }
 }
 
-/// The state with which a span begins.
+/// The state at the begin of a span.
 #[derive(Clone, Copy, Debug)]
 pub struct SpanState {
     slot: usize,
-    /// The first token that the matrices have not taken up.
+    /// The first token that is not in the matrices.
     pub chunk: usize,
-    /// The end of the span's tokens that are no drafts.
+    /// The end of the span's tokens without drafts.
     pub end_known: usize,
 }
 
 impl SpanState {
-    /// The first token that the matrices have not taken up behind the span.
+    /// The first token behind the span that is not in the matrices.
     pub fn next_chunk(&self) -> usize {
         self.end_known / DELTA_CHUNK * DELTA_CHUNK
     }
@@ -91,12 +91,12 @@ impl StateMemory {
         &self.snapshots
     }
 
-    /// Where a record has the state of a gated delta network.
+    /// The place of a gated delta network's state in a record.
     pub fn delta(&self, layer: usize) -> &DeltaPlaces {
         self.layout.delta(layer)
     }
 
-    /// Where a record has the inputs of a layer's convolution.
+    /// The place of the inputs of a layer's convolution in a record.
     pub fn inputs(&self, layer: usize) -> &InputRing {
         self.layout.inputs(layer)
     }
@@ -110,7 +110,7 @@ impl StateMemory {
             .cast()
     }
 
-    /// Begins the states of slots that start. All are begun even if one cannot be.
+    /// Begins the states of starting slots. All are begun even if one is refused.
     pub fn start(&mut self, batch: &Batch) -> Result<(), String> {
         let mut result = Ok(());
         for start in &batch.started {
@@ -147,8 +147,8 @@ impl StateMemory {
         record.copy(&snapshot, len)
     }
 
-    /// Plans a span, behind which the record will be where the span ends, even if the step fails: steps
-    /// in flight go on there.
+    /// Plans a span. Behind it the record will be at the span's end, even if the step fails: steps in flight continue
+    /// there.
     pub fn plan(&mut self, span: &Span) -> Result<SpanState, String> {
         let (len, max_drafts) = (self.layout.len(), self.limits.max_drafts);
         let record = self.slot_mut(span.slot)?;
@@ -181,8 +181,8 @@ impl StateMemory {
         Ok(state)
     }
 
-    /// Plans the snapshots of a step, which will be where their slots are then, even if the step fails: steps
-    /// in flight may restore them, and what those compute is discarded.
+    /// Plans the snapshots of a step, which will be at the places of their slots, even if the step fails: steps in
+    /// flight may restore them, and their results are discarded.
     pub fn plan_snapshots(&mut self, batch: &Batch) -> Result<(), String> {
         for kept in &batch.snapshots {
             let place = self.slot_mut(kept.slot)?.place;
@@ -191,7 +191,7 @@ impl StateMemory {
         Ok(())
     }
 
-    /// Plans a span from position 0 on that no slot has.
+    /// Plans a span from position 0 on, outside of all slots.
     pub fn plan_warm_up(&mut self, num_rows: usize) -> Result<SpanState, String> {
         let slot = self.limits.max_num_seqs;
         self.slots[slot].commit(self.layout.len())?;

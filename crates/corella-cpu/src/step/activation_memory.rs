@@ -30,22 +30,22 @@ pub struct Activations {
     pub heads: Vec<Buffer>,
     /// The queries, keys and values of all heads, for layers that norm them across groups.
     pub projected: Option<Buffer>,
-    /// For each worker, one head of normed values, for layers that norm them.
+    /// For each worker, one head of normed values, for layers that norm values.
     pub values: Vec<Buffer>,
     pub queries: Queries,
-    /// What gates the outputs of query heads.
+    /// The gates of the outputs of query heads.
     pub gates: Option<Buffer>,
     /// The rows of recurrent layers.
     pub recurrent: Option<RecurrentActivations>,
     /// The layers' own inputs, if they have any.
     pub per_layer: Option<PerLayerRows>,
-    /// What a layer's part computes, for parts with a norm behind them and for shared experts.
+    /// The output of a layer's part, for parts with a norm behind them and for shared experts.
     pub branch: Option<Buffer>,
     pub experts: Option<ExpertRows>,
-    /// What is needed for adapters, where there can be any.
+    /// The memory for adapters, if supported.
     pub adapters: Option<AdapterRows>,
     pub layers: Vec<LayerRows>,
-    /// The final norm's output, for one block of the rows that are sampled.
+    /// The final norm's output, for one block of the sampled rows.
     pub head_input: PackedRows,
     pub logits: Buffer,
 }
@@ -76,7 +76,7 @@ pub struct Sizes {
     pub num_threads: usize,
     /// The length of the heads of each kind of RoPE.
     pub rotated_lens: Vec<usize>,
-    /// The largest rank of an adapter's matrices, if there can be adapters.
+    /// The largest rank of an adapter's matrices, if adapters are supported.
     pub max_adapter_rank: Option<usize>,
 }
 
@@ -179,7 +179,7 @@ impl RecurrentActivations {
     }
 }
 
-/// The number of elements in front of the down projection that all rows of a layer go through.
+/// The number of elements before the down projection for all rows of a layer.
 fn gated_len(layer: &LayerSpec) -> usize {
     match &layer.feed_forward {
         FeedForward::Mlp(mlp) => mlp.intermediate_size,
@@ -190,7 +190,7 @@ fn gated_len(layer: &LayerSpec) -> usize {
     }
 }
 
-/// Whether a part of the layer is stored before it is added to the residual stream.
+/// Whether a part of the layer is stored before its addition to the residual stream.
 fn keeps_branch(layer: &LayerSpec) -> bool {
     let norms = [&layer.attention_norms, &layer.feed_forward_norms];
     let is_shared = |experts: &FeedForward| match experts {

@@ -13,11 +13,11 @@ use super::forward::{Forward, barrier_after};
 use super::layout::StepLayout;
 use super::profile::{Operation, Walk};
 
-/// The memory in which updates are computed.
+/// The memory for computing updates.
 pub struct AdapterRows {
     /// The inner values of all rows, `[rows][num_inner]`.
     inner: Buffer,
-    /// For each worker, a row as it is multiplied.
+    /// For each worker, a row in the form of the product.
     inputs: Buffer,
 }
 
@@ -29,7 +29,7 @@ impl AdapterRows {
         num_threads: usize,
         max_rank: usize,
     ) -> io::Result<Self> {
-        // Queries, keys and values are the most matrices that are packed as one.
+        // At most this many matrices are packed as one: queries, keys and values.
         const MAX_PARTS: usize = 3;
         let lens = spec.layers.iter().flat_map(|layer| {
             let inner = layer.feed_forward.mlp().intermediate_size;
@@ -43,7 +43,7 @@ impl AdapterRows {
 }
 
 impl Forward {
-    /// The weights of a dense layer with what the rows' adapters add to it. Rows have been complete
+    /// The weights of a dense layer with the updates of the rows' adapters. Rows have been complete
     /// since the last barrier; all workers call this together.
     pub(super) fn adapted<'a>(
         &'a self,
@@ -69,8 +69,8 @@ impl Forward {
                 continue;
             };
             let tile = layout.grid.tiles.rows(layout.grid.tiles.tile_of(row));
-            // SAFETY: the input is this worker's, and the inner values of its own rows are, too;
-            // nobody writes the row before the next barrier.
+            // SAFETY: the input belongs to this worker, and so do the inner values of its own rows;
+            // the row is not written before the next barrier.
             unsafe {
                 let input = &mut memory.inputs.row_mut(worker)[..update.k()];
                 rows.read(&tile, row, input);
@@ -85,7 +85,7 @@ impl Forward {
     }
 }
 
-/// The adapters that requests may name. Slots that have started keep theirs when it is removed.
+/// The adapters that requests may name. Slots that have started keep a removed adapter.
 pub struct AdapterStore {
     packing: AdapterPacking,
     max_rank: usize,

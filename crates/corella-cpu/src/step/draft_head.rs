@@ -1,17 +1,17 @@
 //! The draft head, with which a model guesses its own next tokens (multi-token prediction, as DeepSeek-V3
 //! and Qwen3-Next are trained with it).
 //!
-//! It is one layer. Its input for a token is made of the token's embedding and of the model's hidden state
-//! behind the token before, and what comes out of it leads through the model's output head to the next token.
-//! So the row of a token depends on the token and on what is before it, like the rows of all other layers:
-//! its keys and values can lie under the numbers of the model's pages, and are shared, found again and given
-//! up with them. They have memory of their own, because layers are added to pages for the model alone, and
-//! pages of models with recurrent layers are neither spilled nor sent.
+//! It is one layer. Its input for a token combines the token's embedding and the model's hidden state behind the
+//! previous token, and its output leads through the model's output head to the next token. So the row of a token
+//! depends on the token and on earlier ones, like the rows of all other layers: its keys and values can use the numbers
+//! of the model's pages, and are shared, found again and given up with them. They have memory of their own, because
+//! layers are added to pages only for the model, and pages of models with recurrent layers are neither spilled nor
+//! sent.
 //!
-//! Each step writes the keys and values of its tokens. Only guesses need attention and what is behind it: they
-//! run the layer for the newest token of a request, which no step has computed, and then for each guess, with
-//! the head's own output in the place of a hidden state. What these rows leave in a page is void, as it is
-//! behind the request's computed tokens. A request that has no page for such a row has a spare one.
+//! Each step writes the keys and values of its tokens. Only guesses need attention and the parts behind it: they run
+//! the layer for the newest token of a request, which no step has computed, and then for each guess, with the head's
+//! own output in place of a hidden state. Their rows in a page are void, like all rows behind the request's computed
+//! tokens. A request without a page for such a row has a spare one.
 
 use corella_core::{Batch, PageId, SlotId};
 use corella_model::{DecoderSpec, DeviceError, KvFormat, KvLayer, LayerSpec, PageTable, Slots};
@@ -42,7 +42,7 @@ pub struct DraftHead {
     layout: StepLayout,
     kept: KeptStates,
     group: usize,
-    /// The number of the first spare page, and how many a slot has.
+    /// The number of the first spare page, and of a slot's spare pages.
     first_spare: usize,
     num_spare: usize,
     max_drafts: usize,
@@ -150,7 +150,7 @@ impl DraftHead {
         self.max_drafts
     }
 
-    /// Begins with slots that start, as their snapshots say.
+    /// Handles starting slots, by their snapshots.
     pub fn start(&mut self, batch: &Batch) {
         self.kept.start(batch);
     }
@@ -181,7 +181,7 @@ impl DraftHead {
             let tables = slot.tables(span.start);
             self.layout.add_span(tokens, rows.start, tables);
         }
-        // Nothing attends, so attention is not divided.
+        // No attention is computed, so it is not divided.
         let (tile_rows, shape) = (self.forward.tile_rows(), self.forward.task_shape());
         let kinds = std::iter::empty();
         self.layout
@@ -189,7 +189,7 @@ impl DraftHead {
         let before = |row: usize, state: &mut [f32]| {
             let span = &of_model.spans[of_model.rows.rows[row].span];
             if row > span.first_row {
-                // SAFETY: the model's layers have run, and nothing writes its residual stream now.
+                // SAFETY: the model's layers have run, and its residual stream is not written now.
                 unsafe { model.read_hidden_state(row - 1, state) };
                 return;
             }
@@ -197,7 +197,7 @@ impl DraftHead {
             let kept = { span.start.checked_sub(1) }.and_then(|at| self.kept.get(slot, at));
             match kept {
                 Some(kept) => state.copy_from_slice(kept),
-                // Nothing sees position 0. Behind a step that failed, guesses are worse.
+                // No row attends to position 0. Behind a failed step, guesses are worse.
                 None => state.fill(0.0),
             }
         };
@@ -225,15 +225,15 @@ impl DraftHead {
         self.kept.keep(batch);
     }
 
-    /// The model's hidden state behind a position of a slot, if it is kept.
+    /// The model's hidden state behind a position of a slot, if kept.
     pub fn state_behind(&self, slot: SlotId, position: usize) -> Option<Vec<f32>> {
         self.kept
             .get(slot.0 as usize, position)
             .map(<[f32]>::to_vec)
     }
 
-    /// Runs the layer for rows of different slots, behind which logits can be computed. All that is before
-    /// them is in the pages.
+    /// Runs the layer for rows of different slots, behind which logits can be computed. All earlier rows are in the
+    /// pages.
     pub fn read<'a>(
         &mut self,
         rows: impl Iterator<Item = &'a DraftRow> + Clone,
@@ -267,7 +267,7 @@ impl DraftHead {
         })
     }
 
-    /// Computes the logits of rows that were read, at most as many as `Forward::logit_rows` says.
+    /// Computes the logits of rows of `read`, at most `Forward::logit_rows`.
     pub fn logits(&self, rows: &[usize], worker: &Worker<'_>) {
         self.forward.logits(&self.layout, rows, worker);
     }

@@ -19,9 +19,9 @@ use super::profile::{Operation, Walk};
 pub struct ExpertRows {
     /// The layer's input, normed, in f32.
     input: Buffer,
-    /// The same as the router reads it.
+    /// The same in the form for the router.
     router_input: PackedRows,
-    /// The router's outputs, which become scores.
+    /// The router's outputs, which are turned into scores.
     scores: Buffer,
     choices: Choices,
     /// The input rows, by expert.
@@ -33,7 +33,7 @@ pub struct ExpertRows {
 }
 
 impl ExpertRows {
-    /// Allocates what layers with experts need, if there are any.
+    /// Allocates the memory of layers with experts, if any.
     pub fn new(
         spec: &DecoderSpec,
         kernels: &Kernels,
@@ -79,7 +79,7 @@ fn experts_of(layer: &LayerSpec) -> Option<&ExpertSpec> {
     }
 }
 
-/// What the experts of one layer read and write.
+/// The inputs and outputs of one layer's experts.
 struct ExpertLayer<'a> {
     spec: &'a ExpertSpec,
     weights: &'a PackedExperts,
@@ -88,8 +88,7 @@ struct ExpertLayer<'a> {
 }
 
 impl Forward {
-    /// Writes the input of experts, so that the router reads it in f32 whatever the form of the rows
-    /// is that other dense layers read.
+    /// Writes the input of experts, so that the router reads it in f32 for any form of the other dense layers' rows.
     pub(super) fn enter_experts(
         &self,
         layout: &StepLayout,
@@ -100,8 +99,8 @@ impl Forward {
         let grid = self.column_grid(layout);
         for row in layout.grid.own_rows(walk.worker.index()) {
             let tile = grid.tiles.rows(grid.tiles.tile_of(row));
-            // SAFETY: nobody writes the residual stream before the next barrier, and the row of the
-            // input belongs to this worker.
+            // SAFETY: the residual stream is not written before the next barrier, and the row of the input belongs to
+            // this worker.
             let (x, input) = unsafe { (self.activations.hidden.row(row), rows.input.row_mut(row)) };
             let x = &x[..self.spec.hidden_size];
             RowNorm::new(self.kernels, norm, x).for_each_part(x, |first, values| {
@@ -117,7 +116,7 @@ impl Forward {
         }
     }
 
-    /// Computes the experts of a layer, whose input has been written before the last barrier.
+    /// Computes the experts of a layer. Its input has been written before the last barrier.
     pub(super) fn experts(
         &self,
         layout: &StepLayout,
@@ -146,7 +145,7 @@ impl Forward {
         rows.expect("a layer has experts, but no rows for them")
     }
 
-    /// The grid of rows that are in columns, whatever the form of the layers' rows is.
+    /// The grid of rows in columns, for any form of the layers' rows.
     pub(super) fn column_grid(&self, layout: &StepLayout) -> Grid {
         let tile_rows = self.kernels.rows_at_once(Form::Columns);
         Grid::new(
@@ -188,8 +187,7 @@ impl Forward {
         barrier_after(Operation::Route, walk);
     }
 
-    /// Copies rows to their experts. Each worker makes the plan for itself, which takes less time
-    /// than waiting for it.
+    /// Copies rows to their experts. Each worker makes the plan for itself, which is faster than waiting for it.
     fn gather(
         &self,
         layout: &StepLayout,
@@ -250,8 +248,8 @@ impl Forward {
         barrier_after(Operation::Down, walk);
     }
 
-    /// Multiplies the rows of each expert by its part of the weights. Workers share the panels of all
-    /// active experts, so that each panel is read by one worker.
+    /// Multiplies the rows of each expert by its part of the weights. Workers share the panels of all active experts,
+    /// so that one worker reads each panel.
     fn expert_gemm(
         &self,
         rows: &PackedRows,
@@ -319,7 +317,7 @@ impl Forward {
         }
     }
 
-    /// Adds the experts' outputs in the order of their ids, whatever other rows the step has.
+    /// Adds the experts' outputs in the order of their ids, independent of the step's other rows.
     fn combine(
         &self,
         layout: &StepLayout,
@@ -331,9 +329,8 @@ impl Forward {
         let (rows, spec, hidden) = (layer.rows, layer.spec, self.spec.hidden_size);
         let per_token = spec.num_experts_per_token;
         for row in layout.grid.own_rows(walk.worker.index()) {
-            // The input is not needed any more, and has room for the sum.
-            // SAFETY: outputs and choices are complete since the last barrier; the row belongs to
-            // this worker.
+            // The input is no longer needed, and has room for the sum. SAFETY: outputs and choices are complete since
+            // the last barrier; the row belongs to this worker.
             unsafe {
                 let sum = &mut rows.input.row_mut(row)[..hidden];
                 sum.fill(0.0);

@@ -1,7 +1,7 @@
-//! Which rows go to which experts.
+//! The assignment of rows to experts.
 //!
 //! Rows are gathered by expert, in the order of their ids, and within an expert in the order of the
-//! step. So each expert's weights are read once in a step.
+//! step. So each expert's weights are read once per step.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use corella_model::{ExpertScoring, ExpertSpec};
 use crate::dense::Tiles;
 use crate::system::Region;
 
-/// One expert that a row goes to, and what its output is multiplied by.
+/// An expert of a row, and the factor of its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Choice {
@@ -36,14 +36,14 @@ impl Choices {
     }
 
     /// # Safety
-    /// Nobody may write the row while the slice is in use.
+    /// The row is not written while the slice is in use.
     pub unsafe fn row(&self, row: usize, num_experts: usize) -> &[Choice] {
         // SAFETY: the row lies inside the region, which holds zeros from the start.
         unsafe { std::slice::from_raw_parts(self.row_ptr(row), self.checked(num_experts)) }
     }
 
     /// # Safety
-    /// Nobody else may use the row while the slice is in use.
+    /// No other thread uses the row while the slice is in use.
     #[expect(clippy::mut_from_ref, reason = "workers write different rows")]
     pub unsafe fn row_mut(&self, row: usize, num_experts: usize) -> &mut [Choice] {
         // SAFETY: the row lies inside the region, which holds zeros from the start.
@@ -62,9 +62,9 @@ impl Choices {
     }
 }
 
-/// Chooses the experts of a row. `logits`, which become scores, are the router's outputs for all
-/// experts. The experts with the highest scores are chosen, and of equal ones those with the lowest
-/// ids.
+/// Chooses the experts of a row. `logits`, which are turned into scores, are the router's outputs
+/// for all experts. The experts with the highest scores are chosen, and of equal ones those with
+/// the lowest ids.
 pub fn choose(spec: &ExpertSpec, logits: &mut [f32], bias: Option<&[f32]>, chosen: &mut [Choice]) {
     match spec.scoring {
         ExpertScoring::Softmax => {
@@ -80,7 +80,8 @@ pub fn choose(spec: &ExpertSpec, logits: &mut [f32], bias: Option<&[f32]>, chose
     for index in 0..chosen.len() {
         let (earlier, rest) = chosen.split_at_mut(index);
         let is_free = |expert: &usize| earlier.iter().all(|c| c.expert as usize != *expert);
-        // `max_by` takes the last of equal ones. A NaN in all ranks still gives different experts.
+        // `max_by` takes the last of equal elements. NaN in all ranks still gives different
+        // experts.
         let best = (0..scores.len()).rev().filter(is_free);
         let best = best.max_by(|&a, &b| rank(a).total_cmp(&rank(b)));
         let expert = best.expect("`check_spec` has seen that there are enough experts");
@@ -107,9 +108,9 @@ pub fn sigmoid(x: f32) -> f32 {
 /// The rows of each expert. It is reused from layer to layer.
 #[derive(Default)]
 pub struct ExpertPlan {
-    /// The experts that any row goes to.
+    /// The experts with any rows.
     pub experts: Vec<ActiveExpert>,
-    /// For each gathered row, the row of the step that it is a copy of.
+    /// For each gathered row, its source row in the step.
     pub sources: Vec<usize>,
     /// For each row of the step and each of its experts, the gathered row.
     pub places: Vec<usize>,
@@ -222,7 +223,7 @@ mod tests {
         spec.weight_scale = 10.0;
         choose(&spec, &mut logits.clone(), None, &mut chosen);
         assert!((chosen[0].weight - 5.0).abs() < 1e-5);
-        // A bias changes who is chosen, and not the weight.
+        // A bias changes the choice, but not the weights.
         let bias = [0.0, -1.0, 0.0, 1.0];
         choose(&spec, &mut logits.clone(), Some(&bias), &mut chosen);
         assert_eq!(chosen.map(|choice| choice.expert), [2, 3]);

@@ -42,7 +42,7 @@ pub struct Forward {
     weights: PackedWeights,
     /// The different kinds of RoPE.
     rotaries: Vec<Rotary>,
-    /// For each kind of attention that divides into other tasks, a layer that has it.
+    /// For each division of attention into tasks, a layer with it.
     attention_kinds: Vec<usize>,
     pub(super) layers: Vec<LayerPlace>,
     /// The number of layers in the stages before this one.
@@ -55,7 +55,7 @@ pub struct Forward {
     pub profile: Option<Arc<Profile>>,
 }
 
-/// Which of the things that layers share a layer uses.
+/// The shared parts that a layer uses.
 pub struct LayerPlace {
     /// The angles of keys.
     pub rotary: usize,
@@ -67,26 +67,25 @@ pub struct LayerPlace {
     num_page_layers_done: usize,
 }
 
-/// The memory in which one worker computes what the others do not see.
+/// The private memory of one worker.
 pub struct Scratch {
     attention: AttentionScratch,
     delta: DeltaScratch,
     experts: ExpertPlan,
 }
 
-/// What the residual stream begins with.
+/// The initial residual stream.
 #[derive(Clone, Copy)]
 pub enum Incoming<'a> {
     /// The embeddings of the tokens.
     Tokens,
-    /// What another stage computed, `[rows][hidden_size]`.
+    /// The output of another stage, `[rows][hidden_size]`.
     Rows(&'a [f32]),
-    /// What it has already.
+    /// Its present content.
     InPlace,
 }
 
-/// Looks at the inputs of the dense layers, after the barrier that completes them and before they
-/// are overwritten.
+/// Sees the inputs of the dense layers, after the barrier that completes them and before they are overwritten.
 pub trait Observer: Sync {
     fn observe(&self, input: LayerInput, rows: &PackedRows, tiles: Tiles, worker: &Worker<'_>);
 }
@@ -95,7 +94,7 @@ impl Observer for () {
     fn observe(&self, _: LayerInput, _: &PackedRows, _: Tiles, _: &Worker<'_>) {}
 }
 
-/// What a forward pass is built from, in a stage of the pipeline and for calibration.
+/// The parts of a forward pass, in a stage of the pipeline and for calibration.
 pub struct ForwardParts {
     /// The model, cut down to the layers of `weights`.
     pub spec: DecoderSpec,
@@ -103,7 +102,7 @@ pub struct ForwardParts {
     pub weights: PackedWeights,
     /// The number of layers in the stages before this one.
     pub first_layer: usize,
-    /// Where the keys and values of the layers are; `None` for recurrent layers.
+    /// The places of the layers' keys and values; `None` for recurrent layers.
     pub kv_layers: Vec<Option<KvLayer>>,
     /// The rows of all layers of the model: pages have one size and order in all stages.
     pub row_shapes: Vec<RowShape>,
@@ -115,9 +114,9 @@ pub struct ForwardParts {
     pub num_threads: usize,
     /// Whether logits are computed.
     pub draws: bool,
-    /// The longest context that is computed, on which some kinds of RoPE depend.
+    /// The longest computed context, on which some kinds of RoPE depend.
     pub max_context: usize,
-    /// The largest rank of an adapter's matrices, if there can be adapters.
+    /// The largest rank of an adapter's matrices, if adapters are supported.
     pub max_adapter_rank: Option<usize>,
     pub states: StateLimits,
 }
@@ -233,7 +232,7 @@ impl Forward {
         &self.weights.ends
     }
 
-    /// The largest number of rows that one call of `logits` takes.
+    /// The most rows of one call of `logits`.
     pub fn logit_rows(&self) -> usize {
         logit_rows(self.head_tile_rows)
     }
@@ -250,12 +249,12 @@ impl Forward {
         TaskShape::new(self.kernels, &self.kv)
     }
 
-    /// Where a dense layer leaves what the residual stream begins with.
+    /// The output of a dense layer that makes the initial residual stream.
     pub(super) fn stream_output(&self) -> Epilogue<'_> {
         Epilogue::Store(&self.activations.hidden)
     }
 
-    /// Writes what stands for a token.
+    /// Writes a token's embedding.
     pub(super) fn embed(&self, token: TokenId, out: &mut [f32]) {
         self.weights.ends.embed(token as usize, out);
         let scale = self.spec.embedding_scale;
@@ -276,7 +275,7 @@ impl Forward {
         self.layers_with(layout, incoming, worker, &());
     }
 
-    /// Does what `layers` does and shows the dense layers' inputs to an observer.
+    /// Like `layers`, and shows the dense layers' inputs to an observer.
     pub fn layers_with(
         &self,
         layout: &StepLayout,
@@ -320,8 +319,8 @@ impl Forward {
         }
     }
 
-    /// Writes the keys and values of the first layer for what the residual stream has already, and computes
-    /// nothing that needs them.
+    /// Writes the keys and values of the first layer for the present residual stream, and computes nothing that needs
+    /// them.
     pub fn keys_and_values(&self, layout: &StepLayout, walk: &mut Walk<'_>) {
         let (act, layer, worker) = (&self.activations, &self.weights.layers[0], walk.worker);
         self.enter(layout, Incoming::InPlace, worker);
@@ -360,7 +359,7 @@ impl Forward {
     }
 
     /// # Safety
-    /// Nobody else may use the row's logits while the slice is in use.
+    /// No other thread uses the row's logits while the slice is in use.
     #[expect(clippy::mut_from_ref, reason = "workers take different rows")]
     pub unsafe fn logits_mut(&self, row: usize) -> &mut [f32] {
         // SAFETY: the caller promises exclusive access.
@@ -374,7 +373,7 @@ impl Forward {
         rows.clear();
         rows.reserve(num_rows * len);
         for r in 0..num_rows {
-            // SAFETY: `&mut self` keeps the workers out.
+            // SAFETY: `&mut self` excludes the workers.
             let row = unsafe { self.activations.hidden.row(r) };
             rows.extend_from_slice(&row[..len]);
         }
@@ -383,11 +382,11 @@ impl Forward {
 
     /// Writes the final norm of a row of the residual stream. All layers must have run.
     pub fn hidden_state(&mut self, row: usize, state: &mut [f32]) {
-        // SAFETY: `&mut self` keeps the workers out.
+        // SAFETY: `&mut self` excludes the workers.
         unsafe { self.read_hidden_state(row, state) };
     }
 
-    /// Does what `hidden_state` does.
+    /// Like `hidden_state`.
     ///
     /// # Safety
     /// No worker writes the residual stream during the call.
@@ -430,7 +429,7 @@ impl Forward {
         }
     }
 
-    /// The part of a layer that mixes tokens: attention, or what takes its place.
+    /// The part of a layer that mixes tokens: attention or its replacement.
     fn mix(
         &self,
         layout: &StepLayout,
@@ -492,7 +491,7 @@ impl Forward {
             barrier_after(Operation::Qkv, walk);
         }
         self.project(layout, index, layer, walk);
-        // This is behind the barrier before which every worker's keys and values were written.
+        // This is behind the barrier that follows every worker's writes of keys and values.
         if let Some(step) = layout.step.filter(|_| worker.index() == 0) {
             let num_done = self.layers[index].num_page_layers_done;
             self.kv.counter.advance(step, num_done);
@@ -539,8 +538,7 @@ impl Forward {
         self.add_part(spec, after, grid, walk.worker);
     }
 
-    /// Computes an MLP of the rows that have been normed. Adapters may update that of the layer
-    /// `adapted_layer`.
+    /// Computes an MLP of the normed rows. Adapters may update the MLP of the layer `adapted_layer`.
     pub(super) fn run_mlp(
         &self,
         layout: &StepLayout,
@@ -565,8 +563,7 @@ impl Forward {
         self.dense(Operation::Down, gated, grid, down, out, walk);
     }
 
-    /// Where the last dense layer of a layer's part leaves its outputs: in the residual stream, unless
-    /// their norm comes first.
+    /// The output of the last dense layer of a layer's part: the residual stream, unless a norm comes first.
     fn part_output(&self, spec: &LayerSpec, after: Option<&PackedNorm>) -> Epilogue<'_> {
         match after {
             Some(_) if !norms_sums(&self.spec) => Epilogue::Store(self.branch()),
@@ -574,8 +571,8 @@ impl Forward {
         }
     }
 
-    /// Adds to the residual stream what `part_output` has kept from it, or norms the sum. Each worker
-    /// does so to the rows that it reads next, so this needs no barrier behind it.
+    /// Adds the output kept by `part_output` to the residual stream, or norms the sum. Each worker does so for the rows
+    /// that it reads next, so this needs no barrier behind it.
     fn add_part(
         &self,
         spec: &LayerSpec,
@@ -659,7 +656,7 @@ pub fn norms_sums(spec: &DecoderSpec) -> bool {
         .is_some_and(|encoder| encoder.norms_sums)
 }
 
-/// The index of the first element that `is_it` accepts. If there is none, `other` is added.
+/// The index of the first element that `is_it` accepts. Without one, `other` is added.
 fn index_or_add<T>(list: &mut Vec<T>, is_it: impl FnMut(&T) -> bool, other: T) -> usize {
     list.iter().position(is_it).unwrap_or_else(|| {
         list.push(other);
@@ -667,17 +664,16 @@ fn index_or_add<T>(list: &mut Vec<T>, is_it: impl FnMut(&T) -> bool, other: T) -
     })
 }
 
-/// The barrier behind an operation: every worker has done its part of it, so that all may read what
-/// it wrote, and overwrite what it read. Correctness needs it, with a profile and without.
+/// The barrier behind an operation: every worker has done its part of it, so that all may read its output, and
+/// overwrite its input. Correctness needs it, with a profile and without.
 pub fn barrier_after(operation: Operation, walk: &mut Walk<'_>) {
     walk.note(operation);
     walk.worker.barrier();
     walk.note_waiting(operation);
 }
 
-/// The number of rows whose logits are computed at once: whole tiles, enough of them that few steps
-/// read the head's weights twice, and few enough that the logits take about 40 MB for a large
-/// vocabulary.
+/// The number of rows whose logits are computed at once: whole tiles, large enough that few steps read the head's
+/// weights twice, and small enough that the logits take about 40 MB for a large vocabulary.
 fn logit_rows(tile_rows: usize) -> usize {
     const MAX_ROWS: usize = 64;
     (MAX_ROWS / tile_rows).max(1) * tile_rows

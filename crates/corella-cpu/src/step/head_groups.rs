@@ -45,7 +45,7 @@ impl HeadGroups {
     }
 }
 
-/// The number of heads that a layer's input is projected to.
+/// The number of heads in the projection of a layer's input.
 pub fn num_projected(spec: &AttentionSpec) -> usize {
     let num_sides = match (spec.kv_source, spec.values_are_keys) {
         (Some(_), _) => 0,

@@ -1,5 +1,4 @@
-//! The hidden states that a draft head goes on from: those of the newest tokens of each slot, and of each
-//! snapshot.
+//! The hidden states from which a draft head continues: those of the newest tokens of each slot, and of each snapshot.
 
 use corella_core::Batch;
 
@@ -10,8 +9,8 @@ pub struct KeptStates {
     snapshots: Vec<StateRun>,
 }
 
-/// The states of consecutive positions. One at least is behind a token that is no draft, and drafts that are
-/// rejected leave states that nothing asks for.
+/// The states of consecutive positions. At least one is behind a token that is no draft. Rejected drafts leave states
+/// that are never requested.
 #[derive(Clone, Default)]
 struct StateRun {
     first: usize,
@@ -27,7 +26,7 @@ impl KeptStates {
         }
     }
 
-    /// Gives slots that start the states that their snapshots keep, and no others.
+    /// Gives starting slots exactly the states of their snapshots.
     pub fn start(&mut self, batch: &Batch) {
         for start in &batch.started {
             let of_snapshot = { start.snapshot }.and_then(|id| self.snapshots.get(id.0 as usize));
@@ -40,14 +39,14 @@ impl KeptStates {
         }
     }
 
-    /// The state behind a position, if it is kept.
+    /// The state behind a position, if kept.
     pub fn get(&self, slot: usize, position: usize) -> Option<&[f32]> {
         let run = self.slots.get(slot)?;
         let index = position.checked_sub(run.first)?;
         run.states.chunks_exact(self.hidden_size).nth(index)
     }
 
-    /// Replaces a slot's states by those of `num_states` positions from `first` on. `read` writes the state of
+    /// Replaces a slot's states by the states of `num_states` positions from `first` on. `read` writes the state of
     /// each, by its number.
     pub fn replace(
         &mut self,
@@ -117,7 +116,7 @@ mod tests {
         kept.start(&batch);
         assert_eq!(kept.get(1, 6), Some(&[1.0, 1.0][..]));
         assert_eq!(kept.get(0, 6), None);
-        // A later span of the slot changes nothing in the snapshot.
+        // A later span of the slot does not change the snapshot.
         kept.replace(1, 8, 1, |_, state| state.fill(9.0));
         kept.start(&batch);
         assert_eq!(kept.get(1, 6), Some(&[1.0, 1.0][..]));

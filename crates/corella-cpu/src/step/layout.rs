@@ -1,5 +1,4 @@
-//! The layout of one step: its rows, spans, page tables and work shares, as the forward pass walks
-//! them.
+//! The layout of one step for the forward pass: its rows, spans, page tables and work shares.
 
 use std::ops::Range;
 
@@ -11,11 +10,10 @@ use crate::dense::{Grid, Tiles};
 use crate::recurrent::SpanState;
 use crate::weights::{PackedAdapter, RowAdapters};
 
-/// The rows of one step and how they are divided among workers. It is reused from step to step.
+/// The rows of one step and their division among workers. It is reused from step to step.
 #[derive(Default)]
 pub struct StepLayout {
-    /// The step whose layers others may wait for. `None` where the executor runs something of its
-    /// own.
+    /// The step whose layers other threads may wait for. `None` for the executor's internal steps.
     pub step: Option<StepId>,
     pub rows: StepRows,
     pub spans: Spans,

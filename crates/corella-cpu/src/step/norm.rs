@@ -1,4 +1,4 @@
-//! Norms of rows: in front of dense layers, and behind a layer's parts.
+//! Norms of rows: before dense layers, and behind a layer's parts.
 
 use corella_model::NormKind;
 
@@ -12,7 +12,7 @@ use super::forward::Forward;
 /// The number of elements of a row that are normalised and packed at a time.
 const NORM_CHUNK: usize = 256;
 
-/// What the norm of a row depends on besides single elements. Without a norm, rows stay as they are.
+/// The parameters of a row's norm that depend on the whole row. Without a norm, rows stay unchanged.
 pub struct RowNorm<'a> {
     kernels: &'a Kernels,
     norm: Option<&'a PackedNorm>,
@@ -44,7 +44,7 @@ impl<'a> RowNorm<'a> {
         }
     }
 
-    /// Calls `take` with one part of the row after the other, and the index of its first element.
+    /// Calls `take` with each part of the row in order, and the index of its first element.
     pub fn for_each_part(&self, x: &[f32], mut take: impl FnMut(usize, &[f32])) {
         let mut values = [0.0; NORM_CHUNK];
         for first in (0..x.len()).step_by(NORM_CHUNK) {
@@ -97,8 +97,7 @@ impl<'a> RowNorm<'a> {
 }
 
 impl Forward {
-    /// Writes the norm of rows of the residual stream, as the dense layer with these weights reads
-    /// them.
+    /// Writes the norm of rows of the residual stream, in the form for the dense layer with these weights.
     pub(super) fn normalise(
         &self,
         norm: Option<&PackedNorm>,
@@ -109,7 +108,7 @@ impl Forward {
     ) {
         for row in grid.own_rows(worker.index()) {
             let tile = grid.tiles.rows(grid.tiles.tile_of(row));
-            // SAFETY: nobody writes the residual stream before the next barrier.
+            // SAFETY: the residual stream is not written before the next barrier.
             let x = unsafe { self.activations.hidden.row(row_of(row)) };
             let x = &x[..self.spec.hidden_size];
             let row_norm = RowNorm::new(self.kernels, norm, x);
@@ -135,7 +134,7 @@ impl Forward {
         }
     }
 
-    /// Puts their norms in the place of rows of the residual stream.
+    /// Replaces rows of the residual stream by their norms.
     pub(super) fn norm_sums(&self, norm: &PackedNorm, grid: Grid, worker: &Worker<'_>) {
         for row in grid.own_rows(worker.index()) {
             // SAFETY: the rows are complete since the last barrier, and belong to this worker.
@@ -145,7 +144,7 @@ impl Forward {
         }
     }
 
-    /// Adds the norm of the rows that a layer's part has left to the residual stream.
+    /// Adds the norm of the rows of a layer's part to the residual stream.
     pub(super) fn add_normed(
         &self,
         rows: &Buffer,
@@ -166,7 +165,7 @@ impl Forward {
     /// Adds a row, or its norm, to the residual stream.
     ///
     /// # Safety
-    /// Nobody else uses this row of the residual stream meanwhile.
+    /// No other thread uses this row of the residual stream meanwhile.
     pub(super) unsafe fn add_to_row(
         &self,
         row: usize,

@@ -1,4 +1,4 @@
-//! The end of a layer: what its own input of each token adds, and the scale of the residual stream.
+//! The end of a layer: the addition of its own input of each token, and the scale of the residual stream.
 
 use std::io;
 
@@ -16,13 +16,13 @@ use super::profile::{Operation, Walk};
 
 /// The memory of the layers' own inputs.
 pub struct PerLayerRows {
-    /// The embeddings, as their projection reads them.
+    /// The embeddings, in the form for their projection.
     embedded: PackedRows,
     /// The inputs of all layers, `[row][layer][element]`.
     inputs: Buffer,
-    /// For each worker, what a token has in the table.
+    /// For each worker, a token's row of the table.
     looked_up: Buffer,
-    /// What gates a layer's input.
+    /// The gates of a layer's input.
     gates: Buffer,
     /// The gated input.
     gated: PackedRows,
@@ -69,8 +69,8 @@ impl Forward {
         }
     }
 
-    /// Makes the inputs of all layers. Each worker reads those of its own rows only, so this needs no
-    /// barrier behind it.
+    /// Makes the inputs of all layers. Each worker reads only those of its own rows, so this needs no barrier behind
+    /// it.
     pub(super) fn make_per_layer(&self, layout: &StepLayout, walk: &mut Walk<'_>) {
         let (Some(rows), Some(ends)) = (&self.activations.per_layer, &self.ends().per_layer) else {
             return;
@@ -101,8 +101,7 @@ impl Forward {
         walk.note(Operation::Embed);
     }
 
-    /// Adds the layer's own input, and scales the residual stream. Each worker does the latter to the rows
-    /// that it reads next.
+    /// Adds the layer's own input, and scales the residual stream. Each worker scales the rows that it reads next.
     pub(super) fn end_layer(
         &self,
         layout: &StepLayout,

@@ -1,11 +1,11 @@
-//! Profiling: how the time of steps divides among operations.
+//! Profiling: the division of the steps' time among operations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::system::Worker;
 
-/// The operations that a step's time is divided into.
+/// The operations that divide a step's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Embed,
@@ -152,8 +152,8 @@ impl Account {
     }
 }
 
-/// One worker's progress through a step's operations, which all workers go through together.
-/// Without a profile nothing is accounted.
+/// One worker's progress through a step's operations, which all workers execute together. Without a
+/// profile no time is recorded.
 pub struct Walk<'a> {
     pub worker: &'a Worker<'a>,
     account: Option<&'a Account>,
@@ -169,7 +169,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Accounts the time since the last call to an operation, which may go on.
+    /// Accounts the time since the last call to an operation, which may continue.
     pub fn note(&mut self, operation: Operation) {
         self.lap(operation, |entry| &entry.busy);
     }

@@ -1,5 +1,5 @@
-//! The projection to queries, keys and values, and what is done to them before attention: norms, RoPE,
-//! and the pages that they are written to.
+//! The projection to queries, keys and values, and their processing before attention: norms, RoPE, and writes to their
+//! pages.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ use super::layout::StepLayout;
 use super::norm::RowNorm;
 use super::profile::{Operation, Walk};
 
-/// Whether queries and keys are normed before the kernel that rotates them, which norms one head at a
-/// time by its root mean square.
+/// Whether queries and keys are normed before the kernel that rotates them. That kernel norms one head at a time by its
+/// root mean square.
 pub fn is_normed_apart(attention: &AttentionSpec) -> bool {
     match attention.qk_norm {
         Some(QkNorm::Whole(_)) => true,
@@ -26,12 +26,12 @@ pub fn is_normed_apart(attention: &AttentionSpec) -> bool {
     }
 }
 
-/// The norms of heads, where they are not normed already.
+/// The norms of heads, unless they are normed already.
 struct HeadNorms<'a> {
     queries: Option<&'a PackedNorm>,
     keys: Option<&'a PackedNorm>,
     values: Option<&'a PackedNorm>,
-    /// The worker whose memory takes normed values.
+    /// The worker whose memory holds normed values.
     worker: usize,
 }
 
@@ -107,8 +107,7 @@ impl Forward {
         self.count_dense(Operation::Qkv, &act.normed, layout.grid, weights, walk);
     }
 
-    /// Does what `project_groups` does, one after the other for all heads, because norms need them
-    /// all.
+    /// Like `project_groups`, but one step after the other for all heads, because norms need all of them.
     fn project_whole(
         &self,
         layout: &StepLayout,
@@ -217,7 +216,7 @@ impl Forward {
             NormRotate {
                 x,
                 weight: norm.map_or(std::ptr::null(), |norm| norm.weight.as_ptr()),
-                // Without a norm, nothing reads the epsilon.
+                // Without a norm, the epsilon is not read.
                 eps: norm.map_or(0.0, |norm| norm.spec.eps),
                 angles,
                 head_dim: spec.head_dim,
@@ -251,8 +250,7 @@ impl Forward {
         }
     }
 
-    /// Writes values to their page, with their norm if they have one. The rows stay as they are, because
-    /// they may be those of keys.
+    /// Writes values to their page, with their norm, if any. The rows stay unchanged, because keys may share them.
     fn store_values(
         &self,
         norms: &HeadNorms<'_>,

@@ -1,4 +1,4 @@
-//! What takes attention's place in recurrent layers.
+//! The replacement of attention in recurrent layers.
 
 use corella_model::{GatedDeltaSpec, LayerSpec, RecurrentSpec};
 
@@ -10,7 +10,7 @@ use super::forward::{Forward, barrier_after};
 use super::layout::StepLayout;
 use super::profile::{Operation, Walk};
 
-/// The gated delta network that a layer has in the place of attention.
+/// A layer's gated delta network in place of attention.
 pub fn gated_delta(layer: &LayerSpec) -> Option<&GatedDeltaSpec> {
     match layer.recurrent.as_ref()? {
         RecurrentSpec::GatedDelta(spec) => Some(spec),
@@ -62,7 +62,7 @@ impl Forward {
                 barrier_after(Operation::Recurrent, walk);
                 layer.run(worker, scratch);
                 barrier_after(Operation::Recurrent, walk);
-                // Nothing that is read before the next barrier is written here.
+                // This writes no row that is read before the next barrier.
                 layer.keep(worker);
             }
             (

@@ -2,12 +2,12 @@
 
 use corella_model::{QueryGrowth, RotaryFrequencies, RotarySpec};
 
-/// The cosines and sines of the layers that turn alike.
+/// The cosines and sines of layers with equal rotations.
 pub struct Rotary {
     frequencies: RotaryFrequencies,
-    /// By what queries grow, which is as well done to the cosines and sines of all their elements.
+    /// The growth of queries, which can be applied to the cosines and sines of all their elements.
     growth: Option<QueryGrowth>,
-    /// The number of elements of the heads that turn so.
+    /// The number of elements of the heads with this rotation.
     pub head_dim: usize,
 }
 
@@ -32,7 +32,7 @@ impl Rotary {
     }
 
     /// Writes the cosines and then the sines of a position's angles, one for each pair of elements
-    /// of a head. The pairs behind those that are rotated have angle 0.
+    /// of a head. Pairs behind the rotated ones have angle 0.
     pub fn angles(&self, position: usize, out: &mut [f32]) {
         let (cos, sin) = out.split_at_mut(out.len() / 2);
         let growth = self.growth.map_or(1.0, |growth| growth.at(position));

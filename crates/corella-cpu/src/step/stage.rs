@@ -1,9 +1,9 @@
-//! A stage of the pipeline: its layers, its threads, its share of the KV pages. Without a
-//! pipeline there is one, which is first and last.
+//! A stage of the pipeline: its layers, its threads, its share of the KV pages. Without a pipeline, one stage is first
+//! and last.
 //!
-//! Commands enter at the first stage and go through all of them in order. Each stage keeps its
-//! own account of slots and pages from the same batches; only rows of the residual stream go
-//! from one to the next, and drawn tokens from the last to the first.
+//! Commands enter at the first stage and pass through all of them in order. Each stage keeps its own account of slots
+//! and pages from the same batches; only rows of the residual stream go from one to the next, and drawn tokens from the
+//! last to the first.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -34,7 +34,7 @@ mod scoring;
 pub enum Command {
     Step {
         batch: Arc<Batch>,
-        /// The residual stream of the stage before, `[rows][hidden_size]`, or why there is none.
+        /// The residual stream of the previous stage, `[rows][hidden_size]`, or the reason for its absence.
         rows: Result<Vec<f32>, String>,
     },
     Sample(StepId, Vec<TokenMask>),
@@ -44,23 +44,23 @@ pub enum Command {
     Close,
 }
 
-/// What slots may draw next, or why it is not known.
+/// The guesses for slots, or the reason for their absence.
 pub type Drafted = Result<Vec<(SlotId, Vec<Sample>)>, String>;
 
-/// What a step drew, for the stage that embeds it; `None` when it failed.
+/// The draws of a step, for the stage that embeds them; `None` when it failed.
 pub struct Drawn {
     step: StepId,
     tokens: Option<Vec<(SlotId, TokenId)>>,
 }
 
-/// Where a stage's work goes.
+/// The receiver of a stage's work.
 pub enum Output {
     Next(SyncSender<Command>),
     Caller {
         results: SyncSender<Result<BatchOutput, ExecutorError>>,
         /// Behind `results`: when this stage ends, its caller is woken and finds them closed.
         waker: CallerWaker,
-        /// Another stage, which has to know what was drawn.
+        /// Another stage, which has to know the draws.
         first: Option<SyncSender<Command>>,
     },
 }
@@ -78,9 +78,9 @@ pub struct Stage {
     plan: StepLayout,
     /// One for each worker.
     samplers: Vec<Mutex<Sampler>>,
-    /// Commands that came while a step waited for something else.
+    /// Commands that arrived while a step waited.
     postponed: VecDeque<Command>,
-    /// The newest step of which the first stage knows what the last one drew.
+    /// The newest step whose draws in the last stage the first one knows.
     newest_drawn: Option<StepId>,
     /// The step that this stage computed last.
     previous_step: Option<StepId>,
@@ -88,10 +88,10 @@ pub struct Stage {
     commit: Option<PageCommit>,
 }
 
-/// A stage that has received nothing for so long has nothing to do.
+/// A stage without commands for this time is idle.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// The rest of the pipeline has gone, or was told to go.
+/// The rest of the pipeline has ended, or is about to.
 struct Closed;
 
 impl Stage {
@@ -153,7 +153,7 @@ impl Stage {
         self.commands.recv().ok()
     }
 
-    /// The memory to commit next: a few milliseconds' worth of the pages that will be used.
+    /// The memory to commit next: a few milliseconds' worth of the next pages.
     fn next_commit(&mut self) -> Option<Range<usize>> {
         let commit = self.commit.as_mut()?;
         commit.note_used(self.forward.kv.num_used());
@@ -163,7 +163,7 @@ impl Stage {
     fn handle(&mut self, command: Command) -> Result<(), Closed> {
         match command {
             Command::Step { batch, rows } => self.step(batch, rows),
-            // Where the last stage handles one, its step drew nothing or failed before it could.
+            // If the last stage handles one, its step drew no token or failed before it could.
             Command::Sample(..) => self.pass_on(command),
             Command::Drawn(drawn) => {
                 self.take_drawn(drawn);
@@ -224,7 +224,7 @@ impl Stage {
         }
     }
 
-    /// Returns the rows for the next stage, if there is one.
+    /// Returns the rows for the next stage, if any.
     fn compute(
         &mut self,
         batch: &Batch,
@@ -233,7 +233,7 @@ impl Stage {
         if self.is_first && !self.is_last() {
             self.wait_for_drawn(batch)?;
         }
-        // The slots change even where a stage before has failed, because later steps build on them.
+        // The slots change even if an earlier stage has failed, because later steps build on them.
         let applied = self.slots.apply(batch);
         let applied = applied.and(self.plan_states(batch));
         if let Some(head) = &mut self.draft_head {
@@ -259,8 +259,8 @@ impl Stage {
         }
     }
 
-    /// Begins the recurrent states of slots that start, and plans those of all spans. They move on even
-    /// where the step fails, as histories do.
+    /// Begins the recurrent states of starting slots, and plans the states of all spans. They advance even if the step
+    /// fails, as do histories.
     fn plan_states(&mut self, batch: &Batch) -> Result<(), String> {
         self.plan.clear();
         let Some(states) = &mut self.forward.states else {
@@ -276,8 +276,8 @@ impl Stage {
         result.and(states.plan_snapshots(batch))
     }
 
-    /// Refuses parts of texts for an encoder: its layers share the memory of keys and values, so that none
-    /// are there for a later part.
+    /// Refuses parts of texts for an encoder: its layers share the memory of keys and values, so that a later part
+    /// would find none.
     fn check_whole(&self) -> Result<(), String> {
         let is_encoder = self.forward.spec().encoder.is_some();
         match is_encoder && self.plan.spans.iter().any(|span| span.start > 0) {
@@ -346,8 +346,8 @@ impl Stage {
             if from.max(to) + 1 >= kv.num_pages() || copy.num_rows as usize > kv.page_size() {
                 return Err(format!("impossible copy: {copy:?}"));
             }
-            // SAFETY: the workers wait; other threads read the one page at most, and have nothing to
-            // do with the other, by the contract of `KvPages`.
+            // SAFETY: the workers wait; by the contract of `KvPages`, other threads at most read the source page, and
+            // do not use the target.
             unsafe { kv.copy_rows(from, to, copy.num_rows as usize) };
         }
         if let Some(head) = &mut self.draft_head {
@@ -370,9 +370,9 @@ impl Stage {
             .run(&|worker| forward.layers(plan, incoming, worker))
     }
 
-    /// Draws from logits that are computed block by block, so that their memory does not grow with
-    /// the step. The first block is computed before the masks are waited for. All rows of a block
-    /// are drawn at once, those behind drafts too; which of them count is seen afterwards.
+    /// Draws from logits that are computed block by block, so that their memory does not grow with the step. The first
+    /// block is computed before waiting for the masks. All rows of a block are drawn at once, including those behind
+    /// drafts; the ones that count are selected afterwards.
     fn draw(
         &mut self,
         step: StepId,
@@ -420,7 +420,7 @@ impl Stage {
             None => self.slots.note_failed(step),
             Some(tokens) => {
                 for (slot, token) in tokens {
-                    // The request may have let go of its slot since.
+                    // The request may have given up its slot since.
                     if let Ok(slot) = self.slots.get_mut(slot) {
                         slot.set_drawn(step, token);
                     }
@@ -429,13 +429,13 @@ impl Stage {
         }
     }
 
-    /// Waits until the last stage has drawn what the batch embeds.
+    /// Waits until the last stage has drawn the tokens that the batch embeds.
     fn wait_for_drawn(&mut self, batch: &Batch) -> Result<(), String> {
         let needed = batch.tokens.iter().filter_map(|input| match input {
             InputToken::Known(_) => None,
             InputToken::FromStep { step, .. } => Some(*step),
         });
-        // Nothing is drawn by a step that no one has submitted.
+        // An unsubmitted step draws no token.
         let needed = needed.max().min(self.previous_step);
         if self.newest_drawn < needed {
             self.pass_on_postponed_masks(batch.step);
@@ -446,8 +446,7 @@ impl Stage {
             }
             match self.commands.recv() {
                 Ok(Command::Drawn(drawn)) => self.take_drawn(drawn),
-                // The step that is waited for may wait for these masks. Masks of later steps stay
-                // behind their steps.
+                // The awaited step may wait for these masks. Masks of later steps stay behind their steps.
                 Ok(Command::Sample(step, masks)) if step < batch.step => {
                     let _ = self.pass_on(Command::Sample(step, masks));
                 }
@@ -458,13 +457,13 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether nothing comes in any more. Steps that were postponed fail on the way to the end.
+    /// Whether the input is closed. Postponed steps then fail.
     fn is_closing(&self) -> bool {
         let mut postponed = self.postponed.iter();
         postponed.any(|command| matches!(command, Command::Close))
     }
 
-    /// Passes on masks of steps before `step`, because what is waited for may wait for them.
+    /// Passes on masks of steps before `step`, because the awaited step may wait for them.
     fn pass_on_postponed_masks(&mut self, step: StepId) {
         for command in std::mem::take(&mut self.postponed) {
             match command {
@@ -493,8 +492,7 @@ impl Stage {
         Err(String::from("the executor was dropped"))
     }
 
-    /// Computes a step of one row and one of several tiles, on the page that no request gets. No
-    /// profile counts them.
+    /// Computes a step of one row and one of several tiles, on the page of no request. No profile counts them.
     fn warm_up(&mut self) -> Result<(), String> {
         let profile = self.forward.profile.take();
         let result = self.run_warm_up();
@@ -526,7 +524,7 @@ impl Stage {
     }
 }
 
-/// However a stage ends, nobody waits for its steps any longer.
+/// Ends the waits for its steps at any end of a stage.
 impl Drop for Stage {
     fn drop(&mut self) {
         self.forward.kv.counter.close();
@@ -550,7 +548,7 @@ fn draw_block(
             .sample_request(block[index].num_tokens, allowed);
         // SAFETY: each index is drawn by one worker.
         let logits = unsafe { forward.logits_mut(index) };
-        // Nobody else locks a worker's own sampler.
+        // Only its worker locks a sampler.
         let sampler = samplers[worker.index()].lock();
         let mut sampler = sampler.unwrap_or_else(PoisonError::into_inner);
         let sampled = sampler.sample(logits, request);
@@ -586,7 +584,7 @@ fn on_rows<T: Send>(
     Ok(results.collect())
 }
 
-/// The executor is used again after a failed step, whatever failed.
+/// Keeps the executor usable after a step with any panic.
 fn without_panic<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let result = catch_unwind(AssertUnwindSafe(work));
     result.unwrap_or_else(|_| Err(String::from("the executor's code panicked")))

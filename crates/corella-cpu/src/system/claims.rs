@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The claims of all workers on the units of one job, which runs between two barriers.
 pub struct Claims {
-    /// What has been taken of each worker's share.
+    /// The claimed units of each worker's share.
     shares: Vec<Taken>,
 }
 
-/// How many units were taken from the front (low 32 bits) and from the back (high 32 bits) of a
+/// The number of units taken from the front (low 32 bits) and from the back (high 32 bits) of a
 /// share. It has a cache line of its own.
 #[repr(align(64))]
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub enum ShareEnd {
     Back,
 }
 
-/// Each claim takes this fraction (1 / `PARTS`) of what is left of a share.
+/// Each claim takes this fraction (1 / `PARTS`) of the rest of a share.
 const PARTS: usize = 4;
 
 impl Claims {
@@ -35,15 +35,15 @@ impl Claims {
         Self { shares }
     }
 
-    /// Marks all shares as untouched. Nobody may take units during the call.
+    /// Marks all shares as unclaimed. No units may be taken during the call.
     pub fn clear(&self) {
         for Taken(taken) in &self.shares {
             taken.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Claims units of `owner`'s share, which has `len` of them, for the caller alone. A claim
-    /// orders no memory accesses: others see what the owner wrote before the last barrier.
+    /// Claims units of `owner`'s share of `len` units, for the caller alone. A claim orders no
+    /// memory accesses: others see the owner's writes from before the last barrier.
     pub fn take(&self, owner: usize, len: usize, end: ShareEnd) -> Option<Range<usize>> {
         let Taken(taken) = &self.shares[owner];
         let mut seen = taken.load(Ordering::Relaxed);

@@ -30,7 +30,7 @@ pub fn allowed_cores() -> io::Result<Vec<usize>> {
         .collect())
 }
 
-/// Pins this thread to a core. A refusal is ignored, because it costs speed only.
+/// Pins this thread to a core. A refusal is ignored, because it costs only speed.
 #[cfg(target_os = "linux")]
 pub fn pin_to(core: usize) {
     // SAFETY: all zeros are the empty set, `core` is one that `allowed_cores` returned, and the

@@ -6,14 +6,14 @@ use std::ptr::NonNull;
 
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes that threads share. The owner decides who may access which of them, and when.
+/// Bytes that threads share. The owner decides which thread may access them, and when.
 pub struct Region {
     start: NonNull<u8>,
     map: NonNull<libc::c_void>,
     map_len: usize,
 }
 
-// SAFETY: a region is plain memory. Every access to it is unsafe and justified where it happens.
+// SAFETY: a region is plain memory. Every access to it is unsafe and has its own justification.
 unsafe impl Send for Region {}
 // SAFETY: the same as for `Send`.
 unsafe impl Sync for Region {}
@@ -61,8 +61,8 @@ impl Region {
         })
     }
 
-    /// Makes the system provide the memory of a range now, not when it is first written. The
-    /// contents stay as they are. Returns whether the system did so.
+    /// Makes the system provide the memory of a range now, not at its first write. The contents
+    /// stay unchanged. Returns whether the system did so.
     pub fn commit(&self, bytes: std::ops::Range<usize>) -> bool {
         const PAGE: usize = 4096;
         let first = bytes.start / PAGE * PAGE;
@@ -95,7 +95,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: this is our own mapping, which nobody uses any more.
+        // SAFETY: this is our own mapping, which is no longer used.
         unsafe {
             libc::munmap(self.map.as_ptr(), self.map_len);
         }
@@ -122,7 +122,7 @@ mod tests {
             there[0] & 1 == 1
         };
         let last = 3 * HUGE_PAGE - PAGE;
-        // SAFETY: the address is inside the region, which nobody else uses.
+        // SAFETY: the address is inside the region, which has no other user.
         unsafe { *region.as_ptr().add(HUGE_PAGE + 5) = 7 };
         assert!(!is_there(0) && !is_there(last));
         if !region.commit(HUGE_PAGE + 5..last + 1) {

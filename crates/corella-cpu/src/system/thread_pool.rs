@@ -19,7 +19,7 @@ use super::core_affinity;
 pub struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// The core of each worker; empty if the system may choose.
+    /// The core of each worker; empty if the system chooses.
     cores: Vec<usize>,
 }
 
@@ -72,8 +72,7 @@ impl ThreadPool {
             match thread {
                 Ok(thread) => pool.threads.push(thread),
                 Err(error) => {
-                    // The threads that exist wait at the start barrier, which can no longer fill
-                    // up.
+                    // The existing threads wait at the start barrier, which can no longer fill up.
                     pool.shared.start.release();
                     return Err(error);
                 }
@@ -117,7 +116,7 @@ impl Drop for ThreadPool {
             self.shared.start.wait();
         }
         for thread in self.threads.drain(..) {
-            // The worker catches its panics, so the result says nothing.
+            // The worker catches its panics, so the result has no information.
             let _ = thread.join();
         }
     }
@@ -128,7 +127,7 @@ impl Worker<'_> {
         self.index
     }
 
-    /// Waits until every worker is here. What they wrote before is visible afterwards.
+    /// Waits until every worker has arrived. Their earlier writes are visible afterwards.
     pub fn barrier(&self) {
         let round = self.round.get() + 1;
         if self.index == 0 {
@@ -240,10 +239,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of spins, about ten microseconds: by then, most workers with equal shares have come.
+/// The number of spins, about ten microseconds: by then, most workers with equal shares have
+/// arrived.
 const NUM_SPINS: u32 = 300;
-/// The number of yields, about a millisecond: parking and waking up would cost more than most
-/// shares differ by.
+/// The number of yields, about a millisecond: parking and waking up would cost more than the
+/// difference of most shares.
 const NUM_YIELDS: u32 = 3000;
 
 struct Barrier {
@@ -269,7 +269,7 @@ impl Barrier {
         }
     }
 
-    /// Returns false if the barrier was released before all workers had come.
+    /// Returns false if the barrier was released before all workers had arrived.
     fn wait(&self) -> bool {
         let generation = self.generation.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
@@ -310,7 +310,7 @@ impl Barrier {
         self.wake();
     }
 
-    /// Makes a released barrier usable again. Nobody may wait at it during the call.
+    /// Makes a released barrier usable again. No thread may wait at it during the call.
     fn reset(&self) {
         self.arrived.store(0, Ordering::SeqCst);
         self.is_released.store(false, Ordering::SeqCst);
@@ -406,7 +406,7 @@ mod tests {
                     assert_eq!(owner, 0);
                     taken[worker.index()].fetch_add(units.len(), Ordering::SeqCst);
                     if worker.index() == 0 {
-                        // The owner is so slow that the other one does all that is left.
+                        // The owner is so slow that the other one does the rest.
                         wait_until("the other has finished the share", || {
                             num_taken(0) + num_taken(1) == 64
                         });
@@ -416,7 +416,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!(num_taken(0) + num_taken(1), 64);
-        // The owner came back to take more when there was nothing left.
+        // The owner returned for more when no unit was left.
         assert!(num_taken(0) <= 16);
     }
 
@@ -450,7 +450,7 @@ mod tests {
         let cores = core_affinity::allowed_cores().unwrap();
         let mut pool = ThreadPool::pinned(cores.clone()).unwrap();
         let seen: Vec<_> = cores.iter().map(|_| Mutex::new(Vec::new())).collect();
-        // This needs a thread of its own, because it stays pinned.
+        // This needs a thread of its own, because the pinning is permanent.
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 pool.pin_caller();
@@ -479,7 +479,7 @@ mod tests {
         let mut pool = ThreadPool::new(2).unwrap();
         let shared = Arc::clone(&pool.shared);
         let (num_done, is_done) = mpsc::channel();
-        // Workers that are not woken up would keep a thread that waits for them.
+        // Workers that are never woken would block a thread that waits for them.
         std::thread::spawn(move || {
             for _ in 0..3 {
                 wait_until_parked(&shared.start);

@@ -1,4 +1,4 @@
-//! What an encoder's embeddings are made of besides tokens and positions.
+//! The parts of an encoder's embeddings besides tokens and positions.
 
 use corella_model::{DecoderSpec, DeviceError, EncoderWeights, NormSpec};
 
@@ -6,12 +6,12 @@ use super::lane::elements;
 use super::norm::PackedNorm;
 use super::optional;
 
-/// What a decoder has none of.
+/// The parts that only encoders have.
 #[derive(Default)]
 pub struct EncoderEnds {
     /// The row of a text's first token in the table of learned positions.
     pub first_position: usize,
-    /// What is added to the tokens of a first and a second text, `[segment][hidden_size]`.
+    /// The additions to the tokens of a first and a second text, `[segment][hidden_size]`.
     segments: Vec<f32>,
     /// The norm of the embeddings.
     pub norm: Option<PackedNorm>,
@@ -55,8 +55,8 @@ impl EncoderEnds {
         size_of_val(&self.segments[..])
     }
 
-    /// Adds what stands for the text that a token belongs to, if the model tells them apart. A model
-    /// with one segment has one vector for all.
+    /// Adds the vector of a token's text, if the model distinguishes texts. A model with one segment has one vector for
+    /// all.
     pub fn add_segment(&self, is_second_text: bool, out: &mut [f32]) {
         let num_segments = self.segments.len() / out.len();
         if num_segments > 0 {

@@ -1,9 +1,9 @@
-//! Which number format each matrix is computed in. This is decided here only: packing, calibration,
-//! measurement and reports ask the plan.
+//! The number format of each matrix. Only this module decides it: packing, calibration, measurement and reports ask the
+//! plan.
 //!
-//! Matrices share input rows, and so the form of these: all matrices of the layers have one form, those
-//! of experts have one of their own, and so has the head. Three things decide: the wanted format (`--dtype`), what the checkpoint
-//! stores, and whether the kernels multiply bf16.
+//! Matrices share input rows, and so their form: all matrices of the layers have one form, the experts' have one of
+//! their own, and so has the head. Three inputs decide: the wanted format (`--dtype`), the checkpoint's formats, and
+//! whether the kernels multiply bf16.
 //!
 //! | wanted | the checkpoint stores | a matrix is packed as |
 //! |---|---|---|
@@ -16,17 +16,18 @@
 //! | nothing | integers in all matrices of these rows | integers with a scale per output channel |
 //! | nothing | anything else | floats of the stored type; f32 if the types of its parts differ |
 //!
-//! * Groups worth keeping are those of 4 bits, and those of 8 bits that are at least 128 long but shorter
-//!   than the row. Scaling shorter ones takes long, and per-channel scales lose little. Groups of 8 bits
-//!   are kept only if the layers have no floats, or if the model has groups of 4 bits too: a checkpoint
-//!   that quantises all matrices is chosen for its memory and speed.
+//! * Groups worth keeping have 4 bits, or 8 bits and a length of at least 128 but less than the row. Scaling shorter
+//!   ones takes long, and per-channel scales lose little. Groups of 8 bits are kept only if the layers have no floats,
+//!   or if the model has groups of 4 bits too: a checkpoint that quantises all matrices is chosen for its memory and
+//!   speed.
 //! * A matrix that combines several of the checkpoint's keeps groups if all parts have groups worth
 //!   keeping, with the same number of bits.
-//! * Integers that are stored with a scale per output channel stay as they are.
-//! * Down projections in integers are transformed: their input, the output of the gated layer, has a few
-//!   large elements that make 8-bit rounding of the others coarse, and a Hadamard transform spreads them.
-//!   Stored 8-bit integers are then rounded again, which loses less than rows lose without the transform;
-//!   stored 4-bit integers would lose more, and stay without it.
+//! * Down projections in integers are transformed: their input, the output of the gated layer, has a few large elements
+//!   that make 8-bit rounding of the others coarse, and a Hadamard transform spreads them. Stored 8-bit integers are
+//!   then rounded again, which loses less than rows lose without the transform; stored 4-bit integers would lose more,
+//!   and stay without it.
+//! * Floats are in matrix tiles where all matrices of the same rows are bf16 and the kernels multiply bf16, otherwise
+//!   in columns.
 //! * Floats are in matrix tiles where all matrices of the same rows are bf16 and the kernels multiply
 //!   bf16, otherwise in columns.
 
@@ -48,8 +49,7 @@ pub enum Role {
     Expert,
     /// The projection of the experts' gated outputs.
     ExpertDown,
-    /// The output head, and with it the embedding that is tied to it. An embedding of its own is read
-    /// as the checkpoint stores it.
+    /// The output head, and a tied embedding with it. A separate embedding is read in its stored form.
     Head,
 }
 
@@ -65,16 +65,16 @@ pub struct FormatPlan {
     head: Form,
 }
 
-/// Which matrices are packed with group-wise scales.
+/// The matrices that are packed with group-wise scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Grouping {
     None,
-    /// All of them, in groups of this shape.
+    /// All matrices, in groups of this shape.
     All {
         bits: usize,
         group_len: usize,
     },
-    /// Those that the checkpoint stores in groups worth keeping.
+    /// Matrices stored in groups worth keeping.
     Stored,
 }
 
@@ -120,8 +120,7 @@ impl FormatPlan {
         })
     }
 
-    /// The plan that decodes integers of the checkpoint to the floats they stand for, and keeps
-    /// the types of others.
+    /// The plan that decodes integers of the checkpoint to floats, and keeps the types of others.
     pub fn floats(stored: &StoredMatrices, multiplies_bf16: bool) -> Self {
         Self {
             dtype: None,
@@ -132,7 +131,7 @@ impl FormatPlan {
         }
     }
 
-    /// The form of the rows that a matrix is multiplied by.
+    /// The form of a matrix's input rows.
     pub fn form(&self, role: Role) -> Form {
         match role {
             Role::Projection | Role::Down => self.layers,
@@ -141,7 +140,7 @@ impl FormatPlan {
         }
     }
 
-    /// How to pack a matrix of `k` input channels that combines the output channels of `parts`.
+    /// The packing of a matrix of `k` input channels that combines the output channels of `parts`.
     pub fn packing(&self, role: Role, parts: &[StoredMatrix], k: usize) -> Packing {
         let form = self.form(role);
         let mut groups = self.groups(parts, k);

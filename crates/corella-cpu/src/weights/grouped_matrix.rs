@@ -1,5 +1,4 @@
-//! Packing of weights quantised in groups: integers and scales that the checkpoint stores, or that
-//! are computed here.
+//! Packing of weights quantised in groups: integers and scales stored in the checkpoint, or computed here.
 //!
 //! Group scales are stored as f16, divided by a power of two per output channel, which gives them
 //! the range of f32. Scales that the checkpoint stores as f16 stay exact; the rounding of others
@@ -38,9 +37,9 @@ impl GroupedPacking {
         }
     }
 
-    /// Keeps the integers of the checkpoint, given the formats of the matrices that this one
-    /// combines. Returns `None` if one of them is stored in another way, with another number of bits or
-    /// other levels, or in groups whose length is not a multiple of 32.
+    /// Keeps the integers of the checkpoint, given the formats of the combined matrices. Returns `None` if one of them
+    /// is stored in another way, with another number of bits or other levels, or in groups whose length is not a
+    /// multiple of 32.
     pub fn stored(
         bits: usize,
         parts: impl Iterator<Item = Option<GroupFormat>>,
@@ -69,8 +68,8 @@ impl GroupedPacking {
         })
     }
 
-    /// Fills a panel of zeros, and for each lane the factor of its group scales. Weights that are
-    /// quantised here are multiplied by the Hadamard matrix before if `hadamard` is set.
+    /// Fills a panel of zeros, and for each lane the factor of its group scales. Weights quantised here are first
+    /// multiplied by the Hadamard matrix if `hadamard` is set.
     pub fn pack_panel(
         &self,
         lanes: &[Option<Lane<'_>>],
@@ -113,9 +112,9 @@ fn group_chunks(format: GroupFormat, k: usize) -> Option<usize> {
     lens.find(|chunks| format.group_len >= k || format.group_len.is_multiple_of(chunks * CHUNK_K))
 }
 
-/// One output channel on its way into a panel.
+/// One output channel before it is written to a panel.
 struct PackedLane {
-    /// The integers as panels store them, offset to be unsigned.
+    /// The integers in the panels' form, offset to be unsigned.
     q: Vec<u8>,
     scales: Vec<f32>,
     minimums: Vec<f32>,
@@ -205,7 +204,7 @@ impl PackedLane {
     }
 }
 
-/// What stands for 0 in a panel without minimums.
+/// The code of 0 in a panel without minimums.
 fn zero(shape: GroupedShape) -> u8 {
     match shape.is_fp4 {
         true => fp4_code(0),
@@ -219,7 +218,7 @@ fn fp4_code(level: i8) -> u8 {
     static CODES: [u8; 2 * LARGEST as usize + 1] = {
         let mut codes = [0; 2 * LARGEST as usize + 1];
         let mut code = FP4_LEVELS.len();
-        // 0 has two numbers, and gets the lower one.
+        // 0 has two codes, and gets the lower one.
         while code > 0 {
             code -= 1;
             codes[(FP4_LEVELS[code] + LARGEST) as usize] = code as u8;
@@ -308,8 +307,8 @@ mod tests {
         rows.collect()
     }
 
-    /// The weights of a row as its groups encode them, each with the magnitude of the terms it is
-    /// the sum of. The decoding of blocks is tested beside their formats.
+    /// The weights of a row in the encoding of its groups, each with the magnitude of its terms. The decoding of blocks
+    /// is tested beside their formats.
     fn stored(weight: &Tensor, row: usize) -> Vec<(f32, f32)> {
         let mut groups = GroupedRow::default();
         weight.read_groups(row, &mut groups);

@@ -1,10 +1,10 @@
-//! Reads an image of packed weights in the order in which it was written.
+//! Reads an image of packed weights in the order of its writing.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// An image file, of which the matrices take their parts one after the other.
+/// An image file, from which the matrices take their parts in order.
 pub struct ImageReader {
     file: File,
     at: u64,

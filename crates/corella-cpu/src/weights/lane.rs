@@ -46,7 +46,7 @@ pub fn decode_lane(
 /// # Safety
 /// `out` has room for `row.len()` integers.
 pub unsafe fn round_to_bytes(row: &[f32], kernels: &Kernels, out: *mut i8) -> f32 {
-    // SAFETY: the caller promises that there is room.
+    // SAFETY: by the caller's contract the output has enough room.
     unsafe {
         let most = f32::from_bits((kernels.largest_bits)(row.as_ptr(), row.len()));
         let scale = most / 127.0;

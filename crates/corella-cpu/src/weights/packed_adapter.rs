@@ -1,8 +1,8 @@
 //! Adapters packed for the forward pass: low-rank updates of packed matrices (LoRA, Hu et al. 2021).
 //!
-//! The update of a matrix is B·A, with A `[rank, in]` and B `[out, rank]`, scaled. A row's inner values
-//! A·x are computed first. B·(A·x) is added to the outputs of the matrix itself, panel by panel, before
-//! anything else happens to them.
+//! The update of a matrix is B·A, with A `[rank, in]` and B `[out, rank]`, scaled. A row's inner values A·x are
+//! computed first. B·(A·x) is added to the outputs of the matrix itself, panel by panel, before all other operations on
+//! them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct PackedAdapter {
     layers: Vec<[Option<PackedUpdate>; 4]>,
 }
 
-/// Which of a layer's packed matrices.
+/// The packed matrices of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdaptedMatrix {
     Qkv,
@@ -30,11 +30,11 @@ pub enum AdaptedMatrix {
     Down,
 }
 
-/// What an adapter adds to one packed matrix, which may consist of several matrices: its parts.
+/// The update of one packed matrix, which may consist of several matrices: its parts.
 pub struct PackedUpdate {
     k: usize,
     dtype: DType,
-    /// The number of inner values, those of all parts one after the other.
+    /// The number of inner values of all parts.
     num_inner: usize,
     /// The A of all parts, `[num_inner][k]`.
     down: Vec<u8>,
@@ -49,7 +49,7 @@ pub struct PackedUpdate {
 struct Run {
     lanes: Range<u8>,
     inner: Range<u32>,
-    /// Where their weights begin in `PackedUpdate::up`, in bytes.
+    /// The begin of their weights in `PackedUpdate::up`, in bytes.
     at: usize,
 }
 
@@ -91,12 +91,12 @@ impl RowAdapters {
     }
 }
 
-/// What packing an adapter has to know of the model.
+/// The model's data for packing an adapter.
 pub struct AdapterPacking {
     spec: DecoderSpec,
     /// For each layer, whether the input of its down projection is multiplied by a Hadamard matrix.
     hadamard_down: Vec<bool>,
-    /// The format of the adapters' weights. bf16 is as exact as any model's weights but those in f32.
+    /// The format of the adapters' weights. bf16 is as exact as any model's weights except f32.
     dtype: DType,
     kernels: &'static Kernels,
 }
@@ -163,8 +163,8 @@ impl AdapterPacking {
         ]
     }
 
-    /// Packs the updates of the matrices that lie in one packed matrix with these lanes. Returns `None`
-    /// if the adapter updates none of them.
+    /// Packs the updates of the matrices within one packed matrix with these lanes. Returns `None` if the adapter
+    /// updates none of them.
     fn update(
         &self,
         layer: &AdapterLayer,
@@ -248,7 +248,7 @@ impl AdapterPacking {
 }
 
 impl PackedUpdate {
-    /// The length of the rows that are multiplied.
+    /// The length of the input rows.
     pub fn k(&self) -> usize {
         self.k
     }
@@ -281,7 +281,7 @@ impl PackedUpdate {
         for run in &self.runs[runs] {
             let x = &inner[run.inner.start as usize..run.inner.end as usize];
             let out = &mut out[usize::from(run.lanes.start)..usize::from(run.lanes.end)];
-            // SAFETY: the run has as many rows as inner values, and a weight in each for every lane.
+            // SAFETY: the run has a row for each inner value, and a weight in each for every lane.
             unsafe {
                 (kernels.low_rank_up)(LowRankUp {
                     x: x.as_ptr(),

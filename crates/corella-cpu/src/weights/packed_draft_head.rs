@@ -11,18 +11,17 @@ use super::panel::PackedMatrix;
 use super::{PackedEnds, PackedWeights, Packer, Role, check_shape};
 
 pub struct PackedDraftHead {
-    /// The norm of a token's embedding, and that of the hidden state before it.
+    /// The norm of a token's embedding, and of the hidden state before it.
     pub embedding_norm: PackedNorm,
     pub hidden_norm: PackedNorm,
-    /// What makes the layer's input of both.
+    /// The projection of both to the layer's input.
     pub join: PackedMatrix,
-    /// The layer, between the model's embedding and output head. The norm before the latter is the draft
-    /// head's.
+    /// The layer, between the model's embedding and output head. The norm before the latter belongs to the draft head.
     pub weights: PackedWeights,
 }
 
 impl PackedDraftHead {
-    /// Bytes of what the model does not have anyway.
+    /// Bytes beyond the model's own.
     pub fn num_bytes(&self) -> usize {
         let layers = self.weights.layers.iter();
         let matrices = layers.flat_map(PackedLayer::matrices).chain([&self.join]);
@@ -31,8 +30,7 @@ impl PackedDraftHead {
 }
 
 impl Packer<'_> {
-    /// Packs the draft head, if the model is to have one. Images do not hold it, so that they serve starts
-    /// with it and without.
+    /// Packs the draft head, if requested. Images do not include it, so that they serve starts with it and without.
     pub(super) fn draft_head(
         &mut self,
         spec: &DecoderSpec,

@@ -1,5 +1,5 @@
-//! Images of packed weights: files that hold quantised and repacked matrices as they lie in memory,
-//! so that a later start can read them instead of computing them again.
+//! Images of packed weights: files with quantised and repacked matrices in their memory layout, so that a later start
+//! can read them instead of computing them again.
 //!
 //! An image is read into huge pages instead of being mapped: a mapped file has small pages, from which
 //! decode was 10 to 25 % slower. The reader packs one panel of each matrix and compares it, so that
@@ -11,7 +11,7 @@ use crate::system::Region;
 
 use super::panel::{Origin, PackedMatrix};
 
-/// The bytes of all matrices that had to be computed. It keeps their memory alive.
+/// The bytes of all computed matrices. It keeps their memory alive.
 pub struct PackedImage {
     /// Memory regions, each with the number of bytes in use.
     parts: Vec<(Arc<Region>, usize)>,
@@ -45,7 +45,7 @@ impl PackedImage {
     /// The image's content in order, in pieces of at most `max_len` bytes.
     pub fn pieces(&self, max_len: usize) -> impl Iterator<Item = &[u8]> {
         let parts = self.parts.iter().map(|(region, len)| {
-            // SAFETY: panels are not written any more once they are packed.
+            // SAFETY: packed panels are no longer written.
             unsafe { std::slice::from_raw_parts(region.as_ptr(), *len) }
         });
         parts.flat_map(move |part| part.chunks(max_len))

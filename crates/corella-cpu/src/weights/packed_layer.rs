@@ -23,18 +23,18 @@ pub struct PackedLayer {
     pub k_norm: Option<PackedNorm>,
     /// The norm of values, whose weights are 1.
     pub v_norm: Option<PackedNorm>,
-    /// A score for each query head, or none.
+    /// A score for each query head; empty without sinks.
     pub sinks: Vec<f32>,
-    /// The projection to what gates the output of each query head.
+    /// The projection to the gates of each query head's output.
     pub gate: Option<PackedMatrix>,
-    /// What a recurrent layer has beside matrices.
+    /// The parts of a recurrent layer beside its matrices.
     pub recurrent: Option<PackedRecurrent>,
     pub output: PackedMatrix,
     pub feed_forward_norms: PackedNorms,
     pub feed_forward: PackedFeedForward,
-    /// What adds the layer's own input.
+    /// The part that adds the layer's own input.
     pub per_layer: Option<PackedPerLayer>,
-    /// What the residual stream is multiplied by at the end.
+    /// The factor of the residual stream at the end.
     pub scale: f32,
 }
 
@@ -60,12 +60,12 @@ pub struct PackedMlp {
 }
 
 pub struct PackedExperts {
-    /// The projection to a score for each expert; behind them, the shared expert's if it is weighed.
+    /// The projection to a score for each expert; behind them, the weight of a weighed shared expert.
     pub router: PackedMatrix,
     pub selection_bias: Option<Vec<f32>>,
     pub experts: PackedMlp,
     pub shared: Option<PackedMlp>,
-    /// What the weights of each expert are multiplied by.
+    /// The factors of each expert's weights.
     pub scales: Option<Vec<f32>>,
     pub own_norms: Option<PackedExpertNorms>,
 }
@@ -107,7 +107,7 @@ impl PackedLayer {
             .chain(per_layer)
     }
 
-    /// The form of the experts' matrices, if there are any.
+    /// The form of the experts' matrices, if any.
     pub fn expert_form(&self) -> Option<Form> {
         match &self.feed_forward {
             PackedFeedForward::Mlp(_) => None,
@@ -120,11 +120,11 @@ impl PackedLayer {
     }
 }
 
-/// The roles of the matrices of MLPs that all rows go through, and of experts.
+/// The roles of the matrices of MLPs for all rows, and of experts.
 pub(super) const OF_ALL: [Role; 2] = [Role::Projection, Role::Down];
 pub(super) const OF_EXPERTS: [Role; 2] = [Role::Expert, Role::ExpertDown];
 
-/// The matrices that read what goes into attention, or into what takes its place.
+/// The matrices that read the input of attention, or of its replacement.
 pub(super) fn input_matrices(spec: &LayerSpec) -> &'static [LayerTensor] {
     use LayerTensor::*;
     match &spec.recurrent {
@@ -254,9 +254,8 @@ impl Packer<'_> {
         })
     }
 
-    /// Packs what routes rows to experts, and behind it what weighs the shared expert. Rounding its
-    /// input would change which experts are chosen, so its rows are in f32, whatever the form of the
-    /// layer is.
+    /// Packs the router, and behind it the vector that weighs the shared expert. Rounding its input would change the
+    /// choice of experts, so its rows are in f32 for any form of the layer.
     fn router(&mut self, layer: &LayerWeights, k: usize) -> Result<PackedMatrix, DeviceError> {
         let router = &layer[LayerTensor::Router];
         let shared = layer.get(LayerTensor::SharedWeight).map(|weight| Tensor {
@@ -318,7 +317,7 @@ impl PackedExpertNorms {
     }
 }
 
-/// How a router is packed, whatever the format of other matrices is.
+/// The packing of a router, independent of the format of other matrices.
 pub(super) fn router_packing(router: &Tensor, k: usize) -> Packing {
     Packing {
         k,
@@ -347,7 +346,7 @@ fn pairs<'a>(gate: Part<'a>, up: Part<'a>) -> Vec<Option<Lane<'a>>> {
     lanes.map(|source| source.map(lane)).collect()
 }
 
-/// The rows of a gate and an up projection in the order in which they lie in panels.
+/// The rows of a gate and an up projection in the order of panels.
 pub(super) fn paired<T: Copy>(num_rows: usize, [gate, up]: [T; 2]) -> Vec<Option<(T, usize)>> {
     let blocks = (0..num_rows).step_by(16).flat_map(|first| {
         [gate, up].into_iter().flat_map(move |matrix| {
@@ -357,7 +356,7 @@ pub(super) fn paired<T: Copy>(num_rows: usize, [gate, up]: [T; 2]) -> Vec<Option
     blocks.collect()
 }
 
-/// Fills the last panel with channels that have no source.
+/// Fills the last panel with channels without a source.
 fn whole_panels(mut lanes: Vec<Option<Lane<'_>>>) -> Vec<Option<Lane<'_>>> {
     lanes.resize_with(lanes.len().next_multiple_of(PANEL_LANES), || None);
     lanes

@@ -7,7 +7,7 @@ use corella_model::{
 use super::lane::elements;
 use super::norm::PackedNorm;
 
-/// The most tokens that a convolution reads.
+/// The most tokens of a convolution.
 pub const MAX_KERNEL_LEN: usize = 16;
 
 pub enum PackedRecurrent {
@@ -19,7 +19,7 @@ pub struct PackedDelta {
     /// `[token][channel]`, the oldest token first.
     pub convolution: Vec<f32>,
     pub decay_bias: Vec<f32>,
-    /// What the logarithms of decays are multiplied by.
+    /// The factors of the logarithms of decays.
     pub rates: Vec<f32>,
     pub norm: PackedNorm,
 }
@@ -74,7 +74,7 @@ impl PackedConvolution {
     }
 }
 
-/// Brings a convolution `[channel][token]` into the order in which it is computed.
+/// Reorders a convolution `[channel][token]` for its computation.
 fn by_token(convolution: &Tensor, kernel_len: usize) -> Vec<f32> {
     let by_channel = elements(convolution);
     let token = |token| by_channel.iter().skip(token).step_by(kernel_len);

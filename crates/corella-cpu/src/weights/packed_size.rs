@@ -1,4 +1,4 @@
-//! How much memory packed weights will take, from the shapes and types of a checkpoint's tensors.
+//! The memory of packed weights, from the shapes and types of a checkpoint's tensors.
 
 use corella_model::{
     ByPart, DecoderSpec, DecoderWeights, DeviceError, ExpertSpec, FeedForward, LayerSpec,
@@ -12,8 +12,8 @@ use super::check_spec;
 use super::format_plan::{FormatPlan, Role};
 use super::packed_layer::{OF_ALL, OF_EXPERTS, input_matrices, output_matrix, router_packing};
 
-/// The bytes that each part of a model takes when it is packed for an instruction set, by default the
-/// best one of this machine. Reads no weights. Refuses what packing them would refuse.
+/// The packed bytes of each part of a model for an instruction set, by default the best one of this machine. Reads no
+/// weights. Refuses the same models as packing.
 pub fn packed_bytes(
     spec: &DecoderSpec,
     weights: &DecoderWeights,
@@ -40,7 +40,7 @@ pub fn packed_bytes(
     sizes.bytes.add(part, head_bytes);
     sizes.bytes.add(ModelPart::Embedding, own);
     let numbers = spec.num_parameters();
-    // Learned positions, and what else is added to the embeddings of tokens.
+    // Learned positions, and the other additions to the embeddings of tokens.
     let tables = match &weights.per_layer {
         Some(ends) => {
             let projection = router_packing(&ends.projection, hidden);
@@ -164,7 +164,7 @@ mod tests {
     use crate::system::ThreadPool;
     use crate::weights::PackedWeights;
 
-    /// Every model that tests have, in every format, takes as much as was said before.
+    /// Every test model, in every format, takes the predicted memory.
     #[test]
     fn packed_weights_take_what_was_foretold() {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");

@@ -30,8 +30,8 @@ pub struct PackedMatrix {
     panels: Arc<Region>,
     /// One value per output channel, in the order of the panels' lanes.
     pub bias: Option<Vec<f32>>,
-    /// One f32 per output channel (`Form::Int8` only), by which the channel's integers, or the
-    /// scales of their groups, are multiplied.
+    /// One f32 per output channel (`Form::Int8` only), the factor of the channel's integers, or of
+    /// the scales of their groups.
     scales: Arc<Region>,
     /// The shape of the groups, if weights are quantised in groups (`Form::Int8` only).
     pub groups: Option<GroupedShape>,
@@ -40,25 +40,25 @@ pub struct PackedMatrix {
     pub origin: Origin,
 }
 
-/// Where a matrix's panels come from.
+/// The source of a matrix's panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The checkpoint's elements, merely reordered. Reading an image of them would be no faster.
     Copied,
     /// The checkpoint's elements, quantised or converted.
     Computed,
-    /// An image of panels that an earlier start computed.
+    /// An image of panels from an earlier start.
     Image,
 }
 
-/// How to pack a matrix `[out, in]` into panels; `FormatPlan` decides it.
+/// The packing of a matrix `[out, in]` into panels; `FormatPlan` decides it.
 #[derive(Clone, Copy)]
 pub struct Packing {
     /// The number of input channels.
     pub k: usize,
     pub dtype: DType,
     pub form: Form,
-    /// How weights are quantised in groups (`Form::Int8` only).
+    /// The quantisation of weights in groups (`Form::Int8` only).
     pub groups: Option<GroupedPacking>,
     /// Whether each row of the matrix is multiplied by a Hadamard matrix before it is quantised.
     /// The activations must then be multiplied by it too.
@@ -66,7 +66,7 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// The size of a matrix with so many output channels, in bytes.
+    /// The size of a matrix with `num_lanes` output channels, in bytes.
     pub fn num_bytes(&self, num_lanes: usize) -> usize {
         let groups = self.groups.map(|groups| groups.shape);
         num_lanes.div_ceil(PANEL_LANES) * panel_bytes(self.k, self.dtype, self.form, groups)
@@ -107,9 +107,9 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// Reads from an image what `pack` would compute. Returns `None` if the image does not hold
-    /// this matrix: one panel is packed and compared, which detects other weights, another layout
-    /// and another rounding.
+    /// Reads the result of `pack` from an image. Returns `None` if the image does not hold this
+    /// matrix: one panel is packed and compared, which detects other weights, another layout and
+    /// another rounding.
     pub fn read(
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
@@ -144,7 +144,7 @@ impl PackedMatrix {
         Ok(is_same.then_some(packed))
     }
 
-    /// Packs the panel in the middle and compares it with the one that was read.
+    /// Packs the panel in the middle and compares it with the one from the image.
     fn has_panel(
         &self,
         lanes: &[Option<Lane<'_>>],
@@ -157,7 +157,7 @@ impl PackedMatrix {
         let panel = self.num_panels / 2;
         let lanes = panel_lanes(lanes, panel);
         let expected = Self::unfilled(lanes, packing)?;
-        // SAFETY: the workers are done, and nobody else has the new panel.
+        // SAFETY: the workers are done, and the new panel has no other user.
         unsafe {
             let (bytes, scales) = self.panel_mut(panel);
             let (expected, expected_scales) = expected.panel_mut(0);
@@ -202,10 +202,10 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// The bytes of a panel and the scales of its lanes; no scales in forms that have none.
+    /// The bytes of a panel and the scales of its lanes; empty in forms without scales.
     ///
     /// # Safety
-    /// Nobody else may use the panel while the slices are in use.
+    /// No other thread uses the panel while the slices are in use.
     #[expect(clippy::mut_from_ref, reason = "workers fill different panels")]
     unsafe fn panel_mut(&self, panel: usize) -> (&mut [u8], &mut [f32]) {
         assert!(panel < self.num_panels);
@@ -235,8 +235,7 @@ impl PackedMatrix {
         self.num_panels * self.num_scales() * size_of::<f32>()
     }
 
-    /// The scales and the panels with their sizes in bytes, in the order in which an image holds
-    /// them.
+    /// The scales and the panels with their sizes in bytes, in the order of an image.
     pub fn image_parts(&self) -> [(Arc<Region>, usize); 2] {
         [
             (Arc::clone(&self.scales), self.scales_len()),
@@ -354,7 +353,7 @@ fn pack_panel(lanes: &[Option<Lane<'_>>], packing: Packing, kernels: &Kernels, o
     // Source and panel both stay in the first-level cache.
     const BLOCK: usize = 64;
     let size = dtype.size();
-    // Used only for tensors that are stored in another form.
+    // Used only for tensors in another stored form.
     let mut scratch = [const { Vec::new() }; PANEL_LANES];
     let lanes = lanes.iter().zip(&mut scratch).map(|(lane, scratch)| {
         let source = (*lane)?;
@@ -411,7 +410,7 @@ fn quantise_panel(
 ) {
     let k = packing.k;
     let (mut row, mut quantised) = (vec![0.0; k], vec![0_i8; k]);
-    // Used only for tensors that are stored in another form.
+    // Used only for tensors in another stored form.
     let mut scratch = Vec::new();
     let mut groups = GroupedRow::default();
     for (lane, source) in lanes.iter().enumerate() {
@@ -441,7 +440,7 @@ fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
     }
 }
 
-/// Copies `N` bytes of a row for each k to the place that `at` gives; fewer for the last one.
+/// Copies `N` bytes of a row for each k to the place from `at`; fewer for the last one.
 fn copy_elements<const N: usize>(
     row: &[u8],
     ks: impl Iterator<Item = usize>,

@@ -1,4 +1,4 @@
-//! What the layers' own inputs are made of, before the first layer.
+//! The sources of the layers' own inputs, before the first layer.
 
 use corella_model::{DecoderSpec, DecoderWeights, DeviceError, PerLayerSpec, Tensor};
 
@@ -8,17 +8,16 @@ use super::panel::PackedMatrix;
 use super::{Packer, check_shape};
 
 pub struct PerLayerEnds {
-    /// What is looked up for a token, the inputs of all layers one after the other. It is read in place.
+    /// A token's looked-up part: the inputs of all layers one after the other. It is read in place.
     pub table: Tensor,
-    /// The projection of embeddings. Its rows are in f32, whatever the form of the layers is.
+    /// The projection of embeddings. Its rows are in f32 for any form of the layers.
     pub projection: PackedMatrix,
     /// The norm of each layer's part of the projection.
     pub norm: PackedNorm,
 }
 
 impl PerLayerEnds {
-    /// Makes the inputs of all layers for a token, of what its embedding was projected to. `norm` applies
-    /// the norm.
+    /// Makes the inputs of all layers for a token from its projected embedding. `norm` applies the norm.
     pub fn finish(
         &self,
         token: usize,
@@ -47,7 +46,7 @@ impl PerLayerEnds {
 }
 
 impl Packer<'_> {
-    /// Packs what the layers' own inputs are made of, if they have any.
+    /// Packs the sources of the layers' own inputs, if any.
     pub(super) fn per_layer_ends(
         &mut self,
         spec: &DecoderSpec,

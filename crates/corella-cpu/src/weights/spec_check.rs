@@ -1,5 +1,4 @@
-//! Which models the forward pass computes. Whatever it does not compute is refused here, before any
-//! memory is allocated.
+//! The models that the forward pass supports. All others are refused here, before any memory is allocated.
 
 use corella_model::{
     AttentionSpec, DecoderSpec, DeviceError, ExpertSpec, FeedForward, GatedDeltaSpec, LayerSpec,
@@ -34,8 +33,7 @@ pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Only encoders have attention that looks both ways, because a decoder's rows are computed before those
-/// behind them are known.
+/// Only encoders have bidirectional attention, because a decoder's rows are computed before later ones are known.
 fn check_directions(spec: &DecoderSpec) -> Result<(), DeviceError> {
     let is_causal = spec.encoder.is_none();
     let mut layers = spec.layers.iter();
@@ -47,7 +45,7 @@ fn check_directions(spec: &DecoderSpec) -> Result<(), DeviceError> {
     }
 }
 
-/// A layer reads the keys and values of an earlier one that has some, with heads like its own.
+/// A layer reads the keys and values of an earlier one that has its own, with equal heads.
 fn check_source(spec: &DecoderSpec, index: usize) -> Result<(), String> {
     let layer = &spec.layers[index];
     let Some(source) = layer.attention.kv_source else {

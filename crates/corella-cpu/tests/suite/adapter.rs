@@ -19,13 +19,13 @@ const BF16: WeightFormat = WeightFormat::Float(DType::Bf16);
 
 /// The tolerance relative to the largest magnitude among a position's logits: the order of sums alone.
 const F32_TOLERANCE: f32 = 1e-4;
-/// The tolerance with weights and adapters in bf16, if rows are not rounded: adapters are, once more, because they
-/// are kept times their scale.
+/// The tolerance with weights and adapters in bf16, if rows are not rounded: adapters are rounded once more, because
+/// they are stored times their scale.
 const BF16_TOLERANCE: f32 = 1e-2;
 /// The tolerance if rows are rounded to bf16 as well.
 const BF16_ROWS_TOLERANCE: f32 = 2e-2;
-/// The tolerance if the model's weights and inputs are rounded to 8 bits. Updates as large as these make
-/// more of that than plain models do.
+/// The tolerance if the model's weights and inputs are rounded to 8 bits. Updates as large as these amplify the error
+/// more than plain models do.
 const INT8_TOLERANCE: f32 = 1.2e-1;
 
 const MAX_RANK: usize = 8;
@@ -136,7 +136,7 @@ impl Golden {
         }
     }
 
-    /// An executor of the base model that has the adapter, as `golden`.
+    /// An executor of the base model with the adapter named `golden`.
     fn executor(&self, isa: Isa, format: WeightFormat, num_stages: usize) -> CpuExecutor {
         let spec = self.base.config().spec.clone();
         let num_groups = KvGroups::one(&spec).groups().len() as u32;

@@ -1,5 +1,4 @@
-//! Tests of what the conformance suite cannot ask for: pages of any size, impossible batches, and
-//! checkpoints that do not fit.
+//! Tests beyond the conformance suite: pages of any size, impossible batches, and checkpoints that do not fit.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,8 +16,8 @@ const NUM_POSITIONS: u32 = 256;
 const F32: KvFormat = KvFormat::Float(DType::F32);
 const BF16: KvFormat = KvFormat::Float(DType::Bf16);
 
-/// Attention through matrix tiles reads pages of whole tiles only. Other pages are read row by row
-/// there, as by all other kernels, which has sums of its own.
+/// Attention through matrix tiles reads only pages of whole tiles. Other pages are read row by row there, as in all
+/// other kernels, with sums of its own.
 #[test]
 fn page_size_reaches_no_bit() {
     let prompt: Vec<TokenId> = (0..150).map(|i| i * 37 % 251).collect();
@@ -212,8 +211,8 @@ fn impossible_batches_fail_alone() {
     assert_eq!(play_on(&mut executor, &mut builder, 16, &prompt), expected);
 }
 
-/// A token whose embedding is NaN fails alone, beside a request that does not use it. It does so where
-/// a token is drawn and where the prompt is scored. What is returned of a span is whole or nothing.
+/// A token whose embedding is NaN fails alone, beside a request that does not use it. It fails both in a draw and in
+/// scoring the prompt. The result of a span is complete or absent.
 #[test]
 fn a_row_without_numbers_fails_alone() {
     a_row_without_numbers_fails_alone_in(None);
@@ -272,8 +271,8 @@ fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     assert_eq!(output.undrawn.len(), 1);
 }
 
-/// A draft of such a token may spoil the row before it, because NaN times a weight of 0 is NaN.
-/// Then nothing is drawn; whatever is drawn is correct.
+/// A draft of such a token may spoil the row before it, because NaN times a weight of 0 is NaN. That row is then
+/// undrawn; all drawn tokens are correct.
 #[test]
 fn a_draft_without_numbers_draws_nothing_wrong() {
     const BAD: TokenId = 77;
@@ -306,7 +305,7 @@ fn a_draft_without_numbers_draws_nothing_wrong() {
             usize::from(drawn.is_empty()),
             "{drafts:?}"
         );
-        // The rows that the drafts have left are now computed without drafts.
+        // The rows of the drafts are now computed without drafts.
         builder.release(0).start(0, prompt.len(), &sampling());
         builder.pages(0, 0, &[5, 9]).span(0, 0, &prompt, true);
         let output = run(&mut executor, &builder.build()).unwrap();
@@ -340,7 +339,7 @@ fn pages_go_out_position_by_position() {
     }
 }
 
-/// An int8 page keeps its scales when it is read, written elsewhere, and copied in part.
+/// An int8 page keeps its scales when it is read, written to other pages, and copied in part.
 #[test]
 fn pages_of_integers_keep_their_scales() {
     let prompt: Vec<TokenId> = (0..24).map(|i| i * 37 % 251).collect();

@@ -96,7 +96,7 @@ fn windows_and_experts() {
     run("mixtral", best_isa(), DType::F16, 5);
 }
 
-/// Prompts are longer than the original context, from which on queries grow.
+/// Prompts are longer than the original context, beyond which queries grow.
 #[test]
 fn queries_that_grow() {
     run("ministral3", best_isa(), DType::F32, 16);
@@ -177,7 +177,7 @@ fn heads_that_differ_with_weights_of_8_bits() {
     }
 }
 
-/// Prompts are longer than several chunks of recurrent layers, whose states go on with the requests.
+/// Prompts are longer than several chunks of recurrent layers, whose states continue with the requests.
 #[test]
 fn recurrent_layers() {
     for isa in isas() {
@@ -225,8 +225,7 @@ fn weights_in_8_bits() {
     }
 }
 
-/// Checkpoints with quantised layers run as they are stored; the head of the 8-bit one is not
-/// quantised.
+/// Checkpoints with quantised layers run in their stored form; the head of the 8-bit one is not quantised.
 #[test]
 fn quantised_checkpoints() {
     let quantized = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");

@@ -25,8 +25,8 @@ const NUM_DECODED: usize = 5;
 /// The tolerance relative to the largest magnitude among a position's logits: f32 throughout, as
 /// against Transformers.
 const F32_TOLERANCE: f64 = 1e-4;
-/// The tolerance if keys and values, queries and weights of attention are rounded to bf16, each by up
-/// to 2^-9 of itself.
+/// The tolerance if keys and values, queries and weights of attention are rounded to bf16, with relative errors up to
+/// 2^-9 each.
 const BF16_TOLERANCE: f64 = 4e-2;
 /// The tolerance if rows or keys and values are rounded to 8 bits, by up to 2^-8 of their largest
 /// element.
@@ -37,8 +37,8 @@ fn gemma_2_with_windows_and_soft_caps() {
     check_all(&gemma_2(), 150);
 }
 
-/// What the executor is compared with must depend on each feature by more than the tolerances.
-/// Otherwise an executor without the feature would pass, too.
+/// The reference must depend on each feature by more than the tolerances. Otherwise an executor without the feature
+/// would pass, too.
 #[test]
 fn every_feature_is_seen_in_the_logits() {
     type Change = fn(&mut LayerSpec);
@@ -134,7 +134,7 @@ fn every_feature_is_seen_in_the_logits() {
     }
 }
 
-/// Checks that two specs give other logits with the same weights, those that the first one has.
+/// Checks that two specs give different logits with the weights of the first one.
 fn assert_differ(spec: &DecoderSpec, other: &DecoderSpec, what: &str) {
     let weights = random_weights(spec, 7);
     let tokens: Vec<TokenId> = (0..60).map(|i| (i * i + 3 * i) % VOCAB as u32).collect();
@@ -181,7 +181,7 @@ fn olmo_2_with_norms_behind_and_over_the_whole_width() {
         layer.attention.qk_norm = Some(QkNorm::Whole(NormSpec::rms(1e-5)));
         layer.attention.qkv_bias = true;
     }
-    // Norms of single heads that subtract the mean go the same way.
+    // Norms of single heads that subtract the mean take the same path.
     let mean_too = NormSpec {
         kind: NormKind::Layer { bias: false },
         eps: 1e-5,
@@ -234,7 +234,7 @@ fn gpt_oss_with_sinks_and_limited_gates() {
         layer.feed_forward = FeedForward::Experts(experts);
     }
     check_all(&spec, 150);
-    // Rounding chooses no other experts where there are none.
+    // Without experts, rounding cannot choose others.
     for layer in &mut spec.layers {
         let mlp = layer.feed_forward.mlp().clone();
         layer.feed_forward = FeedForward::Mlp(mlp);
@@ -334,12 +334,12 @@ fn experts_of_all_kinds() {
         spec.layers[index].residual_scale = 0.5;
     }
     spec.layers[4].feed_forward_norms.after = Some(NormSpec::rms(1e-5));
-    // Another order of rounding may choose another expert where two are about as good, and with f32
-    // that is rarer than these tokens are many.
+    // Another order of rounding may choose another expert between nearly equal ones. With f32 that is too rare for this
+    // number of tokens.
     check(&spec, 90, FLOATS, F32, |_| F32_TOLERANCE);
 }
 
-/// With all experts chosen, nothing jumps where formats round.
+/// With all experts chosen, rounding of formats causes no jumps.
 #[test]
 fn experts_in_other_formats_stay_close() {
     let mut spec = llama(4);
@@ -409,7 +409,7 @@ fn llama(num_layers: usize) -> DecoderSpec {
 fn gemma_2() -> DecoderSpec {
     let mut spec = llama(4);
     spec.embedding_scale = 2.0;
-    // The caps are about as large as what they cap.
+    // The caps are about as large as their inputs.
     spec.logit_soft_cap = Some(2.0);
     for (index, layer) in spec.layers.iter_mut().enumerate() {
         let norms = BranchNorms {
@@ -458,15 +458,14 @@ fn tolerance(isa: Isa, kv_format: KvFormat) -> f64 {
     match kv_format {
         F32 => F32_TOLERANCE,
         KvFormat::Float(_) if isa.rounds_rows() => BF16_TOLERANCE,
-        // Keys and values alone are rounded.
+        // Only keys and values are rounded.
         KvFormat::Float(_) => BF16_TOLERANCE / 2.0,
         KvFormat::Int8 => INT8_TOLERANCE,
     }
 }
 
-/// Checks a model with keys and values in f32, for kernels that compute row by row, and in bf16 and
-/// 8 bits, for those that compute in tiles; and with weights in bf16, whose rows have a layout of
-/// their own.
+/// Checks a model with keys and values in f32, for kernels that compute row by row, and in bf16 and 8 bits, for kernels
+/// that compute in tiles; and with weights in bf16, whose rows have a layout of their own.
 fn check_all(spec: &DecoderSpec, len: usize) {
     for kv_format in [F32, BF16, KvFormat::Int8] {
         let rounds_experts =
@@ -510,7 +509,7 @@ fn check(
                 compare(&logits[position], logprobs, tolerance(isa), &name);
             }
         }
-        // How prompts are cut must not change a bit.
+        // The division of prompts must not change a bit.
         for run in &runs[1..] {
             assert_eq!(run, &runs[0], "{isa}, {format:?}, {kv_format:?}");
         }
@@ -548,7 +547,7 @@ fn check_scores(
                 "{name}: token {token} has {logprob}, not {expected}"
             );
         }
-        // Tokens that are about as likely may come in another order.
+        // Tokens with nearly equal probabilities may come in another order.
         let own = expected[token as usize];
         let num_above = |bound: f64| expected.iter().filter(|&&other| other > bound).count();
         let ranks = 1 + num_above(own + 2.0 * most_error)..=num_above(own - 2.0 * most_error);
@@ -563,7 +562,7 @@ fn check_scores(
     }
 }
 
-/// The log-probabilities of all tokens but the first, computed in chunks.
+/// The log-probabilities of all tokens except the first, computed in chunks.
 fn scores(executor: &mut CpuExecutor, tokens: &[TokenId], chunk: usize) -> Vec<PromptLogprob> {
     let sampling = SamplingParams {
         prompt_logprobs: Some(3),

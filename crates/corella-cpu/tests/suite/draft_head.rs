@@ -1,5 +1,5 @@
-//! Draft heads: what they guess, beside what is put together of Transformers' classes, and that guesses change
-//! no token. `tests/golden/mtp` has the models.
+//! Draft heads: their guesses, beside a combination of Transformers' classes, and that guesses change no token.
+//! `tests/golden/mtp` has the models.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use serde_json::Value;
 const MODELS: [&str; 3] = ["qwen3-5", "qwen3-5-moe", "qwen3-next"];
 const PAGE_SIZE: usize = 16;
 
-/// The two sides differ in the order of roundings only.
+/// The two sides differ only in the order of rounding.
 const TOLERANCE: f32 = 1e-4;
 
 fn folder(name: &str) -> PathBuf {
@@ -106,8 +106,7 @@ impl Bench {
         }
     }
 
-    /// Pages for a whole context, which no other slot has. They come from the end, because their order must
-    /// not matter.
+    /// Pages for a whole context, exclusive to a slot. They come from the end, because their order must not matter.
     fn own_pages(slot: u32, num_tokens: usize) -> Vec<u32> {
         let num_pages = num_tokens.div_ceil(PAGE_SIZE) as u32;
         (0..num_pages).rev().map(|page| slot * 8 + page).collect()
@@ -126,7 +125,7 @@ impl Bench {
         self.executor.wait().unwrap()
     }
 
-    /// Reads tokens from a position on, so many in each step.
+    /// Reads tokens from a position on, `chunk` in each step.
     fn read(&mut self, slot: u32, start: usize, tokens: &[TokenId], chunk: usize) {
         for (part, at) in tokens.chunks(chunk).zip((start..).step_by(chunk)) {
             self.builder.span(slot, at, part, false);
@@ -153,7 +152,7 @@ fn asked(slot: u32, text: &[TokenId], beginning: usize, max_drafts: u32) -> Draf
 }
 
 /// The largest error of the guesses' log-probabilities, relative to the largest magnitude among a position's logits.
-/// The guesses of all beginnings are drawn together. Some begin with a page that the slot does not have.
+/// The guesses of all beginnings are drawn together. Some begin with a page that the slot lacks.
 fn error(
     (spec, weights): (DecoderSpec, DecoderWeights),
     golden: &Golden,
@@ -205,7 +204,7 @@ fn guesses_have_the_golden_logits() {
     }
 }
 
-/// What is left out of the head, or done otherwise, shows in the guesses.
+/// Omitted or changed parts of the head change the guesses.
 #[test]
 fn every_part_of_a_head_shows_in_its_golden() {
     type Change = fn(&mut LayerSpec, &mut DraftHeadWeights);
@@ -270,7 +269,7 @@ fn guesses_do_not_depend_on_how_the_text_was_read() {
         bench.read(1, 0, &text[..end], 5);
         assert_eq!(bench.guess(1, &text, end, 4), expected, "{name}, in chunks");
 
-        // The slot goes on behind two shared pages, and has others of its own behind them.
+        // The slot continues behind two shared pages, with pages of its own behind them.
         let shared = &Bench::own_pages(0, end)[..2];
         let own = &Bench::own_pages(2, end)[2..];
         let sampling = bench.sampling.clone();
@@ -286,7 +285,7 @@ fn guesses_do_not_depend_on_how_the_text_was_read() {
             "{name}, behind a hit"
         );
 
-        // Drafts of an earlier step were not what the text goes on with, and guesses were drawn before.
+        // Drafts of an earlier step differ from the text, and guesses were drawn before.
         bench.start(3, &text[..end]);
         bench.read(3, 0, &text[..end - 5], 40);
         bench.guess(3, &text, end - 5, 4);
@@ -302,7 +301,7 @@ fn guesses_do_not_depend_on_how_the_text_was_read() {
             "{name}, behind rejected drafts"
         );
 
-        // A page is copied that the slot does not share.
+        // The copied page is not shared with the slot.
         let [.., last] = Bench::own_pages(0, end)[..] else {
             panic!("there are pages");
         };
@@ -353,7 +352,7 @@ fn compare_with_lone_runs(name: &str, weight_format: Option<WeightFormat>, page_
     conformance::run_recurrent(spec.vocab_size, page_size, make);
 }
 
-/// What one request drew, and how many guesses were checked and held.
+/// The draws of one request, and the numbers of checked and accepted guesses.
 #[derive(Debug, PartialEq)]
 struct Played {
     tokens: Vec<TokenId>,
@@ -361,7 +360,7 @@ struct Played {
     num_held: usize,
 }
 
-/// Generates behind a prompt, with so many guesses in each step.
+/// Generates behind a prompt, with this number of guesses in each step.
 fn play(
     model: (DecoderSpec, DecoderWeights),
     prompt: &[TokenId],
@@ -425,9 +424,9 @@ fn matrix(shape: [usize; 2], value: impl Fn(usize, usize) -> f32) -> Tensor {
     }
 }
 
-/// A model whose layers add nothing, so that the newest token decides which one is likely to follow. Its head passes
-/// on the embedding of the newest token, which leads to the logits of the model. A head that passes on the hidden
-/// state before that token leads to those of the token itself.
+/// A model whose layers add nothing, so that the newest token determines the next one. Its head passes on the embedding
+/// of the newest token, which leads to the logits of the model. A head that passes on the hidden state before that
+/// token leads to the logits of the token itself.
 fn agreeing(passes_embedding: bool) -> (DecoderSpec, DecoderWeights) {
     let (spec, mut weights) = open("agreeing");
     if !passes_embedding {
@@ -477,7 +476,7 @@ fn a_slot_whose_hidden_state_is_not_known_gets_no_guesses() {
     assert_eq!(drafts(&mut bench, 19), 0);
     assert_eq!(drafts(&mut bench, 21), 0);
     assert!(bench.executor.draft(&[asked(1, &text, 3, 2)]).is_err());
-    // No more are drawn than the context and the executor have room for.
+    // The context and the executor limit the number of draws.
     assert_eq!(bench.guess(0, &text, 20, 64).len(), 4);
 }
 

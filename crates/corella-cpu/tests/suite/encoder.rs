@@ -1,5 +1,4 @@
-//! Encoders beside Hugging Face Transformers, on tiny models of every kind. `tests/encoder` has them, and the
-//! script that makes them.
+//! Encoders beside Hugging Face Transformers, on tiny models of every kind. `tests/encoder` has them, and their script.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +12,12 @@ use serde_json::Value;
 
 use crate::held_isa::{held_isa, isas};
 
-/// The tolerance with f32 throughout, relative to the largest magnitude among a state's elements: the two
-/// sides differ in the order of roundings only.
+/// The tolerance with f32 throughout, relative to the largest magnitude among a state's elements: the two sides differ
+/// only in the order of rounding.
 const F32_TOLERANCE: f32 = 1e-4;
 
-/// The tolerance if weights, rows, keys and values are rounded to bf16, by up to 2^-9 of themselves, in
-/// each of a few layers.
+/// The tolerance if weights, rows, keys and values are rounded to bf16, with relative errors up to 2^-9, in each of a
+/// few layers.
 const BF16_TOLERANCE: f32 = 8e-2;
 
 /// The tolerance if only keys and values are rounded to bf16, and through matrix tiles queries and softmax weights,
@@ -34,7 +33,7 @@ const POOLINGS: [Pooling; 4] = [
     Pooling::Max,
 ];
 
-/// A prompt, and the hidden states that Transformers has for its tokens.
+/// A prompt, and Transformers' hidden states of its tokens.
 struct Case {
     tokens: Vec<TokenId>,
     second_text: Option<u32>,
@@ -103,7 +102,7 @@ impl Case {
         self.tokens.len().div_ceil(PAGE_SIZE) as u32
     }
 
-    /// What a pooling makes of the golden states, worked out in f64.
+    /// The pooled golden states, computed in f64.
     fn pooled(&self, pooling: Pooling) -> Vec<f32> {
         let column = |element: usize| self.states.iter().map(move |state| state[element]);
         let of_column = |element: usize| match pooling {
@@ -240,7 +239,7 @@ fn a_text_alone_has_the_bits_that_it_has_among_others() {
     }
 }
 
-/// Keys and values of the part before are gone when a later part is computed.
+/// Keys and values of the previous part are gone when a later part is computed.
 #[test]
 fn a_part_of_a_text_is_refused() {
     let isa = held_isa().unwrap_or_else(detect_isa);

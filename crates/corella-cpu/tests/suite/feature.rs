@@ -1,5 +1,5 @@
-//! Golden models notice what they are for: the logits of Transformers are those of their specs, and with
-//! any feature of a model switched off, they are others.
+//! Golden models detect their features: the logits of Transformers follow from their specs, and differ with any feature
+//! of a model switched off.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use serde_json::Value;
 /// Relative to the largest magnitude among a position's logits. Transformers computes in f32.
 const TOLERANCE: f64 = 1e-4;
 
-/// A feature that shows changes logits by more than this, relative to the same.
+/// The least change of logits by a visible feature, relative to the same.
 const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
@@ -71,7 +71,7 @@ const FEATURES: [(&str, SwitchOff); 47] = [
         each_attention(spec, |attention| attention.has_output_gate = false);
     }),
     ("the state of recurrent layers", |spec, weights| {
-        // Decays this fast leave nothing.
+        // Decays this fast leave no state.
         each_vector(spec, weights, LayerTensor::DeltaRate, |_| 9.0);
     }),
     ("decays of states", |spec, weights| {
@@ -137,7 +137,7 @@ const FEATURES: [(&str, SwitchOff); 47] = [
         }
     }),
     ("keys and values of other layers", |spec, _| {
-        // Those of the first layer with such heads, which is another one.
+        // The heads of the first layer with such heads, which is a different one.
         let layers = spec.layers.clone();
         for layer in &mut spec.layers {
             if let Some(source) = &mut layer.attention.kv_source {
@@ -395,7 +395,7 @@ fn have_same_elements(a: &DecoderWeights, b: &DecoderWeights) -> bool {
 
 /// The results of Transformers for the longest prompt.
 struct Golden {
-    /// The prompt and the drawn tokens but the last.
+    /// The prompt and the drawn tokens except the last.
     inputs: Vec<u32>,
     /// The logits at each drawn token.
     logits: Vec<Vec<f32>>,
@@ -428,8 +428,8 @@ impl Golden {
             .unwrap()
     }
 
-    /// The largest difference to logits that are computed plainly, relative to the largest magnitude
-    /// among those of the position.
+    /// The largest difference to plainly computed logits, relative to the largest magnitude among the position's
+    /// logits.
     fn difference(&self, spec: &DecoderSpec, weights: &DecoderWeights) -> f64 {
         let logits = reference_decoder::logits(spec, weights, &self.inputs, spec.max_position);
         let logits = &logits[logits.len() - self.logits.len()..];
@@ -452,7 +452,7 @@ fn larger(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// The models that `make_golden.py` makes for families.
+/// The families' models from `make_golden.py`.
 fn folders() -> Vec<PathBuf> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let entries = fs::read_dir(golden).unwrap();

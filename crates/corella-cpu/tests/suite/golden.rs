@@ -1,5 +1,5 @@
-//! Compares logits and greedy tokens with Hugging Face Transformers, on tiny models of every kind.
-//! `tests/golden` has them, and the script that makes them.
+//! Compares logits and greedy tokens with Hugging Face Transformers, on tiny models of every kind. `tests/golden` has
+//! them, and their script.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,27 +10,26 @@ use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
 use corella_model::golden::{Case, Model, Next, PAGE_SIZE, log_softmax, read_cases};
 use corella_model::{Checkpoint, DType, KvFormat, WeightFormat};
 
-/// The tolerance with f32 throughout, relative to the largest magnitude among a position's logits:
-/// the two sides differ in the order of roundings only.
+/// The tolerance with f32 throughout, relative to the largest magnitude among a position's logits: the two sides differ
+/// only in the order of rounding.
 const F32_TOLERANCE: f32 = 1e-4;
 
-/// The tolerance with bf16 KV. Both sides round K and V to bf16, but a value halfway between two
-/// bf16 values may go either way, by 2^-8 of itself.
+/// The tolerance with bf16 KV. Both sides round K and V to bf16, but a value halfway between two bf16 values may be
+/// rounded either way, by 2^-8 of itself.
 const BF16_KV_TOLERANCE: f32 = 5e-3;
 
-/// The same for Gemma 4, whose scores are not divided by the width of a head: attention is sharp, and passes on more of a
+/// The same for Gemma 4, whose scores are not divided by the width of a head: attention is sharp, and amplifies a
 /// rounding of K.
 const SHARP_BF16_KV_TOLERANCE: f32 = 2e-2;
 
-/// The tolerance if inputs of dense layers are rounded to bf16, by up to 2^-9 of themselves.
+/// The tolerance if inputs of dense layers are rounded to bf16, with relative errors up to 2^-9.
 const BF16_ROWS_TOLERANCE: f32 = 2e-2;
 
 /// The tolerance if rows are rounded to 8 bits: each element is off by up to 2^-8 of the row's
 /// largest magnitude, and rows are short here. 8-bit weights add no more than that.
 const INT8_ROWS_TOLERANCE: f32 = 7e-2;
 
-/// The tolerance if groups of 8-bit weights are requantised with per-channel scales, which adds as
-/// much again.
+/// The tolerance if groups of 8-bit weights are requantised with per-channel scales, which adds the same error again.
 const INT8_AGAIN_TOLERANCE: f32 = 1e-1;
 
 #[test]
@@ -54,7 +53,7 @@ fn f32_kv_gives_the_golden_logits_and_tokens() {
     }
 }
 
-/// What Transformers draws has, as a part of a prompt, the log-probability that its logits say.
+/// A drawn token of Transformers, as part of a prompt, has the log-probability of its logits.
 #[test]
 fn prompts_are_scored_by_the_golden_logits() {
     let isa = held_isa().unwrap_or_else(detect_isa);
@@ -251,8 +250,8 @@ fn rounds_rows(isa: Isa, folder: &Path) -> bool {
     isa.rounds_rows() && name.is_some_and(|name| name.ends_with("bf16") || name.ends_with("gguf"))
 }
 
-/// Opens a model with weights as the checkpoint stores them, except that those of GGUF files
-/// become f32, because 4-bit weights would make activations be rounded to 8 bits.
+/// Opens a model with weights in the checkpoint's form, except that those of GGUF files become f32, because activations
+/// for 4-bit weights would be rounded to 8 bits.
 fn open(folder: &Path, isa: Isa, kv_format: KvFormat) -> Model {
     let is_gguf = folder.join("model.gguf").exists();
     let format = is_gguf.then_some(WeightFormat::Float(DType::F32));

@@ -1,15 +1,13 @@
-//! The instruction set that a test run is limited to: the best of the machine, unless a variable names another.
-//! `cargo xtask night` makes one run for each.
+//! The instruction set of a test run: the best of the machine, unless a variable names another. `cargo xtask night`
+//! makes one run for each.
 #![allow(dead_code, reason = "every file of tests uses a part of it")]
 
 use corella_cpu::{Isa, detect_isa, is_supported};
 
-/// The variable that holds the name of the set, spelled as `--isa` takes it. It is read here and
-/// nowhere else, and by tests only.
+/// The variable with the name of the set, in the spelling of `--isa`. Only this code reads it, for tests.
 const VARIABLE: &str = "CORELLA_TEST_ISA";
 
-/// The set that this run is limited to; `None` leaves the choice to what is tested, as without
-/// `--isa`.
+/// The set of this run; `None` leaves the choice to the tested code, as without `--isa`.
 pub fn held_isa() -> Option<Isa> {
     if is_unlimited() {
         return None;
@@ -24,7 +22,7 @@ pub fn held_isa() -> Option<Isa> {
     Some(isa)
 }
 
-/// The set that this run is limited to, or the best that this machine has; all that it has with the value `all`.
+/// The set of this run, or the machine's best; all of its sets with the value `all`.
 pub fn isas() -> impl Iterator<Item = Isa> {
     let only = match is_unlimited() {
         true => None,

@@ -1,5 +1,4 @@
-//! KV memory in the hands of other threads: what the conformance suite cannot ask of one executor
-//! with one KV format.
+//! KV memory in other threads: tests beyond a single executor with one KV format of the conformance suite.
 
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -25,8 +24,8 @@ const NUM_PAGES: u32 = 2 * MAX_TOKENS / PAGE_SIZE;
 /// Longer than any step here.
 const LONG: Duration = Duration::from_secs(300);
 
-/// In the first layer nothing depends on KV yet, so that what an executor stores there is its own
-/// rounding of what another one stores in full.
+/// In the first layer nothing depends on KV yet, so an executor stores its own rounding of the values that another one
+/// stores in full.
 #[test]
 fn rows_are_converted_as_executors_round_them() {
     let prompt = prompt(40);
@@ -42,15 +41,15 @@ fn rows_are_converted_as_executors_round_them() {
         for format in [F16, BF16, KvFormat::Int8] {
             let (to, stored) = layer(format);
             let converted = convert(&from, &to, prompt.len(), &full);
-            // Behind the prompt both have nothing.
+            // Behind the prompt both are empty.
             assert!(converted == stored, "{isa}, {format:?}");
             assert!(stored.iter().any(|&byte| byte != 0));
         }
     }
 }
 
-/// Prefill with keys and values in bf16, decode with integers: it makes no difference whether pages
-/// go over layer by layer and chunk by chunk while the prompt is computed, or all in the end.
+/// Prefill with keys and values in bf16, decode with integers: pages may be sent layer by layer and chunk by chunk
+/// while the prompt is computed, or all at the end, with the same result.
 #[test]
 fn a_prompt_in_bf16_goes_on_in_integers_and_smaller_pages() {
     let prompt = prompt(75);
@@ -62,7 +61,7 @@ fn a_prompt_in_bf16_goes_on_in_integers_and_smaller_pages() {
         let ids: Vec<PageId> = (0..cached as u32).map(PageId).collect();
         let ids = &ids[..cached.div_ceil(to.page_size as usize)];
         for (layer, pages) in pages.iter().enumerate() {
-            // SAFETY: nobody uses the pages yet.
+            // SAFETY: the pages are not in use yet.
             unsafe { kv.write(layer as u32, ids, PageForm::Canonical, pages) };
         }
         play(&mut executor, &prompt, ids, cached)
@@ -102,7 +101,7 @@ fn a_prompt_in_bf16_goes_on_in_integers_and_smaller_pages() {
     let whole: Vec<Vec<u8>> = (0..from.num_layers).map(whole).collect();
     assert!(pieces == whole);
     assert_eq!(decode(&pieces, &to), decode(&whole, &to));
-    // And it is the same request: integers all the way are close.
+    // And it is the same request: integers throughout are close.
     let mut alone = executor(&model, held_isa(), KvFormat::Int8, page_size);
     let ids: Vec<PageId> = (0..cached.div_ceil(page_size as usize) as u32 + 1)
         .map(PageId)
@@ -114,8 +113,8 @@ fn a_prompt_in_bf16_goes_on_in_integers_and_smaller_pages() {
     }
 }
 
-/// The prompt by an executor whose attention goes through tiles, the rest by one without, in the order
-/// of either: what the second one draws depends only on what the pages hold.
+/// The prompt by an executor with attention through tiles, the rest by one without, in the order of either: the draws
+/// of the second one depend only on the content of the pages.
 #[test]
 fn pages_change_between_plain_order_and_tiles() {
     let prompt = prompt(40);
@@ -150,8 +149,8 @@ fn pages_change_between_plain_order_and_tiles() {
     }
 }
 
-/// Whether a reader comes in time depends on what else the machine does, so it tries again until each layer but
-/// the last has been read early.
+/// Whether a reader is in time depends on the machine's other load, so it tries again until each layer except the last
+/// has been read early.
 #[test]
 fn layers_can_be_read_while_later_ones_are_computed() {
     for num_stages in [1, 2] {
@@ -198,8 +197,8 @@ fn layers_can_be_read_while_later_ones_are_computed() {
     }
 }
 
-/// Idle workers have memory cleared ahead; what others have written there stays. Every other block is left to the
-/// workers, to see how far they are.
+/// Idle workers have memory cleared ahead; earlier writes of other threads stay. Every other block is left to the
+/// workers, to see their progress.
 #[cfg(target_os = "linux")]
 #[test]
 fn pages_written_from_outside_survive_idle_time() {
@@ -256,7 +255,7 @@ fn pages_written_from_outside_survive_idle_time() {
             unsafe { { written[at].cast::<u8>().as_ptr() }.copy_from(bytes.as_ptr(), bytes.len()) };
         }
     };
-    // Some before memory is cleared, some while it is, and some later.
+    // Some before memory is cleared, some during that, and some later.
     write(0);
     wait_until("clearing begins", || is_resident(left[0]));
     write(1);
@@ -266,18 +265,18 @@ fn pages_written_from_outside_survive_idle_time() {
     // A step wakes the stages, and then they are idle again.
     prefill(&mut executor, &prompt(1), &[0]);
     for (at, part) in written.iter().enumerate() {
-        // SAFETY: nobody writes to the pages any more.
+        // SAFETY: the pages are no longer written.
         let bytes = unsafe { part.as_ref() };
         assert!(bytes == pattern(at, bytes.len()), "part {at}");
     }
     for part in left {
-        // SAFETY: nobody has written to the pages.
+        // SAFETY: the pages have not been written.
         let bytes = unsafe { part.as_ref() };
         assert!(bytes.iter().all(|&byte| byte == 0));
     }
 }
 
-/// Whether an executor clears memory ahead: where all memory is equally near, on Linux 5.14 or later.
+/// Whether an executor clears memory ahead: on machines with uniform memory, on Linux 5.14 or later.
 #[cfg(target_os = "linux")]
 fn clears_ahead() -> bool {
     const PAGE: usize = 4096;
@@ -291,7 +290,7 @@ fn clears_ahead() -> bool {
     !has_near_memory && populated == 0
 }
 
-/// Whether the system has given memory for the first byte of a part of a page.
+/// Whether the system has provided memory for the first byte of a part of a page.
 #[cfg(target_os = "linux")]
 fn is_resident(part: NonNull<[u8]>) -> bool {
     const PAGE: usize = 4096;
@@ -336,9 +335,9 @@ fn nobody_waits_for_a_step_that_has_failed_or_never_comes() {
         let page = read_page(&mut executor, 0, PageForm::Native);
         drop(executor);
         assert_eq!(waiting.join().unwrap(), LayerProgress::StepOver);
-        // The memory is there as long as somebody may read it.
+        // The memory exists while a reader may use it.
         let mut bytes = vec![1; kv.geometry().layer_bytes()];
-        // SAFETY: nobody writes any more.
+        // SAFETY: the memory is no longer written.
         unsafe { kv.read(0, &[PageId(0)], PageForm::Native, &mut bytes) };
         assert!(bytes == page[..bytes.len()]);
     }
@@ -441,7 +440,7 @@ fn convert(from: &KvGeometry, to: &KvGeometry, num_positions: usize, pages: &[u8
     converted
 }
 
-/// What is drawn behind a prompt of which the first tokens are in the pages already.
+/// The draws behind a prompt whose first tokens are already in the pages.
 fn play(
     executor: &mut CpuExecutor,
     prompt: &[TokenId],

@@ -1,4 +1,4 @@
-//! A pipeline under the real scheduler must answer every request as a single stage does.
+//! A pipeline under the real scheduler must answer every request like a single stage.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -90,7 +90,7 @@ fn check_pages(kv_format: KvFormat) {
     assert!(pages[2] == pages[0], "3 stages, {kv_format:?}");
 }
 
-/// Each impossible batch returns with the message of a single stage, and the pipeline goes on.
+/// Each impossible batch returns with the message of a single stage, and the pipeline continues.
 #[test]
 fn impossible_batches_fail_alone_in_a_pipeline() {
     type Make = fn(&mut BatchBuilder);
@@ -98,7 +98,7 @@ fn impossible_batches_fail_alone_in_a_pipeline() {
         ("beyond the vocabulary", |b| {
             b.span(0, 0, &[60_000], true);
         }),
-        // One case names a step that is yet to come, and one a step that never was.
+        // One case names a future step, and one a step that never existed.
         ("drew no token", |b| {
             b.span_from_step(0, 0, 77);
         }),
@@ -116,7 +116,7 @@ fn impossible_batches_fail_alone_in_a_pipeline() {
             make(&mut builder);
             let mut batch = Batch::clone(&builder.build());
             if words == "panicked" {
-                // The tables name pages that the batch does not have.
+                // The tables name pages that the batch lacks.
                 batch.pages.clear();
             }
             let step = batch.step;
@@ -156,7 +156,7 @@ fn an_executor_with_steps_in_flight_can_be_dropped() {
         let mut executor = executor(num_stages, 1);
         let steps = submit(&mut executor, &mut BatchBuilder::new(0));
         let kv = executor.kv_pages();
-        // A stage that does not end would keep a thread that waits for it.
+        // A stage that does not end would block a thread that waits for it.
         let dropped = std::thread::spawn(move || drop(executor));
         wait_until("the executor is dropped", || dropped.is_finished());
         dropped.join().expect("no stage panics");

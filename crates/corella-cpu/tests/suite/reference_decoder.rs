@@ -1,4 +1,4 @@
-//! The forward pass of any decoder spec, plainly, in f64 and over a whole sequence at a time.
+//! A plain forward pass of any decoder spec, in f64 and over a whole sequence at a time.
 
 use corella_model::{
     Activation, AttentionSpec, DecoderSpec, DecoderWeights, ExpertScoring, ExpertSpec, FeedForward,
@@ -63,7 +63,7 @@ pub fn logits(
 /// The keys and values of all positions.
 type Sides = [Vec<Row>; 2];
 
-/// The layers' own inputs, those of all layers for each token.
+/// The layers' own inputs, for all layers of each token.
 fn per_layer_inputs(
     spec: &DecoderSpec,
     weights: &DecoderWeights,
@@ -254,7 +254,7 @@ fn attention(
     (rows.collect(), [k.clone(), v.clone()])
 }
 
-/// A gated delta network, token by token as its definition has it.
+/// A gated delta network, token by token as in its definition.
 fn gated_delta(spec: &GatedDeltaSpec, layer: &LayerWeights, input: &[Row]) -> Vec<Row> {
     use LayerTensor::*;
     let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
@@ -361,7 +361,7 @@ fn mlp(spec: &MlpSpec, layer: &LayerWeights, which: Mlp, input: &Row) -> Row {
     dense(layer, LayerTensor::Down(which), &inner)
 }
 
-/// `residual` is what the feed-forward part is added to.
+/// The feed-forward part is added to `residual`.
 fn experts(spec: &ExpertSpec, layer: &LayerWeights, input: &Row, residual: &Row) -> Row {
     let own_norm = |row: &Row, tensor| match spec.own_norms {
         Some(spec) => norm(spec, row, &layer[tensor], None),

@@ -4,25 +4,25 @@
 use corella_core::PageId;
 use corella_model::{Executor, PageForm};
 
-/// Layer behind layer. Takes the executor for itself, so that no step begins meanwhile; none may be
+/// Layer behind layer. Borrows the executor mutably, so that no step begins meanwhile; none may be
 /// in flight.
 pub fn read_page(executor: &mut dyn Executor, page: u32, form: PageForm) -> Vec<u8> {
     let kv = executor.kv_pages();
     let mut bytes = vec![0; kv.geometry().page_bytes()];
     let layers = bytes.chunks_mut(kv.geometry().layer_bytes());
     for (layer, out) in layers.enumerate() {
-        // SAFETY: nothing runs that could write to the page.
+        // SAFETY: no step runs that could write to the page.
         unsafe { kv.read(layer as u32, &[PageId(page)], form, out) };
     }
     bytes
 }
 
-/// The reverse of `read_page`.
+/// The inverse of `read_page`.
 pub fn write_page(executor: &mut dyn Executor, page: u32, form: PageForm, bytes: &[u8]) {
     let kv = executor.kv_pages();
     let layers = bytes.chunks(kv.geometry().layer_bytes());
     for (layer, bytes) in layers.enumerate() {
-        // SAFETY: nothing runs that could use the page.
+        // SAFETY: no step runs that could use the page.
         unsafe { kv.write(layer as u32, &[PageId(page)], form, bytes) };
     }
 }

@@ -21,7 +21,7 @@ impl Drafting {
 }
 
 impl Stage {
-    /// Lets the draft head see what a step has computed.
+    /// Passes the results of a step to the draft head.
     pub(super) fn follow_with_draft_head(&mut self, batch: &Batch) -> Result<(), String> {
         let Some(head) = &mut self.draft_head else {
             return Ok(());
@@ -35,8 +35,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Draws tokens behind the newest one of each slot, a round of all slots at a time. They are drawn as the
-    /// model's own are, so that a head that agrees with the model draws what the model does.
+    /// Draws tokens behind the newest one of each slot, a round of all slots at a time. They are drawn like the model's
+    /// own tokens, so that a head that agrees with the model draws the same.
     pub(super) fn draft(&mut self, asked: &[DraftSlot]) -> Drafted {
         let mut drafting = self.begin_drafting(asked)?;
         let Some(head) = &mut self.draft_head else {
@@ -84,7 +84,7 @@ impl Stage {
         Ok(drafts.map(|it| (it.row.slot, it.drawn)).collect())
     }
 
-    /// The slots that can be guessed for: those whose hidden state is known.
+    /// The slots with a known hidden state, for which guesses are possible.
     fn begin_drafting(&self, asked: &[DraftSlot]) -> Result<Vec<Drafting>, String> {
         let Some(head) = &self.draft_head else {
             return Ok(Vec::new());

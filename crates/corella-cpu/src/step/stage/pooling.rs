@@ -7,8 +7,7 @@ use corella_model::{SpanPool, StepOutput, StepPool};
 use super::Stage;
 
 impl Stage {
-    /// Adds the hidden states that spans yield to a step's output, and the others to the sums of their
-    /// slots.
+    /// Adds the hidden states of spans to a step's output, and the others to the sums of their slots.
     pub(super) fn pool_hidden_states(
         &mut self,
         pooled: &[StepPool],

@@ -1,12 +1,12 @@
-//! Log-probabilities of prompts: rows of logits that no token is drawn from.
+//! Log-probabilities of prompts: rows of logits without a draw.
 
 use corella_model::{StepOutput, StepScore, score};
 
 use super::{Stage, Worker, on_rows};
 
 impl Stage {
-    /// Adds the log-probabilities that spans yield to a step's output. Their logits are computed block
-    /// by block, like those of draws.
+    /// Adds the log-probabilities of spans to a step's output. Their logits are computed block by block, like those of
+    /// draws.
     pub(super) fn score(
         &mut self,
         scores: &[StepScore],

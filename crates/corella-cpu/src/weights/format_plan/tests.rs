@@ -28,7 +28,7 @@ fn groups(bits: usize, group_len: usize) -> StoredMatrix {
     }
 }
 
-/// Integers that kernels cannot use, such as those of Q6_K.
+/// Integers without kernel support, such as those of Q6_K.
 fn other_integers() -> StoredMatrix {
     StoredMatrix {
         is_quantised: true,
@@ -45,8 +45,8 @@ fn plan(wanted: Option<WeightFormat>, layers: &[StoredMatrix], head: StoredMatri
     FormatPlan::new(wanted, &stored, true).unwrap()
 }
 
-/// What a matrix's integers are packed as: their bits, the length of their groups, whether those are
-/// the checkpoint's, and whether they are transformed. Per-channel integers have groups of 0.
+/// The packing of a matrix's integers: their bits, the length of their groups, whether those are the checkpoint's, and
+/// whether they are transformed. Per-channel integers have groups of 0.
 fn integers(
     plan: &FormatPlan,
     role: Role,
@@ -89,7 +89,7 @@ fn floats_are_in_tiles_where_all_are_bf16_and_bf16_is_multiplied() {
             Form::Columns,
             DType::F16,
         ),
-        // What is stored as integers may be wanted as floats.
+        // Stored integers may be wanted as floats.
         (
             Some(DType::Bf16),
             vec![groups(4, 32)],
@@ -143,7 +143,7 @@ fn groups_of_4_bits_are_kept_whatever_stands_beside_them() {
     );
     assert_eq!(packed(Role::Down, &[four]), (4, 64, true, false));
     assert_eq!(packed(Role::Projection, &[eight]), (8, 128, true, false));
-    // Parts of different formats, and what is stored in no groups.
+    // Parts of different formats, and integers without groups.
     assert_eq!(
         packed(Role::Projection, &[four, eight]),
         (8, 0, false, false)
@@ -182,7 +182,7 @@ fn other_integers_become_channels_only_if_they_are_all_there_is() {
         assert_eq!(integers(&some, Role::Projection, &[stored]), None);
         assert_eq!(integers(&some, Role::Head, &[stored]), packed);
     }
-    // Not even long groups, if there are floats and no groups of 4 bits.
+    // Not even long groups, with floats and without groups of 4 bits.
     let some = plan(None, &[groups(8, 128), BF16], BF16);
     assert_eq!(integers(&some, Role::Projection, &[groups(8, 128)]), None);
 }
@@ -223,7 +223,7 @@ fn groups_of_other_lengths_are_refused() {
     }
 }
 
-/// gpt-oss stores its experts in FP4, and all else as floats.
+/// gpt-oss stores its experts in FP4, and all other matrices as floats.
 #[test]
 fn experts_have_a_format_of_their_own() {
     let fp4 = StoredMatrix {
