@@ -34,12 +34,11 @@ pub struct SchedulerConfig {
     pub long_prefill_token_threshold: u32,
     /// The most requests that prefill in one step.
     pub max_prefill_seqs: u32,
-    /// The most prompt tokens of all requests that wait for their first admission. A single request may wait at any
-    /// length.
+    /// The most requests that decode in one step. If more want to, they take turns.
     pub max_decode_seqs: u32,
     pub max_queued_requests: u32,
-    /// The most prompt tokens of all requests that wait for their first admission. A single request
-    /// may wait however long it is.
+    /// The most prompt tokens of all requests that wait for their first admission. A single request may wait at any
+    /// length.
     pub max_queued_tokens: u64,
     /// The most pages that pinned prefixes may occupy for good. Requests must fit into the others.
     pub max_pinned_pages: u32,

@@ -131,7 +131,7 @@ impl BlockFormat {
         }
     }
 
-    /// Dequantises whole blocks into exactly as many values.
+    /// Dequantises whole blocks. `values` has the exact length.
     pub fn dequantise(self, blocks: &[u8], values: &mut [f32]) {
         assert_eq!(
             (

@@ -54,7 +54,7 @@ pub enum FetchRefusal {
     AllCached,
     /// Another fetch brings the next block.
     UnderWay(FetchId),
-    /// [`MAX_FETCHES`] fetches are under way.
+    /// `MAX_FETCHES` fetches are under way.
     TooMany,
     /// Fetches would hold more pages than [`max_fetched_pages`](crate::SchedulerConfig::max_fetched_pages).
     TooLarge { num_pages: usize, limit: u32 },

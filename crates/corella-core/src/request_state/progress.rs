@@ -120,7 +120,7 @@ impl RequestState {
         self.progress.num_scheduled_tokens = num_tokens;
     }
 
-    /// Sets the end of its prefill.
+    /// Makes `end` the end of its prefill.
     pub fn prefill_to(&mut self, end: u32) {
         self.progress.prefill_end = end;
     }

@@ -22,12 +22,11 @@
 //!   speed.
 //! * A matrix that combines several of the checkpoint's keeps groups if all parts have groups worth
 //!   keeping, with the same number of bits.
-//! * Down projections in integers are transformed: their input, the output of the gated layer, has a few large elements
-//!   that make 8-bit rounding of the others coarse, and a Hadamard transform spreads them. Stored 8-bit integers are
-//!   then rounded again, which loses less than rows lose without the transform; stored 4-bit integers would lose more,
-//!   and stay without it.
-//! * Floats are in matrix tiles where all matrices of the same rows are bf16 and the kernels multiply bf16, otherwise
-//!   in columns.
+//! * Integers that are stored with a scale per output channel stay unchanged.
+//! * Down projections in integers are transformed: their input, the output of the gated layer, has a few
+//!   large elements that make 8-bit rounding of the others coarse, and a Hadamard transform spreads them.
+//!   Stored 8-bit integers are then rounded again, which loses less than rows lose without the transform;
+//!   stored 4-bit integers would lose more, and stay without it.
 //! * Floats are in matrix tiles where all matrices of the same rows are bf16 and the kernels multiply
 //!   bf16, otherwise in columns.
 

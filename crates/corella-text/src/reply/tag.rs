@@ -40,7 +40,7 @@ pub(crate) enum Beginning {
     Other,
 }
 
-/// Returns the tag at the beginning of a text.
+/// Returns the one of `tags` that begins a text.
 pub(crate) fn begins_with(text: &str, tags: &[&str]) -> Beginning {
     match tags.iter().position(|tag| text.starts_with(tag)) {
         Some(tag) => Beginning::Tag(tag),

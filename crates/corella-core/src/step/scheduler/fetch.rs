@@ -152,7 +152,7 @@ impl Scheduler {
         true
     }
 
-    /// A step that reads only pages filled by now.
+    /// A step before which all present contents of pages are ready.
     fn last_returned_step(&self) -> StepId {
         self.inflight.last_returned().unwrap_or_default()
     }
