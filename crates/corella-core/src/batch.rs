@@ -22,7 +22,7 @@ pub struct Batch {
     pub released: Vec<SlotId>,
     pub started: Vec<SlotStart>,
     pub tables: Vec<PageTableDelta>,
-    /// Rows to copy before anything is computed. They come only from pages of earlier steps.
+    /// Rows to copy before any span is computed. They come only from pages of earlier steps.
     pub copies: Vec<PageCopy>,
     /// The tokens to compute: at most one span for each slot.
     pub spans: Vec<Span>,

@@ -27,8 +27,8 @@ id! {
     SlotId(u32)
 }
 id! {
-    /// A block: as many tokens as a page has rows, or fewer at the end, at a path of the prefix tree. The
-    /// number is used again when the block has left the tree.
+    /// A block at a path of the prefix tree: the tokens of one page, or fewer at the end. The number is reused when the
+    /// block has left the tree.
     BlockId(u32)
 }
 id! {

@@ -17,7 +17,7 @@ pub struct TokenRules {
 }
 
 impl TokenRules {
-    /// Rules that change nothing.
+    /// Rules without an effect.
     pub fn new() -> Self {
         Self::default()
     }

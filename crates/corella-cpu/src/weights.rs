@@ -209,7 +209,7 @@ impl PackedWeights {
         }
     }
 
-    /// The form of the layers' matrices, or of the head if there are no layers.
+    /// The form of the layers' matrices; without layers, the head's.
     pub fn form(&self) -> Form {
         let layer = self.layers.first();
         layer.map_or(self.ends.head.form, PackedLayer::form)

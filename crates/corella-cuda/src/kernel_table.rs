@@ -51,7 +51,7 @@ pub struct KernelTable {
 }
 
 impl KernelTable {
-    /// Compiles everything.
+    /// Compiles all kernels.
     pub fn compute() -> Result<Self, DeviceError> {
         let nvrtc = Nvrtc::open()?;
         let mut work = Vec::new();

@@ -13,8 +13,8 @@ use corella_model::{Executor, ExecutorError};
 use crate::engine_loop::panic_message;
 use crate::watchdog::{Watchdog, WatchedStep};
 
-/// A draft model. It must have the same vocabulary as the served model, and its executor must have
-/// as many slots, because it uses the same slot ids.
+/// A draft model. It must have the served model's vocabulary, and its executor the same number of
+/// slots, because it uses the same slot ids.
 pub struct DraftModel {
     pub executor: Box<dyn Executor>,
     pub max_num_batched_tokens: u32,

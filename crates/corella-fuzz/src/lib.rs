@@ -6,7 +6,7 @@
 //!
 //! ```sh
 //! cargo test -p corella-fuzz                                    # a few seconds for each target
-//! CORELLA_FUZZ_SECONDS=300 cargo test -p corella-fuzz gguf      # longer, for those named so
+//! CORELLA_FUZZ_SECONDS=300 cargo test -p corella-fuzz gguf      # longer, for targets with this name
 //! CORELLA_FUZZ_SEED=7 CORELLA_FUZZ_CASE=4711 cargo test -p corella-fuzz gguf   # one case again
 //! ```
 

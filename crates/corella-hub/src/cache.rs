@@ -1,10 +1,10 @@
 //! The hub's cache on disk, in the layout of `huggingface_hub`, which other programs share:
 //!
 //! ```text
-//! models--OWNER--MODEL/refs/main                  the commit that a branch or tag last meant
+//! models--OWNER--MODEL/refs/main                  the last known commit of a branch or tag
 //! models--OWNER--MODEL/snapshots/COMMIT/PATH      links to …
 //! models--OWNER--MODEL/blobs/DIGEST               … the files, by checksum
-//! models--OWNER--MODEL/blobs/DIGEST.incomplete    what has arrived of one
+//! models--OWNER--MODEL/blobs/DIGEST.incomplete    the arrived part of one
 //! .locks/models--OWNER--MODEL/DIGEST.lock
 //! ```
 

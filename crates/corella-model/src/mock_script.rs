@@ -77,7 +77,7 @@ mod tests {
         };
         assert_eq!(say(&[1, 2]), [5]);
         assert_eq!(say(&[3, 7, 1, 2, 7]), [5]);
-        // The cue within the reply itself chooses nothing.
+        // A cue within the reply itself has no effect.
         assert_eq!(say(&[1, 2, 3]), [6, 1, 2]);
         // Half a cue selects no reply.
         assert_eq!(say(&[3, 1]), [6, 1, 2]);

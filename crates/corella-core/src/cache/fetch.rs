@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! begin ──▶ Open ──soft deadline──▶ Late ──hard deadline, or given up──▶ Cancelled
-//!            └────────┴── the writer is at rest ── end ◀───────────────────┘
+//!            └────────┴── the writer has stopped ─ end ◀───────────────────┘
 //! ```
 //!
 //! A reserved page is in no page table, batch or hold before its block is published. Blocks are published in order,
@@ -45,7 +45,7 @@ pub struct FetchGrant {
     pub tables: Vec<PageTable>,
 }
 
-/// Why no fetch begins.
+/// The reason against a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchRefusal {
     /// Prefix caching is off.
@@ -65,7 +65,7 @@ pub enum FetchRefusal {
     },
 }
 
-/// How a fetch ended.
+/// The end of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchEnd {
     /// All blocks are whole.
@@ -205,7 +205,7 @@ pub(crate) struct Fetches {
     by_deadline: BTreeSet<(u64, FetchId)>,
     num_begun: u64,
     num_pages: usize,
-    /// Fetches whose writer has to be told to stop.
+    /// Fetches whose writer has to stop.
     cancelled: VecDeque<FetchId>,
     /// A request could not start for want of pages. Until one starts, no fetch and no hold of blocks begins.
     is_barred: bool,

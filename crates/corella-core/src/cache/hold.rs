@@ -219,8 +219,7 @@ impl Holds {
         self.facts.pop_front()
     }
 
-    /// Extends the lease of a hold to `lease_us`. Returns false if there is no such hold or its
-    /// lease is already over.
+    /// Extends the lease of a hold to `lease_us`. Returns false for an unknown hold, or after its lease.
     pub fn renew(&mut self, request: RequestId, lease_us: u64) -> bool {
         let hold = self.by_request.get_mut(&request);
         let Some(lease) = hold.and_then(|hold| hold.lease_us.as_mut()) else {

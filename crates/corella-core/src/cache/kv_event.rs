@@ -54,7 +54,7 @@ struct WatchedBlock {
 
 #[derive(Clone, Copy, Debug)]
 struct Found {
-    /// The step whose return makes everything ready.
+    /// The step whose return makes all parts of a hit ready.
     ready_by: StepId,
     number: u64,
     is_told: bool,

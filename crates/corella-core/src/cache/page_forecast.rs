@@ -529,8 +529,8 @@ mod tests {
         assert_eq!(forecast.peak(), 9);
     }
 
-    /// Eight requests have just begun their second page. When the ninth ends at once, they hold 16
-    /// pages and not the 14 that requests with as many rows hold on average.
+    /// Eight requests have just begun their second page. When the ninth ends at once, they hold 16 pages, and not 14,
+    /// the average for their rows.
     #[test]
     fn pages_that_are_held_stay_held() {
         let mut requests = [(5, 40); 9];

@@ -83,7 +83,7 @@ pub(super) struct NodeId(u32);
 struct Place {
     node: NodeId,
     index: u32,
-    /// The number of the insertion, which tells this use of the block from earlier ones.
+    /// The number of the insertion, which distinguishes this use of the block from earlier ones.
     insertion: NonZeroU64,
     /// The number of requests' paths that end at the block. Above 0, the block stays even without pages.
     num_ends: u32,

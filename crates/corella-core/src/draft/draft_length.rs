@@ -124,8 +124,7 @@ mod tests {
         let mut length = DraftLength::new(0);
         let tried = play(&mut length, 8, 2000, 0);
         let num_tried: u32 = tried.iter().sum();
-        // There are 16 at first, then 4 after each pause of 16, 32, 64, 128, 256, 512 and 512
-        // steps.
+        // 16 drafts at first, then 4 after each pause of 16, 32, 64, 128, 256, 512 and 512 steps.
         assert_eq!(num_tried, 16 + 7 * 4);
         let pauses = tried.split(|&num| num > 0).map(<[u32]>::len);
         let pauses: Vec<_> = pauses.filter(|&len| len > 0).collect();

@@ -1,4 +1,4 @@
-//! Guesses of the next tokens of one request: where they come from, and how many are tried.
+//! Guesses of the next tokens of one request: their source, and their number.
 
 use alloc::vec::Vec;
 

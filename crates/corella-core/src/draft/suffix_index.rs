@@ -18,7 +18,7 @@ pub(crate) struct SuffixIndex {
     older: Vec<u32>,
 }
 
-/// Shorter matches occur everywhere and predict nothing.
+/// Shorter matches are common and useless for prediction.
 const MIN_MATCH: usize = 3;
 /// Longer matches do not predict better, so comparing stops here.
 const MAX_MATCH: usize = 32;

@@ -139,7 +139,7 @@ impl ComputeCost {
 mod tests {
     use super::*;
 
-    /// 1,000 tokens, 1 us for a token on both nodes, 1 KB for a row, and nothing cached, queued or running.
+    /// 1,000 tokens, 1 us for a token on both nodes, 1 KB for a row, and no cached, queued or running ones.
     const COST: ComputeCost = ComputeCost {
         num_prompt_tokens: 1000,
         here: site(0, 0, 1024),
@@ -261,7 +261,7 @@ mod tests {
             };
             cost.place() == ComputePlace::There
         };
-        // 100 us on both nodes: nothing is sent from there.
+        // 100 us on both nodes: no row is sent from there.
         assert!(is_there(0, 0));
         // Beside a request 200 us there, and 199, 200, and 201 here.
         assert!(!is_there(99, 1));

@@ -17,8 +17,8 @@ pub struct FetchCost {
 }
 
 impl FetchCost {
-    /// The time to the first token, in 1/1024 us, if the first `num_fetched` blocks are fetched and the others computed:
-    /// max(Q, r + k f) + (n − k) c. Without a fetch there is no round trip.
+    /// The time to the first token, in 1/1024 us, if the first `num_fetched` blocks are fetched and the others
+    /// computed: max(Q, r + k f) + (n − k) c, without a round trip if none is fetched.
     fn ttft(&self, num_fetched: u32) -> u128 {
         let queue = u128::from(self.queue_us) * 1024;
         let fetch = u128::from(num_fetched) * u128::from(self.fetch_kiloblock_us);

@@ -174,7 +174,7 @@ impl Peer {
     pub fn reserve(&mut self, num_pages: u32) -> u64 {
         let number = self.next_reservation;
         self.next_reservation += 1;
-        // No pool has so many pages; the bound only keeps the sum from overflowing.
+        // No pool is this large; the bound only keeps the sum from overflowing.
         let num_pages = num_pages.min(u32::MAX - self.num_unreported_pages);
         self.num_unreported_pages += num_pages;
         let reservation = Reservation {

@@ -300,7 +300,7 @@ mod tests {
         state.expect_output(1);
         outlook.expect_output(&mut state);
         assert!((308..=324).contains(&state.expected_output()));
-        // Before that time an expectation stays as it is.
+        // Before that time an expectation is unchanged.
         state.expect_output(2);
         outlook.expect_output(&mut state);
         assert_eq!(state.expected_output(), 2);

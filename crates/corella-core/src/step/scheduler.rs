@@ -2,18 +2,18 @@
 //!
 //! This file has the sequence of a step. Each part owns its state and is changed only through its methods:
 //!
-//! | part | what it owns |
+//! | part | owns |
 //! |---|---|
-//! | [`RequestTable`] | the live requests; `request_state.rs` says what is known of each |
+//! | [`RequestTable`] | the live requests; `request_state.rs` has the state of each |
 //! | [`WaitingQueue`] | waiting requests in order, followers, and the times at which latency objectives are checked |
-//! | [`RunningSet`] | running requests by rank, those that prefill, and the slots |
-//! | [`Receipts`] | who has pages and no slot, because others fill them |
+//! | [`RunningSet`] | running requests by rank, prefilling ones, and the slots |
+//! | [`Receipts`] | requests with pages and without a slot, because others fill the pages |
 //! | [`Holds`] | pages that other nodes still read or write, fetches among them |
 //! | [`Spills`] | KV of preempted requests in host memory |
 //! | [`KvCache`] | pages, and the prefix tree over them |
-//! | [`Outlook`] | how long requests are expected to go on, and the pages kept for that |
+//! | [`Outlook`] | the expected lengths of requests, and the pages kept for them |
 //! | [`InflightSteps`] | steps that have not returned |
-//! | [`Pace`] | the time, and how long steps take |
+//! | [`Pace`] | the time, and the duration of steps |
 //! | [`Journal`] | outputs and counts |
 //!
 //! Subjects that concern several parts have files below this one, which call the methods of the parts:

@@ -133,8 +133,8 @@ fn only_healthy_nodes_are_chosen() {
     }
 }
 
-/// 100 rows of 1,000 bytes and 1,024 tokens in 102.4 ms here: 10 ms to compute the rows, and as
-/// long to send them at 10 MB/s.
+/// 100 rows of 1,000 bytes and 1,024 tokens in 102.4 ms here: 10 ms to compute the rows, and 10 ms
+/// to send them at 10 MB/s.
 #[test]
 fn what_is_quicker_to_compute_than_to_send_stays() {
     let at = |bandwidth, takes_locally| {

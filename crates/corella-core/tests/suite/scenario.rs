@@ -5,61 +5,61 @@
 //! rewrites.
 //!
 //! ```text
-//! config pages=16 page=4 budget=10   the limits, before anything else; show=pages also prints
-//!                                    what happens to pages
+//! config pages=16 page=4 budget=10   the limits, before all other commands; show=pages also prints
+//!                                    changes of pages
 //! config groups=full,w8              two KV groups, the second with a window of 8 positions
 //! config snapshots=3 interval=2      a model with recurrent layers, and distance=1 for the least distance that saves
 //!                                    enough; `(S1)` behind a span says that its
 //!                                    state goes into snapshot 1, and `S1:` before one that it starts there
-//! add a prompt=12 max=4              request a, with a prompt of 12 tokens that no other has
+//! add a prompt=12 max=4              request a, with a prompt of 12 unique tokens
 //! add b prompt=xyxy max=2 end=z      each letter is a token
 //! add c=3 prompt=5                   the choices c0, c1 and c2 of one call
-//! add d prompt=4 came=0              it arrived at 0 us, before those that were added first
+//! add d prompt=4 came=0              it arrived at 0 us, before requests that were added earlier
 //! add e prompt=4 ttft=9000           its TTFT objective is 9,000 us; each step takes 1,000 us
-//! ask                                print who could use how many drafts in the next step
+//! ask                                print the requests that could use drafts in the next step, and their numbers
 //! give a=xyz                         give a the drafts x, y and z, as a draft model would
 //! step                               plan a step: `a 0+5` computes 5 tokens from position 0,
 //!                                    `*` draws a token, `<2` takes the token that step 2 draws,
 //!                                    `~xy` computes x and y as drafts behind it
 //! return                             the oldest step returns; each draw is a fresh token
 //! return a=z                         the same, but a draws z; a=xyz draws behind drafts that hold
-//! return a=NaN                       the same, but nothing can be drawn for a
+//! return a=NaN                       the same, but no token can be drawn for a
 //! fail                               the oldest step fails
-//! run                                plan and return steps until nothing is left
+//! run                                plan and return steps until no work is left
 //! pin xyxy                           pin the full pages of a prefix
-//! add f prompt=4 drawn=xy            x and y were drawn for it elsewhere
+//! add f prompt=4 drawn=xy            another node drew x and y for it
 //! again f prompt=4 drawn=xy          the same, but it was accepted here before
-//! add g prompt=4 scored=on           it wants the log-probabilities of its prompt: `a 0+5?1..6` yields
-//!                                    those of tokens 1 to 5, and `told` says when they are emitted
-//! add g prompt=4 pooled=last         it wants the hidden state of its last token: `a 0+5=last` yields
-//!                                    it, and `told` says when it is emitted
+//! add g prompt=4 scored=on           it wants the log-probabilities of its prompt: `a 0+5?1..6` returns
+//!                                    log-probabilities of tokens 1 to 5, and `told` shows when they are emitted
+//! add g prompt=4 pooled=last         it wants the hidden state of its last token: `a 0+5=last`
+//!                                    returns it, and `told` shows when it is emitted
 //! add g prompt=4 pooled=mean         it wants the mean of all: `a 0+5+` adds 5 to the sum
-//! add g prompt=4 pooled=first        it wants that of the first token, or with `max` the largest values
+//! add g prompt=4 pooled=first        it wants the first token's hidden state, or with `max` the largest values
 //! add g prompt=4 masked=on           each of its tokens is drawn through a mask
 //! add g prompt=4 export=on           another node wants the KV of its prompt
-//! facts                              what that node is told since it last asked
-//! release g                          nobody reads g's pages any more
+//! facts                              the facts for that node since its last poll
+//! release g                          all reads of g's pages have ended
 //! renew g=9000                       extend the lease of g's pages to 9,000 us
 //! reserve h prompt=4 until=9000      reserve pages; another node fills them by 9,000 us
-//! arrive h=z                         h's KV is there, and z was drawn behind it
-//! arrive h                           h's KV is there, and nothing was drawn behind it
+//! arrive h=z                         h's KV has arrived, and z was drawn behind it
+//! arrive h                           h's KV has arrived, and no token was drawn behind it
 //! lose h · lose h=recompute          h's KV does not come: it ends, or is computed here
-//! spills                             the copies to and from host memory that are asked for
+//! spills                             the requested copies to and from host memory
 //! stored a · stored a=failed         a's pages are in host memory, or could not be copied there
 //! restored a · restored a=failed     a has its KV back, or could not get it
 //! fetch f prompt=xyxy soft=9 hard=99 reserve pages for the blocks of a prefix; requests follow it
-//! fetched f=2                        two blocks are whole
-//! fetched f=done · fetched f=lost    the writer is at rest
+//! fetched f=2                        the pages of two blocks are filled
+//! fetched f=done · fetched f=lost    the writer has stopped
 //! cancels                            the fetches whose writers have to stop
 //! shorten f=2                        only the first two blocks come
-//! look prompt=xyxy                   how many blocks of a prefix are settled
-//! look prompt=xyxy from=1            how many are there for another node that has the first and borrows the others
-//! hold h prompt=xyxy until=9000      lend them, and keep them as they are; foreign=2 gives block 2 the hash of another
-//! hold h prompt=xyxy from=1          lend those behind the first
-//! drop h                             nobody reads them any more: says whether their hold has lived
+//! look prompt=xyxy                   the number of settled blocks of a prefix
+//! look prompt=xyxy from=1            the number for another node that has the first and borrows the others
+//! hold h prompt=xyxy until=9000      lend them, and keep them unchanged; foreign=2 gives block 2 a foreign hash
+//! hold h prompt=xyxy from=1          lend the blocks behind the first
+//! drop h                             all reads of them have ended: prints whether their hold was live
 //! ended                              the holds whose readers have to stop
 //! abort a                            abort a
-//! end a · end a=reason               nothing may follow what a has, or no mask can be made for it
+//! end a · end a=reason               no token may follow a's, or no mask can be made for it
 //! reset                              reset the prefix cache
 //! stats · share · hits · drafts      print counters, the head-room share, hits, drafts
 //! ```

@@ -26,7 +26,7 @@ pub struct ExpertRows {
     choices: Choices,
     /// The input rows, by expert.
     gathered: PackedRows,
-    /// The inputs of down projections, as long as the longest.
+    /// The inputs of down projections, with the length of the longest.
     gated: PackedRows,
     /// The experts' outputs.
     outputs: Buffer,

@@ -153,7 +153,7 @@ impl PackedLane {
         let group_len = shape.group_chunks * CHUNK_K;
         if shape.bits == 4 {
             let (q, scales) = (self.q.as_mut_ptr(), self.scales.as_mut_ptr());
-            // SAFETY: the row consists of whole groups, and there is a scale for each.
+            // SAFETY: the row consists of whole groups with a scale each.
             unsafe {
                 (kernels.quantise_groups)(row.as_ptr(), self.scales.len(), group_len, q, scales)
             };
@@ -161,7 +161,7 @@ impl PackedLane {
         }
         let groups = row.chunks(group_len).zip(self.q.chunks_mut(group_len));
         for ((row, q), scale) in groups.zip(&mut self.scales) {
-            // SAFETY: there are as many weights as integers.
+            // SAFETY: the numbers of weights and integers are equal.
             *scale = unsafe { round_to_bytes(row, kernels, q.as_mut_ptr().cast()) };
             for q in q {
                 *q ^= 0x80;

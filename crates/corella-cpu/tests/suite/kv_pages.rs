@@ -324,7 +324,7 @@ fn nobody_waits_for_a_step_that_has_failed_or_never_comes() {
         submit(&mut executor, &batch);
         assert!(executor.wait().is_err());
         assert_eq!(waiting.join().unwrap(), LayerProgress::StepOver);
-        // A batch that computes nothing.
+        // An empty batch.
         let batch = builder.build();
         submit(&mut executor, &batch);
         executor.wait().unwrap();
@@ -427,7 +427,7 @@ fn prefill(executor: &mut CpuExecutor, prompt: &[TokenId], pages: &[u32]) {
 fn read_layer(kv: &dyn KvPages, layer: u32, pages: &[u32]) -> Vec<u8> {
     let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
     let mut bytes = vec![0; pages.len() * kv.geometry().layer_bytes()];
-    // SAFETY: callers have waited for the layer, and submit nothing meanwhile.
+    // SAFETY: callers have waited for the layer, and submit no step meanwhile.
     unsafe { kv.read(layer, &pages, PageForm::Canonical, &mut bytes) };
     bytes
 }

@@ -14,7 +14,7 @@ mod tests;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Row {
-    /// The token; negative for the one that an earlier step drew for the slot.
+    /// The token; negative for the slot's draw in an earlier step.
     pub token: i32,
     pub position: i32,
     pub slot: u32,

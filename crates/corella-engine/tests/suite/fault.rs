@@ -94,7 +94,7 @@ fn a_lost_executor_ends_every_stream_and_refuses_what_follows() {
     config.step_log_path = dump_path("lost");
     let dump = config.step_log_path.clone();
     let engine = start_with(config, mock);
-    // There are more requests than run at once, so that some still wait.
+    // More requests than the slots, so that some still wait.
     let streams: Vec<_> = (0..40)
         .map(|i| submit_one(&engine, submission(vec![i], 100)))
         .collect();

@@ -260,7 +260,7 @@ fn leading_equals_a_full_sort() {
         (4, 5000, 999),
         (5, 7, 50),
     ] {
-        // There are few distinct values, so that ties at the cut are common.
+        // Few distinct values, so that ties at the cut are common.
         let logits: Vec<f32> = noise(seed, len).into_iter().map(f32::round).collect();
         let mut sorted: Vec<(TokenId, f32)> = logits
             .iter()

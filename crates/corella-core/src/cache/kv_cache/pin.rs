@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::KvCache;
 use crate::{Namespace, PageId, StepId, TokenId};
 
-/// Why a prefix was not pinned.
+/// The reason for which a prefix was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinError {
     /// Only `num_cached` of the prefix's full pages are computed and in the cache. Run the prefix

@@ -15,7 +15,7 @@ pub(crate) const MAX_FOLLOWERS: usize = 64;
 /// The reason why a waiting request does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// The step has no tokens left for it, or there are not enough pages, or no slot is free.
+    /// The step has no tokens left for it, or too few pages or no slot is free.
     NoRoom,
     /// Another request, or a fetch, is about to publish its next block.
     ByLeader,

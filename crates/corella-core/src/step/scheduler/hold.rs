@@ -29,8 +29,7 @@ impl Scheduler {
         was_exporting
     }
 
-    /// Extends the lease of a hold to `lease_us`. Returns false if there is no such hold or its
-    /// lease is already over.
+    /// Extends the lease of a hold to `lease_us`. Returns false for an unknown hold, or after its lease.
     pub fn renew_hold(&mut self, request: RequestId, lease_us: u64) -> bool {
         self.holds.renew(request, lease_us)
     }

@@ -69,7 +69,7 @@ impl Scheduler {
         if candidate.demand.num_steps + num_prefill_steps <= patient.num_rows_left {
             return false;
         }
-        // When the patient request should start, the candidate still runs.
+        // The candidate still runs when the patient request should start.
         if self.running.num_free_slots() < 2 {
             return true;
         }

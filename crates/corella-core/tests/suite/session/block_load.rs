@@ -620,7 +620,7 @@ fn a_load_goes_on_with_the_first_blocks_if_its_source_can_lend_no_more() {
 
 #[test]
 fn a_load_ends_if_its_source_can_lend_nothing_or_says_so_too_late() {
-    // None, the one that the loading node has, all three, and more than the loading node asked for.
+    // 0 blocks, the loading node's own one, all three, and more than requested.
     for num_blocks in [0, 1, 3, 4] {
         let mut loader = granted();
         loader.handle_message(SOURCE, key(), not_here(num_blocks), 40);

@@ -348,7 +348,7 @@ mod on_the_decode_node {
         assert_eq!(acts(&mut end), expected);
         assert_eq!(end.stats().num_sessions, 0);
 
-        // With all rows there is no load.
+        // With all rows, no load is needed.
         let mut end = reserved(NUM_ROWS);
         assert_eq!(tell(&mut end, ToDecode::Compute), [compute()]);
     }

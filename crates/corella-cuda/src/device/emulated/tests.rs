@@ -470,7 +470,7 @@ fn wrong_launches_are_refused() {
     let device = EmulatedDevice::open();
     let kernel = load(&device, TEXT, "small");
     let launch = |grid: Grid, num_bytes: usize| {
-        // SAFETY: the kernel does nothing.
+        // SAFETY: the kernel is empty.
         unsafe { device.launch(Stream::Compute, kernel, grid, &vec![0; num_bytes]) }
     };
     assert_eq!(launch(grid(1, 128), 16), Ok(()));
