@@ -1,13 +1,13 @@
 // The emulated device's side of prelude.cuh: a host compiler includes this before a kernel's source.
 //
 // The threads of a block are fibers of one host thread. A fiber runs until it waits for others, at a barrier or for an
-// exchange within its warp; the last to arrive does the exchange for all. In turns, fibers run in rising and in
-// falling order, so that a kernel that lacks a barrier computes something else in one of them; so do the blocks of
-// launches that follow each other, of which none may wait for another. Shared memory holds NaN before each block, and
-// the destination of an asynchronous copy until it was waited for.
+// exchange within its warp; the last to arrive does the exchange for all. Fibers run alternately in rising and in
+// falling order, so that a kernel without a needed barrier gives another result in one of them. So do the blocks of
+// successive launches, none of which may wait for another. Shared memory holds NaN before each block, and so does the
+// destination of an asynchronous copy before its wait.
 //
-// All state is that of one copy of the shared object, which runs one launch at a time. Nothing of it may lie in .bss:
-// that is the static shared memory, as CUDA has no other variables without initialiser in a kernel's source.
+// All state belongs to one copy of the shared object, which runs one launch at a time. None of it may lie in .bss,
+// which is the static shared memory: CUDA has no other variables without initialiser in a kernel's source.
 #pragma once
 #define EMULATED_DEVICE
 
@@ -27,7 +27,7 @@
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// A host compiler takes the attribute where CUDA code has alignas: behind __shared__.
+// A host compiler accepts the attribute at the place of alignas in CUDA code: behind __shared__.
 #define alignas(n) __attribute__((aligned(n)))
 
 struct float2 { float x, y; } __align__(8);
@@ -45,7 +45,7 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 
 // --- What runs -------------------------------------------------------------------------------------------------------
 
-// As `emulated.rs` has it.
+// The layout of `emulated.rs`.
 struct EmulatedLaunch {
     void (*kernel)(const void* args);
     const char* name;
@@ -53,12 +53,12 @@ struct EmulatedLaunch {
     unsigned blocks[3];
     unsigned threads;
     unsigned shared_bytes;
-    // Dynamic shared memory, aligned to 128 bytes, with nothing accessible behind it.
+    // Dynamic shared memory, aligned to 128 bytes, with inaccessible memory behind it.
     unsigned char* shared;
-    // For each thread a stack, this many bytes after the one before.
+    // A stack for each thread, this many bytes after the previous one.
     unsigned char* stacks;
     size_t stack_stride;
-    // Which thread of which block runs, for whoever handles a fault.
+    // The present block and thread, for the handler of a fault.
     unsigned now[4];
     char error[512];
 };
@@ -84,7 +84,7 @@ struct Fiber {
 #else
     void* stack_pointer;
 #endif
-    // What it waits at, "" while it need not wait.
+    // The operation that it waits at, "" while it need not wait.
     const char* waits_at;
     PendingCopy* copies;
     unsigned num_copies, max_copies;
@@ -92,7 +92,7 @@ struct Fiber {
 };
 
 struct Warp {
-    // Lanes that can go on.
+    // Lanes that can continue.
     unsigned ready;
     unsigned num_arrived;
     bool falling;
@@ -130,8 +130,8 @@ static void prepare(Fiber& fiber, unsigned char* stack, size_t num_bytes, void (
 
 #else
 
-// Keeps the registers that a function must leave as they were on the stack, the stack's pointer in `*from`, and goes
-// on where `to` was kept.
+// Saves the registers that a function must preserve on the stack, the stack's pointer in `*from`, and continues where
+// `to` was saved.
 extern "C" __attribute__((visibility("hidden"))) void emulation_switch(void** from, void* to);
 asm(".text\n"
     ".local emulation_switch\n"
@@ -182,8 +182,8 @@ static void prepare(Fiber& fiber, unsigned char* stack, size_t num_bytes, void (
     __builtin_unreachable();
 }
 
-// Names a thread that waits and one for which it waits; within a warp, if there is such a pair, as threads of other
-// warps may wait at a barrier only because of that.
+// Names a waiting thread and one that it waits for; within a warp, if such a pair exists, because threads of other
+// warps may wait at a barrier only for that reason.
 static void report_deadlock() {
     const unsigned num_threads = state.block_size.x;
     auto place = [](unsigned thread) { return state.fibers[thread].waits_at; };
@@ -228,7 +228,7 @@ static void wait_at(const char* place) {
     state.fibers[thread].waits_at = "a place before";
 }
 
-// Waits until all lanes of the warp have come here, each with a value. The last calls `act` with all of them.
+// Waits until all lanes of the warp have arrived, each with a value. The last calls `act` with all of them.
 template <class Value, class Act>
 static inline void exchange(const char* name, Value& value, Act act) {
     const unsigned thread = state.thread_index.x;
@@ -273,7 +273,7 @@ static inline void check_shared(const void* pointer, const char* what) {
 
 static void run_block() {
     EmulatedLaunch& launch = *state.launch;
-    // Whole pages may follow the section's end, but not more of the section.
+    // Whole pages may follow the section's end, but no more of the section.
     memset(&__bss_start, 0xff, &_end - &__bss_start);
     memset(launch.shared, 0xff, launch.shared_bytes);
     const Dimensions& block = state.block_index;
@@ -302,7 +302,7 @@ static void run_block() {
 
 }  // namespace emulation
 
-// Returns whether the launch went well; otherwise its `error` says why not.
+// Returns whether the launch succeeded; otherwise its `error` gives the reason.
 extern "C" __attribute__((visibility("default"))) bool emulation_run(EmulatedLaunch* launch) {
     using namespace emulation;
     state.launch = launch;
@@ -414,7 +414,7 @@ static inline void prefetch(const void*) {}
 
 static inline unsigned char* dynamic_shared() { return emulation::state.launch->shared; }
 
-// As the device's conversions: to the nearest, of two that are as near the even one, and every NaN to the same.
+// As in the device's conversions: to the nearest, ties to even, and every NaN to the same.
 static inline unsigned short bf16_bits(float value) {
     const unsigned bits = __float_as_uint(value);
     if (value != value) return 0x7fff;

@@ -1,4 +1,4 @@
-// The activation function of a feed-forward layer, and the product with what it gates.
+// The activation function of a feed-forward layer, and the product with the gated values.
 
 #include "activation_function.cuh"
 #include "chunk.cuh"

@@ -1,4 +1,4 @@
-// The activation function of a feed-forward layer, which the macro ACTIVATION names.
+// The activation function of a feed-forward layer, chosen by the macro ACTIVATION.
 #pragma once
 #include "prelude.cuh"
 

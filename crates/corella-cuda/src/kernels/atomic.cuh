@@ -1,4 +1,5 @@
-// Atomic operations on integers: what many thread blocks combine without an order. Each returns what was there before.
+// Atomic operations on integers, for values that many thread blocks combine without an order. Each returns the earlier
+// value.
 #pragma once
 #include "prelude.cuh"
 
@@ -12,7 +13,7 @@ DEVICE u64 atomic_max(u64* number, u64 other) { return atomicMax(number, other);
 
 #else
 
-// The emulated device runs one thread at a time, and nothing interrupts it here.
+// The emulated device runs one thread at a time, without interruption here.
 DEVICE u64 atomic_add(u64* counter, u64 addend) {
     const u64 before = *counter;
     *counter = before + addend;

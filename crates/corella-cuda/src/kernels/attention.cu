@@ -1,4 +1,4 @@
-// Paged attention on tensor cores, for decoding and for prompts alike.
+// Paged attention on tensor cores, for decoding and for prompts.
 //
 // A block of ROW_WARPS * COLUMN_WARPS warps computes a tile of 16 * ROW_TILES * ROW_WARPS rows. Keys come in blocks of
 // 64. The warps of a row share their rows and divide the keys of a block (for the scores) and the dimensions of the
@@ -14,13 +14,13 @@
 //   clock that is 1024 clocks with 32 rows in a warp, and would be 2048 with 16.
 //
 // A row's operations are the same in both shapes, and so are its bits: scores sum over dimensions 16 by 16, a block's
-// weights are summed for each 16 keys apart, values sum over keys 16 by 16. The shapes differ in who does it and where
-// intermediate results lie.
+// weights are summed separately for each 16 keys, values sum over keys 16 by 16. The shapes differ in the threads that
+// do the work and in the places of intermediate results.
 #include "attention_staging.cuh"
 
 constexpr int WARP_ROWS = 16 * ROW_TILES;
 constexpr int TILE_ROWS = WARP_ROWS * ROW_WARPS;
-// Runs of 16 keys in a block, and those of a warp.
+// Runs of 16 keys in a block, and in a warp.
 constexpr int KEY_RUNS = KEYS / 16;
 constexpr int WARP_KEY_RUNS = KEY_RUNS / COLUMN_WARPS;
 // Runs of 16 dimensions, and those of a warp; the last warp may have fewer.
@@ -29,15 +29,15 @@ constexpr int WARP_DIM_RUNS = (DIM_RUNS + COLUMN_WARPS - 1) / COLUMN_WARPS;
 constexpr bool IS_DIVIDED = COLUMN_WARPS > 1;
 // Elements from one row's weights in shared memory to the next one's.
 constexpr int WEIGHT_STRIDE = KEYS + 8;
-// A block's weights lie where its keys were, which nobody reads any more. They must not where zeros pad the keys: what
-// is not a number would stay there for other requests.
+// A block's weights lie in place of its keys, which are no longer read. They must not where zeros pad the keys: NaN
+// would stay there for other requests.
 constexpr bool HAS_WEIGHTS = IS_DIVIDED && !IS_CONVERTED && DIMS > HEAD_DIM;
-// Registers are left for so many blocks on a multiprocessor.
+// Registers suffice for this many blocks on a multiprocessor.
 constexpr int BLOCKS_AT_ONCE = IS_DIVIDED && DIMS <= 128 ? 3 : 1;
 
-// The place of a lane. Matrices of scores and sums of values are as mma has them: of each tile of 16 rows, lane l has
-// rows l / 4 (half 0) and l / 4 + 8 (half 1), and of each 8 columns (side 0 or 1 of a run of 16) l % 4 * 2 and the
-// one behind it.
+// The place of a lane. Matrices of scores and sums of values have mma's layout: of each tile of 16 rows, lane l has
+// rows l / 4 (half 0) and l / 4 + 8 (half 1), and of each 8 columns (side 0 or 1 of a run of 16) l % 4 * 2 and the one
+// behind it.
 struct Place {
     u32 lane, row_warp, column;
 
@@ -51,16 +51,16 @@ struct Place {
     __device__ bool has_dims(int run) const {
         return DIM_RUNS % COLUMN_WARPS == 0 || column * WARP_DIM_RUNS + run < DIM_RUNS;
     }
-    // Where the lane's row of the four matrices begins that make 16 rows and 16 columns of an operand.
+    // The begin of the lane's row of the four matrices that make 16 rows and 16 columns of an operand.
     __device__ u32 matrix_row(u32 first_row, u32 first_column, u32 stride) const {
         return (first_row + lane % 16) * stride + first_column + lane / 16 * 8;
     }
 };
 
-// Scores of a block, and then weights.
+// Scores of a block, later its weights.
 using Scores = float[ROW_TILES][WARP_KEY_RUNS][2][4];
 
-// What was summed over a run of keys, except the weights.
+// The sums over a run of keys, except the weights.
 struct Sums {
     // The largest score of each row.
     float largest[ROW_TILES][2];
@@ -76,7 +76,7 @@ struct Sums {
     }
 };
 
-// Begins to read the tile's queries, where they can be copied 16 bytes at a time; otherwise reads them.
+// Begins to read the tile's queries if they can be copied 16 bytes at a time; otherwise reads them.
 DEVICE void load_queries(const AttentionArgs& args, const AttentionItem& item, u32 kv_head, bf16* queries) {
     if constexpr (HEAD_DIM % 8 == 0) {
         constexpr int CHUNKS = DIMS / 8;
@@ -151,7 +151,7 @@ DEVICE void finish_scores(const AttentionArgs& args, const Place& place, const f
     }
 }
 
-// Hides keys that a row does not see. `positions` are those of the rows.
+// Hides keys that a row does not see. `positions` are the rows' positions.
 DEVICE void mask(const AttentionArgs& args, const Place& place, u32 block_position,
                  const int (&positions)[ROW_TILES][2], Scores& scores) {
 #pragma unroll
@@ -202,8 +202,8 @@ DEVICE void find_largest(const Place& place, const Scores& scores, float (*of_co
     }
 }
 
-// Makes weights of scores, and adds them to the sum of each run of 16 keys. What was summed before is brought to the
-// new largest score.
+// Turns scores into weights, and adds them to the sum of each run of 16 keys. Earlier sums are scaled to the new
+// largest score.
 DEVICE void weigh(const AttentionArgs& args, const float (&largest)[ROW_TILES][2], Scores& scores, Sums& sums,
                   float (&run_weights)[ROW_TILES][WARP_KEY_RUNS][2]) {
     float factors[ROW_TILES][2];
@@ -235,7 +235,7 @@ DEVICE void weigh(const AttentionArgs& args, const float (&largest)[ROW_TILES][2
             }
         }
     }
-    // A factor of 1 changes no bit, and is what all rows have in most blocks.
+    // A factor of 1 changes no bit, and is the factor of all rows in most blocks.
     if (vote_any(is_scaled)) {
 #pragma unroll
         for (int i = 0; i < ROW_TILES * WARP_DIM_RUNS * 8; i++) {
@@ -245,7 +245,7 @@ DEVICE void weigh(const AttentionArgs& args, const float (&largest)[ROW_TILES][2
     }
 }
 
-// Adds a block's weighed values. Where warps divide the keys, each needs the weights of all, which `shared` is for.
+// Adds a block's weighed values. If warps divide the keys, each needs the weights of all, in `shared`.
 DEVICE void add_values(const Place& place, const bf16* values, const float* value_scales, bf16* shared,
                        Scores& weights, Sums& sums) {
     // The warp's own weights as the first operand: 16 rows and 16 keys in 4 registers.
@@ -328,7 +328,7 @@ DEVICE void sum_weights(const Place& place, float (&run_weights)[ROW_TILES][WARP
     }
 }
 
-// Merges a split into what came before it.
+// Merges a split into the earlier ones.
 DEVICE void merge_split(const AttentionArgs& args, const Sums& sums, const float (&weights)[ROW_TILES][2],
                         Sums& total, float (&total_weights)[ROW_TILES][2]) {
 #pragma unroll
@@ -420,7 +420,7 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
     const u32 group = args.num_heads / args.num_kv_heads;
 
     if (!IS_CONVERTED && DIMS > HEAD_DIM) {
-        // Dimensions that only pad a row are zeros for good.
+        // Dimensions that only pad a row stay zero.
         for (int i = threadIdx.x; i < NUM_STAGES * STAGE_BYTES / 4; i += NUM_THREADS) ((u32*)stages)[i] = 0;
     }
 
@@ -433,10 +433,10 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
         const u32 kv_head = unit % args.num_kv_heads;
         const KeyRange range = key_range(args, item, KEYS);
         const u32 num_blocks = (range.end - range.begin + KEYS - 1) / KEYS;
-        // Before it, nobody sees a key that another does not see at its other end.
+        // Before it, no row sees a key that another does not see at its other end.
         const u32 all_see_from = first_seen(args, range.last_position);
 
-        // Nobody reads the shared memory of the unit before any more.
+        // The shared memory of the previous unit is no longer read.
         __syncthreads();
         const u32* table = args.tables + u64(item.slot) * args.table_len;
         const Staging staging = {args, table, kv_head, range.first_position, range.end, stages, offsets, scales};
@@ -457,7 +457,7 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
 #pragma unroll
         for (int stage = 0; stage < NUM_STAGES - 1; stage++) staging.begin(stage);
 
-        // The position of each row; rows behind the tile's last one see nothing.
+        // The position of each row; rows behind the tile's last one see no key.
         int positions[ROW_TILES][2];
 #pragma unroll
         for (int i = 0; i < ROW_TILES * 2; i++) {
@@ -478,10 +478,10 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
                 const u32 block_position = range.begin + block * KEYS;
                 const u32 stage = block % NUM_STAGES;
                 copy_async_wait<NUM_STAGES - 2>();
-                // The block is there for all threads, and none reads the one before any more.
+                // The block has arrived for all threads, and none reads the previous one any more.
                 __syncthreads();
 
-                // The next block's copies begin, and the lookup of the one behind it, which ends after the products.
+                // Begins the next block's copies, and the lookup of the one behind it, which ends after the products.
                 const u32 next = block + NUM_STAGES - 1;
                 if (next < num_blocks) {
                     staging.begin(next % NUM_STAGES);
@@ -507,7 +507,7 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
                 float largest[ROW_TILES][2];
                 multiply_keys(place, queries, keys, scores);
                 finish_scores(args, place, scales[stage][0], scores);
-                // Most blocks are seen as a whole by all rows.
+                // All rows see most blocks as a whole.
                 if (block_position + KEYS - 1 > item.position || block_position < all_see_from) {
                     mask(args, place, block_position, positions, scores);
                 }

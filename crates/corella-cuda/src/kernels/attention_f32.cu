@@ -66,7 +66,7 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, 1) {
             }
 
             for (u32 block = begin; block < end; block += KEYS) {
-                // Nobody reads the block before any more.
+                // The block is no longer read.
                 __syncthreads();
                 for (u32 i = threadIdx.x; i < KEYS * HEAD_DIM; i += NUM_THREADS) {
                     const u32 key = i / HEAD_DIM, dim = i % HEAD_DIM;

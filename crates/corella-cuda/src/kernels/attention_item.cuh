@@ -1,12 +1,11 @@
-// What the kernels of paged attention share: the work items that the host plans, where keys and values
-// lie, and the formula by which the parts of a long context become one.
+// The common parts of the kernels of paged attention: the work items that the host plans, the places of keys and
+// values, and the formula by which the parts of a long context become one.
 //
-// The bits of a query's result must not depend on how a step was planned. So the context of a query is
-// cut at absolute positions into splits, whose length depends on the query's own position only (and on
-// the model). Within a split, keys are walked in blocks at absolute positions, from a state of nothing;
-// then the splits are merged in their order by `merge_weights`. Whether one item walks all splits and
-// merges them in registers, or many items write them to memory and the last one merges them, the same
-// operations are done in the same order.
+// The bits of a query's result must not depend on a step's plan. So the context of a query is cut at absolute positions
+// into splits, whose length depends only on the query's own position (and on the model). Within a split, keys are
+// walked in blocks at absolute positions, from an empty state; then `merge_weights` merges the splits in their order.
+// One item may walk all splits and merge them in registers, or many items may write them to memory and the last one
+// merge them: the same operations are done in the same order.
 #pragma once
 #include "prelude.cuh"
 
@@ -19,18 +18,18 @@ struct AttentionItem {
     u32 first_row;
     u32 position;
     u32 slot;
-    // Query heads of the first token that belong to the tile before.
+    // Query heads of the first token that belong to the previous tile.
     u32 first_head;
     u32 num_rows;
     // The binary logarithm of the number of positions in a split.
     u32 split_shift;
-    // The splits of this item, and of the task that it is a part of.
+    // The splits of this item, and of its task.
     u32 first_split;
     u32 num_splits;
     u32 task_first_split;
     u32 task_num_splits;
-    // How many items share the task; where its first partial result goes, in rows, or `NO_PARTIALS`
-    // for one item alone; and the counter by which the last of them is known.
+    // The number of items that share the task; the place of its first partial result, in rows, or `NO_PARTIALS` for one
+    // item alone; and the counter that identifies the last of them.
     u32 num_items;
     u32 partial_row;
     u32 counter;
@@ -55,11 +54,11 @@ struct AttentionArgs {
     u32 head_bytes;
     u32 page_size;
     u32 table_len;
-    // Items that `items` has room for.
+    // The capacity of `items`.
     u32 max_items;
     u32 num_heads;
     u32 num_kv_heads;
-    // Positions that a query sees, itself included.
+    // Positions that a query sees, including itself.
     u32 window;
     // A product becomes `soft_cap * tanh(product * score_scale)` if `soft_cap` is not 0. Weights are
     // 2 to the power of `exponent_scale` times the difference of two scores.
@@ -79,15 +78,15 @@ DEVICE float negative_infinity() {
     return __uint_as_float(0xff800000);
 }
 
-// Where the partials of a split's rows begin, in rows.
+// The begin of the partials of a split's rows, in rows.
 DEVICE u64 partial_row(const AttentionArgs& args, const AttentionItem& item, u32 kv_head,
                                   u32 split) {
     const u64 before = u64(split - item.task_first_split) * args.num_kv_heads + kv_head;
     return item.partial_row + before * item.num_rows;
 }
 
-// The first unit's item, a unit being a KV head of an item. It is read before anybody knows whether there is such an
-// item, so that the number of items and the item come at the same time.
+// The first unit's item, a unit being a KV head of an item. It is read before its existence is known, so that the
+// number of items and the item arrive at the same time.
 DEVICE AttentionItem first_item(const AttentionArgs& args) {
     return args.items[min(blockIdx.x / args.num_kv_heads, args.max_items - 1)];
 }
@@ -112,21 +111,20 @@ DEVICE KeyRange key_range(const AttentionArgs& args, const AttentionItem& item, 
             split_end <= last ? split_end : last + 1};
 }
 
-// Where a position's key lies, in bytes from `args.kv`, if its page is this. The value lies
-// `page_size` keys behind it.
+// The place of a position's key in a known page, in bytes from `args.kv`. The value lies `page_size` keys behind it.
 DEVICE u64 key_offset(const AttentionArgs& args, u32 page, u32 kv_head, u32 in_page) {
     return page * args.page_bytes + u64(kv_head) * args.head_bytes
         + u64(in_page) * (HEAD_DIM * sizeof(KV_ELEMENT));
 }
 
-// Where the scale of that key lies; the value's lies `page_size` floats behind it.
+// The place of the scale of that key; the value's lies `page_size` floats behind it.
 DEVICE u64 key_scale_offset(const AttentionArgs& args, u32 page, u32 kv_head, u32 in_page) {
     return page * args.page_bytes + u64(kv_head) * args.head_bytes
         + u64(args.page_size) * (2 * HEAD_DIM * sizeof(KV_ELEMENT)) + u64(in_page) * sizeof(float);
 }
 
-// The largest score of both of two runs of keys, and what their sums are to be multiplied by. Nothing
-// seen so far has a largest score of minus infinity, which must not be subtracted from itself.
+// The largest score of two runs of keys, and the factors of their sums. Without any seen key, the largest score is
+// minus infinity, which must not be subtracted from itself.
 struct Merge {
     float largest, first, second;
 };
@@ -141,8 +139,8 @@ DEVICE Merge merge_weights(const AttentionArgs& args, float first, float second)
     };
 }
 
-// A sum of weighed values, divided by that of the weights. Adding 0 makes every zero a positive one: whether a product
-// that vanished left a negative one may depend on the tile.
+// A sum of weighed values, divided by the sum of the weights. Adding 0 makes every zero positive: whether a vanished
+// product leaves a negative one may depend on the tile.
 DEVICE float quotient(float sum, float inverse) {
     return sum * inverse + 0.0f;
 }
@@ -160,9 +158,9 @@ DEVICE const ELEMENT* query_row(const AttentionArgs& args, const AttentionItem& 
     return args.queries + (out_row(args, item, kv_head, row) - args.out);
 }
 
-// Merges the partials of a task's splits, in their order, and writes the rows. All threads of the last item's block call
-// this; a warp computes a row at a time. Splits are read 8 at a time, because a merge waits for the one before, and
-// would have to wait for memory, too.
+// Merges the partials of a task's splits, in their order, and writes the rows. All threads of the last item's block
+// call this; a warp computes a row at a time. Splits are read 8 at a time, because a merge waits for the previous one,
+// and would have to wait for memory, too.
 template <int NUM_WARPS>
 DEVICE void combine(const AttentionArgs& args, const AttentionItem& item, u32 kv_head) {
     constexpr int PARTS = (DIMS + 31) / 32;
@@ -176,7 +174,7 @@ DEVICE void combine(const AttentionArgs& args, const AttentionItem& item, u32 kv
             float2 stats[SPLITS_AT_ONCE];
 #pragma unroll
             for (int i = 0; i < SPLITS_AT_ONCE; i++) {
-                // Behind the last split, that one is read again, and not used.
+                // Behind the last split, that one is read again, and ignored.
                 const u32 split = item.task_first_split + min(first + i, item.task_num_splits - 1);
                 const u64 at = partial_row(args, item, kv_head, split) + row;
                 stats[i] = ((const float2*)args.partial_stats)[at];

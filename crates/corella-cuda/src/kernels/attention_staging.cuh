@@ -1,5 +1,5 @@
-// How attention.cu brings blocks of keys and values from pages to shared memory, a block ahead of the one that is
-// computed.
+// The copies of blocks of keys and values from pages to shared memory in attention.cu, a block ahead of the computed
+// one.
 #pragma once
 #include "attention_item.cuh"
 
@@ -8,11 +8,11 @@ constexpr int NUM_STAGES = 2;
 constexpr int NUM_WARPS = ROW_WARPS * COLUMN_WARPS;
 constexpr int NUM_THREADS = 32 * NUM_WARPS;
 
-// Rows of shared memory are 16 bytes longer than their elements. They are then an odd number of times 16 bytes long,
-// so that 8 rows of one column lie in different banks, which is what ldmatrix needs.
+// Rows of shared memory are 16 bytes longer than their elements. Their length is then an odd multiple of 16 bytes, so
+// that 8 rows of one column lie in different banks, as ldmatrix needs.
 constexpr int STRIDE = DIMS + 8;
 
-// Keys and values that are not bf16 are staged as they are, and converted when their turn comes.
+// Keys and values that are not bf16 are staged unchanged, and converted in their turn.
 constexpr bool IS_CONVERTED = !is_bf16<KV_ELEMENT>;
 constexpr int ROW_BYTES = HEAD_DIM * sizeof(KV_ELEMENT);
 constexpr int STAGED_STRIDE = IS_CONVERTED ? (ROW_BYTES + 15) / 16 * 16 : STRIDE * 2;
@@ -22,7 +22,7 @@ constexpr int CONVERTED_BYTES = IS_CONVERTED ? KEYS * STRIDE * 2 : 0;
 
 static_assert(KEYS <= NUM_THREADS, "a thread looks up one key's page");
 
-// A thread's key of a block: its page, and where it is in there. No page is looked up for keys that are not read.
+// A thread's key of a block: its page, and its place there. Pages of unread keys are not looked up.
 struct PlacedKey {
     u32 page, in_page;
     bool is_read;
@@ -32,13 +32,13 @@ struct Staging {
     const AttentionArgs& args;
     const u32* table;
     u32 kv_head;
-    // Positions outside are not looked up and count as zeros: the table may be stale there, and what is in the pages
-    // may not be a number.
+    // Positions outside are not looked up and count as zeros: the table may be stale there, and the pages may contain
+    // NaN.
     u32 first_position, end_position;
     // `[stage][key or value][KEYS][STAGED_STRIDE]`.
     u8* stages;
-    // `[stage][key]`: where the key lies, or a negative number if it counts as zeros; and the key's scale and the
-    // value's.
+    // `[stage][key]`: the place of the key, or a negative number if it counts as zeros; and the scales of the key and
+    // the value.
     i64 (*offsets)[KEYS];
     float (*scales)[2][KEYS];
 
@@ -51,7 +51,7 @@ struct Staging {
         return {table[index], position - index * args.page_size, true};
     }
 
-    // Notes where a stage's keys come from. This and `begin` have a barrier between them.
+    // Records the sources of a stage's keys. This and `begin` have a barrier between them.
     __device__ void note(u32 stage, const PlacedKey& key) const {
         if (threadIdx.x < KEYS) {
             offsets[stage][threadIdx.x] = key.is_read ? i64(key_offset(args, key.page, kv_head, key.in_page)) : -1;
@@ -73,13 +73,13 @@ struct Staging {
         }
     }
 
-    // Begins to read the keys and values that were noted for a stage, as one group of copies.
+    // Begins to read the recorded keys and values of a stage, as one group of copies.
     __device__ void begin(u32 stage) const {
         u8* keys = stages + stage * STAGE_BYTES;
         const u64 to_value = u64(args.page_size) * ROW_BYTES;
 #if KV_IS_ALIGNED
         constexpr int CHUNKS = ROW_BYTES / 16;
-        // Where threads divide evenly, each has one column of all its rows, and few addresses to compute.
+        // If threads divide evenly, each has one column of all its rows, and few addresses to compute.
         constexpr bool IS_EVEN = NUM_THREADS % CHUNKS == 0 && KEYS % (NUM_THREADS / CHUNKS) == 0;
         constexpr int ROUNDS = (KEYS * CHUNKS + NUM_THREADS - 1) / NUM_THREADS;
 #pragma unroll
@@ -114,10 +114,10 @@ struct Staging {
     }
 };
 
-// Makes bf16 of staged keys or values. Integers of 8 bits are exact in bf16; their scales come later.
+// Converts staged keys or values to bf16. Integers of 8 bits are exact in bf16; their scales come later.
 DEVICE void convert(const u8* staged, bf16* out) {
     if constexpr (is_i8<KV_ELEMENT> && HEAD_DIM % 16 == 0) {
-        // 16 integers at a time: one by one, a block would take as long as its keys need from memory.
+        // 16 integers at a time: one by one, a block would take as long as its keys' reads from memory.
         constexpr int PIECES = HEAD_DIM / 16;
 #pragma unroll 2
         for (int i = threadIdx.x; i < KEYS * PIECES; i += NUM_THREADS) {

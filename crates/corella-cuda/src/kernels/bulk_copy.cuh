@@ -1,9 +1,9 @@
-// What sm_90 has for copies of whole tiles: barriers that count bytes, copies by tensor maps, and clusters of blocks that
-// read each other's shared memory. Addresses are those of `shared_address`.
+// sm_90's copies of whole tiles: barriers that count bytes, copies by tensor maps, and clusters of blocks that read
+// each other's shared memory. Addresses are those of `shared_address`.
 #pragma once
 #include "prelude.cuh"
 
-// What `cuTensorMapEncodeTiled` writes.
+// The output of `cuTensorMapEncodeTiled`.
 struct alignas(64) TensorMap {
     u64 words[16];
 };
@@ -12,7 +12,7 @@ DEVICE void barrier_init(u32 barrier, u32 num_arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(barrier), "r"(num_arrivals) : "memory");
 }
 
-// Shows barriers that were initialised to copies and to other blocks.
+// Makes initialised barriers visible to copies and to other blocks.
 DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
 
 DEVICE void barrier_arrive(u32 barrier) {
@@ -28,12 +28,12 @@ DEVICE void barrier_arrive_at(u32 barrier, u32 block) {
                  : "memory");
 }
 
-// Arrives, and lets the phase last until so many bytes have been copied.
+// Arrives, and extends the phase until `num_bytes` bytes have been copied.
 DEVICE void barrier_expect(u32 barrier, u32 num_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(barrier), "r"(num_bytes) : "memory");
 }
 
-// Waits for the end of a phase; the first has parity 0. The one before the first has ended, with parity 1.
+// Waits for the end of a phase; the first has parity 0. The phase before the first has ended, with parity 1.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
     asm volatile("{.reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -43,7 +43,7 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
                  : "memory");
 }
 
-// Among `num_threads` threads that name the same of a block's 16 barriers; 0 is that of __syncthreads.
+// Among `num_threads` threads that name the same one of a block's 16 barriers; 0 is the barrier of __syncthreads.
 DEVICE void sync_threads(u32 which, u32 num_threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(which), "r"(num_threads) : "memory");
 }
@@ -66,7 +66,7 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, u32 x, u32 y, u3
                  : "memory");
 }
 
-// The same into the same place of several blocks, of which `blocks` has a bit each, with the same barrier in each.
+// The same into the same place of several blocks, with a bit each in `blocks`, and with the same barrier in each.
 DEVICE void copy_box_to(u32 blocks, u32 to, const TensorMap& map, u32 barrier, u32 x, u32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%4, %5}], [%2], %3;"
@@ -83,7 +83,7 @@ DEVICE void copy_box_to(u32 blocks, u32 to, const TensorMap& map, u32 barrier, u
                  : "memory");
 }
 
-// What copies write later may replace what the others wrote before.
+// Later copies may replace earlier writes of other kinds.
 DEVICE void copy_fence() { asm volatile("fence.proxy.async;" : : : "memory"); }
 
 // The number of a block in its cluster.
@@ -93,12 +93,12 @@ DEVICE u32 cluster_block() {
     return block;
 }
 
-// Waits for all threads of the cluster, and sees what they wrote before.
+// Waits for all threads of the cluster, and sees their earlier writes.
 DEVICE void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" : : : "memory");
 }
 
-// The address of what another block of the cluster has at `address`.
+// The address of another block's copy of `address` in the cluster.
 DEVICE u32 address_in(u32 block, u32 address) {
     u32 there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
@@ -114,7 +114,8 @@ DEVICE float4 load_from_cluster(u32 address) {
     return value;
 }
 
-// How many registers each thread of a warpgroup has from here on. All its threads call it, those that need fewer first.
+// Sets the number of registers of each thread of a warpgroup from here on. All its threads call it, those that need
+// fewer first.
 template <u32 NUM>
 DEVICE void give_up_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(NUM));

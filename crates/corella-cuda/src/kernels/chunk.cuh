@@ -1,5 +1,4 @@
-// Eight neighbouring elements of a row, which is as many as a thread moves at a time: 16 bytes of bf16,
-// or twice 16 bytes of float.
+// Eight neighbouring elements of a row, which a thread moves at a time: 16 bytes of bf16, or twice 16 bytes of float.
 #pragma once
 
 #include "prelude.cuh"
@@ -49,8 +48,8 @@ DEVICE void store_whole_chunk(float* to, const Chunk& chunk) {
     reinterpret_cast<float4*>(to)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
-// Reads the chunk that begins at element `first` of a row of `len` elements; zeros stand beyond its
-// end. `is_whole` is `has_whole_chunks` of the row length in memory.
+// Reads the chunk that begins at element `first` of a row of `len` elements; elements beyond its end are zeros.
+// `is_whole` is `has_whole_chunks` of the row length in memory.
 template <class T>
 DEVICE Chunk load_chunk(const T* row, u32 first, u32 len, bool is_whole) {
     Chunk chunk = {};
@@ -69,7 +68,7 @@ DEVICE Chunk load_chunk(const T* row, u32 first, u32 len, bool is_whole) {
     return chunk;
 }
 
-// Writes what of a chunk lies within the row.
+// Writes the part of a chunk within the row.
 template <class T>
 DEVICE void store_chunk(T* row, u32 first, u32 len, bool is_whole, const Chunk& chunk) {
     if (is_whole) {

@@ -1,4 +1,4 @@
-// Embeddings of the step's tokens: where the residual stream begins.
+// Embeddings of the step's tokens: the beginning of the residual stream.
 
 #include "chunk.cuh"
 #include "step_row.cuh"
@@ -23,8 +23,8 @@ KERNEL(embed, EmbedArgs) {
         return;
     }
     const u32 drawn = row.token < 0 ? args.drawn[row.slot] : u32(row.token);
-    // No token that the host gives or the device draws is beyond the vocabulary; the bound keeps a
-    // mistake elsewhere from reading beyond the table.
+    // No token from the host or a draw is beyond the vocabulary; the bound keeps an error elsewhere
+    // from reading beyond the table.
     const u32 token = min(drawn, args.vocab_size - 1);
     const u64 position = u64(row.position);
     if (threadIdx.x == 0) {

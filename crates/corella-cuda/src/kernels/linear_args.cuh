@@ -1,14 +1,14 @@
-// What the kernels of linear layers share: parameters, how inputs are divided, and what happens to a sum.
+// The common parts of the kernels of linear layers: parameters, the division of inputs, and the processing of a sum.
 //
-// The bits of an output may not depend on the number of rows. So every kernel does this for an output:
+// The bits of an output may not depend on the number of rows. So every kernel computes an output in this way:
 //
-// * Inputs come in units of 128, and units in `num_splits` runs, which depend on n and k only. A split's
-//   products are summed in the order of inputs, by one chain of `mma` (or of `fmaf`).
-// * Where groups of inputs have scales of their own, a chain covers a group, and its end is multiplied by
-//   the scale and added to the split's sum.
-// * The sums of splits are added to 0 in their order, and the rest is done by `output_value`.
+// * Inputs come in units of 128, and units in `num_splits` runs, which depend only on n and k. A split's products are
+//   summed in the order of inputs, by one chain of `mma` (or of `fmaf`).
+// * If groups of inputs have scales of their own, a chain covers a group, and its end is multiplied by the scale and
+//   added to the split's sum.
+// * The sums of splits are added to 0 in their order, and `output_value` does the rest.
 //
-// Kernels differ in who computes a split and where its sum waits, and in nothing else.
+// Kernels differ only in the threads that compute a split and in the place where its sum waits.
 #pragma once
 
 #include "chunk.cuh"
@@ -22,7 +22,7 @@
 #define INT8_GROUPS 2
 #define INT4_GROUPS 3
 
-// What is done with an output.
+// The use of an output.
 #define STORE_ELEMENT 0
 #define STORE_FLOAT 1
 #define ADD_FLOAT 2
@@ -30,7 +30,7 @@
 struct LinearArgs {
     // `[rows][k]`.
     const ELEMENT* input;
-    // `[n][k]` in ELEMENT, or rows of integers as `packed_weight.rs` lays them out.
+    // `[n][k]` in ELEMENT, or rows of integers in the layout of `packed_weight.rs`.
     const void* weight;
     // `[n][groups]`.
     const f16* group_scales;
@@ -51,9 +51,9 @@ struct LinearArgs {
     float scale;
     // 0 for none.
     float soft_cap;
-    // Among how many blocks the splits of a tile are divided.
+    // The number of blocks that share the splits of a tile.
     u32 num_parts;
-    // 0, which the compiler does not know.
+    // 0, unknown to the compiler.
     u32 zero;
     u32 padding;
 };
@@ -64,8 +64,8 @@ DEVICE u32 num_units(const LinearArgs& args) {
     return (args.k + UNIT - 1) / UNIT;
 }
 
-// Which row of the weights a channel is, in the order in which tiles have channels. Where one half of the outputs
-// gates the other, GATE_RUN gates come before the values that they gate, so that a block has both.
+// The row of the weights of a channel, in the order of tiles. If one half of the outputs gates the other, GATE_RUN
+// gates come before the values that they gate, so that a block has both.
 #ifndef GATE_RUN
 #define GATE_RUN 8
 #endif
@@ -153,7 +153,7 @@ DEVICE float gated_value(const LinearArgs& args, u32 gate, float gate_sum, float
     return activate(output_value(args, gate, gate_sum)) * output_value(args, args.n / 2 + gate, sum);
 }
 
-// Writes the product of an activated gate and what it gates, `[rows][n / 2]`.
+// Writes the product of an activated gate and the gated value, `[rows][n / 2]`.
 DEVICE void write_gated(const LinearArgs& args, u32 row, u32 gate, float gate_sum, float sum) {
     if (row >= args.rows || gate >= args.n / 2) return;
     ELEMENT* out = static_cast<ELEMENT*>(args.out) + u64(row) * (args.n / 2);

@@ -1,9 +1,8 @@
-// A linear layer in f32, whatever the number of rows: for comparisons with other implementations, and for small
-// models.
+// A linear layer in f32, for any number of rows: for comparisons with other implementations, and for small models.
 //
-// A lane has every 32nd run of 4 inputs, so that a warp reads 512 neighbouring bytes of f32, and sums their
-// products by one chain of `fmaf`; then lanes are summed as a butterfly. A warp computes one split of 4 channels
-// and 8 rows, so that 12 loads bring what 128 `fmaf` need.
+// A lane has every 32nd run of 4 inputs, so that a warp reads 512 neighbouring bytes of f32, and sums their products by
+// one chain of `fmaf`; then lanes are summed as a butterfly. A warp computes one split of 4 channels and 8 rows, so
+// that 12 loads serve 128 `fmaf`.
 #define GATE_RUN 2
 #include "linear_args.cuh"
 
@@ -37,8 +36,8 @@ DEVICE Run load_weights(const LinearArgs& args, u32 channel, u32 first) {
 #if WEIGHT == FLOATS
     return load_run(static_cast<const float*>(args.weight) + row * args.k, first, args.k);
 #else
-    // Where `packed_weight.rs` puts the runs of a unit: 16 bytes of a lane of a tensor core's operand
-    // have inputs 8 t to 8 t + 7 of several blocks of 32.
+    // The layout of a unit's runs in `packed_weight.rs`: 16 bytes of a lane of a tensor core's operand have inputs 8 t
+    // to 8 t + 7 of several blocks of 32.
     const u32 block = first / 32, t = first % 32 / 8, half = first % 8 / 4;
     Run run;
 #if WEIGHT == INT4_GROUPS

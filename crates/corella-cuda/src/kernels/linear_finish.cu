@@ -1,5 +1,5 @@
-// The end of a linear layer whose sums are in memory: those of splits are added in their order, and the outputs
-// are written. With one split, these are the sums of a product that was computed elsewhere.
+// The end of a linear layer whose sums are in memory: the sums of splits are added in their order, and the outputs are
+// written. With one split, these are the sums of a product from the vendor's library.
 #include "linear_args.cuh"
 
 DEVICE Chunk sum_splits(const LinearArgs& args, u32 row, u32 first) {

@@ -1,18 +1,18 @@
 // A linear layer of bf16 weights for more than 32 rows on sm_90a: tiles go through shared memory by tensor maps, and are
 // multiplied there by `wgmma`.
 //
-// The arithmetic of an output is that of linear_narrow.cu: `wgmma` adds the products of 16 inputs to a sum as `mma.sync`
+// The arithmetic of an output equals linear_narrow.cu's: `wgmma` adds the products of 16 inputs to a sum as `mma.sync`
 // does, in the same bits, if both take the same 16. That was measured (bench/cuda/wgmma_bits.cu), and so was that their
 // order among the 16 does not matter.
 //
-// A block has a warpgroup for each 64 channels of its tile, and one of which a thread begins all copies. Copies of
-// NUM_STAGES stages of 64 inputs are under way or wait to be multiplied. A multiplying warpgroup has two sets of sums in
-// registers, the chain of the split under way and what earlier splits add up to.
+// A block has a warpgroup for each 64 channels of its tile, and one with a thread that begins all copies. Copies of
+// NUM_STAGES stages of 64 inputs are under way or wait to be multiplied. A multiplying warpgroup has two sets of sums
+// in registers: the chain of the present split, and the total of earlier splits.
 //
 // * Whole tiles, `num_parts` 1: a block computes tile after tile where IS_PERSISTENT, and copies of the next run while a
 //   tile's results are written.
-// * Where tiles are few, a cluster of `num_parts` blocks shares a tile's splits, at most two for each. Each block leaves
-//   the sums of its splits in its shared memory, and then each adds up all splits of a part of the outputs.
+// * With few tiles, a cluster of `num_parts` blocks shares a tile's splits, at most two for each. Each block leaves the
+//   sums of its splits in its shared memory, and then each adds up all splits of a part of the outputs.
 // * Where SHARED_BY is 2, clusters of two blocks have the same channels of neighbouring tiles of rows, and each copies
 //   half of the weights to both.
 #define GATE_RUN 8
@@ -31,7 +31,7 @@ constexpr u32 STAGE_BYTES = WEIGHT_BYTES + ROW_TILE * STAGE_ROW;
 constexpr u32 UNIT_STAGES = UNIT / STAGE_INPUTS;
 // Swizzled rows repeat after this.
 constexpr u32 ALIGNMENT = 1024;
-// Results of whole tiles change places 32 rows at a time, for each warpgroup by itself. From one row to the next, in
+// Results of whole tiles change places 32 rows at a time, separately for each warpgroup. The distance between rows, in
 // words: lanes write rows 2 t and channels g.
 constexpr u32 RESULT_ROWS = 32, RESULT_STRIDE = 64 + 4;
 constexpr u32 RESULT_BYTES = RESULT_ROWS * RESULT_STRIDE * 4;
@@ -47,8 +47,7 @@ struct HopperArgs {
     u32 padding[6];
 };
 
-// Shared memory: stages, the results of whole tiles, and for each stage a barrier that is passed when it is full and one
-// when it is empty.
+// Shared memory: stages, the results of whole tiles, and for each stage a barrier for full and one for empty.
 struct Memory {
     u8* base;
     u32 stages, barriers;
@@ -73,7 +72,7 @@ struct Memory {
     __device__ __forceinline__ void init_barriers() const {
         for (u32 slot = 0; slot < NUM_STAGES; slot++) {
             barrier_init(full(slot), 1);
-            // Each warp that multiplies arrives, in both blocks that the weights went to.
+            // Each warp that multiplies arrives, in both blocks that received the weights.
             barrier_init(empty(slot), SHARED_BY * NUM_CONSUMERS * 4);
         }
         barrier_init_fence();
@@ -106,8 +105,8 @@ struct Tiles {
         stride = gridDim.x / cluster_blocks;
     }
 
-    // Goes to the next tile. Those that run at a time should read the same rows and channels, as what they read comes
-    // from the L2 cache: a band of tiles of rows is walked channels after channels.
+    // Advances to the next tile. Concurrent tiles should read the same rows and channels, because their reads come from
+    // the L2 cache: a band of tiles of rows is walked channel by channel.
     __device__ __forceinline__ bool advance() {
         if (next >= row_tiles * channel_tiles) return false;
         const u32 band_tiles = BAND_ROWS / (SHARED_BY * ROW_TILE);
@@ -251,7 +250,7 @@ struct Consumer {
                 write(tiles, totals);
                 continue;
             }
-            // Results take the place of stages, which nobody reads any more.
+            // Results replace stages, which are no longer read.
             sync_threads(1 + NUM_CONSUMERS, NUM_CONSUMERS * WARPGROUP);
             if (args.num_parts == 1) {
                 write(tiles, totals);
@@ -266,8 +265,8 @@ struct Consumer {
         }
     }
 
-    // Writes a whole tile. Sums move up in their registers from one part to the next, so that there is code for one part
-    // only.
+    // Writes a whole tile. Sums move up in their registers from one part to the next, so that one part's code serves
+    // all.
     __device__ __forceinline__ void write(const Tiles& tiles, WarpgroupSums& sums) const {
         float* results = memory.results(warpgroup);
         const u32 first_channel = tiles.first_channel + warpgroup * 64;
@@ -313,7 +312,7 @@ struct Consumer {
         }
     }
 
-    // What the splits of all blocks add up to, for 8 channels of a row.
+    // The total of all blocks' splits, for 8 channels of a row.
     __device__ __forceinline__ Chunk sum_splits(u32 row, u32 channel, u32 num_splits) const {
         const u32 at = memory.stages + (row * SUM_STRIDE + channel) * 4;
         Chunk sums = {};
@@ -330,7 +329,7 @@ struct Consumer {
         return sums;
     }
 
-    // Writes the block's part of a tile whose splits were shared.
+    // Writes the block's part of a tile with shared splits.
     __device__ __forceinline__ void add_up(const Tiles& tiles, u32 num_splits) const {
         constexpr u32 CHUNKS = GATED ? CHANNEL_TILE / (2 * CHUNK) : CHANNEL_TILE / CHUNK;
         const u32 num_rows = min(ROW_TILE, args.rows - tiles.first_row);

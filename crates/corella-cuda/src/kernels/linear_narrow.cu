@@ -1,15 +1,14 @@
-// A linear layer for few rows, as in decoding: weights stream from memory into registers, once.
+// A linear layer for few rows, as in decoding: weights stream once from memory into registers.
 //
-// Memory is the limit. An H100 delivers 3.35 TB/s after about 800 ns, so 2.7 MB must be under way, 20 KB for each
-// of 132 multiprocessors. A warp has a whole unit of 128 inputs of 16 channels under way while it multiplies
-// another one: 4 KiB in bf16. Registers, at most 128 of a thread, allow 16 warps, and so 64 KiB; integers, which
-// are smaller, have more units under way. Shared memory would add a copy and gain nothing, since no two warps
-// read the same weights.
+// Memory is the limit. An H100 delivers 3.35 TB/s after about 800 ns, so 2.7 MB must be under way, 20 KB for each of
+// 132 multiprocessors. A warp has a whole unit of 128 inputs of 16 channels under way while it multiplies another one:
+// 4 KiB in bf16. Registers, at most 128 of a thread, allow 16 warps, and so 64 KiB; integers, which are smaller, have
+// more units under way. Shared memory would add a copy without a gain, because no two warps read the same weights.
 //
-// Inputs are read by every block, and so are mostly in the cache of the multiprocessor; weights do not
-// displace them. Rows of inputs are the 8 columns of `mma`, so 1 row costs tensor cores what 8 cost, and
-// that is little: the 512 bytes of weights of one `mma` take a multiprocessor 35 clocks to get, and one of its
-// four tensor cores about 4 to multiply.
+// Every block reads the inputs, which are thus mostly in the cache of the multiprocessor; weights do not displace them.
+// Rows of inputs are the 8 columns of `mma`, so 1 row costs tensor cores the same as 8, and that is little: the 512
+// bytes of weights of one `mma` take a multiprocessor 35 clocks to get, and one of its four tensor cores about 4 to
+// multiply.
 //
 // One block computes 16 channels, and each of its warps one split. n = 4096 gives 256 blocks of 8 warps, which
 // is one wave.
@@ -19,28 +18,27 @@ constexpr u32 CHANNELS = 16;
 constexpr u32 UNIT_LOADS = UNIT_BLOCKS / LOAD_BLOCKS;
 constexpr u32 UNIT_BYTES = UNIT_LOADS * LOADED_BYTES;
 constexpr u32 UNIT_GROUPS = UNIT / GROUP_LEN;
-// COLUMN_TILES, a macro, is how many tiles of 8 rows a block computes: 1, 2 or 4.
+// COLUMN_TILES, a macro, is the number of tiles of 8 rows of a block: 1, 2 or 4.
 constexpr u32 ROWS = 8 * COLUMN_TILES;
-// The registers of a unit, and how many units there are registers for; in bf16 two are more than that, but
-// one would not do.
+// The registers of a unit, and the number of units that fit into registers; in bf16 two exceed them, but one would not
+// suffice.
 constexpr u32 UNIT_REGISTERS = 8 * UNIT_LOADS + (IS_GROUPED ? (UNIT_GROUPS + 1) / 2 * 2 * (1 + HAS_MINIMUM) : 0);
 constexpr u32 MOST_UNITS = (COLUMN_TILES == 4 ? 32 : 56) / UNIT_REGISTERS;
 constexpr u32 DEPTH = MOST_UNITS < 2 ? 2 : MOST_UNITS;
-// From one column of sums to the next. Lanes write columns 2 t and rows g; 20 words put all 32 in different
-// banks.
+// The distance between columns of sums. Lanes write columns 2 t and rows g; 20 words put all 32 in different banks.
 constexpr u32 COLUMN_STRIDE = CHANNELS + 4;
 
-// A unit of the weights of channels g and g + 8, and what their groups are multiplied by.
+// A unit of the weights of channels g and g + 8, and the factors of their groups.
 struct Unit {
     uint4 words[2][UNIT_LOADS];
     GroupNumbers<UNIT_GROUPS> scales[2], minimums[2];
 };
 
-// A lane's inputs. Those of 8 rows are read a unit ahead: as soon as a block is multiplied, its registers get that
-// block of the next unit. For those of more rows there are no registers, and they are read when it is their turn.
+// A lane's inputs. Inputs of 8 rows are read a unit ahead: as soon as a block is multiplied, its registers get that
+// block of the next unit. For more rows the registers do not suffice, and inputs are read in their turn.
 struct Inputs {
     static constexpr bool IS_AHEAD = COLUMN_TILES == 1;
-    // Where the lane's inputs of the unit that is read begin, in a row and in memory.
+    // The begin of the lane's inputs of the current unit, in a row and in memory.
     u32 first;
     const bf16* rows[COLUMN_TILES];
     uint4 ahead[UNIT_BLOCKS];
@@ -55,7 +53,7 @@ struct Inputs {
 
     __device__ __forceinline__ uint4 load(const LinearArgs& args, u32 tile, u32 block) const {
 #if LANES_EXCHANGE
-        // What the lane would have after an exchange.
+        // The lane's inputs after an exchange.
         const bf16* from = rows[tile] + block * BLOCK;
         const uint2 low = load_half(from, first + block * BLOCK, args.k);
         const uint2 high = load_half(from + 16, first + block * BLOCK + 16, args.k);
@@ -122,7 +120,7 @@ struct Channels {
 
 // The sums of one split.
 struct Sums {
-    // Chains of products, and where groups have scales, what chains of groups add up to.
+    // Chains of products, and with scales of groups, the totals of their chains.
     float chains[COLUMN_TILES][4], totals[COLUMN_TILES][4];
     // Sums of inputs in all four places, for minimums.
     float input_sums[COLUMN_TILES][4];
@@ -136,7 +134,7 @@ struct Sums {
     }
 
     __device__ __forceinline__ void add(const LinearArgs& args, const Unit& unit, Inputs& inputs, bool is_last) {
-        // After the last unit, it is read again, and not used.
+        // After the last unit, it is read again, and ignored.
         if (Inputs::IS_AHEAD && !is_last) inputs.advance();
 #pragma unroll
         for (u32 block = 0; block < UNIT_BLOCKS; block++) {

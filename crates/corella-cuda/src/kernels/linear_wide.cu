@@ -5,15 +5,14 @@
 // which takes shared memory 64 clocks, for 64 `mma`, which take a multiprocessor's four tensor cores at least 64. A
 // warp tile of half the rows would read 48 clocks' worth for 32 `mma`.
 //
-// Copies of NUM_STAGES - 1 stages are under way while one is multiplied. Two blocks share a multiprocessor, so that
-// one multiplies while the other waits for a barrier or writes its results. Small tiles have more stages, as there may
-// be so few of them that a block is alone there, and memory the limit.
+// Copies of NUM_STAGES - 1 stages are under way while one is multiplied. Two blocks share a multiprocessor, so that one
+// multiplies while the other waits for a barrier or writes its results. Small tiles have more stages, because so few of
+// them may exist that a block is alone there, and memory is the limit.
 //
-// The arithmetic of an output is that of linear_narrow.cu. A chain of products of the split under way is in
-// registers; what earlier splits add up to is needed once in a split, and waits in shared memory, where a
-// second set of registers would halve the tile. If there are too few tiles for all multiprocessors, splits are
-// divided among blocks, `num_parts` of them for a tile, which leave the sums of splits in memory
-// for linear_finish.cu.
+// The arithmetic of an output equals linear_narrow.cu's. A chain of products of the present split is in registers; the
+// total of earlier splits is needed once per split, and waits in shared memory, because a second set of registers would
+// halve the tile. With too few tiles for all multiprocessors, splits are divided among blocks, `num_parts` of them for
+// a tile, which leave the sums of splits in memory for linear_finish.cu.
 #include "weight_fragment.cuh"
 
 // Macros: CHANNEL_TILE and ROW_TILE are 64 or 128, NUM_STAGES is at least 3.
@@ -27,19 +26,19 @@ constexpr u32 BLOCK_BYTES = ROW_TILE * LOADED_BYTES;
 constexpr u32 STAGE_BYTES = WEIGHT_BYTES + LOAD_BLOCKS * BLOCK_BYTES;
 // Stages in a unit.
 constexpr u32 UNIT_STAGES = UNIT / LOAD_INPUTS;
-// From one row of results to the next, in words: lanes write rows 2 t and channels g.
+// The distance between rows of results, in words: lanes write rows 2 t and channels g.
 constexpr u32 RESULT_STRIDE = CHANNEL_TILE + 4;
-// Groups that a stage has inputs of.
+// Groups with inputs in a stage.
 constexpr u32 STAGE_GROUPS = LOAD_INPUTS > GROUP_LEN ? LOAD_INPUTS / GROUP_LEN : 1;
 
-// Blocks run about in the order of their numbers, x before y before z, and those that run at a time should read the
-// same rows and channels, as what they read comes from the L2 cache. So where tiles are whole, z counts bands of tiles
-// of rows, and a band is walked channels after channels.
+// Blocks run about in the order of their numbers, x before y before z, and concurrent ones should read the same rows
+// and channels, because their reads come from the L2 cache. So with whole tiles, z counts bands of tiles of rows, and a
+// band is walked channel by channel.
 DEVICE u32 row_tile(const LinearArgs& args) {
     return args.num_parts == 1 ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.x;
 }
 
-// Where a warp's part of the tile begins, and which part of it a lane has.
+// The begin of a warp's part of the tile, and a lane's place in it.
 struct Place {
     u32 first_channel, first_row, warp_channel, warp_row, g, t;
     // The lane's first 16 bytes of weights and of inputs in a stage.
@@ -58,7 +57,7 @@ struct Place {
     }
 };
 
-// What a thread copies: 16 bytes, `threadIdx.x % 4` of 4, of every 32nd channel and every 32nd row.
+// A thread's copies: 16 bytes, `threadIdx.x % 4` of 4, of every 32nd channel and every 32nd row.
 struct Copies {
     static constexpr u32 PARTS = LOADED_BYTES / 16, STRIDE = NUM_THREADS / PARTS;
     // The first channel and the first row of the tile, and bytes from there.
@@ -115,8 +114,7 @@ struct Copies {
         }
     }
 
-    // Copies 8 elements, zeros beyond the row's end. Rows of such a length that they are not aligned are
-    // copied by element.
+    // Copies 8 elements, zeros beyond the row's end. Rows of unaligned length are copied by element.
     static __device__ __forceinline__ void copy_elements(u8* to, const u8* row, u32 first, u32 k) {
 #if WHOLE_UNITS
         copy_async_16(to, row + first * sizeof(bf16));
@@ -132,7 +130,7 @@ DEVICE uint4 load_shared(const u8* from) {
     return *reinterpret_cast<const uint4*>(from);
 }
 
-// What a thread computes: `[A_TILES][B_TILES][4]` of a kind.
+// A thread's results: `[A_TILES][B_TILES][4]` of a kind.
 struct Tile {
     float at[A_TILES][B_TILES][4];
 
@@ -155,7 +153,7 @@ struct Tile {
 
 struct Sums {
     Tile chains;
-    // What chains of groups add up to, and sums of inputs. Formats without them leave these unused.
+    // The totals of groups' chains, and sums of inputs. Formats without them leave these unused.
     Tile totals;
     float inputs[B_TILES][4];
 
@@ -174,8 +172,7 @@ struct Sums {
         }
     }
 
-    // Multiplies stage `index`, which is in shared memory, and calls `meanwhile` when tensor cores have something to
-    // do.
+    // Multiplies stage `index`, which is in shared memory, and calls `meanwhile` while tensor cores are busy.
     template <class Meanwhile>
     __device__ __forceinline__ void
     add(const LinearArgs& args, const Place& place, u32 index, const u8* stage, Meanwhile meanwhile) {
@@ -219,9 +216,8 @@ struct Sums {
         const Operand lower = weight_operand(weights[1], block, half);
         u32 operand[4] = {upper.low, lower.low, upper.high, lower.high};
 #if WEIGHT == FLOATS
-        // Operands need registers in another order than loads leave them in. If they were only moved, the
-        // compiler would move each several times, 180 times in all for 64 `mma`, and instructions would be
-        // the limit.
+        // Operands need registers in another order than that of loads. Plain moves would let the compiler move each
+        // several times, 180 times in all for 64 `mma`, and instructions would be the limit.
 #pragma unroll
         for (u32 i = 0; i < 4; i++) operand[i] |= zero;
 #endif
@@ -306,7 +302,7 @@ KERNEL_AHEAD(linear_wide, LinearArgs, NUM_THREADS, 2) {
     u32 split = first_split, split_end = split_begin(args, split + 1) * UNIT_STAGES, slot = 0;
     for (u32 index = begin; index < end; index++) {
         copy_async_wait<NUM_STAGES - 2>();
-        // What was copied is there for all, and nobody reads the stage that is copied to next.
+        // The copied stage has arrived for all, and the stage that is copied next is no longer read.
         __syncthreads();
         const u32 next = index + NUM_STAGES - 1;
         const u32 free_slot = slot == 0 ? NUM_STAGES - 1 : slot - 1;

@@ -1,5 +1,5 @@
-// What stands between two matrix products: a branch is added to the residual stream, and the sum is
-// normed for what reads it next.
+// The step between two matrix products: a branch is added to the residual stream, and the sum is normed for the next
+// product.
 
 #include "chunk.cuh"
 
@@ -42,7 +42,7 @@ DEVICE float sum_of_squares(const Part& part, float mean, u32 hidden) {
     for (u32 i = 0; i < CHUNKS; i++) {
 #pragma unroll
         for (u32 j = 0; j < CHUNK; j++) {
-            // Elements beyond the row are 0, which are only as good as no elements if the mean is 0.
+            // Elements beyond the row are 0, which are neutral only if the mean is 0.
             const bool is_inside = chunk_begin(i) + j < hidden;
             const float difference = is_inside ? part.chunks[i].at[j] - mean : 0.0f;
             sum = fmaf(difference, difference, sum);
@@ -63,7 +63,7 @@ DEVICE float mean_of(const Part& part, u32 hidden) {
     return block_sum(sum) / float(hidden);
 }
 
-// Norms a row in place. All threads of the block take the same way, which depends on the model only.
+// Norms a row in place. All threads of the block take the same branches, which depend only on the model.
 DEVICE void normalise(Part& part, const NormWeights& norm, u32 hidden) {
     if (norm.kind == NO_NORM) {
         return;
@@ -87,8 +87,8 @@ DEVICE void normalise(Part& part, const NormWeights& norm, u32 hidden) {
     }
 }
 
-// One block computes one row and reads it once: at 4096 elements, 512 threads hold 8 of them each. The
-// order of sums depends on the length of the row only.
+// One block computes one row and reads it once: at 4096 elements, 512 threads hold 8 of them each. The order of sums
+// depends only on the length of the row.
 KERNEL_AHEAD(residual_norm, NormArgs, 1024, 1) {
     const u32 hidden = args.hidden;
 #pragma unroll

@@ -1,8 +1,8 @@
-// What is done to pages as a whole: rows of one page copied to another, changes of page tables, and pages
-// gathered in, or spread from, memory of the host.
+// Operations on whole pages: rows of one page copied to another, changes of page tables, and pages gathered in, or
+// spread from, host memory.
 //
-// None of this is more than copying, so each kernel is a loop over 16 bytes at a time where addresses
-// allow, which is what a multiprocessor needs to keep enough bytes under way.
+// All of this is copying, so each kernel is a loop over 16 bytes at a time where addresses allow, which a
+// multiprocessor needs to keep enough bytes under way.
 #include "prelude.cuh"
 
 struct PageCopy {
@@ -23,7 +23,7 @@ struct CopyRowsArgs {
     u32 scale_bytes;
 };
 
-// Copies bytes with all threads of a block, in pieces as large as both addresses and the number allow.
+// Copies bytes with all threads of a block, in pieces as large as both addresses and the length allow.
 template <class Piece>
 DEVICE void copy_pieces(u8* to, const u8* from, u64 num_bytes) {
     for (u64 i = threadIdx.x; i < num_bytes / sizeof(Piece); i += blockDim.x) {
@@ -99,14 +99,14 @@ DEVICE Part part_of(u64 layer_bytes) {
     return {first, min(len, layer_bytes - first)};
 }
 
-// Copies whole pages of a layer to memory of the host, or of the device. Block (x, y) has part y of page x.
+// Copies whole pages of a layer to memory of the host or the device. Block (x, y) has part y of page x.
 KERNEL(gather_pages, MovePagesArgs) {
     const Part part = part_of(args.layer_bytes);
     const u8* from = args.kv + args.pages[blockIdx.x] * args.page_bytes + part.first;
     copy_bytes(args.staging + blockIdx.x * args.layer_bytes + part.first, from, part.num_bytes);
 }
 
-// The reverse of `gather_pages`.
+// The inverse of `gather_pages`.
 KERNEL(spread_pages, MovePagesArgs) {
     const Part part = part_of(args.layer_bytes);
     u8* to = args.kv + args.pages[blockIdx.x] * args.page_bytes + part.first;

@@ -1,6 +1,6 @@
-// What all kernels are written with. On a GPU this is CUDA C++ as NVRTC compiles it, without any other header. The
-// emulated device compiles the same kernels with a host compiler, for which emulation.h, included before everything
-// else, defines EMULATED_DEVICE and has its side of what differs.
+// The basis of all kernels. On a GPU this is CUDA C++ as NVRTC compiles it, without any other header. The emulated
+// device compiles the same kernels with a host compiler; emulation.h, included first, defines EMULATED_DEVICE and has
+// its side of the differences.
 #pragma once
 
 using u8 = unsigned char;
@@ -21,14 +21,14 @@ constexpr u32 WARP_SIZE = 32;
 constexpr u32 ALL_LANES = 0xffffffffu;
 
 // `KERNEL(name, NameArgs) { ... }` defines a kernel whose body sees `args`, its only parameter. A launch may have any
-// number of threads, for which the compiler leaves each at most 64 registers; KERNEL_OF names the most threads of a
-// block, so that each may have 65536 / threads, and how many such blocks shall fit on a multiprocessor.
+// number of threads, for which the compiler leaves each at most 64 registers; KERNEL_OF sets the most threads of a
+// block, so that each may have 65536 / threads, and the number of such blocks that must fit on a multiprocessor.
 //
-// From sm_90 on, a kernel's blocks come to multiprocessors when the last blocks of the kernel before have ended, and
-// not only when its writes are visible. Bodies begin when they are, except those of KERNEL_AHEAD, which call
+// From sm_90 on, a kernel's blocks start on multiprocessors when the last blocks of the previous kernel have ended,
+// before its writes are visible. Bodies begin when they are visible, except those of KERNEL_AHEAD, which call
 // `wait_for_kernel_before` themselves before they touch memory that any kernel writes: they read weights until then.
-// Every kernel must wait: the kernel behind it takes the end of one as the end of all before. No kernel calls
-// griddepcontrol.launch_dependents, which would let blocks come while others still run: they crowd the multiprocessors
+// Every kernel must wait: the next kernel takes its end as the end of all earlier ones. No kernel calls
+// griddepcontrol.launch_dependents, which would start blocks while others still run: they crowd the multiprocessors
 // that are free first, and a step of Llama 3 8B took 1.3 times as long.
 #define KERNEL(name, Args) KERNEL_OF(name, Args, 1024, 1)
 #define KERNEL_OF(name, Args, max_threads, blocks_per_multiprocessor)                                                  \
@@ -84,14 +84,14 @@ DEVICE float float_from_f16_bits(u16 bits) {
     return value;
 }
 
-// 2 to the power of x, as quickly as the device can; 0 for x = -infinity.
+// 2 to the power of x, by the device's fastest instruction; 0 for x = -infinity.
 DEVICE float exp2_fast(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 }
 
-// The value that another lane of the warp has. All 32 lanes must call each of these together.
+// The value of another lane of the warp. All 32 lanes must call each of these together.
 template <class T>
 DEVICE T shuffle(T value, u32 lane) {
     static_assert(sizeof(T) == 4, "shuffles exchange 32 bits");
@@ -111,7 +111,7 @@ DEVICE T shuffle_down(T value, u32 delta) {
     return __shfl_down_sync(ALL_LANES, value, delta);
 }
 
-// Bit i says whether lane i's condition holds. All 32 lanes call it together.
+// Bit i is lane i's condition. All 32 lanes call it together.
 DEVICE u32 ballot(bool condition) { return __ballot_sync(ALL_LANES, condition); }
 
 // Sum and maximum over the lanes of a warp, as a butterfly from distance 16 to 1, so that all lanes get the same bits.
@@ -127,7 +127,7 @@ DEVICE float warp_max(float value) {
     return value;
 }
 
-// Adds to a counter and returns what it was.
+// Adds to a counter and returns its earlier value.
 DEVICE u32 atomic_add(u32* counter, u32 addend) { return atomicAdd(counter, addend); }
 
 DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
@@ -162,13 +162,13 @@ DEVICE void load_matrix_x4_transposed(u32 r[4], const void* shared_row) {
                  : "memory");
 }
 
-// Begins to copy 16 bytes from global to shared memory, both aligned to 16. The bytes are there for this thread after
-// the copy's group is committed and waited for, and for others after a barrier behind that.
+// Begins to copy 16 bytes from global to shared memory, both aligned to 16. The bytes have arrived for this thread
+// after the copy's group is committed and waited for, and for others after a barrier behind that.
 DEVICE void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(shared)), "l"(global) : "memory");
 }
 
-// The same, or 16 zeros where nothing is to be read. `global` must be an address even then.
+// The same, or 16 zeros for no read. `global` must be an address even then.
 DEVICE void copy_async_16(void* shared, const void* global, bool reads) {
     const u32 num_bytes = reads ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -179,13 +179,13 @@ DEVICE void copy_async_16(void* shared, const void* global, bool reads) {
 
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 
-// Waits until at most PENDING of the groups that were committed last are still under way.
+// Waits until at most PENDING of the newest committed groups are still under way.
 template <u32 PENDING>
 DEVICE void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
 }
 
-// 16 bytes that are read once in a launch, such as weights, and that nothing writes meanwhile.
+// 16 bytes that are read once in a launch, such as weights, and are not written meanwhile.
 DEVICE uint4 load_streaming_16(const void* global) {
     uint4 value;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -209,7 +209,7 @@ DEVICE float to_float(bf16 value) { return __uint_as_float(static_cast<u32>(valu
 DEVICE float to_float(f16 value) { return float_from_f16_bits(value.bits); }
 DEVICE float to_float(i8 value) { return static_cast<float>(value); }
 
-// `from_float<T>(x)`: the nearest value of T, of two that are as near the even one.
+// `from_float<T>(x)`: the nearest value of T, ties to even.
 template <class T>
 DEVICE T from_float(float value);
 template <>

@@ -1,8 +1,8 @@
-// Tells threads of the host how far a step has come.
+// Reports a step's progress to threads of the host.
 
 #include "prelude.cuh"
 
-// The number that stands for a step of the executor's own, which nobody waits for.
+// The number of the executor's internal steps, which no thread waits for.
 #define NO_STEP 0xffffffffffffffffull
 
 struct ProgressArgs {
@@ -12,8 +12,8 @@ struct ProgressArgs {
     u32 padding;
 };
 
-// The kernels before this one are done, so all keys and values that they wrote are in the device's memory;
-// the fence orders them before the number for other devices that read them, such as network cards.
+// The earlier kernels are done, so all their keys and values are in the device's memory; the fence orders them before
+// the number for other devices that read them, such as network cards.
 KERNEL(progress, ProgressArgs) {
     const u64 step = *args.step;
     if (threadIdx.x == 0 && step != NO_STEP) {

@@ -1,10 +1,10 @@
-// What is done to queries, keys and values between their projection and attention: norms of queries and keys, RoPE, and
-// the pages that keys and values are written to.
+// The operations on queries, keys and values between their projection and attention: norms of queries and keys, RoPE,
+// and writes of keys and values to pages.
 //
-// HEAD_LANES lanes of a warp have one head of one row: 16 with 128 dimensions, of which each has 4 pairs of elements
-// (i, i + HEAD_DIM / 2), so that a pair is rotated within a lane and memory is read 8 bytes at a time. A prompt of 8192
-// tokens with 48 heads is 100 MB read and as much written, 60 us on an H100: one element at a time, the instructions
-// alone would take longer. For few rows, all that counts is the chain of loads: row, page, store.
+// HEAD_LANES lanes of a warp have one head of one row: 16 with 128 dimensions, each with 4 pairs of elements (i, i +
+// HEAD_DIM / 2), so that a pair is rotated within a lane and memory is read 8 bytes at a time. A prompt of 8192 tokens
+// with 48 heads is 100 MB read and the same written, 60 us on an H100: one element at a time, the instructions alone
+// would take longer. For few rows, only the chain of loads counts: row, page, store.
 #include "step_row.cuh"
 
 constexpr int NUM_THREADS = 128;
@@ -27,9 +27,9 @@ struct RotaryArgs {
     const Row* rows;
     // `[slot][table_len]`.
     const u32* tables;
-    // `[position][pair][cosine, sine]` of the pairs that are rotated.
+    // `[position][pair][cosine, sine]` of the rotated pairs.
     const float* angles;
-    // HEAD_DIM weights, or as many as all heads have elements.
+    // HEAD_DIM weights, or one for each element of all heads.
     const float* query_norm;
     const float* key_norm;
     u64 page_bytes;
@@ -45,7 +45,7 @@ struct RotaryArgs {
     float eps;
 };
 
-// The elements of a head that a lane has.
+// A lane's elements of a head.
 struct Pairs {
     float first[PAIRS], second[PAIRS];
 };
@@ -77,7 +77,7 @@ DEVICE void load(const T* head, Pairs& x) {
     }
 }
 
-// Writes elements of which `convert` makes a T.
+// Writes elements converted to T by `convert`.
 template <class T, class Convert>
 DEVICE void store(const Pairs& x, T* head, Convert convert) {
 #pragma unroll
@@ -109,8 +109,8 @@ DEVICE u32 head_max(u32 value) {
     return value;
 }
 
-// Norms queries and keys, with a head's own elements or those of all heads of its kind. All lanes of a warp call this;
-// nothing is done to the others' heads.
+// Norms queries and keys, over a head's own elements or those of all heads of its kind. All lanes of a warp call this;
+// other heads stay unchanged.
 DEVICE void apply_norm(const RotaryArgs& args, const ELEMENT* qkv, u32 head, bool is_normed, Pairs& x) {
     const bool is_query = head < args.num_heads;
     const u32 first_head = is_query ? 0 : args.num_heads;
@@ -160,8 +160,8 @@ DEVICE void apply_norm(const RotaryArgs& args, const ELEMENT* qkv, u32 head, boo
     }
 }
 
-// A head's scale in pages, and what its elements are multiplied by before they are rounded. Formats without scales have
-// none of it. All lanes of a warp call this.
+// A head's scale in pages, and the factor of its elements before rounding. Empty for formats without scales. All lanes
+// of a warp call this.
 struct Scale {
     float scale, inverse;
 };
@@ -174,7 +174,7 @@ DEVICE Scale scale_for(const Pairs&, const T*) {
 // As `int8_scale` of corella-model.
 DEVICE Scale scale_for(const Pairs& x, const i8*) {
     constexpr u32 INFINITE = 0x7f800000;
-    // Bits of magnitudes are ordered as the numbers are, and a NaN is above all.
+    // Bits of magnitudes have the order of the numbers, and a NaN is above all.
     u32 bits = 0;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
@@ -191,7 +191,7 @@ DEVICE Scale scale_for(const Pairs& x, const i8*) {
     return {largest / 127.0f, __float_as_uint(inverse) < INFINITE ? inverse : 0.0f};
 }
 
-// Writes a key or a value, and its scale if it has one.
+// Writes a key or a value, and its scale, if any.
 template <class T>
 DEVICE void store_kv(const Pairs& x, Scale, T* out, float*) {
     store(x, out, [](float value) { return from_float<T>(value); });
@@ -219,8 +219,8 @@ KERNEL_OF(rotary, RotaryArgs, NUM_THREADS, 8) {
     Pairs x;
     load(qkv + head * HEAD_DIM, x);
 
-    // A row that only fills up the step has position -1, and writes nothing to pages. What depends on the position is read
-    // before the norm, which does not.
+    // A row that only pads the step has position -1, and writes nothing to pages. Data that depend on the position are
+    // read before the norm, which does not.
     const u32 position = row.position < 0 ? 0 : u32(row.position);
     const bool is_stored = exists && !is_query && row.position >= 0;
     const u32 page_index = position / args.page_size;

@@ -1,5 +1,4 @@
-// Draws tokens: the kernels that every draw goes through. `sample_rank.cu` has those for draws that
-// need tokens in order.
+// Draws tokens: the kernels of every draw. `sample_rank.cu` has those for draws that need sorted tokens.
 #include "sample.cuh"
 
 constexpr u32 IS_FORBIDDEN = 1u << 30;
@@ -30,11 +29,10 @@ DEVICE float penalise(float logit, u32 num_in_output, const SlotParams& params) 
     return logit;
 }
 
-// Applies masks, token rules and penalties, and finds the largest logit. A logit that is minus
-// infinity stays so, whatever is added to it, so that what is forbidden may be applied last.
-// Grid: (ranges of RANGE tokens, draws).
+// Applies masks, token rules and penalties, and finds the largest logit. A logit of minus infinity absorbs additions,
+// so bans may be applied last. Grid: (ranges of RANGE tokens, draws).
 KERNEL_OF(sample_maximum, SampleArgs, THREADS, 4) {
-    // Whether a token occurs or is forbidden, and how often it is in the output.
+    // Whether a token occurs or is forbidden, and its number of occurrences in the output.
     __shared__ u32 states[RANGE];
     __shared__ u64 best_of_thread[THREADS];
     __shared__ u32 bad_of_thread[THREADS];
@@ -94,7 +92,7 @@ KERNEL_OF(sample_maximum, SampleArgs, THREADS, 4) {
             u32 num_prompt = min(params.num_prompt_tokens, draw.num_tokens);
             for (u32 i = thread; i < num_prompt; i += THREADS) {
                 u32 token = history[i] - first;
-                // All that write here at a time write the same.
+                // All concurrent writes here are equal.
                 if (token < len) states[token] |= OCCURS;
             }
             __syncthreads();
@@ -288,7 +286,7 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
     const double* sums = args.sums + (u64)index * 2 * num_blocks;
     double* block_sums = (double*)dynamic_shared();
 
-    // Every thread has its copy of the work by now, which the next launch finds as new.
+    // Every thread has copied the work by now, which is reset for the next launch.
     __syncthreads();
     if (thread == 0) {
         DrawWork* next = &args.work[index];
@@ -319,7 +317,7 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
             if (block_sums[i] > 0.0) last_block = i;
         }
         double left = uniform(params.seed, params.choice, draw.num_tokens) * total;
-        // Rounding may leave a remainder at the end of the last block; then its last token is drawn.
+        // Rounding may leave a remainder at the end of the last block. Its last token is then drawn.
         u32 block = 0;
         while (block < last_block && !(left < block_sums[block])) {
             left -= block_sums[block];

@@ -1,6 +1,6 @@
-// What the kernels that draw tokens share: their data, and the arithmetic of the reference sampler
-// (corella-model's `sampler`), operation by operation, so that draws and log-probabilities have the
-// same bits. The host's half of the structures is in sample.rs.
+// The common parts of the kernels that draw tokens: their data, and the arithmetic of the reference sampler
+// (corella-model's `sampler`), operation by operation, so that draws and log-probabilities have the same bits. The
+// host's half of the structures is in sample.rs.
 #pragma once
 #include "atomic.cuh"
 #include "prelude.cuh"
@@ -8,7 +8,7 @@
 // The reference sums weights in blocks of 256, each in 16 lanes that are then added in order.
 constexpr u32 BLOCK = 256;
 constexpr u32 LANES = 16;
-// The tokens of a thread block where a row is divided among several.
+// The tokens of a thread block if several share a row.
 constexpr u32 RANGE = 4096;
 constexpr u32 BLOCKS_PER_RANGE = RANGE / BLOCK;
 // The threads of every kernel here: a thread for each lane of a range's blocks.
@@ -70,29 +70,29 @@ struct SlotParams {
     u32 num_banned;
 };
 
-// What the kernels of a launch tell each other of a draw. All is zero before the first.
+// The data about a draw that the kernels of a launch exchange. All zero before the first.
 struct DrawWork {
     // The key of the first token with the largest logit.
     u64 best;
-    // What the nucleus lacks when all classes before the last are in it.
+    // The probability that the nucleus lacks with all classes before the last.
     double missing;
     // The complement of the first token whose logit is NaN or infinite, or 0.
     u32 bad;
-    // The tokens that rank before the one that is scored.
+    // The tokens that rank before the scored one.
     u32 num_before;
     // The size class in which the nucleus ends.
     u32 last_class;
-    // The lowest bin with a token that is needed in order.
+    // The lowest bin with a token that must be sorted.
     u32 last_bin;
-    // Whether lists are collected of the members of that class, and of the tokens down to that bin.
+    // Whether lists of the members of that class, and of the tokens down to that bin, are collected.
     u32 collects_members;
     u32 collects_leading;
     u32 num_members;
     u32 num_leading;
-    // Weights below this are cut off, and those equal to it behind this token.
+    // Weights below this are cut off, and so are equal ones behind this token.
     float cut_weight;
     u32 cut_last;
-    // What was drawn from the tokens that top-k leaves.
+    // The draw from the tokens of top-k.
     u32 token;
     u32 num_top;
 };
@@ -219,8 +219,8 @@ DEVICE double uniform(u64 seed, u32 choice, u32 position) {
     return (double)(bits >> 11) * (1.0 / 9007199254740992.0);
 }
 
-// Keys order tokens as the reference ranks them, the best with the largest key: above 20 bits what
-// they are ordered by, then the complement of the id. No key is 0.
+// Keys order tokens by the reference's ranking, the best with the largest key: above 20 bits the sort value, then the
+// complement of the id. No key is 0.
 constexpr u32 ID_BITS = 20;
 
 DEVICE u64 key_of(u32 order, u32 token) {
@@ -256,8 +256,8 @@ DEVICE u32 class_of(float weight) {
     return (ONE_BITS - bits_of(weight)) >> 19;
 }
 
-// The sum of a class of weights. All are multiples of one power of two and there are less than 2^20,
-// so this has the bits of the reference's sum, whatever the order.
+// The sum of a class of weights. All are multiples of one power of two, and fewer than 2^20, so this has the bits of
+// the reference's sum in any order.
 DEVICE double class_sum(u32 index, u64 packed) {
     u64 count = packed >> 40;
     u64 below = packed & ((1ull << 40) - 1);
@@ -272,17 +272,17 @@ DEVICE u32 bin_of(float logit, float max) {
     return below < (float)(NUM_BINS - 1) ? NUM_BINS - 1 - (u32)below : 0;
 }
 
-// What is wanted of a draw.
+// The parts that a draw needs.
 struct Needs {
     bool is_drawn;
-    // Sums of weights at the temperature, over the whole vocabulary or what top-p and min-p leave.
+    // Sums of weights at the temperature, over the whole vocabulary or the tokens of top-p and min-p.
     bool weighs;
     bool has_nucleus;
     bool has_logprobs;
-    // The tokens that top-k leaves, if it draws.
+    // The number of tokens that top-k keeps, if it draws.
     u32 top_k;
     u32 num_top;
-    // The tokens that are needed in order.
+    // The number of tokens that must be sorted.
     u32 num_leading;
 };
 
@@ -300,7 +300,7 @@ DEVICE Needs needs_of(const Draw& draw, const SlotParams& params, u32 vocab_size
     return needs;
 }
 
-// Why nothing can be drawn, once all maxima are known.
+// The reason for a failed draw, once all maxima are known.
 DEVICE u32 error_of(const DrawWork& work) {
     if (work.bad != 0) return NOT_FINITE;
     return bits_of(logit_of(work.best)) == NEG_INF_BITS ? NOTHING_ALLOWED : OK;
@@ -320,7 +320,7 @@ DEVICE void load_lane(float (&loaded)[BLOCK / LANES], const float* logits, u32 l
     }
 }
 
-// Sums of lanes, which lie one after the other, in order.
+// Sums of lanes in order, from consecutive memory.
 DEVICE double sum_lanes(const double* lanes) {
     double sum = 0.0;
     for (u32 lane = 0; lane < LANES; lane++) sum += lanes[lane];

@@ -1,12 +1,12 @@
-// Draws tokens: the kernels for draws that need tokens in order, because of top-k, top-p or
-// log-probabilities of the most likely tokens. They run between `sample_weigh` and `sample_finish`.
+// Draws tokens: the kernels for draws that need sorted tokens, because of top-k, top-p or log-probabilities of the most
+// likely tokens. They run between `sample_weigh` and `sample_finish`.
 #include "sample.cuh"
 
 constexpr u32 NO_CLASS = ~0u;
 constexpr u64 NO_BOUND = ~0ull;
 
-// Finds the highest bin from which on upwards the bins hold `num_wanted`, or bin 0: into found[0] the
-// bin, into found[1] what the bins above it hold. `groups` has room for NUM_BINS / 32.
+// Finds the highest bin from which on upwards the bins hold `num_wanted`, or bin 0. Writes the bin to found[0], and the
+// total of the bins above it to found[1]. `groups` has room for NUM_BINS / 32.
 DEVICE void find_from_top(const u32* bins, u32 num_wanted, u32* groups, u32* found) {
     const u32 num_groups = NUM_BINS / 32;
     const u32 thread = threadIdx.x;
@@ -29,8 +29,7 @@ DEVICE void find_from_top(const u32* bins, u32 num_wanted, u32* groups, u32* fou
     __syncthreads();
 }
 
-// Finds the size class in which the nucleus ends, and the bin down to which tokens are needed in
-// order. Grid: (1, draws).
+// Finds the size class in which the nucleus ends, and the last bin of the tokens that must be sorted. Grid: (1, draws).
 KERNEL_OF(sample_select, SampleArgs, THREADS, 4) {
     __shared__ double class_sums[CLASS_STRIDE];
     __shared__ u32 bins[NUM_BINS];
@@ -176,8 +175,8 @@ struct Search {
     u32* count;
 };
 
-// Puts the largest keys below `bound` into the list, in order, and returns their number, which is
-// `num_wanted` unless there are fewer. It finds the least of them digit by digit.
+// Puts the largest keys below `bound` into the list, in order, and returns their number: `num_wanted`, or fewer if the
+// row has fewer. It finds the least of them digit by digit.
 template <class Keys>
 DEVICE u32 next_keys(const Keys& keys, u32 vocab_size, u64 bound, u32 num_wanted,
                          const Search& search) {
@@ -217,8 +216,8 @@ DEVICE u32 next_keys(const Keys& keys, u32 vocab_size, u64 bound, u32 num_wanted
     return count;
 }
 
-// Finds where top-p and min-p cut, draws where top-k is set, and lists the most likely tokens. Lists
-// that `sample_gather` could not fill are made here, LIST keys at a time. Grid: (1, draws).
+// Finds the cut of top-p and min-p, draws if top-k is set, and lists the most likely tokens. Lists that `sample_gather`
+// could not fill are made here, LIST keys at a time. Grid: (1, draws).
 KERNEL_OF(sample_refine, SampleArgs, THREADS, 4) {
     __shared__ u64 list[LIST];
     __shared__ float weights[LIST];
@@ -287,8 +286,8 @@ KERNEL_OF(sample_refine, SampleArgs, THREADS, 4) {
     }
     if (needs.num_leading == 0) return;
 
-    // Three sweeps over the leading tokens, as in the reference: their weights are summed, then those
-    // within top-p and min-p, and then the draw is looked for. Where one list holds all, it stays.
+    // Three sweeps over the leading tokens, as in the reference: sum all weights, sum those within top-p and min-p,
+    // find the draw. If one list holds all tokens, it stays.
     const LogitKeys keys = {logits};
     const bool fits = work->collects_leading;
     TopToken* tops = args.tops + (u64)index * args.max_top;
@@ -304,7 +303,7 @@ KERNEL_OF(sample_refine, SampleArgs, THREADS, 4) {
         // Tokens of the sweep's earlier lists.
         u32 num_before = 0;
         const double target = (double)params.top_p * total;
-        // All have seen the end of the sweep before.
+        // All threads have seen the end of the previous sweep.
         __syncthreads();
         if (thread == 0) {
             is_done = false;
@@ -317,7 +316,7 @@ KERNEL_OF(sample_refine, SampleArgs, THREADS, 4) {
             const u32 num_wanted = min(needs.num_leading - num_before, LIST);
             const bool is_only = fits || needs.num_leading <= LIST;
             if (is_only && sweep > 0) {
-                // The list of the sweep before.
+                // The list of the previous sweep.
             } else if (fits) {
                 count_of_list = work->num_leading;
                 for (u32 i = thread; i < work->num_leading; i += THREADS) list[i] = leading[i];
@@ -373,7 +372,7 @@ KERNEL_OF(sample_refine, SampleArgs, THREADS, 4) {
     }
 }
 
-// Sums by block the weights that top-p and min-p leave. Grid: (ranges, draws).
+// Sums by block the weights that top-p and min-p keep. Grid: (ranges, draws).
 KERNEL_OF(sample_weigh_kept, SampleArgs, THREADS, 2) {
     __shared__ double lanes[THREADS];
     const u32 index = blockIdx.y;

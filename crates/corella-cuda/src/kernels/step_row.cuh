@@ -1,11 +1,11 @@
-// What the step's arrays say about a row.
+// The data of a row in the step's arrays.
 #pragma once
 #include "prelude.cuh"
 
 struct Row {
-    // Negative if the token is the one that an earlier step drew for the slot.
+    // Negative for the slot's draw in an earlier step.
     i32 token;
-    // -1 for rows that fill up the step.
+    // -1 for rows that pad the step.
     i32 position;
     u32 slot;
     u32 span;

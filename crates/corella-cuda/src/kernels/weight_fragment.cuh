@@ -1,12 +1,12 @@
-// Weights on their way into tensor cores: 16 bytes from memory become operands of `mma`.
+// The conversion of weights for tensor cores: 16 bytes from memory become operands of `mma`.
 //
-// A warp multiplies 16 output channels by inputs in blocks of 32. Lane 4 g + t holds inputs 8 t to 8 t + 7 of
-// a block for channels g and g + 8, which is 16 bytes in bf16, so that weights and activations can be read by
-// 16-byte loads of neighbouring lanes without ldmatrix. `mma` wants inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9
-// of 16 in that lane; a sum does not mind which inputs these are, as long as both operands agree. So the
-// first `mma` of a block takes the lane's inputs 0 to 3, the second 4 to 7.
+// A warp multiplies 16 output channels by inputs in blocks of 32. Lane 4 g + t holds inputs 8 t to 8 t + 7 of a block
+// for channels g and g + 8, which is 16 bytes in bf16, so that weights and activations can be read by 16-byte loads of
+// neighbouring lanes without ldmatrix. `mma` wants inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16 in that lane; a sum
+// does not depend on the choice of inputs if both operands agree. So the first `mma` of a block takes the lane's inputs
+// 0 to 3, the second 4 to 7.
 //
-// Integers are packed so that 16 bytes are those of one lane too: two blocks of 8 bits, or four of 4 bits
+// Integers are packed so that 16 bytes also belong to one lane: two blocks of 8 bits, or four of 4 bits
 // (`packed_weight.rs`). They become bf16 exactly, and are multiplied by their scales after the sum.
 #pragma once
 #include "linear_args.cuh"
@@ -49,8 +49,8 @@ DEVICE u32 add2_bf16(u32 a, u32 b) {
 #endif
 }
 
-// `(a & b) | c` in one instruction. The compiler takes two where b and c are constants, and integer weights need it
-// for every two of them.
+// `(a & b) | c` in one instruction. The compiler takes two for constant b and c, and integer weights need it for every
+// two of them.
 DEVICE u32 and_or(u32 a, u32 b, u32 c) {
 #ifdef EMULATED_DEVICE
     return (a & b) | c;
@@ -77,8 +77,7 @@ DEVICE uint4 exchange(const uint4& words, u32 t) {
     return is_first ? make_uint4(words.x, words.y, low, high) : make_uint4(low, high, words.z, words.w);
 }
 
-// What one channel, or one row of inputs, contributes to the operands of one `mma`: four of the lane's
-// inputs.
+// The contribution of one channel, or one row of inputs, to the operands of one `mma`: four of the lane's inputs.
 struct Operand {
     u32 low, high;
 };
@@ -119,7 +118,7 @@ DEVICE u32 weight_row_bytes(const LinearArgs& args) {
 #endif
 }
 
-// Where a channel's weights begin. Channels beyond the last read what the last has; nobody stores the result.
+// The begin of a channel's weights. Channels beyond the last read the last one's, and their results are not stored.
 DEVICE const u8* weight_row(const LinearArgs& args, u32 channel) {
     return static_cast<const u8*>(args.weight) + u64(min(channel_row(args, channel), args.n - 1)) * weight_row_bytes(args);
 }
@@ -129,9 +128,8 @@ DEVICE const bf16* input_row(const LinearArgs& args, u32 row) {
     return args.input + u64(min(row, args.rows - 1)) * args.k;
 }
 
-// 8 elements of a unit of a row of `k`, of which the first is element `first` and at `from`; zeros beyond the row's
-// end. WHOLE_CHUNKS is `has_whole_chunks(k)`, and WHOLE_UNITS whether rows end with a unit, so that there is nothing
-// beyond.
+// 8 elements of a unit of a row of `k`, the first being element `first`, at `from`; zeros beyond the row's end.
+// WHOLE_CHUNKS is `has_whole_chunks(k)`, and WHOLE_UNITS whether rows end with a unit, without a rest.
 template <bool IS_STREAMED>
 DEVICE uint4 load_elements(const bf16* from, u32 first, u32 k) {
 #if WHOLE_UNITS
@@ -175,7 +173,7 @@ struct GroupNumbers {
     }
 };
 
-// Where the numbers of a channel's groups begin.
+// The begin of the numbers of a channel's groups.
 DEVICE u64 group_row(const LinearArgs& args, u32 channel) {
     return u64(min(channel_row(args, channel), args.n - 1)) * num_units(args) * (UNIT / GROUP_LEN);
 }

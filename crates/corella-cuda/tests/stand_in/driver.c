@@ -1,5 +1,5 @@
-// A driver that computes nothing and checks how it is used: memory, streams and graphs are real objects of the host,
-// kernels are not run. What a GPU would answer with an error, or not notice until later, ends the process here.
+// A driver that computes nothing and checks its use: memory, streams and graphs are real objects of the host, kernels
+// are not run. An error that a GPU would return, or not notice until later, ends the process here.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ enum Kind { DEVICE, PINNED, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXECUTABLE }
 struct Object {
     struct Object* next;
     enum Kind kind;
-    // Memory, or the object that a function belongs to.
+    // Memory, or the object of a function.
     char* base;
     size_t len;
     // The parameter of this function begins with tensor maps.
@@ -74,7 +74,7 @@ static struct Object* memory_at(Address address, size_t len) {
     return object;
 }
 
-// How many objects, contexts among them, live.
+// The number of live objects, including contexts.
 long stand_in_num_live(void) {
     long num = num_contexts;
     for (struct Object* object = objects; object; object = object->next) {
@@ -119,7 +119,7 @@ Result cuCtxSetCurrent(void* context) {
     REQUIRE(num_contexts > 0);
     return current = context, 0;
 }
-// NVRTC asks for it, and does without.
+// NVRTC asks for it, and works without it.
 Result cuGetExportTable(const void** table, const void* id) { return (void)id, *table = NULL, 500; }
 Result cuGetErrorName(int result, const char** name) { return (void)result, *name = "STAND_IN", 0; }
 Result cuGetErrorString(int result, const char** text) { return (void)result, *text = "the stand-in refuses", 0; }
@@ -241,7 +241,7 @@ Result cuFuncSetAttribute(void* function, int attribute, int value) {
     ((struct Object*)function)->len = value;
     return 0;
 }
-// What kernels copy boxes of: bf16 with rows of 128 swizzled bytes.
+// The target of kernels' box copies: bf16 with rows of 128 swizzled bytes.
 struct TensorMap {
     Address mark, address, len, pad[13];
 };
