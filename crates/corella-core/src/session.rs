@@ -13,8 +13,7 @@
 //!                      ◀── LoadDone, Tokens, Finish ──
 //! ```
 //!
-//! A decode node that has most of the prompt may be asked to compute the rest, in place of the rows and the first
-//! token:
+//! A decode node that has most of the prompt may be asked to compute the rest instead of the rows and the first token:
 //!
 //! ```text
 //! Decide ◀─ PrefillEnd ── Compute ────▶ DecodeEnd ── Compute ─▶ its scheduler

@@ -58,8 +58,7 @@ pub(crate) struct BlockDesk {
 }
 
 impl BlockDesk {
-    /// Passes a command on. A hold or a fetch whose asker has gone ends at once: no read or write of its pages has
-    /// begun.
+    /// Passes a command on. A hold or a fetch whose asker has gone ends at once: its pages are not read or written yet.
     pub fn carry_out(&mut self, command: BlockCommand, scheduler: &mut Scheduler, now_us: u64) {
         // The scheduler's clock may have stopped with the last step, and leases begin now.
         scheduler.note_time(now_us);

@@ -72,8 +72,7 @@ impl BlockExchange {
         answer.await
     }
 
-    /// The number of settled blocks for a node that has the blocks before `first_block` and borrows the others from
-    /// this node.
+    /// The number of settled blocks for a node that has the blocks before `first_block` and borrows the others.
     pub async fn look_up_lendable(&self, list: BlockList, first_block: u32) -> Option<u32> {
         let (reply, answer) = question(drop);
         self.tell(BlockCommand::LookUpLendable {

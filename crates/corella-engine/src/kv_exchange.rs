@@ -67,14 +67,12 @@ impl KvExchange {
         self.tell(KvCommand::Arrived { request, token });
     }
 
-    /// Reports that all rows of a reservation have arrived, and that this node draws the token
-    /// after them.
+    /// Reports that all rows of a reservation have arrived, without a drawn token.
     pub fn handle_rows_arrived(&self, request: RequestId) {
         self.tell(KvCommand::RowsArrived(request));
     }
 
-    /// Reports that all writes to the reserved pages have ended, although not all rows have
-    /// arrived.
+    /// Reports that all writes to the reserved pages have ended, before all rows have arrived.
     pub fn handle_kv_lost(&self, request: RequestId, how: LostKv) {
         self.tell(KvCommand::Lost { request, how });
     }
@@ -84,8 +82,7 @@ impl KvExchange {
         self.tell(KvCommand::ReleaseHold(request));
     }
 
-    /// Reports that the exported pages of a request are still being read, and holds them for
-    /// `lease` from now.
+    /// Reports reads of a request's exported pages, which are held for `lease` from now.
     pub fn renew_hold(&self, request: RequestId, lease: Duration) {
         self.tell(KvCommand::RenewHold { request, lease });
     }

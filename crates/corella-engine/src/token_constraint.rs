@@ -14,8 +14,7 @@ pub trait TokenConstraint: fmt::Debug + Send + Sync {
     /// The reason for a failure. It ends the request.
     fn start(&self) -> Result<Box<dyn ConstrainedAnswer>, String>;
 
-    /// The text from which a [`ConstraintMaker`] of another node makes the same constraint. `None` if the constraint
-    /// stays on its node.
+    /// The text from which a [`ConstraintMaker`] of another node makes the same constraint. `None` if it is local.
     fn source(&self) -> Option<Arc<str>> {
         None
     }

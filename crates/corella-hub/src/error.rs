@@ -8,8 +8,7 @@ use std::path::Path;
 pub enum HubError {
     /// The name is malformed, or has no match in the model's repository.
     Name(String),
-    /// The hub reports that the model or revision does not exist, or that this user may not read
-    /// it.
+    /// The hub reports that the model or revision does not exist, or is closed to this user.
     Refused(String),
     /// The hub was not reached, or failed.
     Unreachable(String),

@@ -1,5 +1,4 @@
-//! The KV memory of the mock executor: for each position of a layer, a row that records its
-//! history.
+//! The KV memory of the mock executor: a row for each position of a layer records its history.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -9,8 +9,7 @@ use crate::mock_model::Sequence;
 pub struct MockScript {
     /// A request gets the reply of its seed: the seed modulo their number.
     pub seeded: Vec<Vec<TokenId>>,
-    /// A request gets the reply whose cue ends last in its prompt. These take precedence over
-    /// seeded ones.
+    /// A request gets the reply whose cue ends last in its prompt. These override seeded ones.
     pub cued: Vec<CuedReply>,
 }
 

@@ -52,8 +52,7 @@ impl PageConversion {
         }
     }
 
-    /// Converts neighbouring positions of one page into one page. The arguments are pages and the first positions in
-    /// them.
+    /// Converts neighbouring positions of one page into one page, given the pages and their first positions.
     fn convert_run(
         &self,
         (from, from_at): (&[u8], usize),

@@ -65,9 +65,8 @@ impl FillInMiddle {
         [before_prefix, prefix, before_suffix, suffix, before_middle].concat()
     }
 
-    /// Parts of other files, each a name and a text, before the prompt. If the vocabulary has tokens for it, they are
-    /// the files of a repository, as in the training of Qwen 2.5 Coder and StarCoder 2; otherwise a line separates
-    /// them.
+    /// Parts of other files, each a name and a text, before the prompt. With tokens for it, they are files of a
+    /// repository, as in the training of Qwen 2.5 Coder and StarCoder 2; otherwise a line separates them.
     pub fn other_files(&self, tokenizer: &Tokenizer, files: &[(&str, &str)]) -> String {
         const REPOSITORY: [&str; 3] = ["<|repo_name|>", "<repo_name>", "<reponame>"];
         const SEPARATORS: [&str; 3] = ["<|file_sep|>", "<|file_separator|>", "<file_sep>"];

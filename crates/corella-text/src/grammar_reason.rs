@@ -54,8 +54,7 @@ pub(crate) fn without_place(reason: &str) -> String {
     lark_place(reason).1.to_owned()
 }
 
-/// The reason for a wrong regular expression. Its parser draws a picture of the place, which has
-/// several lines.
+/// The reason for a wrong regular expression, without its parser's picture of several lines.
 fn regex_reason(error: &str) -> Option<String> {
     if error.contains("look-around") {
         return Some(LOOK_AROUND.to_owned());

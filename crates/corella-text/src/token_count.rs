@@ -1,5 +1,4 @@
-//! Counts the tokens of a tokenizer.json without constructing the tokenizer, which takes much
-//! longer.
+//! Counts the tokens of a tokenizer.json without building the tokenizer, which takes much longer.
 
 use std::fmt;
 

@@ -248,8 +248,7 @@ impl Fetches {
         self.is_barred = false;
     }
 
-    /// The number of blocks that the tree had before a fetch of more than `num_blocks` that is under way and has
-    /// published none.
+    /// The number of blocks in the tree before a live fetch of more than `num_blocks` that has published none.
     pub fn num_found_before(&self, id: FetchId, num_blocks: u32, page_size: u32) -> Option<u32> {
         let fetch = self.by_id.get(&id)?;
         let num_all = fetch.request.tokens.len() as u32 / page_size;

@@ -248,8 +248,7 @@ mod tests {
         assert_eq!(four_delayed.place(), ComputePlace::Here);
     }
 
-    /// The prefill node fetches the 900 rows of the decode node, if that takes less time than computing the rows that
-    /// it lacks.
+    /// The prefill node fetches the 900 rows of the decode node, if that is faster than computing the rows it lacks.
     #[test]
     fn fetched_rows_are_not_computed() {
         let is_there = |fetch_us, num_running_there| {

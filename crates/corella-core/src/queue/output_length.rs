@@ -67,8 +67,7 @@ impl OutputLengths {
         }
     }
 
-    /// Records that an output has ended with `len` tokens, and not because of its limit or an
-    /// error.
+    /// Records an output that has ended with `len` tokens, without reaching its limit or an error.
     pub fn note_ended(&mut self, namespace: &Namespace, len: u32) {
         self.overall.note_ended(len);
         self.curve_of(namespace).note_ended(len);
@@ -136,8 +135,7 @@ impl Curve {
         self.num_ended += ONE;
     }
 
-    /// Returns the number of outputs that reached a bucket and that ended in it, including the
-    /// prior's.
+    /// Returns the outputs that reached a bucket and that ended in it, including the prior's.
     fn counts(&self, bucket: usize) -> (u64, u64) {
         let lens = bucket_range(bucket);
         let left = PRIOR_LEN.saturating_sub(lens.start);

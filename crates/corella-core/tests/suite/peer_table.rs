@@ -125,8 +125,7 @@ fn an_outage_takes_nobody_away() {
     table.handle_outage(SECOND_US);
     table.handle_outage(3600 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Healthy));
-    // The registry is back without its memory. A node that answers is kept until it has had time to
-    // register.
+    // The registry restarted empty. A node that answers is kept until it could register.
     let back_us = 3601 * SECOND_US;
     table.handle_list(&[record("b", Some(1))], back_us);
     assert_eq!(table.peer_id("a"), Some(a));

@@ -62,8 +62,7 @@ fn place(fleet: &Fleet, cursor: u64) -> Placement {
     fleet.place(&config(), &REQUEST, cursor, &[])
 }
 
-/// The number of requests that each of the nodes 0, 1, … gets out of `num_requests`, in an
-/// unchanged fleet.
+/// Each node's share of `num_requests` requests, in an unchanged fleet.
 fn shares(config: &PlacementConfig, fleet: &Fleet, num_requests: u64) -> Vec<u64> {
     let mut counts = vec![0; fleet.nodes.len()];
     for cursor in 0..num_requests {

@@ -80,8 +80,7 @@ pub fn choose(spec: &ExpertSpec, logits: &mut [f32], bias: Option<&[f32]>, chose
     for index in 0..chosen.len() {
         let (earlier, rest) = chosen.split_at_mut(index);
         let is_free = |expert: &usize| earlier.iter().all(|c| c.expert as usize != *expert);
-        // `max_by` takes the last of equal elements. NaN in all ranks still gives different
-        // experts.
+        // `max_by` takes the last of equal elements. All NaN still give different experts.
         let best = (0..scores.len()).rev().filter(is_free);
         let best = best.max_by(|&a, &b| rank(a).total_cmp(&rank(b)));
         let expert = best.expect("`check_spec` has seen that there are enough experts");

@@ -239,8 +239,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of spins, about ten microseconds: by then, most workers with equal shares have
-/// arrived.
+/// The number of spins, about ten microseconds: most workers with equal shares arrive by then.
 const NUM_SPINS: u32 = 300;
 /// The number of yields, about a millisecond: parking and waking up would cost more than the
 /// difference of most shares.

@@ -1,5 +1,4 @@
-// Atomic operations on integers, for values that many thread blocks combine without an order. Each returns the earlier
-// value.
+// Atomic operations on integers, which many thread blocks combine in any order. Each returns the earlier value.
 #pragma once
 #include "prelude.cuh"
 

@@ -114,8 +114,7 @@ DEVICE float4 load_from_cluster(u32 address) {
     return value;
 }
 
-// Sets the number of registers of each thread of a warpgroup from here on. All its threads call it, those that need
-// fewer first.
+// Sets the number of registers of a warpgroup's threads. All its threads call it, those that need fewer first.
 template <u32 NUM>
 DEVICE void give_up_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(NUM));

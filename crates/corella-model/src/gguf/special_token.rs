@@ -26,8 +26,7 @@ pub fn token_types(
     Ok(types)
 }
 
-/// Tokens with which makers of models end an answer, and which converters may not mark as end
-/// tokens.
+/// Tokens with which makers of models end an answer, perhaps unmarked by converters.
 const ENDS: [&str; 12] = [
     "<|eot_id|>",
     "<|eom_id|>",

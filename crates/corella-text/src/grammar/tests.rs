@@ -47,8 +47,7 @@ fn is_allowed(state: &mut GrammarState, token: u32) -> bool {
     words[token as usize / 32] >> (token % 32) & 1 == 1
 }
 
-/// The number of bytes of `text` that the grammar accepts, byte by byte, and whether the text may
-/// end there.
+/// The number of leading bytes of `text` that the grammar accepts, and whether it may end there.
 fn take(grammar: &Grammar, text: &str) -> (usize, bool) {
     let mut state = grammar.start();
     for (at, byte) in text.bytes().enumerate() {

@@ -31,8 +31,7 @@ pub(crate) struct HarmonyReader {
 enum State {
     /// Before the first header, or between messages.
     Between,
-    /// The header so far. The prompt ends with `<|start|>assistant`, so the first one may begin
-    /// inside.
+    /// The header so far. The prompt ends with `<|start|>assistant`, so the first may begin inside.
     Header(String),
     Body(Body),
 }

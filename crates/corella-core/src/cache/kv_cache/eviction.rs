@@ -183,8 +183,7 @@ impl KvCache {
         }
     }
 
-    /// Records the last use of a cached page that is not in the eviction list, and adds it to the list if it can be
-    /// evicted.
+    /// Records the last use of a cached page outside the eviction list, and adds it to the list if it can be evicted.
     pub(super) fn list_used(&mut self, page: PageId, clock: u64) {
         self.residency.note_used(page, clock);
         self.note_leaf(page);

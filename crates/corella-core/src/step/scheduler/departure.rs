@@ -4,8 +4,7 @@ use crate::request_state::{Leader, Leaving, RequestIndex, Stage};
 use crate::{FinishReason, RequestError, Sample, Scheduler};
 
 impl Scheduler {
-    /// Emits the terminal output. The request gives up its slot and pages as soon as no step names
-    /// it.
+    /// Emits the terminal output. The request frees its slot and pages when no step names it.
     pub(super) fn finish(
         &mut self,
         index: RequestIndex,
@@ -18,8 +17,7 @@ impl Scheduler {
     }
 
     /// Takes away a request's slot and pages. It keeps its tokens and waits again, or ends with an
-    /// error if it was preempted too often, or if another node computed its KV and this one cannot
-    /// keep it.
+    /// error if it was preempted too often, or its KV came from another node and cannot be kept.
     pub(super) fn preempt(&mut self, index: RequestIndex) {
         self.journal.counters().num_preemptions += 1;
         let num_preemptions = self.requests[index].note_preempted();

@@ -31,8 +31,7 @@ impl Scheduler {
         None
     }
 
-    /// Returns the number of pages that others have to leave to the request `index`, and the last
-    /// step for that.
+    /// Returns the pages that others must leave to the request `index`, and the last step for that.
     pub(super) fn patient(&mut self, index: RequestIndex, plan: &mut StepPlan) -> Option<Patient> {
         plan.round.patient = None;
         let candidate = self.candidate(index, plan).ok()?;

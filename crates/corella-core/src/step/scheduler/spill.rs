@@ -84,8 +84,7 @@ impl Scheduler {
         self.spills.abandon(self.requests[index].id());
     }
 
-    /// Handles the loss of a waiting request's KV: the request is computed here or, if another node computed its KV,
-    /// ends.
+    /// Handles a waiting request's loss of KV: it is computed here or, if another node computed its KV, ends.
     fn go_on_without_kv(&mut self, index: RequestIndex, reason: &str) {
         if self.requests[index].came_with_kv() {
             self.hand_back(index, reason);

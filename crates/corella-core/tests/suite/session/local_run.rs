@@ -109,8 +109,7 @@ fn a_lost_node_ends_the_sessions_with_it_and_no_others() {
     assert_eq!(tries_next(&did), Some(&[DECODE][..]));
 }
 
-/// A decode node that gives up for want of heartbeats may be cut off from this node. With another reason it is
-/// reachable.
+/// A decode node that gives up for want of heartbeats may be cut off. With another reason it is reachable.
 #[test]
 fn a_decode_node_that_hears_nothing_is_suspect() {
     let suspect = PrefillAction::MarkSuspect { node: DECODE };
