@@ -350,8 +350,7 @@ pub struct DraftHeadWeights {
     pub embedding_norm: Tensor,
     /// The norm of the previous token's hidden state, which already has the model's final norm.
     pub hidden_norm: Tensor,
-    /// The projection of both to the layer's input, `[hidden_size, 2 * hidden_size]`, embedding
-    /// first.
+    /// The projection of both to the input, `[hidden_size, 2 * hidden_size]`, embedding first.
     pub join: Tensor,
     pub layer: LayerWeights,
     /// The norm before the output head.
