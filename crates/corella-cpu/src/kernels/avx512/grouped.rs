@@ -108,7 +108,6 @@ impl Ahead {
 impl Part<'_> {
     /// # Safety
     /// From the first row on there are M rows, and `out` has room for as many.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")]
     unsafe fn run<
         const M: usize,
         const BITS: usize,
@@ -117,24 +116,47 @@ impl Part<'_> {
     >(
         &self,
     ) {
+        // SAFETY: the caller promises as much. A constant number of chunks keeps the sums in
+        // registers.
+        unsafe {
+            match self.shape.group_chunks {
+                1 => self.run_groups::<M, BITS, IS_FP4, HAS_MINIMUM, 1>(),
+                2 => self.run_groups::<M, BITS, IS_FP4, HAS_MINIMUM, 2>(),
+                4 => self.run_groups::<M, BITS, IS_FP4, HAS_MINIMUM, 4>(),
+                chunks => unreachable!("there are no groups of {chunks} chunks"),
+            }
+        }
+    }
+
+    /// # Safety
+    /// See `run`; a group has `CHUNKS` chunks.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")]
+    unsafe fn run_groups<
+        const M: usize,
+        const BITS: usize,
+        const IS_FP4: bool,
+        const HAS_MINIMUM: bool,
+        const CHUNKS: usize,
+    >(
+        &self,
+    ) {
         // SAFETY: the groups belong to the panel, and the rows have their chunks.
         unsafe {
             let mut acc = [[_mm512_setzero_ps(); 2]; M];
-            for group in 0..self.shape.num_groups() {
-                let group = Group::<M, BITS, IS_FP4, HAS_MINIMUM> {
-                    rows: self.rows,
-                    first: self.first,
-                    chunk: group * self.shape.group_chunks,
-                    head: self.panel.add(group * self.shape.group_bytes()),
-                    prefetch: self.prefetch,
-                };
-                // A constant number of chunks keeps the sums in registers.
-                match self.shape.num_chunks - group.chunk {
-                    4.. if self.shape.group_chunks == 4 => group.add(4, &mut acc),
-                    2.. if self.shape.group_chunks == 2 => group.add(2, &mut acc),
-                    1.. if self.shape.group_chunks == 1 => group.add(1, &mut acc),
-                    fewer => group.add(fewer, &mut acc),
-                }
+            let at = |group: usize| Group::<M, BITS, IS_FP4, HAS_MINIMUM> {
+                rows: self.rows,
+                first: self.first,
+                chunk: group * CHUNKS,
+                head: self.panel.add(group * self.shape.group_bytes()),
+                prefetch: self.prefetch,
+            };
+            let num_whole = self.shape.num_chunks / CHUNKS;
+            for group in 0..num_whole {
+                at(group).add(CHUNKS, &mut acc);
+            }
+            if CHUNKS > 1 && num_whole * CHUNKS < self.shape.num_chunks {
+                let num_left = self.shape.num_chunks - num_whole * CHUNKS;
+                at(num_whole).add(num_left, &mut acc);
             }
             for r in 0..M {
                 _mm512_storeu_ps(self.out.add(r * PANEL_LANES), acc[r][0]);
@@ -159,26 +181,27 @@ struct Group<'a, const M: usize, const BITS: usize, const IS_FP4: bool, const HA
 impl<const M: usize, const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: bool>
     Group<'_, M, BITS, IS_FP4, HAS_MINIMUM>
 {
+    /// It is always inlined. As a call, it would keep `acc` in memory, and take up to 1.5 times as
+    /// long.
+    ///
     /// # Safety
-    /// The group has `num_chunks` chunks.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")]
+    /// The group has `num_chunks` chunks, and the caller the instructions of `run_groups`.
+    #[inline(always)]
     unsafe fn add(&self, num_chunks: usize, acc: &mut [[__m512; 2]; M]) {
         let head_bytes = LANE_F16_BYTES * (1 + usize::from(HAS_MINIMUM));
         // SAFETY: the caller promises as much, and the rows have these chunks. Prefetches may name
         // any address.
         unsafe {
             let mut row_sums = [0; M];
-            for (r, sum) in row_sums.iter_mut().enumerate() {
+            let mut sums = [[_mm512_setzero_si512(); 2]; M];
+            for r in 0..M {
                 for chunk in 0..num_chunks {
-                    *sum += *self.rows.sums(self.chunk + chunk, self.first + r);
+                    row_sums[r] += *self.rows.sums(self.chunk + chunk, self.first + r);
+                }
+                if !HAS_MINIMUM {
+                    sums[r] = [_mm512_set1_epi32(-middle(BITS, IS_FP4) * row_sums[r]); 2];
                 }
             }
-            let start = |r: usize| match HAS_MINIMUM {
-                true => _mm512_setzero_si512(),
-                false => _mm512_set1_epi32(-middle(BITS, IS_FP4) * row_sums[r]),
-            };
-            let mut sums: [[__m512i; 2]; M] = std::array::from_fn(|r| [start(r); 2]);
             // With few rows, every second quad has sums of its own, so that fewer additions wait
             // for each other.
             let mut odd_sums = [[_mm512_setzero_si512(); 2]; M];
