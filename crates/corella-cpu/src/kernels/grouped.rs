@@ -173,6 +173,7 @@ impl GroupedTile {
 /// The panel stores `q + middle`, where q is from -8 to 7 or from -128 to 127, or the number of one of
 /// `FP4_LEVELS`, which is q. With minimums it stores q itself, from 0 to 15, and `minimum[g][lane] * Σ_k rows[row][k]` is added for each
 /// group. Where a processor fuses multiply and add, each of these additions is rounded once. With
-/// `fetch_ahead` the panel comes from memory, and the kernel prefetches what lies behind it.
+/// `fetch_ahead` the panel comes from memory, and the kernel prefetches what lies behind it. Without it,
+/// a kernel may do so where that is faster.
 pub type GroupedGemm =
     unsafe fn(tiles: &[GroupedTile], panel: *const u8, shape: GroupedShape, fetch_ahead: bool);
