@@ -10,9 +10,16 @@ use crate::kernels::{INT8_TILE_K, PANEL_LANES, avx2, wants_prefetch, with_rows};
 
 /// The largest number of rows whose sums stay in registers.
 const MAX_ROWS: usize = 6;
-/// The largest number of rows with which a Zen 4 core reads panels faster without prefetches. With
-/// six rows and all prefetches of the next panel, it is 1.28 times as fast.
-const FEW_ROWS: usize = 2;
+
+/// The largest number of rows with which a Zen 4 core reads panels faster without prefetches,
+/// because memory limits it. With six rows of 4 bits and the next panel prefetched, it is 1.28
+/// times as fast.
+const fn few_rows(bits: usize) -> usize {
+    match bits {
+        4 => 2,
+        _ => 5,
+    }
+}
 
 /// # Safety
 /// See `GroupedGemm`.
@@ -38,7 +45,9 @@ pub unsafe fn gemm(
                     first,
                     panel,
                     shape,
-                    prefetch: match index == 0 && (fetch_ahead || rows.num_rows > FEW_ROWS) {
+                    prefetch: match index == 0
+                        && (fetch_ahead || rows.num_rows > few_rows(shape.bits))
+                    {
                         false => Ahead::Nothing,
                         true if num_parts == 1 && wants_prefetch() => Ahead::Chunks,
                         true => Ahead::slice(panel, shape, part, num_parts),
