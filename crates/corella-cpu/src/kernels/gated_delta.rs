@@ -20,6 +20,8 @@ use super::vector::Vector;
 const LANES: usize = 16;
 /// The number of rows that share a pass over the state.
 const ROWS: usize = 2;
+/// The number of the state's rows that share a pass over the updates.
+const STATE_ROWS: usize = 2;
 /// The number of tokens of a chunk. Chunks begin at multiples of it, so it decides about last bits. With 64,
 /// rows read more of each other; with 16, states move on more often, which takes about as long as with 32.
 pub const DELTA_CHUNK: usize = 32;
@@ -139,46 +141,105 @@ unsafe fn read_state<V: Vector, const M: usize>(
 unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, out: *mut f32) {
     let dim = it.value_dim;
     let decay = it.decays[t];
+    let mut since = [0.0; DELTA_CHUNK];
+    for (since, other) in since.iter_mut().zip(&it.decays[..=t]) {
+        *since = exp_lane(decay - other);
+    }
     let (mut of_key, mut of_query) = ([0.0; DELTA_CHUNK], [0.0; DELTA_CHUNK]);
-    // SAFETY: the caller promises as much; a chunk has at most `DELTA_CHUNK` tokens.
+    // SAFETY: the caller promises as much; a chunk has at most `DELTA_CHUNK` tokens, and blocks end
+    // at the last column.
     unsafe {
         for s in 0..=t {
-            let since = exp_lane(decay - it.decays[s]);
             // Updates are taken away, outputs added.
-            of_key[s] = -since * dot::<V>(it.keys[s], it.keys[t], it.key_dim);
-            of_query[s] = since * dot::<V>(it.keys[s], row.query, it.key_dim);
+            of_key[s] = -since[s] * dot::<V>(it.keys[s], it.keys[t], it.key_dim);
+            of_query[s] = since[s] * dot::<V>(it.keys[s], row.query, it.key_dim);
         }
-        let own = it.updates.add(t * dim);
-        let since_start = exp_lane(decay);
+        let end = RowEnd {
+            it,
+            t,
+            row,
+            since_start: exp_lane(decay),
+            of_key,
+            of_query,
+            out,
+        };
         let mut j = 0;
+        while j + 4 * V::LEN <= dim {
+            end.finish_columns::<V, 4>(j);
+            j += 4 * V::LEN;
+        }
         while j + V::LEN <= dim {
-            let decayed = V::splat(-since_start);
-            let mut update = decayed.mul_add(V::load(own.add(j)), V::load(row.value.add(j)));
-            let mut sums = V::load(out.add(j)).mul(V::splat(since_start));
-            for s in 0..t {
-                let other = V::load(it.updates.add(s * dim + j));
-                update = V::splat(of_key[s]).mul_add(other, update);
-                sums = V::splat(of_query[s]).mul_add(other, sums);
-            }
-            update = update.mul(V::splat(row.strength));
-            update.store(own.add(j));
-            V::splat(of_query[t])
-                .mul_add(update, sums)
-                .store(out.add(j));
+            end.finish_columns::<V, 1>(j);
             j += V::LEN;
         }
         while j < dim {
-            let mut update = V::mul_add_one(-since_start, *own.add(j), *row.value.add(j));
-            let mut sum = *out.add(j) * since_start;
-            for s in 0..t {
-                let other = *it.updates.add(s * dim + j);
-                update = V::mul_add_one(of_key[s], other, update);
-                sum = V::mul_add_one(of_query[s], other, sum);
-            }
-            update *= row.strength;
-            *own.add(j) = update;
-            *out.add(j) = V::mul_add_one(of_query[t], update, sum);
+            end.finish_column::<V>(j);
             j += 1;
+        }
+    }
+}
+
+/// What ends the row of token `t`.
+struct RowEnd<'a> {
+    it: &'a DeltaRows<'a>,
+    t: usize,
+    row: &'a DeltaRow,
+    since_start: f32,
+    /// For each token up to `t`, the factor of its update in that of `t`, and in the output.
+    of_key: [f32; DELTA_CHUNK],
+    of_query: [f32; DELTA_CHUNK],
+    out: *mut f32,
+}
+
+impl RowEnd<'_> {
+    /// Some columns from column `j` on, whose sums are independent of each other.
+    #[inline(always)]
+    unsafe fn finish_columns<V: Vector, const N: usize>(&self, j: usize) {
+        let dim = self.it.value_dim;
+        // SAFETY: the caller promises as many columns.
+        unsafe {
+            let own = self.it.updates.add(self.t * dim + j);
+            let (value, out) = (self.row.value.add(j), self.out.add(j));
+            let decayed = V::splat(-self.since_start);
+            let (mut updates, mut sums) = ([V::splat(0.0); N], [V::splat(0.0); N]);
+            for n in 0..N {
+                let at = n * V::LEN;
+                updates[n] = decayed.mul_add(V::load(own.add(at)), V::load(value.add(at)));
+                sums[n] = V::load(out.add(at)).mul(V::splat(self.since_start));
+            }
+            for s in 0..self.t {
+                let (of_key, of_query) = (V::splat(self.of_key[s]), V::splat(self.of_query[s]));
+                for n in 0..N {
+                    let other = V::load(self.it.updates.add(s * dim + j + n * V::LEN));
+                    updates[n] = of_key.mul_add(other, updates[n]);
+                    sums[n] = of_query.mul_add(other, sums[n]);
+                }
+            }
+            for n in 0..N {
+                let update = updates[n].mul(V::splat(self.row.strength));
+                update.store(own.add(n * V::LEN));
+                let sum = V::splat(self.of_query[self.t]).mul_add(update, sums[n]);
+                sum.store(out.add(n * V::LEN));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish_column<V: Vector>(&self, j: usize) {
+        let (dim, t) = (self.it.value_dim, self.t);
+        // SAFETY: the caller promises the column.
+        unsafe {
+            let (own, out) = (self.it.updates.add(t * dim + j), self.out.add(j));
+            let mut update = V::mul_add_one(-self.since_start, *own, *self.row.value.add(j));
+            let mut sum = *out * self.since_start;
+            for s in 0..t {
+                let other = *self.it.updates.add(s * dim + j);
+                update = V::mul_add_one(self.of_key[s], other, update);
+                sum = V::mul_add_one(self.of_query[s], other, sum);
+            }
+            update *= self.row.strength;
+            *own = update;
+            *out = V::mul_add_one(self.of_query[t], update, sum);
         }
     }
 }
@@ -213,70 +274,102 @@ unsafe fn dot<V: Vector>(a: *const f32, b: *const f32, n: usize) -> f32 {
 pub unsafe fn update_state<V: Vector>(it: StateUpdate<'_>) {
     let num_tokens = it.keys.len();
     let decay = it.decays[num_tokens - 1];
+    let since_start = exp_lane(decay);
     let mut weights = [0.0; DELTA_CHUNK];
     for s in 0..num_tokens {
         weights[s] = exp_lane(decay - it.decays[s]);
     }
-    for i in 0..it.key_dim {
-        let mut factors = [0.0; DELTA_CHUNK];
-        for s in 0..num_tokens {
-            // SAFETY: the caller promises as much.
-            factors[s] = weights[s] * unsafe { *it.keys[s].add(i) };
+    let mut i = 0;
+    // SAFETY: the caller promises as much; blocks end at the state's last row.
+    unsafe {
+        while i + STATE_ROWS <= it.key_dim {
+            update_rows::<V, STATE_ROWS>(&it, i, since_start, &weights);
+            i += STATE_ROWS;
         }
-        let mut j = 0;
-        // SAFETY: the caller promises as much; blocks end at the state's last column.
-        unsafe {
-            while j + 4 * V::LEN <= it.value_dim {
-                update_columns::<V, 4>(&it, i, j, &factors);
-                j += 4 * V::LEN;
-            }
-            while j + V::LEN <= it.value_dim {
-                update_columns::<V, 1>(&it, i, j, &factors);
-                j += V::LEN;
-            }
-            while j < it.value_dim {
-                let mut sum = match it.from.is_null() {
-                    true => 0.0,
-                    false => *it.from.add(i * it.value_dim + j) * exp_lane(decay),
-                };
-                for s in 0..num_tokens {
-                    let update = *it.updates.add(s * it.value_dim + j);
-                    sum = V::mul_add_one(factors[s], update, sum);
-                }
-                *it.to.add(i * it.value_dim + j) = sum;
-                j += 1;
-            }
+        while i < it.key_dim {
+            update_rows::<V, 1>(&it, i, since_start, &weights);
+            i += 1;
         }
     }
 }
 
-/// Some columns of row `i` of the state, from column `j` on.
+/// Some rows of the state, from row `i` on.
 #[inline(always)]
-unsafe fn update_columns<V: Vector, const N: usize>(
+unsafe fn update_rows<V: Vector, const M: usize>(
+    it: &StateUpdate<'_>,
+    i: usize,
+    since_start: f32,
+    weights: &[f32; DELTA_CHUNK],
+) {
+    let (dim, num_tokens) = (it.value_dim, it.keys.len());
+    // SAFETY: the caller promises as much; blocks end at the state's last column.
+    unsafe {
+        let mut factors = [[0.0; M]; DELTA_CHUNK];
+        for s in 0..num_tokens {
+            for m in 0..M {
+                factors[s][m] = weights[s] * *it.keys[s].add(i + m);
+            }
+        }
+        let mut j = 0;
+        while j + 4 * V::LEN <= dim {
+            update_columns::<V, M, 4>(it, i, j, since_start, &factors);
+            j += 4 * V::LEN;
+        }
+        while j + V::LEN <= dim {
+            update_columns::<V, M, 1>(it, i, j, since_start, &factors);
+            j += V::LEN;
+        }
+        while j < dim {
+            for m in 0..M {
+                let at = (i + m) * dim + j;
+                let mut sum = match it.from.is_null() {
+                    true => 0.0,
+                    false => *it.from.add(at) * since_start,
+                };
+                for s in 0..num_tokens {
+                    sum = V::mul_add_one(factors[s][m], *it.updates.add(s * dim + j), sum);
+                }
+                *it.to.add(at) = sum;
+            }
+            j += 1;
+        }
+    }
+}
+
+/// Some columns of some rows of the state, from row `i` and column `j` on.
+#[inline(always)]
+unsafe fn update_columns<V: Vector, const M: usize, const N: usize>(
     it: &StateUpdate<'_>,
     i: usize,
     j: usize,
-    factors: &[f32; DELTA_CHUNK],
+    since_start: f32,
+    factors: &[[f32; M]; DELTA_CHUNK],
 ) {
     let (dim, num_tokens) = (it.value_dim, it.keys.len());
+    let at = |m: usize, n: usize| (i + m) * dim + j + n * V::LEN;
     // SAFETY: the caller promises as much.
     unsafe {
-        let mut sums = [V::splat(0.0); N];
+        let mut sums = [[V::splat(0.0); N]; M];
         if !it.from.is_null() {
-            let since_start = V::splat(exp_lane(it.decays[num_tokens - 1]));
-            for n in 0..N {
-                sums[n] = V::load(it.from.add(i * dim + j + n * V::LEN)).mul(since_start);
+            let since_start = V::splat(since_start);
+            for m in 0..M {
+                for n in 0..N {
+                    sums[m][n] = V::load(it.from.add(at(m, n))).mul(since_start);
+                }
             }
         }
         for s in 0..num_tokens {
-            let factor = V::splat(factors[s]);
             for n in 0..N {
                 let update = V::load(it.updates.add(s * dim + j + n * V::LEN));
-                sums[n] = factor.mul_add(update, sums[n]);
+                for m in 0..M {
+                    sums[m][n] = V::splat(factors[s][m]).mul_add(update, sums[m][n]);
+                }
             }
         }
-        for n in 0..N {
-            sums[n].store(it.to.add(i * dim + j + n * V::LEN));
+        for m in 0..M {
+            for n in 0..N {
+                sums[m][n].store(it.to.add(at(m, n)));
+            }
         }
     }
 }
