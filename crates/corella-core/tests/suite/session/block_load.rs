@@ -228,6 +228,25 @@ fn every_stage_of_a_source_has_an_end() {
     assert_eq!(source.num_loads(), 0);
 }
 
+/// Rule 52: the way to this life of the loader is lost, and it is told nothing.
+#[test]
+fn a_lost_loader_leaves_nothing_with_its_source() {
+    let load = (LOADER, key());
+    let mut source = sending();
+    source.handle_loader_lost(Incarnation(4), 30);
+    assert_eq!(source_actions(&mut source), []);
+    source.handle_loader_lost(Incarnation(5), 30);
+    assert_eq!(source_actions(&mut source), [SourceAction::Stop { load }]);
+    source.handle_stopped(load, 40);
+    let release = SourceAction::Release {
+        load,
+        hold: HoldId(3),
+        is_asked: false,
+    };
+    assert_eq!(source_actions(&mut source), [release]);
+    assert_eq!(source.num_loads(), 0);
+}
+
 /// A loader that knows that its source has all three blocks.
 fn choosing() -> BlockLoader {
     let mut loader = BlockLoader::new(config(), Incarnation(5));

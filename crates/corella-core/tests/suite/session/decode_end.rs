@@ -4,7 +4,7 @@ use corella_core::session::{
     AbortReason, Allocated, DecodeAction, DecodeEnd, Mismatch, Refusal, SessionKey, ToDecode,
     ToPrefill,
 };
-use corella_core::{FinishReason, Incarnation, RequestError, SessionId};
+use corella_core::{FinishReason, Incarnation, NodeId, RequestError, SessionId};
 
 use crate::session::fixture::{
     NUM_ROWS, PREFILL, SECOND_US, allocate, config, first_token, hello, key, output, tokens,
@@ -161,6 +161,53 @@ fn pages_of_a_lost_peer_are_released_when_nothing_can_write_to_them() {
     end.handle_load_cancelled(key, 3602 * SECOND_US);
     assert_eq!(actions(&mut end), []);
     assert_eq!(end.stats().num_sessions, 0);
+}
+
+/// Rule 39: all streams from a node have closed before it has been silent for three seconds.
+#[test]
+fn sessions_of_a_peer_end_with_its_streams_and_others_go_on() {
+    let (lost, beside) = (key(1, 0), key(2, 0));
+    let mut end = loading(lost, 0);
+    for message in [
+        ToDecode::Hello(Box::new(hello(5))),
+        ToDecode::Allocate(Box::new(allocate())),
+    ] {
+        end.handle_message(NodeId(8), beside, message, 0);
+    }
+    end.handle_reserved(beside, Ok(reserved(4)), 0);
+    actions(&mut end);
+    end.handle_peer_lost(PREFILL, 10);
+    assert_eq!(actions(&mut end), quarantine(lost, None));
+    assert_eq!(end.stats().num_quarantined, 1);
+    end.handle_load_done(beside, 20);
+    let done = DecodeAction::Send {
+        key: beside,
+        message: ToPrefill::LoadDone,
+    };
+    assert_eq!(actions(&mut end), [done]);
+}
+
+/// Rule 49.
+#[test]
+fn a_node_that_drains_takes_no_session_and_finishes_what_it_has() {
+    let (begun, late) = (key(1, 0), key(2, 0));
+    let hello = || ToDecode::Hello(Box::new(hello(5)));
+    let mut end = loading(begun, 0);
+    end.set_draining(true);
+    assert_eq!(actions(&mut end), []);
+    let did = say(&mut end, late, hello(), 1);
+    let refused = send(late, ToPrefill::Refused(Refusal::Draining));
+    assert_eq!(did[1..], [refused, DecodeAction::CloseStream { key: late }]);
+    end.handle_load_done(begun, 2);
+    assert_eq!(actions(&mut end), [send(begun, ToPrefill::LoadDone)]);
+    let first = ToDecode::FirstToken(first_token(3));
+    let arrived = DecodeAction::Arrived {
+        key: begun,
+        first_token: first_token(3),
+    };
+    assert_eq!(say(&mut end, begun, first, 3), [arrived]);
+    end.set_draining(false);
+    open(&mut end, key(3, 0), 4);
 }
 
 #[test]

@@ -386,6 +386,18 @@ fn nobody_is_asked_for_longer_than_the_budget() {
     assert_eq!(fallbacks(&end), [("not_taken", 1)]);
 }
 
+/// Rule 47: the answer may come before the clock is looked at.
+#[test]
+fn a_refusal_behind_the_budget_is_the_last() {
+    for (answered_us, goes_on) in [(99_999, true), (100_000, false)] {
+        let mut end = opened();
+        let refused = ToPrefill::Refused(Refusal::Exhausted);
+        let did = say(&mut end, key(1, 0), refused, answered_us);
+        assert_eq!(tries_next(&did).is_some(), goes_on, "{did:?}");
+        assert_eq!(runs_locally(&did).is_some(), !goes_on, "{did:?}");
+    }
+}
+
 #[test]
 fn three_nodes_are_asked_at_most() {
     let mut end = opened();
