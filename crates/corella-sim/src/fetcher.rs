@@ -17,6 +17,7 @@ pub struct Fetcher {
     writers: BTreeMap<FetchId, Writer>,
     num_begun: u64,
     num_cancelled: u64,
+    num_part_grants: u64,
 }
 
 /// What fills the pages of one fetch.
@@ -49,6 +50,7 @@ impl Fetcher {
             writers: BTreeMap::new(),
             num_begun: 0,
             num_cancelled: 0,
+            num_part_grants: 0,
         }
     }
 
@@ -58,6 +60,11 @@ impl Fetcher {
 
     pub fn num_cancelled(&self) -> u64 {
         self.num_cancelled
+    }
+
+    /// Fetches that have pages for a part of their blocks.
+    pub fn num_part_grants(&self) -> u64 {
+        self.num_part_grants
     }
 
     /// Asks the scheduler for pages. If it grants some, returns the fetch and the time until its writer acts.
@@ -76,7 +83,9 @@ impl Fetcher {
         };
         let grant = scheduler.begin_fetch(request).ok()?;
         self.num_begun += 1;
-        let num_blocks = (plan.tokens.len() / self.page_size) as u32;
+        let num_blocks = grant.num_blocks;
+        let num_asked = (plan.tokens.len() / self.page_size) as u32;
+        self.num_part_grants += u64::from(num_blocks < num_asked);
         let mut left = Vec::new();
         for (group, table) in grant.tables.iter().enumerate() {
             for (&page, block) in table.pages.iter().zip(table.num_gone as u32..num_blocks) {

@@ -179,6 +179,7 @@ impl<'a> Simulation<'a> {
         self.totals.num_failed_copies = self.host.num_failed();
         self.totals.num_fetches = self.fetcher.num_begun();
         self.totals.num_cancelled_fetches = self.fetcher.num_cancelled();
+        self.totals.num_part_fetches = self.fetcher.num_part_grants();
         self.totals.num_holds = self.reader.num_begun();
         self.totals.num_ended_holds = self.reader.num_ended();
         if stats.num_fetching_pages + stats.num_block_holds > 0 {

@@ -26,6 +26,8 @@ pub struct Totals {
     pub num_failed_copies: u64,
     pub num_fetches: u64,
     pub num_cancelled_fetches: u64,
+    /// Fetches that had pages for a part of their blocks.
+    pub num_part_fetches: u64,
     pub num_fetched_blocks: u64,
     /// Holds of blocks that were read, and those that ended before they were.
     pub num_holds: u64,
@@ -76,6 +78,7 @@ impl Totals {
         self.num_failed_copies += run.num_failed_copies;
         self.num_fetches += run.num_fetches;
         self.num_cancelled_fetches += run.num_cancelled_fetches;
+        self.num_part_fetches += run.num_part_fetches;
         self.num_fetched_blocks += run.num_fetched_blocks;
         self.num_holds += run.num_holds;
         self.num_ended_holds += run.num_ended_holds;
@@ -142,6 +145,7 @@ impl Totals {
             ),
             ("fetches", self.num_fetches),
             ("cancelled fetches", self.num_cancelled_fetches),
+            ("fetches of a part", self.num_part_fetches),
             ("fetched blocks", self.num_fetched_blocks),
             ("holds", self.num_holds),
             ("holds that ended early", self.num_ended_holds),

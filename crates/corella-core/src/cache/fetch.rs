@@ -41,6 +41,9 @@ pub struct FetchGrant {
     pub id: FetchId,
     /// The number of blocks that are already cached. Fetched blocks are counted from there.
     pub num_found: u32,
+    /// The end of the blocks to fetch, counted from the beginning of the sequence: the first of those that were asked for,
+    /// as many as may have pages.
+    pub num_blocks: u32,
     /// The pages to fill in each KV group. Entries are blocks, counted from the beginning of the sequence.
     pub tables: Vec<PageTable>,
 }
@@ -56,7 +59,8 @@ pub enum FetchRefusal {
     UnderWay(FetchId),
     /// `MAX_FETCHES` fetches are under way.
     TooMany,
-    /// Fetches would hold more pages than [`max_fetched_pages`](crate::SchedulerConfig::max_fetched_pages).
+    /// With the first block, fetches would hold more pages than
+    /// [`max_fetched_pages`](crate::SchedulerConfig::max_fetched_pages).
     TooLarge { num_pages: usize, limit: u32 },
     /// Requests need the pages.
     NoRoom {
@@ -451,6 +455,10 @@ impl Fetches {
             .collect();
         assert_eq!(deadlines, self.by_deadline, "deadlines of fetches");
         for (id, fetch) in &self.by_id {
+            assert!(
+                fetch.is_detached || kv.path_len(fetch.end) == fetch.num_published as usize,
+                "fetch {id} would publish behind another path than its own"
+            );
             for (group, table) in fetch.reserved.iter().enumerate() {
                 for at in fetch.num_published as usize..table.len() {
                     let is_there =

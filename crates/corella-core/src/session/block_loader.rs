@@ -129,7 +129,6 @@ enum Stage {
     },
     /// The scheduler is asked for pages. `end` is there when the load is over before it answers.
     Reserving {
-        num_blocks: u32,
         end: Option<LoadEnd>,
     },
     Loading(Loading),
@@ -141,7 +140,6 @@ enum Stage {
     /// The scheduler is asked for the pages of fewer blocks. `end` is there when the load is over before it answers.
     Shortening {
         fetch: FetchId,
-        num_blocks: u32,
         end: Option<LoadEnd>,
     },
 }
@@ -268,10 +266,7 @@ impl BlockLoader {
             self.end(key, LoadEnd::NotWorth);
             return;
         }
-        load.stage = Stage::Reserving {
-            num_blocks,
-            end: None,
-        };
+        load.stage = Stage::Reserving { end: None };
         load.truncate(num_blocks, self.config.page_size);
         let request = &load.request;
         let fetch = FetchRequest {
@@ -296,7 +291,7 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        let Stage::Reserving { num_blocks, end } = load.stage else {
+        let Stage::Reserving { end } = load.stage else {
             return;
         };
         let grant = match answer {
@@ -311,16 +306,17 @@ impl BlockLoader {
             self.forget(key, end);
             return;
         }
-        self.load_blocks(key, grant, num_blocks, now_us);
+        self.load_blocks(key, grant, now_us);
     }
 
     /// Asks the source for the blocks that a grant has pages for.
-    fn load_blocks(&mut self, key: LoadKey, grant: FetchGrant, num_blocks: u32, now_us: u64) {
+    fn load_blocks(&mut self, key: LoadKey, grant: FetchGrant, now_us: u64) {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
+        load.truncate(grant.num_blocks, self.config.page_size);
         let num_layers = &self.config.num_layers;
-        let landing = Landing::new(grant.num_found, num_blocks, grant.tables, num_layers);
+        let landing = Landing::new(grant.num_found, grant.num_blocks, grant.tables, num_layers);
         load.stage = Stage::Loading(Loading {
             fetch: grant.id,
             landing,
@@ -470,11 +466,7 @@ impl BlockLoader {
                 self.forget(key, end);
             }
             Next::Shorten { num_blocks } => {
-                load.stage = Stage::Shortening {
-                    fetch,
-                    num_blocks,
-                    end: None,
-                };
+                load.stage = Stage::Shortening { fetch, end: None };
                 self.actions.push_back(LoaderAction::ShortenFetch {
                     key,
                     fetch,

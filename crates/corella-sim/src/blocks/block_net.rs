@@ -1,8 +1,11 @@
 //! The network that blocks are loaded over, and the world as both ends of a load see it.
 
 use corella_core::session::{BlockPart, LoadConfig, LoadId, LoadKey, ToLoader, ToSource};
-use corella_core::{BlockList, FetchId, FetchRequest, HoldId, Incarnation, NodeId, PageId};
+use corella_core::{
+    BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Incarnation, NodeId, PageId,
+};
 
+use crate::blocks::liar;
 use crate::blocks::load_totals::LoadTotals;
 use crate::executor::Row;
 use crate::random::Random;
@@ -24,6 +27,8 @@ pub struct Links {
     pub tears_once_in: u64,
     /// How long an engine takes to answer.
     pub max_answer_us: u64,
+    /// A node that lies about loads.
+    pub liar: Option<NodeId>,
 }
 
 impl Links {
@@ -37,7 +42,14 @@ impl Links {
             max_part_us: random.pick(&[1, 20, 100, 1_000]),
             tears_once_in: random.pick(&[0, 0, 100]),
             max_answer_us: random.pick(&[0, 50, 1_000]),
+            liar: None,
         }
+    }
+
+    /// Makes one of the nodes of some fleets a liar.
+    pub fn draw_liar(&mut self, num_nodes: u64, random: &mut Random) {
+        let is_there = random.once_in(3);
+        self.liar = is_there.then(|| NodeId(random.below(num_nodes) as u32));
     }
 }
 
@@ -108,6 +120,8 @@ pub enum LocalEvent {
     Choose(LoadKey, u32),
     BeginFetch(LoadKey, FetchRequest),
     ShortenFetch(LoadKey, FetchId, u32),
+    Publish(FetchId, u32),
+    EndFetch(FetchId, FetchEnd),
     /// A reader of a source has read a part.
     PartRead(LoadId),
     /// A part has been written.
@@ -140,8 +154,11 @@ pub trait Surroundings {
 
     fn push_block_event(&mut self, at_us: u64, event: BlockEvent);
 
-    /// A message goes out. It may be lost or repeated, and may overtake others.
+    /// A message goes out. It may be lost or repeated, and may overtake others. A liar hears it, too.
     fn send(&mut self, from: NodeId, to: NodeId, key: LoadKey, packet: Packet) {
+        if let Some(liar) = self.net().links.liar {
+            liar::hear(self, liar, (from, to, key), &packet);
+        }
         let Links {
             max_latency_us,
             loses_once_in,
@@ -159,14 +176,23 @@ pub trait Surroundings {
         }
         for packet in copies {
             let at_us = self.now_us() + 1 + self.random().below(max_latency_us);
-            let event = BlockEvent::Arrive {
-                from,
-                to,
-                key,
-                packet,
-            };
-            self.push_block_event(at_us, event);
+            self.push_packet(at_us, (from, to, key), packet);
         }
+    }
+
+    fn push_packet(
+        &mut self,
+        at_us: u64,
+        (from, to, key): (NodeId, NodeId, LoadKey),
+        packet: Packet,
+    ) {
+        let event = BlockEvent::Arrive {
+            from,
+            to,
+            key,
+            packet,
+        };
+        self.push_block_event(at_us, event);
     }
 
     /// 0 means never.

@@ -3,19 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::session::{
-    BlockLoader, BlockPart, BlockSource, LoadConfig, LoadEnd, LoadId, LoadKey, LoadRequest,
-    LoaderAction, Peer, RowPart, ToSource,
+    BlockLoader, BlockPart, BlockSource, LoadConfig, LoadId, LoadKey, LoadRequest, Peer, RowPart,
 };
 use corella_core::{
-    BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, HoldId, Incarnation, Namespace, NodeId,
-    PageId, TokenId,
+    BlockHasher, BlockList, FetchGrant, FetchId, HoldId, Incarnation, Namespace, NodeId, PageId,
+    TokenId,
 };
 
 use crate::blocks::block_net::{BlockEvent, LocalEvent, Packet, PartRows, Surroundings};
 use crate::blocks::part_reader::PartReader;
 use crate::blocks::part_store::PartStore;
 use crate::blocks::whole_load::WholeLoad;
-use crate::executor::{Row, in_group, root_row, rows_of};
+use crate::executor::{Row, root_row, rows_of};
 use crate::pair::engine::Engine;
 use crate::violation::Violation;
 
@@ -23,23 +22,27 @@ pub struct Exchange {
     pub(super) id: NodeId,
     incarnation: Incarnation,
     pub(super) source: BlockSource,
-    loader: BlockLoader,
+    pub(super) loader: BlockLoader,
     /// What is being read for others.
     pub(super) readers: BTreeMap<LoadId, PartReader>,
     parts: PartStore,
     /// Loads whose transport names no parts to the machine.
-    whole: BTreeMap<LoadKey, WholeLoad>,
+    pub(super) whole: BTreeMap<LoadKey, WholeLoad>,
     /// Fetches under way.
-    fetches: BTreeMap<FetchId, Fetched>,
+    pub(super) fetches: BTreeMap<FetchId, Fetched>,
+    /// When the engine comes to what it was last told of fetches.
+    told_us: u64,
     /// Loads that have not ended, each with the time by which they must.
-    open: BTreeMap<LoadKey, u64>,
+    pub(super) open: BTreeMap<LoadKey, u64>,
     /// Loads of others whose pages may belong to somebody else by now.
     pub(super) released: BTreeSet<LoadId>,
     /// Holds of others' loads, and the loads whose hold has ended too early.
     holds: BTreeMap<HoldId, LoadId>,
     pub(super) not_held: BTreeSet<LoadId>,
+    /// The end of the blocks that are, or were, held for each load of another node.
+    pub(super) held: BTreeMap<LoadId, u32>,
     /// Blocks of which a part was read in another node's memory after that node had released them.
-    read_late: BTreeSet<(LoadKey, u32)>,
+    pub(super) read_late: BTreeSet<(LoadKey, u32)>,
 }
 
 /// Blocks that a node is to load.
@@ -60,10 +63,10 @@ pub struct ReadPart {
 }
 
 /// A fetch, with the load that it is for and the rows of its sequence.
-struct Fetched {
-    key: LoadKey,
-    grant: FetchGrant,
-    rows: Vec<Row>,
+pub(super) struct Fetched {
+    pub key: LoadKey,
+    pub grant: FetchGrant,
+    pub rows: Vec<Row>,
 }
 
 impl Exchange {
@@ -86,10 +89,12 @@ impl Exchange {
             parts: PartStore::default(),
             whole: BTreeMap::new(),
             fetches: BTreeMap::new(),
+            told_us: 0,
             open: BTreeMap::new(),
             released: BTreeSet::new(),
             holds: BTreeMap::new(),
             not_held: BTreeSet::new(),
+            held: BTreeMap::new(),
             read_late: BTreeSet::new(),
         }
     }
@@ -167,7 +172,10 @@ impl Exchange {
             }
             Packet::Rows(part, rows) => {
                 let page = match world.net().links.loads_whole {
-                    true => self.whole.get_mut(&key).and_then(|load| load.begin(part)),
+                    true => {
+                        let load = self.whole.get_mut(&key);
+                        load.and_then(|load| load.begin(from, part))
+                    }
                     false => self.loader.begin_part(from, key, part),
                 };
                 let Some(page) = page else {
@@ -213,6 +221,8 @@ impl Exchange {
                 check_hashes(&list, num_blocks, &hasher, page_size);
                 self.holds
                     .extend({ answer.iter() }.map(|held| (held.id, load)));
+                self.held
+                    .extend({ answer.iter() }.map(|held| (load, held.num_blocks)));
                 let num_lent = scheduler.stats().num_served_pages;
                 let limit = scheduler.config().max_served_pages;
                 if num_lent > limit as usize {
@@ -241,9 +251,12 @@ impl Exchange {
                 self.loader.handle_chosen(key, num_blocks);
             }
             LocalEvent::BeginFetch(key, request) => {
-                let rows = rows_of(root_row(&request.namespace), &request.tokens);
+                let mut rows = rows_of(root_row(&request.namespace), &request.tokens);
                 let answer = scheduler.begin_fetch(request);
                 if let Ok(grant) = &answer {
+                    let num_rows = (grant.num_blocks * page_size) as usize;
+                    world.net().totals.num_part_grants += u64::from(num_rows < rows.len());
+                    rows.truncate(num_rows);
                     self.note_grant(key, grant, rows, engine, world);
                 }
                 self.loader.handle_fetch_begun(key, answer, now_us);
@@ -257,6 +270,18 @@ impl Exchange {
                     world.net().totals.num_shortened += 1;
                 }
                 self.loader.handle_fetch_shortened(key, answer, now_us);
+            }
+            LocalEvent::Publish(fetch, num_blocks) => {
+                if scheduler.handle_fetched(fetch, num_blocks) {
+                    world.net().totals.num_early_blocks += u64::from(num_blocks);
+                }
+            }
+            LocalEvent::EndFetch(fetch, end) => {
+                self.fetches.remove(&fetch);
+                if !scheduler.handle_fetch_ended(fetch, end) {
+                    let what = format!("fetch {fetch} had ended");
+                    return Err(world.violation("a fetch ends once", what));
+                }
             }
             LocalEvent::PartRead(load) => self.part_read(load, engine, world),
             LocalEvent::PartLanded {
@@ -350,7 +375,7 @@ impl Exchange {
     }
 
     /// Tells the loader the end of a load whose rows land all together, once nothing more is written.
-    fn end_whole(&mut self, key: LoadKey, now_us: u64) {
+    pub(super) fn end_whole(&mut self, key: LoadKey, now_us: u64) {
         let outcome = self.whole.get(&key).and_then(WholeLoad::outcome);
         if let Some(is_whole) = outcome {
             self.whole.remove(&key);
@@ -403,138 +428,6 @@ impl Exchange {
         Ok(has_acted)
     }
 
-    fn act_as_loader(
-        &mut self,
-        action: LoaderAction,
-        engine: &mut Engine,
-        world: &mut impl Surroundings,
-    ) -> Result<(), Violation> {
-        match action {
-            LoaderAction::Send { node, key, message } => {
-                let begins_rows = matches!(message, ToSource::LoadBlocks(_));
-                if begins_rows && world.net().links.loads_whole && self.loader.begin_rows(key) {
-                    let mut fetches = self.fetches.values();
-                    let fetched = fetches.find(|fetched| fetched.key == key);
-                    let grant = fetched.expect("a load has a grant").grant.clone();
-                    let load = WholeLoad::new(grant, &world.net().config.num_layers);
-                    self.whole.insert(key, load);
-                    self.end_whole(key, world.now_us());
-                }
-                world.send(self.id, node, key, Packet::ToSource(message));
-            }
-            LoaderAction::Choose { key, num_offered } => {
-                let answers_us = world.answers_us();
-                self.push(answers_us, LocalEvent::Choose(key, num_offered), world);
-            }
-            LoaderAction::BeginFetch { key, request } => {
-                let answers_us = world.answers_us();
-                self.push(answers_us, LocalEvent::BeginFetch(key, request), world);
-            }
-            LoaderAction::ShortenFetch {
-                key,
-                fetch,
-                num_blocks,
-            } => {
-                let event = LocalEvent::ShortenFetch(key, fetch, num_blocks);
-                let answers_us = world.answers_us();
-                self.push(answers_us, event, world);
-            }
-            LoaderAction::Renamed { key, next } => self.rename(key, next),
-            LoaderAction::Publish { fetch, num_blocks } => {
-                let end_block = self.fetches[&fetch].grant.num_found + num_blocks;
-                self.check_rows(fetch, end_block, engine, world)?;
-                if engine.scheduler().handle_fetched(fetch, num_blocks) {
-                    world.net().totals.num_early_blocks += u64::from(num_blocks);
-                }
-            }
-            LoaderAction::StopRows { key } => {
-                // Named parts on their way end by themselves.
-                if let Some(load) = self.whole.get_mut(&key) {
-                    load.stop();
-                    self.end_whole(key, world.now_us());
-                }
-            }
-            LoaderAction::EndFetch { fetch, end } => {
-                if end == FetchEnd::Done {
-                    self.check_rows(fetch, u32::MAX, engine, world)?;
-                }
-                self.fetches.remove(&fetch);
-                if !engine.scheduler().handle_fetch_ended(fetch, end) {
-                    let what = format!("fetch {fetch} had ended");
-                    return Err(world.violation("a fetch ends once", what));
-                }
-            }
-            LoaderAction::Ended { key, end } => self.load_ended(key, end, world)?,
-        }
-        Ok(())
-    }
-
-    fn rename(&mut self, key: LoadKey, next: LoadKey) {
-        if let Some(hard_us) = self.open.remove(&key) {
-            self.open.insert(next, hard_us);
-        }
-        let mut fetches = self.fetches.values_mut();
-        if let Some(fetched) = fetches.find(|fetched| fetched.key == key) {
-            fetched.key = next;
-        }
-    }
-
-    fn load_ended(
-        &mut self,
-        key: LoadKey,
-        end: LoadEnd,
-        world: &mut impl Surroundings,
-    ) -> Result<(), Violation> {
-        world.net().totals.count_end(end);
-        let links = &world.net().links;
-        let slack_us = 2 * (links.max_part_us + links.max_answer_us) + 2;
-        match self.open.remove(&key) {
-            Some(hard_us) if world.now_us() <= hard_us + slack_us => Ok(()),
-            Some(hard_us) => {
-                let what = format!("{key:?} was to end at {hard_us}");
-                Err(world.violation("loads end in time", what))
-            }
-            None => {
-                let what = format!("{key:?} ends twice: {end:?}");
-                Err(world.violation("a load ends once", what))
-            }
-        }
-    }
-
-    /// What is published of a fetch are the rows of its sequence.
-    fn check_rows(
-        &self,
-        fetch: FetchId,
-        end_block: u32,
-        engine: &Engine,
-        world: &mut impl Surroundings,
-    ) -> Result<(), Violation> {
-        let Fetched { key, grant, rows } = &self.fetches[&fetch];
-        let page_size = engine.page_size() as usize;
-        let end_block = (end_block as usize).min(rows.len() / page_size);
-        let late = self.read_late.range((*key, 0)..(*key, end_block as u32));
-        if let Some((_, block)) = late.into_iter().next() {
-            let what = format!("block {block} of fetch {fetch}");
-            return Err(world.violation("rows count that were held while they were read", what));
-        }
-        for (group, table) in grant.tables.iter().enumerate() {
-            for block in table.num_gone..end_block.min(table.len()) {
-                let Some(page) = table.page(block) else {
-                    continue;
-                };
-                let expected = &rows[block * page_size..(block + 1) * page_size];
-                let expected = expected.iter().map(|&row| in_group(row, group));
-                if !page_rows(page, engine).into_iter().eq(expected) {
-                    let what = format!("block {block} of fetch {fetch} in group {group}");
-                    return Err(world.violation("what is published has landed", what));
-                }
-                let has_window = engine.groups()[group].window.is_some();
-                world.net().totals.num_window_blocks += u64::from(has_window);
-            }
-        }
-        Ok(())
-    }
-
     /// Loads, holds and fetches that were left behind.
     pub fn leftovers(&self) -> String {
         let num_left = self.open.len()
@@ -555,6 +448,12 @@ impl Exchange {
                 self.whole.len()
             ),
         }
+    }
+
+    /// Tells the engine about a fetch. It comes to that in order, behind what it has begun.
+    pub(super) fn tell_of_fetch(&mut self, event: LocalEvent, world: &mut impl Surroundings) {
+        self.told_us = self.told_us.max(world.answers_us());
+        self.push(self.told_us, event, world);
     }
 
     pub(super) fn push(&self, at_us: u64, event: LocalEvent, world: &mut impl Surroundings) {

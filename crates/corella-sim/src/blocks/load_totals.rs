@@ -29,6 +29,11 @@ counts! {
         num_fetched_blocks,
         /// Lookups of nodes that could not borrow all the blocks that were there.
         num_part_offers,
+        /// Fetches that have pages for a part of their blocks.
+        num_part_grants,
+        /// Messages in which a node lied, and in which it spoke of loads of others.
+        num_lies,
+        num_lies_for_others,
         /// Loads that went on with fewer blocks than their source was asked for.
         num_shortened,
         /// Blocks that were published before their load was over.

@@ -16,8 +16,10 @@ impl Exchange {
         let answers_us = world.answers_us();
         match action {
             SourceAction::Send { load, message } => {
-                let confirms = matches!(message, ToLoader::Complete { .. });
-                if confirms && self.not_held.contains(&load) {
+                if let ToLoader::Complete { num_blocks } = message {
+                    self.check_held(load, num_blocks, world)?;
+                }
+                if matches!(message, ToLoader::Complete { .. }) && self.not_held.contains(&load) {
                     let what = format!("{load:?}: {message:?}");
                     let rule = "blocks are confirmed that were held throughout";
                     return Err(world.violation(rule, what));
@@ -53,6 +55,7 @@ impl Exchange {
                 blocks,
                 rows,
             } => {
+                self.check_held(load, blocks.end, world)?;
                 let reader = self.readers.entry(load).or_default();
                 reader.add(&tables, blocks, rows.layers, &world.net().config.num_layers);
                 self.read_next(load, world);
@@ -67,6 +70,21 @@ impl Exchange {
             }
         }
         Ok(())
+    }
+
+    /// A source sends and confirms only blocks that it holds for the load.
+    fn check_held(
+        &self,
+        load: LoadId,
+        end_block: u32,
+        world: &impl Surroundings,
+    ) -> Result<(), Violation> {
+        let num_held = self.held.get(&load).copied().unwrap_or(0);
+        if end_block <= num_held {
+            return Ok(());
+        }
+        let what = format!("{load:?}: {end_block} blocks, and {num_held} are held");
+        Err(world.violation("blocks are lent that are held", what))
     }
 
     fn read_next(&mut self, load: LoadId, world: &mut impl Surroundings) {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use corella_core::FetchGrant;
-use corella_core::PageId;
 use corella_core::session::BlockPart;
+use corella_core::{FetchGrant, NodeId, PageId};
 
 pub struct WholeLoad {
+    /// The node whose connection brings the rows.
+    source: NodeId,
     grant: FetchGrant,
     /// Parts that have not landed.
     left: BTreeSet<BlockPart>,
@@ -16,7 +17,7 @@ pub struct WholeLoad {
 }
 
 impl WholeLoad {
-    pub fn new(grant: FetchGrant, num_layers: &[u32]) -> Self {
+    pub fn new(source: NodeId, grant: FetchGrant, num_layers: &[u32]) -> Self {
         let mut left = BTreeSet::new();
         for (group, (table, &num_layers)) in grant.tables.iter().zip(num_layers).enumerate() {
             for block in table.num_gone..table.len() {
@@ -28,6 +29,7 @@ impl WholeLoad {
             }
         }
         Self {
+            source,
             grant,
             left,
             num_writing: 0,
@@ -36,8 +38,8 @@ impl WholeLoad {
     }
 
     /// The page of a part that is written from now on.
-    pub fn begin(&mut self, part: BlockPart) -> Option<PageId> {
-        if self.is_stopped || !self.left.contains(&part) {
+    pub fn begin(&mut self, from: NodeId, part: BlockPart) -> Option<PageId> {
+        if from != self.source || self.is_stopped || !self.left.contains(&part) {
             return None;
         }
         let table = &self.grant.tables[usize::from(part.group)];

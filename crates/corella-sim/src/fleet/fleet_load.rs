@@ -73,7 +73,8 @@ impl FleetLoad {
         let num_layers = groups.iter().map(|_| 1 + random.below(3) as u32);
         let num_layers: Vec<_> = num_layers.collect();
         let config = load_config(page_size, num_layers, &mut random);
-        let links = Links::drawn(&mut random);
+        let mut links = Links::drawn(&mut random);
+        links.draw_liar(num_nodes.into(), &mut Random(seed ^ 0x11a7));
         let has_crashes = random.once_in(2);
         let registry_delay_us = random.pick(&[0, 1_000, 50_000]);
         let steps_fail_once_in = random.pick(&[0, 0, 20]);

@@ -64,7 +64,7 @@ impl FleetPlan {
             .chain(load.faults.iter().map(|fault| fault.at_us))
             .max();
         let num_pulls = random.below(12);
-        Self {
+        let mut plan = Self {
             placement: PlacementConfig {
                 policy: random.pick(&[PeerPolicy::Weighted, PeerPolicy::RoundRobin]),
                 disaggregate_min_tokens: random.pick(&[0, 0, 8]),
@@ -85,7 +85,9 @@ impl FleetPlan {
             loads: load_config(page_size, num_layers, random),
             links: Links::drawn(random),
             pulls: (0..num_pulls).map(|_| Pull::drawn(load, random)).collect(),
-        }
+        };
+        plan.links.draw_liar(load.nodes.len() as u64, random);
+        plan
     }
 }
 

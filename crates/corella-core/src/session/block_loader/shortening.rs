@@ -43,12 +43,7 @@ impl BlockLoader {
         let Some(load) = self.loads.get(&key) else {
             return;
         };
-        let Stage::Shortening {
-            fetch,
-            num_blocks,
-            end,
-        } = load.stage
-        else {
+        let Stage::Shortening { fetch, end } = load.stage else {
             return;
         };
         let Some(grant) = answer.filter(|_| end.is_none()) else {
@@ -57,7 +52,7 @@ impl BlockLoader {
             return;
         };
         let next = self.rename(key);
-        self.load_blocks(next, grant, num_blocks, now_us);
+        self.load_blocks(next, grant, now_us);
     }
 
     /// Gives a load another key.

@@ -13,8 +13,8 @@ use crate::request_state::Leader;
 use crate::{FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, PageId, Scheduler, StepId};
 
 impl Scheduler {
-    /// Reserves pages for the blocks of a sequence that are not cached. In a group with a window, these are the pages that
-    /// a query behind the last block reads.
+    /// Reserves pages for the blocks of a sequence that are not cached, or for the first of them if they have more pages than
+    /// fetches may hold. In a group with a window, these are the pages that a query behind the last block reads.
     pub fn begin_fetch(&mut self, mut request: FetchRequest) -> Result<FetchGrant, FetchRefusal> {
         if !self.config.enable_prefix_caching {
             return Err(FetchRefusal::NoPrefixCache);
@@ -38,12 +38,10 @@ impl Scheduler {
         if fetches.len() >= MAX_FETCHES {
             return Err(FetchRefusal::TooMany);
         }
+        let num_blocks = self.num_fetchable(num_found, num_blocks)?;
+        request.tokens.truncate(num_blocks * page_size as usize);
         let mut reserved = self.tables_behind(num_found, num_blocks);
         let num_pages = self.num_pages_behind(num_found, num_blocks);
-        let limit = self.config.max_fetched_pages;
-        if fetches.num_pages() + num_pages > limit as usize {
-            return Err(FetchRefusal::TooLarge { num_pages, limit });
-        }
         let is_barred = fetches.is_barred();
         let found = self.kv.tables_of(&path);
         let num_cached = found.pages().filter(|&page| !self.kv.is_locked(page));
@@ -73,7 +71,26 @@ impl Scheduler {
         Ok(FetchGrant {
             id: self.holds.fetches_mut().insert(fetch),
             num_found: num_found as u32,
+            num_blocks: num_blocks as u32,
             tables,
+        })
+    }
+
+    /// The number of a sequence's `num_blocks` blocks whose part behind the first `num_found` takes no more pages than
+    /// fetches may hold.
+    fn num_fetchable(&self, num_found: usize, num_blocks: usize) -> Result<usize, FetchRefusal> {
+        let limit = self.config.max_fetched_pages;
+        let num_held_pages = self.holds.fetches().num_pages();
+        let num_pages_left = (limit as usize).saturating_sub(num_held_pages);
+        let fits = |num: &usize| self.num_pages_behind(num_found, *num) <= num_pages_left;
+        // A block behind every window takes no page, so that the bound of pages alone would allow it.
+        let num_fitting = match limit {
+            0 => None,
+            _ => (num_found + 1..=num_blocks).rev().find(fits),
+        };
+        num_fitting.ok_or_else(|| FetchRefusal::TooLarge {
+            num_pages: self.num_pages_behind(num_found, num_found + 1),
+            limit,
         })
     }
 
@@ -120,6 +137,7 @@ impl Scheduler {
         Some(FetchGrant {
             id,
             num_found,
+            num_blocks,
             tables,
         })
     }

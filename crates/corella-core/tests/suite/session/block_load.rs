@@ -293,6 +293,7 @@ fn granted() -> BlockLoader {
     let grant = FetchGrant {
         id: FetchId(4),
         num_found: 1,
+        num_blocks: 3,
         tables: vec![PageTable {
             num_gone: 1,
             pages: vec![PageId(8), PageId(9)],
@@ -447,6 +448,7 @@ fn every_stage_of_a_loader_has_an_end() {
     let grant = FetchGrant {
         id: FetchId(4),
         num_found: 0,
+        num_blocks: 3,
         tables: vec![PageTable::whole(vec![PageId(0), PageId(1), PageId(2)])],
     };
     loader.handle_fetch_begun(key(), Ok(grant), 30);
@@ -570,6 +572,7 @@ fn short_grant() -> FetchGrant {
     FetchGrant {
         id: FetchId(4),
         num_found: 1,
+        num_blocks: 2,
         tables: vec![PageTable {
             num_gone: 1,
             pages: vec![PageId(6)],
@@ -697,6 +700,35 @@ fn a_load_that_is_shortened_ends_with_its_fetch_in_every_stage() {
     assert_eq!(loader_actions(&mut loader), lost(LoadEnd::Cancelled));
 }
 
+/// The scheduler may have pages for fewer blocks than were chosen. The source is asked for these alone.
+#[test]
+fn a_load_asks_for_the_blocks_that_it_has_pages_for() {
+    let mut loader = loading();
+    loader.handle_fetch_begun(key(), Ok(short_grant()), 30);
+    let mut first = list();
+    first.tokens.truncate(8);
+    first.hashes.truncate(2);
+    let asked = sent(ToSource::LoadBlocks(LoadBlocks {
+        list: first,
+        first_block: 1,
+        rows: rows(),
+        lease_us: 8_980,
+        credit: 2,
+    }));
+    assert_eq!(loader_actions(&mut loader), [asked]);
+    assert_eq!(loader.begin_part(SOURCE, key(), part(2)), None);
+    assert_eq!(loader.begin_part(SOURCE, key(), part(1)), Some(PageId(6)));
+    loader.end_part(key(), part(1), true, 40);
+    let landed = sent(ToSource::Landed { num_blocks: 2 });
+    assert_eq!(loader_actions(&mut loader), [landed]);
+    loader.handle_message(SOURCE, key(), ToLoader::Complete { num_blocks: 2 }, 50);
+    let end = ended(LoadEnd::Loaded { num_blocks: 2 });
+    assert_eq!(
+        loader_actions(&mut loader),
+        [end_fetch(FetchEnd::Done), end]
+    );
+}
+
 /// A source that has one block less at each request.
 #[test]
 fn a_load_is_shortened_a_few_times() {
@@ -725,6 +757,7 @@ fn a_load_is_shortened_a_few_times() {
     let grant = |num_blocks| FetchGrant {
         id: FetchId(4),
         num_found: 0,
+        num_blocks,
         tables: vec![PageTable::whole((0..num_blocks).map(PageId).collect())],
     };
     loader.handle_fetch_begun(key(), Ok(grant(10)), 0);

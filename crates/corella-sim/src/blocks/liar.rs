@@ -1,0 +1,167 @@
+//! A node that lies in what the protocol checks: which blocks it wants, how many it has, and whose load it speaks of.
+//!
+//! Its lies come beside what its machines say, and name no load of its own, so that it is served as other nodes are and
+//! has right blocks to lend. The rows of a block that both ends name are true: nodes believe each other's rows.
+
+use corella_core::session::{BlockPart, LoadFailure, LoadKey, ToLoader, ToSource};
+use corella_core::{BlockList, NodeId, PageHash};
+
+use crate::blocks::block_net::{Packet, PartRows, Surroundings};
+use crate::random::Random;
+
+/// The first number of loads that a liar makes up.
+const FIRST_MADE_UP: u64 = 1 << 40;
+
+/// A liar hears a message of any node, and may say something because of it.
+pub fn hear<S: Surroundings + ?Sized>(
+    world: &mut S,
+    liar: NodeId,
+    (from, to, key): (NodeId, NodeId, LoadKey),
+    packet: &Packet,
+) {
+    let is_asked = to == liar && matches!(packet, Packet::ToSource(_));
+    if is_asked || world.random().once_in(3) {
+        if to == liar {
+            answer(world, liar, (from, key), packet);
+        } else if let Packet::ToSource(message) = packet {
+            let key = LoadKey {
+                number: FIRST_MADE_UP + world.random().below(64),
+                ..key
+            };
+            let message = other_request(message, world.random());
+            tell(world, liar, (to, key), Packet::ToSource(message));
+        } else if from == liar {
+            let packet = other_answer(packet, world.random());
+            tell(world, liar, (to, key), packet);
+        } else {
+            world.net().totals.num_lies_for_others += 1;
+            tell(world, liar, (to, key), for_other(packet));
+        }
+    }
+}
+
+/// The liar is asked for blocks, or is answered about a load that it has made up.
+fn answer<S: Surroundings + ?Sized>(
+    world: &mut S,
+    liar: NodeId,
+    (node, key): (NodeId, LoadKey),
+    packet: &Packet,
+) {
+    match packet {
+        // No row can have landed by now.
+        Packet::ToSource(ToSource::LoadBlocks(load)) => {
+            let num_blocks = load.list.hashes.len() as u32;
+            let confirmed = ToLoader::Complete { num_blocks };
+            let at_us = world.now_us();
+            world.net().totals.num_lies += 1;
+            world.push_packet(at_us, (liar, node, key), Packet::ToLoader(confirmed));
+        }
+        Packet::ToLoader(_) | Packet::Rows(..) if key.number >= FIRST_MADE_UP => {
+            let num_blocks = world.random().below(14) as u32;
+            let message = match world.random().once_in(8) {
+                true => ToSource::Release,
+                false => ToSource::Landed { num_blocks },
+            };
+            tell(world, liar, (node, key), Packet::ToSource(message));
+        }
+        _ => {}
+    }
+}
+
+fn tell<S: Surroundings + ?Sized>(
+    world: &mut S,
+    liar: NodeId,
+    (to, key): (NodeId, LoadKey),
+    packet: Packet,
+) {
+    let max_latency_us = world.net().links.max_latency_us;
+    let at_us = world.now_us() + 1 + world.random().below(max_latency_us);
+    world.net().totals.num_lies += 1;
+    world.push_packet(at_us, (liar, to, key), packet);
+}
+
+/// A request that differs from one that makes sense.
+fn other_request(message: &ToSource, random: &mut Random) -> ToSource {
+    match message {
+        ToSource::Lookup { list, first_block } => ToSource::Lookup {
+            list: other_list(list, random),
+            first_block: random.pick(&[*first_block, 0, 5, u32::MAX]),
+        },
+        ToSource::LoadBlocks(load) => {
+            let mut load = load.clone();
+            if random.once_in(2) {
+                load.list = other_list(&load.list, random);
+            }
+            load.first_block = random.pick(&[load.first_block, 0, 3, u32::MAX]);
+            load.lease_us = random.pick(&[load.lease_us, 0, 1, u64::MAX]);
+            load.credit = random.pick(&[load.credit, 0, 1, u32::MAX]);
+            load.rows.layers.end = random.pick(&[load.rows.layers.end, 0, u32::MAX]);
+            ToSource::LoadBlocks(load)
+        }
+        ToSource::Landed { .. } | ToSource::Release => ToSource::Landed {
+            num_blocks: random.below(14) as u32,
+        },
+    }
+}
+
+/// Other tokens under the same hashes, other hashes of the same tokens, or more of the one than of the other.
+fn other_list(list: &BlockList, random: &mut Random) -> BlockList {
+    let mut list = list.clone();
+    let at = random.next() as usize;
+    match random.below(5) {
+        0 if !list.tokens.is_empty() => {
+            let at = at % list.tokens.len();
+            list.tokens[at] ^= 1;
+        }
+        1 if !list.hashes.is_empty() => {
+            let at = at % list.hashes.len();
+            list.hashes[at] = PageHash(random.below(256).into());
+        }
+        2 => drop(list.tokens.pop()),
+        3 => list.hashes.extend(list.hashes.last().copied()),
+        _ => list.namespace.cache_salt = Some("name".into()),
+    }
+    list
+}
+
+/// An answer of the liar to a node that loads from it, about blocks and parts that are none of that load's.
+fn other_answer(packet: &Packet, random: &mut Random) -> Packet {
+    let num_blocks = random.below(14) as u32;
+    match packet {
+        Packet::Rows(part, rows) => {
+            let part = match random.below(3) {
+                0 => BlockPart {
+                    block: random.pick(&[part.block + 50, u32::MAX]),
+                    ..*part
+                },
+                1 => BlockPart {
+                    group: random.pick(&[part.group + 3, u8::MAX]),
+                    ..*part
+                },
+                _ => BlockPart {
+                    layer: random.pick(&[part.layer + 3, u32::MAX]),
+                    ..*part
+                },
+            };
+            Packet::Rows(part, rows.clone())
+        }
+        Packet::ToLoader(ToLoader::Complete { .. }) => Packet::ToLoader(ToLoader::Complete {
+            num_blocks: random.pick(&[0, 1_000, u32::MAX]),
+        }),
+        Packet::ToLoader(ToLoader::Failed(_)) => {
+            Packet::ToLoader(ToLoader::Failed(LoadFailure::NotHere { num_blocks }))
+        }
+        _ => Packet::ToLoader(ToLoader::Found { num_blocks }),
+    }
+}
+
+/// What another node says, with other rows.
+fn for_other(packet: &Packet) -> Packet {
+    match packet {
+        Packet::Rows(part, PartRows::Sent(rows)) => {
+            Packet::Rows(*part, PartRows::Sent(vec![None; rows.len()]))
+        }
+        // Read in the memory of another node than that which means the page.
+        packet => packet.clone(),
+    }
+}

@@ -1,0 +1,139 @@
+//! The end of loads that a node makes itself: what its engine and its transport are told, and what is published.
+
+use corella_core::session::{LoadEnd, LoadKey, LoaderAction, ToSource};
+use corella_core::{FetchEnd, FetchId};
+
+use crate::blocks::block_net::{LocalEvent, Packet, Surroundings};
+use crate::blocks::exchange::{Exchange, Fetched, page_rows};
+use crate::blocks::whole_load::WholeLoad;
+use crate::executor::in_group;
+use crate::pair::engine::Engine;
+use crate::violation::Violation;
+
+impl Exchange {
+    pub(super) fn act_as_loader(
+        &mut self,
+        action: LoaderAction,
+        engine: &mut Engine,
+        world: &mut impl Surroundings,
+    ) -> Result<(), Violation> {
+        match action {
+            LoaderAction::Send { node, key, message } => {
+                let begins_rows = matches!(message, ToSource::LoadBlocks(_));
+                if begins_rows && world.net().links.loads_whole && self.loader.begin_rows(key) {
+                    let mut fetches = self.fetches.values();
+                    let fetched = fetches.find(|fetched| fetched.key == key);
+                    let grant = fetched.expect("a load has a grant").grant.clone();
+                    let load = WholeLoad::new(node, grant, &world.net().config.num_layers);
+                    self.whole.insert(key, load);
+                    self.end_whole(key, world.now_us());
+                }
+                world.send(self.id, node, key, Packet::ToSource(message));
+            }
+            LoaderAction::Choose { key, num_offered } => {
+                let answers_us = world.answers_us();
+                self.push(answers_us, LocalEvent::Choose(key, num_offered), world);
+            }
+            LoaderAction::BeginFetch { key, request } => {
+                let answers_us = world.answers_us();
+                self.push(answers_us, LocalEvent::BeginFetch(key, request), world);
+            }
+            LoaderAction::ShortenFetch {
+                key,
+                fetch,
+                num_blocks,
+            } => {
+                let event = LocalEvent::ShortenFetch(key, fetch, num_blocks);
+                let answers_us = world.answers_us();
+                self.push(answers_us, event, world);
+            }
+            LoaderAction::Renamed { key, next } => self.rename(key, next),
+            LoaderAction::Publish { fetch, num_blocks } => {
+                let end_block = self.fetches[&fetch].grant.num_found + num_blocks;
+                self.check_rows(fetch, end_block, engine, world)?;
+                self.tell_of_fetch(LocalEvent::Publish(fetch, num_blocks), world);
+            }
+            LoaderAction::StopRows { key } => {
+                // Named parts on their way end by themselves.
+                if let Some(load) = self.whole.get_mut(&key) {
+                    load.stop();
+                    self.end_whole(key, world.now_us());
+                }
+            }
+            LoaderAction::EndFetch { fetch, end } => {
+                if end == FetchEnd::Done {
+                    self.check_rows(fetch, u32::MAX, engine, world)?;
+                }
+                self.tell_of_fetch(LocalEvent::EndFetch(fetch, end), world);
+            }
+            LoaderAction::Ended { key, end } => self.load_ended(key, end, world)?,
+        }
+        Ok(())
+    }
+
+    fn rename(&mut self, key: LoadKey, next: LoadKey) {
+        if let Some(hard_us) = self.open.remove(&key) {
+            self.open.insert(next, hard_us);
+        }
+        let mut fetches = self.fetches.values_mut();
+        if let Some(fetched) = fetches.find(|fetched| fetched.key == key) {
+            fetched.key = next;
+        }
+    }
+
+    fn load_ended(
+        &mut self,
+        key: LoadKey,
+        end: LoadEnd,
+        world: &mut impl Surroundings,
+    ) -> Result<(), Violation> {
+        world.net().totals.count_end(end);
+        let links = &world.net().links;
+        let slack_us = 2 * (links.max_part_us + links.max_answer_us) + 2;
+        match self.open.remove(&key) {
+            Some(hard_us) if world.now_us() <= hard_us + slack_us => Ok(()),
+            Some(hard_us) => {
+                let what = format!("{key:?} was to end at {hard_us}");
+                Err(world.violation("loads end in time", what))
+            }
+            None => {
+                let what = format!("{key:?} ends twice: {end:?}");
+                Err(world.violation("a load ends once", what))
+            }
+        }
+    }
+
+    /// What is published of a fetch are the rows of its sequence.
+    fn check_rows(
+        &self,
+        fetch: FetchId,
+        end_block: u32,
+        engine: &Engine,
+        world: &mut impl Surroundings,
+    ) -> Result<(), Violation> {
+        let Fetched { key, grant, rows } = &self.fetches[&fetch];
+        let page_size = engine.page_size() as usize;
+        let end_block = (end_block as usize).min(rows.len() / page_size);
+        let late = self.read_late.range((*key, 0)..(*key, end_block as u32));
+        if let Some((_, block)) = late.into_iter().next() {
+            let what = format!("block {block} of fetch {fetch}");
+            return Err(world.violation("rows count that were held while they were read", what));
+        }
+        for (group, table) in grant.tables.iter().enumerate() {
+            for block in table.num_gone..end_block.min(table.len()) {
+                let Some(page) = table.page(block) else {
+                    continue;
+                };
+                let expected = &rows[block * page_size..(block + 1) * page_size];
+                let expected = expected.iter().map(|&row| in_group(row, group));
+                if !page_rows(page, engine).into_iter().eq(expected) {
+                    let what = format!("block {block} of fetch {fetch} in group {group}");
+                    return Err(world.violation("what is published has landed", what));
+                }
+                let has_window = engine.groups()[group].window.is_some();
+                world.net().totals.num_window_blocks += u64::from(has_window);
+            }
+        }
+        Ok(())
+    }
+}
