@@ -123,6 +123,8 @@ class CorellaPeer:
     def embed(self, texts):
         """Returns the vectors and the seconds that they took."""
         body = json.dumps({"input": texts})
+        # The server may have closed a connection that was idle while others were measured.
+        self._connection.close()
         begun = time.perf_counter()
         self._connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
         response = self._connection.getresponse()
