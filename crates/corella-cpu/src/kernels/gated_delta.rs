@@ -441,9 +441,9 @@ mod tests {
     use super::super::{Isa, is_supported, kernels};
     use super::*;
 
-    /// Neither is a multiple of a vector.
+    /// Neither is a multiple of a vector. Values have four of the longest vectors, one more, and a rest.
     const KEY_DIM: usize = 21;
-    const VALUE_DIM: usize = 35;
+    const VALUE_DIM: usize = 83;
 
     fn numbers(seed: usize, len: usize) -> Vec<f32> {
         let number = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0;
