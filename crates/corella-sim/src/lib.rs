@@ -23,6 +23,7 @@ mod prompt_check;
 mod random;
 mod reader;
 mod simulation;
+mod standstill;
 mod starvation;
 mod state_table;
 mod step_budget;

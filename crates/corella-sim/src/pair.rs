@@ -12,6 +12,7 @@ pub(crate) mod engine;
 mod fleet;
 mod fleet_event;
 mod fleet_plan;
+mod lease_watch;
 pub(crate) mod pair_load;
 mod pair_totals;
 mod peer_search;

@@ -20,7 +20,7 @@ use crate::violation::Violation;
 
 pub struct Exchange {
     pub(super) id: NodeId,
-    incarnation: Incarnation,
+    pub(super) incarnation: Incarnation,
     pub(super) source: BlockSource,
     pub(super) loader: BlockLoader,
     /// What is being read for others.
@@ -39,8 +39,8 @@ pub struct Exchange {
     /// Holds of others' loads, and the loads whose hold has ended too early.
     holds: BTreeMap<HoldId, LoadId>,
     pub(super) not_held: BTreeSet<LoadId>,
-    /// The end of the blocks that are, or were, held for each load of another node.
-    pub(super) held: BTreeMap<LoadId, u32>,
+    /// The end of the blocks that are, or were, held for each load of another node, and the end of the hold.
+    pub(super) held: BTreeMap<LoadId, Held>,
     /// Blocks of which a part was read in another node's memory after that node had released them.
     pub(super) read_late: BTreeSet<(LoadKey, u32)>,
 }
@@ -53,6 +53,13 @@ pub struct Wanted {
     pub tokens: Vec<TokenId>,
     pub soft_us: u64,
     pub hard_us: u64,
+}
+
+/// Blocks that are held for another node.
+#[derive(Clone, Copy)]
+pub(super) struct Held {
+    pub end_block: u32,
+    pub until_us: u64,
 }
 
 /// A part that was read in the memory of its source.
@@ -221,8 +228,13 @@ impl Exchange {
                 check_hashes(&list, num_blocks, &hasher, page_size);
                 self.holds
                     .extend({ answer.iter() }.map(|held| (held.id, load)));
-                self.held
-                    .extend({ answer.iter() }.map(|held| (load, held.num_blocks)));
+                let until_us = until_us.min(engine.hold_until_us());
+                let held = answer.as_ref().map(|held| Held {
+                    end_block: held.num_blocks,
+                    until_us,
+                });
+                self.held.extend(held.map(|held| (load, held)));
+                let scheduler = engine.scheduler();
                 let num_lent = scheduler.stats().num_served_pages;
                 let limit = scheduler.config().max_served_pages;
                 if num_lent > limit as usize {
@@ -234,6 +246,7 @@ impl Exchange {
             LocalEvent::Release(load, hold, is_asked) => {
                 let has_lived = scheduler.release_blocks(hold, now_us);
                 let has_lived = has_lived.expect("a hold is released once");
+                self.check_end(load, has_lived, world)?;
                 self.released.insert(load);
                 self.holds.remove(&hold);
                 if !has_lived {

@@ -19,53 +19,58 @@ pub fn hear<S: Surroundings + ?Sized>(
     (from, to, key): (NodeId, NodeId, LoadKey),
     packet: &Packet,
 ) {
-    let is_asked = to == liar && matches!(packet, Packet::ToSource(_));
-    if is_asked || world.random().once_in(3) {
-        if to == liar {
-            answer(world, liar, (from, key), packet);
-        } else if let Packet::ToSource(message) = packet {
+    match packet {
+        // No row has landed yet.
+        Packet::ToSource(ToSource::LoadBlocks(load)) if to == liar => {
+            confirm(world, liar, (from, key), load.list.hashes.len() as u32);
+        }
+        // The rows may have been read behind their hold.
+        Packet::ToSource(ToSource::Landed { num_blocks }) if to != liar && from != liar => {
+            world.net().totals.num_lies_for_others += 1;
+            confirm(world, liar, (from, key), *num_blocks);
+        }
+        _ if !world.random().once_in(3) => {}
+        Packet::ToSource(message) if to != liar => {
             let key = LoadKey {
                 number: FIRST_MADE_UP + world.random().below(64),
                 ..key
             };
             let message = other_request(message, world.random());
             tell(world, liar, (to, key), Packet::ToSource(message));
-        } else if from == liar {
+        }
+        Packet::ToSource(_) => {}
+        _ if from == liar => {
             let packet = other_answer(packet, world.random());
             tell(world, liar, (to, key), packet);
-        } else {
+        }
+        _ if to != liar => {
             world.net().totals.num_lies_for_others += 1;
             tell(world, liar, (to, key), for_other(packet));
         }
-    }
-}
-
-/// The liar is asked for blocks, or is answered about a load that it has made up.
-fn answer<S: Surroundings + ?Sized>(
-    world: &mut S,
-    liar: NodeId,
-    (node, key): (NodeId, LoadKey),
-    packet: &Packet,
-) {
-    match packet {
-        // No row can have landed by now.
-        Packet::ToSource(ToSource::LoadBlocks(load)) => {
-            let num_blocks = load.list.hashes.len() as u32;
-            let confirmed = ToLoader::Complete { num_blocks };
-            let at_us = world.now_us();
-            world.net().totals.num_lies += 1;
-            world.push_packet(at_us, (liar, node, key), Packet::ToLoader(confirmed));
-        }
-        Packet::ToLoader(_) | Packet::Rows(..) if key.number >= FIRST_MADE_UP => {
+        // An answer about a load that the liar has made up.
+        _ if key.number >= FIRST_MADE_UP => {
             let num_blocks = world.random().below(14) as u32;
             let message = match world.random().once_in(8) {
                 true => ToSource::Release,
                 false => ToSource::Landed { num_blocks },
             };
-            tell(world, liar, (node, key), Packet::ToSource(message));
+            tell(world, liar, (from, key), Packet::ToSource(message));
         }
         _ => {}
     }
+}
+
+/// Confirms blocks at once, before their source can.
+fn confirm<S: Surroundings + ?Sized>(
+    world: &mut S,
+    liar: NodeId,
+    (to, key): (NodeId, LoadKey),
+    num_blocks: u32,
+) {
+    let at_us = world.now_us();
+    let confirmed = Packet::ToLoader(ToLoader::Complete { num_blocks });
+    world.net().totals.num_lies += 1;
+    world.push_packet(at_us, (liar, to, key), confirmed);
 }
 
 fn tell<S: Surroundings + ?Sized>(

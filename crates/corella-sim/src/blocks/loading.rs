@@ -1,7 +1,7 @@
 //! The end of loads that a node makes itself: what its engine and its transport are told, and what is published.
 
-use corella_core::session::{LoadEnd, LoadKey, LoaderAction, ToSource};
-use corella_core::{FetchEnd, FetchId};
+use corella_core::session::{LoadBlocks, LoadEnd, LoadKey, LoaderAction, ToSource};
+use corella_core::{FetchEnd, FetchGrant, FetchId};
 
 use crate::blocks::block_net::{LocalEvent, Packet, Surroundings};
 use crate::blocks::exchange::{Exchange, Fetched, page_rows};
@@ -19,11 +19,12 @@ impl Exchange {
     ) -> Result<(), Violation> {
         match action {
             LoaderAction::Send { node, key, message } => {
+                if let ToSource::LoadBlocks(load) = &message {
+                    self.check_asked(key, load, world)?;
+                }
                 let begins_rows = matches!(message, ToSource::LoadBlocks(_));
                 if begins_rows && world.net().links.loads_whole && self.loader.begin_rows(key) {
-                    let mut fetches = self.fetches.values();
-                    let fetched = fetches.find(|fetched| fetched.key == key);
-                    let grant = fetched.expect("a load has a grant").grant.clone();
+                    let grant = self.grant_of(key).clone();
                     let load = WholeLoad::new(node, grant, &world.net().config.num_layers);
                     self.whole.insert(key, load);
                     self.end_whole(key, world.now_us());
@@ -69,6 +70,28 @@ impl Exchange {
             LoaderAction::Ended { key, end } => self.load_ended(key, end, world)?,
         }
         Ok(())
+    }
+
+    /// A node asks for the blocks that it has pages for.
+    fn check_asked(
+        &self,
+        key: LoadKey,
+        load: &LoadBlocks,
+        world: &impl Surroundings,
+    ) -> Result<(), Violation> {
+        let grant = self.grant_of(key);
+        let asked = (load.first_block, load.list.hashes.len() as u32);
+        if asked == (grant.num_found, grant.num_blocks) {
+            return Ok(());
+        }
+        let what = format!("{key:?} asks for {asked:?} and has {grant:?}");
+        Err(world.violation("blocks are asked for that have pages", what))
+    }
+
+    fn grant_of(&self, key: LoadKey) -> &FetchGrant {
+        let mut fetches = self.fetches.values();
+        let fetched = fetches.find(|fetched| fetched.key == key);
+        &fetched.expect("a load has a grant").grant
     }
 
     fn rename(&mut self, key: LoadKey, next: LoadKey) {

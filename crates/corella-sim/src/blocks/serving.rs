@@ -14,6 +14,12 @@ impl Exchange {
         world: &mut impl Surroundings,
     ) -> Result<(), Violation> {
         let answers_us = world.answers_us();
+        if let SourceAction::Hold { load, .. } = action
+            && load.1.source != self.incarnation
+        {
+            let what = format!("{load:?} in life {:?}", self.incarnation);
+            return Err(world.violation("a source serves loads of its own life", what));
+        }
         match action {
             SourceAction::Send { load, message } => {
                 if let ToLoader::Complete { num_blocks } = message {
@@ -79,12 +85,27 @@ impl Exchange {
         end_block: u32,
         world: &impl Surroundings,
     ) -> Result<(), Violation> {
-        let num_held = self.held.get(&load).copied().unwrap_or(0);
+        let num_held = self.held.get(&load).map_or(0, |held| held.end_block);
         if end_block <= num_held {
             return Ok(());
         }
         let what = format!("{load:?}: {end_block} blocks, and {num_held} are held");
         Err(world.violation("blocks are lent that are held", what))
+    }
+
+    /// A hold lives until its time is over or its end is told, so that its pages go when requests need them.
+    pub(super) fn check_end(
+        &self,
+        load: LoadId,
+        has_lived: bool,
+        world: &impl Surroundings,
+    ) -> Result<(), Violation> {
+        let is_over = world.now_us() >= self.held[&load].until_us;
+        if has_lived || is_over || self.not_held.contains(&load) {
+            return Ok(());
+        }
+        let what = format!("{load:?}");
+        Err(world.violation("a hold that ends is told to end", what))
     }
 
     fn read_next(&mut self, load: LoadId, world: &mut impl Surroundings) {

@@ -70,6 +70,7 @@ impl FleetLoad {
         let nodes = (0..num_nodes).map(|_| node(page_size, &groups, &mut random));
         let mut nodes: Vec<_> = nodes.collect();
         vary_models(&mut nodes, seed);
+        shrink_fetches(&mut nodes, seed);
         let num_layers = groups.iter().map(|_| 1 + random.below(3) as u32);
         let num_layers: Vec<_> = num_layers.collect();
         let config = load_config(page_size, num_layers, &mut random);
@@ -151,6 +152,17 @@ fn vary_models(nodes: &mut [NodePlan], seed: u64) {
         for node in nodes {
             let salt = random.pick(&[7, 7, 8]);
             node.config.block_hasher = BlockHasher::truncated(salt, 8);
+        }
+    }
+}
+
+/// Has some nodes reserve few pages for fetches, from a generator of its own.
+fn shrink_fetches(nodes: &mut [NodePlan], seed: u64) {
+    let mut random = Random(seed ^ 0x5f37c4);
+    for node in nodes {
+        if random.once_in(4) {
+            let num_groups = node.config.kv_groups.len() as u32;
+            node.config.max_fetched_pages = num_groups * (1 + random.below(4) as u32);
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::fleet::fleet_load::FleetLoad;
 use crate::fleet::fleet_totals::FleetTotals;
 use crate::fleet::node::Node;
 use crate::fleet::world::{Event, World};
+use crate::standstill::Standstill;
 use crate::violation::Violation;
 
 /// Plays a load to its end. Executors and the machines' own assertions panic.
@@ -57,7 +58,10 @@ impl<'a> Run<'a> {
     }
 
     fn play(&mut self) -> Result<(), Violation> {
+        let mut standstill = Standstill::default();
         while let Some(event) = self.world.pop() {
+            let verdict = standstill.check(self.world.now_us);
+            verdict.map_err(|what| self.world.violation("time goes on", what))?;
             if let Some(node) = self.happen(event)? {
                 self.settle(node)?;
             }

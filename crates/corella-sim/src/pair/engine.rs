@@ -23,6 +23,8 @@ pub struct Engine {
     inflight: VecDeque<StepId>,
     progress: StepProgress,
     last_return_us: u64,
+    /// The time as the scheduler knows it.
+    scheduled_us: u64,
     /// Requests that were in a step that failed.
     failed: BTreeSet<RequestId>,
 }
@@ -49,6 +51,7 @@ impl Engine {
             inflight: VecDeque::new(),
             progress: StepProgress::default(),
             last_return_us: 0,
+            scheduled_us: 0,
             failed: BTreeSet::new(),
         }
     }
@@ -78,6 +81,11 @@ impl Engine {
 
     pub fn stats(&self) -> SchedulerStats {
         self.scheduler.stats()
+    }
+
+    /// Until when a hold runs that begins now.
+    pub fn hold_until_us(&self) -> u64 {
+        self.scheduled_us + self.plan.config.hold_lease_us
     }
 
     pub fn has_failed(&self, request: RequestId) -> bool {
@@ -141,6 +149,7 @@ impl Engine {
 
     /// Begins the next step, if there is one.
     pub fn try_step(&mut self, now_us: u64, random: &mut Random) -> Option<PlannedStep> {
+        self.scheduled_us = now_us;
         let batch = self.scheduler.schedule(now_us)?;
         self.note_slots(&batch);
         let fails = self.fails_once_in > 0 && random.once_in(self.fails_once_in);

@@ -11,6 +11,7 @@ use crate::pair::pair_totals::PairTotals;
 use crate::pair::prefill_node::PrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
+use crate::standstill::Standstill;
 use crate::violation::Violation;
 
 /// Plays a load to its end. Executors and the machines' own assertions panic.
@@ -95,9 +96,12 @@ impl<'a> Fleet<'a> {
     }
 
     fn run(&mut self) -> Result<(), Violation> {
+        let mut standstill = Standstill::default();
         while let Some(event) = self.world.pop() {
             self.happen(event)?;
             let now_us = self.world.now_us;
+            let verdict = standstill.check(now_us);
+            verdict.map_err(|what| self.world.violation("time goes on", what))?;
             let verdict = self.world.sessions.check(now_us);
             verdict.map_err(|what| self.world.violation("sessions keep their deadlines", what))?;
             let verdict = self.world.clients.check_silence(now_us);

@@ -115,7 +115,9 @@ fn exchange_blocks(config: &mut SchedulerConfig, page_size: u32, random: &mut Ra
     let num_groups = config.kv_groups.len() as u32;
     let num_least_pages = num_groups * config.max_model_len.div_ceil(page_size);
     config.num_pages = config.num_pages.max(num_least_pages);
-    config.max_fetched_pages = random.pick(&[config.num_pages, config.num_pages / 2]);
+    let num_few_pages = 2 * num_groups;
+    config.max_fetched_pages =
+        random.pick(&[config.num_pages, config.num_pages / 2, num_few_pages]);
     config.max_served_pages = random.pick(&[config.num_pages, config.num_pages / 3, 4]);
     config.block_hasher = BlockHasher::truncated(7, 8);
 }

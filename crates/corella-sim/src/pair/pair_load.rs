@@ -123,6 +123,10 @@ impl PairLoad {
         };
         let mut load = writer.write(num_prefill_nodes, num_decode_nodes, seed);
         keep_states(&mut load.nodes, seed);
+        for node in &mut load.nodes {
+            // As in production, a node has one lease.
+            node.config.hold_lease_us = load.sessions.hold_lease_us;
+        }
         load
     }
 

@@ -13,6 +13,7 @@ use corella_core::{Incarnation, KvFact, NodeId, RequestId, SessionId, StepId};
 use crate::blocks::exchange::Exchange;
 use crate::pair::directory::Directory;
 use crate::pair::engine::{Engine, PlannedStep};
+use crate::pair::lease_watch::LeaseWatch;
 use crate::pair::row_sender::{Load, Offer, Sender};
 use crate::pair::session_watch::PREFILL;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
@@ -29,8 +30,7 @@ pub struct PrefillNode {
     num_requests: u64,
     /// The session and the number of each run, for checks: the end forgets those that are over.
     runs: BTreeMap<RequestId, (SessionId, u32)>,
-    /// Until when the leases of holds have been renewed.
-    leases: BTreeMap<RequestId, u64>,
+    leases: LeaseWatch,
     pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
     /// Only in a fleet.
@@ -67,7 +67,7 @@ impl PrefillNode {
             num_layers: load.num_layers,
             num_requests: 0,
             runs: BTreeMap::new(),
-            leases: BTreeMap::new(),
+            leases: LeaseWatch::default(),
             senders: BTreeMap::new(),
             wake_us: None,
             exchange: { load.fleet.as_ref() }.map(|_| Exchange::new(id, incarnation, world)),
@@ -250,10 +250,15 @@ impl PrefillNode {
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
             } else if self.settle_fleet(world)? {
                 continue;
+            } else if let Some(fact) = self.engine.poll_kv_fact() {
+                // A lease has ended, and there is no step.
+                self.handle_fact(fact, world)?;
             } else {
                 break;
             }
         }
+        let verdict = self.leases.check(world.now_us);
+        verdict.map_err(|what| world.violation("held pages have a lease", what))?;
         self.end.check_invariants();
         self.store.check_invariants();
         self.engine.scheduler().check_invariants();
@@ -455,7 +460,7 @@ impl PrefillNode {
             ExportTask::Delete { key } => self.delete(key, world),
             ExportTask::RenewHold { request, until_us } => {
                 if self.engine.scheduler().renew_hold(request, until_us) {
-                    self.leases.insert(request, until_us);
+                    self.leases.renewed(request, until_us);
                 }
             }
             ExportTask::ReleaseHold { request } => {
@@ -465,6 +470,7 @@ impl PrefillNode {
                     return Err(world.violation("pages are held while they are read", what));
                 }
                 self.engine.scheduler().release_hold(request);
+                self.leases.released(request);
             }
         }
         Ok(())
@@ -481,6 +487,7 @@ impl PrefillNode {
                 let prompt = &world.load.calls[session.0 as usize].request.prompt;
                 let is_whole = num_rows as usize == prompt.len();
                 world.totals.num_exports_cut_short += u64::from(!is_whole);
+                self.leases.held(request, self.engine.hold_until_us());
             }
             KvFact::LeaseEnded { request } => {
                 world.totals.num_leases_ended += 1;
@@ -493,15 +500,17 @@ impl PrefillNode {
 
     /// A lease that ends at its time has seen no row read for seven eighths of it: reading renews a lease, unless it was
     /// renewed within an eighth of it. Leases of pages that requests need end earlier.
-    fn check_lease(&self, request: RequestId, world: &World<'_>) -> Result<(), Violation> {
+    fn check_lease(&mut self, request: RequestId, world: &World<'_>) -> Result<(), Violation> {
         let (session, run) = self.runs[&request];
-        let is_over = |&until_us: &u64| until_us <= world.now_us;
+        let by_us = world.now_us + world.links().max_stop_us;
+        let until_us = self.leases.ended(request, by_us);
+        let is_over = until_us.is_some_and(|until_us| until_us <= world.now_us);
         let Some(progress_us) = self.progress_us(session, run) else {
             return Ok(());
         };
         let lease_us = world.load.sessions.hold_lease_us;
         let silent_us = world.now_us - progress_us;
-        if !self.leases.get(&request).is_some_and(is_over) || silent_us >= lease_us - lease_us / 8 {
+        if !is_over || silent_us >= lease_us - lease_us / 8 {
             return Ok(());
         }
         let what = format!("session {session}, run {run}: rows were read {silent_us} us before");
