@@ -44,7 +44,7 @@ pub struct SchedulerConfig {
     pub max_pinned_pages: u32,
     /// Pages that other nodes may be reading. A request that would exceed the limit exports nothing.
     pub max_held_pages: u32,
-    /// Pages that fetches under way may hold.
+    /// Pages that fetches under way may hold. Of a longer sequence, they bring the first blocks that fit.
     pub max_fetched_pages: u32,
     /// Pages of blocks that other nodes may be loading, each counted once for each load.
     pub max_served_pages: u32,

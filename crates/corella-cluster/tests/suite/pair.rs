@@ -9,6 +9,7 @@ mod constraint;
 mod entrance;
 mod fetch;
 mod fetch_fault;
+mod fetch_hostile;
 mod fetch_node;
 mod fetch_part;
 mod fixture;
