@@ -298,6 +298,17 @@ fn a_restarted_peer_ends_its_earlier_sessions_at_once() {
     assert_eq!(end.stats().num_sessions, 2);
 }
 
+/// Rule 46: another node may have told of the restart.
+#[test]
+fn sessions_of_a_peer_end_when_its_restart_is_known() {
+    let key = key(1, 0);
+    let mut end = loading(key, 0);
+    end.handle_incarnation(PREFILL, Incarnation(5), 1);
+    assert_eq!(actions(&mut end), []);
+    end.handle_incarnation(PREFILL, Incarnation(6), 2);
+    assert_eq!(actions(&mut end), quarantine(key, None));
+}
+
 #[test]
 fn a_peer_of_another_model_is_refused_and_of_other_weights_is_not() {
     let mut end = end();

@@ -570,6 +570,23 @@ fn a_cancel_ends_everything_at_once_and_only_once() {
     assert_eq!(end.stats(), Default::default());
 }
 
+/// Rule 43: the decode node loads the rows, or this node has taken its place.
+#[test]
+fn a_cancel_behind_the_first_token_leaves_nothing_on_the_prefill_node() {
+    let (mut end, key) = (transferring(), key(1, 0));
+    assert!(end.cancel(SESSION, 1));
+    assert!(actions(&mut end).contains(&delete(key)));
+    end.handle_deleted(key, 2);
+    assert_eq!(actions(&mut end), [release(0)]);
+
+    let mut end = transferring();
+    end.handle_stream_closed(key, 1);
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+    assert!(end.cancel(SESSION, 2));
+    let did = actions(&mut end);
+    assert!(did.contains(&abort_run(1)), "{did:?}");
+}
+
 #[test]
 fn a_hold_ends_when_nothing_is_loaded_for_its_lease() {
     let (mut end, key) = (transferring(), key(1, 0));
