@@ -127,10 +127,13 @@ impl Landing {
         let group = usize::from(part.group);
         let is_here = (self.first_block..self.end_block).contains(&part.block)
             && part.layer < *self.num_layers.get(group)?;
+        if !is_here {
+            return None;
+        }
         let num_all_layers: u32 = self.num_layers.iter().sum();
         let before: u32 = self.num_layers[..group].iter().sum();
-        let at = (part.block - self.first_block.min(part.block)) * num_all_layers;
-        is_here.then_some((at + before + part.layer) as usize)
+        let at = (part.block - self.first_block) * num_all_layers;
+        Some((at + before + part.layer) as usize)
     }
 }
 
@@ -174,7 +177,9 @@ mod tests {
         for other in [
             part(0, 0, 0),
             part(4, 0, 0),
+            part(u32::MAX, 0, 0),
             part(3, 0, 1),
+            part(3, 0, u32::MAX),
             part(3, 2, 0),
             part(2, 1, 0),
             part(1, 0, 0),
