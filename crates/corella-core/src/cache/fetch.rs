@@ -41,8 +41,8 @@ pub struct FetchGrant {
     pub id: FetchId,
     /// The number of blocks that are already cached. Fetched blocks are counted from there.
     pub num_found: u32,
-    /// The end of the blocks to fetch, counted from the beginning of the sequence: the first of those that were asked for,
-    /// as many as may have pages.
+    /// The end of the granted blocks, counted from the beginning of the sequence. It is before the end of the requested
+    /// blocks if their pages exceed the bound of fetched pages.
     pub num_blocks: u32,
     /// The pages to fill in each KV group. Entries are blocks, counted from the beginning of the sequence.
     pub tables: Vec<PageTable>,

@@ -202,11 +202,9 @@ impl Hello {
     /// Whether the node computes the same bits as `other`. Otherwise tokens would depend on which of the two computes a
     /// prompt.
     pub fn computes_like(&self, other: &Self) -> bool {
-        let arithmetic = |of: &Self| {
-            let formats = [&of.weight_format, &of.kv_format, &of.instruction_set];
-            formats.map(Clone::clone)
-        };
-        arithmetic(self) == arithmetic(other)
+        self.weight_format == other.weight_format
+            && self.kv_format == other.kv_format
+            && self.instruction_set == other.instruction_set
     }
 
     /// Whether a request can be served together with `other`.

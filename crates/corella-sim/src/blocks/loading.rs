@@ -1,4 +1,4 @@
-//! The end of loads that a node makes itself: what its engine and its transport are told, and what is published.
+//! The end of loads that a node makes itself: the reports to its engine and its transport, and the published blocks.
 
 use corella_core::session::{LoadBlocks, LoadEnd, LoadKey, LoaderAction, ToSource};
 use corella_core::{FetchEnd, FetchGrant, FetchId};
@@ -126,7 +126,7 @@ impl Exchange {
         }
     }
 
-    /// What is published of a fetch are the rows of its sequence.
+    /// A fetch publishes rows of its own sequence only.
     fn check_rows(
         &self,
         fetch: FetchId,
