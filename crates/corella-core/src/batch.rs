@@ -183,8 +183,8 @@ impl Batch {
     }
 }
 
-/// The end of the reason for an undrawn span with good logits of which the request's mask and rules together allow
-/// none.
+/// Ends the reason for an undrawn span if its logits are finite, but the request's mask and rules together allow no
+/// token.
 pub const NOTHING_ALLOWED: &str = "no token is allowed here";
 
 /// The results of a step. A span with a result has an entry in `hidden_states`, or entries in `samples`, `logprobs` or

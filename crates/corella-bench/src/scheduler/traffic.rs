@@ -64,7 +64,7 @@ const SHORTEST_FIRST: Policy = Policy {
 pub(super) const POLICIES: [Policy; 5] = [FCFS, PACK, PRIORITY, LPM, SHORTEST_FIRST];
 
 impl Policy {
-    /// Returns limits of which only slots and pages are ever reached.
+    /// Returns limits that leave slots and pages as the only ones ever reached.
     pub fn config(&self, num_slots: usize, num_pages: usize, page_size: u32) -> SchedulerConfig {
         let mut config = SchedulerConfig::new(num_pages as u32, page_size, 1 << 30);
         config.max_num_seqs = num_slots as u32;

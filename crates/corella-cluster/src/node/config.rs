@@ -36,7 +36,7 @@ pub struct NodeConfig {
     pub node_id: Option<String>,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
-    /// The node that computes the rest of prompts of which a decode node has a part. `None` compares the costs.
+    /// The node that computes the rest of prompts that a decode node has in part. `None` compares the costs.
     pub compute_place: Option<ComputePlace>,
     /// Whether a prefill node decodes requests that every decode node refuses.
     pub falls_back: bool,

@@ -48,7 +48,7 @@ pub trait DecodePeers: Send + Sync + 'static {
         None
     }
 
-    /// Returns the node that computes the rest of every prompt of which a decode node has a part; `None` if costs
+    /// Returns the node that computes the rest of every prompt that a decode node has in part; `None` if costs
     /// decide.
     fn compute_place(&self) -> Option<ComputePlace> {
         None

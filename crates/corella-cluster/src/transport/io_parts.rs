@@ -57,7 +57,7 @@ impl IoParts {
         self.num_bytes
     }
 
-    /// Returns the next pieces, as many as one call takes.
+    /// Returns the next pieces, up to the limit of one system call.
     pub fn for_call(&self) -> &[iovec] {
         let rest = &self.parts[self.first..];
         &rest[..rest.len().min(MAX_PARTS_PER_CALL)]

@@ -1,4 +1,4 @@
-//! KV events, which tell a router or another cache tier what the prefix cache holds.
+//! KV events report the blocks of the prefix cache to a router or another cache tier.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};

@@ -22,7 +22,7 @@ pub struct PlacementConfig {
     pub policy: PeerPolicy,
     /// A shorter prompt decodes where it was prefilled, because it disturbs other requests only briefly.
     pub disaggregate_min_tokens: u32,
-    /// The node that computes the rest of a prompt of which a decode node has a part. `None` compares the costs.
+    /// The node that computes the rest of a prompt that a decode node has in part. `None` compares the costs.
     pub compute_place: Option<ComputePlace>,
     /// An older report is ignored.
     pub max_report_age_us: u64,

@@ -1,4 +1,4 @@
-//! Chooses the node that computes a prompt of which a decode node has a part.
+//! Chooses the node that computes the rest of a prompt that a decode node has in part.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

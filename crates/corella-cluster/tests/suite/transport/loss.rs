@@ -74,7 +74,7 @@ fn connections_are_there_before_loads_and_come_back() {
     }
 }
 
-/// An idle connection may have died unnoticed. A load of which nothing has come by then gets another connection.
+/// An idle connection may have died unnoticed. A load that has received no rows gets another connection.
 #[test]
 fn a_load_that_meets_a_dead_connection_has_another() {
     let geometry = geometry(1, 16, 8);
