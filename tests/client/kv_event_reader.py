@@ -1,11 +1,12 @@
 """A router's view of a server's prefix cache: KV events by ZMQ, with the classes that vLLM documents."""
 
+import itertools
 import json
 from typing import Any
 
 import msgspec
 import zmq
-from fleet import THREADS
+from fleet import THREADS, complete
 from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess, free_port
 
@@ -13,6 +14,8 @@ from server_process import ServerProcess, free_port
 SMALL = (*THREADS, "--kv-cache-memory", "4M", "--max-model-len", 512, "--max-num-seqs", 4)
 BLOCK_SIZE = 16
 END = b"\xff" * 8
+# Blocks of tokens below 256, which random prompts do not have. Each is used once.
+MARKERS = ([*tokens] * (BLOCK_SIZE // 2) for tokens in itertools.product(range(256), repeat=2))
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -216,11 +219,18 @@ def num_blocks(server):
                 return fields["kv"]["cached"] + fields["kv"]["in_use"]
 
 
-def wait_same(reader, server):
-    """Waits until a reader knows the same number of blocks as the server shows."""
+def wait_same(server, *readers):
+    """Waits until readers know the same blocks as an idle server.
 
-    def same():
-        reader.catch_up(server)
-        return len(reader.blocks) == num_blocks(server)
+    A full cache has as many blocks before a request as behind it, so equal counts do not prove that a reader has seen
+    the request's events. It has seen them when it knows the block of a later request.
+    """
+    marker = next(MARKERS)
+    complete(server, [*marker, 0], max_tokens=1, temperature=0)
+    for reader in readers:
 
-    wait_until(same, lambda: f"{len(reader.blocks)} blocks of {num_blocks(server)}\n{server.log()}")
+        def same(reader=reader):
+            reader.catch_up(server)
+            return reader.has(marker) and len(reader.blocks) == num_blocks(server)
+
+        wait_until(same, lambda reader=reader: f"{len(reader.blocks)} blocks of {num_blocks(server)}\n{server.log()}")
