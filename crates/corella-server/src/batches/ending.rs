@@ -48,11 +48,15 @@ impl Run {
         let batches = self.batches.clone();
         let published = on_disk(move || publish(&batches, &record)).await;
         published.map_err(|error| failure("disk_error", error.message()))?;
-        self.change_and_save(|record| {
-            let outcome = record.outcome.unwrap_or(BatchStatus::Failed);
-            record.reach(outcome, unix_now_s());
-        })
-        .await
+        let (batches, id, now_s) = (self.batches.clone(), self.id.clone(), unix_now_s());
+        let saved = on_disk(move || {
+            batches.save_and_change(&id, |record| {
+                let outcome = record.outcome.unwrap_or(BatchStatus::Failed);
+                record.reach(outcome, now_s);
+            })
+        });
+        let saved = saved.await;
+        saved.map_err(|error| failure("disk_error", error.message()))
     }
 
     /// Ends the batch. Its answers up to then become files, too.

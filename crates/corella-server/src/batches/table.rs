@@ -239,6 +239,19 @@ impl Batches {
         record.map_or(Ok(()), |record| write_record(&self.folder(), id, &record))
     }
 
+    /// Changes a batch's record on disk, and then in memory: callers see nothing that a crash could take back.
+    pub fn save_and_change(&self, id: &str, change: impl Fn(&mut BatchRecord)) -> io::Result<()> {
+        let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let record = self.table().get(id).map(|batch| batch.record.clone());
+        let Some(mut record) = record else {
+            return Ok(());
+        };
+        change(&mut record);
+        write_record(&self.folder(), id, &record)?;
+        self.change(id, change);
+        Ok(())
+    }
+
     /// Returns the next batch to run: the oldest waiting one whose key may have one more.
     pub fn take_job(&self) -> Option<Job> {
         let mut table = self.table();
@@ -360,6 +373,30 @@ mod tests {
         let records: Vec<BatchRecord> = read_records(&batches.folder()).expect("they are there");
         let totals: Vec<usize> = records.iter().map(|record| record.counts.total).collect();
         assert_eq!(totals, [200]);
+        fs::remove_dir_all(&batches.files.config.dir).expect("it can be removed");
+    }
+
+    #[test]
+    fn an_end_that_cannot_be_written_is_not_shown() {
+        let batches = open("end");
+        batches
+            .create(record("batch_1", "a"))
+            .expect("there is room");
+        let end = |record: &mut BatchRecord| record.reach(BatchStatus::Completed, 5);
+        let status = || {
+            let record = batches.find(Some("a"), "batch_1");
+            record.map(|record| record.status)
+        };
+        fs::remove_dir_all(batches.folder()).expect("it can be removed");
+        assert!(batches.save_and_change("batch_1", end).is_err());
+        assert_eq!(status(), Ok(BatchStatus::Validating));
+        create_private_dir(&batches.folder()).expect("it can be made");
+        batches
+            .save_and_change("batch_1", end)
+            .expect("it can be written");
+        assert_eq!(status(), Ok(BatchStatus::Completed));
+        let records: Vec<BatchRecord> = read_records(&batches.folder()).expect("it is there");
+        assert_eq!(records[0].times.completed_at, Some(5));
         fs::remove_dir_all(&batches.files.config.dir).expect("it can be removed");
     }
 
