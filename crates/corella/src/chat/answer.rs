@@ -103,7 +103,8 @@ pub async fn ask(
         // If no event has ended the answer, the stream was dropped.
         end: finish.unwrap_or(AnswerEnd::Interrupted),
         stats: AnswerStats {
-            tokens: counted.map(|(after, before)| after.since(before)).or(told),
+            // The totals may include the last tokens of an answer that was stopped just before this one.
+            tokens: told.or_else(|| counted.map(|(after, before)| after.since(before))),
             to_first_token: first.unwrap_or(end) - start,
             total: end - start,
         },

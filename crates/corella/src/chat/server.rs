@@ -66,6 +66,7 @@ impl Server {
     ///
     /// The error is the message of a failed request.
     pub async fn chat(&self, mut body: Value) -> Result<Events, String> {
+        body["stream_options"] = json!({"include_usage": true});
         match self {
             Self::Local(server) => {
                 let response = server
@@ -77,10 +78,7 @@ impl Server {
                     Err(refusal) => Err(refusal_message(&refusal.body)),
                 }
             }
-            Self::Remote(server) => {
-                body["stream_options"] = json!({"include_usage": true});
-                Ok(Events::Remote(server.chat(body).await?))
-            }
+            Self::Remote(server) => Ok(Events::Remote(server.chat(body).await?)),
         }
     }
 
