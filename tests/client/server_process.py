@@ -127,6 +127,16 @@ class ServerProcess:
             num_unread += is_own and int(queues.split(":")[1], 16) > 0
         return num_unread
 
+    def threads(self, name):
+        """Returns the ids of the threads with a name."""
+        ids = []
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            # Other threads may end meanwhile.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if (thread / "comm").read_text() == f"{name}\n":
+                    ids.append(int(thread.name))
+        return ids
+
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
 

@@ -18,8 +18,11 @@ def num_files(server):
 
 def listening_ports(server):
     """Returns the listening ports of a server, besides its API's."""
-    files = Path(f"/proc/{server.process.pid}/fd").iterdir()
-    inodes = {os.readlink(file).removeprefix("socket:[").rstrip("]") for file in files}
+    inodes = set()
+    for file in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        # Other files may be closed meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(os.readlink(file).removeprefix("socket:[").rstrip("]"))
     ports = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()

@@ -2,14 +2,16 @@
 
 import concurrent.futures
 import ctypes
+import json
 import os
 import signal
 import socket
-from pathlib import Path
+import urllib.request
 
 import openai
 import pytest
 from fleet import ask
+from patience import PATIENCE_S
 from server_process import ServerProcess
 
 LONG = {"max_tokens": 1500, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -29,6 +31,11 @@ def num_running(server):
 
 def num_waiting(server):
     return server.metric("corella_num_requests_waiting")
+
+
+def num_unanswered(server):
+    with urllib.request.urlopen(server.base_url + "/load", timeout=PATIENCE_S) as response:
+        return json.load(response)["server_load"]
 
 
 def test_full_queue_is_429():
@@ -105,7 +112,7 @@ def test_a_client_that_still_sends_does_not_hold_up_the_end():
         with socket.create_connection(("127.0.0.1", server.port)) as sending:
             head = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 1000\r\n\r\n"
             sending.sendall(head + b'{"prompt": "')
-            assert server.status_of("/ready") == 200
+            server.wait_until(lambda: num_unanswered(server) == 1, "the server has read the head")
             server.terminate()
             assert server.wait() == 0
             assert b"503 Service Unavailable" in sending.recv(4096)
@@ -119,18 +126,17 @@ def test_a_lost_engine_ends_the_process(monkeypatch):
     with ServerProcess("--threads", 2, "--step-deadline", 1) as server:
         stream = stream_long(server)
         next(stream)
-        tasks = Path(f"/proc/{server.process.pid}/task")
-        (stage,) = [task for task in tasks.iterdir() if (task / "comm").read_text() == "corella-stage-0\n"]
-        if libc.ptrace(attach, int(stage.name), 0, 0) != 0:
+        (stage,) = server.threads("corella-stage-0")
+        if libc.ptrace(attach, stage, 0, 0) != 0:
             pytest.skip("this machine allows no debugger")
         try:
             # The watchdog checks every 30 seconds, and clients get a second to read their error.
             with pytest.raises(openai.APIError):
                 list(stream)
         finally:
-            if libc.ptrace(detach, int(stage.name), 0, 0) != 0:
+            if libc.ptrace(detach, stage, 0, 0) != 0:
                 # The process has ended, and all of it waits until the debugger has seen the end of this thread.
-                os.waitpid(int(stage.name), wait_for_any_child)
+                os.waitpid(stage, wait_for_any_child)
         assert server.wait() == 2
         assert "error: serving on" in server.log()
 
