@@ -1,6 +1,7 @@
 """Tests `/v1/files` and `/v1/batches` with OpenAI's own Python client."""
 
 import io
+import itertools
 import json
 import resource
 import shutil
@@ -285,7 +286,7 @@ def test_a_drain_waits_for_what_is_being_answered_and_no_more(tmp_path):
         assert "cut off" not in server.log()
     content = output_of(tmp_path, batch).read_bytes()
     num_answered = content.count(b"\n")
-    assert content.endswith(b"\n") and 8 <= num_answered < 100
+    assert content.endswith(b"\n") and 8 <= num_answered < len(lines)
     with slow_server(tmp_path) as server:
         batch = wait(server.client, batch)
         assert batch.request_counts.completed == 500
@@ -305,7 +306,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(tmp_path):
         batch = wait(client, batch)
         assert batch.status == "cancelled" and batch.cancelling_at <= batch.cancelled_at
         num_answered = batch.request_counts.completed
-        assert 8 <= num_answered < 100
+        assert 8 <= num_answered < len(lines)
         assert len(read(client, batch.output_file_id)) == num_answered
         server.wait_until(lambda: server.metric("corella_num_requests_running") == 0, "it rests")
         assert client.batches.retrieve(batch.id).request_counts.completed == num_answered
@@ -317,10 +318,14 @@ def test_a_cancelled_batch_keeps_what_was_answered(tmp_path):
 def test_a_batch_whose_time_is_over_says_so_in_each_line(tmp_path):
     lines = long_lines(300)
     with slow_server(tmp_path, "--batch-concurrency", 2) as server:
-        batch = wait(server.client, create(server.client, lines, window="2s"))
-        assert batch.status == "expired" and batch.expired_at >= batch.created_at + 2
-        answers, errors = (read(server.client, id) for id in [batch.output_file_id, batch.error_file_id])
-        assert answers and errors and not set(answers) & set(errors)
+        for window_s in (2**exponent for exponent in itertools.count(1)):
+            batch = wait(server.client, create(server.client, lines, window=f"{window_s}s"))
+            assert batch.status == "expired" and batch.expired_at >= batch.created_at + window_s
+            answers, errors = (read(server.client, id) for id in [batch.output_file_id, batch.error_file_id])
+            # A busy machine may be too late for the first line.
+            if answers:
+                break
+        assert errors and not set(answers) & set(errors)
         assert set(answers) | set(errors) == {line["custom_id"] for line in lines}
         assert {error["error"]["code"] for error in errors.values()} == {"batch_expired"}
 
