@@ -476,6 +476,15 @@ pub fn try_window(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError>
     }
 }
 
+/// Reads the size of windows in families whose class has a default. `null` in config.json means none.
+pub fn window_or(fields: &dyn Fields, default: usize) -> Result<Option<usize>, CheckpointError> {
+    let window = try_window(fields)?;
+    Ok(match fields.source() {
+        Source::Folder(config) if !config.is_null(WINDOW.folder) => window.or(Some(default)),
+        _ => window,
+    })
+}
+
 /// Gives layers a window, if it is shorter than the longest context.
 pub fn set_windows(
     spec: &mut DecoderSpec,

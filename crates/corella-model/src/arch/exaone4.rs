@@ -41,7 +41,8 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         layer.feed_forward_norms = norms;
         layer.attention.qk_norm = Some(QkNorm::Heads(spec.norm));
     }
-    let Some(window) = window(fields)? else {
+    let Some(window) = base::window_or(fields, DEFAULT_WINDOW)? else {
+        // Models without windows have RoPE in all layers.
         return Ok(spec);
     };
     let num_layers = spec.layers.len();
@@ -56,17 +57,6 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         }
     }
     Ok(spec)
-}
-
-/// The size of windows; `None` for models with equal layers.
-fn window(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
-    let window = base::try_window(fields)?;
-    Ok(match fields.source() {
-        Source::Folder(config) if !config.is_null(base::WINDOW.folder) => {
-            window.or(Some(DEFAULT_WINDOW))
-        }
-        _ => window,
-    })
 }
 
 /// The layers with a window, for files without a list of layer types.

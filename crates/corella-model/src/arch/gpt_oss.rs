@@ -89,12 +89,7 @@ fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), Checkp
     let num_layers = spec.layers.len();
     let types = base::sliding_layers(fields, num_layers)?;
     let types = types.unwrap_or_else(|| base::all_but_every(INTERVAL, num_layers));
-    let window = match (base::try_window(fields)?, fields.source()) {
-        (None, Source::Folder(config)) if !config.is_null(base::WINDOW.folder) => {
-            Some(DEFAULT_WINDOW)
-        }
-        (window, _) => window,
-    };
+    let window = base::window_or(fields, DEFAULT_WINDOW)?;
     base::set_windows(spec, window, |index| types[index]);
     Ok(())
 }

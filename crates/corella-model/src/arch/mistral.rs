@@ -17,12 +17,16 @@ pub const MISTRAL: Family = Family {
     config: base::no_config,
 };
 
+/// The size of windows if config.json does not give it.
+const DEFAULT_WINDOW: usize = 4096;
+
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let base = Base {
         max_position: 131_072,
         ..Base::LLAMA
     };
     let mut spec = base.spec(fields)?;
-    base::set_windows(&mut spec, base::try_window(fields)?, |_| true);
+    let window = base::window_or(fields, DEFAULT_WINDOW)?;
+    base::set_windows(&mut spec, window, |_| true);
     Ok(spec)
 }

@@ -37,18 +37,22 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
+/// The size of windows if config.json does not give it.
+pub const DEFAULT_WINDOW: usize = 4096;
+/// Whether any layer has a window.
+pub const USES_WINDOWS: Field = Field::of_folder("use_sliding_window");
+
 /// Gives the upper layers a window, if windows are in use.
 pub fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
-    const DEFAULT_WINDOW: usize = 4096;
-    if !fields.flag(Field::of_folder("use_sliding_window"))? {
+    if !fields.flag(USES_WINDOWS)? {
         return Ok(());
     }
     let num_layers = spec.layers.len();
     let first = fields.try_number(Field::of_folder("max_window_layers"))?;
     let first = first.map_or(28, |first| first as usize);
     let types = base::sliding_layers(fields, num_layers)?;
-    let window = base::try_window(fields)?.unwrap_or(DEFAULT_WINDOW);
-    base::set_windows(spec, Some(window), |index| match &types {
+    let window = base::window_or(fields, DEFAULT_WINDOW)?;
+    base::set_windows(spec, window, |index| match &types {
         Some(types) => types[index],
         None => index >= first,
     });

@@ -55,15 +55,14 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
 
 /// Gives every second one of the lower layers a window, if windows are in use.
 fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
-    const DEFAULT_WINDOW: usize = 4096;
-    if !fields.flag(Field::of_folder("use_sliding_window"))? {
+    if !fields.flag(qwen2::USES_WINDOWS)? {
         return Ok(());
     }
     let end = fields.try_number(Field::of_folder("max_window_layers"))?;
     let end = end.map_or(28, |end| end as usize);
     let types = base::sliding_layers(fields, spec.layers.len())?;
-    let window = base::try_window(fields)?.unwrap_or(DEFAULT_WINDOW);
-    base::set_windows(spec, Some(window), |index| match &types {
+    let window = base::window_or(fields, qwen2::DEFAULT_WINDOW)?;
+    base::set_windows(spec, window, |index| match &types {
         Some(types) => types[index],
         None => index.is_multiple_of(2) && index < end,
     });

@@ -20,10 +20,12 @@ pub const QWEN3: Family = Family {
 };
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
-    spec_of(fields, Some(128))
+    let mut spec = spec_of(fields, Some(128))?;
+    qwen2::set_windows(fields, &mut spec)?;
+    Ok(spec)
 }
 
-/// The shape of Qwen3, with `head_dim` as the default length of heads in config.json.
+/// The shape of Qwen3 without windows, with `head_dim` as the default length of heads in config.json.
 pub fn spec_of(
     fields: &dyn Fields,
     head_dim: Option<usize>,
@@ -34,7 +36,6 @@ pub fn spec_of(
     };
     let mut spec = base.spec(fields)?;
     Biases::of_attention(fields)?.set(fields, &mut spec);
-    qwen2::set_windows(fields, &mut spec)?;
     for layer in &mut spec.layers {
         layer.attention.qk_norm = Some(QkNorm::Heads(spec.norm));
     }

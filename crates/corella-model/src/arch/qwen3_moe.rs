@@ -1,8 +1,8 @@
-//! Qwen3-MoE: Qwen3 with a mixture of experts in most layers.
+//! Qwen3-MoE: Qwen3 with a mixture of experts in most layers, and perhaps a sliding window in all layers.
 
 use super::base;
 use super::field::{Field, Fields, Source};
-use super::{Family, Layout, qwen3};
+use super::{Family, Layout, qwen2, qwen3};
 use crate::{CheckpointError, DecoderSpec, ExpertSpec, FeedForward, MlpSpec};
 
 pub const QWEN3_MOE: Family = Family {
@@ -29,6 +29,10 @@ const STEP: Field = Field::of_folder("decoder_sparse_step");
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = qwen3::spec_of(fields, None)?;
+    if fields.flag(qwen2::USES_WINDOWS)? {
+        let window = base::window_or(fields, qwen2::DEFAULT_WINDOW)?;
+        base::set_windows(&mut spec, window, |_| true);
+    }
     let mlp = spec.layers[0].feed_forward.mlp();
     let expert = MlpSpec {
         intermediate_size: fields.size(EXPERT_SIZE)?,

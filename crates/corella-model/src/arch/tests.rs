@@ -91,6 +91,10 @@ fn windows_are_where_each_family_has_them() {
         windows(&spec("qwen3-gqa-tied", qwen)),
         [None, None, Some(8)]
     );
+    // The lower layers have it, too.
+    let with_experts = json!({ "use_sliding_window": true, "sliding_window": 8,
+        "max_window_layers": 2 });
+    assert_eq!(windows(&spec("qwen3-moe", with_experts)), [Some(8); 4]);
     let types = json!({ "use_sliding_window": true, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"] });
     assert_eq!(
@@ -101,6 +105,31 @@ fn windows_are_where_each_family_has_them() {
         })),
         [Some(8), None]
     );
+}
+
+/// A missing window is the class's default in Transformers, and `null` is none.
+#[test]
+fn null_takes_the_default_window_away() {
+    for (family, window) in [
+        ("mistral", 4096),
+        ("qwen2-gqa-untied", 4096),
+        ("qwen3-moe", 4096),
+        ("exaone4", 4096),
+        ("gpt-oss", 128),
+    ] {
+        let longest = |mut config: Value| {
+            config["use_sliding_window"] = json!(true);
+            config["max_window_layers"] = json!(0);
+            config["max_position_embeddings"] = json!(8192);
+            let spec = parse(&config).unwrap();
+            of_layers(&spec, |layer| layer.window).into_iter().max()
+        };
+        let mut config = golden_config(family);
+        config["sliding_window"] = Value::Null;
+        assert_eq!(longest(config.clone()), Some(None), "{family}");
+        config.as_object_mut().unwrap().remove("sliding_window");
+        assert_eq!(longest(config), Some(Some(window)), "{family}");
+    }
 }
 
 /// AI2 trained OLMo 3's long contexts in this way.
