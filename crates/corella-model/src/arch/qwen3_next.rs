@@ -7,7 +7,8 @@ use super::layout::{file_name, folder_name};
 use super::qwen3_moe::{EXPERT_SIZE, NORMALISES};
 use super::{Family, Layout, Stored, qwen3_moe};
 use crate::{
-    CheckpointError, DecoderSpec, GatedDeltaSpec, LayerTensor, MlpSpec, QkNorm, RecurrentSpec,
+    Activation, CheckpointError, DecoderSpec, GatedDeltaSpec, LayerTensor, MlpSpec, QkNorm,
+    RecurrentSpec,
 };
 
 pub const QWEN3_NEXT: Family = Family {
@@ -91,6 +92,12 @@ pub fn set_layers(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), Che
     if are_recurrent.iter().all(|&is_recurrent| is_recurrent) {
         let why = "models without any layer of attention are not supported";
         return Err(fields.refuse(base::NUM_LAYERS, why));
+    }
+    // The activation of MLPs is that of the networks' convolutions, too.
+    let activation = base::activation(fields, BASE.activation_field, BASE.activation)?;
+    if activation != Activation::Silu && are_recurrent.contains(&true) {
+        let why = "recurrent layers are supported with silu only";
+        return Err(fields.refuse(BASE.activation_field, why));
     }
     for (layer, is_recurrent) in spec.layers.iter_mut().zip(are_recurrent) {
         layer.attention.qk_norm = Some(QkNorm::Heads(spec.norm));

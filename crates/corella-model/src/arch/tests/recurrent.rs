@@ -110,6 +110,23 @@ fn layers_of_qwen3_5_are_recurrent_where_it_says_so() {
     }
 }
 
+#[test]
+fn gated_delta_networks_have_no_other_activation_than_silu() {
+    for (family, activation, is_refused) in [
+        ("qwen3-5", "gelu", true),
+        ("qwen3-5-moe", "gelu_pytorch_tanh", true),
+        ("qwen3-next", "gelu", true),
+        ("qwen3-next", "swish", false),
+    ] {
+        let mut config = golden_config(family);
+        config["hidden_act"] = json!(activation);
+        let refusal = parse(&config).err();
+        let why = "recurrent layers are supported with silu only";
+        let has_reason = refusal.as_ref().is_some_and(|it| it.contains(why));
+        assert_eq!(has_reason, is_refused, "{family}: {refusal:?}");
+    }
+}
+
 /// The makers' own names of settings, and those of Transformers.
 #[test]
 fn lfm2_is_read_as_it_is_published() {
