@@ -1,0 +1,35 @@
+"""A model that Corella serves while a script asks it."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+
+
+@contextlib.contextmanager
+def serving(binary, folder, options):
+    """Starts a server, and gives a function that posts to it. A server that does not start ends the script."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+
+    def post(path, body):
+        data = json.dumps({"model": folder.name} | body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+
+    command = [binary, "serve", str(folder), "--port", str(port), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            said = []
+            while not said or said[-1] and not said[-1].startswith("ready: "):
+                said.append(server.stderr.readline())
+            if not said[-1]:
+                sys.exit("".join(said))
+            yield post
+        finally:
+            server.terminate()
