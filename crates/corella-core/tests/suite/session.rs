@@ -4,6 +4,7 @@ mod block_load;
 mod cache_store;
 mod compute;
 mod decode_end;
+mod fallback;
 mod fixture;
 mod greeting;
 mod local_run;
