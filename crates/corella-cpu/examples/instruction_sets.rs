@@ -1,5 +1,5 @@
 //! Prints the instruction sets that this machine has kernels for, one per line in the spelling of
-//! `--isa`. `cargo xtask isas` runs this to select the sets to test.
+//! `--isa`. Parts `isa-…` and `tiles` of `cargo xtask night` run this to select the sets to test.
 
 use corella_cpu::{Isa, is_supported};
 

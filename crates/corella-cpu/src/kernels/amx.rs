@@ -6,7 +6,7 @@
 //! a result.
 
 mod attention;
-#[cfg(feature = "emulated-tiles")]
+#[cfg(all(feature = "emulated-tiles", target_os = "linux"))]
 mod emulated_tiles;
 mod grouped;
 mod part;
@@ -50,9 +50,9 @@ pub static KERNELS: Kernels = Kernels {
 pub fn is_supported() -> bool {
     static SUPPORTED: OnceLock<bool> = OnceLock::new();
     *SUPPORTED.get_or_init(|| {
-        #[cfg(feature = "emulated-tiles")]
+        #[cfg(all(feature = "emulated-tiles", target_os = "linux"))]
         if !has_tiles() {
-            return emulated_tiles::install();
+            return emulated_tiles::are_wanted() && emulated_tiles::install();
         }
         has_tiles() && may_use_tiles()
     })

@@ -2,57 +2,64 @@
 //! have AVX-512 but no tiles.
 //!
 //! A processor without tiles raises an illegal-instruction signal for their instructions. The
-//! signal handler does what Intel's manual says of the instruction (Software Developer's Manual,
-//! volume 2), rounding and subnormal numbers included, and continues behind it. What the manual
-//! forbids ends the process, as it would on hardware.
+//! signal handler replaces the instruction by a jump (see `detour.rs`) to code that does what
+//! Intel's manual says of the instruction (Software Developer's Manual, volume 2), rounding and
+//! subnormal numbers included, and continues behind it. What the manual forbids ends the process,
+//! as it would on hardware.
+
+mod detour;
 
 use std::arch::x86_64::*;
 use std::cell::UnsafeCell;
-use std::ptr::null_mut;
 
 const NUM_TILES: usize = 8;
 const MAX_ROWS: usize = 16;
 const ROW_BYTES: usize = 64;
 
+/// Whether a variable asks for the emulation. All tests are built with it, and without the variable they use the best
+/// instruction set that the processor has.
+pub fn are_wanted() -> bool {
+    std::env::var_os("CORELLA_EMULATED_TILES").is_some_and(|value| value == "1")
+}
+
 /// Installs the signal handler. Returns whether all instructions of the AMX kernels work from now
 /// on.
 pub fn install() -> bool {
-    // SAFETY: all zeros are a valid `sigaction`.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = handle;
-    action.sa_sigaction = handler as usize;
-    action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler does not allocate or lock, and touches only data of its own thread.
-    unsafe { libc::sigaction(libc::SIGILL, &action, null_mut()) == 0 }
+    detour::install()
 }
 
 thread_local! {
     static TILES: UnsafeCell<Tiles> = const { UnsafeCell::new(Tiles::RELEASED) };
 }
 
-extern "C" fn handle(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: this is the context that the system passes; nobody else uses it while the handler
-    // runs.
-    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
-    TILES.with(|tiles| {
-        // SAFETY: the handler executes no tile instruction, so it is never entered recursively.
-        let tiles = unsafe { &mut *tiles.get() };
-        // SAFETY: the thread was about to continue there, since a tile instruction is no jump.
-        unsafe {
-            if !tiles.step(registers) {
-                // The thread meets the instruction again, and the default action ends the process.
-                libc::signal(libc::SIGILL, libc::SIG_DFL);
-                return;
-            }
-            // A signal takes much longer than an instruction, so those that follow are emulated
-            // here too.
-            while tiles.step(registers) {}
-        }
-    });
+/// The general registers by their numbers in instructions.
+type Registers = [u64; 16];
+
+/// Returns the length of the tile instruction at `site`, which is at least five bytes; `None` if there is none.
+///
+/// # Safety
+/// `site` is an address that is about to be executed.
+unsafe fn tile_instruction_bytes(site: *const u8) -> Option<usize> {
+    // SAFETY: the caller promises as much.
+    let (_, num_bytes) = unsafe { decode(site, site, &[0; 16]) }?;
+    Some(num_bytes)
 }
 
-type Registers = [libc::greg_t; 23];
-const RIP: usize = libc::REG_RIP as usize;
+/// Executes the tile instruction at `code`, a copy of the one at `site`. Returns the latter's length, or `None` if the
+/// instruction is forbidden.
+///
+/// # Safety
+/// `code` has a tile instruction that the thread was about to execute with these registers.
+unsafe fn execute(code: *const u8, site: *const u8, registers: &Registers) -> Option<usize> {
+    // SAFETY: the caller promises as much.
+    let (instruction, num_bytes) = unsafe { decode(code, site, registers) }?;
+    TILES.with(|tiles| {
+        // SAFETY: no tile instruction is executed meanwhile, so nobody else uses the thread's tiles; the thread would
+        // execute this instruction itself.
+        let is_done = unsafe { (*tiles.get()).execute(instruction) };
+        is_done.then_some(num_bytes)
+    })
+}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Instruction {
@@ -83,12 +90,16 @@ enum ElementType {
     SignedBytes,
 }
 
-/// Decodes the instruction at `code`. Returns it with its length, or `None` if it has nothing to do
-/// with tiles.
+/// Decodes the instruction at `code`, a copy of the one at `site`. Returns it with its length, or
+/// `None` if it has nothing to do with tiles.
 ///
 /// # Safety
-/// `code` is an address that is about to be executed.
-unsafe fn decode(code: *const u8, registers: &Registers) -> Option<(Instruction, usize)> {
+/// `code` has an instruction.
+unsafe fn decode(
+    code: *const u8,
+    site: *const u8,
+    registers: &Registers,
+) -> Option<(Instruction, usize)> {
     // SAFETY: no byte is read before the previous ones have shown that it belongs to the
     // instruction.
     let byte = |at: usize| unsafe { *code.add(at) };
@@ -115,7 +126,7 @@ unsafe fn decode(code: *const u8, registers: &Registers) -> Option<(Instruction,
         (0x5e, XF2, false) => ElementType::SignedBytes,
         (0x49, NONE, true) | (0x4b, X66 | XF2 | XF3, true) => {
             // SAFETY: the bytes that follow belong to the same instruction.
-            let operand = unsafe { MemoryOperand::decode(code.add(4), extend, registers) };
+            let operand = unsafe { MemoryOperand::decode(code.add(4), extend, site, registers) };
             let MemoryOperand { base, stride, .. } = operand;
             let instruction = match (opcode, prefix) {
                 (0x49, _) => Instruction::LoadConfig(base.wrapping_add(stride)),
@@ -153,8 +164,8 @@ struct MemoryOperand {
 
 impl MemoryOperand {
     /// # Safety
-    /// `modrm` is where an instruction's ModRM is, and names memory.
-    unsafe fn decode(modrm: *const u8, extend: u8, registers: &Registers) -> Self {
+    /// `modrm` is where the ModRM of an instruction is, a copy of the one at `site`, and names memory.
+    unsafe fn decode(modrm: *const u8, extend: u8, site: *const u8, registers: &Registers) -> Self {
         // SAFETY: no byte is read before the previous ones have shown that it belongs to the
         // instruction.
         let byte = |at: usize| unsafe { *modrm.add(at) };
@@ -173,9 +184,9 @@ impl MemoryOperand {
         };
         let num_bytes = displacement_at + displacement_bytes;
         let base = match is_absolute {
-            false => registers[place_of(low | (extend >> 5 & 1) << 3)],
+            false => registers[usize::from(low | (extend >> 5 & 1) << 3)],
             true if has_index => 0,
-            true => modrm.wrapping_add(num_bytes) as i64,
+            true => site.addr() as u64 + 4 + num_bytes as u64,
         };
         const NO_INDEX: u8 = 4;
         let index = match has_index {
@@ -184,24 +195,14 @@ impl MemoryOperand {
         };
         let stride = match index {
             NO_INDEX => 0,
-            index => registers[place_of(index)] << (byte(1) >> 6),
+            index => registers[usize::from(index)] << (byte(1) >> 6),
         };
         Self {
-            base: base.wrapping_add(displacement) as *const u8,
+            base: base.wrapping_add_signed(displacement) as *const u8,
             stride: stride as usize,
             num_bytes,
         }
     }
-}
-
-/// Where the system stores the register with this number in instructions.
-fn place_of(register: u8) -> usize {
-    use libc::*;
-    let places = [
-        REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI, REG_R8, REG_R9,
-        REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15,
-    ];
-    places[usize::from(register)] as usize
 }
 
 type Tile = [[u8; ROW_BYTES]; MAX_ROWS];
@@ -219,31 +220,6 @@ impl Tiles {
         row_bytes: [0; NUM_TILES],
         tiles: [[[0; ROW_BYTES]; MAX_ROWS]; NUM_TILES],
     };
-
-    /// Skips `nop`s and executes the next instruction, if it is a tile instruction and allowed.
-    /// Returns whether it was.
-    ///
-    /// # Safety
-    /// The registers are those of a thread that is about to continue.
-    unsafe fn step(&mut self, registers: &mut Registers) -> bool {
-        const NOP: u8 = 0x90;
-        // SAFETY: the caller promises that the code is about to be executed.
-        let next = unsafe {
-            while *(registers[RIP] as *const u8) == NOP {
-                registers[RIP] += 1;
-            }
-            decode(registers[RIP] as *const u8, registers)
-        };
-        let Some((instruction, num_bytes)) = next else {
-            return false;
-        };
-        // SAFETY: the thread would execute this instruction itself.
-        let is_done = unsafe { self.execute(instruction) };
-        if is_done {
-            registers[RIP] += num_bytes as i64;
-        }
-        is_done
-    }
 
     /// # Safety
     /// The memory that the instruction names may be read, or written.
@@ -268,7 +244,7 @@ impl Tiles {
                     let to = self.tiles[tile][row].as_mut_ptr();
                     // SAFETY: the caller promises as much, and a row of a tile has at least as many
                     // bytes.
-                    unsafe { from.copy_to(to, self.row_bytes[tile]) };
+                    unsafe { copy_row(from, to, self.row_bytes[tile]) };
                 }
             }
             Instruction::Store { tile, to, stride } => {
@@ -279,7 +255,7 @@ impl Tiles {
                     let to = to.wrapping_add(row.wrapping_mul(stride));
                     let from = self.tiles[tile][row].as_ptr();
                     // SAFETY: the same as above.
-                    unsafe { from.copy_to(to, self.row_bytes[tile]) };
+                    unsafe { copy_row(from, to, self.row_bytes[tile]) };
                 }
             }
             Instruction::Multiply {
@@ -337,59 +313,100 @@ impl Tiles {
             })
     }
 
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     fn multiply(&mut self, element_type: ElementType, sums: usize, a: usize, b: usize) {
-        let num_steps = self.rows[b];
-        for row in 0..self.rows[sums] {
-            let a = &self.tiles[a][row];
-            let b = &self.tiles[b][..num_steps];
+        let (num_rows, num_steps) = (self.rows[sums], self.rows[b]);
+        let split = match element_type {
+            ElementType::Bf16Pairs => split_pairs,
+            ElementType::SignedBytes => split_bytes,
+        };
+        let mut columns = [[_mm512_setzero_si512(); 2]; MAX_ROWS];
+        for (column, row) in columns.iter_mut().zip(&self.tiles[b][..num_steps]) {
             // SAFETY: a row of a tile is one vector.
-            let sum = unsafe { _mm512_loadu_si512(self.tiles[sums][row].as_ptr().cast()) };
-            let sum = match element_type {
-                ElementType::Bf16Pairs => add_bf16_pairs(sum, a, b),
-                ElementType::SignedBytes => add_signed_bytes(sum, a, b),
+            *column = unsafe { split(_mm512_loadu_si512(row.as_ptr().cast())) };
+        }
+        let columns = &columns[..num_steps];
+        // Sums of several rows at once hide the time that each addition takes.
+        for first in (0..num_rows).step_by(ROWS_AT_ONCE) {
+            let mut rows: HalvesOfRows = [[[0; ROW_BYTES / 4]; 2]; ROWS_AT_ONCE];
+            let mut of_rows = [_mm512_setzero_si512(); ROWS_AT_ONCE];
+            for at in 0..ROWS_AT_ONCE {
+                // SAFETY: rows of tiles, and lists of as many bytes, are one vector each.
+                unsafe {
+                    let row = self.tiles[a][first + at].as_ptr();
+                    for (half, to) in split(_mm512_loadu_si512(row.cast()))
+                        .iter()
+                        .zip(&mut rows[at])
+                    {
+                        _mm512_storeu_si512(to.as_mut_ptr().cast(), *half);
+                    }
+                    let sum = self.tiles[sums][first + at].as_ptr();
+                    of_rows[at] = _mm512_loadu_si512(sum.cast());
+                }
+            }
+            let of_rows = match element_type {
+                ElementType::Bf16Pairs => add_bf16_pairs(of_rows, &rows, columns),
+                ElementType::SignedBytes => add_signed_bytes(of_rows, &rows, columns),
             };
-            // SAFETY: the same as above.
-            unsafe { _mm512_storeu_si512(self.tiles[sums][row].as_mut_ptr().cast(), sum) };
+            for (sum, row) in of_rows.iter().zip(first..num_rows) {
+                // SAFETY: the same as above.
+                unsafe { _mm512_storeu_si512(self.tiles[sums][row].as_mut_ptr().cast(), *sum) };
+            }
         }
     }
 }
 
-/// Returns four bytes of `a` repeated in every lane, and the four bytes of each lane's column of
-/// `b`.
-#[target_feature(enable = "avx512f")]
-fn operands(a: &[u8; ROW_BYTES], b: &[[u8; ROW_BYTES]], step: usize) -> (__m512i, __m512i) {
-    let bytes = [0, 1, 2, 3].map(|at| a[4 * step + at]);
-    // SAFETY: a row of a tile is one vector.
-    let b = unsafe { _mm512_loadu_si512(b[step].as_ptr().cast()) };
-    (_mm512_set1_epi32(i32::from_le_bytes(bytes)), b)
+const ROWS_AT_ONCE: usize = 4;
+const _: () = assert!(MAX_ROWS.is_multiple_of(ROWS_AT_ONCE));
+
+/// The two halves of each group of four bytes, for several rows.
+type HalvesOfRows = [[[i32; ROW_BYTES / 4]; 2]; ROWS_AT_ONCE];
+
+/// # Safety
+/// Both places have `num_bytes` bytes.
+unsafe fn copy_row(from: *const u8, to: *mut u8, num_bytes: usize) {
+    // SAFETY: the caller promises as much. A constant length becomes one instruction.
+    unsafe {
+        match num_bytes {
+            ROW_BYTES => from.copy_to(to, ROW_BYTES),
+            _ => from.copy_to(to, num_bytes),
+        }
+    }
 }
 
 /// Sums the products of first elements and of second elements separately, adds the two sums, and
 /// adds that to `sum`, which is the order that the manual gives.
-#[target_feature(enable = "avx512f")]
-fn add_bf16_pairs(sum: __m512i, a: &[u8; ROW_BYTES], b: &[[u8; ROW_BYTES]]) -> __m512i {
-    let mut firsts = _mm512_setzero_ps();
-    let mut seconds = _mm512_setzero_ps();
-    for step in 0..b.len() {
-        let (a, b) = operands(a, b, step);
-        firsts = flushed(_mm512_fmadd_ps(first(a), first(b), firsts));
-        seconds = flushed(_mm512_fmadd_ps(second(a), second(b), seconds));
+#[target_feature(enable = "avx512f,avx512bw")]
+fn add_bf16_pairs(
+    sums: [__m512i; ROWS_AT_ONCE],
+    rows: &HalvesOfRows,
+    columns: &[[__m512i; 2]],
+) -> [__m512i; ROWS_AT_ONCE] {
+    let mut halves = [[_mm512_setzero_ps(); 2]; ROWS_AT_ONCE];
+    for (step, column) in columns.iter().enumerate() {
+        for (row, sums) in rows.iter().zip(&mut halves) {
+            for half in 0..2 {
+                let a = _mm512_castsi512_ps(_mm512_set1_epi32(row[half][step]));
+                let b = _mm512_castsi512_ps(column[half]);
+                sums[half] = flushed(_mm512_fmadd_ps(a, b, sums[half]));
+            }
+        }
     }
-    let sum = flushed(_mm512_castsi512_ps(sum));
-    let pairs = flushed(_mm512_add_ps(firsts, seconds));
-    _mm512_castps_si512(flushed(_mm512_add_ps(sum, pairs)))
+    let mut sums = sums;
+    for (sum, [firsts, seconds]) in sums.iter_mut().zip(halves) {
+        let pairs = flushed(_mm512_add_ps(firsts, seconds));
+        let before = flushed(_mm512_castsi512_ps(*sum));
+        *sum = _mm512_castps_si512(flushed(_mm512_add_ps(before, pairs)));
+    }
+    sums
 }
 
-#[target_feature(enable = "avx512f")]
-fn first(pairs: __m512i) -> __m512 {
-    flushed(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)))
-}
-
-#[target_feature(enable = "avx512f")]
-fn second(pairs: __m512i) -> __m512 {
+/// Returns the first and the second elements of pairs in bf16, in f32.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn split_pairs(pairs: __m512i) -> [__m512i; 2] {
     let high = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
-    flushed(_mm512_castsi512_ps(_mm512_and_si512(pairs, high)))
+    [_mm512_slli_epi32(pairs, 16), _mm512_and_si512(pairs, high)]
+        .map(|x| _mm512_castps_si512(flushed(_mm512_castsi512_ps(x))))
 }
 
 /// Replaces subnormal numbers by zeros of the same sign.
@@ -402,26 +419,29 @@ fn flushed(x: __m512) -> __m512 {
     _mm512_castsi512_ps(_mm512_mask_and_epi32(bits, is_small, bits, sign))
 }
 
-#[target_feature(enable = "avx512f")]
-fn add_signed_bytes(mut sum: __m512i, a: &[u8; ROW_BYTES], b: &[[u8; ROW_BYTES]]) -> __m512i {
-    for step in 0..b.len() {
-        let (a, b) = operands(a, b, step);
-        for product in [
-            product_of_top::<24>(a, b),
-            product_of_top::<16>(a, b),
-            product_of_top::<8>(a, b),
-            product_of_top::<0>(a, b),
-        ] {
-            sum = _mm512_add_epi32(sum, product);
+/// Adds the products of four bytes, of which two at a time are in the halves of 32 bits. No sum of
+/// two products overflows, and longer sums wrap around as the manual says.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn add_signed_bytes(
+    sums: [__m512i; ROWS_AT_ONCE],
+    rows: &HalvesOfRows,
+    columns: &[[__m512i; 2]],
+) -> [__m512i; ROWS_AT_ONCE] {
+    let mut sums = sums;
+    for (step, column) in columns.iter().enumerate() {
+        for (row, sum) in rows.iter().zip(&mut sums) {
+            for half in 0..2 {
+                let a = _mm512_set1_epi32(row[half][step]);
+                *sum = _mm512_add_epi32(*sum, _mm512_madd_epi16(a, column[half]));
+            }
         }
     }
-    sum
+    sums
 }
 
-/// Multiplies one byte of each 32-bit lane: the one that is on top after a shift by `SHIFT` bits.
-#[target_feature(enable = "avx512f")]
-fn product_of_top<const SHIFT: u32>(a: __m512i, b: __m512i) -> __m512i {
-    let a = _mm512_srai_epi32(_mm512_slli_epi32(a, SHIFT), 24);
-    let b = _mm512_srai_epi32(_mm512_slli_epi32(b, SHIFT), 24);
-    _mm512_mullo_epi32(a, b)
+/// Returns the bytes at even and at odd places, as integers of 16 bits.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn split_bytes(bytes: __m512i) -> [__m512i; 2] {
+    let even = _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8);
+    [even, _mm512_srai_epi16(bytes, 8)]
 }
