@@ -3,6 +3,8 @@
 //! Elsewhere the program chooses the machine's best set. These parts of the night test the machine's other sets, so
 //! that success depends less on the machine.
 
+use std::process::Command;
+
 use crate::repository::{Repository, output, run};
 use crate::test;
 use crate::test_binary::TestBinary;
@@ -44,10 +46,18 @@ const TESTS: [(&str, &[&str]); 2] = [
     ),
 ];
 
+/// The package whose tests are held to AMX, and the variable with which AVX-512 with bf16 emulates missing tiles; see
+/// `crates/corella-cpu/src/kernels/amx/emulated_tiles.rs`.
+const TILES_PACKAGE: &str = "corella-cpu";
+const EMULATION: &str = "CORELLA_EMULATED_TILES";
+
+/// Tests in it that compute in plain loops.
+const WITHOUT_KERNELS: &str = "feature::";
+
 /// Runs the tests held to one instruction set, if this machine has it.
 pub fn held(repository: &Repository, isa: &str) -> Result<(), String> {
     let binaries = test::binaries(repository)?;
-    let found = supported(repository)?;
+    let found = supported(&mut example(repository))?;
     println!("isas: this machine has {}", found.join(", "));
     if !found.iter().any(|name| name == isa) {
         println!("isas: {isa} not run, because this machine does not have it");
@@ -57,39 +67,58 @@ pub fn held(repository: &Repository, isa: &str) -> Result<(), String> {
         println!("isas: {isa} not run, because cargo xtask test uses it");
         return Ok(());
     }
+    let mut commands = Vec::new();
     for (package, modules) in TESTS {
         let is_it = |binary: &&TestBinary| binary.package == package && binary.name == "suite";
         let binary = { binaries.iter().find(is_it) }
             .ok_or_else(|| format!("{package} has no suite of tests"))?;
         let mut command = binary.command();
-        command.args(modules).env(VARIABLE, isa);
-        run(&mut command, &format!("tests failed, held to {isa}, above"))?;
+        command.args(modules);
+        commands.push(command);
     }
-    Ok(())
+    run_all(commands, isa)
 }
 
 /// Tests the CPU executor held to AMX. AVX-512 with bf16 emulates missing tiles.
 pub fn tiles(repository: &Repository) -> Result<(), String> {
-    let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];
-    let mut build = repository.cargo(&["build", "--quiet", "--locked", "--example", EXAMPLE]);
-    run(build.args(emulated), "the example does not build")?;
-    if !supported(repository)?.contains(&TILES.to_owned()) {
+    let binaries = test::binaries(repository)?;
+    let found = supported(example(repository).env(EMULATION, "1"))?;
+    if !found.contains(&TILES.to_owned()) {
         println!(
             "tiles: not run, because this machine has no AVX-512 with bf16, by which tiles are emulated"
         );
         return Ok(());
     }
-    let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked"]);
-    command.args(emulated);
-    run(command.env(VARIABLE, TILES), "tests failed, above")
+    let binaries = { binaries.iter() }.filter(|binary| binary.package == TILES_PACKAGE);
+    let commands = binaries.map(|binary| {
+        let mut command = binary.command();
+        command.env(EMULATION, "1");
+        command.args(["--skip", WITHOUT_KERNELS]);
+        command
+    });
+    run_all(commands.collect(), TILES)
 }
 
-/// Returns the instruction sets that the example finds on this machine, the slowest first. The example must be built
-/// before.
-fn supported(repository: &Repository) -> Result<Vec<String>, String> {
+/// Runs all of the commands, so that a failure of one hides none of the others.
+fn run_all(commands: Vec<Command>, isa: &str) -> Result<(), String> {
+    let mut outcome = Ok(());
+    for mut command in commands {
+        command.env(VARIABLE, isa);
+        let failed = format!("tests failed, held to {isa}, above");
+        outcome = outcome.and(run(&mut command, &failed));
+    }
+    outcome
+}
+
+/// The example that prints the instruction sets of this machine. It must be built before.
+fn example(repository: &Repository) -> Command {
     let example = repository.target.join("debug/examples").join(EXAMPLE);
-    let found = output(&mut repository.command(&example, &[]))?;
-    let found: Vec<String> = found.lines().map(str::to_owned).collect();
+    repository.command(&example, &[])
+}
+
+/// Returns the instruction sets that the example finds, the slowest first.
+fn supported(example: &mut Command) -> Result<Vec<String>, String> {
+    let found: Vec<String> = output(example)?.lines().map(str::to_owned).collect();
     match found.iter().find(|name| !ALL.contains(&name.as_str())) {
         Some(unknown) => Err(format!(
             "isas.rs does not know the instruction set {unknown}"

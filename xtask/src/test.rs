@@ -18,10 +18,10 @@ use binary_run::Tally;
 pub use slow_test::reasons_of_slow_tests;
 
 /// The features of all test builds, so that nothing is built twice. With them the tests of corella-cuda run on a device
-/// in host memory.
+/// in host memory, and those of corella-cpu can be held to emulated AMX.
 pub const FEATURES: [&str; 2] = [
     "--features",
-    "corella-cuda/emulated-device,corella-cuda/speed",
+    "corella-cpu/emulated-tiles,corella-cuda/emulated-device,corella-cuda/speed",
 ];
 
 /// Tests that need a system program or library: the package, the prefix of their names, and the requirement.
