@@ -2,6 +2,7 @@
 //! manual describes.
 
 use std::arch::asm;
+use std::sync::Barrier;
 
 use super::super::{Isa, is_supported};
 use super::random;
@@ -99,6 +100,61 @@ fn tiles_multiply_bytes_exactly() {
         let actual = multiplied::<true>(num_rows, num_steps, &a, &b, &sums);
         assert_eq!(actual, expected, "{num_rows} rows of {num_steps}");
     }
+}
+
+/// The emulation replaces an instruction when a thread first meets it, while others may be executing it. Registers that
+/// are no operands stay as they are.
+#[test]
+fn threads_may_meet_an_instruction_at_the_same_time() {
+    if !is_supported(Isa::Amx) {
+        return;
+    }
+    const NUM_THREADS: usize = 8;
+    let barrier = Barrier::new(NUM_THREADS);
+    std::thread::scope(|scope| {
+        for thread in 0..NUM_THREADS {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                barrier.wait();
+                for round in 0..4 {
+                    let kept = [thread as f32, round as f32 + 0.5];
+                    let (ones, after) = sums_of_ones(kept);
+                    assert!(ones.iter().all(|&sum| sum == LANES as f32 * 2.0));
+                    assert_eq!(after, kept);
+                }
+            });
+        }
+    });
+}
+
+/// Multiplies two full tiles of ones, with instructions that no other test executes. Also returns the numbers, which
+/// were in vectors meanwhile.
+#[inline(never)]
+fn sums_of_ones([mut low, mut high]: [f32; 2]) -> (Vec<f32>, [f32; 2]) {
+    let ones = [0x3f80_3f80_u32; LANES * LANES];
+    let mut out = vec![0.0; LANES * LANES];
+    let mut config = [0u8; 64];
+    config[0] = 1;
+    for tile in [1, 2, 4] {
+        config[16 + 2 * tile] = 4 * LANES as u8;
+        config[48 + tile] = LANES as u8;
+    }
+    // SAFETY: the tiles have the shapes of the matrices, and tiles may be used where their kernels exist.
+    unsafe {
+        asm!(
+            "ldtilecfg [{config}]",
+            "tilezero tmm1",
+            "tileloadd tmm2, [{ones} + {stride}]",
+            "tileloadd tmm4, [{ones} + {stride}]",
+            "tdpbf16ps tmm1, tmm2, tmm4",
+            "tilestored [{out} + {stride}], tmm1",
+            "tilerelease",
+            config = in(reg) &config, ones = in(reg) ones.as_ptr(), stride = in(reg) 4 * LANES,
+            out = in(reg) out.as_mut_ptr(), inout("xmm7") low, inout("xmm15") high,
+            options(nostack),
+        );
+    }
+    (out, [low, high])
 }
 
 fn flushed(x: f32) -> f32 {
