@@ -61,7 +61,10 @@ def modern_bert(draw):
     settings = encoder(draw)
     num_layers = settings["num_hidden_layers"]
     kinds = {"layer_types": draw.types(num_layers, "sliding_attention", "full_attention")}
-    theta = {kind: draw.choice(1e3, 1e4, 1.6e5) for kind in ("sliding_attention", "full_attention")}
+    rotaries = {
+        kind: {"rope_type": "default", "rope_theta": draw.choice(1e3, 1e4, 1.6e5)}
+        for kind in ("sliding_attention", "full_attention")
+    }
     return (
         settings
         | draw.choice(kinds, {"global_attn_every_n_layers": draw.size(1, 4)})
@@ -71,9 +74,7 @@ def modern_bert(draw):
             "local_attention": 2 * draw.size(1, 40),
             "norm_eps": draw.choice(1e-5, 1e-3),
             "classifier_pooling": draw.choice("cls", "mean"),
-            "rope_parameters": {
-                kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in theta.items()
-            },
+            "rope_parameters": rotaries,
             "pad_token_id": 0,
             "bos_token_id": 2,
             "eos_token_id": 3,

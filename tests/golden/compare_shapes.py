@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare models of random shapes, served over HTTP, with Transformers.
 
-    .venv/bin/python tests/golden/compare_shapes.py target/debug/corella [--family NAME …] [--seeds 0 20] [--isa NAME …]
+    .venv/bin/python tests/golden/compare_shapes.py target/debug/corella [--family NAME …] [--seeds 0 20]
 
 Each seed gives a shape of a family (`random_shape.py`): heads, windows, experts, layers, scales. Weights are random,
 and matrices of experts may be in MXFP4. The seed also chooses the spelling of config.json, one of the instruction sets,
@@ -126,7 +126,7 @@ def sensitivity(folder, tokens, logits):
 
 
 def served(binary, folder, prompt, options, has_echo):
-    """Returns the tokens that Corella draws, and log-probabilities: of the prompt's tokens if asked for, and of them."""
+    """Returns the tokens that Corella draws, and their log-probabilities, behind those of the prompt if asked for."""
     body = {
         "prompt": prompt,
         "max_tokens": NUM_TOKENS,

@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::process::Command;
 
 use corella_cluster::transport::{
-    Frame, Hello, LoadFailure, LoadStatus, NixlAgent, PageRun, PathFrame, PathName, PathSet,
-    ReceiverConfig, SendStatus, Trailer,
+    Frame, Hello, LoadFailure, LoadStatus, PageRun, PathFrame, PathName, PathSet, ReceiverConfig,
+    SendStatus, Trailer,
 };
 use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
@@ -16,7 +16,7 @@ use crate::transport::fixture::{
     wait_for_bytes, wait_for_status,
 };
 use crate::transport::nixl_process::{
-    NUM_PAGES, NUM_ROWS, SendingProcess, key_of, large_geometry, library, sending_node, table,
+    NUM_PAGES, NUM_ROWS, SendingProcess, agent, key_of, large_geometry, sending_node, table,
 };
 use crate::transport::raw_peer::{RawListener, RawPeer, run};
 
@@ -24,7 +24,7 @@ const DONE: LoadStatus = LoadStatus::Done { num_rows: NUM_ROWS };
 const SESSION_BYTES: u64 = (NUM_PAGES * 16 * 4 * 2048) as u64;
 
 fn receiving_node(change: impl FnOnce(&mut ReceiverConfig)) -> ReceivingNode {
-    let agent = NixlAgent::start(&library(), DECODE).unwrap();
+    let agent = agent(DECODE);
     ReceivingNode::configured(large_geometry(), |config| {
         config.paths.push(agent);
         config.connections_per_peer = 1;
@@ -129,7 +129,8 @@ fn tcp_does_as_well() {
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(
             output.status.success() && text.contains("1 passed"),
-            "{name}: {text}{}",
+            "{name}: {}\n{text}{}",
+            output.status,
             String::from_utf8_lossy(&output.stderr)
         );
     }

@@ -32,7 +32,7 @@ pub fn large_geometry() -> KvGeometry {
 }
 
 /// The library installed by `cargo xtask set-up`, unless the environment names another.
-pub fn library() -> NixlLibrary {
+fn library() -> NixlLibrary {
     let library = match std::env::var_os("CORELLA_NIXL_LIBRARY") {
         Some(path) => NixlLibrary::open(path.as_ref()),
         None => {
@@ -43,6 +43,32 @@ pub fn library() -> NixlLibrary {
         }
     };
     library.unwrap_or_else(|error| panic!("`cargo xtask set-up` installs NIXL: {error}"))
+}
+
+/// An agent of this process, whose threads may still close connections when the tests have ended.
+pub fn agent(incarnation: u64) -> Arc<NixlAgent> {
+    let agent = NixlAgent::start(&library(), incarnation).unwrap();
+    #[cfg(target_env = "gnu")]
+    skip_exit_handlers();
+    agent
+}
+
+/// Lets the process end without the exit handlers registered up to now: those of UCX free memory in use by its threads,
+/// and some processes whose tests had passed ended by a signal.
+#[cfg(target_env = "gnu")]
+fn skip_exit_handlers() {
+    unsafe extern "C" {
+        /// glibc's: handlers run in the reverse order of their registration, and are told the exit status.
+        safe fn on_exit(
+            handler: extern "C" fn(std::ffi::c_int, *mut std::ffi::c_void),
+            argument: *mut std::ffi::c_void,
+        ) -> std::ffi::c_int;
+    }
+    extern "C" fn end(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
+        // SAFETY: it ends the process at once.
+        unsafe { libc::_exit(status) }
+    }
+    assert_eq!(on_exit(end, std::ptr::null_mut()), 0);
 }
 
 pub fn key_of(uuid: u128, prefill_incarnation: u64) -> SessionKey {
@@ -59,7 +85,7 @@ pub fn table() -> Vec<PageId> {
 pub fn sending_node(incarnation: u64, change: impl FnOnce(&mut SenderConfig)) -> SendingNode {
     let threads = TransferThreads::start(2).unwrap();
     let pages = Arc::new(PlainPages::new(large_geometry()));
-    let agent = NixlAgent::start(&library(), incarnation).unwrap();
+    let agent = agent(incarnation);
     let mut config = SenderConfig::new(incarnation, MODEL);
     config.paths.push(agent);
     config.max_wait = HOUR;
