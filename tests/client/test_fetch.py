@@ -102,23 +102,28 @@ def test_a_turn_computes_only_what_no_node_has():
 
 
 def test_a_source_that_dies_in_the_middle_of_a_load_costs_a_prompt_and_nothing_else():
-    prompt = [400 + at % 97 for at in range(1200)]
     options = {"max_tokens": 8, "temperature": 0}
     with ServerProcess(*NODE, *FETCH, "--transport", "tcp") as first, ServerProcess(
         *NODE, *FETCH, "--transport", "tcp"
     ) as second:
-        expected, _ = answer(first, prompt, **options)
         site = site_of(first)
         port = free_port()
         with TcpProxy(("127.0.0.1", port), ("127.0.0.1", site["port"])) as proxy:
-            proxy.hold_after(400_000)
             slow = {"host": "127.0.0.1", "port": port}
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                answering = pool.submit(answer, second, prompt, slow, **options)
-                wait_until(lambda: proxy.is_held, "the load is in the middle")
+                # A busy machine may be too late for a lookup. The next prompt is requested then.
+                for seed in itertools.count(400):
+                    prompt = [seed + at % 97 for at in range(1200)]
+                    expected, _ = answer(first, prompt, **options)
+                    proxy.hold_after(400_000)
+                    answering = pool.submit(answer, second, prompt, slow, **options)
+                    wait_until(lambda: proxy.is_held or answering.done(), "the load is in the middle")
+                    if proxy.is_held:
+                        break
+                    assert answering.result()[0] == expected
                 first.kill()
                 proxy.cut()
                 assert answering.result()[0] == expected
-        second.wait_until(lambda: num_loads(second, "failed") == 1, "the load has failed")
+        second.wait_until(lambda: num_loads(second, "failed") >= 1, "the load has failed")
         second.wait_until(lambda: second.metric("corella_kv_pages_in_use") == 0, "nothing is in use")
         assert answer(second, prompt, **options)[0] == expected

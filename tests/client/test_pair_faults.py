@@ -492,7 +492,7 @@ def test_47_a_burst_at_full_nodes_is_asked_to_come_again(alone):
 
 
 def test_49_a_decode_node_that_drains_is_taken_off_the_list_and_finishes(alone):
-    num_tokens = 80
+    num_tokens = 300
     with Fleet() as fleet:
         leaving, staying = (fleet.decode(*SLOW) for _ in range(2))
         prefill = fleet.prefill(*SLOW, "--peer-policy", "round_robin", num_decode_nodes=2)

@@ -12,10 +12,10 @@ import pytest
 from patience import PATIENCE_S
 from pairing_proxy import ASK_FOR_TRANSFER, PairingProxy, post
 from server_process import ServerProcess
-from fleet import random_requests
+from fleet import LOAD_TIMEOUT_S, random_requests
 
 THREADS = ("--threads", 1)
-NODE = ("--cluster-listen", "127.0.0.1:0", *THREADS)
+NODE = ("--cluster-listen", "127.0.0.1:0", "--kv-load-timeout", round(LOAD_TIMEOUT_S * 1000), *THREADS)
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox and a lantern."}]
 PROMPT = [400 + at % 50 for at in range(90)]
 ANSWER = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
