@@ -9,7 +9,6 @@ random. Corella serves the folder in f32 on an instruction set and with a number
 chooses, too. Each number may differ by TOLERANCE of the largest one.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 from random_shape import Draw  # noqa: E402
-from served_model import serving  # noqa: E402
+from served_model import read_arguments, serving  # noqa: E402
 
 TOLERANCE = 1e-4
 NUM_TEXTS = 6
@@ -175,12 +174,7 @@ def compare(args, family, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("binary")
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="NAME")
-    parser.add_argument("--seeds", nargs=2, type=int, default=(0, 20), metavar=("FIRST", "END"))
-    parser.add_argument("--isa", nargs="+", default=["portable", "avx2", "avx512", "avx512-bf16"], metavar="NAME")
-    args = parser.parse_args()
+    args = read_arguments(__doc__.splitlines()[0], FAMILIES)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)

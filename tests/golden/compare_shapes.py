@@ -11,7 +11,6 @@ within TOLERANCE of the largest logit. Some shapes magnify roundings, as Transfo
 otherwise: a difference may be as large as several times that change, too.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -24,7 +23,7 @@ import random_shape
 import torch
 import transformers
 from random_shape import FAMILIES, VOCAB_SIZE, make_mxfp4
-from served_model import serving
+from served_model import read_arguments, serving
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 TOLERANCE = 1e-4
@@ -179,12 +178,7 @@ def compare(args, family, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("binary")
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="NAME")
-    parser.add_argument("--seeds", nargs=2, type=int, default=(0, 20), metavar=("FIRST", "END"))
-    parser.add_argument("--isa", nargs="+", default=["portable", "avx2", "avx512", "avx512-bf16"], metavar="NAME")
-    args = parser.parse_args()
+    args = read_arguments(__doc__.splitlines()[0], FAMILIES)
     make_golden.set_up_transformers()
     num_wrong = 0
     for family in args.family:

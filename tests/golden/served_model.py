@@ -1,11 +1,22 @@
-"""A model that Corella serves while a script asks it."""
+"""A model of a random shape, which Corella serves while a script compares its answers."""
 
+import argparse
 import contextlib
 import json
 import socket
 import subprocess
 import sys
 import urllib.request
+
+
+def read_arguments(description, families):
+    """Reads the binary, families, seeds and instruction sets of a comparison."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("binary")
+    parser.add_argument("--family", nargs="+", choices=families, default=list(families), metavar="NAME")
+    parser.add_argument("--seeds", nargs=2, type=int, default=(0, 20), metavar=("FIRST", "END"))
+    parser.add_argument("--isa", nargs="+", default=["portable", "avx2", "avx512", "avx512-bf16"], metavar="NAME")
+    return parser.parse_args()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,9 @@ use corella_core::session::{
     BlockLoader, LoadBlocks, LoadEnd, LoadFailure, LoadRequest, LoaderAction, Peer, ToLoader,
     ToSource,
 };
-use corella_core::{FetchEnd, FetchGrant, FetchId, FetchRefusal, Incarnation, PageId, PageTable};
+use corella_core::{
+    BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, Incarnation, PageId, PageTable,
+};
 
 use super::{LOADER, SOURCE, config, key, list, lookup, part, rows};
 
@@ -17,21 +19,25 @@ pub fn sent(message: ToSource) -> LoaderAction {
     LoaderAction::Send { node, key, message }
 }
 
-/// A loader that knows that its source has all three blocks.
-fn choosing() -> BlockLoader {
-    let mut loader = BlockLoader::new(config(), Incarnation(5));
-    let request = LoadRequest {
+/// A request of a node that has the first block.
+pub fn load_request(list: BlockList) -> LoadRequest {
+    LoadRequest {
         source: Peer {
             node: SOURCE,
             incarnation: Incarnation(7),
         },
-        list: list(),
+        list,
         num_here: 1,
         rows: rows(),
         soft_us: 3_000,
         hard_us: 9_010,
-    };
-    assert_eq!(loader.start(request, 10), Some(key()));
+    }
+}
+
+/// A loader that knows that its source has all three blocks.
+fn choosing() -> BlockLoader {
+    let mut loader = BlockLoader::new(config(), Incarnation(5));
+    assert_eq!(loader.start(load_request(list()), 10), Some(key()));
     assert_eq!(loader_actions(&mut loader), [sent(lookup(1))]);
     assert_eq!(loader.poll_timeout(), Some(110));
     let found = ToLoader::Found { num_blocks: 7 };
@@ -249,20 +255,10 @@ fn every_stage_of_a_loader_has_an_end() {
 #[test]
 fn loads_are_bounded() {
     let mut loader = BlockLoader::new(config(), Incarnation(5));
-    let request = LoadRequest {
-        source: Peer {
-            node: SOURCE,
-            incarnation: Incarnation(7),
-        },
-        list: list(),
-        num_here: 1,
-        rows: rows(),
-        soft_us: 3_000,
-        hard_us: 9_000,
-    };
-    assert!(loader.start(request.clone(), 0).is_some());
-    assert!(loader.start(request.clone(), 0).is_some());
-    assert_eq!(loader.start(request, 0), None);
+    for number in 0..3 {
+        let is_started = loader.start(load_request(list()), 0).is_some();
+        assert_eq!(is_started, number < 2);
+    }
 }
 
 /// The stages of the load are undone, and no message goes to the source, which is out of reach.

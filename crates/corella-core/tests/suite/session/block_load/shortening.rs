@@ -1,15 +1,15 @@
 //! Loads of fewer blocks than were chosen.
 
 use corella_core::session::{
-    BlockLoader, LoadBlocks, LoadEnd, LoadFailure, LoadKey, LoadRequest, LoaderAction, Peer,
-    ToLoader, ToSource,
+    BlockLoader, LoadBlocks, LoadEnd, LoadFailure, LoadKey, LoadRequest, LoaderAction, ToLoader,
+    ToSource,
 };
 use corella_core::{
     BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, Incarnation, Namespace, PageId,
     PageTable,
 };
 
-use super::loader::{end_fetch, ended, granted, loader_actions, loading, sent};
+use super::loader::{end_fetch, ended, granted, load_request, loader_actions, loading, sent};
 use super::{SOURCE, config, key, list, part, rows};
 
 fn not_here(num_blocks: u32) -> ToLoader {
@@ -198,15 +198,8 @@ fn a_load_is_shortened_a_few_times() {
     );
     let mut loader = BlockLoader::new(config(), Incarnation(5));
     let request = LoadRequest {
-        source: Peer {
-            node: SOURCE,
-            incarnation: Incarnation(7),
-        },
-        list,
         num_here: 0,
-        rows: rows(),
-        soft_us: 3_000,
-        hard_us: 9_010,
+        ..load_request(list)
     };
     loader.start(request, 0);
     let found = ToLoader::Found { num_blocks: 10 };
