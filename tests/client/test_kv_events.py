@@ -130,7 +130,7 @@ def test_a_server_that_is_started_again_begins_anew():
         with ServerProcess(*server.arguments) as again:
             # ZeroMQ reconnects by itself.
             reader.wait_subscribed(again)
-            reader.next = 0
+            reader.begin_anew()
             run(again, random_prompts(5, seed=8))
             wait_same(again, reader)
 
