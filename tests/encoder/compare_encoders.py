@@ -23,7 +23,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 from random_shape import Draw  # noqa: E402
-from served_model import read_arguments, serving  # noqa: E402
+from served_model import read_arguments, run, serving  # noqa: E402
 
 TOLERANCE = 1e-4
 NUM_TEXTS = 6
@@ -141,7 +141,7 @@ def classes(folder, parts, draw):
 
 
 def compare(args, family, seed):
-    """Returns the number of compared texts, and the largest difference of their numbers."""
+    """Returns the number of compared texts, the largest difference of their numbers, and whether that is right."""
     draw = Draw(np.random.default_rng(seed))
     name, settings_of, tokenizer_kind = FAMILIES[family]
     settings = settings_of(draw)
@@ -170,7 +170,7 @@ def compare(args, family, seed):
     print(f"{family}, seed {seed}: {words}", flush=True)
     if not is_right:
         print(json.dumps(settings), flush=True)
-    return len(expected), difference
+    return len(expected), difference, is_right
 
 
 def main():
@@ -178,16 +178,7 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    num_wrong = 0
-    for family in args.family:
-        results = [compare(args, family, seed) for seed in range(*args.seeds)]
-        numbers, differences = zip(*results, strict=True)
-        num_texts, largest = sum(numbers), max(differences)
-        num_other = sum(not difference <= TOLERANCE for difference in differences)
-        words = f"{len(results)} shapes, {num_texts} texts, largest difference {largest:.1e}, {num_other} others"
-        print(f"{family}: {words}", flush=True)
-        num_wrong += num_other
-    sys.exit(f"{num_wrong} shapes give other numbers" if num_wrong else 0)
+    run(args, compare, "texts")
 
 
 if __name__ == "__main__":

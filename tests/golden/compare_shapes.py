@@ -12,7 +12,6 @@ otherwise: a difference may be as large as several times that change, too.
 """
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import random_shape
 import torch
 import transformers
 from random_shape import FAMILIES, VOCAB_SIZE, make_mxfp4
-from served_model import read_arguments, serving
+from served_model import read_arguments, run, serving
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 TOLERANCE = 1e-4
@@ -180,15 +179,7 @@ def compare(args, family, seed):
 def main():
     args = read_arguments(__doc__.splitlines()[0], FAMILIES)
     make_golden.set_up_transformers()
-    num_wrong = 0
-    for family in args.family:
-        results = [compare(args, family, seed) for seed in range(*args.seeds)]
-        numbers, differences, are_right = zip(*results, strict=True)
-        num_tokens, largest, num_other = sum(numbers), max(differences), are_right.count(False)
-        words = f"{len(results)} shapes, {num_tokens} tokens, largest difference {largest:.1e}, {num_other} others"
-        print(f"{family}: {words}", flush=True)
-        num_wrong += num_other
-    sys.exit(f"{num_wrong} shapes give other tokens or log-probabilities" if num_wrong else 0)
+    run(args, compare, "tokens")
 
 
 if __name__ == "__main__":

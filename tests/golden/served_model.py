@@ -19,6 +19,22 @@ def read_arguments(description, families):
     return parser.parse_args()
 
 
+def run(args, compare, unit):
+    """Compares each seed of each family, and ends the script.
+
+    `compare(args, family, seed)` returns a number of units, their largest difference, and whether that is right.
+    """
+    num_wrong = 0
+    for family in args.family:
+        results = [compare(args, family, seed) for seed in range(*args.seeds)]
+        numbers, differences, are_right = zip(*results, strict=True)
+        num_other = len(results) - sum(are_right)
+        counts = f"{len(results)} shapes, {sum(numbers)} {unit}"
+        print(f"{family}: {counts}, largest difference {max(differences):.1e}, {num_other} others", flush=True)
+        num_wrong += num_other
+    sys.exit(f"{num_wrong} shapes differ" if num_wrong else 0)
+
+
 @contextlib.contextmanager
 def serving(binary, folder, options):
     """Starts a server, and gives a function that posts to it. A server that does not start ends the script."""

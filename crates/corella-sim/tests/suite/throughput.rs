@@ -7,7 +7,7 @@ const NUM_REQUESTS: u64 = 96;
 const NUM_PROMPT_TOKENS: TokenId = 40;
 const MAX_TOKENS: u32 = 50;
 
-/// What a step costs beside its tokens. It is small, so that tokens that are computed twice cost more than batching gains.
+/// The fixed cost of a step. It is small, so that computing tokens twice costs more than batching gains.
 const PER_STEP_US: f64 = 50.0;
 
 /// Tokens cost the same alone and together. Eight requests need about an eighth of the steps.

@@ -4,8 +4,8 @@
 //! A processor without tiles raises an illegal-instruction signal for their instructions. The
 //! signal handler replaces the instruction by a jump (see `detour.rs`) to code that does what
 //! Intel's manual says of the instruction (Software Developer's Manual, volume 2), rounding and
-//! subnormal numbers included, and continues behind it. What the manual forbids ends the process,
-//! as it would on hardware.
+//! subnormal numbers included, and continues behind it. Forbidden instructions end the process, as
+//! they would on hardware.
 
 mod detour;
 
@@ -54,8 +54,8 @@ unsafe fn execute(code: *const u8, site: *const u8, registers: &Registers) -> Op
     // SAFETY: the caller promises as much.
     let (instruction, num_bytes) = unsafe { decode(code, site, registers) }?;
     TILES.with(|tiles| {
-        // SAFETY: no tile instruction is executed meanwhile, so nobody else uses the thread's tiles; the thread would
-        // execute this instruction itself.
+        // SAFETY: the emulation executes no tile instruction, so this is the only reference to the thread's tiles. The
+        // thread would execute this instruction itself.
         let is_done = unsafe { (*tiles.get()).execute(instruction) };
         is_done.then_some(num_bytes)
     })
@@ -419,8 +419,8 @@ fn flushed(x: __m512) -> __m512 {
     _mm512_castsi512_ps(_mm512_mask_and_epi32(bits, is_small, bits, sign))
 }
 
-/// Adds the products of four bytes, of which two at a time are in the halves of 32 bits. No sum of
-/// two products overflows, and longer sums wrap around as the manual says.
+/// Adds the products of four bytes, two at a time: 32 bits hold the sum of two products without overflow. Longer sums wrap
+/// around, as the manual says.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn add_signed_bytes(
     sums: [__m512i; ROWS_AT_ONCE],

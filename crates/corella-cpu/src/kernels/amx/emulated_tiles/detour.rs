@@ -61,8 +61,7 @@ pub fn install() -> bool {
 }
 
 extern "C" fn handle(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: this is the context that the system passes; nobody else uses it while the handler
-    // runs.
+    // SAFETY: the system passes the thread's context, and the handler has the only reference to it.
     let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let site = registers[libc::REG_RIP as usize] as *mut u8;
     let mut area = AREA.get().map(lock);
