@@ -43,15 +43,10 @@ def of_kind(documents, kind):
 
 
 def pod_templates(documents):
-    """Returns the templates of pods by the node's role in a pair, or by `server`."""
-    for document in documents:
-        if document["kind"] == "Deployment":
-            return {"server": document["spec"]["template"]}
-        if document["kind"] == "LeaderWorkerSet":
-            pair = document["spec"]["leaderWorkerTemplate"]
-            templates = (pair["leaderTemplate"], pair["workerTemplate"])
-            return {template["metadata"]["labels"]["corella/role"]: template for template in templates}
-    raise AssertionError("no document has pods")
+    """Returns the templates of pods by the node's role, or by `server`."""
+    templates = [document["spec"]["template"] for document in documents if document["kind"] == "Deployment"]
+    assert templates, "no document has pods"
+    return {template["metadata"]["labels"].get("corella/role", "server"): template for template in templates}
 
 
 def container(template):

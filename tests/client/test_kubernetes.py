@@ -3,6 +3,7 @@
 They need kubectl and helm, and are skipped without.
 """
 
+import contextlib
 import copy
 import re
 import subprocess
@@ -19,7 +20,7 @@ from server_process import ROOT, ServerProcess, free_port
 PROMPT = list(range(400, 440))
 KEY = "sk-chart-5d41402abc4b2a76"
 # Kinds of other projects, whose schemas Kubernetes does not have.
-FOREIGN = {"LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1", "PodMonitor": "monitoring.coreos.com/v1"}
+FOREIGN = {"PodMonitor": "monitoring.coreos.com/v1"}
 
 ACCESS = ("--set=apiKeys.secret=keys,tls.secret=certificate,service.type=LoadBalancer",)
 INGRESS = (
@@ -40,20 +41,21 @@ SCALED = (
     "--set-json=topologySpreadConstraints=[{\"maxSkew\": 1, \"topologyKey\": \"kubernetes.io/hostname\", "
     '"whenUnsatisfiable": "ScheduleAnyway"}]',
 )
-PAIR = ("--set=mode=pair",)
+ROLES = ("--set=mode=disaggregated",)
+FLEET = (*ROLES, "--set=prefill.replicas=16,decode.replicas=2,decode.extraArgs={--kv-spill-memory=64M}")
 
 BOOK = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/src/deployment.md").read_text(), re.DOTALL)[1]
 
 SETS = {
     "kustomize server": lambda: kustomized("server"),
-    "kustomize pair": lambda: kustomized("pair"),
+    "kustomize roles": lambda: kustomized("disaggregated"),
     "helm server": lambda: rendered(),
-    "helm pair": lambda: rendered(*PAIR),
+    "helm roles": lambda: rendered(*FLEET),
     "helm access": lambda: rendered(*ACCESS, *INGRESS, release="a"),
-    "helm pair access": lambda: rendered(*PAIR, *ACCESS, *INGRESS),
+    "helm roles access": lambda: rendered(*ROLES, *ACCESS, *INGRESS),
     "helm shared": lambda: rendered(*SHARED),
     "helm scaled": lambda: rendered(*SCALED),
-    "helm pair scaled": lambda: rendered(*PAIR, *SCALED),
+    "helm roles scaled": lambda: rendered(*ROLES, *SCALED),
     "helm ephemeral": lambda: rendered("--set=persistence.enabled=false,service.port=8080"),
     "helm book": lambda: rendered(values=BOOK),
 }
@@ -75,11 +77,14 @@ def test_kubernetes_takes_the_manifests(name):
         else:
             kubernetes_validate.validate(document, version, strict=True)
     templates = pod_templates(documents)
-    assert templates.keys() == ({"prefill", "decode"} if "pair" in name else {"server"})
-    for template in templates.values():
-        # LeaderWorkerSet has no schema here, but its templates are pods' templates.
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **template["metadata"]}}
-        kubernetes_validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
+    assert templates.keys() == ({"prefill", "decode"} if "roles" in name else {"server"})
+
+
+def services(documents):
+    """Returns the service of clients, and the headless one of decode nodes or `None`."""
+    found = [document for document in documents if document["kind"] == "Service"]
+    (front,) = [service for service in found if service["spec"].get("clusterIP") != "None"]
+    return front, next((service for service in found if service is not front), None)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -98,28 +103,40 @@ def test_names_lead_to_what_there_is(name):
         assert volumes["config"]["configMap"]["name"] in names["ConfigMap"]
         claim = volumes["cache"].get("persistentVolumeClaim", {}).get("claimName", "models")
         assert claim == "models" or claim in names["PersistentVolumeClaim"]
-    service = of_kind(documents, "Service")
     labels = {role: template["metadata"]["labels"] for role, template in templates.items()}
 
     def selected(selector):
         return {role for role, of_pod in labels.items() if selector.items() <= of_pod.items()}
 
     front = {"server", "prefill"} & labels.keys()
+    service, registry = services(documents)
     assert selected(service["spec"]["selector"]) == front
+    if registry:
+        assert selected(registry["spec"]["selector"]) == {"decode"}
+        (port,) = registry["spec"]["ports"]
+        word = f"--registry=dns:{registry['metadata']['name']}:{port['port']}"
+        assert word in container(templates["prefill"])["args"]
+        listening = {port["name"]: port["containerPort"] for port in container(templates["decode"])["ports"]}
+        assert listening[port["targetPort"]] == port["port"]
+    deployments = {document["metadata"]["name"]: document for document in documents if document["kind"] == "Deployment"}
+    found = {}
     for document in documents:
         spec = document.get("spec", {})
+        kind = document["kind"]
         if "matchLabels" in spec.get("selector", {}):
-            everywhere = document["kind"] == "PodMonitor"
-            assert selected(spec["selector"]["matchLabels"]) == (labels.keys() if everywhere else front)
-        if document["kind"] == "Ingress":
+            found.setdefault(kind, []).append(selected(spec["selector"]["matchLabels"]))
+        if kind == "Ingress":
             backend = spec["rules"][0]["http"]["paths"][0]["backend"]["service"]
             assert backend["name"] == service["metadata"]["name"]
             assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
-        if document["kind"] == "HorizontalPodAutoscaler":
-            scaled = of_kind(documents, spec["scaleTargetRef"]["kind"])
-            assert spec["scaleTargetRef"]["name"] == scaled["metadata"]["name"]
+        if kind == "HorizontalPodAutoscaler":
+            scaled = deployments.pop(spec["scaleTargetRef"]["name"])
             assert spec["scaleTargetRef"]["apiVersion"] == scaled["apiVersion"]
             assert "replicas" not in scaled["spec"], "an upgrade would undo what the autoscaler did"
+    each = [{role} for role in sorted(labels)]
+    assert found.pop("PodMonitor", [labels.keys()]) == [labels.keys()]
+    assert all(sorted(roles, key=sorted) == each for roles in found.values()), found
+    assert "scaled" not in name or not deployments, "each role is scaled"
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -138,10 +155,11 @@ def test_a_pod_has_time_to_drain_and_right_probes(name):
             assert asked.get("scheme", "HTTP") == ("HTTPS" if has_tls else "HTTP")
 
 
-@pytest.mark.parametrize("mode", ["server", "pair"])
-def test_the_chart_starts_what_the_kustomization_does(mode):
+@pytest.mark.parametrize(("mode", "release"), [("server", "corella"), ("disaggregated", "corella-fleet")])
+def test_the_chart_starts_what_the_kustomization_does(mode, release):
     """Compares everything but labels, names of images, and each one's mark for restarting pods."""
-    of_kustomization, of_chart = kustomized(mode), rendered(f"--set=mode={mode}")
+    of_kustomization = kustomized(mode)
+    of_chart = rendered(f"--set=mode={mode},secret=corella", release=release)
     templates = pod_templates(of_chart)
     for role, expected in pod_templates(of_kustomization).items():
         expected, template = copy.deepcopy(expected), copy.deepcopy(templates[role])
@@ -163,11 +181,8 @@ def test_the_chart_starts_what_the_kustomization_does(mode):
             match document["kind"]:
                 case "Deployment":
                     yield name, spec["replicas"], spec["strategy"]
-                case "LeaderWorkerSet":
-                    pair = spec["leaderWorkerTemplate"]
-                    yield name, spec["replicas"], pair["size"], pair["restartPolicy"]
                 case "Service":
-                    yield name, spec.get("type", "ClusterIP"), spec["ports"]
+                    yield name, spec.get("type", "ClusterIP"), spec.get("clusterIP"), spec["ports"]
                 case "PersistentVolumeClaim":
                     yield name, spec
                 case "ConfigMap":
@@ -195,30 +210,40 @@ def words(template, places):
         yield word
 
 
-@pytest.mark.parametrize("name", ["kustomize pair", "helm pair"])
-def test_the_arguments_of_a_pair_are_those_of_the_binary(name, tmp_path, monkeypatch):
-    """Starts the two containers of a pair with the manifest's arguments, in one network."""
+@pytest.mark.parametrize("name", ["kustomize roles", "helm roles"])
+def test_prefill_nodes_find_all_decode_nodes_with_the_arguments_of_their_pods(name, tmp_path, monkeypatch):
+    """Starts containers with the manifest's arguments in one network: two prefill nodes, three decode nodes."""
     documents = SETS[name]()
     templates = pod_templates(documents)
     for template in templates.values():
         assert "CORELLA_API_KEY" in {variable["name"] for variable in container(template)["env"]}
     # This is the key of the test's clients.
     monkeypatch.setenv("CORELLA_API_KEY", "unused")
-    decode_port, prefill_port = free_port(), free_port()
     common = {"/etc/corella/corella.toml": written(documents, tmp_path), "$(POD_IP)": "127.0.0.1"}
-    decode = words(templates["decode"], {**common, "0.0.0.0:9000": f"0.0.0.0:{decode_port}"})
-    peer = {"$(POD_NAME)-1.corella-pair:9000": f"localhost:{decode_port}"}
-    prefill = words(templates["prefill"], {**common, **peer, "0.0.0.0:9000": f"0.0.0.0:{prefill_port}"})
-    with ServerProcess(*decode, *THREADS), ServerProcess(*prefill, *THREADS) as prefill:
-        healthy = {"standing": "healthy"}
-        prefill.wait_until(
-            lambda: prefill.metric("corella_decode_nodes", **healthy) == 1, "the pair finds itself"
-        )
-        assert prefill.status_of("/v1/models") == 401
-        prefill.wait_until(
-            lambda: complete(prefill, PROMPT, max_tokens=8) and num_remote_tokens(prefill) > 0,
-            "the worker decodes",
-        )
+    decode_ports = [free_port() for _ in range(3)]
+    _, registry = services(documents)
+    # What the headless service's name has in a cluster.
+    addresses = ",".join(f"127.0.0.1:{port}" for port in decode_ports)
+    peers = {f"dns:{registry['metadata']['name']}:9000": f"static:{addresses}"}
+
+    def start(role, port, places):
+        arguments = words(templates[role], {**common, **places, "0.0.0.0:9000": f"0.0.0.0:{port}"})
+        return nodes.enter_context(ServerProcess(*arguments, *THREADS))
+
+    with contextlib.ExitStack() as nodes:
+        for port in decode_ports:
+            start("decode", port, {})
+        for prefill in [start("prefill", free_port(), peers) for _ in range(2)]:
+            prefill.wait_until(
+                lambda prefill=prefill: prefill.metric("corella_decode_nodes", standing="healthy") == 3,
+                "a prefill node finds all decode nodes",
+            )
+            assert prefill.status_of("/v1/models") == 401
+            prefill.wait_until(
+                lambda prefill=prefill: complete(prefill, PROMPT, max_tokens=8)
+                and num_remote_tokens(prefill) > 0,
+                "a decode node decodes",
+            )
 
 
 @pytest.mark.parametrize("name", ["kustomize server", "helm server"])
@@ -302,7 +327,10 @@ def test_a_change_of_the_configuration_starts_pods_again():
     [
         ("replcas=3", "'replcas'"),
         ("image.tga=1", "at '/image': additional properties 'tga'"),
-        ("mode=paar", "at '/mode': value must be one of 'server', 'pair'"),
+        ("mode=pair", "at '/mode': value must be one of 'server', 'disaggregated'"),
+        ("mode=disaggregated,replicas=2", "prefill.replicas"),
+        ("decode.replica=2", "at '/decode': additional properties 'replica'"),
+        ("prefill.resources.limits.memory=8GB", "at '/prefill/resources/limits/memory'"),
         ("tls.secret=Upper", "at '/tls/secret'"),
         ("resources.limit.cpu=4", "at '/resources': additional properties 'limit'"),
         ("resources.limits.memory=8GB", "at '/resources/limits/memory'"),
@@ -325,21 +353,30 @@ def test_wrong_values_are_refused_by_name(value, reason):
     assert done.returncode != 0 and reason in done.stderr, done.stderr
 
 
-def test_several_pairs_share_no_claim():
-    documents = rendered(*PAIR, "--set=replicas=2")
-    assert of_kind(documents, "LeaderWorkerSet")["spec"]["replicas"] == 2
+def test_each_role_has_its_own_number_and_resources_and_no_claim():
+    documents = rendered(*FLEET, "--set=decode.resources.limits.cpu=2,decode.nodeSelector.gpu=h200")
+    deployments = [document for document in documents if document["kind"] == "Deployment"]
+    replicas = {document["metadata"]["name"]: document["spec"]["replicas"] for document in deployments}
+    assert replicas == {"corella-prefill": 16, "corella-decode": 2}
+    templates = pod_templates(documents)
+    limits = {role: container(template)["resources"]["limits"]["cpu"] for role, template in templates.items()}
+    assert limits == {"prefill": "4", "decode": 2}
+    places = {role: template["spec"].get("nodeSelector") for role, template in templates.items()}
+    assert places == {"prefill": None, "decode": {"gpu": "h200"}}
+    spills = {role: "--kv-spill-memory=64M" in container(template)["args"] for role, template in templates.items()}
+    assert spills == {"prefill": False, "decode": True}
     assert "PersistentVolumeClaim" not in {document["kind"] for document in documents}
 
 
-@pytest.mark.parametrize("options", [(), PAIR, SCALED, (*ACCESS, *INGRESS)])
+@pytest.mark.parametrize("options", [(), FLEET, SCALED, (*ACCESS, *INGRESS)])
 def test_helm_lints_the_chart(options):
     check("helm", "lint", "--strict", CHART, *options)
 
 
 def test_the_notes_name_what_there_is():
-    for options, scheme in ((PAIR, "http"), (ACCESS, "https")):
+    for options, scheme in ((ROLES, "http"), (ACCESS, "https")):
         notes = check("helm", "install", "--dry-run=client", "corella", CHART, *options)
-        service = of_kind(rendered(*options), "Service")
+        service, _ = services(rendered(*options))
         port = service["spec"]["ports"][0]["port"]
         assert f"service/{service['metadata']['name']} 8000:{port}" in notes
         assert f"{scheme}://127.0.0.1:8000" in notes

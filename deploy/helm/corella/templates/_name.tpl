@@ -7,15 +7,15 @@
 {{- .Values.fullnameOverride | default $default | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
-{{- define "corella.name" -}}
-{{- include "corella.base" . -}}
-{{- if eq .Values.mode "pair" }}-pair{{ end -}}
+{{/* The name of what belongs to one role; the argument has the chart's scope as `root`, and the `role` or nothing. */}}
+{{- define "corella.roleName" -}}
+{{- include "corella.base" .root -}}
+{{- with .role }}-{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* LeaderWorkerSet makes a headless service with the pair's own name. */}}
-{{- define "corella.service" -}}
-{{- include "corella.name" . -}}
-{{- if eq .Values.mode "pair" }}-api{{ end -}}
+{{/* The kinds of pods: one without a role, or one for each role. */}}
+{{- define "corella.roles" -}}
+{{- ternary "prefill decode" "" (eq .Values.mode "disaggregated") -}}
 {{- end -}}
 
 {{- define "corella.servicePort" -}}
@@ -34,8 +34,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* Pods that clients reach. */}}
 {{- define "corella.front" -}}
 {{ include "corella.selector" . }}
-{{- if eq .Values.mode "pair" }}
+{{- if eq .Values.mode "disaggregated" }}
 corella/role: prefill
+{{- end }}
+{{- end -}}
+
+{{/* Pods of one role. */}}
+{{- define "corella.roleSelector" -}}
+{{ include "corella.selector" .root }}
+{{- with .role }}
+corella/role: {{ . }}
 {{- end }}
 {{- end -}}
 

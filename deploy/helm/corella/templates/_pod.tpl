@@ -1,10 +1,12 @@
 {{/*
-The template of a pod, indented by nothing. The argument has the chart's scope as `root`, and as `role` what
-the node of a pair does, or nothing.
+The template of a pod, indented by nothing. The argument has the chart's scope as `root`, and the node's `role`, or
+nothing.
 */}}
 {{- define "corella.pod" -}}
 {{- $root := .root -}}
 {{- $values := .root.Values -}}
+{{- $own := dict -}}
+{{- with .role }}{{ $own = index $values . }}{{ end -}}
 metadata:
   annotations:
     checksum/config: {{ include "corella.toml" $root | sha256sum }}
@@ -19,10 +21,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   labels:
-    {{- include "corella.selector" $root | nindent 4 }}
-    {{- with .role }}
-    corella/role: {{ . }}
-    {{- end }}
+    {{- include "corella.roleSelector" . | nindent 4 }}
     {{- with $values.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -42,7 +41,7 @@ spec:
   priorityClassName: {{ . }}
   {{- end }}
   {{- range $name := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
-  {{- with index $values $name }}
+  {{- with index $own $name | default (index $values $name) }}
   {{ $name }}:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -66,20 +65,17 @@ spec:
         {{- if .role }}
         - --role={{ .role }}
         {{- if eq .role "prefill" }}
-        # The worker's name within the headless service that LeaderWorkerSet makes.
-        - --registry=static:$(POD_NAME)-1.{{ include "corella.name" $root }}:9000
+        # The addresses of all decode nodes, by the headless service.
+        - --registry=dns:{{ include "corella.roleName" (dict "root" $root "role" "decode") }}:9000
         {{- end }}
         - --cluster-listen=0.0.0.0:9000
         - --cluster-advertise=$(POD_IP)
         {{- end }}
-        {{- with $values.extraArgs }}
+        {{- with concat $values.extraArgs ($own.extraArgs | default list) }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
       env:
         {{- if .role }}
-        - name: POD_NAME
-          valueFrom:
-            fieldRef: { fieldPath: metadata.name }
         - name: POD_IP
           valueFrom:
             fieldRef: { fieldPath: status.podIP }
@@ -117,7 +113,7 @@ spec:
       lifecycle:
         preStop:
           exec: { command: [sleep, {{ $values.drain.preStopSeconds | quote }}] }
-      {{- with $values.resources }}
+      {{- with $own.resources | default $values.resources }}
       resources:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -140,7 +136,7 @@ spec:
         {{- end }}
   volumes:
     - name: config
-      configMap: { name: {{ include "corella.name" $root }} }
+      configMap: { name: {{ include "corella.base" $root }} }
     {{- with $values.apiKeys.secret }}
     - name: keys
       secret: { secretName: {{ . }} }
@@ -153,7 +149,7 @@ spec:
       {{- if and $values.persistence.enabled $values.persistence.existingClaim }}
       persistentVolumeClaim: { claimName: {{ $values.persistence.existingClaim }} }
       {{- else if and $values.persistence.enabled (not .role) }}
-      persistentVolumeClaim: { claimName: {{ include "corella.name" $root }}-cache }
+      persistentVolumeClaim: { claimName: {{ include "corella.base" $root }}-cache }
       {{- else }}
       emptyDir: { sizeLimit: {{ $values.persistence.size }} }
       {{- end }}

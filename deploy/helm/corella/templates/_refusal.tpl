@@ -16,6 +16,9 @@
 {{- fail "autoscaling.minReplicas is larger than autoscaling.maxReplicas" }}
 {{- end }}
 {{- end }}
+{{- if and (eq .Values.mode "disaggregated") (ne (int .Values.replicas) 1) }}
+{{- fail "replicas is the number of servers: prefill.replicas and decode.replicas are those of the roles" }}
+{{- end }}
 {{- $several := or .Values.autoscaling.enabled (gt (int .Values.replicas) 1) }}
 {{- with .Values.persistence }}
 {{- $own := and .enabled (not .existingClaim) (eq $.Values.mode "server") }}
