@@ -4,6 +4,7 @@ mod page_count;
 pub(crate) mod policy;
 pub(crate) mod recurrent_state;
 mod request_limit;
+mod step_limit;
 
 use alloc::format;
 use alloc::string::String;
@@ -29,6 +30,9 @@ pub struct SchedulerConfig {
     /// The most prefill tokens of one step, over all requests. Without chunked prefill a longer
     /// prompt is computed as the only prefill of its step.
     pub max_prefill_tokens: u32,
+    /// The most prefill tokens of one request in one step, with chunked prefill. `u32::MAX` means no bound beside those
+    /// of the step.
+    pub max_chunk_tokens: u32,
     /// The most prefill tokens that one request gets in a step while other requests want some;
     /// 0 means no bound.
     pub long_prefill_token_threshold: u32,
@@ -145,6 +149,7 @@ impl SchedulerConfig {
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
             max_prefill_tokens: 2048,
+            max_chunk_tokens: u32::MAX,
             long_prefill_token_threshold: 0,
             max_prefill_seqs: u32::MAX,
             max_decode_seqs: u32::MAX,
@@ -180,6 +185,7 @@ impl SchedulerConfig {
             ("max_num_seqs", self.max_num_seqs),
             ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("max_prefill_tokens", self.max_prefill_tokens),
+            ("max_chunk_tokens", self.max_chunk_tokens),
             ("max_prefill_seqs", self.max_prefill_seqs),
             ("max_decode_seqs", self.max_decode_seqs),
             ("max_queued_requests", self.max_queued_requests),

@@ -594,4 +594,7 @@ fn vary(config: &mut SchedulerConfig, random: &mut Random) {
             config.speculation = Speculation::Draft { draw_cost };
         }
     }
+    if random.once_in(4) {
+        config.max_chunk_tokens = 1 + random.below(config.max_prefill_tokens.into()) as u32;
+    }
 }

@@ -72,7 +72,10 @@ impl Checker for StepLimits {
         let num_prefill_tokens: u32 = prefills.iter().map(num_own).sum();
         let num_drafts: u32 = step.batch.spans.iter().map(|span| span.num_drafts).sum();
         let is_lone_prompt = !config.enable_chunked_prefill && prefills.len() == 1;
+        let has_small_chunks =
+            { prefills.iter() }.all(|span| num_own(span) <= config.max_chunk_tokens);
         let keeps_limits = (num_prefill_tokens <= config.max_prefill_tokens || is_lone_prompt)
+            && (has_small_chunks || !config.enable_chunked_prefill)
             && prefills.len() <= config.max_prefill_seqs as usize
             && decodes.len() <= config.max_decode_seqs as usize;
         let sizes = || {
@@ -94,7 +97,9 @@ impl Checker for StepLimits {
         if is_full || config.has_windows() {
             return Ok(());
         }
+        let is_full_chunk = |span: &Span| span.tokens.len() as u32 == config.max_chunk_tokens;
         let cut = { prefills.iter() }.filter(|span| !span.yields.draws() && !ends_undrawn(span));
+        let cut = cut.filter(|span| !is_full_chunk(span));
         let cut: Vec<_> = cut.collect();
         for span in cut {
             let ends_at_snapshot = self.ends_at_snapshot(span, step.slots[&span.slot]);

@@ -30,7 +30,7 @@ impl WindowBound {
     fn num_pages(&self, num_rows: u32) -> usize {
         let config = &self.config;
         let num_step_rows = match config.enable_chunked_prefill {
-            true => config.max_prefill_tokens.max(1 + config.max_draft_tokens),
+            true => config.largest_chunk().max(1 + config.max_draft_tokens),
             false => num_rows,
         };
         // What a step has computed counts as in flight until it has returned.

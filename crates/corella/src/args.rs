@@ -48,7 +48,8 @@ pub use model::{GenerationConfigArg, ModelArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
 pub use server::{LogFormatArg, ServerArgs};
-use token_count::{parse_count, parse_large_count};
+pub use token_count::ChunkSize;
+use token_count::{parse_chunk_size, parse_count, parse_large_count};
 
 /// Serves large language models
 #[derive(Parser)]
@@ -171,9 +172,14 @@ pub struct SchedulerArgs {
     /// Maximum number of tokens in one step, prefill and decode together [default: 512; with --device cuda, 2048]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub max_num_batched_tokens: Option<u32>,
-    /// Maximum number of prefill tokens in one step, all requests together [default: --max-num-batched-tokens]
-    #[arg(long, value_name = "TOKENS", value_parser = parse_count, visible_alias = "chunked-prefill-size")]
+    /// Maximum number of prefill tokens in one step, all requests together [default: --chunked-prefill-size, but
+    /// at most --max-num-batched-tokens]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub max_prefill_tokens: Option<u32>,
+    /// Maximum number of prefill tokens of one request in one step; -1 computes every prompt whole, as
+    /// --no-chunked-prefill does [default: --max-prefill-tokens]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_chunk_size, allow_negative_numbers = true)]
+    pub chunked_prefill_size: Option<ChunkSize>,
     /// Maximum number of prefill tokens of one request in a step while other requests have a prompt to
     /// read; 0 disables the limit
     #[arg(long, value_name = "TOKENS", value_parser = parse_count, default_value_t = defaults().long_prefill_token_threshold)]

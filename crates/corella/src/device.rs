@@ -264,6 +264,9 @@ pub(crate) fn load(
     scheduler
         .validate()
         .map_err(|error| Error::Config(in_options(&error.0)))?;
+    for sentence in scheduler.overruled_limits() {
+        tracing::warn!("{}", in_options(&sentence));
+    }
     let kv_groups = kv_groups(spec, options);
     scheduler.kv_groups = kv_groups.groups().to_vec();
     let is_divided = kv_groups != KvGroups::one(spec);

@@ -82,7 +82,7 @@ impl KvPlan {
             Some(bytes) => bytes / page_bytes,
             None => {
                 let limits = &demand.limits;
-                let num_step_rows = limits.max_prefill_tokens.min(limits.max_num_batched_tokens);
+                let num_step_rows = limits.largest_chunk();
                 let num_rows_at_once = num_step_rows.saturating_mul(limits.max_inflight_steps);
                 let num_pages = limits.num_pages_of(wanted_len, num_rows_at_once);
                 let useful = u64::from(num_pages) * u64::from(limits.max_num_seqs);

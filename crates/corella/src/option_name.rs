@@ -1,12 +1,13 @@
 //! The options of configuration fields, for errors of the scheduler.
 
 /// Fields whose option has another name, or none that a program in another language could guess.
-const OPTIONS: [(&str, &str); 22] = [
+const OPTIONS: [(&str, &str); 23] = [
     ("num_pages", "--kv-cache-memory"),
     ("page_size", "--block-size"),
     ("max_num_seqs", "--max-num-seqs"),
     ("max_num_batched_tokens", "--max-num-batched-tokens"),
     ("max_prefill_tokens", "--max-prefill-tokens"),
+    ("max_chunk_tokens", "--chunked-prefill-size"),
     ("max_prefill_seqs", "--max-prefill-seqs"),
     ("max_decode_seqs", "--max-decode-seqs"),
     ("max_queued_requests", "--max-queued-requests"),

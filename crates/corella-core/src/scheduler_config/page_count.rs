@@ -75,8 +75,7 @@ impl SchedulerConfig {
         if !self.has_windows() || !self.enable_chunked_prefill {
             return u32::MAX;
         }
-        let num_step_rows = self.max_prefill_tokens.min(self.max_num_batched_tokens);
-        let most = num_step_rows.saturating_mul(self.max_inflight_steps);
+        let most = self.largest_chunk().saturating_mul(self.max_inflight_steps);
         let num_pages = self.num_unpinned_pages();
         let fits = |num_rows| self.num_pages_of(num_known_tokens, num_rows) <= num_pages;
         largest(1, most, fits)
@@ -93,8 +92,7 @@ impl SchedulerConfig {
     ) -> usize {
         let num_rows = match self.kv_groups[group].window {
             Some(_) if self.enable_chunked_prefill => {
-                let num_step_rows = self.max_prefill_tokens.min(self.max_num_batched_tokens);
-                let num_step_rows = num_step_rows.min(num_rows_at_once);
+                let num_step_rows = self.largest_chunk().min(num_rows_at_once);
                 num_known_tokens.min(num_ready_rows.saturating_add(num_step_rows))
             }
             _ => num_known_tokens,

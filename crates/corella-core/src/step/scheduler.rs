@@ -329,10 +329,15 @@ impl Scheduler {
             if !state.is_prefilling() || plan.takes_snapshot_of(plan.entries[at].slot) {
                 continue;
             }
-            let rest = state.num_left_to_prefill();
-            let num_tokens = rest.min(plan.budget.prefill_tokens());
-            if num_tokens == 0 {
+            let room = plan.budget.prefill_tokens();
+            if room == 0 {
                 return;
+            }
+            let num_planned = plan.batch.spans[at].tokens.len() as u32;
+            let room = room.min(self.config.max_chunk_tokens - num_planned);
+            let num_tokens = state.num_left_to_prefill().min(room);
+            if num_tokens == 0 {
+                continue;
             }
             let num_tokens = self.end_at_snapshot(index, num_tokens, plan.batch.step);
             let num_tokens = self.take_window_pages(index, num_tokens, plan);

@@ -48,6 +48,7 @@ class Options(ForeignOptions, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int | None
     max_prefill_tokens: int | None
+    chunked_prefill_size: int | None
     long_prefill_token_threshold: int
     max_prefill_seqs: int | None
     max_decode_seqs: int | None

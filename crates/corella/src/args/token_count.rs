@@ -48,6 +48,27 @@ pub fn parse_model_len(text: &str) -> Result<ModelLen, String> {
     }
 }
 
+/// The parts in which a prompt is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkSize {
+    /// There are no parts.
+    Whole,
+    AtMost(u32),
+}
+
+/// SGLang writes -1 for no chunks.
+pub fn parse_chunk_size(text: &str) -> Result<ChunkSize, String> {
+    match text.trim() {
+        "-1" => Ok(ChunkSize::Whole),
+        text => match parse_count(text) {
+            Ok(number @ 1..) => Ok(ChunkSize::AtMost(number)),
+            Ok(0) | Err(_) => Err(
+                "must be a number of tokens, such as 2048 or 2k, or -1 for no chunks".to_owned(),
+            ),
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,5 +99,14 @@ mod tests {
         );
         assert_eq!(parse_model_len("auto"), Ok(ModelLen(None)));
         assert_eq!(parse_model_len("32k"), Ok(ModelLen(Some(32_000))));
+    }
+
+    #[test]
+    fn a_chunk_has_tokens_or_is_a_whole_prompt() {
+        assert_eq!(parse_chunk_size("-1"), Ok(ChunkSize::Whole));
+        assert_eq!(parse_chunk_size("2k"), Ok(ChunkSize::AtMost(2000)));
+        for text in ["0", "-2", "-1k", "many", "8G"] {
+            assert!(parse_chunk_size(text).is_err(), "{text}");
+        }
     }
 }

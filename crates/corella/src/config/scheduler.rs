@@ -3,8 +3,8 @@
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy};
 
 use crate::args::{
-    AdmissionPolicyArg, DeviceArg, DeviceArgs, SchedulerArgs, SchedulingPolicyArg, SpeculateArg,
-    SpeculationArgs,
+    AdmissionPolicyArg, ChunkSize, DeviceArg, DeviceArgs, SchedulerArgs, SchedulingPolicyArg,
+    SpeculateArg, SpeculationArgs,
 };
 use crate::{LlmOptions, StepLimits};
 
@@ -41,7 +41,11 @@ pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     limits.max_queued_tokens = args.max_queued_tokens;
     limits.enable_slo_admission = args.slo_admission;
     limits.head_room = args.head_room;
-    limits.enable_chunked_prefill = !args.no_chunked_prefill;
+    limits.enable_chunked_prefill =
+        !args.no_chunked_prefill && args.chunked_prefill_size != Some(ChunkSize::Whole);
+    if let Some(ChunkSize::AtMost(num_tokens)) = args.chunked_prefill_size {
+        limits.max_chunk_tokens = num_tokens;
+    }
     limits.scheduling_policy = match args.scheduling_policy {
         SchedulingPolicyArg::Fcfs => SchedulingPolicy::Fcfs,
         SchedulingPolicyArg::Priority => SchedulingPolicy::Priority,
@@ -67,12 +71,19 @@ pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
 fn step_limits(default: StepLimits, args: &SchedulerArgs) -> StepLimits {
     let batched = args.max_num_batched_tokens;
     let max_num_batched_tokens = batched.unwrap_or(default.max_num_batched_tokens);
+    // SGLang's prefill of a step is one chunk, so a chunk's size alone bounds the prompts of a step together.
+    let max_prefill_tokens = args
+        .max_prefill_tokens
+        .unwrap_or(match args.chunked_prefill_size {
+            Some(ChunkSize::AtMost(num_tokens)) => num_tokens.min(max_num_batched_tokens),
+            Some(ChunkSize::Whole) | None => max_num_batched_tokens,
+        });
     let inflight = args
         .max_inflight_steps
         .unwrap_or(default.max_inflight_steps);
     StepLimits {
         max_num_batched_tokens,
-        max_prefill_tokens: args.max_prefill_tokens.unwrap_or(max_num_batched_tokens),
+        max_prefill_tokens,
         max_inflight_steps: inflight.max(args.pipeline_parallel_size),
     }
 }
@@ -128,6 +139,35 @@ mod tests {
         ] {
             let limits = StepLimits::of(&options(arguments).scheduler);
             assert_eq!(numbers(limits), expected, "{arguments:?}");
+        }
+    }
+
+    /// Returns the tokens of a step, of its prompts, and of one prompt in it; `None` without chunks.
+    fn sizes(arguments: &[&str]) -> Option<[u32; 3]> {
+        let limits = options(arguments).scheduler;
+        limits.enable_chunked_prefill.then(|| {
+            [
+                limits.max_num_batched_tokens,
+                limits.max_prefill_tokens,
+                limits.largest_chunk(),
+            ]
+        })
+    }
+
+    #[test]
+    fn a_chunk_is_of_one_prompt_and_the_prefill_of_a_step_of_all() {
+        let (chunk, prefill) = ("--chunked-prefill-size", "--max-prefill-tokens");
+        for (arguments, expected) in [
+            (&[chunk, "400"][..], Some([512, 400, 400])),
+            (&[chunk, "400", prefill, "500"], Some([512, 500, 400])),
+            (&[prefill, "500", chunk, "400"], Some([512, 500, 400])),
+            (&[chunk, "400", prefill, "300"], Some([512, 300, 300])),
+            (&[chunk, "1000"], Some([512, 512, 512])),
+            (&[chunk, "-1"], None),
+            (&[chunk, "-1", prefill, "300"], None),
+            (&["--no-chunked-prefill", chunk, "400"], None),
+        ] {
+            assert_eq!(sizes(arguments), expected, "{arguments:?}");
         }
     }
 

@@ -55,7 +55,8 @@ fn every_kind_of_option_has_its_value() {
         kv-cache-memory = \"1G\"
         max-pinned-share = 0.5
         served-model-name = [\"a\", \"b\"]
-        chunked-prefill-size = 0x100 # another name of --max-prefill-tokens
+        chunked-prefill-size = -1
+        page-size = 0x20 # another name of --block-size
     ";
     let mut words = added("kinds", text, "corella serve");
     words.sort();
@@ -68,7 +69,8 @@ fn every_kind_of_option_has_its_value() {
         "--max-pinned-share=0.5",
         "--served-model-name=a",
         "--served-model-name=b",
-        "--max-prefill-tokens=256",
+        "--chunked-prefill-size=-1",
+        "--block-size=32",
     ];
     expected.sort();
     assert_eq!(words, expected);

@@ -16,6 +16,7 @@ mod request_log;
 mod sentence_piece;
 mod server;
 mod spill;
+mod step_limit;
 mod vocabulary;
 mod weight_cache;
 mod window;

@@ -92,9 +92,10 @@ impl Scheduler {
             let fits = rest <= room || is_alone && rest <= budget.tokens_left;
             return if fits { rest } else { 0 };
         }
+        let most = room.min(self.config.max_chunk_tokens);
         match self.config.long_prefill_token_threshold {
-            0 => rest.min(room),
-            threshold => rest.min(room).min(threshold),
+            0 => rest.min(most),
+            threshold => rest.min(most).min(threshold),
         }
     }
 

@@ -64,7 +64,7 @@ impl Scheduler {
         }
         let num_prefill_steps = candidate
             .num_uncached_tokens
-            .div_ceil(self.config.max_prefill_tokens);
+            .div_ceil(self.config.largest_chunk());
         if candidate.demand.num_steps + num_prefill_steps <= patient.num_rows_left {
             return false;
         }

@@ -38,9 +38,10 @@ impl Scheduler {
         let num_decodes = (decoding.len() as u32).min(self.config.max_decode_seqs);
         let running = self.running.iter().map(|index| &requests[index]);
         let prefilling = running.filter(|state| state.is_prefilling());
+        let max_chunk = self.config.max_chunk_tokens;
         let num_to_prefill = match self.waiting.len() == 0 || self.running.num_free_slots() == 0 {
             true => { prefilling }
-                .map(|state| state.num_left_to_prefill())
+                .map(|state| state.num_left_to_prefill().min(max_chunk))
                 .sum(),
             // A starting request takes all prefill tokens that are left.
             false => u32::MAX,

@@ -48,6 +48,7 @@ impl ConfigLine {
                 "seqs" => config.max_num_seqs = number(),
                 "budget" => config.max_num_batched_tokens = number(),
                 "prefill" => config.max_prefill_tokens = number(),
+                "chunk" => config.max_chunk_tokens = number(),
                 "threshold" => config.long_prefill_token_threshold = number(),
                 "prefill_seqs" => config.max_prefill_seqs = number(),
                 "decode_seqs" => config.max_decode_seqs = number(),

@@ -1,0 +1,123 @@
+//! The limits of one step, of which a smaller one overrules a larger one.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::SchedulerConfig;
+
+impl SchedulerConfig {
+    /// The most tokens of one prompt in one step or, without chunked prefill, of one that shares its step.
+    pub fn largest_chunk(&self) -> u32 {
+        let of_all = self.max_prefill_tokens.min(self.max_num_batched_tokens);
+        match self.enable_chunked_prefill {
+            true => of_all.min(self.max_chunk_tokens),
+            false => of_all,
+        }
+    }
+
+    /// Returns a sentence for each limit of a step that no step can reach, because another one is lower. Such a
+    /// configuration works, but does less than the limit seems to allow.
+    pub fn overruled_limits(&self) -> Vec<String> {
+        let of_step = ("max_num_batched_tokens", self.max_num_batched_tokens);
+        let of_prefill = ("max_prefill_tokens", self.max_prefill_tokens);
+        let of_chunk = ("max_chunk_tokens", self.max_chunk_tokens);
+        let mut sentences = Vec::new();
+        let mut compare = |(name, value): (&str, u32), what: &str, others: &[(&str, u32)]| {
+            let lowest = others.iter().min_by_key(|(_, value)| *value);
+            if let Some((other, lower)) = lowest.filter(|(_, lower)| *lower < value) {
+                sentences.push(format!(
+                    "{name} is {value}, but {what} at most {lower} tokens, because {other} is {lower}"
+                ));
+            }
+        };
+        compare(of_prefill, "the prompts of a step get", &[of_step]);
+        if !self.enable_chunked_prefill {
+            if self.max_chunk_tokens != u32::MAX {
+                sentences.push(format!(
+                    "max_chunk_tokens is {}, and has no effect: every prompt is computed whole",
+                    self.max_chunk_tokens
+                ));
+            }
+            return sentences;
+        }
+        if self.max_chunk_tokens != u32::MAX {
+            compare(of_chunk, "a prompt gets", &[of_step, of_prefill]);
+        }
+        let of_share = (
+            "long_prefill_token_threshold",
+            self.long_prefill_token_threshold,
+        );
+        compare(of_share, "a prompt gets", &[of_step, of_prefill, of_chunk]);
+        sentences
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(step: u32, prefill: u32, chunk: u32) -> SchedulerConfig {
+        let mut config = SchedulerConfig::new(64, 16, 1024);
+        config.max_num_batched_tokens = step;
+        config.max_prefill_tokens = prefill;
+        config.max_chunk_tokens = chunk;
+        config
+    }
+
+    #[test]
+    fn a_limit_that_a_lower_one_overrules_is_named_with_it() {
+        let chunk = |lower: u32, other: &str| {
+            format!(
+                "max_chunk_tokens is 1000, but a prompt gets at most {lower} tokens, because {other} is {lower}"
+            )
+        };
+        for (limits, expected) in [
+            (config(512, 512, u32::MAX), None),
+            (config(512, 512, 512), None),
+            (config(2048, 800, 400), None),
+            (
+                config(512, 512, 1000),
+                Some(chunk(512, "max_num_batched_tokens")),
+            ),
+            (
+                config(2048, 300, 1000),
+                Some(chunk(300, "max_prefill_tokens")),
+            ),
+            (
+                config(512, 800, 400),
+                Some(
+                    "max_prefill_tokens is 800, but the prompts of a step get at most 512 tokens, because \
+                     max_num_batched_tokens is 512"
+                        .into(),
+                ),
+            ),
+        ] {
+            let sentences = limits.overruled_limits();
+            assert_eq!(sentences, expected.as_slice(), "{limits:?}");
+            let least = limits.max_num_batched_tokens.min(limits.max_prefill_tokens);
+            assert_eq!(limits.largest_chunk(), limits.max_chunk_tokens.min(least));
+        }
+    }
+
+    #[test]
+    fn a_share_above_the_chunk_and_a_chunk_of_whole_prompts_are_named() {
+        let mut shared = config(512, 512, 100);
+        shared.long_prefill_token_threshold = 200;
+        let sentences = shared.overruled_limits();
+        assert_eq!(
+            sentences,
+            [
+                "long_prefill_token_threshold is 200, but a prompt gets at most 100 tokens, because \
+                 max_chunk_tokens is 100"
+            ]
+        );
+        let mut whole = config(512, 512, 100);
+        whole.enable_chunked_prefill = false;
+        let sentences = whole.overruled_limits();
+        assert_eq!(
+            sentences,
+            ["max_chunk_tokens is 100, and has no effect: every prompt is computed whole"]
+        );
+    }
+}
