@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use crate::repeat::Spread;
-use crate::report::ServerMean;
 use crate::timeline::{Moment, Timeline};
 use crate::{Repeats, Report, RequestRecord};
 
@@ -69,11 +68,12 @@ pub fn write(report: &Report, timeline: &Timeline, repeats: Option<&Repeats>) ->
         }
         html.push_str("</tr>");
     }
-    for ServerMean { name, mean_ms, .. } in &report.server_means {
-        let _ = write!(
-            html,
-            "<tr><td>{name}, by the server</td><td>{mean_ms:.2}</td></tr>"
-        );
+    for phase in &report.server_phases {
+        let _ = write!(html, "<tr><td>{}, by the server</td>", phase.name);
+        for value in phase.values() {
+            let _ = write!(html, "<td>{value:.2}</td>");
+        }
+        html.push_str("</tr>");
     }
     html.push_str("</table><div class=\"plots\">");
     for (title, curves) in latencies(report) {

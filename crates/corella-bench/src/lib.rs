@@ -22,6 +22,8 @@ pub mod transfer;
 
 pub use error::BenchError;
 pub use repeat::{Repeats, Spread};
-pub use report::{Metric, Objective, Report, ReportHead, RequestRecord, ServerMean};
+pub use report::{
+    Metric, Objective, Report, ReportHead, RequestRecord, ServerPercentiles, ServerPhase,
+};
 pub use report_file::ReportFiles;
 pub use summary::Summary;

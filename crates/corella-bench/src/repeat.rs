@@ -83,8 +83,9 @@ impl Repeats {
         for (metric, ..) in self.runs[0].metrics() {
             keys.extend(["mean", "median", "p99"].map(|kind| format!("{kind}_{metric}_ms")));
         }
-        let means = self.runs[0].server_means.iter();
-        keys.extend(means.map(|mean| format!("mean_{}_ms", mean.key)));
+        for phase in &self.runs[0].server_phases {
+            keys.extend(["mean", "median", "p99"].map(|kind| format!("{kind}_{}_ms", phase.key)));
+        }
         let spreads = keys.into_iter().filter_map(|key| {
             let spread = spread(&runs, &key)?;
             Some((key, spread))

@@ -59,6 +59,16 @@ impl RequestRecord {
     }
 }
 
+impl ServerPhase {
+    /// The mean and, if they are known, median, p95 and p99.
+    pub(crate) fn values(&self) -> impl Iterator<Item = f64> {
+        let percentiles = self.percentiles.map(|it| [it.p50_ms, it.p95_ms, it.p99_ms]);
+        [self.mean_ms]
+            .into_iter()
+            .chain(percentiles.into_iter().flatten())
+    }
+}
+
 /// An upper limit of one of a request's latencies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Objective {
@@ -107,20 +117,30 @@ pub struct Report {
     pub tpot_ms: Summary,
     pub itl_ms: Summary,
     pub e2el_ms: Summary,
-    /// Means that only the server can measure.
-    pub server_means: Vec<ServerMean>,
+    /// Phases that only the server can measure.
+    pub server_phases: Vec<ServerPhase>,
     /// The highest number of times that one waiting request was overtaken since the engine started.
     pub max_passed_over: Option<u32>,
     /// The records of all requests, in the order of the prompts.
     pub requests: Vec<RequestRecord>,
 }
 
-/// The mean time of a phase of requests, in milliseconds, from the server's metrics.
+/// The time of a phase of requests, in milliseconds, from the server's metrics.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ServerMean {
+pub struct ServerPhase {
     pub key: &'static str,
     pub name: &'static str,
     pub mean_ms: f64,
+    /// Absent if the server's metrics have no buckets.
+    pub percentiles: Option<ServerPercentiles>,
+}
+
+/// Percentiles by the buckets of the server's histogram, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ServerPercentiles {
+    pub p50_ms: f64,
+    pub p95_ms: f64,
+    pub p99_ms: f64,
 }
 
 impl Report {
@@ -161,7 +181,7 @@ impl Report {
             tpot_ms: Summary::new(tpots),
             itl_ms: Summary::new(itls),
             e2el_ms: Summary::new(e2els),
-            server_means: Vec::new(),
+            server_phases: Vec::new(),
             max_passed_over: None,
             requests,
         }
@@ -279,8 +299,24 @@ impl Report {
         if let Some(max_passed_over) = self.max_passed_over {
             json["max_passed_over"] = max_passed_over.into();
         }
-        for ServerMean { key, mean_ms, .. } in &self.server_means {
-            json[format!("mean_{key}_ms")] = (*mean_ms).into();
+        for phase in &self.server_phases {
+            let key = phase.key;
+            json[format!("mean_{key}_ms")] = phase.mean_ms.into();
+            if let Some(ServerPercentiles {
+                p50_ms,
+                p95_ms,
+                p99_ms,
+            }) = phase.percentiles
+            {
+                for (kind, value) in [
+                    ("median", p50_ms),
+                    ("p50", p50_ms),
+                    ("p95", p95_ms),
+                    ("p99", p99_ms),
+                ] {
+                    json[format!("{kind}_{key}_ms")] = value.into();
+                }
+            }
         }
         for (key, _, summary) in self.metrics() {
             for (kind, value) in [
@@ -381,8 +417,14 @@ impl fmt::Display for Report {
                 format!("{name} ({})", key.to_uppercase())
             )?;
         }
-        for ServerMean { name, mean_ms, .. } in &self.server_means {
-            writeln!(f, "{:<38}{mean_ms:>11.2}", format!("{name}, by the server"))?;
+        for phase in &self.server_phases {
+            let values = phase.values().map(|value| format!("{value:>11.2}"));
+            let values = values.collect::<String>();
+            writeln!(
+                f,
+                "{:<38}{values}",
+                format!("{}, by the server", phase.name)
+            )?;
         }
         self.write_errors(f)
     }

@@ -2,6 +2,7 @@
 
 mod client;
 mod event;
+mod histogram;
 mod load;
 mod option;
 mod prompt;

@@ -59,19 +59,21 @@ pub fn parse_metrics(text: &str, at: Duration) -> Option<Moment> {
 
 /// The value of a metric, summed over its labels.
 pub fn metric(text: &str, name: &str) -> Option<f64> {
-    let lines = text.lines().filter_map(|line| {
+    let values = labelled(text, name).map(|(_, value)| value);
+    values.reduce(|sum, value| sum + value)
+}
+
+/// The values of a metric, each with its labels as text.
+pub fn labelled<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
+    text.lines().filter_map(move |line| {
         let rest = line.strip_prefix(name)?;
-        let rest = match rest.strip_prefix('{') {
-            Some(labels) => labels.split_once('}')?.1,
-            None => rest,
+        let (labels, rest) = match rest.strip_prefix('{') {
+            Some(labelled) => labelled.split_once('}')?,
+            None => ("", rest),
         };
-        rest.strip_prefix(' ')?
-            .split(' ')
-            .next()?
-            .parse::<f64>()
-            .ok()
-    });
-    lines.reduce(|sum, value| sum + value)
+        let value = rest.strip_prefix(' ')?.split(' ').next()?;
+        Some((labels, value.parse::<f64>().ok()?))
+    })
 }
 
 #[cfg(test)]

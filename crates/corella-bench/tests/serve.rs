@@ -348,9 +348,9 @@ async fn without_usage_events_are_counted() {
         (0, 6 * 5)
     );
     assert_eq!(
-        report.server_means,
+        report.server_phases,
         [],
-        "a server without metrics has means"
+        "a server without metrics has phases"
     );
     assert_eq!(report.max_passed_over, None);
 }

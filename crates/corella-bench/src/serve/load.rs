@@ -246,6 +246,13 @@ mod tests {
         let times = load(&options, 1).unwrap().into_iter().map(|item| item.at);
         let expected = [0, 250, 500].map(Duration::from_millis);
         assert_eq!(times.collect::<Vec<_>>(), expected);
+
+        let at_once = BenchServeOptions {
+            submit_interval: Some(Duration::ZERO),
+            ..options
+        };
+        let items = load(&at_once, 1).unwrap();
+        assert!(items.iter().all(|item| item.at.is_zero()));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The server's own metrics of a run: phases of requests that clients cannot see.
 
-use crate::report::{Report, ServerMean};
+use super::histogram::Histogram;
+use crate::report::{Report, ServerPercentiles, ServerPhase};
 use crate::timeline::metric;
 
 /// Each phase's key in the report, its Prometheus histogram, and its display name. Histograms
@@ -19,19 +20,27 @@ const PHASES: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Adds the mean of each phase, from the Prometheus metrics before and after the run. Requests of
-/// other clients during the run are included. Missing metrics are left out.
+/// Adds mean and percentiles of each phase, from the Prometheus metrics before and after the run. Requests of other
+/// clients during the run are included. Missing metrics are left out.
 pub(super) fn add_server_metrics(report: &mut Report, before: &str, after: &str) {
-    let means = PHASES.iter().filter_map(|&(key, histogram, name)| {
-        let growth = |kind| {
-            let name = format!("{histogram}_{kind}");
-            Some(metric(after, &name)? - metric(before, &name).unwrap_or(0.0))
+    let phases = PHASES.iter().filter_map(|&(key, histogram, name)| {
+        let grown = Histogram::grown(histogram, before, after)?;
+        let percentile_ms = |percent| Some(grown.percentile(percent)? * 1e3);
+        let percentiles = || {
+            Some(ServerPercentiles {
+                p50_ms: percentile_ms(50.0)?,
+                p95_ms: percentile_ms(95.0)?,
+                p99_ms: percentile_ms(99.0)?,
+            })
         };
-        let count = growth("count").filter(|count| *count > 0.0)?;
-        let mean_ms = growth("sum")? * 1e3 / count;
-        Some(ServerMean { key, name, mean_ms })
+        Some(ServerPhase {
+            key,
+            name,
+            mean_ms: grown.sum * 1e3 / grown.count,
+            percentiles: percentiles(),
+        })
     });
-    report.server_means = means.collect();
+    report.server_phases = phases.collect();
     report.max_passed_over = metric(after, "corella_max_passed_over").map(|times| times as u32);
 }
 
@@ -58,20 +67,46 @@ mod tests {
             page(6, 1.5, "corella_max_passed_over 4\n"),
         );
         add_server_metrics(&mut report, &before, &after);
-        let [queue] = &report.server_means[..] else {
-            panic!("nothing was prefilled: {:?}", report.server_means);
+        let [queue] = &report.server_phases[..] else {
+            panic!("nothing was prefilled: {:?}", report.server_phases);
         };
         assert_eq!((queue.key, queue.mean_ms), ("queue", 125.0));
         assert_eq!(report.max_passed_over, Some(4));
         assert_eq!(report.to_json(false)["mean_queue_ms"], 125.0);
+        assert_eq!(queue.percentiles, None);
         assert!(report.to_string().contains("Queue wait, by the server"));
+
+        let buckets = |counts: [u32; 3]| {
+            let bounds = ["0.1", "0.2", "+Inf"].iter().zip(counts);
+            let lines = bounds.map(|(bound, count)| {
+                format!("vllm:request_queue_time_seconds_bucket{{le=\"{bound}\"}} {count}\n")
+            });
+            lines.collect::<String>()
+        };
+        let (with_before, with_after) = (
+            format!("{}{before}", buckets([2, 2, 2])),
+            format!("{}{after}", buckets([4, 6, 6])),
+        );
+        add_server_metrics(&mut report, &with_before, &with_after);
+        let json = report.to_json(false);
+        let queue = ["mean", "p50", "median", "p95", "p99"].map(|kind| {
+            let value = json[format!("{kind}_queue_ms")].as_f64();
+            value.unwrap().round()
+        });
+        assert_eq!(queue, [125.0, 100.0, 100.0, 190.0, 198.0]);
+        let table = report.to_string();
+        let line = table
+            .lines()
+            .find(|line| line.starts_with("Queue wait, by the server"));
+        let words: Vec<_> = line.unwrap().split_whitespace().skip(5).collect();
+        assert_eq!(words, ["125.00", "100.00", "190.00", "198.00"]);
 
         // Metrics may be missing before a server's first run, or altogether.
         add_server_metrics(&mut report, "", &before);
-        assert_eq!(report.server_means[0].mean_ms, 500.0);
+        assert_eq!(report.server_phases[0].mean_ms, 500.0);
         add_server_metrics(&mut report, "", "");
         assert_eq!(
-            (report.server_means.len(), report.max_passed_over),
+            (report.server_phases.len(), report.max_passed_over),
             (0, None)
         );
     }

@@ -173,7 +173,7 @@ pub struct BenchServeArgs {
     /// Tokenise all prompts by the server's /tokenize before the run, and send token ids
     #[arg(long, help_heading = "Load")]
     pub pre_tokenize: bool,
-    /// Send a request every MS milliseconds
+    /// Send a request every MS milliseconds; 0 sends all at once
     #[arg(
         long,
         value_name = "MS",
@@ -450,8 +450,8 @@ fn parse_milliseconds(text: &str) -> Result<Duration, String> {
     let seconds = text.trim().parse::<f64>().map(|ms| ms / 1e3);
     let duration = seconds.ok().map(Duration::try_from_secs_f64);
     match duration {
-        Some(Ok(duration)) if !duration.is_zero() => Ok(duration),
-        _ => Err("must be a number above 0".to_owned()),
+        Some(Ok(duration)) => Ok(duration),
+        _ => Err("must be a number of at least 0".to_owned()),
     }
 }
 
