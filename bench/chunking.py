@@ -1,7 +1,11 @@
 """Measures the longest gap between tokens of eight streams while a long prompt prefills, with and without chunks.
 
+    python bench/chunking.py target/release/corella [--mock] [--runs 3]
     python bench/make_model.py small-32k
-    python bench/chunking.py target/release/corella bench/models/small-32k [--runs 3] [--prompt-tokens 8192]
+    python bench/chunking.py target/release/corella bench/models/small-32k [--prompt-tokens 8192]
+
+Without a model, the built-in one computes a prompt of 1,500 tokens. The steps of the mock take as long as those of
+Llama 3 8B on an H200 (bench/results/2026-11-27-h200.md).
 """
 
 import argparse
@@ -16,6 +20,7 @@ import urllib.request
 PORT = 8178
 URL = f"http://127.0.0.1:{PORT}/v1"
 STREAMS = 8
+MOCK = ["--device", "mock", "--mock-step-us", "4500", "--mock-token-us", "47", "--mock-decode-us", "90"]
 
 
 def stream(prompt, max_tokens, times):
@@ -30,7 +35,7 @@ def stream(prompt, max_tokens, times):
 
 def run(binary, model, prompt_tokens, options):
     """Returns the longest gap of a stream, and the time to the first token of the long prompt, in seconds."""
-    server = subprocess.Popen([binary, "serve", model, "--served-model-name", "it", "--port", str(PORT), "--max-num-seqs", "16",
+    server = subprocess.Popen([binary, "serve", *model, "--served-model-name", "it", "--port", str(PORT), "--max-num-seqs", "16",
                                "--no-enable-prefix-caching", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while True:
@@ -63,14 +68,17 @@ def run(binary, model, prompt_tokens, options):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?", help="a model folder; without it, the built-in model")
+    parser.add_argument("--mock", action="store_true")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--prompt-tokens", type=int, default=8192)
+    parser.add_argument("--prompt-tokens", type=int)
     parser.add_argument("--chunk", type=int, default=256)
     options = parser.parse_args()
+    options.prompt_tokens = options.prompt_tokens or (8192 if options.model else 1500)
+    model = [*([options.model] if options.model else []), *(MOCK if options.mock else [])]
     whole = ["--no-chunked-prefill", "--max-num-batched-tokens", str(options.prompt_tokens + 64)]
     chunked = ["--max-num-batched-tokens", str(options.chunk)]
-    pairs = [[run(options.binary, options.model, options.prompt_tokens, side) for side in (whole, chunked)] for _ in range(options.runs)]
+    pairs = [[run(options.binary, model, options.prompt_tokens, side) for side in (whole, chunked)] for _ in range(options.runs)]
     print(f"{options.prompt_tokens} prompt tokens among {STREAMS} streams, steps of {options.chunk} tokens, medians of {options.runs}\n")
     print("| | whole | chunked | ratio |\n|---|---|---|---|")
     for at, title in enumerate(("longest gap between tokens, s", "time to first token of the long prompt, s")):

@@ -89,6 +89,7 @@ mod tests {
             cost: CostModel {
                 per_step_us: 10e3,
                 per_token_us: 1e3,
+                per_decode_us: 1e3,
                 per_attended_kilotoken_us: 0.0,
             },
         };

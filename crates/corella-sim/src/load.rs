@@ -212,9 +212,12 @@ impl Writer {
             Traffic::LongOutputs,
             Traffic::Conversations,
         ]);
+        let per_step_us = (1 + random.below(200)) as f64;
+        let per_token_us = random.below(20) as f64;
         let cost = CostModel {
-            per_step_us: (1 + random.below(200)) as f64,
-            per_token_us: random.below(20) as f64,
+            per_step_us,
+            per_token_us,
+            per_decode_us: per_token_us,
             per_attended_kilotoken_us: random.below(100) as f64,
         };
         Self {

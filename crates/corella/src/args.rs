@@ -14,6 +14,7 @@ mod hub;
 mod inspect;
 mod llm;
 mod manual;
+mod mock_time;
 mod model;
 mod quantize;
 mod request;
@@ -44,6 +45,7 @@ pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
 pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
+pub use mock_time::MockTimeArgs;
 pub use model::{GenerationConfigArg, ModelArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
@@ -326,6 +328,8 @@ pub struct DeviceArgs {
     /// inputs of layers with bf16 weights are rounded to bf16
     #[arg(long, value_enum)]
     pub isa: Option<IsaArg>,
+    #[command(flatten)]
+    pub mock_time: MockTimeArgs,
     /// What the mock answers, word for word; of several texts, the seed of a request chooses
     #[arg(long, value_name = "TEXT", hide = true)]
     pub mock_dictation: Vec<String>,

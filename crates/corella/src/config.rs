@@ -504,6 +504,11 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
         let reason = "--mock-dictation and --mock-script need --device mock";
         return Err(Error::Config(reason.to_owned()));
     }
+    options.mock_cost = args.mock_time.cost();
+    if options.mock_cost.is_some() && options.device != Device::Mock {
+        let reason = "--mock-step-us, --mock-token-us and --mock-decode-us need --device mock";
+        return Err(Error::Config(reason.to_owned()));
+    }
     options.mock_dictations.clone_from(&args.mock_dictation);
     if let Some(path) = &args.mock_script {
         options.mock_script = mock_script(path)?;

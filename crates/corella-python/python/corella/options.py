@@ -84,3 +84,6 @@ class Options(ForeignOptions, total=False):
     threads: int | None
     pin_threads: bool
     isa: Literal["portable", "avx2", "avx512", "avx512-bf16", "amx"] | None
+    mock_step_us: float | None
+    mock_token_us: float | None
+    mock_decode_us: float | None

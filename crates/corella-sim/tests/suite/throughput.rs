@@ -38,6 +38,7 @@ fn duration_us(concurrency: usize, has_room: bool, per_step_us: f64) -> u64 {
     let cost = CostModel {
         per_step_us,
         per_token_us: 100.0,
+        per_decode_us: 100.0,
         per_attended_kilotoken_us: 100.0,
     };
     let (mut now_us, mut num_added, mut num_live) = (0, 0, 0);

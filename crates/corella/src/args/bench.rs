@@ -300,12 +300,6 @@ pub struct BenchOfflineArgs {
     /// them up, and show how long the answers took
     #[arg(long, value_name = "MS", help_heading = "Load")]
     pub reserve_every: Option<u64>,
-    /// With --device mock: time of every step, in microseconds
-    #[arg(long, value_name = "US", help_heading = "Device")]
-    pub mock_step_us: Option<f64>,
-    /// With --device mock: further time for each token of a step, in microseconds
-    #[arg(long, value_name = "US", help_heading = "Device")]
-    pub mock_token_us: Option<f64>,
     #[command(flatten)]
     pub scheduler: SchedulerArgs,
     #[command(flatten)]
@@ -481,5 +475,19 @@ pub(super) fn parse_range(text: &str) -> Result<LenRange, String> {
     match range {
         LenRange(1.., _) if range.0 <= range.1 => Ok(range),
         _ => Err("must be at least 1, and a range must not go down".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_may_be_0() {
+        assert_eq!(parse_milliseconds("0"), Ok(Duration::ZERO));
+        assert_eq!(parse_milliseconds("2.5"), Ok(Duration::from_micros(2500)));
+        for text in ["-1", "NaN", "soon"] {
+            assert!(parse_milliseconds(text).is_err(), "{text}");
+        }
     }
 }

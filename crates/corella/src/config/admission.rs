@@ -94,6 +94,7 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
             cost: CostModel {
                 per_step_us,
                 per_token_us,
+                per_decode_us: per_token_us,
                 per_attended_kilotoken_us,
             },
         },

@@ -7,7 +7,6 @@ use corella_bench::ReportFiles;
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_cpu::{Isa, num_cores};
-use corella_model::CostModel;
 
 use super::{
     documents, kv_format, options_of, set_cache, set_device, set_model, set_scheduler,
@@ -150,17 +149,6 @@ pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
         return Err(Error::Config(reason.to_owned()));
     }
     options.profile = args.profile.then(Arc::default);
-    if args.mock_step_us.is_some() || args.mock_token_us.is_some() {
-        if options.device != Device::Mock {
-            let reason = "--mock-step-us and --mock-token-us need --device mock";
-            return Err(Error::Config(reason.to_owned()));
-        }
-        options.mock_cost = Some(CostModel {
-            per_step_us: args.mock_step_us.unwrap_or(0.0),
-            per_token_us: args.mock_token_us.unwrap_or(0.0),
-            per_attended_kilotoken_us: 0.0,
-        });
-    }
     let lens = args.input_lens.iter();
     Ok(BenchOffline {
         source: source(args.model),
