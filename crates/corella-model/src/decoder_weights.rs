@@ -186,22 +186,9 @@ pub fn load<S: TensorSource>(
     })
 }
 
-/// The storage of a layer's tensors in files with these names.
-fn of_layer<'a>(
-    layout: &Layout,
-    mut names: impl Iterator<Item = &'a String>,
-) -> fn(LayerTensor) -> Stored {
-    match layout.fused_experts {
-        Some(fused) if names.any(|name| name.ends_with(fused.shown_by)) => fused.of_layer,
-        _ => layout.of_layer,
-    }
-}
-
 struct Tensors<'a, S> {
     config: &'a ModelConfig,
-    layout: Layout,
-    /// The draft head's tensors may be stored differently from the model's.
-    of_draft_layer: fn(LayerTensor) -> Stored,
+    layout: &'a Layout,
     /// The prefix of all tensor names except the head's.
     body: &'static str,
     head: &'static str,
@@ -227,14 +214,9 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             .iter()
             .find(is_there)
             .unwrap_or(&layout.bodies[0]);
-        let mut of_model = *layout;
-        let of_head = layout.draft_head;
-        let is_of_head = |name: &String| !of_head.is_empty() && name.starts_with(of_head);
-        of_model.of_layer = of_layer(layout, by_name.keys().filter(|name| !is_of_head(name)));
         Self {
             config,
-            layout: of_model,
-            of_draft_layer: of_layer(layout, by_name.keys().filter(|name| is_of_head(name))),
+            layout,
             body,
             head,
             by_name,
@@ -337,18 +319,19 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         layer: &LayerSpec,
     ) -> Result<LayerWeights, CheckpointError> {
         let specs = layer.tensors(self.config.spec.hidden_size);
+        let prefix = self.layout.prefix(self.body, index);
         let mut weights = LayerWeights::default();
         for TensorSpec { tensor, shape } in &specs {
             let tensor = *tensor;
-            let stored = (self.layout.of_layer)(tensor.owner().unwrap_or(tensor));
-            let part = Part::new(tensor, layer, &self.layout, &stored, &specs);
+            let stored = self.stored(&prefix, tensor.owner().unwrap_or(tensor));
+            let part = Part::new(tensor, layer, self.layout, &stored, &specs);
             let values = match (tensor.role(), &shape[..]) {
                 (TensorRole::Matrix(_), &[out, input]) => {
-                    let name = self.layout.name(self.body, index, tensor);
+                    let name = format!("{prefix}{}", stored.name);
                     self.take_matrix(&name, &stored, &part, [out, input])?
                 }
                 (_, shape) => {
-                    let name = self.layout.full_name(self.body, index, tensor);
+                    let name = prefix.clone() + &stored.full_name(tensor.owner().is_some());
                     let mut whole = self.find(&name, &part.whole(shape))?;
                     if part.num_experts.is_some() {
                         whole = whole.flat();
@@ -366,6 +349,17 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             weights.insert(tensor, values);
         }
         Ok(weights)
+    }
+
+    /// The place of a layer's tensor in these files, whose names begin with a prefix.
+    fn stored(&self, prefix: &str, tensor: LayerTensor) -> Stored {
+        let elsewhere = (self.layout.elsewhere)(tensor);
+        let is_there = |stored: &Stored| {
+            let name = prefix.to_owned() + &stored.full_name(false);
+            self.by_name.contains_key(&name)
+        };
+        let found = elsewhere.filter(is_there);
+        found.unwrap_or_else(|| (self.layout.of_layer)(tensor))
     }
 
     /// Takes a matrix, which may be stored as integers if the configuration quantises any.

@@ -3,7 +3,7 @@
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};
-use super::layout::folder_name;
+use super::layout::{folder_name, fused_expert};
 use super::{Family, Layout, Stored};
 use crate::{CheckpointError, DecoderSpec, FeedForward, LayerTensor, Mlp, MlpSpec};
 
@@ -38,6 +38,7 @@ pub const ERNIE4_5_MOE: Family = Family {
     spec: with_experts,
     folder: Layout {
         of_layer: name,
+        elsewhere: name_of_module,
         ..ERNIE4_5.folder
     },
     ..ERNIE4_5
@@ -141,5 +142,15 @@ fn name(tensor: LayerTensor) -> Stored {
             Stored::complete("mlp.moe_statics.e_score_correction_bias").row()
         }
         other => folder_name(other),
+    }
+}
+
+/// The names in Transformers 5.
+fn name_of_module(tensor: LayerTensor) -> Option<Stored> {
+    match tensor {
+        LayerTensor::SelectionBias => {
+            Some(Stored::complete("mlp.gate.moe_statics.e_score_correction_bias").row())
+        }
+        other => fused_expert(other, "mlp.experts"),
     }
 }

@@ -4,6 +4,7 @@
 
 use super::base::{self, Base};
 use super::field::{Field, Fields, Source};
+use super::layout::fused_expert;
 use super::{Family, Layout, Stored, gemma, rotary};
 use crate::json_object::JsonObject;
 use crate::{
@@ -54,6 +55,7 @@ pub const GEMMA4_UNIFIED_MULTIMODAL: Family = Family {
 
 const FOLDER: Layout = Layout {
     of_layer: name,
+    elsewhere: |tensor| fused_expert(tensor, "experts"),
     ..Layout::FOLDER
 };
 
@@ -311,18 +313,11 @@ fn set_experts(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), Checkp
 
 fn name(tensor: LayerTensor) -> Stored {
     use LayerTensor::{Down, Gate, Up};
-    let of_expert = |name, expert| Stored {
-        expert: Some(expert),
-        ..Stored::complete(name)
-    };
+    let of_expert = |expert, name: &str| Stored::whole(format!("experts.{expert}.{name}"));
     Stored::whole(match tensor {
-        Gate(Mlp::Expert(expert)) | Up(Mlp::Expert(expert)) => {
-            return Stored {
-                parts: &[Gate(Mlp::Expert(0)), Up(Mlp::Expert(0))],
-                ..of_expert("experts.gate_up_proj", expert)
-            };
-        }
-        Down(Mlp::Expert(expert)) => return of_expert("experts.down_proj", expert),
+        Gate(Mlp::Expert(expert)) => return of_expert(expert, "gate_proj"),
+        Up(Mlp::Expert(expert)) => return of_expert(expert, "up_proj"),
+        Down(Mlp::Expert(expert)) => return of_expert(expert, "down_proj"),
         Gate(Mlp::Shared) => "mlp.gate_proj",
         Up(Mlp::Shared) => "mlp.up_proj",
         Down(Mlp::Shared) => "mlp.down_proj",

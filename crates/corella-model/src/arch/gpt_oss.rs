@@ -19,6 +19,7 @@ pub const GPT_OSS: Family = Family {
     spec,
     folder: Layout {
         of_layer: name,
+        elsewhere: |_| None,
         ..Layout::FOLDER
     },
     file: Layout {

@@ -28,7 +28,9 @@ pub struct Layout {
     /// The prefix before a layer's number and the name of one of its tensors.
     pub layers: &'static str,
     pub of_layer: fn(LayerTensor) -> Stored,
-    pub fused_experts: Option<FusedExperts>,
+    /// Another place of a tensor of a layer, which counts in files that have it: other writers of the same models store
+    /// the matrices of all experts as one tensor, and rename some tensors beside them.
+    pub elsewhere: fn(LayerTensor) -> Option<Stored>,
     /// Whether norms multiply by 1 plus their weights.
     pub norms_lack_one: bool,
     /// Whether the value heads of gated delta networks are sorted by their place among the heads that share a key head,
@@ -51,15 +53,6 @@ pub struct Layout {
     pub has_more_layers: bool,
     /// The suffixes of tensors without weights.
     pub buffers: &'static [&'static str],
-}
-
-/// The names of a layer's tensors in files that have all of its experts in one tensor.
-#[derive(Clone, Copy)]
-pub struct FusedExperts {
-    /// The name of a tensor that only such files have in their layers.
-    pub shown_by: &'static str,
-    /// Replaces `Layout::of_layer`.
-    pub of_layer: fn(LayerTensor) -> Stored,
 }
 
 /// A layer of the part behind an encoder that makes scores of classes.
@@ -107,7 +100,7 @@ impl Layout {
         norm: "norm",
         layers: "layers",
         of_layer: folder_name,
-        fused_experts: None,
+        elsewhere: |tensor| fused_expert(tensor, "mlp.experts"),
         norms_lack_one: false,
         tiles_value_heads: false,
         has_plain_rates: false,
@@ -136,7 +129,7 @@ impl Layout {
         norm: "output_norm",
         layers: "blk",
         of_layer: file_name,
-        fused_experts: None,
+        elsewhere: fused_expert_in_file,
         norms_lack_one: false,
         tiles_value_heads: false,
         has_plain_rates: false,
@@ -189,23 +182,21 @@ impl Layout {
         self.norm.replace("{last}", &last)
     }
 
+    /// The prefix of the names of a layer's tensors behind `body`.
+    pub fn prefix(&self, body: &str, layer: usize) -> String {
+        format!("{body}{}.{layer}.", self.layers)
+    }
+
     /// The name of a layer's matrix, or of a bias's owner, behind `body`.
     pub fn name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
         let stored = (self.of_layer)(tensor.owner().unwrap_or(tensor));
-        format!("{body}{}.{layer}.{}", self.layers, stored.name)
+        self.prefix(body, layer) + &stored.name
     }
 
     /// The whole name of a layer's tensor behind `body`.
     pub fn full_name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
-        let name = self.name(body, layer, tensor);
-        let owner = tensor.owner();
-        let is_complete = (self.of_layer)(owner.unwrap_or(tensor)).is_complete;
-        match (owner, is_complete) {
-            (Some(_), false) => format!("{name}.bias"),
-            (Some(_), true) => format!("{name}_bias"),
-            (None, false) => format!("{name}.weight"),
-            (None, true) => name,
-        }
+        let stored = (self.of_layer)(tensor.owner().unwrap_or(tensor));
+        self.prefix(body, layer) + &stored.full_name(tensor.owner().is_some())
     }
 }
 
@@ -224,7 +215,7 @@ impl Stored {
     }
 
     /// A tensor whose name does not end in `.weight`.
-    pub fn complete(name: &'static str) -> Self {
+    pub fn complete(name: impl Into<Cow<'static, str>>) -> Self {
         Self {
             is_complete: true,
             ..Self::whole(name)
@@ -278,6 +269,25 @@ impl Stored {
         }
     }
 
+    /// The matrix of an expert in the tensor of all experts of the layer.
+    fn of_expert(self, expert: usize) -> Self {
+        Self {
+            expert: Some(expert),
+            ..self
+        }
+    }
+
+    /// The name in a file, of the tensor or of its bias.
+    pub fn full_name(&self, is_bias: bool) -> String {
+        let name = &self.name;
+        match (is_bias, self.is_complete) {
+            (true, false) => format!("{name}.bias"),
+            (true, true) => format!("{name}_bias"),
+            (false, false) => format!("{name}.weight"),
+            (false, true) => name.to_string(),
+        }
+    }
+
     /// Whether the tensor is stored unchanged as a tensor of the file.
     pub fn is_plain(&self) -> bool {
         self.parts.is_empty() && !self.is_transposed && self.expert.is_none()
@@ -315,15 +325,44 @@ pub fn folder_name(tensor: LayerTensor) -> Stored {
     })
 }
 
+/// The place of an expert's matrix in the modules of Transformers 5, whose `save_pretrained` stores them as they are if
+/// asked to. `experts` is the name of the module with all experts of the layer.
+pub fn fused_expert(tensor: LayerTensor, experts: &str) -> Option<Stored> {
+    use LayerTensor::{Down, Gate, Up};
+    Some(match tensor {
+        Gate(Mlp::Expert(expert)) | Up(Mlp::Expert(expert)) => Stored {
+            parts: GATE_UP_OF_EXPERTS,
+            ..Stored::complete(format!("{experts}.gate_up_proj")).of_expert(expert)
+        },
+        Down(Mlp::Expert(expert)) => {
+            Stored::complete(format!("{experts}.down_proj")).of_expert(expert)
+        }
+        _ => return None,
+    })
+}
+
+/// The place of an expert's gate and up matrices in GGUF files whose converter has stacked them.
+fn fused_expert_in_file(tensor: LayerTensor) -> Option<Stored> {
+    match tensor {
+        LayerTensor::Gate(Mlp::Expert(expert)) | LayerTensor::Up(Mlp::Expert(expert)) => {
+            Some(Stored::fused("ffn_gate_up_exps", GATE_UP_OF_EXPERTS).of_expert(expert))
+        }
+        _ => None,
+    }
+}
+
+/// Parts of experts are named by the first expert.
+const GATE_UP_OF_EXPERTS: &[LayerTensor] = &[
+    LayerTensor::Gate(Mlp::Expert(0)),
+    LayerTensor::Up(Mlp::Expert(0)),
+];
+
 /// The names in GGUF files.
 pub fn file_name(tensor: LayerTensor) -> Stored {
     let of_mlp = |mlp, name: &str| match mlp {
         Mlp::Only => Stored::whole(format!("ffn_{name}")),
         Mlp::Shared => Stored::whole(format!("ffn_{name}_shexp")),
-        Mlp::Expert(expert) => Stored {
-            expert: Some(expert),
-            ..Stored::whole(format!("ffn_{name}_exps"))
-        },
+        Mlp::Expert(expert) => Stored::whole(format!("ffn_{name}_exps")).of_expert(expert),
     };
     Stored::whole(match tensor {
         LayerTensor::AttentionNorm => "attn_norm",

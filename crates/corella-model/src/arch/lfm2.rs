@@ -3,7 +3,7 @@
 
 use super::base::{self, Base, HIDDEN_SIZE, INTERMEDIATE_SIZE};
 use super::field::{Field, Fields, Source};
-use super::layout::{file_name, folder_name};
+use super::layout::{file_name, folder_name, fused_expert};
 use super::{Family, Layout, Stored, qwen3_moe};
 use crate::{
     CheckpointError, DecoderSpec, ExpertScoring, FeedForward, LayerTensor, Mlp, MlpSpec, QkNorm,
@@ -19,6 +19,7 @@ pub const LFM2: Family = Family {
     spec: dense,
     folder: Layout {
         of_layer: name,
+        elsewhere: |tensor| fused_expert(tensor, "feed_forward.experts"),
         norm: "embedding_norm",
         ..Layout::FOLDER
     },

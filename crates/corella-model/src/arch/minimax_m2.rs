@@ -16,6 +16,7 @@ pub const MINIMAX_M2: Family = Family {
     spec,
     folder: Layout {
         of_layer: name,
+        elsewhere: name_of_module,
         ..Layout::FOLDER
     },
     file: Layout::FILE,
@@ -85,5 +86,12 @@ fn name(tensor: LayerTensor) -> Stored {
     match tensor {
         LayerTensor::SelectionBias => Stored::complete("block_sparse_moe.e_score_correction_bias"),
         other => mixtral::name(other),
+    }
+}
+
+fn name_of_module(tensor: LayerTensor) -> Option<Stored> {
+    match tensor {
+        LayerTensor::SelectionBias => Some(Stored::complete("mlp.e_score_correction_bias")),
+        other => mixtral::name_of_module(other),
     }
 }

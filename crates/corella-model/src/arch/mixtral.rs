@@ -2,7 +2,7 @@
 
 use super::base::{self, Base};
 use super::field::{Field, Fields};
-use super::layout::folder_name;
+use super::layout::{folder_name, fused_expert};
 use super::{Family, Layout, Stored};
 use crate::{CheckpointError, DecoderSpec, FeedForward, LayerTensor, Mlp};
 
@@ -15,6 +15,7 @@ pub const MIXTRAL: Family = Family {
     spec,
     folder: Layout {
         of_layer: name,
+        elsewhere: name_of_module,
         ..Layout::FOLDER
     },
     file: Layout::FILE_OF_NEIGHBOURS,
@@ -50,5 +51,13 @@ pub fn name(tensor: LayerTensor) -> Stored {
         LayerTensor::Down(Mlp::Expert(expert)) => of_expert(expert, "w2"),
         LayerTensor::Up(Mlp::Expert(expert)) => of_expert(expert, "w3"),
         other => folder_name(other),
+    }
+}
+
+/// The names in Transformers 5.
+pub fn name_of_module(tensor: LayerTensor) -> Option<Stored> {
+    match tensor {
+        LayerTensor::Router => Some(folder_name(tensor)),
+        other => fused_expert(other, "mlp.experts"),
     }
 }

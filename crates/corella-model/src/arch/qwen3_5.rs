@@ -3,10 +3,9 @@
 
 use super::base::{self, Base};
 use super::field::Fields;
-use super::layout::FusedExperts;
 use super::qwen3_moe::EXPERT_SIZE;
 use super::{Family, Layout, Stored, qwen3_next};
-use crate::{CheckpointError, DecoderSpec, LayerTensor, Mlp};
+use crate::{CheckpointError, DecoderSpec, LayerTensor};
 
 /// The decoder alone.
 pub const QWEN3_5: Family = Family {
@@ -36,13 +35,6 @@ pub const QWEN3_5_MOE: Family = Family {
     model_type: "qwen3_5_moe_text",
     gguf: "qwen35moe",
     spec: with_experts,
-    folder: Layout {
-        fused_experts: Some(FusedExperts {
-            shown_by: GATE_UP,
-            of_layer: fused_name,
-        }),
-        ..FOLDER
-    },
     ..QWEN3_5
 };
 
@@ -91,25 +83,6 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     qwen3_next::set_experts(fields, &mut spec, true)?;
     qwen3_next::set_layers(fields, &mut spec)?;
     Ok(spec)
-}
-
-/// Published files have the matrices of all experts of a layer in two tensors.
-const GATE_UP: &str = "mlp.experts.gate_up_proj";
-
-fn fused_name(tensor: LayerTensor) -> Stored {
-    use LayerTensor::{Down, Gate, Up};
-    let of_expert = |name, expert| Stored {
-        expert: Some(expert),
-        ..Stored::complete(name)
-    };
-    match tensor {
-        Gate(Mlp::Expert(expert)) | Up(Mlp::Expert(expert)) => Stored {
-            parts: &[Gate(Mlp::Expert(0)), Up(Mlp::Expert(0))],
-            ..of_expert(GATE_UP, expert)
-        },
-        Down(Mlp::Expert(expert)) => of_expert("mlp.experts.down_proj", expert),
-        other => name(other),
-    }
 }
 
 fn name(tensor: LayerTensor) -> Stored {

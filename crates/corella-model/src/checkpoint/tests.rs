@@ -1,5 +1,6 @@
 //! Tests of valid folders, and of all kinds of broken ones.
 
+mod form;
 mod head;
 
 use std::collections::BTreeMap;

@@ -11,8 +11,8 @@ impl<S: TensorSource> Tensors<'_, S> {
         &mut self,
         layer: &LayerSpec,
     ) -> Result<DraftHeadWeights, CheckpointError> {
-        let (body, of_layer) = (self.body, self.layout.of_layer);
-        (self.body, self.layout.of_layer) = (self.layout.draft_head, self.of_draft_layer);
+        let body = self.body;
+        self.body = self.layout.draft_head;
         let hidden = self.config.spec.hidden_size;
         let join = format!("{}fc", self.body);
         let norm = |tensors: &mut Self, name| {
@@ -30,7 +30,7 @@ impl<S: TensorSource> Tensors<'_, S> {
             layer: self.take_layer(0, layer)?,
             norm: norm(self, "norm")?,
         };
-        (self.body, self.layout.of_layer) = (body, of_layer);
+        self.body = body;
         Ok(head)
     }
 }

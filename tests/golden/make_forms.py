@@ -1,0 +1,60 @@
+"""Writes forms.json: the names and parts of tensors that Transformers 5 stores otherwise if a folder is not saved in the
+form of the published models.
+
+    .venv/bin/python tests/golden/make_forms.py
+
+Each tensor is the bytes of tensors of the published form, one after another. A file lists those of one layer with
+experts of each family, behind the layer's prefix.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+from golden_shape import FAMILIES
+from make_golden import make_module, set_up_transformers
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+
+
+def saved(model, **options):
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, **options)
+        tensors = load_file(Path(folder) / "model.safetensors")
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def parts(tensor, published):
+    """Finds the published tensors whose bytes make up another one."""
+    found = []
+    while tensor:
+        name = next(name for name, values in published.items() if tensor.startswith(values))
+        found.append(name)
+        tensor = tensor[len(published[name]) :]
+    return found
+
+
+def form(name):
+    """Returns the tensors of a family's last layer with experts that differ, and their parts."""
+    model = make_module(name, 0)
+    published = saved(model)
+    modules = saved(model, save_original_format=False)
+    renamed = [name for name in modules if name not in published]
+    layer = max((name[: name.index(".", len("model.layers."))] + "." for name in renamed), default=None)
+    return {
+        name.removeprefix(layer): [part.removeprefix(layer) for part in parts(modules[name], published)]
+        for name in sorted(renamed)
+        if name.startswith(layer)
+    }
+
+
+def main():
+    set_up_transformers()
+    forms = {name: form(name) for name in FAMILIES}
+    lines = [f"  {json.dumps(name)}: {json.dumps(tensors)}" for name, tensors in forms.items() if tensors]
+    (HERE / "forms.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
