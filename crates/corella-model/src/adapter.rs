@@ -17,6 +17,8 @@ use crate::{CheckpointError, LayerTensor, ModelConfig, RowOrder, Tensor};
 pub struct Adapter {
     /// The updated matrices of each of the model's layers.
     pub layers: Vec<AdapterLayer>,
+    /// The names of tensors that update other parts of the model, such as a vision tower.
+    pub left_out: Vec<String>,
 }
 
 pub type AdapterLayer = BTreeMap<LayerTensor, LowRankUpdate>;
@@ -46,6 +48,23 @@ const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 /// PEFT's prefix of a model's module names.
 const PREFIX: &str = "base_model.model.";
+/// A text model may be the decoder of a multimodal one for which the adapter was made. These are the decoder's names
+/// there.
+const DECODERS: [&str; 3] = [
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+];
+/// The names of its other parts there, perhaps behind `model.`.
+const OTHER_PARTS: [&str; 7] = [
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "audio_tower.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "embed_audio.",
+];
 
 impl Adapter {
     /// A digest of the updates, independent of the adapter's name. It does not resist deliberate collisions.
@@ -64,7 +83,7 @@ impl Adapter {
     }
 
     /// Reads a folder as PEFT's `save_pretrained` writes it, for a model. Unsupported parts are refused, because
-    /// leaving them out would change the adapter's output.
+    /// leaving them out would change the adapter's output. Updates of parts that read no text change no output.
     pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self, CheckpointError> {
         let source = Source::Folder(folder.to_path_buf());
         let label = source.label(CONFIG);
@@ -88,11 +107,18 @@ impl Adapter {
         };
         let layers = (0..model.spec.layers.len()).map(|layer| tensors.take_layer(layer));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        tensors.refuse_others()?;
+        let left_out = tensors.left_out()?;
         if layers.iter().all(BTreeMap::is_empty) {
-            return Err(CheckpointError::new(file.file(), "updates no matrix"));
+            let problem = match left_out.first() {
+                None => String::from("updates no matrix"),
+                Some(first) => format!(
+                    "updates only parts of the model that read no text, such as {first}, and text is all \
+                     that is served"
+                ),
+            };
+            return Err(CheckpointError::new(file.file(), problem));
         }
-        Ok(Self { layers })
+        Ok(Self { layers, left_out })
     }
 
     /// The largest rank of its updates.
@@ -210,7 +236,8 @@ impl AdapterTensors<'_> {
             }
             let stored = (layout.of_layer)(matrix.tensor);
             let part = Part::new(matrix.tensor, spec, layout, &stored, &specs);
-            for (body, _) in layout.bodies {
+            let bodies = layout.bodies.iter().map(|(body, _)| *body);
+            for body in bodies.chain(DECODERS) {
                 let module = layout.name(body, index, matrix.tensor);
                 if let Some(update) = self.take(&module, &part, &matrix.shape)? {
                     layer.insert(matrix.tensor, update);
@@ -256,23 +283,32 @@ impl AdapterTensors<'_> {
         }))
     }
 
-    /// Refuses unused tensors: without them, the adapter's output would change.
-    fn refuse_others(&self) -> Result<(), CheckpointError> {
-        let names = self.file.names();
-        match names
-            .iter()
-            .filter(|name| !self.taken.contains(*name))
-            .min()
-        {
-            None => Ok(()),
-            Some(name) => Err(CheckpointError::new(
-                self.file.file(),
-                format!(
-                    "tensor {name} cannot be used: adapters may update the attention and MLP \
-                     matrices of the {}'s layers, and not those of experts",
-                    self.model.architecture
-                ),
-            )),
-        }
+    /// The names of tensors of other parts of the model. Refuses other unused tensors: without them, the adapter's
+    /// output would change.
+    fn left_out(&self) -> Result<Vec<String>, CheckpointError> {
+        let of_family = self.model.architecture.folder_layout().other_parts;
+        let is_other = |name: &&String| {
+            let module = name.strip_prefix(PREFIX).unwrap_or(name);
+            let short = module.strip_prefix("model.").unwrap_or(module);
+            of_family.iter().any(|part| module.starts_with(part))
+                || OTHER_PARTS.iter().any(|part| short.starts_with(part))
+        };
+        let mut names = self.file.names();
+        names.retain(|name| !self.taken.contains(name));
+        names.sort();
+        let Some(name) = names.iter().find(|name| !is_other(name)) else {
+            return Ok(names);
+        };
+        Err(CheckpointError::new(
+            self.file.file(),
+            format!(
+                "tensor {name} cannot be used: adapters may update the attention and MLP matrices of the \
+                 {}'s layers, and not those of experts",
+                self.model.architecture
+            ),
+        ))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,6 +29,13 @@ impl AdapterLoader for FolderLoader {
         };
         let adapter = Adapter::open(Path::new(path), &self.model);
         let adapter = adapter.map_err(|error| error.to_string())?;
+        if let Some(first) = adapter.left_out.first() {
+            tracing::info!(
+                "adapter {name}: {} tensors update parts of the model that read no text, and are left: {first} \
+                 and others",
+                adapter.left_out.len()
+            );
+        }
         let (rank, max_rank) = (adapter.max_rank(), adapters.max_rank());
         if rank > max_rank {
             return Err(format!(

@@ -53,7 +53,10 @@ impl AdapterLoader for Loader {
             self.mount.stall();
         }
         let adapters = self.engine.adapters().expect("the mock takes adapters");
-        let adapter = Adapter { layers: Vec::new() };
+        let adapter = Adapter {
+            layers: Vec::new(),
+            left_out: Vec::new(),
+        };
         Ok(LoadedAdapter::new(name, &adapter, adapters.clone()))
     }
 }
