@@ -185,6 +185,38 @@ fn advice_has_the_value_that_was_typed() {
     );
 }
 
+/// A reason is true of the flag that it is given for.
+#[test]
+fn reasons_are_about_their_flags() {
+    for (flag, reason) in [
+        (
+            "--enable-expert-parallel",
+            "all experts of a model are computed on one device",
+        ),
+        (
+            "--mamba-cache-mode all",
+            "states of recurrent layers are f32, and their sizes decide",
+        ),
+        (
+            "--disable-fastapi-docs",
+            "GET /openapi.json is always served",
+        ),
+        (
+            "--enable-tokenizer-info-endpoint",
+            "GET /props is always served, with the chat template",
+        ),
+        (
+            "--fingerprint-mode none",
+            "answers have no system_fingerprint",
+        ),
+    ] {
+        let warnings = typed(&format!("corella serve {flag}")).unwrap().warnings;
+        let name = flag.split(' ').next().unwrap();
+        let expected = format!("{name} has no effect: {reason}");
+        assert!(warnings[0].starts_with(&expected), "{warnings:?}");
+    }
+}
+
 /// Following a suggestion must not lead to another refusal.
 #[test]
 fn suggestions_can_be_followed() {
