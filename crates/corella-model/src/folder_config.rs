@@ -22,7 +22,7 @@ impl ModelConfig {
             ("model_type", family.model_type.into()),
             ("torch_dtype", dtype.into()),
             ("bos_token_id", self.bos_token_id.into()),
-            ("eos_token_id", self.eos_token_ids.clone().into()),
+            ("eos_token_id", self.end_tokens.ids().into()),
         ] {
             config.insert(field.into(), value);
         }
@@ -34,7 +34,7 @@ impl ModelConfig {
         let mut fields = Map::new();
         let generation = &self.generation;
         fields.insert("bos_token_id".into(), self.bos_token_id.into());
-        fields.insert("eos_token_id".into(), self.eos_token_ids.clone().into());
+        fields.insert("eos_token_id".into(), self.end_tokens.ids().into());
         for (name, value) in [
             ("temperature", generation.temperature),
             ("top_p", generation.top_p),
@@ -89,7 +89,7 @@ mod tests {
             assert_eq!(read.spec, folder.config().spec, "{name}");
             assert_eq!(read.architecture, folder.config().architecture);
             assert_eq!(read.bos_token_id, file.config().bos_token_id);
-            assert_eq!(read.eos_token_ids, file.config().eos_token_ids);
+            assert_eq!(read.end_tokens.ids(), file.config().end_tokens.ids());
             assert_eq!(read.generation, file.config().generation);
         }
     }

@@ -19,6 +19,7 @@ mod device_error;
 mod device_memory;
 mod element_order;
 mod encoder_spec;
+mod end_token;
 mod executor;
 mod executor_factory;
 mod folder_config;
@@ -85,6 +86,7 @@ pub use device_error::DeviceError;
 pub use device_memory::{DeviceMemory, host_bytes};
 pub use element_order::ElementOrder;
 pub use encoder_spec::{EncoderSpec, EncoderWeights};
+pub use end_token::{EndToken, EndTokens};
 pub use executor::{
     CallerWaker, DraftSlot, Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask,
 };

@@ -3,8 +3,9 @@
 use corella_core::TokenId;
 
 use crate::arch::FolderFields;
+use crate::checkpoint::{CONFIG, GENERATION_CONFIG};
 use crate::json_object::{self, JsonObject};
-use crate::{Architecture, CheckpointError, DType, DecoderSpec, Quantization};
+use crate::{Architecture, CheckpointError, DType, DecoderSpec, EndTokens, Quantization};
 
 /// The configuration of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,8 +22,7 @@ pub struct ModelConfig {
     /// The integer storage of matrices, if any.
     pub quantization: Option<Quantization>,
     pub bos_token_id: Option<TokenId>,
-    /// Every token that ends a sequence, from both files.
-    pub eos_token_ids: Vec<TokenId>,
+    pub end_tokens: EndTokens,
     pub generation: GenerationDefaults,
 }
 
@@ -62,12 +62,15 @@ impl ModelConfig {
             dtype: dtype(config)?,
             quantization: Quantization::parse(config)?,
             bos_token_id: token_ids("bos_token_id")?.first().copied(),
-            eos_token_ids: token_ids("eos_token_id")?,
+            end_tokens: EndTokens::default(),
             generation: GenerationDefaults::default(),
         };
+        for id in token_ids("eos_token_id")? {
+            model.end_tokens.add(id, CONFIG);
+        }
         if let Some((file, bytes)) = generation {
             let fields = json_object::parse(file, bytes)?;
-            model.add_generation_config(&JsonObject::new(file, &fields))?;
+            model.add_generation_config(&JsonObject::new(file, &fields), GENERATION_CONFIG)?;
         }
         Ok(model)
     }
@@ -79,14 +82,16 @@ impl ModelConfig {
         bytes: &[u8],
     ) -> Result<(), CheckpointError> {
         let fields = json_object::parse(file, bytes)?;
-        self.add_generation_config(&JsonObject::new(file, &fields))
+        self.add_generation_config(&JsonObject::new(file, &fields), file)
     }
 
-    fn add_generation_config(&mut self, config: &JsonObject<'_>) -> Result<(), CheckpointError> {
+    fn add_generation_config(
+        &mut self,
+        config: &JsonObject<'_>,
+        name: &str,
+    ) -> Result<(), CheckpointError> {
         for id in config.token_ids("eos_token_id")? {
-            if !self.eos_token_ids.contains(&id) {
-                self.eos_token_ids.push(id);
-            }
+            self.end_tokens.add(id, name);
         }
         if let Some(&id) = config.token_ids("bos_token_id")?.first() {
             self.bos_token_id = Some(id);

@@ -13,6 +13,7 @@ use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
 use crate::encoder_limit;
+use crate::end_token;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::option_name::in_options;
 use crate::recurrent_limit;
@@ -308,7 +309,9 @@ pub(crate) fn load(
         options,
         page_bytes + draft_page_bytes.div_ceil(num_pages_per_draft_page),
         sum(&|formats| formats.packed_bytes()),
-        { device.memory }.without(sum(&|formats| formats.working_bytes(&scheduler))),
+        device
+            .memory
+            .without(sum(&|formats| formats.working_bytes(&scheduler))),
     );
     if is_encoder {
         encoder_limit::set_demand(&mut demand);
@@ -440,7 +443,8 @@ fn mock_config(
     options: &LlmOptions,
 ) -> Result<MockConfig, Error> {
     const END_PROBABILITY: f64 = 0.02;
-    let config = checkpoint.config();
+    let mut config = checkpoint.config().clone();
+    end_token::add(&mut config, tokenizer, |name| checkpoint.file(name))?;
     let mut mock = MockConfig::new(config.spec.vocab_size, 0, options.scheduler.page_size);
     mock.cost = options.mock_cost.clone();
     mock.drawable = (0..config.spec.vocab_size as TokenId)
@@ -451,8 +455,8 @@ fn mock_config(
             !word.is_empty() && word.iter().all(u8::is_ascii_lowercase)
         })
         .collect();
-    mock.end = config.eos_token_ids.first().map(|&token| MockEnd {
-        token,
+    mock.end = config.end_tokens.iter().next().map(|end| MockEnd {
+        token: end.id,
         probability: END_PROBABILITY,
         at_output: None,
     });

@@ -3,12 +3,13 @@
 use corella_core::SchedulerConfig;
 use corella_cpu::packed_bytes;
 use corella_model::{
-    ByPart, Checkpoint, DecoderSpec, DeviceMemory, ExecutorFactory, KvFormat, KvGroups,
+    ByPart, Checkpoint, DecoderSpec, DeviceMemory, EndToken, ExecutorFactory, KvFormat, KvGroups,
     ModelConfig, Outline, OutlineSizes, TensorTotals, WeightFormat,
 };
 use corella_text::{TokenCount, Tokenizer};
 
 use crate::device::{self, kv_format, kv_groups};
+use crate::end_token;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::llm::{FileContent, model_name, required, template_of};
 use crate::vocabulary::num_tokens;
@@ -81,8 +82,8 @@ pub struct TokenizerReport {
     pub num_special: usize,
     /// The token that begins a sequence, and its id.
     pub bos: Option<(u32, String)>,
-    /// The tokens that end an answer.
-    pub ends: Vec<(u32, String)>,
+    /// The tokens that end an answer, and the places that name them.
+    pub ends: Vec<(EndToken, String)>,
 }
 
 /// The features of a chat template.
@@ -130,9 +131,15 @@ pub fn inspect(source: &ModelSource, options: &LlmOptions) -> Result<Inspection,
     let (tokenizer, count) = inspection.read_text(|name| outline.file(name)).unzip();
     match outline.into_checkpoint() {
         Ok(checkpoint) => {
-            let model = inspection.read_model(&checkpoint, count, options);
-            if let (Some(tokenizer), Some(report)) = (&tokenizer, &mut inspection.tokenizer) {
-                report.name_special_tokens(tokenizer, &model.config);
+            let mut model = inspection.read_model(&checkpoint, count, options);
+            if let Some(tokenizer) = &tokenizer {
+                let config = &mut model.config;
+                inspection.accept(end_token::add(config, tokenizer, |name| {
+                    checkpoint.file(name)
+                }));
+                if let Some(report) = &mut inspection.tokenizer {
+                    report.name_special_tokens(tokenizer, config);
+                }
             }
             inspection.model = Some(model);
         }
@@ -283,8 +290,9 @@ impl TokenizerReport {
     }
 
     fn name_special_tokens(&mut self, tokenizer: &Tokenizer, config: &ModelConfig) {
-        let named = |id: u32| (id, tokenizer.id_to_token(id).unwrap_or_default());
-        self.bos = config.bos_token_id.map(named);
-        self.ends = config.eos_token_ids.iter().copied().map(named).collect();
+        let text = |id: u32| tokenizer.id_to_token(id).unwrap_or_default();
+        self.bos = config.bos_token_id.map(|id| (id, text(id)));
+        let ends = config.end_tokens.iter();
+        self.ends = ends.map(|end| (end.clone(), text(end.id))).collect();
     }
 }

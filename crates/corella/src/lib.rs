@@ -15,6 +15,7 @@ mod device_choice;
 mod draft_head_limit;
 mod draft_model;
 mod encoder_limit;
+mod end_token;
 mod error;
 mod generation_choice;
 mod inspect;

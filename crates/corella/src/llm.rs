@@ -16,6 +16,7 @@ use crate::device_choice;
 use crate::draft_head_limit;
 use crate::draft_model::DraftCheckpoint;
 use crate::encoder_limit;
+use crate::end_token;
 use crate::kv_plan::display_bytes;
 use crate::model_identity::ModelIdentity;
 use crate::tokenizer_loader::TokenizerLoader;
@@ -110,6 +111,14 @@ impl Llm {
         let max_model_len = loaded.scheduler.max_model_len;
         let mut engine_config = EngineConfig::new(loaded.scheduler);
         engine_config.step_deadline = options.step_deadline;
+        let tokenizer = tokenizer.get()?.clone();
+        end_token::add(&mut config, &tokenizer, |name| checkpoint.file(name))?;
+        if config.has_head && config.end_tokens.is_empty() {
+            tracing::warn!(
+                "no file of the model names a token that ends an answer: answers end with `max_tokens`, a \
+                 `stop` text or the context"
+            );
+        }
         let (draft_model, draft_hardware) = loaded.draft.unzip();
         let engine = match draft_model {
             Some(draft) => Engine::start_with_draft_model(engine_config, loaded.executor, draft)?,
@@ -121,7 +130,7 @@ impl Llm {
             file_bytes: checkpoint.file_bytes().unwrap_or(0),
             config,
             sentence,
-            tokenizer: tokenizer.get()?.clone(),
+            tokenizer,
             chat_template,
             engine,
             max_model_len,
@@ -234,6 +243,12 @@ impl Llm {
         )
     }
 
+    /// One line with the tokens that end an answer and the files that name them; `None` if no token does.
+    pub fn end_summary(&self) -> Option<String> {
+        let ends = end_token::display(&self.config, &self.tokenizer);
+        (self.config.has_head && !ends.is_empty()).then(|| format!("answers end with {ends}"))
+    }
+
     /// Returns the tokens of a conversation of one message.
     pub fn encode_chat(&self, message: &str) -> Result<Vec<TokenId>, Error> {
         let Some(template) = &self.chat_template else {
@@ -282,7 +297,7 @@ impl Llm {
         };
         let end_token_ids = match params.ignore_eos {
             true => Vec::new(),
-            false => self.config.eos_token_ids.clone(),
+            false => self.config.end_tokens.ids(),
         };
         let text = TextStream::new(
             self.tokenizer.clone(),

@@ -82,6 +82,9 @@ async fn serve(config: Serve) -> Result<(), Error> {
     make_room_for(serve_config.max_num_connections);
     let say = |line: &str| announce(config.log_format, line);
     say(&llm.summary());
+    if let Some(line) = llm.end_summary() {
+        say(&line);
+    }
     say(&limits_line(&scheduler, &serve_config));
     let outputs = OutputMetrics::default();
     let cluster = cluster::start(

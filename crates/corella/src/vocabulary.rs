@@ -17,8 +17,12 @@ pub(crate) fn num_tokens(config: &ModelConfig, count: TokenCount) -> Result<usiz
         )));
     }
     // A token that ends answers must be drawable even if a tokenizer lacks it.
-    let named = config.eos_token_ids.iter().chain(&config.bos_token_id);
-    let num_named = named.map(|&id| id as usize + 1).max().unwrap_or(0);
+    let ends = config.end_tokens.ids().into_iter();
+    let num_named = ends
+        .chain(config.bos_token_id)
+        .map(|id| id as usize + 1)
+        .max()
+        .unwrap_or(0);
     Ok(count.num_ids.max(num_named).min(num_rows))
 }
 

@@ -240,8 +240,8 @@ fn the_golden_checkpoints_load() {
         assert_eq!(weights.layers.len(), config.spec.layers.len());
         assert_eq!(Some(weights.embed.dtype), config.dtype);
         assert_eq!(
-            (config.bos_token_id, &config.eos_token_ids[..]),
-            (Some(1), &[2][..])
+            (config.bos_token_id, config.end_tokens.ids()),
+            (Some(1), vec![2])
         );
         num_loaded += 1;
     }
@@ -331,7 +331,7 @@ fn generation_config_adds_end_tokens_and_recommendations() {
     )
     .unwrap();
     assert_eq!(config.bos_token_id, Some(5));
-    assert_eq!(config.eos_token_ids, [2, 7]);
+    assert_eq!(config.end_tokens.ids(), [2, 7]);
     let defaults = config.generation;
     assert_eq!(
         (

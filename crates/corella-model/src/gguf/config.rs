@@ -2,7 +2,7 @@
 
 use super::GgufFile;
 use super::metadata::Metadata;
-use super::special_token::end_token_ids;
+use super::special_token::end_tokens;
 use crate::arch::FileFields;
 use crate::{Architecture, CheckpointError, DType, GenerationDefaults, ModelConfig};
 
@@ -20,7 +20,7 @@ pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
         dtype: dtype(metadata)?,
         quantization: None,
         bos_token_id: metadata.try_token_id("tokenizer.ggml.bos_token_id")?,
-        eos_token_ids: end_token_ids(metadata)?,
+        end_tokens: end_tokens(metadata)?,
         generation: generation(metadata)?,
     })
 }

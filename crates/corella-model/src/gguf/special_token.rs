@@ -3,8 +3,8 @@
 use corella_core::TokenId;
 
 use super::metadata::Metadata;
-use crate::CheckpointError;
 use crate::sentence_piece::TokenType;
+use crate::{CheckpointError, EndTokens};
 
 pub const TOKENS: &str = "tokenizer.ggml.tokens";
 const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
@@ -27,38 +27,56 @@ pub fn token_types(
 }
 
 /// Tokens with which makers of models end an answer, perhaps unmarked by converters.
-const ENDS: [&str; 12] = [
+const ENDS: [&str; 17] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
-    "<|end|>",
+    MESSAGE_END,
+    "<|return|>",
+    "<|call|>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<end_of_turn>",
+    "<end_of_utterance>",
     "<EOT>",
+    "_<EOT>",
     "[EOT]",
+    "[EOS]",
     "<｜end▁of▁sentence｜>",
     "</s>",
     "<eos>",
 ];
+/// The end of an answer, except in gpt-oss's format: there it ends one of the messages of an answer, which itself ends
+/// with `HARMONY_ENDS`.
+const MESSAGE_END: &str = "<|end|>";
+const HARMONY_ENDS: [&str; 2] = ["<|return|>", "<|call|>"];
 
 /// Every token that ends an answer. Tokens marked in the file come first.
-pub fn end_token_ids(metadata: &Metadata) -> Result<Vec<TokenId>, CheckpointError> {
+pub fn end_tokens(metadata: &Metadata) -> Result<EndTokens, CheckpointError> {
     let tokens = metadata.texts(TOKENS)?;
     let types = token_types(metadata, tokens.len())?;
-    let mut ids = Vec::new();
+    let mut ends = EndTokens::default();
     for name in ["eos", "eot", "eom"] {
-        ids.extend(special_token(metadata, name, tokens.len())?);
+        if let Some(id) = special_token(metadata, name, tokens.len())? {
+            ends.add(id, &key_of(name));
+        }
     }
     for (id, (token, token_type)) in tokens.iter().zip(&types).enumerate() {
         if matches!(token_type, TokenType::Control | TokenType::UserDefined) && ENDS.contains(token)
         {
-            ids.push(id as TokenId);
+            ends.add(id as TokenId, "its text");
         }
     }
-    let mut seen = std::collections::HashSet::new();
-    ids.retain(|id| seen.insert(*id));
-    Ok(ids)
+    if HARMONY_ENDS.iter().all(|end| tokens.contains(end))
+        && let Some(id) = tokens.iter().position(|token| *token == MESSAGE_END)
+    {
+        ends.remove(id as TokenId);
+    }
+    Ok(ends)
+}
+
+fn key_of(name: &str) -> String {
+    format!("tokenizer.ggml.{name}_token_id")
 }
 
 /// The token of `tokenizer.ggml.{name}_token_id`.
@@ -67,7 +85,7 @@ pub fn special_token(
     name: &str,
     num_tokens: usize,
 ) -> Result<Option<TokenId>, CheckpointError> {
-    let key = format!("tokenizer.ggml.{name}_token_id");
+    let key = key_of(name);
     match metadata.try_token_id(&key)? {
         Some(id) if id as usize >= num_tokens => {
             Err(metadata.refuse(&key, &format!("there are {num_tokens} tokens")))

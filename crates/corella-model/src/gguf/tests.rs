@@ -1,6 +1,7 @@
 //! Tests of files of other writers, and of all kinds of broken files.
 
 mod attention;
+mod special_token;
 
 use std::path::Path;
 

@@ -67,7 +67,7 @@ impl RequestOptions {
             is_encoder: llm.config.spec.encoder.is_some(),
             sentence: llm.sentence.clone(),
             allow_unknown_fields: self.allow_unknown_fields,
-            end_token_ids: llm.config.eos_token_ids.clone(),
+            end_token_ids: llm.config.end_tokens.ids(),
             generation_defaults: GenerationDefaults {
                 temperature: generation.temperature,
                 top_p: generation.top_p,

@@ -123,11 +123,15 @@ fn by_part(numbers: &ByPart) -> Value {
 
 fn tokenizer(tokenizer: &TokenizerReport) -> Value {
     let named = |(id, token): &(u32, String)| json!({"id": id, "token": token});
+    let ends = tokenizer
+        .ends
+        .iter()
+        .map(|(end, token)| json!({"id": end.id, "token": token, "named_by": end.named_by}));
     json!({
         "kind": tokenizer.kind,
         "num_tokens": tokenizer.num_tokens,
         "num_special_tokens": tokenizer.num_special,
         "bos": tokenizer.bos.as_ref().map(named),
-        "ends": tokenizer.ends.iter().map(named).collect::<Vec<_>>(),
+        "ends": ends.collect::<Vec<_>>(),
     })
 }

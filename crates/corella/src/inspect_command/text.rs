@@ -24,6 +24,9 @@ pub fn render(inspection: &Inspection) -> String {
     if let Some(tokenizer) = &inspection.tokenizer {
         page.line("tokenizer", &tokenizer_text(tokenizer));
         let model = inspection.model.as_ref();
+        if model.is_some_and(|model| model.config.has_head) {
+            page.line("answers end", &ends_text(tokenizer));
+        }
         if model.is_none_or(|model| model.config.has_head) {
             page.line("chat template", &template_text(&inspection.chat_template));
         }
@@ -224,19 +227,25 @@ fn vocabulary(model: &ModelReport) -> String {
 }
 
 fn tokenizer_text(tokenizer: &TokenizerReport) -> String {
-    let named = |(id, token): &(u32, String)| format!("{token} {id}");
     let mut text = format!(
         "{}, {} tokens, {} of them special",
         tokenizer.kind, tokenizer.num_tokens, tokenizer.num_special
     );
-    if let Some(bos) = &tokenizer.bos {
-        text += &format!("; begins {}", named(bos));
-    }
-    if !tokenizer.ends.is_empty() {
-        let ends: Vec<_> = tokenizer.ends.iter().map(named).collect();
-        text += &format!("; ends {}", ends.join(", "));
+    if let Some((id, token)) = &tokenizer.bos {
+        text += &format!("; begins {token} {id}");
     }
     text
+}
+
+fn ends_text(tokenizer: &TokenizerReport) -> String {
+    let ends = tokenizer.ends.iter();
+    let shown = ends.map(|(end, token)| format!("{token} {} ({})", end.id, end.named_by));
+    match tokenizer.ends.is_empty() {
+        true => {
+            "no token: no file names one, so answers end with max_tokens or a stop text".to_owned()
+        }
+        false => shown.collect::<Vec<_>>().join(", "),
+    }
 }
 
 fn template_text(template: &Option<TemplateReport>) -> String {

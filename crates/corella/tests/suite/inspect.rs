@@ -157,6 +157,9 @@ fn a_file_is_told_as_its_folder_is() {
                 layer["rope"].take();
             }
             model["kv_cache"].take();
+            for end in both["tokenizer"]["ends"].as_array_mut().unwrap() {
+                assert!(end["named_by"].take().is_string());
+            }
         }
         assert_eq!(folder["model"], file["model"], "{name}");
         assert_eq!(folder["tokenizer"], file["tokenizer"], "{name}");

@@ -7,6 +7,7 @@ mod command_line;
 mod draft_head;
 mod draft_model;
 mod encoder;
+mod end_token;
 mod gguf;
 mod head;
 mod inspect;

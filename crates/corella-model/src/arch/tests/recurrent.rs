@@ -55,7 +55,7 @@ fn qwen3_5_is_read_as_it_is_published() {
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let (found, expected) = (checkpoint.config(), plain.config());
     assert_eq!(found.spec, expected.spec);
-    assert_eq!(found.eos_token_ids, expected.eos_token_ids);
+    assert_eq!(found.end_tokens, expected.end_tokens);
     let (found, expected) = (checkpoint.weights().unwrap(), plain.weights().unwrap());
     assert_eq!(found.left_out.len(), 2);
     for (found, expected) in found.layers.iter().zip(&expected.layers) {
