@@ -20,6 +20,7 @@ use crate::recurrent_limit;
 use crate::shared_kv_limit;
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
+use crate::weight_fit::WeightFit;
 use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
 
 /// The divisor of the pages that may be held for nodes that load blocks from this one, and of the pages that may be
@@ -49,6 +50,8 @@ pub struct Hardware {
     /// The number of layers in a page, if pages behind a sliding window are freed.
     pub num_page_layers: Option<usize>,
     pub kv_bytes: u64,
+    /// Whether the KV cache holds no request of the model's longest context.
+    pub is_context_cut: bool,
     /// Bytes of recurrent state for each running request; 0 without recurrent layers.
     pub state_bytes: u64,
     /// Number of snapshots of such states.
@@ -294,6 +297,20 @@ pub(crate) fn load(
         let models = [Some(&formats), of_draft].into_iter().flatten();
         models.map(num_bytes).sum()
     };
+    let models = [Some(&formats), of_draft].into_iter().flatten();
+    let models = models.map(|formats| (formats.spec, formats.weight_format));
+    let fit = WeightFit {
+        models: models.collect(),
+        memory: &device.memory,
+        packs: &|format| {
+            let weights = formats.weights.as_ref();
+            weights.is_some_and(|weights| factory.weight_format(Some(format), weights).is_ok())
+        },
+    };
+    if device.reads_weights {
+        fit.check(options.kv_cache_bytes.is_some())?;
+    }
+    let smaller_weights = fit.smaller(device.memory.available_bytes);
     if state_bytes > 0 {
         recurrent_limit::check_options(options, of_draft.map(|formats| formats.spec))?;
         let weights = sum(&|formats| formats.packed_bytes());
@@ -313,6 +330,7 @@ pub(crate) fn load(
             .memory
             .without(sum(&|formats| formats.working_bytes(&scheduler))),
     );
+    demand.smaller_weights = smaller_weights;
     if is_encoder {
         encoder_limit::set_demand(&mut demand);
     }
@@ -375,6 +393,7 @@ pub(crate) fn load(
         num_kv_pages: scheduler.num_pages,
         page_size: scheduler.page_size,
         num_page_layers,
+        is_context_cut: plan.is_context_cut,
         kv_bytes: page_bytes * u64::from(scheduler.num_pages),
         state_bytes,
         num_snapshots: { scheduler.recurrent_state }.map_or(0, |state| state.num_snapshots),

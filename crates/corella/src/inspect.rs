@@ -13,6 +13,7 @@ use crate::end_token;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::llm::{FileContent, model_name, required, template_of};
 use crate::vocabulary::num_tokens;
+use crate::weight_fit::WeightFit;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
 /// The known properties of a model.
@@ -72,6 +73,8 @@ pub struct KvSize {
     pub num_tokens: u64,
     /// The longest context of one request.
     pub max_model_len: u32,
+    /// Whether the cache holds no request of the model's longest context.
+    pub is_context_cut: bool,
     /// Numbers of requests, and the context that each of them can have at once.
     pub fits: Vec<(u32, u32)>,
 }
@@ -231,14 +234,18 @@ impl KvSize {
         let factory = device::cpu_factory(options);
         let page_bytes = factory.kv_page_bytes(spec, &groups, &limits, format);
         let packed_bytes = device::packed_bytes(spec, weights);
-        let demand = KvDemand::new(
-            spec,
-            &limits,
-            options,
-            page_bytes,
-            packed_bytes,
-            DeviceMemory::of_host(),
-        );
+        let memory = DeviceMemory::of_host();
+        let fit = WeightFit {
+            models: vec![(spec, weights)],
+            memory: &memory,
+            packs: &|_| true,
+        };
+        fit.check(options.kv_cache_bytes.is_some())?;
+        let smaller_weights = fit.smaller(memory.available_bytes);
+        let demand = KvDemand {
+            smaller_weights,
+            ..KvDemand::new(spec, &limits, options, page_bytes, packed_bytes, memory)
+        };
         let plan = KvPlan::new(&demand)?;
         let limits = SchedulerConfig {
             max_model_len: plan.max_model_len,
@@ -272,6 +279,7 @@ impl KvSize {
             cache_bytes: u64::from(plan.num_pages) * page_bytes,
             num_tokens,
             max_model_len: plan.max_model_len,
+            is_context_cut: plan.is_context_cut,
             fits,
         })
     }

@@ -22,12 +22,16 @@ pub(crate) struct KvDemand {
     pub total_bytes: u64,
     /// All memory of the host, if weights and pages lie elsewhere.
     pub host_bytes: Option<u64>,
+    /// A format in which the weights would leave more memory, as advice.
+    pub smaller_weights: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct KvPlan {
     pub num_pages: u32,
     pub max_model_len: u32,
+    /// Whether the pages, and neither the model nor the operator, limit the context.
+    pub is_context_cut: bool,
 }
 
 impl KvDemand {
@@ -52,6 +56,7 @@ impl KvDemand {
             },
             total_bytes: memory.total_bytes.saturating_sub(packed_bytes),
             host_bytes: memory.host_bytes,
+            smaller_weights: None,
         }
     }
 }
@@ -97,9 +102,13 @@ impl KvPlan {
         let num_tokens = limits.max_len_in(num_pages);
         let short = |needed_tokens: u32| {
             let needed = u64::from(limits.num_least_pages(needed_tokens)) * page_bytes;
+            let smaller = match (&demand.smaller_weights, demand.kv_cache_bytes) {
+                (Some(smaller), None) => format!(", or let the weights leave more: {smaller}"),
+                _ => String::new(),
+            };
             Error::Config(format!(
                 "a context of {needed_tokens} tokens needs {} of KV cache, and there is room for \
-                 {num_tokens} tokens; raise --kv-cache-memory or lower --max-model-len",
+                 {num_tokens} tokens; raise --kv-cache-memory or lower --max-model-len{smaller}",
                 display_bytes(needed)
             ))
         };
@@ -114,6 +123,7 @@ impl KvPlan {
         Ok(Self {
             num_pages,
             max_model_len,
+            is_context_cut: demand.max_model_len.is_none() && max_model_len < max_position,
         })
     }
 
@@ -183,6 +193,7 @@ mod tests {
             default_bytes: 1 << 29,
             total_bytes: 2 << 30,
             host_bytes: None,
+            smaller_weights: None,
         }
     }
 
@@ -190,6 +201,7 @@ mod tests {
     fn no_more_pages_than_the_requests_can_use() {
         let plan = KvPlan::new(&demand()).unwrap();
         assert_eq!((plan.num_pages, plan.max_model_len), (4 * 64, 1024));
+        assert!(!plan.is_context_cut);
     }
 
     #[test]
@@ -198,11 +210,17 @@ mod tests {
         demand.default_bytes = 10 * (8 << 10);
         let plan = KvPlan::new(&demand).unwrap();
         assert_eq!((plan.num_pages, plan.max_model_len), (10, 160));
+        assert!(plan.is_context_cut);
         demand.max_model_len = Some(161);
         let error = KvPlan::new(&demand).unwrap_err().to_string();
         assert!(error.contains("161 tokens needs 88.0 KiB"), "{error}");
+        demand.smaller_weights = Some("`--dtype int8` takes about 1 MiB".to_owned());
+        let error = KvPlan::new(&demand).unwrap_err().to_string();
+        let advice = "lower --max-model-len, or let the weights leave more: `--dtype int8` takes about 1 MiB";
+        assert!(error.ends_with(advice), "{error}");
         demand.max_model_len = Some(160);
-        assert_eq!(KvPlan::new(&demand).unwrap().max_model_len, 160);
+        let plan = KvPlan::new(&demand).unwrap();
+        assert_eq!((plan.max_model_len, plan.is_context_cut), (160, false));
     }
 
     /// A group without a window takes 64 pages for the longest context. A group with a window of

@@ -31,6 +31,7 @@ mod token_cost;
 mod tokenizer_loader;
 mod vocabulary;
 mod weight_cache;
+mod weight_fit;
 
 // The command, and the modules that it shares with programs in other languages.
 mod adapter_loader;

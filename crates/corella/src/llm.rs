@@ -185,7 +185,7 @@ impl Llm {
         let executor = &hardware.executor;
         format!(
             "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}{kept}, \
-             {pages} KV pages of {page_size} tokens{layers} ({kv} {kv_format}){states}, context {context}{head}{draft}",
+             {pages} KV pages of {page_size} tokens{layers} ({kv} {kv_format}){states}, context {context}{cut}{head}{draft}",
             name = self.name,
             device = executor.device,
             isa = executor.isa,
@@ -223,6 +223,13 @@ impl Llm {
                 ),
             },
             context = self.max_model_len,
+            cut = match hardware.is_context_cut {
+                true => format!(
+                    " of {}, because the KV cache holds no more",
+                    self.config.spec.max_position
+                ),
+                false => String::new(),
+            },
             head = match (self.config.has_head, &self.sentence.classes) {
                 (true, _) => "",
                 (false, None) => ", no output head: embeddings only",

@@ -172,10 +172,14 @@ impl Page {
         self.line(
             "fits",
             &format!(
-                "{} tokens in {}: requests × context {}",
+                "{} tokens in {}: requests × context {}{}",
                 kv.num_tokens,
                 display_bytes(kv.cache_bytes),
-                fits.collect::<Vec<_>>().join(", ")
+                fits.collect::<Vec<_>>().join(", "),
+                match kv.is_context_cut {
+                    true => "; the KV cache does not hold the model's longest context",
+                    false => "",
+                }
             ),
         );
     }
