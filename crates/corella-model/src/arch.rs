@@ -163,7 +163,7 @@ impl Architecture {
         let config = config.object();
         let Some(list) = config.get(FIELD) else {
             let mut error = config.missing(FIELD);
-            error.problem += &format!("; {}", known(folder_names(), None));
+            error.problem += &format!("; {}", supported(folder_types()));
             return Err(error);
         };
         let named = list.get(0).and_then(Value::as_str);
@@ -174,7 +174,10 @@ impl Architecture {
         });
         match found {
             Some(family) => Ok(Self(family)),
-            None => Err(config.refuse(FIELD, &known(folder_names(), named))),
+            None => {
+                let closest = named.and_then(|name| closest(&folder_names(), name));
+                Err(config.refuse(FIELD, &unsupported(closest, folder_types())))
+            }
         }
     }
 
@@ -188,7 +191,9 @@ impl Architecture {
         }
         let read = |family: &&Family| !family.file.bodies.is_empty();
         let names = FAMILIES.into_iter().filter(read).map(|family| family.gguf);
-        Err(file.refuse_key("general.architecture", &known(names, Some(name))))
+        let names: Vec<_> = names.collect();
+        let why = unsupported(closest(&names, name), names);
+        Err(file.refuse_key("general.architecture", &why))
     }
 }
 
@@ -217,19 +222,28 @@ fn claims_all(_: &FileFields<'_>) -> Result<bool, CheckpointError> {
     Ok(true)
 }
 
-pub(crate) fn folder_names() -> [&'static str; FAMILIES.len()] {
+fn folder_names() -> [&'static str; FAMILIES.len()] {
     FAMILIES.map(|family| family.architecture)
 }
 
-/// Lists the supported names, and the closest one to an unknown name.
-fn known<'a>(names: impl IntoIterator<Item = &'a str>, unknown: Option<&str>) -> String {
+/// The short names of families in folders.
+pub(crate) fn folder_types() -> [&'static str; FAMILIES.len()] {
+    FAMILIES.map(|family| family.model_type)
+}
+
+/// Says that a name is not supported. Only without a close name are all of them of use.
+fn unsupported<'a>(closest: Option<&str>, names: impl IntoIterator<Item = &'a str>) -> String {
+    match closest {
+        Some(closest) => format!("it is not supported; the closest that is supported is {closest}"),
+        None => format!("it is not supported; {}", supported(names)),
+    }
+}
+
+fn supported<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_unstable();
     names.dedup();
-    let closest = unknown.and_then(|unknown| closest(&names, unknown));
-    let closest = closest.map(|closest| format!("; the closest is {closest}"));
-    let list = names.join(", ");
-    format!("supported are {list}{}", closest.unwrap_or_default())
+    format!("supported are models of the types {}", names.join(", "))
 }
 
 /// The name that is closest to an unknown one, the first of several; `None` if all differ in more than half of their

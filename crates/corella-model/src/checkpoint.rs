@@ -84,6 +84,11 @@ impl Checkpoint {
         self.source.read(name)
     }
 
+    /// Reads a file that every model has, as `file` does.
+    pub fn required_file(&self, name: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
+        self.source.required(name)
+    }
+
     /// The files of weights and configuration. Empty for files inside the binary.
     pub fn files(&self) -> io::Result<Vec<PathBuf>> {
         self.source.files()

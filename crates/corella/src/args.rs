@@ -171,7 +171,8 @@ pub struct SchedulerArgs {
     /// Maximum number of requests that run at once, each with a part of the KV cache
     #[arg(long, value_name = "N", value_parser = parse_count, default_value_t = defaults().max_num_seqs)]
     pub max_num_seqs: u32,
-    /// Maximum number of tokens in one step, prefill and decode together [default: 512; with --device cuda, 2048]
+    /// Maximum number of tokens in one step, prefill and decode together [default: 512, or more for more than 256
+    /// requests at once; with --device cuda, 2048]
     #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub max_num_batched_tokens: Option<u32>,
     /// Maximum number of prefill tokens in one step, all requests together [default: --chunked-prefill-size, but
@@ -386,6 +387,9 @@ pub enum KvFormatArg {
     #[value(alias = "bfloat16")]
     Bf16,
     Int8,
+    /// Floats of 8 bits, which other servers have. They are refused with advice.
+    #[value(hide = true, alias = "fp8_e4m3", alias = "fp8_e5m2", alias = "fp8_inc")]
+    Fp8,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -326,7 +326,7 @@ pub struct Inspect {
 pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
     let mut options = LlmOptions {
         weight_format: weight_format(args.dtype),
-        kv_format: kv_format(args.kv_cache_dtype),
+        kv_format: kv_format(args.kv_cache_dtype)?,
         kv_cache_bytes: args.kv_cache_memory,
         max_model_len: args.max_model_len.and_then(|len| len.0),
         isa: args.isa.map(isa),
@@ -466,7 +466,7 @@ fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {
     options.kv_cache_bytes = args.kv_cache_memory;
     options.kv_spill = KvSpill::Bytes(args.kv_spill_memory.unwrap_or(0));
     options.scheduler.page_size = args.page.block_size;
-    options.kv_format = kv_format(args.kv_cache_dtype);
+    options.kv_format = kv_format(args.kv_cache_dtype)?;
     options.scheduler.enable_prefix_caching = !args.no_enable_prefix_caching;
     options.max_pinned_share = args.max_pinned_share;
     for prefix in &args.pin_prefix {
@@ -577,14 +577,21 @@ fn weight_format(arg: WeightFormatArg) -> Option<WeightFormat> {
     }
 }
 
-fn kv_format(arg: KvFormatArg) -> Option<KvFormat> {
-    match arg {
+fn kv_format(arg: KvFormatArg) -> Result<Option<KvFormat>, Error> {
+    Ok(match arg {
         KvFormatArg::Auto => None,
         KvFormatArg::F32 => Some(KvFormat::Float(DType::F32)),
         KvFormatArg::F16 => Some(KvFormat::Float(DType::F16)),
         KvFormatArg::Bf16 => Some(KvFormat::Float(DType::Bf16)),
         KvFormatArg::Int8 => Some(KvFormat::Int8),
-    }
+        KvFormatArg::Fp8 => {
+            return Err(Error::Config(
+                "--kv-cache-dtype fp8: use int8, which takes as little memory; floats of 8 bits are not \
+                 supported"
+                    .to_owned(),
+            ));
+        }
+    })
 }
 
 fn check_sampling(args: &SamplingArgs) -> Result<(), Error> {

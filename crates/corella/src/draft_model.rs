@@ -5,7 +5,7 @@ use corella_model::{Checkpoint, WeightFormat};
 use corella_text::Tokenizer;
 
 use crate::Error;
-use crate::llm::{open, required_file};
+use crate::llm::open;
 use crate::options::DraftOptions;
 use crate::vocabulary::drop_padding;
 
@@ -29,7 +29,8 @@ impl DraftCheckpoint {
             )));
         }
         let its = |error: Error| Error::Config(format!("--draft-model {name}: {error}"));
-        let file = required_file(&checkpoint, "tokenizer.json").map_err(its)?;
+        let file = checkpoint.required_file("tokenizer.json");
+        let file = file.map_err(|error| its(error.into()))?;
         drop_padding(&mut checkpoint, &file).map_err(its)?;
         let of_draft = Tokenizer::from_bytes(&file).map_err(|error| its(error.into()))?;
         let vocab_size = |checkpoint: &Checkpoint| checkpoint.config().spec.vocab_size;

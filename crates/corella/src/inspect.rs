@@ -11,7 +11,7 @@ use corella_text::{TokenCount, Tokenizer};
 use crate::device::{self, kv_format, kv_groups};
 use crate::end_token;
 use crate::kv_plan::{KvDemand, KvPlan};
-use crate::llm::{FileContent, model_name, required, template_of};
+use crate::llm::{model_name, template_of};
 use crate::vocabulary::num_tokens;
 use crate::weight_fit::WeightFit;
 use crate::{Error, LlmOptions, ModelSource, built_in};
@@ -131,7 +131,7 @@ pub fn inspect(source: &ModelSource, options: &LlmOptions) -> Result<Inspection,
         chat_template: None,
         refusals: Vec::new(),
     };
-    let (tokenizer, count) = inspection.read_text(|name| outline.file(name)).unzip();
+    let (tokenizer, count) = inspection.read_text(&outline).unzip();
     match outline.into_checkpoint() {
         Ok(checkpoint) => {
             let mut model = inspection.read_model(&checkpoint, count, options);
@@ -159,16 +159,19 @@ impl Inspection {
             .ok()
     }
 
-    fn read_text(&mut self, file: impl Fn(&str) -> FileContent) -> Option<(Tokenizer, TokenCount)> {
-        const NAME: &str = "tokenizer.json";
-        let tokenizer = required(file(NAME), NAME).and_then(|json| {
+    fn read_text(&mut self, outline: &Outline) -> Option<(Tokenizer, TokenCount)> {
+        let read = || -> Result<_, Error> {
+            let json = outline.required_file("tokenizer.json")?;
             let count = TokenCount::from_bytes(&json)?;
             Ok((Tokenizer::from_bytes(&json)?, count))
-        });
+        };
+        let tokenizer = read();
         let tokenizer = self.accept(tokenizer);
         let report = tokenizer.as_ref().map(|(it, _)| TokenizerReport::new(it));
         self.tokenizer = report;
-        let template = self.accept(template_of(file)).flatten();
+        let template = self
+            .accept(template_of(|name| outline.file(name)))
+            .flatten();
         self.chat_template = template.map(|template| TemplateReport {
             reads_tools: template.reads_tools(),
             thinking_switch: template.thinking_switch(),

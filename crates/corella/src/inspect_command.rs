@@ -17,5 +17,14 @@ pub fn run(config: Inspect) -> Result<(), Error> {
     };
     // A reader that closes the pipe wants no more.
     let _ = io::stdout().write_all(printed.as_bytes());
-    Ok(())
+    match inspection.refusals.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Config(format!(
+            "`corella serve` would refuse this model; {} says why",
+            match config.prints_json {
+                true => "\"refused\" above",
+                false => "\"problem\" above",
+            }
+        ))),
+    }
 }

@@ -494,20 +494,5 @@ pub(crate) fn template_of(
     )?)
 }
 
-pub(crate) fn required_file(
-    checkpoint: &Checkpoint,
-    name: &str,
-) -> Result<std::borrow::Cow<'static, [u8]>, Error> {
-    required(checkpoint.file(name), name)
-}
-
 /// The content of a model's file, if the model has it.
 pub(crate) type FileContent = Result<Option<std::borrow::Cow<'static, [u8]>>, CheckpointError>;
-
-/// Returns the content of a file that every model has.
-pub(crate) fn required(
-    content: FileContent,
-    name: &str,
-) -> Result<std::borrow::Cow<'static, [u8]>, Error> {
-    content?.ok_or_else(|| Error::Config(format!("the model has no {name}")))
-}

@@ -9,7 +9,7 @@ use corella_model::Checkpoint;
 use corella_quantize::{Calibration, QuantizeFormat, QuantizeJob, QuantizeProgress, Quantized};
 use corella_text::Tokenizer;
 
-use crate::llm::{open, required_file};
+use crate::llm::open;
 use crate::{Error, ModelSource};
 
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ pub fn quantize(
 
 /// The tokens of a calibration text.
 fn sequences(checkpoint: &Checkpoint, text: &CalibrationText) -> Result<Vec<Vec<TokenId>>, Error> {
-    let tokenizer = Tokenizer::from_bytes(&required_file(checkpoint, "tokenizer.json")?)?;
+    let tokenizer = Tokenizer::from_bytes(&checkpoint.required_file("tokenizer.json")?)?;
     let (mut sequences, mut num_tokens) = (Vec::new(), 0);
     for document in &text.documents {
         let tokens = tokenizer.encode(document, true)?;

@@ -136,7 +136,8 @@ impl RemoteServer {
         let (message, code) = parse_error(&body);
         let told = match message.is_empty() {
             true => String::new(),
-            false => format!(": {message}"),
+            // Words of this program follow.
+            false => format!(": {}", message.trim_end_matches('.')),
         };
         match status {
             300..=399 => format!(

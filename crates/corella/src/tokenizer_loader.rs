@@ -8,7 +8,6 @@ use corella_model::Checkpoint;
 use corella_text::{TextError, Tokenizer};
 
 use crate::Error;
-use crate::llm::required_file;
 use crate::vocabulary::drop_padding;
 
 pub(crate) struct TokenizerLoader {
@@ -19,7 +18,7 @@ pub(crate) struct TokenizerLoader {
 impl TokenizerLoader {
     /// Starts to read, and leaves out the rows of the vocabulary without tokens in the tokenizer.
     pub fn start(checkpoint: &mut Checkpoint) -> Result<Self, Error> {
-        let json = required_file(checkpoint, "tokenizer.json")?;
+        let json = checkpoint.required_file("tokenizer.json")?;
         drop_padding(checkpoint, &json)?;
         let thread = std::thread::Builder::new().name(String::from("corella-tokenizer"));
         let thread = thread

@@ -38,6 +38,8 @@ struct Desk {
     own: Option<NodeRecord>,
     /// This node's record, as last written to the folder.
     written: Option<NodeRecord>,
+    /// Whether the folder has been read. One that vanishes after that has lost its nodes, and is not made anew.
+    has_read: bool,
     files: BTreeMap<PathBuf, NodeFile>,
 }
 
@@ -72,6 +74,7 @@ impl Folder {
                 stale: self.timing.stale,
                 own: None,
                 written: None,
+                has_read: false,
                 files: BTreeMap::new(),
             });
             desk.own.clone_from(&own);
@@ -104,8 +107,11 @@ impl Desk {
     fn work(&mut self) -> Result<Vec<NodeRecord>, String> {
         let publish = self.publish();
         publish.map_err(|error| format!("cannot write to {}: {error}", self.path.display()))?;
-        let read = self.read();
-        read.map_err(|error| format!("cannot read {}: {error}", self.path.display()))
+        let nodes = self.read();
+        let nodes =
+            nodes.map_err(|error| format!("cannot read {}: {error}", self.path.display()))?;
+        self.has_read = true;
+        Ok(nodes)
     }
 
     fn publish(&mut self) -> io::Result<()> {
@@ -116,6 +122,10 @@ impl Desk {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => self.written = None,
             }
+        }
+        if !self.has_read {
+            // The first node finds no folder, and may read before it has something to publish.
+            fs::create_dir_all(&self.path)?;
         }
         let Some(own) = &self.own else {
             return Ok(());
@@ -213,5 +223,29 @@ fn read_node(path: &Path, metadata: &Metadata) -> Result<NodeRecord, String> {
     match *stem == *node.instance_id {
         true => Ok(node),
         false => Err(format!("it is of node {}", node.instance_id)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_node_makes_the_folder_and_a_lost_one_is_told() {
+        let name = format!("corella-registry-{}", std::process::id());
+        let path = std::env::temp_dir().join(name).join("nodes");
+        let mut desk = Desk {
+            path: path.clone(),
+            stale: Duration::MAX,
+            own: None,
+            written: None,
+            has_read: false,
+            files: BTreeMap::new(),
+        };
+        assert_eq!(desk.work().map(|nodes| nodes.len()), Ok(0));
+        fs::remove_dir(&path).unwrap();
+        let reason = desk.work().err().unwrap();
+        assert!(reason.starts_with("cannot read "), "{reason}");
+        fs::remove_dir(path.parent().unwrap()).unwrap();
     }
 }

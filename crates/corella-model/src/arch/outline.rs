@@ -145,6 +145,11 @@ impl Outline {
         self.source.read(name)
     }
 
+    /// Reads a file that every model has.
+    pub fn required_file(&self, name: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
+        self.source.required(name)
+    }
+
     /// Counts the tensors of all files.
     pub fn totals(&self) -> Result<TensorTotals, CheckpointError> {
         Ok(self.source.tensors()?.totals())

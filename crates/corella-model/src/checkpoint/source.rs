@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -54,7 +55,13 @@ impl Source {
                     None => Ok(folder),
                 };
             }
-            Ok(metadata) if metadata.is_file() => return Self::open_gguf(path),
+            Ok(metadata) if metadata.is_file() => match folder_of_part(path) {
+                None => return Self::open_gguf(path),
+                Some(folder) => format!(
+                    "is one file of a model; name its folder instead: {}",
+                    folder.display()
+                ),
+            },
             Ok(_) => "is neither a folder nor a file".into(),
             Err(error) if error.kind() == ErrorKind::NotFound => match hub_name(path) {
                 None => "no such folder or file".into(),
@@ -180,6 +187,17 @@ impl Source {
         }
     }
 
+    /// Reads a file that every model has.
+    pub fn required(&self, name: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
+        self.read(name)?.ok_or_else(|| {
+            let problem = match name {
+                TOKENIZER => "is missing, and so is tokenizer.model; a folder needs one of them",
+                _ => "is missing",
+            };
+            CheckpointError::new(self.label(name), problem)
+        })
+    }
+
     /// Makes the tokenizer.json that a folder lacks, if it has SentencePiece's file.
     fn sentence_piece_tokenizer(&self) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         let Some(model) = self.read(sentence_piece::MODEL_FILE)? else {
@@ -242,6 +260,18 @@ impl Source {
             .find(|(known, _)| known == name)
             .map(|&(_, bytes)| bytes)
     }
+}
+
+/// The folder of a model to which a file that is no model by itself belongs.
+fn folder_of_part(path: &Path) -> Option<PathBuf> {
+    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
+    let is_part = ["safetensors", "json", "jinja", "bin", "model"].contains(&extension);
+    let folder = path.parent().filter(|_| is_part)?;
+    let folder = match folder.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => folder,
+    };
+    folder.join(CONFIG).is_file().then(|| folder.to_path_buf())
 }
 
 impl TensorFiles<'_> {

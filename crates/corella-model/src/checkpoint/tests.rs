@@ -3,7 +3,7 @@
 mod form;
 mod head;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
@@ -377,6 +377,25 @@ fn paths_that_are_no_checkpoint() {
         "model.safetensors: is missing, and so is model.safetensors.index.json; other weight \
          files are not supported"
     );
+    for name in [CONFIG, SINGLE, "tokenizer.json", "model.bin"] {
+        folder.write(name, with(json!({})));
+        let advice = format!("name its folder instead: {}", folder.0.display());
+        assert_eq!(open(name), format!("is one file of a model; {advice}"));
+    }
+}
+
+#[test]
+fn a_missing_tokenizer_is_told_with_its_folder() {
+    let folder = Folder::new("no-tokenizer");
+    folder.write(CONFIG, with(json!({})));
+    let checkpoint = Checkpoint::open(&folder.0).unwrap();
+    let error = checkpoint.required_file("tokenizer.json").unwrap_err();
+    assert_eq!(
+        error.file,
+        folder.0.join("tokenizer.json").display().to_string()
+    );
+    let problem = "is missing, and so is tokenizer.model; a folder needs one of them";
+    assert_eq!(error.problem, problem);
 }
 
 #[test]
@@ -432,10 +451,10 @@ fn no_description_is_larger_than_its_bound() {
 
 #[test]
 fn configurations_that_are_refused() {
-    let mut names = arch::folder_names();
-    names.sort_unstable();
-    assert!(names.contains(&"LlamaForCausalLM"));
-    let known = format!("supported are {}", names.join(", "));
+    let types = BTreeSet::from(arch::folder_types());
+    assert!(types.contains("llama"));
+    let types: Vec<_> = types.into_iter().collect();
+    let known = format!("supported are models of the types {}", types.join(", "));
     let cases = [
         (
             json!({ "architectures": null }),
@@ -443,14 +462,13 @@ fn configurations_that_are_refused() {
         ),
         (
             json!({ "architectures": ["GPTNeoXForCausalLM"] }),
-            format!("architectures is [\"GPTNeoXForCausalLM\"]; {known}"),
+            format!("architectures is [\"GPTNeoXForCausalLM\"]; it is not supported; {known}"),
         ),
         (
             json!({ "architectures": ["Qwen25ForCausalLM"] }),
-            format!(
-                "architectures is [\"Qwen25ForCausalLM\"]; {known}; the closest is \
-                 Qwen2ForCausalLM"
-            ),
+            "architectures is [\"Qwen25ForCausalLM\"]; it is not supported; the closest that is \
+             supported is Qwen2ForCausalLM"
+                .into(),
         ),
         (
             json!({ "is_causal": false }),

@@ -466,7 +466,9 @@ fn values_of_wrong_types() {
 #[test]
 fn models_that_are_not_supported() {
     let keyed = |key, kind, value: &[u8]| TestFile::new().with_key(key, kind, value);
-    keyed("general.architecture", TEXT, &text("mamba")).is_refused("is \"mamba\"; supported are ");
+    keyed("general.architecture", TEXT, &text("mamba")).is_refused(
+        "is \"mamba\"; it is not supported; supported are models of the types chatglm, ",
+    );
     keyed("tokenizer.ggml.model", TEXT, &text("bert")).is_refused("supported are gpt2, llama");
     keyed("llama.expert_count", U32, &8u32.to_le_bytes())
         .is_refused("expert_used_count is missing");

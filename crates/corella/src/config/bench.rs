@@ -110,7 +110,7 @@ pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Er
     let mut options = LlmOptions::default();
     set_model(&mut options, &args.model)?;
     set_device(&mut options, &args.device)?;
-    options.kv_format = kv_format(args.kv_cache_dtype);
+    options.kv_format = kv_format(args.kv_cache_dtype)?;
     if args.context < 2 {
         let reason = "--context must be at least 2: one token to read and one to predict";
         return Err(Error::Config(reason.to_owned()));

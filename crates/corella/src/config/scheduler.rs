@@ -70,7 +70,12 @@ pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
 /// Returns the given limits, with the device's defaults for the rest.
 fn step_limits(default: StepLimits, args: &SchedulerArgs) -> StepLimits {
     let batched = args.max_num_batched_tokens;
-    let max_num_batched_tokens = batched.unwrap_or(default.max_num_batched_tokens);
+    // By default, a step of all decodes leaves tokens for prompts.
+    let num_decodes = args
+        .max_num_seqs
+        .min(args.max_decode_seqs.unwrap_or(u32::MAX));
+    let of_decodes = num_decodes.saturating_add(default.max_num_batched_tokens / 2);
+    let max_num_batched_tokens = batched.unwrap_or(default.max_num_batched_tokens.max(of_decodes));
     // SGLang's prefill of a step is one chunk, so a chunk's size alone bounds the prompts of a step together.
     let max_prefill_tokens = args
         .max_prefill_tokens
@@ -136,6 +141,16 @@ mod tests {
                 [2048, 2048, 1],
             ),
             (&["--pipeline-parallel-size", "3"], [512, 512, 3]),
+            // Many requests need longer steps, unless the operator limits them.
+            (&["--max-num-seqs", "1000"], [1256, 1256, 1]),
+            (
+                &["--max-num-seqs", "1000", "--max-decode-seqs", "64"],
+                [512, 512, 1],
+            ),
+            (
+                &["--max-num-seqs", "1000", "--max-num-batched-tokens", "512"],
+                [512, 512, 1],
+            ),
         ] {
             let limits = StepLimits::of(&options(arguments).scheduler);
             assert_eq!(numbers(limits), expected, "{arguments:?}");

@@ -149,7 +149,8 @@ fn gguf_files() {
     fs::write(&file, &other).unwrap();
     let line = refusal(&["serve", name, "--port", "0"]);
     assert!(
-        line.contains("\"mamba\"; supported are ") && line.contains(" llama, "),
+        line.contains("\"mamba\"; it is not supported; supported are ")
+            && line.contains(" llama, "),
         "{line}"
     );
     fs::remove_file(&file).unwrap();
@@ -161,7 +162,14 @@ fn an_unknown_architecture() {
     folder.change_config("architectures", serde_json::json!(["MambaForCausalLM"]));
     let line = folder.refusal();
     assert!(line.contains("MambaForCausalLM"), "{line}");
-    assert!(line.contains("Qwen3ForCausalLM"), "{line}");
+    assert!(line.contains(" qwen3, "), "{line}");
+    folder.change_config("architectures", serde_json::json!(["Qwen4ForCausalLM"]));
+    let line = folder.refusal();
+    assert!(
+        line.trim_end()
+            .ends_with("; the closest that is supported is Qwen2ForCausalLM"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -202,8 +210,12 @@ fn options_that_cannot_work_are_named() {
             ["--pipeline-parallel-size", "6 layers"],
         ),
         (
-            &["--max-num-seqs", "5000"][..],
+            &["--max-num-seqs", "5000", "--max-num-batched-tokens", "512"][..],
             ["--max-num-batched-tokens", "--max-num-seqs"],
+        ),
+        (
+            &["--kv-cache-dtype", "fp8_e5m2"][..],
+            ["--kv-cache-dtype fp8: use int8", ""],
         ),
         (
             &["--draft-tokens", "4"][..],

@@ -1,10 +1,11 @@
 //! `corella inspect`, run on models of every family, on one larger than memory, and on unknown models.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use serde_json::{Map, Value, json};
+use crate::sparse_model::{self, Shape};
+use serde_json::{Value, json};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -44,8 +45,19 @@ fn most_memory_kib(model: &Path, options: &[&str]) -> i64 {
 fn text(model: &Path, options: &[&str]) -> String {
     let output = inspect(model, options);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{}: {error}", model.display());
-    String::from_utf8(output.stdout).unwrap()
+    let told = String::from_utf8(output.stdout).unwrap();
+    // A model that a server would refuse fails here, too, when all is told.
+    let is_served = told.contains("\nproblems      none") || told.contains("\"refused\": []");
+    let status = if is_served { 0 } else { 2 };
+    assert_eq!(
+        output.status.code(),
+        Some(status),
+        "{}: {error}",
+        model.display()
+    );
+    let says_so = error.contains("error: `corella serve` would refuse this model");
+    assert_eq!(says_so, !is_served, "{error}");
+    told
 }
 
 #[track_caller]
@@ -225,66 +237,21 @@ fn memory_is_divided_among_requests() {
 #[test]
 fn a_large_model_is_told_without_reading_it() {
     const HIDDEN: usize = 8192;
-    const LAYERS: usize = 80;
     let folder = Folder::new("large");
-    let config = json!({
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": HIDDEN,
-        "intermediate_size": 28672,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": LAYERS,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500_000.0,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 128_256,
-        "tie_word_embeddings": false,
-    });
-    folder.write("config.json", config.to_string());
-    let mut tensors = vec![
-        (
-            "model.embed_tokens.weight".to_owned(),
-            vec![128_256, HIDDEN],
-        ),
-        ("lm_head.weight".to_owned(), vec![128_256, HIDDEN]),
-        ("model.norm.weight".to_owned(), vec![HIDDEN]),
-    ];
-    for layer in 0..LAYERS {
-        for (name, shape) in [
-            ("input_layernorm", vec![HIDDEN]),
-            ("post_attention_layernorm", vec![HIDDEN]),
-            ("self_attn.q_proj", vec![HIDDEN, HIDDEN]),
-            ("self_attn.k_proj", vec![1024, HIDDEN]),
-            ("self_attn.v_proj", vec![1024, HIDDEN]),
-            ("self_attn.o_proj", vec![HIDDEN, HIDDEN]),
-            ("mlp.gate_proj", vec![28672, HIDDEN]),
-            ("mlp.up_proj", vec![28672, HIDDEN]),
-            ("mlp.down_proj", vec![HIDDEN, 28672]),
-        ] {
-            tensors.push((format!("model.layers.{layer}.{name}.weight"), shape));
-        }
-    }
-    let mut header = Map::new();
-    let mut end = 0_u64;
-    for (name, shape) in tensors {
-        let start = end;
-        end += 2 * shape.iter().product::<usize>() as u64;
-        let entry = json!({"dtype": "BF16", "shape": shape, "data_offsets": [start, end]});
-        header.insert(name, entry);
-    }
-    let header = Value::Object(header).to_string();
-    let length = (header.len() as u64).to_le_bytes();
-    folder.write(
-        "model.safetensors",
-        [&length[..], header.as_bytes()].concat(),
+    sparse_model::write(
+        &folder.0,
+        &Shape {
+            hidden: HIDDEN,
+            intermediate: 28_672,
+            num_layers: 80,
+            vocab: 128_256,
+        },
     );
-    let file = File::options()
-        .write(true)
-        .open(folder.0.join("model.safetensors"));
-    file.unwrap()
-        .set_len(8 + header.len() as u64 + end)
-        .unwrap();
-
+    let found = value(&folder.0, &[]);
+    let refused = found["refused"].to_string();
+    let does_not_fit = corella_model::host_bytes() <= 2 * 70_553_706_496;
+    let expected = "the weights take 131.4 GiB as bf16 and this machine has ";
+    assert_eq!(refused.contains(expected), does_not_fit, "{refused}");
     let found = value(&folder.0, &["--dtype", "int4"]);
     let model = &found["model"];
     assert_eq!(model["num_parameters"]["all"], 70_553_706_496_u64);
@@ -333,7 +300,11 @@ fn an_unknown_architecture_is_answered_with_what_is_known() {
     assert_eq!(line(&found, "experts"), "128");
     assert!(line(&found, "tokenizer").contains("BPE"), "{found}");
     assert!(line(&found, "tensors").contains("MiB"), "{found}");
-    assert!(line(&found, "problem").contains("supported are"), "{found}");
+    let problem = line(&found, "problem");
+    assert!(
+        problem.contains("it is not supported; the closest that is supported is Qwen"),
+        "{found}"
+    );
     let found = value(&folder.0, &[]);
     assert_eq!(found["stated"]["hidden_size"], 2560);
     assert_eq!(found["model"], Value::Null);

@@ -93,7 +93,7 @@ fn encoders_of_other_kinds_are_refused_by_their_fields() {
         (
             "bert-mean",
             json!({ "architectures": ["BertForMaskedLM"] }),
-            "the closest is BertForSequenceClassification",
+            "the closest that is supported is BertForSequenceClassification",
         ),
     ] {
         let error = encoder(name, changes).unwrap_err();
