@@ -63,3 +63,15 @@ def test_files_of_requests(tmp_path):
             failed = [answer for answer in answers if answer["error"] or answer["response"]["status_code"] != 200]
             assert len(answers) == 3 and len(failed) <= 1, (line, run.stderr)
             assert run.returncode == 0, (line, run.stderr)
+
+
+def test_files_without_an_end():
+    options = {"--config": "/dev/zero", "--api-keys": "/dev/zero", "--pin-prefix": "@/dev/zero",
+               "--chat-template": "/dev/zero", "--tls-key": "/dev/zero"}  # fmt: skip
+    for option, value in options.items():
+        command = [BINARY, "serve", "--port", "0", option, value]
+        if option == "--tls-key":
+            command += ["--tls-cert", "/dev/zero"]
+        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert run.returncode != 0 and option.strip("-").split("-")[0] in run.stderr, (option, run.stderr)
+        assert "64 MiB" in run.stderr or "PEM" in run.stderr, (option, run.stderr)

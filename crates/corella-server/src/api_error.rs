@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::field_table::Endpoint;
 use crate::rate_limit::ResetTime;
 use crate::serve_config::ServeConfig;
+use crate::short_text::{ShortText, shown};
 
 /// An error object, `{"error": {"message", "type", "param", "code"}}`, and its HTTP status.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,10 +27,10 @@ pub struct ApiError {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct ErrorBody {
-    message: String,
+    message: ShortText,
     #[serde(rename = "type")]
     kind: &'static str,
-    param: Option<String>,
+    param: Option<ShortText>,
     code: Option<&'static str>,
 }
 
@@ -42,6 +43,7 @@ const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let message: String = message.into();
         Self {
             status,
             body: ErrorBody {
@@ -56,10 +58,10 @@ impl ApiError {
 
     /// A field whose value cannot be served.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        let param = param.into();
+        let param: String = param.into();
         let message = format!("{param}: {}", message.into());
         let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        error.body.param = Some(param);
+        error.body.param = Some(param.into());
         error
     }
 
@@ -123,7 +125,7 @@ impl ApiError {
 
     /// The same error, attributed to a field.
     pub fn with_param(mut self, param: &str) -> Self {
-        self.body.param = Some(param.to_owned());
+        self.body.param = Some(param.into());
         self
     }
 
@@ -139,9 +141,9 @@ impl ApiError {
         if rest.is_empty() || rest.starts_with(['.', '[']) {
             let param = format!("{to}{rest}");
             if let Some(message) = self.body.message.strip_prefix(&format!("{from}{rest}: ")) {
-                self.body.message = format!("{param}: {message}");
+                self.body.message = format!("{param}: {message}").into();
             }
-            self.body.param = Some(param);
+            self.body.param = Some(param.into());
         }
         self
     }
@@ -191,8 +193,7 @@ impl ApiError {
 
     /// A field that neither Corella nor another known server has.
     pub fn unknown_field(path: &str, name: &str, closest: Option<&str>) -> Self {
-        const MAX_CHARS: usize = 100;
-        let shown: String = name.chars().take(MAX_CHARS).collect();
+        let shown = shown(name);
         let (dot, place) = match path {
             "" => ("", String::new()),
             path => (".", format!(" in {path}")),
@@ -203,7 +204,7 @@ impl ApiError {
         };
         let message = format!("unknown field `{shown}`{place}; {advice}");
         let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        error.body.param = Some(format!("{path}{dot}{shown}"));
+        error.body.param = Some(format!("{path}{dot}{shown}").into());
         error.body.code = Some("unknown_parameter");
         error
     }
@@ -235,6 +236,7 @@ impl ApiError {
     }
 
     pub fn model_not_found(model: &str, served: &str) -> Self {
+        let model = shown(model);
         let mut error = Self::new(
             StatusCode::NOT_FOUND,
             "invalid_request_error",
@@ -250,10 +252,12 @@ impl ApiError {
     /// A caller asks to fetch a model from a server that fetches none.
     pub fn not_pulled(model: &str, served: &str) -> Self {
         let mut error = Self::model_not_found(model, served);
-        error.body.message = format!(
-            "{} It fetches no other: run `corella pull {model}` on its machine, and serve that.",
-            error.body.message
+        let message = format!(
+            "{} It fetches no other: run `corella pull {}` on its machine, and serve that.",
+            error.message(),
+            shown(model)
         );
+        error.body.message = message.into();
         error
     }
 
@@ -268,6 +272,16 @@ impl ApiError {
         self.status = StatusCode::BAD_REQUEST;
         self.body.code = Some("previous_response_not_found");
         self.with_param("previous_response_id")
+    }
+
+    /// The same error about the response whose item a request names.
+    pub fn into_item_error(mut self) -> Self {
+        self.body.code = Some("item_not_found");
+        self
+    }
+
+    pub fn item_not_found(id: &str, reason: &str) -> Self {
+        Self::not_found("item", id, reason, "item_not_found")
     }
 
     pub fn file_not_found(id: &str, reason: &str) -> Self {
@@ -310,12 +324,10 @@ impl ApiError {
 
     /// An object of the caller's that does not exist.
     fn not_found(kind: &str, id: &str, reason: &str, code: &'static str) -> Self {
-        const MAX_CHARS: usize = 200;
-        let shown: String = id.chars().take(MAX_CHARS).collect();
         let mut error = Self::new(
             StatusCode::NOT_FOUND,
             "invalid_request_error",
-            format!("The {kind} `{shown}` {reason}."),
+            format!("The {kind} `{}` {reason}.", shown(id)),
         );
         error.body.code = Some(code);
         error
@@ -343,7 +355,10 @@ impl ApiError {
         let mut error = Self::new(
             StatusCode::NOT_FOUND,
             "invalid_request_error",
-            format!("The model `{model}` does not exist, or your API key may not use it."),
+            format!(
+                "The model `{}` does not exist, or your API key may not use it.",
+                shown(model)
+            ),
         );
         error.body.param = Some("model".into());
         error.body.code = Some("model_not_found");
@@ -378,12 +393,10 @@ impl ApiError {
 
     /// `advice` is a sentence.
     pub fn unknown_path(path: &str, advice: &str) -> Self {
-        const MAX_CHARS: usize = 200;
-        let shown: String = path.chars().take(MAX_CHARS).collect();
         Self::new(
             StatusCode::NOT_FOUND,
             "invalid_request_error",
-            format!("There is no {shown} here. {advice}"),
+            format!("There is no {} here. {advice}", shown(path)),
         )
     }
 
@@ -392,7 +405,9 @@ impl ApiError {
             StatusCode::METHOD_NOT_ALLOWED,
             "invalid_request_error",
             format!(
-                "{path} does not answer {method}; send {}.",
+                "{} does not answer {}; send {}.",
+                shown(path),
+                shown(method),
                 methods.join(" or ")
             ),
         )

@@ -36,6 +36,9 @@ impl fmt::Display for BatchFileError {
 
 impl std::error::Error for BatchFileError {}
 
+/// Editors on Windows begin a file with it.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Reads the lines of a file one by one, with their numbers, which count from 1.
 pub struct Lines {
     reader: BufReader<File>,
@@ -102,7 +105,10 @@ impl Lines {
 
     /// The next request; blank lines are passed over.
     pub fn next_request(&mut self) -> Result<Option<RequestLine>, BatchFileError> {
-        while let Some(line) = self.next()? {
+        while let Some(mut line) = self.next()? {
+            if line.number == 1 && line.bytes.starts_with(BYTE_ORDER_MARK) {
+                line.bytes.drain(..BYTE_ORDER_MARK.len());
+            }
             if line.is_blank() {
                 continue;
             }
@@ -246,6 +252,8 @@ mod tests {
         };
         let good = TestFile::new("good", &format!("{}\n\n{}", line("a"), line("b")));
         assert_eq!(check_input(&good.0, 1 << 20).unwrap(), ids(&["a", "b"]));
+        let marked = TestFile::new("marked", &format!("\u{feff}{}\n", line("a")));
+        assert_eq!(check_input(&marked.0, 1 << 20).unwrap(), ids(&["a"]));
         let twice = TestFile::new("twice", &format!("{}\n\n{}\n", line("a"), line("a")));
         let error = check_input(&twice.0, 1 << 20).unwrap_err().to_string();
         assert!(error.contains("line 3") && error.contains("`a`"), "{error}");

@@ -240,6 +240,7 @@ mod tests {
             &responses::CALL,
             &responses::CALL_OUTPUT,
             &responses::THOUGHT,
+            &responses::REFERENCE,
             &pooling::EMBEDDINGS,
             &pooling::POOLING,
             &llama_server::COMPLETION,

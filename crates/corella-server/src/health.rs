@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::api_error::ApiError;
 use crate::call::json_response;
-use crate::metrics::{prefers_open_metrics, prometheus_text};
+use crate::metrics::prefers_open_metrics;
 use crate::server_state::ServerState;
 
 /// Answers 200 while the engine works, in llama-server's words. After a 503 the server must be restarted.
@@ -46,18 +46,20 @@ pub async fn metrics(
     State(state): State<Arc<ServerState>>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let text = state
-        .metrics
-        .encode(&state.engine, state.text_work())
+    let metrics = &state.metrics;
+    let renderer = &metrics.renderer;
+    let text = renderer
+        .text(|| metrics.encode(&state.engine, state.text_work()))
+        .await
         .map_err(|_| ApiError::engine("The metrics could not be written."))?;
     let (content_type, text) = match prefers_open_metrics(&headers) {
         true => (
             "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            text,
+            text.open_metrics(),
         ),
         false => (
             "text/plain; version=0.0.4; charset=utf-8",
-            prometheus_text(&text),
+            text.prometheus(),
         ),
     };
     Ok((

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_TYPE, HOST};
 use axum::http::{Extensions, HeaderValue, Method, Request, Uri};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
@@ -71,6 +71,8 @@ impl LocalClient {
         request.extensions_mut().extend(self.extensions.clone());
         let json = HeaderValue::from_static("application/json");
         request.headers_mut().insert(CONTENT_TYPE, json);
+        let host = HeaderValue::from_static("localhost");
+        request.headers_mut().insert(HOST, host);
         let response = match self.service.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},

@@ -4,6 +4,7 @@ mod adapter_use;
 mod call_timer;
 mod output;
 mod process;
+mod rendering;
 mod series;
 mod text_format;
 
@@ -11,10 +12,11 @@ pub use self::adapter_use::{AdapterMetrics, AdapterUses};
 pub use self::call_timer::{CallTimer, ChoiceTimes};
 pub use self::output::OutputMetrics;
 pub use self::series::encode;
-pub use self::text_format::{prefers_open_metrics, prometheus_text};
+pub use self::text_format::prefers_open_metrics;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use corella_core::SchedulerConfig;
 use corella_engine::{Engine, EngineStats};
@@ -32,12 +34,14 @@ use crate::serve_config::ServeConfig;
 use crate::text_thread::TextWork;
 
 use self::process::ProcessMetrics;
+use self::rendering::Renderer;
 
 /// Metrics of requests, as clients see them. The engine's counts are read at each scrape.
 pub struct Metrics {
     registry: Registry,
     /// Metrics of the process, without a model label.
     process: Registry,
+    pub renderer: Renderer,
     engine: EngineMetrics,
     text_work_waiting: Gauge,
     text_work_oldest: Gauge<f64, AtomicU64>,
@@ -172,6 +176,7 @@ impl Metrics {
                 Histogram::new(REQUEST_BUCKETS),
             ),
             process,
+            renderer: Renderer::new(Duration::ZERO),
             registry,
         }
     }

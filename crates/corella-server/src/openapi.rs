@@ -10,10 +10,11 @@ mod template;
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::call::json_response;
+use crate::constant_answer::ConstantAnswer;
 use crate::field_table::{Endpoint, FieldTable, Treatment};
 use crate::nearest_route::Route;
 use crate::serve_config::ServeConfig;
@@ -45,8 +46,11 @@ const ANSWERS: [&str; 9] = [
     include_str!("openapi/answers/error.json"),
 ];
 
-pub async fn openapi(State(state): State<Arc<ServerState>>) -> Response {
-    json_response(&document(&state.config))
+pub async fn openapi(State(state): State<Arc<ServerState>>, headers: HeaderMap) -> Response {
+    let answer = state.openapi.get_or_init(|| {
+        ConstantAnswer::new(document(&state.config).to_string(), "application/json")
+    });
+    answer.respond(&headers)
 }
 
 /// The paths of the document, with their methods.

@@ -1,36 +1,37 @@
 //! The page at `/`: the chat and the picture of the engine, from files that are part of the binary.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::HeaderValue;
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
-};
+use axum::http::header::{CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 
 use crate::api_error::ApiError;
+use crate::constant_answer::ConstantAnswer;
 use crate::server_state::ServerState;
 
 /// A file of the page.
 struct Asset {
     name: &'static str,
     bytes: &'static [u8],
+    /// Made for the first request.
+    answer: OnceLock<ConstantAnswer>,
 }
 
 macro_rules! assets {
     ($($name:literal),* $(,)?) => {
-        &[$(Asset { name: $name, bytes: include_bytes!(concat!("../page/", $name)) }),*]
+        &[$(Asset {
+            name: $name,
+            bytes: include_bytes!(concat!("../page/", $name)),
+            answer: OnceLock::new(),
+        }),*]
     };
 }
 
-const INDEX: Asset = Asset {
-    name: "index.html",
-    bytes: include_bytes!("../page/index.html"),
-};
+const INDEX: &str = include_str!("../page/index.html");
 
-const ASSETS: &[Asset] = assets![
+static ASSETS: &[Asset] = assets![
     "answer_reader.js",
     "api.js",
     "base.css",
@@ -70,35 +71,36 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 
 /// The page. Its files are relative to it, or below the root path: a browser may use that path with or without a final
 /// slash, and a proxy may remove it.
-pub async fn page(State(state): State<Arc<ServerState>>) -> Response {
-    match &*state.config.root_path {
-        "" => response(INDEX.name, INDEX.bytes.into()),
-        root_path => {
-            let html = String::from_utf8_lossy(INDEX.bytes);
-            let html = html.replace("=\"page/", &format!("=\"{root_path}/page/"));
-            response(INDEX.name, html.into())
-        }
-    }
+pub async fn page(State(state): State<Arc<ServerState>>, headers: HeaderMap) -> Response {
+    let answer = state.page.get_or_init(|| {
+        let html = match &*state.config.root_path {
+            "" => INDEX.to_owned(),
+            root_path => INDEX.replace("=\"page/", &format!("=\"{root_path}/page/")),
+        };
+        ConstantAnswer::new(html, "text/html; charset=utf-8")
+    });
+    secured(answer.respond(&headers))
 }
 
 /// A file of the page.
-pub async fn page_asset(Path(name): Path<String>) -> Result<Response, ApiError> {
+pub async fn page_asset(
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
     let asset = ASSETS.iter().find(|asset| asset.name == name);
     let asset = asset
         .ok_or_else(|| ApiError::unknown_path(&format!("/page/{name}"), "The page is at GET /."))?;
-    Ok(response(asset.name, asset.bytes.into()))
+    let answer = &asset.answer;
+    let answer = answer.get_or_init(|| ConstantAnswer::new(asset.bytes, content_type(asset.name)));
+    Ok(secured(answer.respond(&headers)))
 }
 
-fn response(name: &str, body: Body) -> Response {
-    let mut response = Response::new(body);
+fn secured(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [
-        (CONTENT_TYPE, content_type(name)),
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-        // The next server may have another version, whose files must fit together.
-        (CACHE_CONTROL, "no-cache"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
@@ -107,7 +109,6 @@ fn response(name: &str, body: Body) -> Response {
 
 fn content_type(name: &str) -> &'static str {
     match name.rsplit_once('.').map(|(_, kind)| kind) {
-        Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
         Some("js") => "text/javascript; charset=utf-8",
         Some("svg") => "image/svg+xml",
@@ -119,14 +120,18 @@ fn content_type(name: &str) -> &'static str {
 mod tests {
     use super::*;
 
+    fn texts() -> impl Iterator<Item = (&'static str, &'static str)> {
+        let text = |asset: &'static Asset| {
+            let text = std::str::from_utf8(asset.bytes).expect("files are text");
+            (asset.name, text)
+        };
+        ASSETS.iter().map(text).chain([("index.html", INDEX)])
+    }
+
     /// Every file that another one names is served, and every served file is named.
     #[test]
     fn files_and_references_agree() {
-        let texts = ASSETS.iter().chain([&INDEX]).map(|asset| {
-            let text = std::str::from_utf8(asset.bytes).expect("files are text");
-            (asset.name, text)
-        });
-        let mut named: Vec<&str> = texts
+        let mut named: Vec<&str> = { texts() }
             .flat_map(|(_, text)| {
                 let of_the_page = text.split("=\"page/").skip(1);
                 let of_a_script = text.split("from \"./").skip(1);
@@ -143,10 +148,9 @@ mod tests {
     /// A path from the root would lack a proxy's prefix.
     #[test]
     fn no_reference_begins_at_the_root() {
-        for asset in ASSETS.iter().chain([&INDEX]) {
-            let text = std::str::from_utf8(asset.bytes).expect("files are text");
+        for (name, text) in texts() {
             for reference in ["=\"/", "\"/page/", "fetch(\"", "fetch(`", "url("] {
-                assert!(!text.contains(reference), "{}: {reference}", asset.name);
+                assert!(!text.contains(reference), "{name}: {reference}");
             }
         }
     }
@@ -154,8 +158,7 @@ mod tests {
     /// The policy's violations would only show in a browser.
     #[test]
     fn no_script_or_style_is_inline() {
-        let html = std::str::from_utf8(INDEX.bytes).expect("it is text");
-        for tag in html.split("<script").skip(1) {
+        for tag in INDEX.split("<script").skip(1) {
             assert!(
                 tag.starts_with(" src=") || tag.starts_with(" type=\"module\" src="),
                 "{tag}"
@@ -169,7 +172,7 @@ mod tests {
             "javascript:",
             "://",
         ] {
-            assert!(!html.contains(forbidden), "{forbidden}");
+            assert!(!INDEX.contains(forbidden), "{forbidden}");
         }
     }
 }

@@ -67,7 +67,7 @@ impl RequestBody {
             .get_or_init(|| crowded_field(&self.bytes));
         crowded_field.as_ref().map_or(Ok(()), |name| {
             let message = format!(
-                "the body has more than {MAX_VALUES} values that are no numbers in this field and those before it"
+                "the body has more than {MAX_VALUES} values, without token ids, in this field and those before it"
             );
             Err(ApiError::invalid(name, message))
         })

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
@@ -87,15 +88,21 @@ impl Turn {
     /// Returns the items of the turn: its input, then the output of its response.
     pub fn items(&self) -> Vec<Map<String, Value>> {
         let mut items = self.input_items();
-        if let Value::Object(mut object) = self.object()
-            && let Some(Value::Array(output)) = object.remove("output")
-        {
-            items.extend(output.into_iter().filter_map(|item| match item {
-                Value::Object(item) => Some(item),
-                _ => None,
-            }));
-        }
+        items.append(&mut self.output_items());
         items
+    }
+
+    pub fn output_items(&self) -> Vec<Map<String, Value>> {
+        #[derive(Deserialize)]
+        struct Object {
+            output: Vec<Map<String, Value>>,
+        }
+        let object = serde_json::from_slice::<Object>(&self.object);
+        object.map_or_else(|_| Vec::new(), |object| object.output)
+    }
+
+    pub fn num_bytes(&self) -> usize {
+        self.counted.num_bytes
     }
 
     pub fn input_items(&self) -> Vec<Map<String, Value>> {

@@ -4,6 +4,7 @@ mod event;
 mod input;
 mod kept;
 mod object;
+mod reference;
 mod tool;
 
 use std::sync::Arc;
@@ -34,6 +35,7 @@ use event::ResponseEvents;
 use input::{InputField, conversation};
 use kept::Keeping;
 use object::{Echo, Output, Status};
+use reference::References;
 use tool::{chat_tool_choice, chat_tools, in_own_names};
 
 pub use kept::{delete_response, list_input_items, retrieve_response};
@@ -68,8 +70,16 @@ struct ResponseFields {
 
 /// The value of `include` that asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
-/// Accepted without effect: Corella never encrypts a model's thoughts.
-const ENCRYPTED_REASONING: &str = "reasoning.encrypted_content";
+/// Accepted without effect: they ask for members of items that no answer here has. Thoughts are never encrypted.
+const NEVER_THERE: [&str; 7] = [
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+];
 
 impl ResponseFields {
     fn check(&self, check: FieldCheck) -> Result<(), ApiError> {
@@ -79,13 +89,16 @@ impl ResponseFields {
         if let Some(reasoning) = &self.reasoning {
             check.check(&REASONING, "reasoning", reasoning)?;
         }
-        let known = [LOGPROBS, ENCRYPTED_REASONING];
+        let is_known = |name: &str| name == LOGPROBS || NEVER_THERE.contains(&name);
         let mut include = self.include.iter().flatten();
-        match include.position(|name| !known.contains(&name.as_str())) {
+        match include.position(|name| !is_known(name)) {
             None => Ok(()),
             Some(at) => Err(ApiError::invalid(
                 format!("include[{at}]"),
-                format!("must be \"{LOGPROBS}\" or \"{ENCRYPTED_REASONING}\""),
+                format!(
+                    "must be \"{LOGPROBS}\", or without effect one of \"{}\"",
+                    NEVER_THERE.join("\", \"")
+                ),
             )),
         }
     }
@@ -183,9 +196,12 @@ impl Endpoint for Responses {
         }
         let template_kwargs = fields.template_kwargs(state)?;
         let before = fields.before(state, context)?;
-        let Some(input) = fields.input else {
+        let Some(mut input) = fields.input else {
             return Err(ApiError::invalid("input", "is required"));
         };
+        if let InputField::Items(items) = &mut input {
+            References::new(state, context).resolve(items, check)?;
+        }
         let messages = conversation(&before, &input, fields.instructions.as_deref(), check)?;
         let tools = fields.tools.unwrap_or_default();
         let choice = fields

@@ -29,6 +29,7 @@ use crate::ollama;
 use crate::openapi::openapi;
 use crate::page::{page, page_asset};
 use crate::prefix_cache::reset_prefix_cache;
+use crate::request_head::check_head;
 use crate::request_id::name_request;
 use crate::responses::{delete_response, list_input_items, responses, retrieve_response};
 use crate::role::{change_role, role};
@@ -123,6 +124,7 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(state.clone(), allow_origins))
+        .layer(from_fn(check_head))
         .layer(from_fn_with_state(state.clone(), count_request))
         .layer(from_fn(name_request))
         .layer(from_fn(read_rest))

@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use axum::Router;
 use corella_engine::{EngineState, rare_line};
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::batches::run_batches;
@@ -248,6 +251,15 @@ async fn answer(
     mut phase: watch::Receiver<Phase>,
 ) {
     let service = TowerToHyperService::new(router);
+    // Connections take turns: one with thousands of requests that have arrived already would answer many of them before
+    // it lets another run.
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answer = service.call(request);
+        async move {
+            yield_now().await;
+            answer.await
+        }
+    });
     let connection = http.serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     loop {
@@ -276,4 +288,53 @@ fn is_of_one_connection(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::ConnectionReset
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::sync::Mutex;
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    /// A connection whose requests have all arrived does not delay another's.
+    #[tokio::test]
+    async fn connections_take_turns() {
+        const NUM_REQUESTS: usize = 50;
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut clients = Vec::new();
+        for name in ["a", "b"] {
+            let order = order.clone();
+            let handler = move || {
+                order.lock().expect("no panic").push(name);
+                ready(())
+            };
+            let router = Router::new().route("/", get(handler));
+            let (ours, mut theirs) = duplex(1 << 16);
+            let request = "GET / HTTP/1.1\r\nhost: test\r\n";
+            let requests = format!("{request}\r\n").repeat(NUM_REQUESTS - 1);
+            let requests = format!("{requests}{request}connection: close\r\n\r\n");
+            theirs.write_all(requests.as_bytes()).await.expect("room");
+            let phase = watch::Sender::new(Phase::Open);
+            clients.push(tokio::spawn(async move {
+                let http = http1::Builder::new();
+                let mut answers = Vec::new();
+                tokio::join!(
+                    answer(ours, &http, router, phase.subscribe()),
+                    theirs.read_to_end(&mut answers),
+                );
+            }));
+        }
+        for client in clients {
+            client.await.expect("no panic");
+        }
+        let order = order.lock().expect("no panic");
+        assert_eq!(order.len(), 2 * NUM_REQUESTS);
+        for pair in order.chunks(2) {
+            assert_ne!(pair[0], pair[1], "{order:?}");
+        }
+    }
 }

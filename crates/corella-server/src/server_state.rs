@@ -15,6 +15,7 @@ use crate::api_error::ApiError;
 use crate::api_key::{ApiKey, ApiKeys};
 use crate::batches::Batches;
 use crate::body_memory::BodyMemory;
+use crate::constant_answer::ConstantAnswer;
 use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
@@ -51,6 +52,9 @@ pub struct ServerState {
     /// An atomic, because every token reads it.
     is_cutting_off: AtomicBool,
     text_threads: TextThreads,
+    /// Made for the first request, as the page is.
+    pub(crate) openapi: OnceLock<ConstantAnswer>,
+    pub(crate) page: OnceLock<ConstantAnswer>,
     /// Made for the first request that needs it, because reading the vocabulary takes time.
     grammars: OnceLock<Result<GrammarCompiler, String>>,
 }
@@ -136,6 +140,8 @@ impl ServerState {
             is_draining: watch::Sender::new(false),
             is_cutting_off: AtomicBool::new(false),
             text_threads: TextThreads::new(),
+            openapi: OnceLock::new(),
+            page: OnceLock::new(),
             grammars: OnceLock::new(),
         })
     }

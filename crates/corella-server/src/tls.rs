@@ -1,7 +1,8 @@
 //! HTTPS: the server's certificate, which may be renewed while the server runs.
 
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Take};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -150,14 +151,15 @@ const PLAIN_HTTP_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\
 
 impl Identity {
     fn read(cert: &Path, key: &Path) -> Result<Self, TlsError> {
-        let found = CertificateDer::pem_file_iter(cert)
-            .and_then(|found| found.collect::<Result<Vec<_>, _>>())
+        let found = pem_file(cert)
+            .and_then(|file| CertificateDer::pem_reader_iter(file).collect::<Result<Vec<_>, _>>())
             .map_err(|error| unreadable("--tls-cert", cert, "certificate", &error))?;
         if found.is_empty() {
             let error = pem::Error::NoItemsFound;
             return Err(unreadable("--tls-cert", cert, "certificate", &error));
         }
-        let read = PrivateKeyDer::from_pem_file(key).map_err(|error| {
+        let read = pem_file(key).and_then(PrivateKeyDer::from_pem_reader);
+        let read = read.map_err(|error| {
             let what = "private key; one with a passphrase must be decrypted first";
             unreadable("--tls-key", key, what, &error)
         })?;
@@ -226,6 +228,12 @@ impl Identity {
             _ => Ok(()),
         }
     }
+}
+
+/// Opens a file for its first 64 MiB. A device such as /dev/zero never ends.
+fn pem_file(path: &Path) -> Result<Take<File>, pem::Error> {
+    let file = File::open(path).map_err(pem::Error::Io)?;
+    Ok(file.take(64 << 20))
 }
 
 fn unreadable(option: &str, path: &Path, what: &str, error: &pem::Error) -> TlsError {

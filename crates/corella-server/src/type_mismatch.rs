@@ -1,5 +1,7 @@
 //! Describes a field of the wrong type in JSON's terms: serde names Rust's types.
 
+use crate::short_text::shown;
+
 /// Rewrites "invalid type: integer `-1`, expected u32" as "must be a whole number from 0 up, not -1". Other messages
 /// stay unchanged.
 pub fn in_json_words(message: &str) -> String {
@@ -35,9 +37,10 @@ fn found_words(found: &str) -> &str {
         "map" => "an object",
         "sequence" => "an array",
         "unit value" => "null",
+        "number" => "a number",
         _ => {
             let value = KINDS.iter().find_map(|kind| found.strip_prefix(kind));
-            value.map_or(found, |value| value.trim_matches('`'))
+            shown(value.map_or(found, |value| value.trim_matches('`')))
         }
     }
 }
@@ -76,6 +79,7 @@ mod tests {
             (r#"{"c": [null]}"#, "must be a whole number, not null"),
             (r#"{"d": []}"#, "must be a number, not an array"),
             (r#"{"e": true}"#, "must be a string, not true"),
+            (r#"{"e": 0.5}"#, "must be a string, not a number"),
             (r#"{"e": 1, "#, "must be a string, not 1"),
         ] {
             let error = serde_json::from_str::<Fields>(json)

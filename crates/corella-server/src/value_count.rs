@@ -7,13 +7,13 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Numbers are not counted: a prompt may be a million token IDs, and each takes 32 bytes at most.
+/// Numbers outside of objects are not counted: a prompt may be a million token IDs, which are not kept as JSON values.
 pub const MAX_VALUES: usize = 1 << 17;
 
 /// Returns the first field with which a body has too many values. Invalid JSON has none: its reader reports the error.
 pub fn crowded_field(body: &[u8]) -> Option<String> {
-    // `""` and a comma is the shortest counted value.
-    if body.len() < 3 * MAX_VALUES {
+    // A digit and a comma is the shortest counted value.
+    if body.len() < 2 * MAX_VALUES {
         return None;
     }
     let mut count = ValueCount {
@@ -43,6 +43,9 @@ impl ValueCount {
     }
 }
 
+/// The key under which the package `serde_json` passes on a number with a fraction, an exponent or many digits.
+const LONG_NUMBER: &str = "$serde_json::private::Number";
+
 /// Counts the values of each field of a body.
 struct FieldCounter<'a>(&'a mut ValueCount);
 
@@ -64,14 +67,39 @@ impl<'de> Visitor<'de> for FieldCounter<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         while let Some(name) = fields.next_key()? {
             self.0.field = Some(name);
-            fields.next_value_seed(ValueCounter(self.0))?;
+            fields.next_value_seed(ValueCounter {
+                count: self.0,
+                counts_numbers: false,
+                is_in_object: false,
+            })?;
         }
         Ok(())
     }
 }
 
 /// Counts a value and the values in it.
-struct ValueCounter<'a>(&'a mut ValueCount);
+struct ValueCounter<'a> {
+    count: &'a mut ValueCount,
+    counts_numbers: bool,
+    is_in_object: bool,
+}
+
+impl ValueCounter<'_> {
+    fn part(&mut self, is_in_object: bool, counts_numbers: bool) -> ValueCounter<'_> {
+        ValueCounter {
+            count: self.count,
+            counts_numbers,
+            is_in_object,
+        }
+    }
+
+    fn add_number<E: Error>(self) -> Result<(), E> {
+        match self.counts_numbers {
+            true => self.count.add(),
+            false => Ok(()),
+        }
+    }
+}
 
 impl<'de> DeserializeSeed<'de> for ValueCounter<'_> {
     type Value = ();
@@ -89,41 +117,44 @@ impl<'de> Visitor<'de> for ValueCounter<'_> {
     }
 
     fn visit_i64<E: Error>(self, _: i64) -> Result<(), E> {
-        Ok(())
+        self.add_number()
     }
 
     fn visit_u64<E: Error>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<(), E> {
-        Ok(())
+        self.add_number()
     }
 
     fn visit_unit<E: Error>(self) -> Result<(), E> {
-        self.0.add()
+        self.count.add()
     }
 
     fn visit_bool<E: Error>(self, _: bool) -> Result<(), E> {
-        self.0.add()
+        self.count.add()
     }
 
     fn visit_str<E: Error>(self, _: &str) -> Result<(), E> {
-        self.0.add()
+        self.count.add()
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        self.0.add()?;
-        while items.next_element_seed(ValueCounter(self.0))?.is_some() {}
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
+        self.count.add()?;
+        let is_in_object = self.is_in_object;
+        while { items.next_element_seed(self.part(is_in_object, is_in_object))? }.is_some() {}
         Ok(())
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
-        self.0.add()?;
-        while members.next_key::<IgnoredAny>()?.is_some() {
-            // The key counts, too.
-            self.0.add()?;
-            members.next_value_seed(ValueCounter(self.0))?;
+    fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<(), A::Error> {
+        let mut key = members.next_key::<String>()?;
+        if key.as_deref() == Some(LONG_NUMBER) {
+            members.next_value::<IgnoredAny>()?;
+            return self.add_number();
+        }
+        self.count.add()?;
+        while key.is_some() {
+            // The key counts, and a number with it.
+            self.count.add()?;
+            members.next_value_seed(self.part(true, false))?;
+            key = members.next_key()?;
         }
         Ok(())
     }
@@ -148,14 +179,25 @@ mod tests {
             assert_eq!(crowded_field(&body(most, &filler)), None, "{item}");
             assert_eq!(crowded_field(&body(most + 1, &filler)), name, "{item}");
         }
-        // An object, its key, and a number, which is not counted.
-        assert_eq!(crowded_field(&body(most / 2, r#"{"a":0}"#)), None);
-        assert_eq!(crowded_field(&body(most / 2 + 1, r#"{"a":0}"#)), name);
+        // An object and its key, with which a number counts.
+        for number in ["0", "0.5"] {
+            let item = format!(r#"{{"a":{number}}}"#);
+            assert_eq!(crowded_field(&body(most / 2, &item)), None, "{number}");
+            assert_eq!(crowded_field(&body(most / 2 + 1, &item)), name, "{number}");
+        }
+        for number in ["-10", "0.5", "1e9", "123456789012345678901"] {
+            assert_eq!(crowded_field(&body(most, number)), None, "{number}");
+            assert_eq!(crowded_field(&body(most + 1, number)), name, "{number}");
+        }
     }
 
     #[test]
-    fn numbers_do_not_count_and_what_is_no_json_is_left_to_its_reader() {
-        assert_eq!(crowded_field(&body(1_000_000, "1.5")), None);
+    fn token_ids_do_not_count_and_what_is_no_json_is_left_to_its_reader() {
+        let ids = vec!["[1,23]"; 2 + MAX_VALUES / 2].join(",");
+        assert_eq!(
+            crowded_field(format!(r#"{{"prompt":[[{ids}]]}}"#).as_bytes()),
+            None
+        );
         let mut cut_off = body(MAX_VALUES - 100, r#""""#);
         cut_off.truncate(cut_off.len() - 1);
         assert_eq!(crowded_field(&cut_off), None);

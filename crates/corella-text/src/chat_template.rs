@@ -12,6 +12,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::error::TextError;
 use crate::jinja_builtin::add_builtins;
 use crate::python_method::python_method;
+use crate::python_number::value_of_number;
 use crate::reply::ReplyFormat;
 use crate::role_support::{RoleSupport, takes_role};
 use crate::strftime::strftime;
@@ -374,11 +375,7 @@ fn value_of(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
         Json::Bool(flag) => Value::from(*flag),
-        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(integer), _) => Value::from(integer),
-            (None, Some(integer)) => Value::from(integer),
-            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
-        },
+        Json::Number(number) => value_of_number(number),
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => items.iter().map(value_of).collect(),
         Json::Object(entries) => Value::from_pairs(

@@ -7,6 +7,7 @@ use minijinja_contrib::globals::{cycler, joiner};
 use crate::python_attribute::{ATTRIBUTE, attribute, attribute_only, is_callable};
 use crate::python_format::formatted;
 use crate::python_iterable::{generated, is_generator, is_unindexed, listed};
+use crate::python_number::LongInteger;
 use crate::python_order::{ORDER, is_in_order};
 use crate::python_string::lines;
 use crate::python_text::python_str;
@@ -84,7 +85,10 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_function(CONTAINMENT, contains);
     environment.add_test("in", contains);
     environment.add_test("number", |value: &Value| {
-        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || LongInteger::is(value)
+    });
+    environment.add_test("integer", |value: &Value| {
+        value.is_integer() || LongInteger::is(value)
     });
     environment.add_test("callable", is_callable);
     environment.add_function(ATTRIBUTE, attribute);

@@ -20,6 +20,7 @@ mod python_format;
 mod python_iterable;
 mod python_json;
 mod python_method;
+mod python_number;
 mod python_order;
 mod python_string;
 mod python_text;

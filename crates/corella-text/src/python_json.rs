@@ -7,6 +7,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
 use crate::python_iterable::check_indexed;
+use crate::python_number::LongInteger;
 
 /// The deepest nesting in the output. Deeper values cannot come from a request, because the reader
 /// of its JSON has a limit of its own.
@@ -104,6 +105,9 @@ impl Writer {
                     self.value(&value.get_item(key)?, depth + 1)?;
                 }
                 self.close('}', keys.is_empty(), depth);
+            }
+            _ if LongInteger::is(value) => {
+                let _ = write!(self.out, "{value}");
             }
             kind => return Err(not_serializable(&kind.to_string())),
         }

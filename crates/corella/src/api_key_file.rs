@@ -10,6 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::Error;
 use crate::nearest_name::nearest_name;
+use crate::option_file;
 
 /// The sources of a server's keys.
 pub struct KeySource {
@@ -52,7 +53,7 @@ const MAX_KEYS: usize = 10_000;
 
 fn read_file(path: &Path) -> Result<Vec<ApiKey>, Error> {
     let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path)
+    let text = option_file::read_text(path)
         .map_err(|error| Error::Config(format!("--api-keys cannot read {shown}: {error}")))?;
     let keys = KeyFile { shown, text: &text }.keys();
     keys.map_err(Error::Config)

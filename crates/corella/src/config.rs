@@ -23,6 +23,7 @@ use crate::args::{
 };
 use crate::foreign_variable;
 use crate::load_display::load_watcher;
+use crate::option_file;
 use crate::option_name::in_options;
 use crate::otlp::OtlpConfig;
 use crate::{
@@ -343,10 +344,13 @@ pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
     })
 }
 
+/// Texts by which models are measured or quantised.
+const MAX_DOCUMENT_BYTES: u64 = 4 << 30;
+
 /// Returns the documents of a file: the `text` of each line of a `.jsonl` file, else the whole file.
 fn documents(path: &Path) -> Result<Vec<String>, Error> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path)
+    let text = option_file::read_text_within(path, MAX_DOCUMENT_BYTES)
         .map_err(|error| Error::Io(format!("cannot read {shown}"), error))?;
     if path.extension().is_none_or(|end| end != "jsonl") {
         return Ok(vec![text]);
@@ -472,7 +476,7 @@ fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {
     for prefix in &args.pin_prefix {
         let text = match prefix.strip_prefix('@') {
             None => prefix.clone(),
-            Some(path) => std::fs::read_to_string(path)
+            Some(path) => option_file::read_text(Path::new(path))
                 .map_err(|error| Error::Io(format!("--pin-prefix cannot read {path}"), error))?,
         };
         options.pinned_prefixes.push(text);
@@ -524,7 +528,7 @@ fn mock_script(path: &Path) -> Result<Vec<(String, String)>, Error> {
     let reason = |error: &dyn std::fmt::Display| {
         Error::Config(format!("--mock-script {}: {error}", path.display()))
     };
-    let text = std::fs::read(path).map_err(|error| reason(&error))?;
+    let text = option_file::read(path).map_err(|error| reason(&error))?;
     serde_json::from_slice(&text).map_err(|error| reason(&error))
 }
 

@@ -15,6 +15,7 @@ use toml::de::{DeTable, DeValue};
 use crate::environment::{self, Environment};
 use crate::foreign_key;
 use crate::nearest_name::nearest_name;
+use crate::option_file;
 use crate::option_value::{self, OptionValue};
 
 /// The arguments of the process, of its environment and of its file.
@@ -83,7 +84,7 @@ pub fn expand(
     }
     if let Some(path) = file {
         let shown = path.display().to_string();
-        let text = std::fs::read_to_string(&path)
+        let text = option_file::read_text(&path)
             .map_err(|error| format!("--config cannot read {shown}: {error}"))?;
         let file = ConfigFile {
             program,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use corella_model::{GenerationDefaults, ModelConfig};
 use serde_json::{Map, Value};
 
-use crate::Error;
+use crate::{Error, option_file};
 
 /// The source of sampling defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,7 +34,7 @@ impl GenerationChoice {
             GenerationSource::Folder(folder) => {
                 let file = folder.join("generation_config.json");
                 let shown = file.display().to_string();
-                let bytes = std::fs::read(&file).map_err(|error| {
+                let bytes = option_file::read(&file).map_err(|error| {
                     Error::Io(format!("--generation-config cannot read {shown}"), error)
                 })?;
                 config.set_generation_config(&shown, &bytes)?;

@@ -70,6 +70,7 @@ mod manual;
 mod model_lookup;
 mod nearest_name;
 mod open_files;
+mod option_file;
 mod option_name;
 mod option_value;
 mod otlp;

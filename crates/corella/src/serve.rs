@@ -205,14 +205,12 @@ const SIGNALS: &str = "installing signal handlers";
 
 /// Raises the limit of open files, because every connection is one.
 fn make_room_for(max_num_connections: usize) {
-    const NUM_OTHERS: u64 = 64;
     match open_files::raise_limit() {
-        Ok(limit) if limit >= max_num_connections as u64 + NUM_OTHERS => {}
-        Ok(limit) => tracing::warn!(
-            "this process may open {limit} files: more than {} connections at once will wait; \
-             to allow more, raise the hard limit (`ulimit -Hn`)",
-            limit.saturating_sub(NUM_OTHERS)
-        ),
+        Ok(limit) => {
+            if let Some(shortage) = open_files::shortage(limit, max_num_connections) {
+                tracing::warn!("{shortage}");
+            }
+        }
         Err(error) => tracing::warn!("cannot raise the limit of open files: {error}"),
     }
 }

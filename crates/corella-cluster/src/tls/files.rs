@@ -1,5 +1,7 @@
 //! A node's certificate and key files.
 
+use std::fs::File;
+use std::io::{Read, Take};
 use std::path::{Path, PathBuf};
 
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
@@ -27,7 +29,8 @@ pub struct Identity {
 
 impl TlsFiles {
     pub fn read(&self) -> Result<Identity, TlsError> {
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| {
+        let key = pem_file(&self.key).and_then(PrivateKeyDer::from_pem_reader);
+        let key = key.map_err(|error| {
             let what = "private key; one with a passphrase must be decrypted first";
             unreadable("--cluster-tls-key", &self.key, what, &error)
         })?;
@@ -41,12 +44,18 @@ impl TlsFiles {
 
 fn certificates(option: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |error| unreadable(option, path, "certificate", &error);
-    let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
+    let found = CertificateDer::pem_reader_iter(pem_file(path).map_err(wrong)?);
     let found: Vec<_> = found.collect::<Result<_, _>>().map_err(wrong)?;
     match found.is_empty() {
         true => Err(wrong(pem::Error::NoItemsFound)),
         false => Ok(found),
     }
+}
+
+/// Opens a file for its first 64 MiB. A device such as /dev/zero never ends.
+fn pem_file(path: &Path) -> Result<Take<File>, pem::Error> {
+    let file = File::open(path).map_err(pem::Error::Io)?;
+    Ok(file.take(64 << 20))
 }
 
 fn unreadable(option: &str, path: &Path, what: &str, error: &pem::Error) -> TlsError {

@@ -213,6 +213,14 @@ pub static CALL_OUTPUT: FieldTable = FieldTable {
     refused: &[],
 };
 
+/// An item of an earlier response.
+pub static REFERENCE: FieldTable = FieldTable {
+    read: &["type", "id"],
+    read_at: &[],
+    no_effect: &[],
+    refused: &[],
+};
+
 /// A thought of the model. Encrypted thoughts belong to another server.
 pub static THOUGHT: FieldTable = FieldTable {
     read: &["type", "content"],

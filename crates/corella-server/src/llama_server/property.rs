@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use crate::api_error::ApiError;
 use crate::call::json_response;
 use crate::server_state::ServerState;
-use crate::short_number::in_short;
 
 pub async fn props(State(state): State<Arc<ServerState>>) -> Response {
     let config = &state.config;
@@ -41,11 +40,11 @@ pub async fn props(State(state): State<Arc<ServerState>>) -> Response {
 fn default_params(state: &ServerState) -> Value {
     let defaults = &state.config.generation_defaults;
     json!({
-        "temperature": in_short(defaults.temperature.unwrap_or(1.0)),
+        "temperature": defaults.temperature.unwrap_or(1.0),
         "top_k": defaults.top_k.unwrap_or(0),
-        "top_p": in_short(defaults.top_p.unwrap_or(1.0)),
-        "min_p": in_short(defaults.min_p.unwrap_or(0.0)),
-        "repeat_penalty": in_short(defaults.repetition_penalty.unwrap_or(1.0)),
+        "top_p": defaults.top_p.unwrap_or(1.0),
+        "min_p": defaults.min_p.unwrap_or(0.0),
+        "repeat_penalty": defaults.repetition_penalty.unwrap_or(1.0),
         "repeat_last_n": -1,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,

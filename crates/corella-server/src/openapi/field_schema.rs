@@ -22,7 +22,7 @@ pub const FIELDS: [&str; 8] = [
 const OBJECTS: &str = include_str!("objects.json");
 
 /// The tables of those objects, each after the objects within it.
-pub const TABLES: [(&str, &FieldTable); 25] = [
+pub const TABLES: [(&str, &FieldTable); 26] = [
     ("/OllamaMessage", &ollama::MESSAGE),
     ("/OllamaCall/properties/function", &ollama::CALLED_FUNCTION),
     ("/OllamaCall", &ollama::CALL),
@@ -44,6 +44,7 @@ pub const TABLES: [(&str, &FieldTable); 25] = [
     ("/InputCall", &responses::CALL),
     ("/InputCallOutput", &responses::CALL_OUTPUT),
     ("/InputThought", &responses::THOUGHT),
+    ("/InputReference", &responses::REFERENCE),
     ("/Tool", &field_table::TOOL),
     ("/Function", &field_table::FUNCTION),
     ("/ToolCall", &field_table::CALL),

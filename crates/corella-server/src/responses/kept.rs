@@ -14,6 +14,8 @@ use crate::list_page::ListQuery;
 use crate::response_store::{ResponseKey, Turn};
 use crate::server_state::ServerState;
 
+use super::reference::INPUT_ITEM;
+
 /// The data with which a response is kept.
 pub struct Keeping {
     pub owner: Option<Arc<str>>,
@@ -91,7 +93,10 @@ pub async fn list_input_items(
 /// An item in OpenAI's form: with an id and a type, and the text of a message as a part.
 fn input_item(response: &str, index: usize, mut item: Map<String, Value>) -> Value {
     if item.get("id").is_none_or(Value::is_null) {
-        item.insert("id".to_owned(), json!(format!("item_{response}_{index}")));
+        item.insert(
+            "id".to_owned(),
+            json!(format!("{INPUT_ITEM}_{response}_{index}")),
+        );
     }
     item.entry("type").or_insert_with(|| json!("message"));
     if item["type"] == "message"

@@ -9,7 +9,6 @@ use crate::chat_reply::call_id;
 use crate::generation::{Finish, Usage};
 use crate::reply_block::ReplyBlock;
 use crate::server_state::ServerState;
-use crate::short_number::in_short;
 use crate::token_logprob::{ChatLogprobs, TokenNames};
 
 /// The progress of a response, or its end.
@@ -87,12 +86,12 @@ impl Echo {
             "reasoning": {"effort": member("effort"), "summary": null},
             "service_tier": "default",
             "store": self.is_kept,
-            "temperature": in_short(self.temperature),
+            "temperature": self.temperature,
             "text": {"format": self.format},
             "tool_choice": self.tool_choice.as_ref().unwrap_or(&json!("auto")),
             "tools": self.tools,
             "top_logprobs": self.top_logprobs,
-            "top_p": in_short(self.top_p),
+            "top_p": self.top_p,
             "truncation": "disabled",
             "usage": usage.map(usage_object),
             "user": null,

@@ -19,6 +19,7 @@ mod llama_server;
 mod local_client;
 mod messages;
 mod metric;
+mod number;
 mod ollama;
 mod page;
 mod prompt_logprobs;

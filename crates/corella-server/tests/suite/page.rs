@@ -2,7 +2,7 @@
 
 use corella_server::ApiKey;
 
-use crate::client::get;
+use crate::client::{get, head, send};
 use crate::fixture::{Setup, TestServer};
 
 #[tokio::test]
@@ -89,4 +89,26 @@ async fn the_page_finds_its_files_behind_a_proxy() {
     }
     let html = get(server.address, "/").await;
     assert!(!html.text().contains("=\"/"), "{}", html.text());
+}
+
+#[tokio::test]
+async fn constant_answers_are_sent_once_to_a_client_that_keeps_them() {
+    let server = TestServer::start().await;
+    let mut tags = Vec::new();
+    for path in ["/", "/page/main.js", "/page/base.css", "/openapi.json"] {
+        let first = get(server.address, path).await;
+        let tag = first.header("etag").expect("a tag").to_owned();
+        assert_eq!(first.header("cache-control"), Some("no-cache"), "{path}");
+        let known = head("GET", path, &[("if-none-match", &tag)], None);
+        let known = send(server.address, &known, b"").await;
+        assert_eq!((known.status, known.body.len()), (304, 0), "{path}");
+        assert_eq!(known.header("etag"), Some(&*tag));
+        let other = head("GET", path, &[("if-none-match", "\"other\"")], None);
+        let other = send(server.address, &other, b"").await;
+        assert_eq!(other.body, first.body, "{path}");
+        tags.push(tag);
+    }
+    tags.sort_unstable();
+    tags.dedup();
+    assert_eq!(tags.len(), 4);
 }

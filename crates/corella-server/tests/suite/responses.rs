@@ -2,9 +2,10 @@
 
 use corella_core::StepId;
 use corella_model::Fault;
+use corella_server::ApiKey;
 use serde_json::{Value, json};
 
-use crate::client::{get, named_events, post};
+use crate::client::{get, head, named_events, post, send};
 use crate::fixture::{MODEL, Setup, TestServer};
 use crate::tools::{CALLS, hermes};
 
@@ -321,6 +322,108 @@ async fn a_response_is_there_once_its_stream_has_ended_and_not_before() {
 }
 
 #[tokio::test]
+async fn items_of_kept_answers_are_named_by_their_ids() {
+    let mut setup = Setup::new().ending_at(5);
+    setup.serve.api_keys = ["a", "b"]
+        .map(|name| ApiKey::unlimited(name, name))
+        .to_vec();
+    let server = setup.start().await;
+    let send = async |key: &str, input: Value| {
+        let body = json!({"input": input, "temperature": 0, "max_output_tokens": 4}).to_string();
+        let bearer = format!("Bearer {key}");
+        let headers = [
+            ("content-type", "application/json"),
+            ("authorization", &bearer),
+        ];
+        let head = head("POST", PATH, &headers, Some(body.len()));
+        send(server.address, &head, body.as_bytes()).await
+    };
+    let first = send("a", json!("hi")).await.json();
+    let item = &first["output"][0];
+    let input_id = format!("item_{}_0", first["id"].as_str().expect("an id"));
+    let next = json!({"role": "user", "content": "ho"});
+    let whole = json!([{"role": "user", "content": "hi"}, item, next]);
+    let whole = send("a", whole).await.json();
+    let named = json!([
+        {"type": "item_reference", "id": input_id},
+        // The type may be left out.
+        {"id": item["id"]},
+        next,
+    ]);
+    let named = send("a", named).await.json();
+    assert_eq!(named["output"][0]["content"], whole["output"][0]["content"]);
+    assert_eq!(
+        named["usage"]["input_tokens"],
+        whole["usage"]["input_tokens"]
+    );
+    // The items are part of what is kept: they can be named again under the new answer.
+    let again = format!("item_{}_0", named["id"].as_str().expect("an id"));
+    let again = json!([{"type": "item_reference", "id": again}]);
+    let alone = send("a", json!("hi")).await.json();
+    let again = send("a", again).await.json();
+    assert_eq!(again["output"][0]["content"], alone["output"][0]["content"]);
+    let id = item["id"].as_str().expect("an id");
+    for (key, wrong, status, param) in [
+        ("b", json!({"id": id}), 404, "input[0].id"),
+        (
+            "a",
+            json!({"id": id.replace("msg_", "fc_")}),
+            404,
+            "input[0].id",
+        ),
+        ("a", json!({"id": format!("{id}0")}), 404, "input[0].id"),
+        ("a", json!({"id": "msg_resp_1_0"}), 404, "input[0].id"),
+        ("a", json!({"id": "x"}), 404, "input[0].id"),
+        ("a", json!({"type": "item_reference"}), 400, "input[0].id"),
+        (
+            "a",
+            json!({"type": "item_reference", "id": 5}),
+            400,
+            "input[0].id",
+        ),
+        (
+            "a",
+            json!({"type": "item_reference", "id": id, "text": "x"}),
+            400,
+            "input[0].text",
+        ),
+    ] {
+        let refused = send(key, json!([wrong])).await;
+        assert_eq!(refused.status, status, "{wrong}: {}", refused.text());
+        assert_eq!(refused.error()["param"], param, "{wrong}");
+        if status == 404 {
+            assert_eq!(refused.error()["code"], "item_not_found");
+        }
+    }
+}
+
+#[tokio::test]
+async fn named_items_are_bounded_like_a_body() {
+    let mut setup = Setup::new().ending_at(5);
+    setup.serve.max_body_bytes = 20_000;
+    let server = setup.start().await;
+    let text = "x".repeat(1000);
+    let body = json!({"input": [{"role": "user", "content": text}], "max_output_tokens": 1});
+    let first = post(server.address, PATH, &body).await.json();
+    let id = format!("item_{}_0", first["id"].as_str().expect("an id"));
+    let body = json!({"input": vec![json!({"id": id}); 100], "max_output_tokens": 1});
+    let refused = post(server.address, PATH, &body).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    let message = refused.error()["message"].to_string();
+    assert!(message.contains("more than 20000 bytes"), "{message}");
+}
+
+#[tokio::test]
+async fn members_of_calls_that_openai_makes_itself_may_be_asked_for() {
+    let server = TestServer::start().await;
+    let body = json!({
+        "input": "hi", "max_output_tokens": 1,
+        "include": ["web_search_call.action.sources", "reasoning.encrypted_content"],
+    });
+    assert_eq!(post(server.address, PATH, &body).await.status, 200);
+}
+
+#[tokio::test]
 async fn what_cannot_be_honoured_is_refused_by_its_field() {
     let server = TestServer::start().await;
     let item = |item: Value| json!([item]);
@@ -350,7 +453,7 @@ async fn what_cannot_be_honoured_is_refused_by_its_field() {
             json!({"summary": "detailed"}),
             "reasoning.summary",
         ),
-        ("include", json!(["file_search_call.results"]), "include[0]"),
+        ("include", json!(["file_search_call.rows"]), "include[0]"),
         ("max_output_tokens", json!(0), "max_output_tokens"),
         ("max_tokens", json!(5), "max_tokens"),
         ("input", json!([]), "input"),

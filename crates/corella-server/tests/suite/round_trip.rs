@@ -119,6 +119,20 @@ const RESPONSES: Api = Api {
     num_prompt_tokens: |answer| answer["usage"]["input_tokens"].clone(),
 };
 
+/// Names the items of an answer instead of repeating them, as Vercel's AI SDK does.
+const REFERENCES: Api = Api {
+    history: |answer| {
+        let items = (RESPONSES.history)(answer).into_iter();
+        { items }
+            .map(|item| match item.get("output") {
+                None => json!({"type": "item_reference", "id": item["id"]}),
+                Some(_) => item,
+            })
+            .collect()
+    },
+    ..RESPONSES
+};
+
 const OLLAMA: Api = Api {
     path: "/api/chat",
     body: |messages, num_tokens| {
@@ -167,10 +181,11 @@ async fn check(marks: &str, reply: &str, num_calls: usize) {
     let server = server(marks, reply).await;
     let num_tokens = server.encode(reply).len();
     for cut in 1..=num_tokens {
-        let (chat, messages, responses, ollama) = tokio::join!(
+        let (chat, messages, responses, references, ollama) = tokio::join!(
             CHAT.round_trip(&server, cut),
             MESSAGES.round_trip(&server, cut),
             RESPONSES.round_trip(&server, cut),
+            REFERENCES.round_trip(&server, cut),
             OLLAMA.round_trip(&server, cut),
         );
         let (history, num_prompt_tokens) = chat;
@@ -191,6 +206,7 @@ async fn check(marks: &str, reply: &str, num_calls: usize) {
             for (path, (history, num_tokens)) in [
                 (MESSAGES.path, messages),
                 (RESPONSES.path, responses),
+                (REFERENCES.path, references),
                 (OLLAMA.path, ollama),
             ] {
                 let history = json!(history);

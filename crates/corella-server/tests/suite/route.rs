@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::client::{get, head, open, post, send};
+use crate::client::{get, head, open, post, read_until, send};
 use crate::fixture::{Setup, TestServer};
 
 async fn ask(
@@ -95,6 +95,42 @@ async fn a_connection_outlives_a_refusal() {
         answer.starts_with("HTTP/1.1 404") && answer.contains("connection: close"),
         "{answer}"
     );
+}
+
+/// A proxy before the server may read such a request differently.
+#[tokio::test]
+async fn a_head_with_two_readings_is_refused() {
+    let server = TestServer::start().await;
+    for (version, headers, status) in [
+        ("1.1", "host: a\r\n", 200),
+        ("1.1", "host:\r\n", 200),
+        ("1.0", "", 200),
+        ("1.1", "host: a\r\ntransfer-encoding: Chunked\r\n", 200),
+        ("1.1", "", 400),
+        ("1.1", "host: a\r\nhost: a\r\n", 400),
+        ("1.0", "host: a\r\nhost: b\r\n", 400),
+        (
+            "1.1",
+            "host: a\r\ntransfer-encoding: gzip, chunked\r\n",
+            400,
+        ),
+        (
+            "1.1",
+            "host: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n",
+            400,
+        ),
+    ] {
+        let request = format!("POST /ping HTTP/{version}\r\n{headers}\r\n");
+        let mut socket = open(server.address, &request, b"").await;
+        if headers.contains("unked") {
+            socket.write_all(b"0\r\n\r\n").await.expect("it reads");
+        }
+        let answer = read_until(&mut socket, "\r\n\r\n").await;
+        let found = answer.split(' ').nth(1).map(str::parse);
+        assert_eq!(found, Some(Ok(status)), "{request}: {answer}");
+        let closes = answer.contains("connection: close");
+        assert!(closes || status == 200, "{answer}");
+    }
 }
 
 #[tokio::test]

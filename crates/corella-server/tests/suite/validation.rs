@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{post, post_bytes};
+use crate::client::{get, post, post_bytes};
 use crate::fixture::{MAX_MODEL_LEN, Setup, TestServer, VOCAB_SIZE};
 
 async fn assert_names(server: &TestServer, path: &str, body: Value, param: &str) {
@@ -348,4 +348,88 @@ async fn an_unknown_model_is_not_found() {
     assert_eq!(reply.status, 404);
     assert_eq!(reply.error()["code"], "model_not_found");
     assert_eq!(reply.error()["param"], "model");
+}
+
+/// Values of a caller are in errors, but not whole.
+#[tokio::test]
+async fn an_error_is_short_whatever_it_repeats() {
+    let server = TestServer::start().await;
+    let long = "ü".repeat(100_000);
+    let message = |member: &str| json!([{"role": "user", "content": "hi", member: long}]);
+    let tool = json!([{"type": "function", "function": {"name": long}}]);
+    let schema =
+        json!({"type": "object", "properties": {&*long: {"type": "string", "pattern": "("}}});
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "hi", "model": long})),
+        (
+            "/v1/completions",
+            json!({"prompt": "hi", "max_tokens": long}),
+        ),
+        ("/v1/completions", json!({"prompt": "hi", &*long: 1})),
+        (
+            "/v1/completions",
+            json!({"prompt": "hi", "guided_regex": format!("{long}(")}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "hi", "logit_bias": {&*long: 1}}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": long, "content": "hi"}]}),
+        ),
+        ("/v1/chat/completions", json!({"messages": message(&long)})),
+        (
+            "/v1/chat/completions",
+            json!({"messages": message("role"), "tools": tool}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": message("name"), "tool_choice": long}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": message("name"), "guided_json": schema}),
+        ),
+        ("/v1/responses", json!({"input": [{"type": long}]})),
+        (
+            "/v1/responses",
+            json!({"input": [{"type": "item_reference", "id": long}]}),
+        ),
+        ("/v1/responses", json!({"input": "hi", "include": [long]})),
+        (
+            "/v1/responses",
+            json!({"input": "hi", "previous_response_id": long}),
+        ),
+        (
+            "/v1/messages",
+            json!({"model": long, "max_tokens": 1, "messages": message("name")}),
+        ),
+        (
+            "/api/chat",
+            json!({"model": long, "messages": message("name")}),
+        ),
+        ("/api/show", json!({"model": long})),
+    ] {
+        let reply = post(server.address, path, &body).await;
+        let sent: String = body.to_string().chars().take(80).collect();
+        assert!(
+            (400..500).contains(&reply.status),
+            "{path} {sent}: {}",
+            reply.status
+        );
+        assert!(
+            reply.body.len() < 2000,
+            "{path} {sent}: {}",
+            reply.body.len()
+        );
+    }
+    for path in [
+        format!("/{}", "x".repeat(10_000)),
+        format!("/v1/models/{}", "x".repeat(10_000)),
+    ] {
+        let reply = get(server.address, &path).await;
+        assert_eq!(reply.status, 404);
+        assert!(reply.body.len() < 1000, "{}", reply.body.len());
+    }
 }

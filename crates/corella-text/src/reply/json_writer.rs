@@ -1,6 +1,6 @@
 //! JSON that is written piece by piece, during the arrival of its source in another notation.
 
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 #[derive(Debug, Default)]
 pub(crate) struct JsonWriter {
@@ -109,18 +109,32 @@ pub(crate) fn json_of_bare(text: &str) -> String {
         "null" | "None" | "nil" => return "null".to_owned(),
         _ => {}
     }
-    if let Ok(Value::Number(_)) = serde_json::from_str(text) {
-        return text.to_owned();
+    number_of_bare(text).unwrap_or_else(|| Value::from(text).to_string())
+}
+
+/// The number with all its digits. Those that JSON does not allow are 07, +1, .5 and 1.
+fn number_of_bare(text: &str) -> Option<String> {
+    let (sign, magnitude) = match text.strip_prefix('-') {
+        Some(magnitude) => ("-", magnitude),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    if !magnitude.starts_with(|c: char| c == '.' || c.is_ascii_digit()) {
+        return None;
     }
-    // Numbers that JSON does not allow: 07, +1, .5 and 1.
-    if let Ok(number) = text.parse::<i64>() {
-        return number.to_string();
-    }
-    let is_number = text.contains(|c: char| c.is_ascii_digit());
-    match text.parse::<f64>() {
-        Ok(number) if is_number && number.is_finite() => Value::from(number).to_string(),
-        _ => Value::from(text).to_string(),
-    }
+    let exponent_at = magnitude.find(['e', 'E']).unwrap_or(magnitude.len());
+    let (mantissa, exponent) = magnitude.split_at(exponent_at);
+    let (whole, fraction) = match mantissa.split_once('.') {
+        Some((whole, "")) if !whole.is_empty() => (whole, ".0".to_owned()),
+        Some((whole, fraction)) => (whole, format!(".{fraction}")),
+        None => (mantissa, String::new()),
+    };
+    let whole = match whole.trim_start_matches('0') {
+        "" => "0",
+        digits => digits,
+    };
+    let json = format!("{sign}{whole}{fraction}{exponent}");
+    let number = serde_json::from_str::<Number>(&json);
+    number.is_ok().then_some(json)
 }
 
 #[cfg(test)]
@@ -156,6 +170,13 @@ mod tests {
             ("+3", "3"),
             (".5", "0.5"),
             ("2.", "2.0"),
+            ("+009007199254740993.10", "9007199254740993.10"),
+            ("-.12345678901234567890E-7", "-0.12345678901234567890E-7"),
+            ("1e400", "1e400"),
+            ("+-1", "\"+-1\""),
+            (".", "\".\""),
+            ("1_0", "\"1_0\""),
+            ("0x1", "\"0x1\""),
             ("True", "true"),
             ("None", "null"),
             ("nan", "\"nan\""),

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use crate::option_file;
+
 #[derive(Debug, Default, PartialEq)]
 pub struct SavedConversation {
     pub system: Option<String>,
@@ -90,7 +92,7 @@ impl SavedConversation {
 }
 
 fn read(path: &Path) -> Result<SavedConversation, String> {
-    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let text = option_file::read_text(path).map_err(|error| error.to_string())?;
     let body =
         serde_json::from_str(&text).map_err(|error| format!("the file is not JSON: {error}"))?;
     SavedConversation::from_json(body)

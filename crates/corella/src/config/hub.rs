@@ -1,13 +1,13 @@
 //! The address of the hub and its cache's folder, by the variables of `huggingface_hub`.
 
 use std::env;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use corella_hub::HubConfig;
 
 use crate::args::PullArgs;
+use crate::option_file;
 
 const NUM_PARALLEL: usize = 8;
 const READ_TIMEOUT_S: u64 = 30;
@@ -30,7 +30,7 @@ pub fn hub(is_offline: bool) -> HubConfig {
     let token = { text("HF_TOKEN") }.or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
     let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
     let from_file = || {
-        let token = fs::read_to_string(token_file).ok()?.trim().to_owned();
+        let token = option_file::read_text(&token_file).ok()?.trim().to_owned();
         (!token.is_empty()).then_some(token)
     };
     let ca_file = { path("SSL_CERT_FILE") }.or_else(|| path("REQUESTS_CA_BUNDLE"));

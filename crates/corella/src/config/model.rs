@@ -1,11 +1,11 @@
 //! The model to run, and how its folder is read.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::weight_format;
 use crate::args::{GenerationConfigArg, ModelArgs};
 use crate::generation_choice::{GenerationChoice, GenerationSource, overrides};
-use crate::{Error, LlmOptions, ModelSource, WeightCache};
+use crate::{Error, LlmOptions, ModelSource, WeightCache, option_file};
 
 pub fn source(args: ModelArgs) -> ModelSource {
     source_of(args.model.or(args.model_option), args.name)
@@ -52,7 +52,7 @@ pub fn set_model(options: &mut LlmOptions, args: &ModelArgs) -> Result<(), Error
 
 /// Returns the template in a file, or the template given instead of a file's name.
 fn template_source(given: &str) -> Result<String, Error> {
-    match std::fs::read_to_string(given) {
+    match option_file::read_text(Path::new(given)) {
         Ok(source) => Ok(source),
         Err(_) if given.contains("{{") || given.contains("{%") => Ok(given.to_owned()),
         Err(error) => Err(Error::Io(

@@ -3,7 +3,8 @@
 use crate::Error;
 use crate::otlp::OtlpConfig;
 
-/// `endpoint` is the value of the option or its variable. An empty variable counts as unset.
+/// `endpoint` is the value of the option or its variable. An empty variable counts as unset. Variables can turn traces
+/// off, whatever the endpoint is.
 pub fn otlp(endpoint: Option<String>) -> Result<Option<OtlpConfig>, Error> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     read(endpoint, variable).map_err(Error::Config)
@@ -13,6 +14,12 @@ fn read(
     endpoint: Option<String>,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<OtlpConfig>, String> {
+    let is = |name: &str, value: &str| {
+        variable(name).is_some_and(|given| given.trim().eq_ignore_ascii_case(value))
+    };
+    if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
+        return Ok(None);
+    }
     // The variable for traces has the whole address; the one for all signals has no path yet.
     let of_traces = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
     let (option, url) = match (of_traces, endpoint.filter(|endpoint| !endpoint.is_empty())) {
@@ -26,6 +33,17 @@ fn read(
     if !(url.starts_with("http://") || url.starts_with("https://")) {
         return Err(format!(
             "{option} is no address of OTLP over HTTP, such as http://127.0.0.1:4318: {url}"
+        ));
+    }
+    let of_traces = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL";
+    let protocol = match variable(of_traces) {
+        Some(_) => of_traces,
+        None => "OTEL_EXPORTER_OTLP_PROTOCOL",
+    };
+    if is(protocol, "grpc") {
+        return Err(format!(
+            "{protocol} is grpc, but traces are sent over HTTP: set it to http/json, and {option} to the address at \
+             which the collector takes OTLP over HTTP, mostly port 4318, instead of {url}"
         ));
     }
     let list = |name: &str| {
@@ -104,6 +122,48 @@ mod tests {
         let whole = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://other/traces");
         assert_eq!(url(base, &[whole]).as_deref(), Some("https://other/traces"));
         assert!(with(Some("collector:4317"), &[]).is_err());
+    }
+
+    #[test]
+    fn variables_turn_traces_off() {
+        let endpoint = Some("http://collector:4317");
+        for off in [
+            ("OTEL_SDK_DISABLED", "true"),
+            ("OTEL_SDK_DISABLED", "True"),
+            ("OTEL_TRACES_EXPORTER", "none"),
+        ] {
+            let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+            assert_eq!(with(endpoint, &[off, grpc]), Ok(None), "{off:?}");
+        }
+        for on in [
+            ("OTEL_SDK_DISABLED", "false"),
+            ("OTEL_TRACES_EXPORTER", "otlp"),
+        ] {
+            assert!(with(endpoint, &[on]).is_ok_and(|config| config.is_some()));
+        }
+    }
+
+    #[test]
+    fn a_protocol_that_is_not_spoken_is_refused() {
+        let endpoint = Some("http://collector:4317");
+        let all = "OTEL_EXPORTER_OTLP_PROTOCOL";
+        let of_traces = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL";
+        for wrong in [
+            vec![(all, "grpc")],
+            vec![(all, "http/json"), (of_traces, "grpc")],
+        ] {
+            let error = with(endpoint, &wrong).expect_err("it is not spoken");
+            let (name, _) = wrong[wrong.len() - 1];
+            assert!(error.starts_with(&format!("{name} is grpc")), "{error}");
+            assert!(error.contains("4318"), "{error}");
+            assert_eq!(with(None, &wrong), Ok(None));
+        }
+        for right in [
+            vec![(all, "http/protobuf")],
+            vec![(all, "grpc"), (of_traces, "http/json")],
+        ] {
+            assert!(with(endpoint, &right).is_ok(), "{right:?}");
+        }
     }
 
     #[test]
