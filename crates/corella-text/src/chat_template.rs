@@ -199,12 +199,16 @@ impl ChatTemplate {
 
     /// The model's format of tool calls and reasoning, as far as the template shows it.
     pub fn reply_format(&self) -> ReplyFormat {
+        ReplyFormat::of_template(self, &self.sources())
+    }
+
+    /// The sources of all templates for conversations.
+    pub(crate) fn sources(&self) -> String {
         let named = [TOOL_USE, DEFAULT].into_iter();
         let templates = named.filter_map(|name| self.environment.get_template(name).ok());
-        let sources: String = templates
+        { templates }
             .map(|template| template.source().to_owned())
-            .collect();
-        ReplyFormat::of_template(&sources)
+            .collect()
     }
 
     /// Whether the arguments of a call in an earlier message must be JSON within a string. Most templates write an

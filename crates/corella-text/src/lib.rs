@@ -49,7 +49,7 @@ pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarState};
 pub use grammar_source::GrammarSource;
 pub use reply::{
     CallFormat, GrammarOrigin, ReasoningFormat, ReplyContext, ReplyFormat, ReplyGrammarError,
-    ReplyParser, ToolSet, UnknownFormat, WantedCalls, WantedReply,
+    ReplyParser, TagFormat, ToolSet, UnknownFormat, WantedCalls, WantedReply,
 };
 pub use reply_part::ReplyPart;
 pub use role_support::RoleSupport;

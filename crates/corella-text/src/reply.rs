@@ -7,6 +7,7 @@
 mod call_grammar;
 mod call_object;
 mod call_reader;
+mod call_tags;
 mod deepseek;
 mod gemma4;
 mod gemma4_arguments;
@@ -24,12 +25,12 @@ mod part_list;
 mod python_arguments;
 mod python_call;
 mod python_string;
-mod qwen_coder;
 mod reasoning_count;
 mod reply_format;
 mod reply_grammar;
 mod tag;
-mod tagged_call;
+mod tagged_grammar;
+mod tagged_reader;
 mod think;
 mod tool_set;
 
@@ -45,10 +46,11 @@ use lfm2::Lfm2Reader;
 use llama::LlamaReader;
 use mistral::MistralReader;
 use part_list::PartList;
-use qwen_coder::QwenCoderReader;
 use reasoning_count::{ReasoningCount, Stage};
+use tagged_reader::TaggedReader;
 use think::ThinkReader;
 
+pub use call_tags::TagFormat;
 pub use reply_format::{CallFormat, ReasoningFormat, ReplyFormat, UnknownFormat};
 pub use reply_grammar::{GrammarOrigin, ReplyGrammarError, WantedCalls, WantedReply};
 pub use tool_set::ToolSet;
@@ -86,11 +88,14 @@ impl ReplyParser {
         let ReplyContext { format, tools, .. } = context;
         let calls = format.calls.filter(|_| tools.is_some());
         let reads_harmony_reasoning = format.reasoning == Some(ReasoningFormat::Harmony);
+        let offered = tools.clone().filter(|_| calls.is_some());
         let reader: Box<dyn CallReader> = match calls {
-            _ if reads_harmony_reasoning => Box::new(HarmonyReader::new(calls.is_some(), true)),
-            Some(CallFormat::Harmony) => Box::new(HarmonyReader::new(true, false)),
+            _ if reads_harmony_reasoning => Box::new(HarmonyReader::new(offered.clone(), true)),
+            Some(CallFormat::Harmony) => Box::new(HarmonyReader::new(offered.clone(), false)),
             Some(CallFormat::Hermes) => Box::new(HermesReader::new()),
-            Some(CallFormat::Qwen3Coder) => Box::new(QwenCoderReader::new(tools.clone())),
+            Some(CallFormat::Tagged(format)) => {
+                Box::new(TaggedReader::new(format.tags(), offered.clone()))
+            }
             Some(CallFormat::Llama3) => Box::new(LlamaReader::new(tools.clone())),
             Some(CallFormat::Mistral) => Box::new(MistralReader::new()),
             Some(CallFormat::DeepSeekV3) => Box::new(DeepSeekReader::new(true)),
@@ -106,10 +111,7 @@ impl ReplyParser {
             calls: reader,
             unsorted: String::new(),
             unread: String::new(),
-            out: PartList::new(
-                calls.is_some(),
-                if context.one_call { 1 } else { usize::MAX },
-            ),
+            out: PartList::new(offered, if context.one_call { 1 } else { usize::MAX }),
             reasoning_count: ReasoningCount::default(),
         }
     }

@@ -43,7 +43,12 @@ impl GrammarWriter {
     /// The text before all calls, between two, and behind all. Without a separator only one call is allowed.
     fn around_calls(&self, format: CallFormat) -> (String, Option<String>, String) {
         let (begin, separator, end) = match format {
-            CallFormat::Hermes | CallFormat::Qwen3Coder => ("", Some("\n"), ""),
+            CallFormat::Tagged(format) => {
+                let [begin, separator, end] =
+                    format.tags().around_calls().map(|text| self.text(&text));
+                return (begin, Some(separator), end);
+            }
+            CallFormat::Hermes => ("", Some("\n"), ""),
             CallFormat::Llama3 => ("", Some("; "), ""),
             CallFormat::Mistral if self.has_args_token => ("", Some(""), ""),
             CallFormat::Mistral => {
@@ -75,7 +80,9 @@ impl GrammarWriter {
     ) -> Result<String, ReplyGrammarError> {
         let quoted = Value::from(name);
         let (begin, end) = match format {
-            CallFormat::Qwen3Coder => return self.tagged_call(rule, name, schema),
+            CallFormat::Tagged(format) => {
+                return self.tagged_call(format.tags(), rule, name, schema);
+            }
             CallFormat::Gemma4 => return Ok(self.gemma4_call(rule, name, schema)),
             CallFormat::Lfm2 => match self.python_call(rule, name, schema) {
                 Some(call) => return Ok(call),

@@ -11,7 +11,7 @@ use super::tag::{Beginning, Sight, begins_with, find_tag};
 /// The quotes of a string.
 pub(crate) const QUOTE: &str = "<|\"|>";
 /// The possible beginnings of a key or a value.
-const BEGINNINGS: [&str; 8] = [QUOTE, CALL_END, "{", "[", "}", "]", "\"", ","];
+const BEGINNINGS: [&str; 9] = [QUOTE, CALL_END, "{", "[", "}", "]", "\"", "'", ","];
 /// The possible ends of a value without quotes.
 const BARE_ENDS: [&str; 4] = [",", "}", "]", CALL_END];
 const KEY_ENDS: [&str; 5] = [":", ",", "}", "]", CALL_END];
@@ -36,6 +36,8 @@ enum State {
     Text,
     /// A string in JSON's quotes.
     JsonText(JsonExtent),
+    /// A string in single quotes, which the model writes by mistake.
+    SingleQuoted,
     Bare(String),
     Done,
 }
@@ -71,7 +73,8 @@ impl Gemma4Arguments {
                 key.push_str(&text[..settled]);
                 match end {
                     Some(0) => {
-                        self.json.key(key.trim());
+                        let key = key.trim();
+                        self.json.key(key.strip_suffix('\'').unwrap_or(key));
                         self.state = State::Value;
                         Some(settled + 1)
                     }
@@ -134,6 +137,16 @@ impl Gemma4Arguments {
                 }
                 (len > 0).then_some(len)
             }
+            State::SingleQuoted => {
+                let (settled, is_complete) = single_quoted_extent(text);
+                self.json.text(&text[..settled]);
+                if is_complete {
+                    self.json.end_text();
+                    self.end_value();
+                }
+                let len = settled + usize::from(is_complete);
+                (len > 0).then_some(len)
+            }
             State::Bare(value) => match find_tag(text, &BARE_ENDS) {
                 Sight::Tag { start, .. } => {
                     value.push_str(&text[..start]);
@@ -188,6 +201,11 @@ impl Gemma4Arguments {
                 self.json.begin_text();
                 self.state = State::Text;
             }
+            "'" if !is_key => {
+                self.json.begin_text();
+                self.state = State::SingleQuoted;
+            }
+            "'" => self.state = State::BareKey(String::new()),
             "\"" => {
                 let extent = JsonExtent::default();
                 if !is_key {
@@ -219,4 +237,18 @@ impl Gemma4Arguments {
             _ => State::Value,
         };
     }
+}
+
+/// The bytes of a string before its last single quote, and whether that is there. Other single quotes are apostrophes: no
+/// end of a value follows them.
+fn single_quoted_extent(text: &str) -> (usize, bool) {
+    for (at, _) in text.match_indices('\'') {
+        let behind = text[at + 1..].trim_start();
+        match begins_with(behind, &BARE_ENDS) {
+            Beginning::Tag(_) => return (at, true),
+            Beginning::Undecided => return (at, false),
+            Beginning::Other => {}
+        }
+    }
+    (text.len(), false)
 }

@@ -8,7 +8,7 @@ use super::call_grammar::arguments_schema;
 use super::gemma4_arguments::QUOTE;
 use super::member_grammar::{Members, alternatives, refers_to_definitions};
 use super::reply_grammar::{GrammarOrigin, GrammarWriter, literal};
-use super::tagged_call::{
+use super::tagged_grammar::{
     MAX_SCHEMAS, STRING_KEYWORDS, is_annotation, resolved, split_by_text, text_conditions,
     unknown_keyword, with_definitions,
 };

@@ -1,7 +1,7 @@
 //! Replies in the format of gpt-oss (OpenAI's harmony format): messages with a channel each, where
 //! `analysis` is reasoning, `final` is text, and a message with a recipient is a call.
 
-use super::call_reader::{CallReader, is_name};
+use super::call_reader::{CallReader, OfferedTools};
 use super::part_list::PartList;
 use super::reasoning_count::Stage;
 use super::tag::{Sight, find_tag};
@@ -23,7 +23,8 @@ const BODY_ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 const FUNCTIONS: &str = "functions.";
 
 pub(crate) struct HarmonyReader {
-    reads_calls: bool,
+    /// The tools that it may call, if any.
+    tools: OfferedTools,
     reads_reasoning: bool,
     state: State,
 }
@@ -44,9 +45,9 @@ enum Body {
 }
 
 impl HarmonyReader {
-    pub(crate) fn new(reads_calls: bool, reads_reasoning: bool) -> Self {
+    pub(crate) fn new(tools: OfferedTools, reads_reasoning: bool) -> Self {
         Self {
-            reads_calls,
+            tools,
             reads_reasoning,
             state: State::Between,
         }
@@ -60,7 +61,12 @@ impl HarmonyReader {
         let channel = channel.and_then(|rest| words(rest.split("<|").next()?));
         if let Some(recipient) = recipient {
             let name = recipient.strip_prefix(FUNCTIONS).unwrap_or(&recipient);
-            if self.reads_calls && is_name(name) {
+            // The model also knows tools that were not offered here, such as `python`.
+            if self
+                .tools
+                .as_ref()
+                .is_some_and(|tools| tools.contains(name))
+            {
                 out.start_call(name);
                 return Body::Call;
             }

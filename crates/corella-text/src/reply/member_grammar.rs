@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::reply_grammar::GrammarWriter;
-use super::tagged_call::{
+use super::tagged_grammar::{
     ALTERNATIVES, DEFINITIONS, OBJECT_KEYWORDS, is_annotation, resolved, unknown_keyword,
 };
 

@@ -1,5 +1,6 @@
 //! The parts that a reader has found: joined, numbered, and without the white space around markup.
 
+use super::call_reader::OfferedTools;
 use crate::reply_part::ReplyPart;
 
 /// Collects parts between two calls of a parser.
@@ -8,8 +9,10 @@ pub(crate) struct PartList {
     num_calls: usize,
     /// Calls from this one on are left out.
     max_calls: usize,
-    /// Whether white space before a call is markup.
-    reads_calls: bool,
+    /// The tools that may be called. Without any, no calls are read, and white space is no markup before them.
+    tools: OfferedTools,
+    /// Whether the newest call is of a tool that was not offered. Its name and arguments are text.
+    is_text: bool,
     /// White space at the end of the text, which is dropped if a call follows.
     space: String,
     /// White space at the end of the reasoning, which is dropped if the reasoning ends there.
@@ -22,12 +25,13 @@ pub(crate) struct PartList {
 }
 
 impl PartList {
-    pub(crate) fn new(reads_calls: bool, max_calls: usize) -> Self {
+    pub(crate) fn new(tools: OfferedTools, max_calls: usize) -> Self {
         Self {
             parts: Vec::new(),
             num_calls: 0,
             max_calls,
-            reads_calls,
+            tools,
+            is_text: false,
             space: String::new(),
             reasoning_space: String::new(),
             has_reasoning: false,
@@ -73,7 +77,7 @@ impl PartList {
             true => text.trim_start(),
             false => text,
         };
-        let settled = match self.reads_calls {
+        let settled = match self.tools.is_some() {
             true => text.trim_end().len(),
             false => text.len(),
         };
@@ -103,6 +107,13 @@ impl PartList {
     /// Begins a call. Its name must not be empty.
     pub(crate) fn start_call(&mut self, name: &str) {
         debug_assert!(!name.is_empty());
+        let is_offered = self.tools.as_ref().is_none_or(|tools| tools.contains(name));
+        self.is_text = !is_offered;
+        if self.is_text {
+            self.text(name);
+            self.text(" ");
+            return;
+        }
         self.space.clear();
         self.follows_markup = true;
         self.has_arguments = false;
@@ -115,6 +126,10 @@ impl PartList {
 
     /// Adds to the arguments of the newest call.
     pub(crate) fn arguments(&mut self, json: &str) {
+        if self.is_text {
+            self.text(json);
+            return;
+        }
         let call = self.num_calls.saturating_sub(1);
         self.has_arguments |= !json.is_empty();
         if json.is_empty() || call >= self.max_calls {
@@ -131,7 +146,7 @@ impl PartList {
 
     /// Ends the newest call. A call without arguments has empty ones.
     pub(crate) fn end_call(&mut self) {
-        if !self.has_arguments {
+        if !self.has_arguments && !self.is_text {
             self.arguments("{}");
         }
     }

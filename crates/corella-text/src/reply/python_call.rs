@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::member_grammar::{Members, refers_to_definitions};
 use super::reply_grammar::{GrammarOrigin, GrammarWriter};
-use super::tagged_call::{resolved, with_definitions};
+use super::tagged_grammar::{resolved, with_definitions};
 use crate::grammar_source::GrammarSource;
 
 impl GrammarWriter {

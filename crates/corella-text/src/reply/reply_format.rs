@@ -3,7 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde_json::{Value, json};
+
+use super::call_tags::TagFormat;
 use super::think::ThinkTags;
+use crate::chat_template::{ChatInput, ChatTemplate};
 
 /// The model's markup of tool calls and reasoning in its replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,7 +20,7 @@ pub struct ReplyFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFormat {
     Hermes,
-    Qwen3Coder,
+    Tagged(TagFormat),
     Llama3,
     Mistral,
     Harmony,
@@ -38,21 +42,36 @@ pub enum ReasoningFormat {
     Harmony,
     /// `<|channel>thought…<channel|>`
     Gemma4,
+    /// `<seed:think>…</seed:think>`
+    SeedOss,
+    /// `<think>…</think><response>…</response>`
+    Granite,
 }
 
 impl ReplyFormat {
-    /// The format in the source of a chat template, which writes earlier replies as the model does.
-    pub(crate) fn of_template(source: &str) -> Self {
+    /// The format in which a chat template prints a call. Templates that do not print one may tell it in their source.
+    pub(crate) fn of_template(template: &ChatTemplate, source: &str) -> Self {
         Self {
-            calls: CallFormat::of_template(source),
-            reasoning: ReasoningFormat::of_template(source),
+            calls: match printed_call(template) {
+                Some(printed) => CallFormat::of_printed(&printed).or_else(|| {
+                    let is_another = |marker: &&str| printed.contains(marker);
+                    CallFormat::of_source(source).filter(|calls| {
+                        let calls = Some(*calls);
+                        let reasoning = None;
+                        !Self { calls, reasoning }.markers().iter().any(is_another)
+                    })
+                }),
+                None => CallFormat::of_source(source),
+            },
+            reasoning: ReasoningFormat::of_source(source),
         }
     }
 
     /// The texts of tokens that mark the format, which are kept in a reply even if they are special.
     pub fn markers(&self) -> Vec<&'static str> {
         let calls: &[_] = match self.calls {
-            Some(CallFormat::Hermes | CallFormat::Qwen3Coder) => &["<tool_call>", "</tool_call>"],
+            Some(CallFormat::Hermes) => &["<tool_call>", "</tool_call>"],
+            Some(CallFormat::Tagged(format)) => format.markers(),
             Some(CallFormat::Llama3) => &["<|python_tag|>"],
             Some(CallFormat::Mistral) => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
             Some(CallFormat::DeepSeekV3 | CallFormat::DeepSeekV31) => &super::deepseek::TAGS,
@@ -63,7 +82,8 @@ impl ReplyFormat {
             None => &[],
         };
         let reasoning: &[_] = match self.reasoning {
-            Some(ReasoningFormat::Think) => &["<think>", "</think>"],
+            Some(ReasoningFormat::Think | ReasoningFormat::Granite) => &["<think>", "</think>"],
+            Some(ReasoningFormat::SeedOss) => &["<seed:think>", "</seed:think>"],
             Some(ReasoningFormat::MistralThink) => &["[THINK]", "[/THINK]"],
             Some(ReasoningFormat::Harmony) => &super::harmony::TAGS,
             Some(ReasoningFormat::Gemma4) => &["<|channel>", "<channel|>"],
@@ -77,9 +97,13 @@ impl ReplyFormat {
 }
 
 impl CallFormat {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::Hermes,
-        Self::Qwen3Coder,
+        Self::Tagged(TagFormat::Qwen3Coder),
+        Self::Tagged(TagFormat::Glm45),
+        Self::Tagged(TagFormat::Glm47),
+        Self::Tagged(TagFormat::MiniMaxM2),
+        Self::Tagged(TagFormat::SeedOss),
         Self::Llama3,
         Self::Mistral,
         Self::Harmony,
@@ -90,7 +114,71 @@ impl CallFormat {
         Self::Lfm2,
     ];
 
-    fn of_template(source: &str) -> Option<Self> {
+    /// The format around a printed call.
+    fn of_printed(printed: &str) -> Option<Self> {
+        let at = printed.rfind(CALLED)?;
+        let (before, behind) = (&printed[..at], &printed[at + CALLED.len()..]);
+        let tagged = |format| Some(Self::Tagged(format));
+        if let Some(before) = before.strip_suffix("<function=") {
+            let parameters = behind.strip_prefix('>')?.trim_start();
+            return match before.trim_end().ends_with("<seed:tool_call>") {
+                _ if !parameters.starts_with("<parameter=") => None,
+                true => tagged(TagFormat::SeedOss),
+                false => tagged(TagFormat::Qwen3Coder),
+            };
+        }
+        if let Some(before) = before.strip_suffix("<invoke name=\"") {
+            let is_minimax = before.trim_end().ends_with("<minimax:tool_call>");
+            return is_minimax.then_some(Self::Tagged(TagFormat::MiniMaxM2));
+        }
+        if before.ends_with("<tool_call>") {
+            return match behind.trim_start().starts_with("<arg_key>") {
+                true if behind.starts_with("<arg_key>") => tagged(TagFormat::Glm47),
+                true => tagged(TagFormat::Glm45),
+                false => None,
+            };
+        }
+        if before.ends_with("to=functions.") {
+            return Some(Self::Harmony);
+        }
+        if before.contains("<｜tool▁call▁begin｜>") {
+            return match behind.trim_start().starts_with("```json") {
+                true => Some(Self::DeepSeekV3),
+                false => Some(Self::DeepSeekV31),
+            };
+        }
+        if before.ends_with("<|tool_call>call:") {
+            return Some(Self::Gemma4);
+        }
+        if before.ends_with(super::lfm2::BLOCK) || before.ends_with("<|tool_call_start|>[") {
+            return Some(Self::Lfm2);
+        }
+        if before.ends_with("[TOOL_CALLS]") {
+            return Some(Self::Mistral);
+        }
+        // An object in JSON.
+        let object = before.rfind('{')?;
+        let list = before[..object].trim_end();
+        let (tag, is_list) = match list.strip_suffix('[') {
+            Some(tag) => (tag.trim_end(), true),
+            None => (list, false),
+        };
+        if tag.ends_with("<|tool_call|>") || is_list && tag.ends_with("<tool_call>") {
+            Some(Self::Granite)
+        } else if tag.ends_with("<tool_call>") {
+            Some(Self::Hermes)
+        } else if tag.ends_with("[TOOL_CALLS]") {
+            Some(Self::Mistral)
+        } else if tag.ends_with(super::lfm2::BLOCK) {
+            Some(Self::Lfm2)
+        } else if !is_list && behind.starts_with("\", \"parameters\": ") {
+            Some(Self::Llama3)
+        } else {
+            None
+        }
+    }
+
+    fn of_source(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
         if has("<|channel|>") && has("<|message|>") {
             Some(Self::Harmony)
@@ -100,7 +188,7 @@ impl CallFormat {
                 false => Some(Self::DeepSeekV31),
             }
         } else if has("<function=") && has("<parameter=") {
-            Some(Self::Qwen3Coder)
+            Some(Self::Tagged(TagFormat::Qwen3Coder))
         } else if has("<|tool_call|>") {
             Some(Self::Granite)
         } else if has(super::gemma4::CALL) {
@@ -124,7 +212,7 @@ impl CallFormat {
     pub fn name(self) -> &'static str {
         match self {
             Self::Hermes => "hermes",
-            Self::Qwen3Coder => "qwen3_coder",
+            Self::Tagged(format) => format.name(),
             Self::Llama3 => "llama3_json",
             Self::Mistral => "mistral",
             Self::Harmony => "openai",
@@ -138,9 +226,16 @@ impl CallFormat {
 }
 
 impl ReasoningFormat {
-    pub const ALL: [Self; 4] = [Self::Think, Self::MistralThink, Self::Harmony, Self::Gemma4];
+    pub const ALL: [Self; 6] = [
+        Self::Think,
+        Self::MistralThink,
+        Self::Harmony,
+        Self::Gemma4,
+        Self::SeedOss,
+        Self::Granite,
+    ];
 
-    fn of_template(source: &str) -> Option<Self> {
+    fn of_source(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
         if has("<|channel|>") && has("<|message|>") {
             Some(Self::Harmony)
@@ -148,6 +243,10 @@ impl ReasoningFormat {
             Some(Self::Gemma4)
         } else if has("[THINK]") {
             Some(Self::MistralThink)
+        } else if has("<seed:think>") {
+            Some(Self::SeedOss)
+        } else if has("<response></response>") {
+            Some(Self::Granite)
         } else if has("<think>") || has("</think>") {
             Some(Self::Think)
         } else {
@@ -161,6 +260,8 @@ impl ReasoningFormat {
             Self::MistralThink => "mistral",
             Self::Harmony => "openai_gptoss",
             Self::Gemma4 => "gemma4",
+            Self::SeedOss => "seed_oss",
+            Self::Granite => "granite",
         }
     }
 
@@ -173,6 +274,11 @@ impl ReasoningFormat {
                 label: "thought\n",
                 end: Some(super::gemma4::CALL),
                 ..ThinkTags::new("<|channel>", "<channel|>")
+            }),
+            Self::SeedOss => Some(ThinkTags::new("<seed:think>", "</seed:think>")),
+            Self::Granite => Some(ThinkTags {
+                answer: Some(["<response>", "</response>"]),
+                ..ThinkTags::new("<think>", "</think>")
             }),
             Self::Harmony => None,
         }
@@ -200,6 +306,49 @@ impl ReasoningFormat {
             before_label.unwrap_or(prompt).ends_with(tags.open)
         })
     }
+}
+
+/// The name and the argument of the call that templates print as a test.
+const CALLED: &str = "probe_called";
+const ARGUMENT: &str = "probe_argument";
+/// The text of the user before the call.
+const ASKED: &str = "probe_asked";
+
+/// The turn in which the assistant makes a call, as the template prints it. `None` if the call is not in it.
+fn printed_call(template: &ChatTemplate) -> Option<String> {
+    let arguments = json!({ARGUMENT: "probe value"});
+    let arguments = match template.needs_text_arguments() {
+        true => arguments.to_string().into(),
+        false => arguments,
+    };
+    let call = json!({
+        // Some templates accept only ids of nine letters and digits.
+        "id": "probe0000", "type": "function", "function": {"name": CALLED, "arguments": arguments},
+    });
+    let messages = [
+        json!({"role": "user", "content": ASKED}),
+        json!({"role": "assistant", "content": "", "tool_calls": [call]}),
+    ];
+    let parameters = json!({"type": "object", "properties": {"probe": {"type": "string", "description": "A probe."}}});
+    let tools = json!([{
+        "type": "function",
+        "function": {"name": "probe_offered", "description": "A probe.", "parameters": parameters},
+    }]);
+    // Some templates read the turn only behind its result, or tools only in a place of their own.
+    let printed = |tools: Option<&Value>| {
+        let prompt = template.render(ChatInput {
+            messages: &messages,
+            tools,
+            add_generation_prompt: false,
+            continue_final_message: false,
+            kwargs: None,
+        });
+        let prompt = prompt.ok()?;
+        // Instructions before it may have examples.
+        let (_, turn) = prompt.rsplit_once(ASKED)?;
+        (turn.contains(CALLED) && turn.contains(ARGUMENT)).then(|| turn.to_owned())
+    };
+    printed(Some(&tools)).or_else(|| printed(None))
 }
 
 /// An unknown name of a format.
@@ -235,7 +384,11 @@ impl FromStr for CallFormat {
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
         match name {
             "hermes" | "qwen" | "qwen25" | "qwen3" => Ok(Self::Hermes),
-            "qwen3_coder" | "qwen3_xml" => Ok(Self::Qwen3Coder),
+            "qwen3_coder" | "qwen3_xml" => Ok(Self::Tagged(TagFormat::Qwen3Coder)),
+            "glm45" => Ok(Self::Tagged(TagFormat::Glm45)),
+            "glm47" => Ok(Self::Tagged(TagFormat::Glm47)),
+            "minimax_m2" => Ok(Self::Tagged(TagFormat::MiniMaxM2)),
+            "seed_oss" => Ok(Self::Tagged(TagFormat::SeedOss)),
             "llama3_json" | "llama4_json" | "llama3" => Ok(Self::Llama3),
             "mistral" => Ok(Self::Mistral),
             "openai" | "harmony" => Ok(Self::Harmony),
@@ -255,7 +408,10 @@ impl FromStr for ReasoningFormat {
     /// Also accepts vLLM's names of the same formats.
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
         match name {
-            "think" | "deepseek_r1" | "deepseek_v3" | "qwen3" | "glm45" => Ok(Self::Think),
+            "think" | "deepseek_r1" | "deepseek_v3" | "qwen3" | "glm45" | "glm47"
+            | "minimax_m2" => Ok(Self::Think),
+            "seed_oss" => Ok(Self::SeedOss),
+            "granite" | "ernie45" => Ok(Self::Granite),
             "mistral" => Ok(Self::MistralThink),
             "openai_gptoss" | "harmony" => Ok(Self::Harmony),
             "gemma4" => Ok(Self::Gemma4),

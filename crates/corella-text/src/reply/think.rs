@@ -13,6 +13,8 @@ pub(crate) struct ThinkTags {
     pub(crate) label: &'static str,
     /// A text that begins another part, and so ends the reasoning without its last tag.
     pub(crate) end: Option<&'static str>,
+    /// The tags around the answer behind the reasoning. They may be missing.
+    pub(crate) answer: Option<[&'static str; 2]>,
 }
 
 impl ThinkTags {
@@ -22,6 +24,7 @@ impl ThinkTags {
             close,
             label: "",
             end: None,
+            answer: None,
         }
     }
 }
@@ -29,6 +32,8 @@ impl ThinkTags {
 pub(crate) struct ThinkReader {
     tags: ThinkTags,
     state: State,
+    /// Whether the answer has begun.
+    is_in_answer: bool,
 }
 
 enum State {
@@ -38,20 +43,26 @@ enum State {
     Opened,
     Inside,
     Behind,
+    /// Behind the first tag of the answer.
+    Answer,
 }
 
 impl ThinkReader {
     /// `within` means that the prompt has already opened the reasoning.
     pub(crate) fn new(tags: ThinkTags, within: bool) -> Self {
         let state = if within { State::Inside } else { State::Start };
-        Self { tags, state }
+        Self {
+            tags,
+            state,
+            is_in_answer: false,
+        }
     }
 
     pub(crate) fn stage(&self) -> Stage {
         match self.state {
             State::Start => Stage::Undecided,
             State::Opened | State::Inside => Stage::Reasoning,
-            State::Behind => Stage::Answer,
+            State::Behind | State::Answer => Stage::Answer,
         }
     }
 
@@ -112,8 +123,34 @@ impl ThinkReader {
                 }
             }
             State::Behind => {
+                if let Some([open, _]) = self.tags.answer.filter(|_| !self.is_in_answer) {
+                    let trimmed = text.trim_start();
+                    let behind = match begins_with(trimmed, &[open]) {
+                        Beginning::Undecided if !at_end => return None,
+                        Beginning::Tag(_) => Some(text.len() - trimmed.len() + open.len()),
+                        _ => None,
+                    };
+                    self.is_in_answer = true;
+                    if behind.is_some() {
+                        self.state = State::Answer;
+                        return behind;
+                    }
+                }
                 rest.push_str(text);
                 (!text.is_empty()).then_some(text.len())
+            }
+            State::Answer => {
+                let close = self.tags.answer.map_or("", |[_, close]| close);
+                let (settled, len) = match find_tag(text, &[close]) {
+                    Sight::Tag { start, .. } => (start, start + close.len()),
+                    Sight::Clear(_) if at_end => (text.len(), text.len()),
+                    Sight::Clear(settled) => (settled, settled),
+                };
+                rest.push_str(&text[..settled]);
+                if len > settled {
+                    self.state = State::Behind;
+                }
+                (len > 0).then_some(len)
             }
         }
     }

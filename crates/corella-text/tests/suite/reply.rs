@@ -2,12 +2,14 @@
 
 mod gemma4;
 mod lfm2;
+mod offered;
+mod tagged;
 
 use std::sync::Arc;
 
 use corella_text::{
     CallFormat, ChatTemplate, ReasoningFormat, ReplyContext, ReplyFormat, ReplyParser, ReplyPart,
-    SpecialTokens, ToolSet,
+    SpecialTokens, TagFormat, ToolSet,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -166,7 +168,7 @@ fn hermes() {
 
 #[test]
 fn qwen_coder() {
-    let context = context(CallFormat::Qwen3Coder, None);
+    let context = context(CallFormat::Tagged(TagFormat::Qwen3Coder), None);
     let text = "Let me see.\n<tool_call>\n<function=weather>\n<parameter=city>\nPa\"ris\n\n</b>\n</parameter>\n\
         <parameter=days>\n3\n</parameter>\n<parameter=units>\n[\"a\", 1]\n</parameter>\n</function>\n</tool_call>";
     let arguments = r#"{"city": "Pa\"ris\n\n</b>", "days": 3, "units": ["a", 1]}"#;
@@ -264,7 +266,7 @@ fn granite() {
 /// The model sometimes omits the end of a parameter.
 #[test]
 fn an_argument_of_qwen3_coder_without_its_end() {
-    let context = context(CallFormat::Qwen3Coder, None);
+    let context = context(CallFormat::Tagged(TagFormat::Qwen3Coder), None);
     let city = |value: &str| json!({"city": value}).to_string().replace(':', ": ");
     let begun = "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n";
     let paris = city("Paris");
@@ -409,7 +411,7 @@ fn a_template_shows_the_format() {
         ("{{ '<tool_call>' }}", Some(CallFormat::Hermes), None),
         (
             "<tool_call><function=x><parameter=y>",
-            Some(CallFormat::Qwen3Coder),
+            Some(CallFormat::Tagged(TagFormat::Qwen3Coder)),
             None,
         ),
         ("[TOOL_CALLS]", Some(CallFormat::Mistral), None),

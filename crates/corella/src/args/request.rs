@@ -19,11 +19,12 @@ pub struct RequestArgs {
     #[arg(long)]
     pub allow_unknown_fields: bool,
     /// How the model writes calls of tools: auto (what the chat template shows), none, hermes,
-    /// qwen3_coder, llama3_json, mistral, openai, deepseek_v3, deepseek_v31, granite, gemma4 or lfm2
+    /// qwen3_coder, glm45, glm47, minimax_m2, seed_oss, llama3_json, mistral, openai, deepseek_v3, deepseek_v31, granite,
+    /// gemma4 or lfm2
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tool_call_parser: FormatChoice<CallFormat>,
     /// How the model marks its reasoning: auto (what the chat template shows), none, think, mistral,
-    /// openai_gptoss or gemma4
+    /// openai_gptoss, gemma4, seed_oss or granite
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub reasoning_parser: FormatChoice<ReasoningFormat>,
 }

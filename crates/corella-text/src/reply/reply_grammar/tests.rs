@@ -8,10 +8,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{ReplyFormat, ReplyParser, ReplyPart, ToolSet};
+use crate::{ReplyFormat, ReplyParser, ReplyPart, TagFormat, ToolSet};
 
 /// The markers of all formats.
-const MARKERS: [&str; 28] = [
+const MARKERS: [&str; 38] = [
     "<tool_call>",
     "</tool_call>",
     "<think>",
@@ -40,6 +40,16 @@ const MARKERS: [&str; 28] = [
     "<channel|>",
     "<|tool_call_start|>",
     "<|tool_call_end|>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<seed:think>",
+    "</seed:think>",
 ];
 
 /// Whether markers are special tokens, ordinary tokens, or only bytes.
@@ -219,13 +229,15 @@ fn read(context: &ReplyContext, text: &str, piece_chars: usize) -> (String, Vec<
 }
 
 fn contexts() -> Vec<ReplyContext> {
-    use ReasoningFormat::{Gemma4, Harmony, MistralThink, Think};
+    use ReasoningFormat::{Gemma4, Granite, Harmony, MistralThink, SeedOss, Think};
     let mut contexts = Vec::new();
     for calls in CallFormat::ALL {
         let reasonings = match calls {
             CallFormat::Harmony => vec![None, Some(Harmony)],
             CallFormat::Mistral => vec![None, Some(MistralThink)],
             CallFormat::Gemma4 => vec![None, Some(Gemma4)],
+            CallFormat::Granite => vec![None, Some(Granite)],
+            CallFormat::Tagged(TagFormat::SeedOss) => vec![None, Some(SeedOss)],
             _ => vec![None, Some(Think)],
         };
         for reasoning in reasonings {
@@ -440,13 +452,23 @@ fn what_cannot_be_followed_is_told_with_its_tool_and_place() {
 
 type IsValid = fn(&Value) -> bool;
 
-/// Qwen3-Coder writes the value of a tag without quotes.
+/// The value of a tag has no quotes.
 #[test]
 fn strings_in_tags_follow_their_schemas_or_are_refused() {
-    let tokenizer = tokenizer(Markers::Special, &[]);
+    for markers in [Markers::Special, Markers::Plain] {
+        for format in CallFormat::ALL {
+            if let CallFormat::Tagged(_) = format {
+                check_strings_in_tags(markers, format);
+            }
+        }
+    }
+}
+
+fn check_strings_in_tags(markers: Markers, format: CallFormat) {
+    let tokenizer = tokenizer(markers, &[]);
     let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size()).expect("a vocabulary");
     let format = ReplyFormat {
-        calls: Some(CallFormat::Qwen3Coder),
+        calls: Some(format),
         reasoning: None,
     };
     let compile = |schema: Value| {

@@ -68,6 +68,11 @@ fn what_a_model_gets_wrong_is_read_as_it_is_meant() {
         "<|tool_call>call:time{\"a\": \"x, }\\\"\", \"b\": [\"y\"]}<tool_call|>",
         r#"{"a": "x, }\"", "b": ["y"]}"#,
     );
+    // Single quotes.
+    of(
+        "<|tool_call>call:time{a:'x',b:['it's, y' , ''],'c':'}'}<tool_call|>",
+        r#"{"a": "x", "b": ["it's, y", ""], "c": "}"}"#,
+    );
     // The name without its prefix, and superfluous or missing brackets.
     of("<|tool_call>:time{a:1}}<tool_call|>", r#"{"a": 1}"#);
     of(

@@ -1,9 +1,9 @@
-//! Qwen3-Coder's calls as grammars. Parameters are tags, and strings in them have no quotes, so that a
-//! schema is followed parameter by parameter.
+//! Calls in tags (`call_tags`) as grammars. Strings have no quotes, so that a schema is followed parameter by parameter.
 
 use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
+use super::call_tags::CallTags;
 use super::reply_grammar::{GrammarOrigin, GrammarWriter, ReplyGrammarError, literal};
 use crate::GrammarError;
 use crate::grammar::nesting_error;
@@ -37,7 +37,6 @@ const ANNOTATIONS: [&str; 11] = [
 pub(crate) const ALTERNATIVES: [&str; 2] = ["anyOf", "oneOf"];
 /// The places of schemas that references lead to.
 pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-const END: &str = "</parameter>";
 /// The longest chain of references to a schema.
 const MAX_REFERENCES: usize = 16;
 /// The most schemas of a parameter, including references.
@@ -45,6 +44,7 @@ pub(crate) const MAX_SCHEMAS: usize = 256;
 
 /// The parameter of the current grammar.
 struct Parameter<'a> {
+    tags: &'static CallTags,
     tool: &'a str,
     /// The whole schema of the tool.
     root: &'a Value,
@@ -57,6 +57,7 @@ impl GrammarWriter {
     /// A call in tags. Parameters follow the order of the schema, and optional ones may be missing.
     pub(crate) fn tagged_call(
         &mut self,
+        tags: &'static CallTags,
         rule: &str,
         name: &str,
         schema: &Value,
@@ -82,11 +83,11 @@ impl GrammarWriter {
             let reason = format!("{missing:?} is required and not one of the properties");
             return Err(error("required".to_owned(), reason));
         }
-        let mut call = self.text(&format!("<tool_call>\n<function={name}>\n"));
+        let mut call = self.text(&tags.begin(name));
         for (index, (key, property)) in properties.into_iter().flatten().enumerate() {
             let place = format!("properties.{key}");
             let is_required = required.contains(&key.as_str());
-            if key.contains(['>', '\n']) || key.trim() != key || key.is_empty() {
+            if key.contains(['<', '>', '"', '\n']) || key.trim() != key || key.is_empty() {
                 if is_required {
                     let reason = "this model cannot write such a name in a call".to_owned();
                     return Err(error(place, reason));
@@ -94,6 +95,7 @@ impl GrammarWriter {
                 continue;
             }
             let parameter = Parameter {
+                tags,
                 tool: name,
                 root: schema,
                 place,
@@ -107,11 +109,12 @@ impl GrammarWriter {
                 return Err(error(parameter.place, reason));
             }
             self.rule(&parameter.rule, &values.join(" | "));
-            let begin = self.text(&format!("<parameter={key}>\n"));
+            let begin = self.text(&tags.begin_value(key));
+            let gap = self.text(tags.gap);
             let optional = if is_required { "" } else { "?" };
-            call += &format!(" ({begin} {} \"\\n\"){optional}", parameter.rule);
+            call += &format!(" ({begin} {} {gap}){optional}", parameter.rule);
         }
-        Ok(call + " " + &self.text("</function>\n</tool_call>"))
+        Ok(call + " " + &self.text(&tags.end()))
     }
 
     /// Adds the values of a parameter, each with the end of its tag.
@@ -142,13 +145,23 @@ impl GrammarWriter {
         let (text, json) = split_by_text(schema);
         let origin = || GrammarOrigin::Tool(parameter.tool.to_owned());
         if let Some(text) = text {
-            let source = GrammarSource::Lark(text_grammar(&text)?);
-            values.push(self.part(source, origin(), parameter.place.clone()));
+            // Text never contains a special token. Otherwise its end belongs to the same terminal.
+            let end = parameter.tags.end_value();
+            let (inner, outer) = match self.is_special(parameter.tags.value[1]) {
+                true => (String::new(), self.text(&end)),
+                false => (end, String::new()),
+            };
+            let source = GrammarSource::Lark(text_grammar(&text, parameter.tags, &inner)?);
+            let value = self.part(source, origin(), parameter.place.clone());
+            values.push(format!("{value} {outer}"));
         }
         if let Some(json) = json {
             let source = GrammarSource::JsonSchema(with_definitions(json, parameter.root));
             let value = self.part(source, origin(), parameter.place.clone());
-            values.push(format!("{value} {}", self.text(&format!("\n{END}"))));
+            values.push(format!(
+                "{value} {}",
+                self.text(&parameter.tags.end_value())
+            ));
         }
         Ok(())
     }
@@ -232,23 +245,24 @@ pub(crate) fn split_by_text(schema: &Value) -> (Option<Value>, Option<Value>) {
 
 /// A string without quotes and the end of its tag. Both are one terminal, so that the first occurrence of the end
 /// counts.
-fn text_grammar(schema: &Value) -> Result<String, String> {
+fn text_grammar(schema: &Value, tags: &CallTags, end: &str) -> Result<String, String> {
     let known = |key: &str| STRING_KEYWORDS.contains(&key) || is_annotation(key);
     if let Some(key) = unknown_keyword(schema, known) {
         return Err(format!(
             "{key} cannot be followed in the calls of this model"
         ));
     }
-    let end = Value::from(format!("\n{END}"));
+    let end = Value::from(end);
+    let [_, close] = tags.value;
     if let Some(choices) = schema["enum"].as_array() {
         let choices = choices.iter().filter_map(Value::as_str);
-        let choices = choices.filter(|choice| !choice.contains(END));
+        let choices = choices.filter(|choice| !choice.contains(close));
         let choices: Vec<_> = { choices.map(literal) }
             .map(|choice| choice.unwrap_or_else(|| "\"\"".to_owned()))
             .collect();
         return Ok(format!("start: ({}) {end}", choices.join(" | ")));
     }
-    let text = text_conditions(schema, END, 0)?;
+    let text = text_conditions(schema, close, 0)?;
     Ok(format!("start: VALUE\nVALUE: ({text}) {end}"))
 }
 
