@@ -122,6 +122,25 @@ impl Target {
         println!("{}: {report}", self.name);
     }
 
+    /// Parses each of these inputs unchanged.
+    ///
+    /// # Panics
+    /// When the parser panics, or exceeds its memory.
+    pub fn check<I: AsRef<[u8]>>(&self, inputs: &[I], parse: impl Fn(&I) -> Verdict) {
+        let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        for input in inputs {
+            let bytes = input.as_ref();
+            let (_, peak) = self.measure(input, &parse);
+            let allowed = self.allowed(bytes.len());
+            let text = String::from_utf8_lossy(bytes);
+            assert!(
+                peak <= allowed,
+                "{}: held {peak} bytes; {allowed} are allowed for {text}",
+                self.name
+            );
+        }
+    }
+
     fn attack<I: AsRef<[u8]>>(
         &self,
         seed: u64,

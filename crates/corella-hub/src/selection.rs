@@ -11,7 +11,7 @@ pub const INDEX: &str = "model.safetensors.index.json";
 pub const SINGLE: &str = "model.safetensors";
 
 /// A folder's files beside its weights. Only `config.json` is required.
-const BESIDE_WEIGHTS: [&str; 12] = [
+const BESIDE_WEIGHTS: [&str; 13] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -20,6 +20,7 @@ const BESIDE_WEIGHTS: [&str; 12] = [
     "added_tokens.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
     "additional_chat_templates/tool_use.jinja",
     // sentence-transformers' settings for vectors of texts.
     "modules.json",

@@ -19,6 +19,7 @@ use crate::chat_call::fit_calls;
 use crate::chat_message::{is_begun_answer, template_messages};
 use crate::chat_reply::{ChatDelta, ChatMessage};
 use crate::chat_role::fit_roles;
+use crate::chat_tool::fit_tools;
 use crate::chat_turn::fit_turns;
 use crate::field_check::FieldCheck;
 use crate::field_table;
@@ -234,7 +235,7 @@ impl ChatFields {
         let Some(messages) = self.messages.take() else {
             return Err(ApiError::invalid("messages", "is required"));
         };
-        let tools = self.offered_tools(state, check)?;
+        let mut tools = self.offered_tools(state, check)?;
         let template = state.text.chat_template.as_ref();
         let needs_text_arguments = template.is_some_and(ChatTemplate::needs_text_arguments);
         let messages = template_messages(messages, needs_text_arguments, check)?;
@@ -246,6 +247,9 @@ impl ChatFields {
         };
         let messages = fit_calls(fit_roles(messages, template)?, template);
         let messages = fit_turns(messages, template);
+        if let Some(tools) = &mut tools {
+            fit_tools(&mut tools.list, template);
+        }
         let continue_final_message = { self.continue_final_message }
             .unwrap_or_else(|| messages.last().is_some_and(is_begun_answer));
         if let Some(effort) = self.reasoning_effort.take() {

@@ -21,6 +21,7 @@ mod chat_completions;
 mod chat_message;
 mod chat_reply;
 mod chat_role;
+mod chat_tool;
 mod chat_turn;
 mod classify;
 mod cluster_status;

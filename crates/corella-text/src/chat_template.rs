@@ -1,5 +1,6 @@
 //! Chat templates: a Jinja template turns messages into a prompt, with the same text as in Transformers.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -16,13 +17,17 @@ use crate::python_number::value_of_number;
 use crate::reply::ReplyFormat;
 use crate::role_support::{RoleSupport, takes_role};
 use crate::strftime::strftime;
+use crate::template_cost::add_checks;
 use crate::template_source::rewritten_source;
+use crate::tool_support::ToolSupport;
 use crate::turn_support::TurnSupport;
 use crate::{python_json, python_text};
 
-/// The most steps of the template engine for one conversation. A message or a tool takes some
-/// hundreds; the limit is reached after a few seconds.
-const FUEL: u64 = 20_000_000;
+/// The fuel of a conversation, which pays for steps and memory of the template engine: so much for any, and more for
+/// each byte of it. A message or a tool takes some hundreds, but some templates look at all messages for each.
+const LEAST_FUEL: u64 = 1_000_000;
+const FUEL_PER_BYTE: u64 = 40;
+const MOST_FUEL: u64 = 20_000_000;
 
 const DEFAULT: &str = "default";
 /// The name of the template for conversations with tools, in checkpoints with several.
@@ -36,6 +41,8 @@ pub struct ChatTemplate {
     /// The original template of conversations without tools.
     source: String,
     special: SpecialTokens,
+    /// The variable of tools: `tools`, or SmolLM3's.
+    tools_name: &'static str,
     /// Variables of conversations that do not set them.
     default_kwargs: Map<String, Json>,
     has_tool_use: bool,
@@ -45,6 +52,8 @@ pub struct ChatTemplate {
     role_support: OnceLock<RoleSupport>,
     /// The accepted turns, after the first query.
     turn_support: OnceLock<TurnSupport>,
+    /// The accepted tools, after the first query.
+    tool_support: OnceLock<ToolSupport>,
 }
 
 /// Special tokens, under their names in templates. An absent one is undefined and prints nothing.
@@ -54,6 +63,49 @@ pub struct SpecialTokens {
     pub eos_token: Option<String>,
     pub unk_token: Option<String>,
     pub pad_token: Option<String>,
+    /// The other ones, such as `image_token`.
+    pub others: BTreeMap<String, String>,
+}
+
+/// The contents of a checkpoint's files for its chat template, as far as there are any.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TemplateFiles<'a> {
+    pub tokenizer_config_json: Option<&'a [u8]>,
+    pub special_tokens_map_json: Option<&'a [u8]>,
+    pub chat_template_jinja: Option<&'a [u8]>,
+    /// The older file of a processor, which prepares images and text.
+    pub chat_template_json: Option<&'a [u8]>,
+    /// `TOOL_USE_FILE`
+    pub tool_use_jinja: Option<&'a [u8]>,
+}
+
+impl SpecialTokens {
+    /// Tokens by name, as Transformers reads them. The file of the map counts if the configuration is of an older
+    /// version, without a table of added tokens.
+    fn of_files(config: &Json, special_tokens_map_json: Option<&[u8]>) -> Result<Self, TextError> {
+        let map = match config["added_tokens_decoder"].is_null() {
+            true => json_of(special_tokens_map_json, "special_tokens_map.json")?,
+            false => Json::Null,
+        };
+        let mut tokens = BTreeMap::new();
+        for file in [config, &map] {
+            let members = file.as_object().into_iter().flatten();
+            let named = members.filter(|(name, _)| name.ends_with("_token"));
+            let extra = file["extra_special_tokens"].as_object();
+            for (name, token) in named.chain(extra.into_iter().flatten()) {
+                if let Some(token) = token_content(token) {
+                    tokens.insert(name.clone(), token);
+                }
+            }
+        }
+        Ok(Self {
+            bos_token: tokens.remove("bos_token"),
+            eos_token: tokens.remove("eos_token"),
+            unk_token: tokens.remove("unk_token"),
+            pad_token: tokens.remove("pad_token"),
+            others: tokens,
+        })
+    }
 }
 
 /// One conversation to render.
@@ -91,40 +143,33 @@ impl ChatTemplate {
         Self::with_named([(DEFAULT, source)], special)
     }
 
-    /// The chat template of a checkpoint folder: `chat_template.jinja` if present, otherwise `chat_template` of
-    /// tokenizer_config.json, and `None` without both. `tool_use_jinja` is the content of `TOOL_USE_FILE`.
-    pub fn from_tokenizer_config(
-        tokenizer_config_json: &[u8],
-        chat_template_jinja: Option<&[u8]>,
-        tool_use_jinja: Option<&[u8]>,
-    ) -> Result<Option<Self>, TextError> {
-        let config: Json = serde_json::from_slice(tokenizer_config_json)
-            .map_err(|error| TextError::TokenizerConfig(error.to_string()))?;
-        let special = SpecialTokens {
-            bos_token: token_content(&config["bos_token"]),
-            eos_token: token_content(&config["eos_token"]),
-            unk_token: token_content(&config["unk_token"]),
-            pad_token: token_content(&config["pad_token"]),
-        };
-        let mut named = match (chat_template_jinja, &config["chat_template"]) {
+    /// The chat template of a checkpoint folder: `chat_template.jinja`, or otherwise `chat_template` of
+    /// tokenizer_config.json, or of chat_template.json. `None` without all of them.
+    pub fn from_files(files: TemplateFiles) -> Result<Option<Self>, TextError> {
+        let config = json_of(files.tokenizer_config_json, "tokenizer_config.json")?;
+        let of_processor = json_of(files.chat_template_json, "chat_template.json")?;
+        let special = SpecialTokens::of_files(&config, files.special_tokens_map_json)?;
+        let of_config = [&config, &of_processor].map(|config| &config["chat_template"]);
+        let of_config = of_config.into_iter().find(|template| !template.is_null());
+        let mut named = match (files.chat_template_jinja, of_config) {
             (Some(source), _) => vec![(DEFAULT, utf8_of(source, "chat_template.jinja")?)],
-            (None, Json::Null) => return Ok(None),
-            (None, Json::String(source)) => vec![(DEFAULT, source.as_str())],
-            (None, Json::Array(entries)) => {
+            (None, None) => return Ok(None),
+            (None, Some(Json::String(source))) => vec![(DEFAULT, source.as_str())],
+            (None, Some(Json::Array(entries))) => {
                 let named = entries.iter().map(named_template);
                 named.collect::<Option<Vec<_>>>().ok_or_else(|| {
                     TextError::TokenizerConfig(
-                        "each entry of chat_template needs a name and a template".into(),
+                        "chat_template: each entry needs a name and a template".into(),
                     )
                 })?
             }
-            (None, _) => {
+            (None, Some(_)) => {
                 return Err(TextError::TokenizerConfig(
-                    "chat_template is neither a string nor a list of named templates".into(),
+                    "chat_template: it is neither a string nor a list of named templates".into(),
                 ));
             }
         };
-        if let Some(source) = tool_use_jinja {
+        if let Some(source) = files.tool_use_jinja {
             named.retain(|(name, _)| *name != TOOL_USE);
             named.push((TOOL_USE, utf8_of(source, TOOL_USE_FILE)?));
         }
@@ -142,25 +187,34 @@ impl ChatTemplate {
                 default_source = source.to_owned();
             }
             environment
-                .add_template_owned(name.to_owned(), rewritten_source(source))
+                .add_template_owned(
+                    name.to_owned(),
+                    rewritten_source(source).map_err(TextError::TemplateSyntax)?,
+                )
                 .map_err(|error| TextError::TemplateSyntax(reason(&error)))?;
         }
         let has_tool_use = environment.get_template(TOOL_USE).is_ok();
         if environment.get_template(DEFAULT).is_err() {
             return Err(TextError::TokenizerConfig(
-                "chat_template has no template named \"default\"".into(),
+                "chat_template: no template is named \"default\"".into(),
             ));
         }
-        Ok(Self {
+        let mut template = Self {
             environment,
             source: default_source,
             special,
+            tools_name: "tools",
             default_kwargs: Map::new(),
             has_tool_use,
             needs_text_arguments: OnceLock::new(),
             role_support: OnceLock::new(),
             turn_support: OnceLock::new(),
-        })
+            tool_support: OnceLock::new(),
+        };
+        if !template.reads("tools") && template.reads("xml_tools") {
+            template.tools_name = "xml_tools";
+        }
+        Ok(template)
     }
 
     /// Sets default variables of conversations.
@@ -181,7 +235,7 @@ impl ChatTemplate {
 
     /// Whether conversations with tools have a template, or one that reads `tools`.
     pub fn reads_tools(&self) -> bool {
-        self.has_tool_use || self.reads("tools")
+        self.has_tool_use || self.reads(self.tools_name)
     }
 
     /// The name by which `chat_template_kwargs` switch thinking on or off, if the template reads one of the common
@@ -251,6 +305,11 @@ impl ChatTemplate {
         *self.turn_support.get_or_init(|| TurnSupport::of(self))
     }
 
+    /// The forms of tools that the template reads.
+    pub fn tool_support(&self) -> ToolSupport {
+        *self.tool_support.get_or_init(|| ToolSupport::of(self))
+    }
+
     /// Whether the template writes messages of a role.
     pub fn takes_role(&self, role: &str) -> bool {
         takes_role(self, role)
@@ -295,8 +354,10 @@ impl ChatTemplate {
             limit,
             refusal: None,
         };
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel_of(&input)));
         let render = || {
-            let template = self.environment.get_template(name)?;
+            let template = environment.get_template(name)?;
             template
                 .render_captured_to(self.context(&input), &mut writer)
                 .map(drop)
@@ -310,7 +371,7 @@ impl ChatTemplate {
         }
         rendered.map_err(|error| match raised(&error) {
             Some(message) => TextError::TemplateRaised(message.to_owned()),
-            None if error.kind() == ErrorKind::OutOfFuel => TextError::TemplateTooExpensive,
+            None if is_out_of_fuel(&error) => TextError::TemplateTooExpensive,
             None => TextError::TemplateRender(reason(&error)),
         })?;
         let rendered = String::from_utf8(writer.prompt)
@@ -331,9 +392,14 @@ impl ChatTemplate {
         let special = special
             .into_iter()
             .filter_map(|(name, token)| Some((name, Value::from(token.as_deref()?))));
+        let others = self.special.others.iter();
+        let others = others.map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
         let given = [
             ("messages", input.messages.iter().map(value_of).collect()),
-            ("tools", input.tools.map_or(Value::from(()), value_of)),
+            (
+                self.tools_name,
+                input.tools.map_or(Value::from(()), value_of),
+            ),
             ("documents", Value::from(())),
             (
                 "add_generation_prompt",
@@ -343,7 +409,13 @@ impl ChatTemplate {
         let pair = |(name, value)| (String::as_str(name), value_of(value));
         let defaults = self.default_kwargs.iter().map(pair);
         let kwargs = input.kwargs.into_iter().flatten().map(pair);
-        Value::from_pairs(special.chain(defaults).chain(given).chain(kwargs))
+        Value::from_pairs(
+            special
+                .chain(others)
+                .chain(defaults)
+                .chain(given)
+                .chain(kwargs),
+        )
     }
 }
 
@@ -375,6 +447,30 @@ impl Write for PromptWriter<'_> {
     }
 }
 
+fn fuel_of(input: &ChatInput) -> u64 {
+    let kwargs = input.kwargs.into_iter().flatten().map(|(_, value)| value);
+    let num_bytes: u64 = { input.messages.iter() }
+        .chain(input.tools)
+        .chain(kwargs)
+        .map(num_bytes)
+        .sum();
+    (LEAST_FUEL + FUEL_PER_BYTE * num_bytes).min(MOST_FUEL)
+}
+
+/// About the size of a value as JSON.
+fn num_bytes(json: &Json) -> u64 {
+    const EACH: u64 = 4;
+    let inner = match json {
+        Json::String(text) => text.len() as u64,
+        Json::Array(items) => items.iter().map(num_bytes).sum(),
+        Json::Object(members) => { members.iter() }
+            .map(|(key, value)| key.len() as u64 + num_bytes(value))
+            .sum(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+    };
+    EACH + inner
+}
+
 fn value_of(json: &Json) -> Value {
     match json {
         Json::Null => Value::from(()),
@@ -399,11 +495,11 @@ fn environment() -> Environment<'static> {
         .build();
     environment.set_syntax(syntax.expect("the default delimiters are not distinct"));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(python_method);
     environment.add_filter("tojson", python_json::filter);
     environment.set_formatter(python_text::print);
     add_builtins(&mut environment);
+    add_checks(&mut environment);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: &str| {
         strftime(format, SystemTime::now())
@@ -416,6 +512,14 @@ fn token_content(token: &Json) -> Option<String> {
         .as_str()
         .or_else(|| token["content"].as_str())
         .map(str::to_owned)
+}
+
+fn json_of(content: Option<&[u8]>, file: &str) -> Result<Json, TextError> {
+    let Some(content) = content else {
+        return Ok(Json::Null);
+    };
+    serde_json::from_slice(content)
+        .map_err(|error| TextError::TokenizerConfig(format!("{file}: {error}")))
 }
 
 fn utf8_of<'s>(source: &'s [u8], file: &str) -> Result<&'s str, TextError> {
@@ -447,14 +551,19 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 }
 
 fn raised(error: &Error) -> Option<&str> {
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        if let Some(Raised(message)) = error.downcast_ref() {
-            return Some(message);
-        }
-        cause = error.source();
-    }
-    None
+    causes(error).find_map(|cause| {
+        let Raised(message) = cause.downcast_ref()?;
+        Some(message.as_str())
+    })
+}
+
+fn is_out_of_fuel(error: &Error) -> bool {
+    let is_one = |error: &Error| error.kind() == ErrorKind::OutOfFuel;
+    is_one(error) || causes(error).any(|cause| cause.downcast_ref().is_some_and(is_one))
+}
+
+fn causes(error: &Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(std::error::Error::source(error), |cause| cause.source())
 }
 
 /// Describes an error in one line: the error, and its place in the template.

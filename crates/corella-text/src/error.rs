@@ -20,7 +20,7 @@ pub enum TextError {
     WordTooLong { max_bytes: usize },
     /// The result is no longer wanted.
     Abandoned,
-    /// tokenizer_config.json cannot be used.
+    /// A file for the chat template cannot be used: the file, and the reason.
     TokenizerConfig(String),
     /// The chat template does not parse.
     TemplateSyntax(String),
@@ -28,7 +28,7 @@ pub enum TextError {
     TemplateRaised(String),
     /// The template failed on this conversation.
     TemplateRender(String),
-    /// The template exceeded the steps of a conversation.
+    /// The template exceeded the work and memory of a conversation.
     TemplateTooExpensive,
     /// The template printed more than allowed.
     PromptTooLarge { max_bytes: usize },
@@ -48,7 +48,7 @@ impl fmt::Display for TextError {
                 "holds a stretch of more than {max_bytes} bytes without a word boundary"
             ),
             Self::Abandoned => f.write_str("nobody waits for the answer any more"),
-            Self::TokenizerConfig(reason) => write!(f, "tokenizer_config.json: {reason}"),
+            Self::TokenizerConfig(reason) => f.write_str(reason),
             Self::TemplateSyntax(reason) => write!(f, "chat template: {reason}"),
             Self::TemplateRaised(reason) => f.write_str(reason),
             Self::TemplateRender(reason) => {
@@ -58,7 +58,7 @@ impl fmt::Display for TextError {
                 )
             }
             Self::TemplateTooExpensive => {
-                f.write_str("the chat template needs too many steps for these messages")
+                f.write_str("the chat template needs too much work or memory for these messages")
             }
             Self::PromptTooLarge { max_bytes } => write!(
                 f,

@@ -2,19 +2,21 @@
 
 use minijinja::value::{Kwargs, Rest, StringInput, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
-use minijinja_contrib::globals::{cycler, joiner};
+use minijinja_contrib::globals::joiner;
 
 use crate::python_attribute::{ATTRIBUTE, attribute, attribute_only, is_callable};
 use crate::python_format::formatted;
 use crate::python_iterable::{generated, is_generator, is_unindexed, listed};
 use crate::python_number::LongInteger;
 use crate::python_order::{ORDER, is_in_order};
-use crate::python_string::lines;
-use crate::python_text::python_str;
+use crate::python_string::{LINE_ENDS, lines};
+use crate::python_text::{self, python_str};
+use crate::template_cost::{SLOT_BYTES, charge, charge_items, weigh, whole};
 use crate::template_expression::{CONCATENATION, CONTAINMENT, REMAINDER, SAFE_SUM, SLICED};
 use crate::template_source::ITERATED;
 
-/// Filters of the engine whose first argument passes through `$convert`, and whose result through `$finish`.
+/// Filters of the engine whose first argument is weighed and passes through `$convert`, and whose result passes through
+/// `$finish`.
 macro_rules! add_filters {
     ($environment:ident, $convert:ident, $finish:expr, $($name:ident),*) => {$(
         {
@@ -24,7 +26,8 @@ macro_rules! add_filters {
                 value: Value,
                 rest: Rest<ValueOrKwargs>,
             ) -> Result<Value, Error> {
-                let args = [$convert(value)?].into_iter().chain(rest.into_values());
+                weigh(state, &value)?;
+                let args = [$convert(state, value)?].into_iter().chain(rest.into_values());
                 let result = state.apply_filter(ENGINES, &args.collect::<Vec<_>>())?;
                 $finish(result)
             }
@@ -40,7 +43,9 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_filter("int", int);
     environment.add_filter("float", float);
     environment.add_filter("wordcount", wordcount);
-    environment.add_filter("string", python_str);
+    environment.add_filter("string", |state: &State, value: &Value| {
+        python_text::text_of(state, value)
+    });
     environment.add_filter("indent", indent);
     environment.add_filter("round", round);
     for name in ["escape", "e", "forceescape"] {
@@ -52,6 +57,12 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     add_filters!(environment, iterated, generated, unique, batch, slice);
     add_filters!(environment, indexed, Ok, last);
     environment.add_filter("items", |value: Value| generated(filters::items(&value)?));
+    add_filters!(environment, same, Ok, groupby, dictsort, min, max, pprint);
+    // Jinja2 does not have these, and some nest values or print much.
+    environment.remove_global("debug");
+    for name in ["chain", "zip", "lines", "split", "bool"] {
+        environment.remove_filter(name);
+    }
     add_filters!(
         environment,
         iterated_if_any,
@@ -94,7 +105,6 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_function(ATTRIBUTE, attribute);
     environment.add_function(ORDER, is_in_order);
     environment.add_function("joiner", joiner);
-    environment.add_function("cycler", |items: Rest<Value>| cycler(items.0));
 }
 
 /// Whether Python's `iter` accepts it: it rejects `none`, and accepts an undefined name.
@@ -207,8 +217,9 @@ fn wordcount(value: &Value) -> usize {
 
 /// The iterable of a loop or a filter. Python iterates over the characters of a string, but not over `none`, flags and
 /// numbers.
-fn iterated(value: Value) -> Result<Value, Error> {
+fn iterated(state: &State, value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
+        charge_items(state, text.len())?;
         return Ok(text.chars().map(|c| Value::from(c.to_string())).collect());
     }
     match value.kind() {
@@ -221,7 +232,7 @@ fn iterated(value: Value) -> Result<Value, Error> {
 }
 
 /// Values with a last item. A generator has none.
-fn indexed(value: Value) -> Result<Value, Error> {
+fn indexed(_: &State, value: Value) -> Result<Value, Error> {
     match is_generator(&value) {
         true => Err(Error::new(
             ErrorKind::InvalidOperation,
@@ -231,8 +242,13 @@ fn indexed(value: Value) -> Result<Value, Error> {
     }
 }
 
+fn same(_: &State, value: Value) -> Result<Value, Error> {
+    Ok(value)
+}
+
 /// A text or a generator gives a text or a list. Other values give a generator.
-fn reverse(value: Value) -> Result<Value, Error> {
+fn reverse(state: &State, value: Value) -> Result<Value, Error> {
+    charge_items(state, value.len().unwrap_or(0))?;
     let is_text = value.kind() == ValueKind::String;
     let is_finite = !is_generator(&value);
     let reversed = filters::reverse(&listed(value))?;
@@ -243,15 +259,15 @@ fn reverse(value: Value) -> Result<Value, Error> {
 }
 
 /// The same where Jinja2 treats every false value as an empty list.
-fn iterated_if_any(value: Value) -> Result<Value, Error> {
+fn iterated_if_any(state: &State, value: Value) -> Result<Value, Error> {
     match value.is_true() {
-        true => iterated(value),
+        true => iterated(state, value),
         false => Ok(Value::from(Vec::<Value>::new())),
     }
 }
 
 /// The text that text filters read in other values.
-fn text_of(value: Value) -> Result<Value, Error> {
+fn text_of(_: &State, value: Value) -> Result<Value, Error> {
     Ok(match value.kind() {
         ValueKind::String => value,
         _ => Value::from(python_str(&value)),
@@ -259,13 +275,13 @@ fn text_of(value: Value) -> Result<Value, Error> {
 }
 
 /// Values that can be sliced. `none`, undefined names, and generators cannot.
-fn sliced(value: Value) -> Result<Value, Error> {
+fn sliced(state: &State, value: Value) -> Result<Value, Error> {
     match value.is_none() || value.is_undefined() || is_unindexed(&value) {
         true => Err(Error::new(
             ErrorKind::InvalidOperation,
             "it cannot be sliced",
         )),
-        false => Ok(value),
+        false => whole(state, value),
     }
 }
 
@@ -308,9 +324,10 @@ fn replace(
         None => named.get("count")?,
     };
     named.assert_all_used()?;
-    let mut args = vec![Value::from(python_str(old)), Value::from(python_str(new))];
+    let text = |value: &Value| python_text::text_of(state, value).map(Value::from);
+    let (value, mut args) = (text(value)?, vec![text(old)?, text(new)?]);
     args.extend(count.filter(|count| !count.is_none()));
-    Value::from(python_str(value)).call_method(state, "replace", &args)
+    value.call_method(state, "replace", &args)
 }
 
 /// The engine's filter, with floats and lists in Python's notation.
@@ -321,7 +338,10 @@ fn join(
     attribute: Option<&str>,
     named: Kwargs,
 ) -> Result<Value, Error> {
-    let value = iterated(value)?;
+    let num_bytes = weigh(state, &value)?;
+    let value = iterated(state, value)?;
+    let joiner_bytes = joiner.as_ref().map_or(0, |joiner| joiner.as_str().len());
+    charge(state, joiner_bytes.saturating_mul(num_bytes / SLOT_BYTES))?;
     let has_attribute = attribute.is_some() || named.has("attribute");
     let is_text = |item: Value| item.as_str().is_some();
     let value = match has_attribute || value.try_iter()?.all(is_text) {
@@ -334,15 +354,12 @@ fn join(
 }
 
 /// A break behind the text is one more line, which is not indented.
-fn indent(
-    text: &Value,
-    width: Option<Value>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    named: Kwargs,
-) -> Result<String, Error> {
+fn indent(state: &State, text: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     /// A wider one would fill the memory.
     const MAX_WIDTH: usize = 1000;
+    type Given = (Option<Value>, Option<bool>, Option<bool>, Kwargs);
+    let args = args.into_values();
+    let (width, first, blank, named): Given = from_args(&args)?;
     let Some(text) = text.as_str() else {
         let reason = "indent: only text can be indented";
         return Err(Error::new(ErrorKind::InvalidOperation, reason));
@@ -377,6 +394,8 @@ fn indent(
     };
     let (first, blank) = (flag(first, "first")?, flag(blank, "blank")?);
     named.assert_all_used()?;
+    let num_lines = 1 + text.matches(LINE_ENDS).count();
+    charge(state, num_lines.saturating_mul(indentation.len()))?;
     let text = format!("{text}\n");
     let mut out = String::with_capacity(text.len());
     for (index, (line, _)) in lines(&text).into_iter().enumerate() {
@@ -402,6 +421,9 @@ fn contains(state: &State, value: &Value, container: &Value) -> Result<bool, Err
         ValueKind::String => value.kind() == ValueKind::String,
         _ => true,
     };
+    if value.as_object().is_some() {
+        weigh(state, container)?;
+    }
     if !takes_value {
         let reason = format!(
             "{} cannot be looked for in {}",
@@ -414,12 +436,12 @@ fn contains(state: &State, value: &Value, container: &Value) -> Result<bool, Err
 }
 
 /// `left ~ right`
-fn concatenation(left: &Value, right: &Value) -> String {
-    python_str(left) + &python_str(right)
+fn concatenation(state: &State, left: &Value, right: &Value) -> Result<String, Error> {
+    Ok(python_text::text_of(state, left)? + &python_text::text_of(state, right)?)
 }
 
 /// `text | format(…)`: the values are positional or named.
-fn format_filter(text: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+fn format_filter(state: &State, text: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
     let (positional, named): (&[Value], Kwargs) = from_args(&args)?;
     let names: Vec<String> = named.args().map(str::to_owned).collect();
@@ -434,13 +456,13 @@ fn format_filter(text: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error
             return Err(Error::new(ErrorKind::InvalidOperation, reason));
         }
     };
-    formatted(&python_str(text), &values).map(Value::from)
+    formatted(state, &python_text::text_of(state, text)?, &values).map(Value::from)
 }
 
 /// `left % right`: formats a string, or computes a remainder.
-fn remainder(left: Value, right: Value) -> Result<Value, Error> {
+fn remainder(state: &State, left: Value, right: Value) -> Result<Value, Error> {
     if let Some(text) = left.as_str() {
-        return formatted(text, &right).map(Value::from);
+        return formatted(state, text, &right).map(Value::from);
     }
     let impossible = || {
         Error::new(
@@ -481,7 +503,7 @@ fn plain_number(value: &Value) -> Option<f64> {
 }
 
 /// `left + right` with one side marked as safe. The other one is escaped.
-fn safe_sum(left: &Value, right: &Value) -> Result<Value, Error> {
+fn safe_sum(state: &State, left: &Value, right: &Value) -> Result<Value, Error> {
     let mut sum = String::new();
     for part in [left, right] {
         let Some(text) = part.as_str() else {
@@ -489,22 +511,28 @@ fn safe_sum(left: &Value, right: &Value) -> Result<Value, Error> {
             return Err(Error::new(ErrorKind::InvalidOperation, reason));
         };
         match part.is_safe() {
-            true => sum.push_str(text),
-            false => sum.push_str(&escaped(text)),
+            true => {
+                charge(state, text.len())?;
+                sum.push_str(text);
+            }
+            false => sum.push_str(&escaped(state, text)?),
         }
     }
     Ok(Value::from_safe_string(sum))
 }
 
-fn escape(value: &Value) -> Value {
-    match value.is_safe() {
-        true => value.clone(),
-        false => Value::from_safe_string(escaped(&python_str(value))),
+fn escape(state: &State, value: &Value) -> Result<Value, Error> {
+    if value.is_safe() {
+        return Ok(value.clone());
     }
+    let text = python_text::text_of(state, value)?;
+    escaped(state, &text).map(Value::from_safe_string)
 }
 
 /// HTML escapes in the form of the package MarkupSafe.
-fn escaped(text: &str) -> String {
+fn escaped(state: &State, text: &str) -> Result<String, Error> {
+    let num_escapes = text.matches(['&', '<', '>', '"', '\'']).count();
+    charge(state, text.len() + num_escapes * "&amp;".len())?;
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -516,7 +544,7 @@ fn escaped(text: &str) -> String {
             c => out.push(c),
         }
     }
-    out
+    Ok(out)
 }
 
 /// Rounds halves to even digits, as Python does.

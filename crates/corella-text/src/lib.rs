@@ -31,17 +31,22 @@ mod role_support;
 mod schema;
 mod stop_string;
 mod strftime;
+mod template_cost;
 mod template_expression;
+mod template_nesting;
 mod template_source;
 mod text_stream;
 mod token_count;
 mod token_reach;
 mod tokenizer;
+mod tool_support;
 mod turn_support;
 mod word_cache;
 mod word_splitter;
 
-pub use chat_template::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TOOL_USE_FILE};
+pub use chat_template::{
+    ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TOOL_USE_FILE, TemplateFiles,
+};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use fill_in_middle::FillInMiddle;
@@ -58,4 +63,5 @@ pub use strftime::strftime;
 pub use text_stream::{TextDelta, TextStream};
 pub use token_count::TokenCount;
 pub use tokenizer::{EncodeLimit, EncodedPair, Tokenizer};
+pub use tool_support::ToolSupport;
 pub use turn_support::{ThoughtSupport, TurnSupport};

@@ -86,7 +86,7 @@ pub fn is_callable(value: &Value) -> bool {
 }
 
 /// Whether it is an object of the engine with one of these types.
-fn has_type(value: &Value, names: &[&str]) -> bool {
+pub fn has_type(value: &Value, names: &[&str]) -> bool {
     let Some(object) = value.as_object() else {
         return false;
     };

@@ -1,9 +1,10 @@
 //! Python's `text % values`.
 
 use minijinja::value::{Tuple, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
 
 use crate::python_text::{python_repr, python_str};
+use crate::template_cost::{SLOT_BYTES, charge, weigh};
 
 /// The widest field, so that fields cannot fill the memory.
 const MAX_WIDTH: usize = 1000;
@@ -35,7 +36,12 @@ fn invalid(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 }
 
 /// `text % given`
-pub fn formatted(text: &str, given: &Value) -> Result<String, Error> {
+pub fn formatted(state: &State, text: &str, given: &Value) -> Result<String, Error> {
+    let add = |out: &mut String, piece: &str| {
+        charge(state, SLOT_BYTES + piece.len())?;
+        out.push_str(piece);
+        Ok::<_, Error>(())
+    };
     let mut values = match given.downcast_object_ref::<Tuple>() {
         Some(items) => Given::Positional {
             values: items.iter().cloned().collect(),
@@ -65,7 +71,8 @@ pub fn formatted(text: &str, given: &Value) -> Result<String, Error> {
             rest = &behind[end + 1..];
             values = Given::Named(given);
             let (field, conversion) = read_field(&mut rest, &mut values)?;
-            out.push_str(&converted(&field, conversion, Some(&value))?);
+            weigh(state, &value)?;
+            add(&mut out, &converted(&field, conversion, Some(&value))?)?;
             continue;
         }
         let (field, conversion) = read_field(&mut rest, &mut values)?;
@@ -73,7 +80,10 @@ pub fn formatted(text: &str, given: &Value) -> Result<String, Error> {
             '%' => None,
             _ => Some(values.next()?),
         };
-        out.push_str(&converted(&field, conversion, value.as_ref())?);
+        if let Some(value) = &value {
+            weigh(state, value)?;
+        }
+        add(&mut out, &converted(&field, conversion, value.as_ref())?)?;
     }
     out.push_str(rest);
     if let Given::Positional { values, num_taken } = &values {
@@ -358,6 +368,8 @@ mod tests {
     /// Expected texts are Python 3.11's.
     #[test]
     fn formats_are_pythons() {
+        let environment = minijinja::Environment::new();
+        let state = environment.empty_state();
         let tuple = |values: &[Value]| Value::from(Tuple::from(values.to_vec()));
         let cases = [
             ("%r|%a", tuple(&["ü".into(), "ü".into()]), "'ü'|'\\xfc'"),
@@ -396,7 +408,7 @@ mod tests {
         ];
         for (text, given, expected) in cases {
             assert_eq!(
-                formatted(text, &given).expect("it formats"),
+                formatted(&state, text, &given).expect("it formats"),
                 expected,
                 "{text}"
             );
@@ -412,7 +424,7 @@ mod tests {
             ("%x", 1.5.into()),
             ("%1001d", 1.into()),
         ] {
-            assert!(formatted(text, &given).is_err(), "{text}");
+            assert!(formatted(&state, text, &given).is_err(), "{text}");
         }
     }
 }

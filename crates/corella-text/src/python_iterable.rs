@@ -98,7 +98,15 @@ pub fn is_generator(value: &Value) -> bool {
 
 /// Whether it is iterable without items by index.
 pub fn is_unindexed(value: &Value) -> bool {
-    is_generator(value) || value.downcast_object_ref::<View>().is_some()
+    unindexed_items(value).is_some()
+}
+
+/// The items of a generator or a view. A generator keeps them.
+pub fn unindexed_items(value: &Value) -> Option<&[Value]> {
+    let generator = value.downcast_object_ref::<Generator>();
+    let view = value.downcast_object_ref::<View>();
+    { generator.map(|generator| generator.items.as_slice()) }
+        .or(view.map(|view| view.items.as_slice()))
 }
 
 /// The value, or a list of a generator's remaining items.

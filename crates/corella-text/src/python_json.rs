@@ -4,18 +4,25 @@
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
 
 use crate::python_iterable::check_indexed;
 use crate::python_number::LongInteger;
+use crate::template_cost::{MAX_DEPTH, charge, weigh};
 
-/// The deepest nesting in the output. Deeper values cannot come from a request, because the reader
-/// of its JSON has a limit of its own.
-const MAX_DEPTH: usize = 256;
+/// The output is paid in pieces of this size.
+const MAX_UNPAID_BYTES: usize = 4096;
+/// The longest separator or indentation.
+const MAX_SEPARATOR_BYTES: usize = 64;
 
 /// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(crate) fn filter(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+pub(crate) fn filter(
+    state: &State,
+    value: &Value,
+    args: Rest<ValueOrKwargs>,
+) -> Result<Value, Error> {
     type Given = Option<Value>;
+    weigh(state, value)?;
     let args = args.into_values();
     let (ensure_ascii, indent, separators, sort_keys, named): (Given, Given, Given, Given, Kwargs) =
         from_args(&args)?;
@@ -44,8 +51,15 @@ pub(crate) fn filter(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, 
         None if indent.is_some() => (",".into(), ": ".into()),
         None => (", ".into(), ": ".into()),
     };
+    let parts = [&item_separator, &key_separator].into_iter().chain(&indent);
+    if { parts }.any(|part| part.len() > MAX_SEPARATOR_BYTES) {
+        let reason = format!("tojson: a separator has more than {MAX_SEPARATOR_BYTES} bytes");
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
     let mut writer = Writer {
+        state,
         out: String::new(),
+        num_charged: 0,
         indent,
         item_separator,
         key_separator,
@@ -57,8 +71,11 @@ pub(crate) fn filter(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, 
     Ok(Value::from(writer.out))
 }
 
-struct Writer {
+struct Writer<'a, 't, 'env> {
+    state: &'a State<'t, 'env>,
     out: String,
+    /// The bytes of the output that are paid.
+    num_charged: usize,
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
@@ -66,10 +83,15 @@ struct Writer {
     sort_keys: bool,
 }
 
-impl Writer {
+impl Writer<'_, '_, '_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(not_serializable("a value nested this deep"));
+        }
+        let num_new = self.out.len() - self.num_charged;
+        if num_new >= MAX_UNPAID_BYTES {
+            charge(self.state, num_new)?;
+            self.num_charged = self.out.len();
         }
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),

@@ -5,6 +5,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 
 use crate::python_iterable::View;
 use crate::python_string::string_method;
+use crate::template_cost::{charge_items, weigh};
 
 /// Calls a method of a value that the engine does not have.
 pub fn python_method(
@@ -14,18 +15,26 @@ pub fn python_method(
     args: &[Value],
 ) -> Result<Value, Error> {
     if let Some(text) = value.as_str()
-        && let Some(result) = string_method(text, method, args)
+        && let Some(result) = string_method(state, text, method, args)
     {
         return result;
     }
-    if let Some(result) = mapping_method(value, method, args) {
+    if value.as_str().is_none() && matches!(method, "index" | "count") {
+        weigh(state, value)?;
+    }
+    if let Some(result) = mapping_method(state, value, method, args) {
         return result;
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
 /// `keys`, `values` and `items` of a mapping, and `copy`.
-fn mapping_method(value: &Value, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+fn mapping_method(
+    state: &State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Option<Result<Value, Error>> {
     let name = match (value.kind(), method) {
         (ValueKind::Map, "keys") => "dict_keys",
         (ValueKind::Map, "values") => "dict_values",
@@ -37,6 +46,9 @@ fn mapping_method(value: &Value, method: &str, args: &[Value]) -> Option<Result<
         (ValueKind::Seq | ValueKind::Iterable, "index") => return Some(index_of(value, args)),
         _ => return None,
     };
+    if let Err(error) = charge_items(state, 3 * value.len().unwrap_or(0)) {
+        return Some(Err(error));
+    }
     let pairs = value.as_object()?.try_iter_pairs()?;
     let items = pairs.map(|(key, value)| match method {
         "keys" => key,

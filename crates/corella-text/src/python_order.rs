@@ -3,17 +3,24 @@
 use std::cmp::Ordering;
 
 use minijinja::value::ValueKind;
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
+
+use crate::template_cost::{MAX_DEPTH, weigh};
 
 /// The function that replaces `left < right`, with the operator as its second argument.
 pub const ORDER: &str = "corella_order";
 pub const OPERATORS: [&str; 4] = ["<", ">", "<=", ">="];
 
-/// The deepest nesting of compared lists. Requests have no deeper ones.
-const MAX_DEPTH: usize = 256;
-
 /// Whether `left` and `right` are in the order of `operator`.
-pub fn is_in_order(left: &Value, operator: &str, right: &Value) -> Result<bool, Error> {
+pub fn is_in_order(
+    state: &State,
+    left: &Value,
+    operator: &str,
+    right: &Value,
+) -> Result<bool, Error> {
+    if left.as_object().is_some() && right.as_object().is_some() {
+        weigh(state, left)?;
+    }
     let ordering = compared(left, right, 0)?;
     Ok(match operator {
         "<" => ordering == Ordering::Less,
@@ -59,6 +66,8 @@ mod tests {
 
     #[test]
     fn only_values_of_a_kind_have_an_order() {
+        let environment = minijinja::Environment::new();
+        let state = environment.empty_state();
         let list = |items: &[Value]| Value::from(items.to_vec());
         for (left, operator, right, expected) in [
             (1.into(), "<", 1.5.into(), true),
@@ -72,7 +81,7 @@ mod tests {
                 true,
             ),
         ] {
-            let found = is_in_order(&left, operator, &right).expect("an order");
+            let found = is_in_order(&state, &left, operator, &right).expect("an order");
             assert_eq!(found, expected, "{left} {operator} {right}");
         }
         for (left, right) in [
@@ -81,7 +90,10 @@ mod tests {
             (Value::UNDEFINED, Value::UNDEFINED),
             (list(&[1.into()]), list(&["a".into()])),
         ] {
-            assert!(is_in_order(&left, "<", &right).is_err(), "{left} {right}");
+            assert!(
+                is_in_order(&state, &left, "<", &right).is_err(),
+                "{left} {right}"
+            );
         }
     }
 }

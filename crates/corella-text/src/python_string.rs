@@ -1,15 +1,24 @@
 //! Python's methods of strings that the template engine lacks, or has with fewer arguments.
 
 use minijinja::value::{Kwargs, Tuple, from_args};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, ErrorKind, State, Value};
 
-use crate::python_iterable::is_generator;
+use crate::python_iterable::unindexed_items;
 use crate::python_text::is_printable;
+use crate::template_cost::{SLOT_BYTES, charge, charge_items, weigh};
 
 /// The widest padded text, so that a method cannot fill the memory.
 const MAX_WIDTH: usize = 1000;
 
-pub fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+pub fn string_method(
+    state: &State,
+    text: &str,
+    method: &str,
+    args: &[Value],
+) -> Option<Result<Value, Error>> {
+    if let Err(error) = charge(state, text.len()) {
+        return Some(Err(error));
+    }
     Some(match method {
         "removeprefix" => {
             one_text(args).map(|prefix| Value::from(text.strip_prefix(prefix).unwrap_or(text)))
@@ -25,19 +34,14 @@ pub fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<
             Some((before, after)) => triple([before, separator, after]),
             None => triple(["", "", text]),
         }),
-        "split" => split(text, args, false),
-        "rsplit" => split(text, args, true),
+        "split" => split(state, text, args, false),
+        "rsplit" => split(state, text, args, true),
         "title" => from_args(args).map(|()| Value::from(title(text))),
         "swapcase" => from_args(args).map(|()| Value::from(swapped_case(text))),
         "casefold" => from_args(args).map(|()| Value::from(text.to_lowercase().replace('ß', "ss"))),
-        "splitlines" => splitlines(text, args),
-        "join" => {
-            let not_text = { args.first() }
-                .filter(|items| !is_generator(items))
-                .and_then(|items| items.try_iter().ok())
-                .is_some_and(|mut items| items.any(|item| item.as_str().is_none()));
-            return not_text.then(|| Err(invalid("join: every item must be a string")));
-        }
+        "splitlines" => splitlines(state, text, args),
+        "join" => return check_joined(state, text, args).err().map(Err),
+        "format" => return check_widths(state, text, args).err().map(Err),
         "startswith" | "endswith" => has_affix(text, args, method == "startswith"),
         "find" | "index" => place(text, args, method == "index", |text, part| text.find(part)),
         "rfind" | "rindex" => place(text, args, method == "rindex", |text, part| {
@@ -50,7 +54,7 @@ pub fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<
         }),
         "center" | "ljust" | "rjust" => filled_up(text, method, args),
         "zfill" => zero_filled(text, args),
-        "expandtabs" => with_spaces(text, args),
+        "expandtabs" => with_spaces(state, text, args),
         "isdecimal" => from_args(args).map(|()| Value::from(is_decimal(text))),
         "istitle" => from_args(args).map(|()| Value::from(is_title(text))),
         "isidentifier" => from_args(args).map(|()| Value::from(is_identifier(text))),
@@ -61,6 +65,43 @@ pub fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<
 
 fn invalid(reason: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, reason)
+}
+
+/// Charges for the text of `text.join(items)`. Items that are no strings are an error.
+fn check_joined(state: &State, text: &str, args: &[Value]) -> Result<(), Error> {
+    let Some(items) = args.first() else {
+        return Ok(());
+    };
+    if let Some(items) = unindexed_items(items) {
+        let num_bytes: usize = { items.iter() }
+            .map(|item| text.len() + item.as_str().map_or(0, str::len))
+            .sum();
+        return charge(state, num_bytes);
+    }
+    for item in items.try_iter()? {
+        let Some(item) = item.as_str() else {
+            return Err(invalid("join: every item must be a string"));
+        };
+        charge(state, SLOT_BYTES + text.len() + item.len())?;
+    }
+    Ok(())
+}
+
+/// Charges for the text of `text.format(…)`, and refuses wide fields.
+fn check_widths(state: &State, text: &str, args: &[Value]) -> Result<(), Error> {
+    let numbers = text.split(|c: char| !c.is_ascii_digit());
+    let is_wide =
+        |digits: &str| !digits.is_empty() && digits.parse().unwrap_or(i64::MAX) > MAX_WIDTH as i64;
+    if { numbers }.any(is_wide) {
+        return Err(invalid(format!(
+            "a width of the format is more than {MAX_WIDTH}"
+        )));
+    }
+    let mut num_bytes = MAX_WIDTH;
+    for arg in args {
+        num_bytes += weigh(state, arg)?;
+    }
+    charge(state, text.matches('{').count().saturating_mul(num_bytes))
 }
 
 fn one_text(args: &[Value]) -> Result<&str, Error> {
@@ -79,7 +120,7 @@ fn triple(parts: [&str; 3]) -> Value {
 }
 
 /// `split(sep=None, maxsplit=-1)`, or the same from the end.
-fn split(text: &str, args: &[Value], is_from_end: bool) -> Result<Value, Error> {
+fn split(state: &State, text: &str, args: &[Value], is_from_end: bool) -> Result<Value, Error> {
     let (separator, limit, named): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
     let separator = match separator {
         Some(separator) => Some(separator),
@@ -93,6 +134,12 @@ fn split(text: &str, args: &[Value], is_from_end: bool) -> Result<Value, Error> 
     let limit = limit.and_then(|limit| usize::try_from(limit).ok());
     let num_parts = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
     let separator = separator.filter(|separator| !separator.is_none());
+    let num_separators = match separator.as_ref().map(Value::as_str) {
+        None => text.matches(is_space).count(),
+        Some(Some(separator)) if !separator.is_empty() => text.matches(separator).count(),
+        Some(_) => 0,
+    };
+    charge_items(state, num_separators.min(num_parts))?;
     let parts: Vec<&str> = match &separator {
         None if is_from_end => reversed(words_from_end(text, num_parts)),
         None => words(text, num_parts),
@@ -173,7 +220,8 @@ fn swapped_case(text: &str) -> String {
     out
 }
 
-fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
+fn splitlines(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
+    charge_items(state, text.matches(LINE_ENDS).count())?;
     let (keeps, named): (Option<bool>, Kwargs) = from_args(args)?;
     let keeps = match keeps {
         Some(keeps) => keeps,
@@ -187,15 +235,15 @@ fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(lines(text).into_iter().map(line).collect())
 }
 
+pub const LINE_ENDS: [char; 10] = [
+    '\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}',
+];
+
 /// The lines of a text and the end of each, as Python's `str.splitlines` finds them.
 pub fn lines(text: &str) -> Vec<(&str, &str)> {
-    const ENDS: [char; 10] = [
-        '\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}',
-        '\u{2029}',
-    ];
     let mut lines = Vec::new();
     let mut rest = text;
-    while let Some(end) = rest.find(ENDS) {
+    while let Some(end) = rest.find(LINE_ENDS) {
         let behind = &rest[end..];
         let len = match behind.starts_with("\r\n") {
             true => 2,
@@ -313,7 +361,7 @@ fn zero_filled(text: &str, args: &[Value]) -> Result<Value, Error> {
 }
 
 /// Each tab ends at the next multiple of the size.
-fn with_spaces(text: &str, args: &[Value]) -> Result<Value, Error> {
+fn with_spaces(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
     let (size, named): (Option<i64>, Kwargs) = from_args(args)?;
     let size = match size {
         Some(size) => size,
@@ -321,6 +369,7 @@ fn with_spaces(text: &str, args: &[Value]) -> Result<Value, Error> {
     };
     named.assert_all_used()?;
     let size = bounded(size)?;
+    charge(state, text.matches('\t').count().saturating_mul(size))?;
     let mut out = String::with_capacity(text.len());
     let mut column = 0;
     for c in text.chars() {
@@ -383,7 +432,9 @@ mod tests {
     use crate::python_text::python_str;
 
     fn call(text: &str, method: &str, args: &[Value]) -> Option<String> {
-        let result = string_method(text, method, args).expect("it is a method");
+        let environment = minijinja::Environment::new();
+        let state = environment.empty_state();
+        let result = string_method(&state, text, method, args).expect("it is a method");
         result.ok().map(|value| python_str(&value))
     }
 

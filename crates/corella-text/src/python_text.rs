@@ -8,17 +8,21 @@ use minijinja::{Error, Output, State, Value};
 
 use crate::python_iterable::iterable_str;
 use crate::python_json::python_float;
-
-/// The engine prints values nested deeper than requests can be.
-const MAX_DEPTH: usize = 256;
+use crate::template_cost::{MAX_DEPTH, weigh};
 
 /// The text of `{{ value }}`.
-pub fn print(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+pub fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let written = match value.as_str() {
         Some(text) => out.write_str(text),
-        None => out.write_str(&python_str(value)),
+        None => out.write_str(&text_of(state, value)?),
     };
     written.map_err(Error::from)
+}
+
+/// Python's `str` of a value. Charges for the values in it.
+pub fn text_of(state: &State, value: &Value) -> Result<String, Error> {
+    weigh(state, value)?;
+    Ok(python_str(value))
 }
 
 pub fn python_str(value: &Value) -> String {
@@ -42,7 +46,10 @@ fn write_repr(value: &Value, depth: usize, out: &mut String) {
         ValueKind::String => write_string(value.as_str().unwrap_or_default(), out),
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::Number if !value.is_integer() => write_float(value, out),
-        ValueKind::Seq | ValueKind::Iterable if depth < MAX_DEPTH => {
+        ValueKind::Seq | ValueKind::Iterable | ValueKind::Map if depth > MAX_DEPTH => {
+            out.push_str("...");
+        }
+        ValueKind::Seq | ValueKind::Iterable => {
             if let Some(text) = iterable_str(value) {
                 out.push_str(&text);
                 return;
@@ -69,7 +76,7 @@ fn write_repr(value: &Value, depth: usize, out: &mut String) {
             }
             out.push(close);
         }
-        ValueKind::Map if depth < MAX_DEPTH => {
+        ValueKind::Map => {
             let Ok(keys) = value.try_iter() else {
                 let _ = write!(out, "{value}");
                 return;

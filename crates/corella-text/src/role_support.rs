@@ -23,11 +23,14 @@ pub struct RoleSupport {
 impl RoleSupport {
     pub fn of(template: &ChatTemplate) -> Self {
         let shows = |roles: &[&str]| shows_all(template, roles);
+        let takes_any_role = takes_role(template, "proberole");
+        // A name that a template prints like any other is not one that its model knows.
+        let is_known = !takes_any_role || template.sources().contains("developer");
         Self {
-            takes_developer: shows(&["developer", "user"]),
+            takes_developer: is_known && shows(&["developer", "user"]),
             takes_second_system: shows(&["system", "system", "user"]),
             takes_late_system: shows(&["user", "assistant", "system", "user"]),
-            takes_any_role: takes_role(template, "proberole"),
+            takes_any_role,
             takes_calls_together: shows_calls(template, 2) || !shows_calls(template, 1),
         }
     }

@@ -8,9 +8,12 @@
 //! * `a.items`, not called, is the method of a mapping (`python_attribute`).
 //! * `a < b` fails where Python has no order (`python_order`).
 //! * `a in b` fails as in Python: `none` contains nothing, and a text contains only text.
+//! * `a == b` costs fuel for the values in `a`, and `a + b` and `a * b` make no lazy list around another
+//!   (`template_cost`).
 
 use crate::python_attribute::{ATTRIBUTE, MAPPING_METHODS};
 use crate::python_order::{OPERATORS, ORDER};
+use crate::template_cost::{EQUALITY, WHOLE};
 
 /// The functions that replace the operators.
 pub const REMAINDER: &str = "corella_remainder";
@@ -122,18 +125,16 @@ fn rewrite<'t>(
     tokens: &'t [Token<'t>],
     read: fn(&mut Parser<'t>) -> Option<Node>,
 ) -> Option<String> {
-    let is_safe_filter =
-        |pair: &[Token]| pair[0].text == "|" && SAFE_FILTERS.contains(&pair[1].text);
     let has = |operator: &str| tokens.iter().any(|token| token.text == operator);
     let names_method = tokens.iter().enumerate().any(|(at, token)| {
         let before = at.checked_sub(1).map(|at| tokens[at].text);
         let is_called = tokens.get(at + 1).is_some_and(|next| next.text == "(");
         before == Some(".") && MAPPING_METHODS.contains(&token.text) && !is_called
     });
-    let may_be_safe = has("+") && tokens.windows(2).any(is_safe_filter);
-    let rewritten = ["%", "~", "in", ":"].into_iter().chain(OPERATORS);
+    let rewritten = ["%", "~", "in", ":", "+", "*", "==", "!="].into_iter();
+    let rewritten = rewritten.chain(OPERATORS);
     let has_any = rewritten.into_iter().any(has);
-    if !has_any && !may_be_safe && !names_method {
+    if !has_any && !names_method {
         return None;
     }
     let mut parser = Parser {
@@ -152,6 +153,14 @@ struct Node {
     text: String,
     /// Whether it is a string marked as safe.
     is_safe: bool,
+    /// Whether it is one string or number of the source.
+    constant: Option<Constant>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Constant {
+    Text,
+    Number,
 }
 
 impl Node {
@@ -159,6 +168,22 @@ impl Node {
         Self {
             text,
             is_safe: false,
+            constant: None,
+        }
+    }
+
+    fn constant(text: String, constant: Constant) -> Self {
+        Self {
+            constant: Some(constant),
+            ..Self::new(text)
+        }
+    }
+
+    /// The text of an operand that may be a lazy list.
+    fn whole(&self) -> String {
+        match self.constant {
+            None => format!("{WHOLE}({})", self.text),
+            Some(_) => self.text.clone(),
         }
     }
 }
@@ -248,8 +273,9 @@ impl<'t> Parser<'t> {
             });
         }
         let mut left = self.binary(level + 1)?;
+        // `a in b == c` compares neighbours, and is left to the engine.
         let is_comparison = level == 3;
-        let mut rewrites = false;
+        let mut chain = String::new();
         let mut num_operators = 0;
         while operators.contains(&self.peek()) {
             let mut operator = self.next()?.to_owned();
@@ -260,13 +286,17 @@ impl<'t> Parser<'t> {
                 operator.push_str(" in");
             }
             let right = self.binary(level + 1)?;
-            rewrites |= operator.ends_with("in") || OPERATORS.contains(&operator.as_str());
             num_operators += 1;
-            // `a in b in c` compares neighbours, and is left to the engine.
-            if is_comparison && rewrites && num_operators > 1 {
-                return None;
+            if is_comparison && num_operators == 1 {
+                chain.clone_from(&left.text);
             }
-            left = joined(left, &operator, right);
+            if is_comparison {
+                chain = format!("{chain} {operator} {}", right.text);
+            }
+            left = match is_comparison && num_operators > 1 {
+                true => Node::new(chain.clone()),
+                false => joined(left, &operator, right),
+            };
         }
         Some(left)
     }
@@ -323,12 +353,13 @@ impl<'t> Parser<'t> {
                 while is_string(self.peek()) {
                     text = format!("{text} {}", self.next()?);
                 }
-                Some(Node::new(text))
+                Some(Node::constant(text, Constant::Text))
             }
             "not" | "if" | "else" | "and" | "or" | "in" | "is" => None,
-            word if is_name(word) || word.starts_with(|c: char| c.is_ascii_digit()) => {
-                Some(Node::new(word.to_owned()))
+            number if number.starts_with(|c: char| c.is_ascii_digit()) => {
+                Some(Node::constant(number.to_owned(), Constant::Number))
             }
+            name if is_name(name) => Some(Node::new(name.to_owned())),
             _ => None,
         }
     }
@@ -467,6 +498,9 @@ impl<'t> Parser<'t> {
 
 fn joined(left: Node, operator: &str, right: Node) -> Node {
     let (a, b) = (&left.text, &right.text);
+    let constants = [left.constant, right.constant];
+    let is_variable = constants == [None, None];
+    let has_text = constants.contains(&Some(Constant::Text));
     match operator {
         "%" => Node::new(format!("{REMAINDER}({a}, {b})")),
         "~" => Node::new(format!("{CONCATENATION}({a}, {b})")),
@@ -477,6 +511,10 @@ fn joined(left: Node, operator: &str, right: Node) -> Node {
             is_safe: true,
             ..Node::new(format!("{SAFE_SUM}({a}, {b})"))
         },
+        "==" | "!=" if is_variable => Node::new(format!("{EQUALITY}({a}, '{operator}', {b})")),
+        "+" if is_variable => Node::new(format!("{} + {}", left.whole(), right.whole())),
+        // A number may be a factor of a list.
+        "*" if !has_text => Node::new(format!("{} * {}", left.whole(), right.whole())),
         operator => Node::new(format!("{a} {operator} {b}")),
     }
 }
@@ -495,7 +533,10 @@ mod tests {
     fn operators_become_calls() {
         let cases = [
             ("a % b", "corella_remainder(a, b)"),
-            ("a * b % c + d", "corella_remainder(a * b, c) + d"),
+            (
+                "a * b % c - d",
+                "corella_remainder(corella_whole(a) * corella_whole(b), c) - d",
+            ),
             ("a % 2 == 0 and b", "corella_remainder(a, 2) == 0 and b"),
             ("'%s' % (a, b)", "corella_remainder('%s', (a, b))"),
             ("-a % -2 | abs", "corella_remainder(-a, -2|abs)"),
@@ -503,7 +544,18 @@ mod tests {
                 "a ~ b ~ c",
                 "corella_concatenation(corella_concatenation(a, b), c)",
             ),
-            ("a + b ~ c", "a + corella_concatenation(b, c)"),
+            (
+                "a + b ~ c",
+                "corella_whole(a) + corella_whole(corella_concatenation(b, c))",
+            ),
+            ("a + 1 == 'b'", "a + 1 == 'b'"),
+            ("'-' * b + 'c'", "'-' * b + 'c'"),
+            (
+                "a * 2 + b != c",
+                "corella_equality(corella_whole(corella_whole(a) * 2) + corella_whole(b), '!=', c)",
+            ),
+            ("a < b < c", "a < b < c"),
+            ("a == b in c % d", "a == b in corella_remainder(c, d)"),
             (
                 "a ~ (b if c is not none else d[1:-1].e(f, g=h)|i('x'))",
                 "corella_concatenation(a, (b if c is not none else corella_sliced(d)[1:-1].e(f, g=h)|i('x')))",
@@ -534,7 +586,7 @@ mod tests {
     #[test]
     fn what_is_no_expression_stays() {
         for expression in [
-            "a + b",
+            "a - b",
             "a ~",
             "~ a",
             "a ~ b c",
@@ -542,8 +594,6 @@ mod tests {
             "'~'",
             "a ~ if",
             "a is ~ b",
-            "a < b < c",
-            "a == b in c",
             "a.items()",
         ] {
             assert_eq!(new(expression), None, "{expression}");

@@ -4,13 +4,51 @@
 //! * The line break behind `{% raw %}` stays.
 //! * `for` does not treat `none` as an empty list, and recognises the last character of a string.
 //! * Some operators become function calls (`template_expression`).
+//! * Values made of other values are checked (`template_nesting`).
 
 use crate::template_expression::{Token, is_name, rewritten, rewritten_tuple, tokens_until};
+use crate::template_nesting::checked;
 
 /// The filter around the iterable of a `for`.
 pub const ITERATED: &str = "corella_iterated";
 
-pub fn rewritten_source(source: &str) -> String {
+/// The largest source, the most tokens of a tag, and the most `elif`, so that neither this module nor the engine needs
+/// much time or stack for a template. Templates of models have some ten thousand bytes, and some hundred tokens in a tag.
+const MAX_BYTES: usize = 1 << 20;
+const MAX_TOKENS: usize = 1000;
+const MAX_ELIFS: usize = 500;
+
+/// What a source has of these.
+#[derive(Default)]
+struct Extent {
+    max_tokens: usize,
+    num_elifs: usize,
+}
+
+/// The rewritten source, or the reason for which a template is refused.
+pub fn rewritten_source(source: &str) -> Result<String, String> {
+    // Jinja2 reads all line breaks so.
+    let source = &source.replace("\r\n", "\n").replace('\r', "\n");
+    if source.len() > MAX_BYTES {
+        return Err(format!("it has more than {MAX_BYTES} bytes"));
+    }
+    let mut extent = Extent::default();
+    let checked = with_tags(source, |tag, out| push_checked(tag, out, &mut extent));
+    if extent.max_tokens > MAX_TOKENS {
+        return Err(format!("a tag has more than {MAX_TOKENS} words and signs"));
+    }
+    if extent.num_elifs > MAX_ELIFS {
+        return Err(format!("it has more than {MAX_ELIFS} elif"));
+    }
+    Ok(with_tags(&checked, |tag, out| match &tag[..2] {
+        "{%" => push_statement(tag, out),
+        _ => push_expression(tag, out),
+    }))
+}
+
+/// Copies a source, with tags that are no comments as `push` writes them. It returns the length of its tag, or `None` if
+/// that has no end.
+fn with_tags(source: &str, mut push: impl FnMut(&str, &mut String) -> Option<usize>) -> String {
     let mut out = String::with_capacity(source.len() + source.len() / 8);
     let mut rest = source;
     while let Some(open) = next_tag(rest) {
@@ -18,8 +56,7 @@ pub fn rewritten_source(source: &str) -> String {
         rest = &rest[open..];
         let len = match &rest[..2] {
             "{#" => rest.find("#}").map(|end| end + 2),
-            "{%" => push_statement(rest, &mut out),
-            _ => push_expression(rest, &mut out),
+            _ => push(rest, &mut out),
         };
         // The engine reports an unclosed tag.
         let Some(len) = len else { break };
@@ -30,6 +67,34 @@ pub fn rewritten_source(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// A tag with checks of the values that it makes (`template_nesting`). Measures it.
+fn push_checked(tag: &str, out: &mut String, extent: &mut Extent) -> Option<usize> {
+    let open = opening(tag);
+    let inner = &tag[open.len()..];
+    let is_statement = tag.starts_with("{%");
+    let (tokens, end) = tokens_until(inner, if is_statement { "%}" } else { "}}" })?;
+    let len = open.len() + end;
+    extent.max_tokens = extent.max_tokens.max(tokens.len());
+    if tokens.len() > MAX_TOKENS {
+        return Some(len);
+    }
+    let is_elif = is_statement && tokens.first().is_some_and(|token| token.text == "elif");
+    extent.num_elifs += usize::from(is_elif);
+    if is_statement && tokens.len() == 1 && tokens[0].text == "raw" {
+        let end = raw_end(tag, len)?;
+        out.push_str(&tag[..end]);
+        return Some(end);
+    }
+    match checked(&inner[..end], &tokens, is_statement) {
+        Some(checked) => {
+            out.push_str(open);
+            out.push_str(&checked);
+        }
+        None => out.push_str(&tag[..len]),
+    }
+    Some(len)
 }
 
 fn next_tag(text: &str) -> Option<usize> {
@@ -87,16 +152,21 @@ fn push_statement(tag: &str, out: &mut String) -> Option<usize> {
     Some(len)
 }
 
-/// Copies a raw block. The engine drops a line break behind its tag.
-fn push_raw(tag: &str, len: usize, out: &mut String) -> Option<usize> {
-    let end = tag[len..].match_indices("{%").find_map(|(at, _)| {
+/// The place of the tag that ends a raw block. `len` is the length of its first tag.
+fn raw_end(tag: &str, len: usize) -> Option<usize> {
+    tag[len..].match_indices("{%").find_map(|(at, _)| {
         let behind = &tag[len + at + 2..];
         let behind = behind.strip_prefix(['-', '+']).unwrap_or(behind);
         behind
             .trim_start()
             .starts_with("endraw")
             .then_some(len + at)
-    })?;
+    })
+}
+
+/// Copies a raw block. The engine drops a line break behind its tag.
+fn push_raw(tag: &str, len: usize, out: &mut String) -> Option<usize> {
+    let end = raw_end(tag, len)?;
     out.push_str(&tag[..len]);
     let body = &tag[len..end];
     if body.starts_with('\n') && !tag[..len].ends_with("-%}") {
@@ -183,7 +253,7 @@ mod tests {
             "{%}",
             "{{ a ~ }}",
         ] {
-            assert_eq!(rewritten_source(same), same);
+            assert_eq!(rewritten_source(same).as_deref(), Ok(same));
         }
         for (source, expected) in [
             (
@@ -204,7 +274,7 @@ mod tests {
                 "{% for a in ([1, 'if'])|corella_iterated %}",
             ),
         ] {
-            assert_eq!(rewritten_source(source), expected);
+            assert_eq!(rewritten_source(source).as_deref(), Ok(expected));
         }
     }
 }

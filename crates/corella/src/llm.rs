@@ -8,7 +8,7 @@ use corella_core::{
 };
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, CheckpointError, ModelConfig, SentenceConfig, gguf_model_name};
-use corella_text::{ChatInput, ChatTemplate, TOOL_USE_FILE, TextStream, Tokenizer};
+use corella_text::{ChatInput, ChatTemplate, TOOL_USE_FILE, TemplateFiles, TextStream, Tokenizer};
 use serde_json::json;
 
 use crate::device::{self, DraftHardware, Hardware, Loaded};
@@ -483,15 +483,18 @@ fn chat_template(
 pub(crate) fn template_of(
     file: impl Fn(&str) -> FileContent,
 ) -> Result<Option<ChatTemplate>, Error> {
-    let jinja = file("chat_template.jinja")?;
-    let tool_use = file(TOOL_USE_FILE)?;
     let config = file("tokenizer_config.json")?;
-    let config = config.as_deref().unwrap_or(b"{}");
-    Ok(ChatTemplate::from_tokenizer_config(
-        config,
-        jinja.as_deref(),
-        tool_use.as_deref(),
-    )?)
+    let special_tokens_map = file("special_tokens_map.json")?;
+    let jinja = file("chat_template.jinja")?;
+    let of_processor = file("chat_template.json")?;
+    let tool_use = file(TOOL_USE_FILE)?;
+    Ok(ChatTemplate::from_files(TemplateFiles {
+        tokenizer_config_json: config.as_deref(),
+        special_tokens_map_json: special_tokens_map.as_deref(),
+        chat_template_jinja: jinja.as_deref(),
+        chat_template_json: of_processor.as_deref(),
+        tool_use_jinja: tool_use.as_deref(),
+    })?)
 }
 
 /// The content of a model's file, if the model has it.

@@ -7,7 +7,7 @@ use corella_engine::{Engine, EngineConfig};
 use corella_fuzz::{Random, Target, Verdict};
 use corella_model::{MockConfig, MockExecutor};
 use corella_server::{Backend, LocalClient, OutputMetrics, ServeConfig, ServerState, TextModel};
-use corella_text::{ChatTemplate, Tokenizer};
+use corella_text::{ChatTemplate, TemplateFiles, Tokenizer};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -48,7 +48,10 @@ impl Server {
         let tokenizer = Tokenizer::from_bytes(&corpus::bytes("models/nano/tokenizer.json"));
         let tokenizer = tokenizer.expect("the built-in model's");
         let config = corpus::bytes("models/nano/tokenizer_config.json");
-        let template = ChatTemplate::from_tokenizer_config(&config, None, None);
+        let template = ChatTemplate::from_files(TemplateFiles {
+            tokenizer_config_json: Some(&config),
+            ..TemplateFiles::default()
+        });
         let template = template.expect("it parses").expect("there is one");
         let vocab_size = tokenizer.vocab_size();
         let scheduler = SchedulerConfig::new(256, 16, MAX_MODEL_LEN);

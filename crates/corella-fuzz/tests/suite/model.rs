@@ -4,7 +4,7 @@ use std::path::Path;
 
 use corella_fuzz::{Random, Target, Verdict, mutate_bytes, mutate_json};
 use corella_model::{Adapter, Checkpoint, CheckpointError, DecoderWeights, Tensor};
-use corella_text::{ChatTemplate, Tokenizer};
+use corella_text::{ChatTemplate, TemplateFiles, Tokenizer};
 use serde_json::Value;
 
 use crate::corpus::{FileInput, Scratch, path};
@@ -201,7 +201,10 @@ fn read_gguf(path: &Path) -> Result<(), CheckpointError> {
             .map(|tokenizer| crate::tokenizer::use_tokenizer(&tokenizer));
     }
     if let Ok(Some(json)) = checkpoint.file("tokenizer_config.json") {
-        let _ = ChatTemplate::from_tokenizer_config(&json, None, None);
+        let _ = ChatTemplate::from_files(TemplateFiles {
+            tokenizer_config_json: Some(&json),
+            ..TemplateFiles::default()
+        });
     }
     read(path)
 }

@@ -110,8 +110,7 @@ fn source(name: &str) -> String {
     ))
 }
 
-/// The operator who chooses a model chooses its template, which may still be hostile. The engine lets an operator
-/// repeat a text up to 100 MB.
+/// The operator who chooses a model chooses its template, which may still be hostile.
 #[test]
 fn template() {
     let other = source("tools");
@@ -119,6 +118,22 @@ fn template() {
         mutate_text(random, &mut input.source, WORDS, &other);
     };
     Target::new("template", 256 << 20, 2000).run(&corpus(), mutate, render);
+}
+
+/// Templates that try to take all memory.
+#[test]
+fn hostile_template() {
+    let folder = corpus::path("crates/corella-text/tests/golden/hostile");
+    let sources = { std::fs::read_dir(folder).expect("a folder") }
+        .map(|entry| std::fs::read_to_string(entry.expect("an entry").path()).expect("a template"));
+    let inputs: Vec<Input> = sources
+        .map(|source| Input {
+            source,
+            messages: messages(),
+        })
+        .collect();
+    assert!(inputs.len() > 50);
+    Target::new("hostile template", 256 << 20, 0).check(&inputs, render);
 }
 
 /// Callers choose messages.

@@ -1,6 +1,6 @@
 //! Chat templates print the same as Jinja2 with the settings of Transformers.
 
-use corella_text::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TextError};
+use corella_text::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TemplateFiles, TextError};
 use serde_json::{Map, Value, json};
 
 fn golden(path: &str) -> String {
@@ -205,7 +205,11 @@ fn continue_final_message_ends_within_it() {
 #[test]
 fn the_template_of_a_folder() {
     let from = |config: &str, file: Option<&str>| {
-        ChatTemplate::from_tokenizer_config(config.as_bytes(), file.map(str::as_bytes), None)
+        ChatTemplate::from_files(TemplateFiles {
+            tokenizer_config_json: Some(config.as_bytes()),
+            chat_template_jinja: file.map(str::as_bytes),
+            ..TemplateFiles::default()
+        })
     };
     let printed = |template: ChatTemplate, tools: Option<&Value>| {
         template
@@ -240,8 +244,12 @@ fn the_template_of_a_folder() {
 
     // Transformers saves further templates as separate files.
     let with_tool_use = |config: &str, file: Option<&str>, tool_use: &[u8]| {
-        let file = file.map(str::as_bytes);
-        ChatTemplate::from_tokenizer_config(config.as_bytes(), file, Some(tool_use))
+        ChatTemplate::from_files(TemplateFiles {
+            tokenizer_config_json: Some(config.as_bytes()),
+            chat_template_jinja: file.map(str::as_bytes),
+            tool_use_jinja: Some(tool_use),
+            ..TemplateFiles::default()
+        })
     };
     for (config, file) in [
         ("{}", Some("plain")),
@@ -271,6 +279,78 @@ fn the_template_of_a_folder() {
             "{wrong}: {error}"
         );
     }
+}
+
+/// Expected texts are those of Transformers 5.23.
+#[test]
+fn special_tokens_are_those_of_transformers() {
+    let source = b"{{ bos_token }}|{{ eos_token }}|{{ image_token }}|{{ boi_token }}";
+    let printed = |config: &str, map: Option<&str>| {
+        let template = ChatTemplate::from_files(TemplateFiles {
+            tokenizer_config_json: Some(config.as_bytes()),
+            special_tokens_map_json: map.map(str::as_bytes),
+            chat_template_jinja: Some(source),
+            ..TemplateFiles::default()
+        });
+        template.unwrap().unwrap().render(input(&[])).unwrap()
+    };
+    let map = r#"{"bos_token": {"content": "<map>", "lstrip": false}, "eos_token": "</map>"}"#;
+    assert_eq!(printed("{}", None), "|||");
+    assert_eq!(printed("{}", Some(map)), "<map>|</map>||");
+    assert_eq!(
+        printed(r#"{"bos_token": null}"#, Some(map)),
+        "<map>|</map>||"
+    );
+    // Newer configurations have all tokens.
+    let newer = r#"{"eos_token": "</s>", "added_tokens_decoder": {}}"#;
+    assert_eq!(printed(newer, Some(map)), "|</s>||");
+    let named = r#"{"boi_token": "<boi>", "extra_special_tokens": {"image_token": "<img>"}, "add_bos_token": true}"#;
+    assert_eq!(printed(named, Some(map)), "<map>|</map>|<img>|<boi>");
+    let listed = r#"{"extra_special_tokens": ["<img>"]}"#;
+    assert_eq!(printed(listed, None), "|||");
+}
+
+#[test]
+fn a_template_may_be_the_processors() {
+    let from = |config: &str, processor: &str| {
+        let template = ChatTemplate::from_files(TemplateFiles {
+            tokenizer_config_json: Some(config.as_bytes()),
+            chat_template_json: Some(processor.as_bytes()),
+            ..TemplateFiles::default()
+        });
+        template.map(|template| template.map(|template| template.render(input(&[])).unwrap()))
+    };
+    let processor = r#"{"chat_template": "processor {{ bos_token }}"}"#;
+    let found = from(r#"{"bos_token": "<s>"}"#, processor).unwrap();
+    assert_eq!(found.as_deref(), Some("processor <s>"));
+    let found = from(r#"{"chat_template": "tokenizer"}"#, processor).unwrap();
+    assert_eq!(found.as_deref(), Some("tokenizer"));
+    let error = from("{}", "[").unwrap_err();
+    assert!(
+        error.to_string().starts_with("chat_template.json: "),
+        "{error}"
+    );
+}
+
+/// Jinja2 reads all line breaks as one character.
+#[test]
+fn line_breaks_are_of_one_kind() {
+    let source = "{% if true %}\r\na\r\n{% endif %}\r\n{{ 'b\r\nc' }}\rd\r\n";
+    assert_eq!(render(source, json!([])).unwrap(), "a\nb\nc\nd");
+}
+
+/// SmolLM3's template reads tools by another name.
+#[test]
+fn tools_have_the_name_that_the_template_reads() {
+    let source = "{% if xml_tools or python_tools %}{% for tool in xml_tools %}{{ tool.function.name }}{% endfor %}{% endif %}";
+    let template = ChatTemplate::new(source, special()).unwrap();
+    assert!(template.reads_tools());
+    let tools = json!([{"type": "function", "function": {"name": "weather"}}]);
+    let rendered = template.render(ChatInput {
+        tools: Some(&tools),
+        ..input(&[])
+    });
+    assert_eq!(rendered.unwrap(), "weather");
 }
 
 /// The size of a prompt is limited before it is printed.
@@ -317,7 +397,11 @@ fn what_a_template_is_for_is_known() {
         {"name": "default", "template": "x"},
         {"name": "tool_use", "template": "y"},
     ]});
-    let template = ChatTemplate::from_tokenizer_config(config.to_string().as_bytes(), None, None);
+    let config = config.to_string();
+    let template = ChatTemplate::from_files(TemplateFiles {
+        tokenizer_config_json: Some(config.as_bytes()),
+        ..TemplateFiles::default()
+    });
     assert!(template.unwrap().unwrap().reads_tools());
 }
 

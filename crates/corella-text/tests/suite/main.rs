@@ -4,4 +4,5 @@ mod chat_template;
 mod corpus;
 mod detokenizer;
 mod reply;
+mod template_bound;
 mod tokenizer;

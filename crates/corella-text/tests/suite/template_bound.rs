@@ -1,0 +1,82 @@
+//! Templates that would take all time, memory or stack end with an error.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use corella_text::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TextError};
+use serde_json::json;
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/hostile");
+
+fn rendered(source: &str) -> Result<String, TextError> {
+    let template = ChatTemplate::new(source, SpecialTokens::default())?;
+    let limit = RenderLimit {
+        max_bytes: 1 << 20,
+        is_abandoned: &|| false,
+    };
+    let messages = [json!({"role": "user", "content": "Hi"})];
+    let input = ChatInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: None,
+    };
+    template.render_within(input, limit)
+}
+
+#[test]
+fn hostile_templates_end_with_an_error() {
+    let mut accepted = BTreeMap::new();
+    for entry in fs::read_dir(FOLDER).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path
+            .file_stem()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        let source = fs::read_to_string(&path).expect("a template");
+        if let Ok(prompt) = rendered(&source) {
+            accepted.insert(name, prompt.len());
+        }
+    }
+    assert!(accepted.is_empty(), "{accepted:?}");
+}
+
+/// The engine and the rewriting of the source need stack or time for each of these.
+#[test]
+fn a_source_is_bounded() {
+    for source in [
+        format!("{{{{ {} }}}}", "a + ".repeat(100_000) + "a"),
+        format!("{{{{ a{} }}}}", ".a".repeat(100_000)),
+        format!("{{{{ a{} }}}}", " | list".repeat(100_000)),
+        format!("{{{{ {}a{} }}}}", "(".repeat(100_000), ")".repeat(100_000)),
+        format!("{{{{ {}a }}}}", "not ".repeat(100_000)),
+        format!("{{{{ {}1 }}}}", "- ".repeat(100_000)),
+        format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(80_000)),
+        "{% if a %}".repeat(80_000),
+        format!(
+            "{}{}",
+            "{% if a %}".repeat(40_000),
+            "{% endif %}".repeat(40_000)
+        ),
+        "a".repeat((1 << 20) + 1),
+    ] {
+        let error = rendered(&source).expect_err(&source[..40]);
+        assert!(
+            matches!(error, TextError::TemplateSyntax(_)),
+            "{}: {error}",
+            &source[..40]
+        );
+    }
+    // As many tokens as allowed.
+    for source in [
+        format!("{{{{ {} }}}}", "a + ".repeat(499) + "a"),
+        format!("{{{{ a{} }}}}", ".a".repeat(499)),
+        format!("{{{{ a{} }}}}", " | list".repeat(499)),
+        format!("{{{{ {}1 }}}}", "not ".repeat(999)),
+        format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(500)),
+    ] {
+        let _ = rendered(&source);
+    }
+}
