@@ -60,6 +60,32 @@ def test_conversations_that_wander_over_pairs_say_what_they_say_on_one_node(aske
     assert report.num_blocks["prefill from prefill"] > 0
 
 
+def test_50_a_hint_to_a_node_with_other_weights_changes_no_answer():
+    """Any caller may name such a node, whose rows all callers would find."""
+    options = {"max_tokens": 12, "temperature": 0, "logprobs": 3}
+    prompt = [300 + at * 37 % 1500 for at in range(160)]
+
+    def asked(server, site=None):
+        body = {"prompt": prompt, "ignore_eos": True, "return_token_ids": True, **options}
+        if site:
+            body["kv_transfer_params"] = {"cached_blocks": site}
+        status, _, text = post(server.port, "/v1/completions", body)
+        assert status == 200, text
+        choice = json.loads(text)["choices"][0]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+    for dtype in ("int8", "int4"):
+        with ServerProcess(*NODE, *FETCH) as node, ServerProcess(*NODE, *FETCH, "--dtype", dtype) as other:
+            expected = asked(node)
+            assert asked(other) != expected, "the weights show"
+            status, _, _ = post(node.port, "/reset_prefix_cache", {})
+            assert status == 200
+            assert asked(node, site_of(other)) == expected
+            assert asked(node) == expected, "what the other has computed was not cached"
+            assert node.metric("corella_block_fetches_total", outcome="failed") == 1
+            assert "no cached blocks come from" in node.log() and "--dtype" in node.log()
+
+
 def test_a_turn_computes_only_what_no_node_has():
     options = {"max_tokens": 4, "temperature": 0}
     beginnings = itertools.count(300)

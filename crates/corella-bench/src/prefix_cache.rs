@@ -133,9 +133,9 @@ impl Crowd {
 
     fn namespace(&self, number: usize) -> Namespace {
         Namespace {
-            lora: None,
             cache_salt: (self.shape == Shape::Namespaces)
                 .then(|| format!("{:08x}", scatter(number)).into()),
+            ..Namespace::default()
         }
     }
 

@@ -82,8 +82,8 @@ pub use id::{
 };
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use request::{
-    AdmissionError, FinishReason, NOT_MASKED, Namespace, Request, RequestError, RequestOutput,
-    StoppingCriteria,
+    AdmissionError, Arithmetic, FinishReason, NOT_MASKED, Namespace, Request, RequestError,
+    RequestOutput, StoppingCriteria,
 };
 pub use request_view::{RequestStatus, RequestView};
 pub use sampling::{Pooling, SamplingParams};

@@ -6,6 +6,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
+use xxhash_rust::xxh3::Xxh3;
+
 use crate::{
     HiddenState, LatencyObjectives, MissedObjective, Pooling, PromptLogprob, RequestId, Sample,
     SamplingParams, TokenId,
@@ -102,6 +104,25 @@ impl StoppingCriteria {
 pub struct Namespace {
     pub lora: Option<Arc<str>>,
     pub cache_salt: Option<Arc<str>>,
+    /// The arithmetic of the node that computes the prompt, if other bits come of it than here. Only rows that this
+    /// node has received are published in such a namespace, and requests of its own clients are in none.
+    pub arithmetic: Option<Arithmetic>,
+}
+
+/// A digest of everything that decides the bits of KV rows apart from the model and the tokens. Nodes with equal ones
+/// compute the same rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Arithmetic(pub u64);
+
+impl Arithmetic {
+    pub fn new(weight_format: &str, kv_format: &str, instruction_set: &str) -> Self {
+        let mut hasher = Xxh3::new();
+        for name in [weight_format, kv_format, instruction_set] {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name.as_bytes());
+        }
+        Self(hasher.digest())
+    }
 }
 
 /// One event of a request. Only the last one has `finish` set.

@@ -64,8 +64,8 @@ impl PoolingFields {
             },
             priority: self.priority.unwrap_or(0),
             namespace: Namespace {
-                lora: None,
                 cache_salt: check_cache_salt(self.cache_salt.as_deref())?,
+                ..Namespace::default()
             },
             adapter: None,
         })

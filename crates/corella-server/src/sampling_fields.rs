@@ -301,8 +301,8 @@ impl SamplingFields {
             returns_token_ids: self.return_token_ids.unwrap_or(false),
             tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
             namespace: Namespace {
-                lora: None,
                 cache_salt: check_cache_salt(self.cache_salt.as_deref())?,
+                ..Namespace::default()
             },
             adapter: None,
             stop: stop_strings(self.stop)?,

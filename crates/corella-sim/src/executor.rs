@@ -3,6 +3,7 @@
 //! A row of a page holds a hash of its namespace, its KV group and all tokens up to it, and a drawn
 //! token is a function of the rows that its span can see: in each KV group, those behind its window. If a span reads a row that holds anything but its
 //! own history, a real model would draw another token than in a lone run, so the executor panics.
+//! What nodes of different arithmetics compute of the same tokens differs, so a row also tells who has made it.
 //! Recurrent layers have a state for each slot (`StateTable`).
 //! The rows of a failed step are undefined, and so is what is drawn from them: the scheduler must
 //! not emit it. What steps in flight forbid is checked as the mock executor does (`BatchCheck`).
@@ -33,6 +34,10 @@ pub struct CheckingExecutor {
     alphabet: u32,
     /// The hash that precedes each request's first row.
     roots: BTreeMap<RequestId, u64>,
+    /// The number of this node's arithmetic.
+    arithmetic: u64,
+    /// The first rows of requests that a node of another arithmetic makes: its arithmetic, and their number.
+    foreign: BTreeMap<RequestId, (u64, usize)>,
     pages: Vec<Vec<Row>>,
     /// The start of the slot that wrote to each page last.
     writers: Vec<u64>,
@@ -86,6 +91,8 @@ impl CheckingExecutor {
             config: config.clone(),
             alphabet,
             roots,
+            arithmetic: 0,
+            foreign: BTreeMap::new(),
             pages: vec![page; config.num_pages as usize],
             writers: vec![0; config.num_pages as usize],
             states: config.recurrent_state.as_ref().map(StateTable::new),
@@ -96,6 +103,22 @@ impl CheckingExecutor {
             inflight: VecDeque::new(),
             written: BTreeSet::new(),
         }
+    }
+
+    pub fn set_arithmetic(&mut self, arithmetic: u64) {
+        self.arithmetic = arithmetic;
+    }
+
+    /// A node of some arithmetic makes the first rows of a request.
+    pub fn add_foreign(&mut self, request: RequestId, arithmetic: u64, num_rows: usize) {
+        if arithmetic != self.arithmetic {
+            self.foreign.insert(request, (arithmetic, num_rows));
+        }
+    }
+
+    /// What this node makes of a row in a group.
+    pub fn made_here(&self, row: Row, group: usize) -> Row {
+        made_by(self.arithmetic, in_group(row, group))
     }
 
     /// What the first row of a request goes on from.
@@ -368,7 +391,7 @@ impl CheckingExecutor {
             let pages = slot.pages_of(position / page_size);
             let at = position % page_size;
             for (group, page) in pages.into_iter().enumerate() {
-                let row = in_group(row, group);
+                let row = made_by(self.arithmetic, in_group(row, group));
                 self.pages[page.0 as usize][at] = if fails { None } else { row };
                 self.writers[page.0 as usize] = start;
                 self.written.insert((page, at));
@@ -495,10 +518,17 @@ impl CheckingExecutor {
         let mut is_defined = history.last().is_some_and(Option::is_some);
         for (group, kv_group) in self.config.kv_groups.iter().enumerate() {
             let first = kv_group.first_row_read(span.start) as usize;
+            let (other, num_foreign) = { self.foreign.get(&slot.request) }
+                .copied()
+                .unwrap_or((self.arithmetic, 0));
             for (position, &expected) in history.iter().enumerate().skip(first) {
                 let page = slot.page(group, position / page_size);
                 let row = self.pages[page.0 as usize][position % page_size];
-                match (row, in_group(expected, group)) {
+                let maker = match position < num_foreign {
+                    true => other,
+                    false => self.arithmetic,
+                };
+                match (row, made_by(maker, in_group(expected, group))) {
                     (Some(row), Some(expected)) => assert_eq!(
                         row, expected,
                         "request {} reads a foreign row at position {position}, page {page} of \
@@ -545,6 +575,11 @@ impl Slot {
 /// The row of a group: groups have different layers.
 pub fn in_group(row: Row, group: usize) -> Row {
     row.map(|row| row.wrapping_add(group as u64))
+}
+
+/// A row as a node of an arithmetic computes it.
+fn made_by(arithmetic: u64, row: Row) -> Row {
+    row.map(|row| row.wrapping_add(arithmetic << 32))
 }
 
 /// The hash before the first row of a namespace. An adapter changes the rows of equal tokens. A

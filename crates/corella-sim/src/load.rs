@@ -381,6 +381,7 @@ impl Writer {
         Namespace {
             lora: name(),
             cache_salt: name(),
+            arithmetic: None,
         }
     }
 

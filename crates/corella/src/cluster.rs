@@ -48,12 +48,13 @@ pub fn start(
 
 fn served_model(llm: &Llm) -> ServedModel {
     let constraints = GrammarMaker::new(llm.tokenizer.clone(), llm.config.spec.vocab_size);
+    let [weight_format, kv_format, instruction_set] = llm.hardware.arithmetic_names();
     let facts = ModelFacts {
         model_fingerprint: llm.identity.model.0,
         tokenizer_digest: llm.identity.tokenizer_digest,
-        kv_format: llm.hardware.kv_format.name().into(),
-        weight_format: llm.hardware.weight_format.name().into(),
-        instruction_set: llm.hardware.executor.isa.as_str().into(),
+        kv_format: kv_format.into(),
+        weight_format: weight_format.into(),
+        instruction_set: instruction_set.into(),
     };
     ServedModel::new(llm.engine.clone(), Arc::new(constraints), facts)
 }

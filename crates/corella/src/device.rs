@@ -1,6 +1,6 @@
 //! Builds the executor and its KV pages from a checkpoint and options.
 
-use corella_core::{KvGroup, SchedulerConfig, Speculation, TokenId};
+use corella_core::{Arithmetic, KvGroup, SchedulerConfig, Speculation, TokenId};
 use corella_cpu::{CpuFactory, num_cores};
 use corella_cuda::{CudaFactory, CudaOptions};
 use corella_engine::DraftModel;
@@ -58,6 +58,24 @@ pub struct Hardware {
     pub num_snapshots: u32,
     /// Number of tokens between two snapshots of a prompt.
     pub snapshot_distance: u32,
+}
+
+impl Hardware {
+    /// The weight format, KV format and instruction set, so that nodes with equal ones compute the same bits. The length
+    /// of groups is part of the first, and the version of the kernels of the last.
+    pub fn arithmetic_names(&self) -> [String; 3] {
+        let isa = &self.executor.isa;
+        [
+            format!("{:?}", self.weight_format),
+            self.kv_format.name().to_owned(),
+            format!("{isa} of Corella {}", env!("CARGO_PKG_VERSION")),
+        ]
+    }
+
+    pub fn arithmetic(&self) -> Arithmetic {
+        let [weight_format, kv_format, instruction_set] = self.arithmetic_names();
+        Arithmetic::new(&weight_format, &kv_format, &instruction_set)
+    }
 }
 
 /// The properties of a draft model that differ from its target model's.

@@ -106,7 +106,7 @@ impl Llm {
         let options = &device_choice::settle(options, &models)?;
         let mut loaded = device::load(&checkpoint, &tokenizer, options, draft.as_ref())?;
         let identity = ModelIdentity::new(&checkpoint)?;
-        loaded.scheduler.block_hasher = identity.block_hasher(loaded.hardware.kv_format);
+        loaded.scheduler.block_hasher = identity.block_hasher(loaded.hardware.arithmetic());
         warn_of_draw_cost(&loaded);
         let max_model_len = loaded.scheduler.max_model_len;
         let mut engine_config = EngineConfig::new(loaded.scheduler);

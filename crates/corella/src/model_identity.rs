@@ -1,7 +1,7 @@
 //! The properties that two nodes must share to serve a request together.
 
-use corella_core::BlockHasher;
-use corella_model::{Checkpoint, CheckpointError, KvFormat, ModelFingerprint};
+use corella_core::{Arithmetic, BlockHasher};
+use corella_model::{Checkpoint, CheckpointError, ModelFingerprint};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 /// A model and its tokenizer. Equal on all nodes that load the same files, with any format of weights.
@@ -21,9 +21,9 @@ impl ModelIdentity {
         })
     }
 
-    /// Names blocks such that nodes with another model or KV format share no name.
-    pub fn block_hasher(&self, kv_format: KvFormat) -> BlockHasher {
+    /// Names blocks such that nodes whose rows have other bits share no name.
+    pub fn block_hasher(&self, arithmetic: Arithmetic) -> BlockHasher {
         let model = xxh3_64_with_seed(&self.model.0.to_le_bytes(), 0);
-        BlockHasher::new(xxh3_64_with_seed(kv_format.name().as_bytes(), model))
+        BlockHasher::new(xxh3_64_with_seed(&arithmetic.0.to_le_bytes(), model))
     }
 }

@@ -12,7 +12,7 @@ use corella_cluster::transport::{
     ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::session::SessionKey;
-use corella_core::{Incarnation, PageTable, SessionId};
+use corella_core::{Arithmetic, Incarnation, PageTable, SessionId};
 use tokio::runtime::{Builder, Runtime};
 
 use super::TransferBenchOptions;
@@ -21,6 +21,7 @@ use super::layout::{Layout, PAGE_SIZE, Table};
 const PREFILL: u64 = 1;
 const DECODE: u64 = 2;
 const MODEL: u128 = 3;
+const ARITHMETIC: Arithmetic = Arithmetic(4);
 /// A longer session has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -66,7 +67,7 @@ impl Pair {
     ) -> io::Result<Self> {
         let threads = |_| TransferThreads::start(options.num_connections);
         let [sending, receiving] = [threads(0)?, threads(1)?];
-        let mut config = SenderConfig::new(PREFILL, MODEL);
+        let mut config = SenderConfig::new(PREFILL, MODEL, ARITHMETIC);
         config.chunk_bytes = options.chunk_bytes;
         if let Some(library) = nixl {
             let agent = NixlAgent::start(library, PREFILL).map_err(io::Error::other)?;
@@ -75,7 +76,7 @@ impl Pair {
         let sender = KvSender::start(config, layout.from.clone(), &sending);
         let sender = sender.map_err(io::Error::other)?;
         let address = sender.listen(address)?;
-        let mut config = ReceiverConfig::new(DECODE, MODEL);
+        let mut config = ReceiverConfig::new(DECODE, MODEL, ARITHMETIC);
         config.connections_per_peer = options.num_connections;
         if let Some(library) = nixl {
             let agent = NixlAgent::start(library, DECODE).map_err(io::Error::other)?;
@@ -143,6 +144,7 @@ impl Pair {
         let request = LoadRequest {
             key,
             peer: self.address.clone(),
+            arithmetic: ARITHMETIC,
             first_row: 0,
             num_rows,
             tables: vec![PageTable::whole(table.to.clone())],

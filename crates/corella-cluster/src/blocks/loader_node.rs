@@ -412,6 +412,7 @@ impl LoaderNode {
         let request = RowRequest {
             key: session_key(&key),
             peer: load.source.clone(),
+            arithmetic: self.receiver.arithmetic(),
             first_row: grant.num_found * self.page_size,
             num_rows: num_blocks * self.page_size,
             tables: grant.tables.clone(),

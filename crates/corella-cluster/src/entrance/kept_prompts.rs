@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use corella_core::session::{ExportBook, KeptEnd, SessionKey};
-use corella_core::{KvFact, SessionId};
+use corella_core::{Arithmetic, KvFact, SessionId};
 use corella_engine::{Engine, KvFacts, Submission, SubmitError, TokenStream, rare_line};
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
@@ -29,6 +29,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 pub struct KeepConfig {
     pub incarnation: u64,
     pub model_fingerprint: u128,
+    pub arithmetic: Arithmetic,
     pub site: Site,
     /// The lease after the last pulled rows. Before a pull has begun, the engine's own lease bounds how long rows are
     /// kept.
@@ -124,6 +125,7 @@ impl KeptPrompts {
         }
         let rows = KeptRows {
             model_fingerprint: self.config.model_fingerprint,
+            arithmetic: self.config.arithmetic,
             incarnation: self.config.incarnation,
             session: self.draw_session(),
             num_rows: submission.prompt.len() as u32,

@@ -4,12 +4,13 @@
 //! and `remote_request_id` have a format of Corella's:
 //!
 //! ```text
-//! remote_engine_id    corella-2-FINGERPRINT-INCARNATION
+//! remote_engine_id    corella-3-FINGERPRINT-ARITHMETIC-INCARNATION
 //! remote_request_id   SESSION-ROWS-DIGEST, or SESSION-ROWS-DIGEST-ADAPTER
 //! ```
 //!
 //! `ADAPTER` is the fingerprint of the adapter that the rows were computed with, because each node names adapters
-//! differently. Version 1 omitted it, so its rows may belong to any adapter.
+//! differently. `ARITHMETIC` tells which bits the rows have, and the sender's greeting must confirm it. Version 1 omitted
+//! the adapter and version 2 the arithmetic, so their rows may be any.
 //!
 //! The digest covers the tokens whose rows are kept. The decode node tokenizes the prompt again and
 //! may get other tokens: a chat template may write the date.
@@ -18,14 +19,14 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use corella_core::session::SessionKey;
-use corella_core::{Incarnation, Namespace, PageHash, SessionId, TokenId};
+use corella_core::{Arithmetic, Incarnation, Namespace, PageHash, SessionId, TokenId};
 use serde_json::{Map, Value, json};
 
 use super::allowed_peers::AllowedPeers;
 use crate::transport::PeerAddress;
 
 /// Prefix of the engine ids whose ids and rows this version understands.
-const ENGINE: &str = "corella-2-";
+const ENGINE: &str = "corella-3-";
 /// A DNS name has at most 253 characters.
 const MAX_HOST_BYTES: usize = 255;
 const MAX_ID_BYTES: usize = 256;
@@ -74,6 +75,7 @@ pub struct NearSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptRows {
     pub model_fingerprint: u128,
+    pub arithmetic: Arithmetic,
     pub incarnation: u64,
     pub session: SessionId,
     pub num_rows: u32,
@@ -117,7 +119,8 @@ impl KeptRows {
     }
 
     fn parse(engine_id: &str, request_id: &str) -> Option<Self> {
-        let (fingerprint, incarnation) = engine_id.strip_prefix(ENGINE)?.split_once('-')?;
+        let (fingerprint, rest) = engine_id.strip_prefix(ENGINE)?.split_once('-')?;
+        let (arithmetic, incarnation) = rest.split_once('-')?;
         let mut parts = request_id.split('-');
         let session = parts.next()?;
         let num_rows = parts.next()?;
@@ -130,6 +133,7 @@ impl KeptRows {
         }
         Some(Self {
             model_fingerprint: u128::from_str_radix(fingerprint, 16).ok()?,
+            arithmetic: Arithmetic(u64::from_str_radix(arithmetic, 16).ok()?),
             incarnation: u64::from_str_radix(incarnation, 16).ok()?,
             session: SessionId(u128::from_str_radix(session, 16).ok()?),
             num_rows: num_rows.parse().ok()?,
@@ -146,8 +150,8 @@ impl Source {
             return Map::new();
         };
         let engine_id = format!(
-            "{ENGINE}{:032x}-{:x}",
-            rows.model_fingerprint, rows.incarnation
+            "{ENGINE}{:032x}-{:x}-{:x}",
+            rows.model_fingerprint, rows.arithmetic.0, rows.incarnation
         );
         let mut request_id = format!(
             "{:032x}-{}-{:032x}",
@@ -388,6 +392,7 @@ mod tests {
             },
             rows: Some(KeptRows {
                 model_fingerprint: 0xfeed,
+                arithmetic: Arithmetic(u64::MAX - 2),
                 incarnation: 1_790_000_000_000_000,
                 session: SessionId(u128::MAX - 5),
                 num_rows: 37,
@@ -551,7 +556,8 @@ mod tests {
         let cases = [
             ("remote_engine_id", "vllm-7f3a"),
             ("remote_engine_id", "corella-1-feed-7"),
-            ("remote_engine_id", "corella-2-feed"),
+            ("remote_engine_id", "corella-2-feed-7"),
+            ("remote_engine_id", "corella-3-feed-7"),
             ("remote_request_id", "cmpl-1"),
             ("remote_request_id", "1-2"),
             ("remote_request_id", "1-2-3-4-5"),

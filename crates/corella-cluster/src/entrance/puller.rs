@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use corella_core::session::SessionConfig;
-use corella_core::{FinishReason, LostKv, RequestError};
+use corella_core::{Arithmetic, FinishReason, LostKv, RequestError};
 use corella_engine::{
     Engine, Entry, Generate, KvExchange, Receipt, StreamEvent, Submission, SubmitError,
     TokenStream, rare_line,
@@ -64,6 +64,7 @@ pub struct Puller {
     machine: Option<String>,
     allowed: AllowedPeers,
     model_fingerprint: u128,
+    arithmetic: Arithmetic,
     times: SessionConfig,
     runtime: Handle,
     num_outcomes: [AtomicU64; PullOutcome::ALL.len()],
@@ -88,6 +89,7 @@ impl Puller {
         machine: Option<String>,
         allowed: AllowedPeers,
         model_fingerprint: u128,
+        arithmetic: Arithmetic,
         times: SessionConfig,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -97,6 +99,7 @@ impl Puller {
             machine,
             allowed,
             model_fingerprint,
+            arithmetic,
             times,
             runtime: Handle::current(),
             num_outcomes: Default::default(),
@@ -130,7 +133,11 @@ impl Puller {
         };
         let timeout = Duration::from_micros(self.times.load_timeout_us(rows.num_rows));
         let reserved = timeout + RESERVATION_SLACK;
-        let receipt = self.engine.reserve(submission.clone(), reserved)?;
+        let mut reservation = submission.clone();
+        if self.is_foreign(&rows) {
+            reservation.namespace.arithmetic = Some(rows.arithmetic);
+        }
+        let receipt = self.engine.reserve(reservation, reserved)?;
         let mut streams = Vec::with_capacity(submission.num_choices as usize);
         let mut answers = Vec::with_capacity(submission.num_choices as usize);
         for _ in 0..submission.num_choices {
@@ -149,6 +156,11 @@ impl Puller {
         self.runtime
             .spawn(pull.run(receipt, answers, Instant::now() + timeout));
         Ok(streams)
+    }
+
+    /// Whether the rows have other bits than this node's would have.
+    fn is_foreign(&self, rows: &KeptRows) -> bool {
+        rows.arithmetic != self.arithmetic
     }
 
     /// Returns the rows, or the reason why they do not belong to this prompt.
@@ -178,6 +190,9 @@ impl Puller {
             })
         } else if (rows.num_rows as usize, rows.digest) != (submission.prompt.len(), digest) {
             Err("it has read the prompt as other tokens")
+        } else if self.is_foreign(&rows) && submission.num_choices > 1 {
+            // Rows are pulled once, and what the other choices compute themselves would have other bits.
+            Err("its weights or KV rows have another format, and several choices are wanted")
         } else {
             Ok(rows)
         }
@@ -296,6 +311,7 @@ impl Pull {
                 let request = LoadRequest {
                     key: self.rows.key(),
                     peer,
+                    arithmetic: self.rows.arithmetic,
                     first_row: num_cached_rows,
                     num_rows,
                     tables: reservation.tables,
@@ -318,6 +334,10 @@ impl Pull {
             }
         };
         puller.note(PullOutcome::Failed, &self.source, &self.name, failure);
+        if puller.is_foreign(&self.rows) {
+            // This node's rows belong to another namespace, in which the request starts anew.
+            return None;
+        }
         Some(reserved.settle(|exchange, id| exchange.handle_kv_lost(id, LostKv::Recompute)))
     }
 

@@ -31,7 +31,11 @@ impl Node {
     ) -> Result<KvOutlet, NodeError> {
         let config = &self.config;
         let pages = self.model.engine.kv_pages().clone();
-        let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
+        let mut sender_config = SenderConfig::new(
+            hello.incarnation.0,
+            hello.model_fingerprint,
+            hello.arithmetic(),
+        );
         sender_config.max_bandwidth = config.max_bandwidth;
         sender_config.tls.clone_from(&self.tls);
         sender_config.paths.extend_from_slice(paths);
@@ -76,6 +80,7 @@ impl Node {
         let keep = KeepConfig {
             incarnation: hello.incarnation.0,
             model_fingerprint: hello.model_fingerprint,
+            arithmetic: hello.arithmetic(),
             site: outlet.site.clone(),
             lease: Duration::from_micros(self.model.engine.limits().hold_lease_us),
         };

@@ -343,7 +343,11 @@ impl Node {
 
     fn receiver(&self, hello: &Hello, paths: Vec<Arc<dyn RowPath>>) -> Arc<KvReceiver> {
         let pages = self.model.engine.kv_pages().clone();
-        let mut config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
+        let mut config = ReceiverConfig::new(
+            hello.incarnation.0,
+            hello.model_fingerprint,
+            hello.arithmetic(),
+        );
         config.tls.clone_from(&self.tls);
         config.paths.extend(paths);
         Arc::new(KvReceiver::new(config, pages, &self.threads))
@@ -375,3 +379,4 @@ impl Node {
         (reachable, self.model.hello(&instance))
     }
 }
+            hello.arithmetic(),

@@ -10,7 +10,7 @@ use corella_core::session::{
     Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToDecode,
     ToPrefill,
 };
-use corella_core::{AdmissionError, LostKv, NodeId, PageTable, RequestId, SnapshotId};
+use corella_core::{AdmissionError, Arithmetic, LostKv, NodeId, PageTable, RequestId, SnapshotId};
 use corella_engine::{
     ConstraintMaker, Engine, EngineState, KvExchange, OutputMeter, Receipt, SpanKind, StreamEvent,
     Submission, SubmitError, TraceScope, rare_line,
@@ -77,6 +77,8 @@ struct PeerLink {
 
 struct LocalRequest {
     id: RequestId,
+    /// The arithmetic of its rows.
+    arithmetic: Arithmetic,
     /// The pages of its prompt by KV group, once they are reserved.
     tables: Vec<PageTable>,
     /// The destination of its recurrent state.
@@ -278,12 +280,14 @@ impl DecodeNode {
         deadline_us: u64,
     ) {
         let timeout = self.clock().until(deadline_us);
+        let arithmetic = submission.namespace.arithmetic;
         match self.engine.reserve(submission, timeout) {
             Ok(receipt) => {
                 let id = receipt.stream.id();
                 let reader = self.spawn(self.clone().read_outputs(key, receipt));
                 let request = LocalRequest {
                     id,
+                    arithmetic: arithmetic.unwrap_or_else(|| self.hello.arithmetic()),
                     tables: Vec::new(),
                     state: None,
                     asked_at: Instant::now(),
@@ -352,6 +356,7 @@ impl DecodeNode {
         let request = LoadRequest {
             key,
             peer: address,
+            arithmetic: request.arithmetic,
             first_row,
             num_rows,
             tables: request.tables.clone(),

@@ -356,8 +356,8 @@ impl TryFrom<Allocate> for core::Allocate {
             },
             priority: allocate.priority,
             namespace: Namespace {
-                lora: None,
                 cache_salt: allocate.cache_salt.map(Into::into),
+                ..Namespace::default()
             },
             remaining_us: allocate.remaining_us,
             siblings: siblings.transpose()?.map(SessionId),

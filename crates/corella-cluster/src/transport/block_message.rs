@@ -164,9 +164,10 @@ pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'stat
     })
 }
 
-/// Adapters have other names on other nodes, so their blocks have no form here.
+/// Adapters have other names on other nodes, so their blocks have no form here. Nor have blocks of rows that a node of
+/// another arithmetic has computed, which their holder does not lend on.
 fn list_message(list: &BlockList) -> Option<ListMessage> {
-    if list.namespace.lora.is_some() {
+    if list.namespace.lora.is_some() || list.namespace.arithmetic.is_some() {
         return None;
     }
     let hashes = list.hashes.iter().flat_map(|hash| hash.0.to_le_bytes());
@@ -192,8 +193,8 @@ fn block_list(message: ListMessage) -> Result<BlockList, &'static str> {
         .map(|hash| PageHash(u128::from_le_bytes(*hash)));
     Ok(BlockList {
         namespace: Namespace {
-            lora: None,
             cache_salt: message.cache_salt.map(Into::into),
+            ..Namespace::default()
         },
         tokens: message.tokens,
         hashes: hashes.collect(),

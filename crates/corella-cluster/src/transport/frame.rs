@@ -413,6 +413,11 @@ impl<'a> FieldWriter<'a> {
         self.rest = rest;
     }
 
+    /// Writes a value that fits 16 bits. Of a larger one, which no model has, readers get a 0 and refuse it.
+    pub fn u16(&mut self, value: u32) {
+        self.put(&u16::try_from(value).unwrap_or(0).to_le_bytes());
+    }
+
     pub fn u32(&mut self, value: u32) {
         self.put(&value.to_le_bytes());
     }
@@ -439,6 +444,10 @@ impl FieldReader<'_> {
         let (bytes, rest) = self.rest.split_first_chunk().expect("fields fit in frames");
         self.rest = rest;
         *bytes
+    }
+
+    pub fn u16(&mut self) -> u32 {
+        u16::from_le_bytes(self.take()).into()
     }
 
     pub fn u32(&mut self) -> u32 {

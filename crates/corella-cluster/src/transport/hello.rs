@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use corella_core::Arithmetic;
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 
 use super::frame::{FieldReader, FieldWriter, FrameError};
@@ -10,7 +11,7 @@ use super::path_list::{PathSet, own_paths};
 /// The bytes after the kind, `C`.
 const MAGIC: [u8; 3] = *b"KVT";
 /// Peers of another version are refused.
-const PROTOCOL_VERSION: u32 = 3;
+const PROTOCOL_VERSION: u32 = 4;
 
 const FORMATS: [KvFormat; 4] = [
     KvFormat::Float(DType::F32),
@@ -29,6 +30,8 @@ pub struct Hello {
     pub protocol_version: u32,
     pub incarnation: u64,
     pub model_fingerprint: u128,
+    /// May differ: each load says which one its rows must have.
+    pub arithmetic: Arithmetic,
     /// As if a page had all layers of the model. The number of pages is always 0 here, because a peer does not need
     /// it.
     pub geometry: KvGeometry,
@@ -39,11 +42,17 @@ pub struct Hello {
 }
 
 impl Hello {
-    pub fn new(incarnation: u64, model_fingerprint: u128, geometry: &KvGeometry) -> Self {
+    pub fn new(
+        incarnation: u64,
+        model_fingerprint: u128,
+        arithmetic: Arithmetic,
+        geometry: &KvGeometry,
+    ) -> Self {
         Self {
             protocol_version: PROTOCOL_VERSION,
             incarnation,
             model_fingerprint,
+            arithmetic,
             window_digest: geometry.layers.window_digest(),
             geometry: KvGeometry {
                 num_layers: geometry.layers.num_layers(),
@@ -83,9 +92,10 @@ impl Hello {
         out.u32(self.protocol_version);
         out.u64(self.incarnation);
         out.put(&self.model_fingerprint.to_le_bytes());
+        out.u64(self.arithmetic.0);
         let geometry = &self.geometry;
-        out.u32(geometry.num_layers);
-        out.u32(geometry.num_kv_heads);
+        out.u16(geometry.num_layers);
+        out.u16(geometry.num_kv_heads);
         out.u32(geometry.head_dim);
         out.u32(geometry.page_size);
         out.index(&FORMATS, &geometry.format);
@@ -100,15 +110,17 @@ impl Hello {
         }
         let (protocol_version, incarnation) = (fields.u32(), fields.u64());
         let model_fingerprint = u128::from_le_bytes(fields.take());
-        let num_layers = fields.u32();
+        let arithmetic = Arithmetic(fields.u64());
+        let num_layers = fields.u16();
         let hello = Self {
             protocol_version,
             incarnation,
             model_fingerprint,
+            arithmetic,
             geometry: KvGeometry {
                 num_layers,
                 layers: KvLayers::one(num_layers),
-                num_kv_heads: fields.u32(),
+                num_kv_heads: fields.u16(),
                 head_dim: fields.u32(),
                 page_size: fields.u32(),
                 num_pages: 0,
@@ -127,7 +139,7 @@ impl Hello {
                 .then_some(product)
         });
         match num_elements {
-            Some(_) if (1..=1 << 16).contains(&geometry.num_layers) => Ok(hello),
+            Some(_) if geometry.num_layers > 0 => Ok(hello),
             _ => Err(FrameError::Field("geometry")),
         }
     }
@@ -141,6 +153,7 @@ pub enum Incompatibility {
     Model,
     Shape,
     PageSize,
+    Arithmetic,
 }
 
 impl fmt::Display for Incompatibility {
@@ -155,6 +168,10 @@ impl fmt::Display for Incompatibility {
             Self::Shape => f.write_str("its model has other layers, windows or heads"),
             Self::PageSize => f.write_str(
                 "the model has sliding windows, and its pages have another --block-size",
+            ),
+            Self::Arithmetic => f.write_str(
+                "it computes other rows of the same model: --dtype, --kv-cache-dtype, the instruction set or the \
+                 version of Corella differs",
             ),
         }
     }

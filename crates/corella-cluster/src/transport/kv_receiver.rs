@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use corella_core::session::{LoadKey, ToSource};
-use corella_core::{Incarnation, KvGroup, PageTable};
+use corella_core::{Arithmetic, Incarnation, KvGroup, PageTable};
 use corella_model::KvPages;
 use tokio::sync::watch;
 
@@ -75,6 +75,7 @@ impl KvReceiver {
             ..Hello::new(
                 config.incarnation,
                 config.model_fingerprint,
+                config.arithmetic,
                 pages.geometry(),
             )
         };
@@ -105,23 +106,32 @@ impl KvReceiver {
         self.state.block_client.set(client).ok();
     }
 
-    /// Connects to a node, and returns the incarnation that it greets with.
+    /// Returns this node's own arithmetic.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.state.config.arithmetic
+    }
+
+    /// Connects to a node whose rows have the bits of this node's, and returns the incarnation that it greets with.
     pub async fn incarnation_of(&self, address: &PeerAddress) -> Result<Incarnation, LoadFailure> {
         let Some(peer) = self.peers.get(address) else {
             let reason = LoadRejection::TooManyPeers.to_string();
             return Err(LoadFailure::Unreachable(reason));
         };
         let slot = peer.message_slot();
-        let incarnation_of = |connection: &ReceiverConnection| connection.hello.incarnation;
+        let own = self.arithmetic();
+        let incarnation_of = move |connection: &ReceiverConnection| {
+            connection.check_arithmetic(own)?;
+            Ok(connection.hello.incarnation)
+        };
         if let Some(connection) = slot.ready_connection() {
-            return Ok(Incarnation(incarnation_of(&connection)));
+            return incarnation_of(&connection).map(Incarnation);
         }
         let state = self.state.clone();
         let thread = self.threads.get(slot.index());
         // The connection lives on its own thread, not on the caller's.
         let connecting = thread.spawn(async move {
             let connection = slot.connection(&state).await?;
-            Ok(incarnation_of(&connection))
+            incarnation_of(&connection)
         });
         let incarnation = connecting.await;
         incarnation

@@ -96,6 +96,7 @@ impl KvSender {
             ..Hello::new(
                 config.incarnation,
                 config.model_fingerprint,
+                config.arithmetic,
                 pages.geometry(),
             )
         };

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use corella_core::session::SessionKey;
-use corella_core::{PageTable, SnapshotId};
+use corella_core::{Arithmetic, PageTable, SnapshotId};
 
 use super::PeerAddress;
 
@@ -12,6 +12,8 @@ use super::PeerAddress;
 pub struct LoadRequest {
     pub key: SessionKey,
     pub peer: PeerAddress,
+    /// The sender's arithmetic, as the caller knows it. Rows of another one are not taken.
+    pub arithmetic: Arithmetic,
     /// The first row of a page. The rows before it are present.
     pub first_row: u32,
     pub num_rows: u32,

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use corella_core::Arithmetic;
+
 use super::path_list::own_paths;
 use super::row_path::RowPath;
 use crate::tls::ClusterTls;
@@ -11,6 +13,8 @@ use crate::tls::ClusterTls;
 pub struct ReceiverConfig {
     pub incarnation: u64,
     pub model_fingerprint: u128,
+    /// What decides the bits of this node's rows.
+    pub arithmetic: Arithmetic,
     pub connections_per_peer: usize,
     pub max_loads: usize,
     pub max_peers: usize,
@@ -27,10 +31,11 @@ pub struct ReceiverConfig {
 }
 
 impl ReceiverConfig {
-    pub fn new(incarnation: u64, model_fingerprint: u128) -> Self {
+    pub fn new(incarnation: u64, model_fingerprint: u128, arithmetic: Arithmetic) -> Self {
         Self {
             incarnation,
             model_fingerprint,
+            arithmetic,
             connections_per_peer: 2,
             max_loads: 1024,
             max_peers: 1024,

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use corella_core::Arithmetic;
 use corella_core::session::LoadKey;
 use corella_engine::rare_line;
 use corella_model::{PageConversion, PageForm};
 
-use super::Hello;
 use super::block_message::BlockMessage;
 use super::checksum::Checksum;
 use super::chunk::ChunkWriter;
@@ -25,6 +25,7 @@ use super::receiver_state::ReceiverState;
 use super::row_path::{RowReader, Target};
 use super::socket::Socket;
 use super::tcp::TcpReader;
+use super::{Hello, Incompatibility};
 
 /// A sender that reads no messages for this long, or whose memory cannot be read for this long, is
 /// given up.
@@ -54,8 +55,19 @@ impl ReceiverConnection {
         })
     }
 
+    /// Refuses a sender whose rows have other bits than those of `arithmetic`.
+    pub fn check_arithmetic(&self, arithmetic: Arithmetic) -> Result<(), LoadFailure> {
+        match self.hello.arithmetic == arithmetic {
+            true => Ok(()),
+            false => Err(LoadFailure::Incompatible(Incompatibility::Arithmetic)),
+        }
+    }
+
     /// Requests a load over this connection.
     pub fn open(&self, load: &Incoming, window_bytes: u32) {
+        if let Err(failure) = self.check_arithmetic(load.request.arithmetic) {
+            return load.fail(failure);
+        }
         load.open(&self.queue, &self.hello, window_bytes);
     }
 

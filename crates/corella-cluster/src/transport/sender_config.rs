@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use corella_core::Arithmetic;
+
 use super::path_list::own_paths;
 use super::row_path::RowPath;
 use crate::tls::ClusterTls;
@@ -11,6 +13,8 @@ use crate::tls::ClusterTls;
 pub struct SenderConfig {
     pub incarnation: u64,
     pub model_fingerprint: u128,
+    /// What decides the bits of this node's rows.
+    pub arithmetic: Arithmetic,
     pub max_connections: usize,
     pub max_loads_per_connection: usize,
     pub max_stored: usize,
@@ -35,10 +39,11 @@ pub struct SenderConfig {
 }
 
 impl SenderConfig {
-    pub fn new(incarnation: u64, model_fingerprint: u128) -> Self {
+    pub fn new(incarnation: u64, model_fingerprint: u128, arithmetic: Arithmetic) -> Self {
         Self {
             incarnation,
             model_fingerprint,
+            arithmetic,
             max_connections: 256,
             max_loads_per_connection: 1024,
             max_stored: 4096,

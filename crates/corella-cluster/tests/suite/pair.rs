@@ -13,6 +13,7 @@ mod fetch_hostile;
 mod fetch_node;
 mod fetch_part;
 mod fixture;
+mod formats;
 mod frame_proxy;
 mod hybrid;
 mod loss;

@@ -247,6 +247,7 @@ impl Pair {
         let namespace = Namespace {
             lora: name(kind == 0),
             cache_salt: name(kind == 1),
+            arithmetic: None,
         };
         let query = &tokens[..tokens.len() - 1];
         let known = &mut KnownPath::default();

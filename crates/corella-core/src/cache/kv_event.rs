@@ -72,6 +72,14 @@ impl KvWatch {
         }
     }
 
+    /// Whether blocks behind `parent` are announced.
+    pub fn covers(&self, parent: Parent) -> bool {
+        match parent {
+            Parent::Root(namespace) => namespace.arithmetic.is_none(),
+            Parent::Block(block) => matches!(self.blocks.get(block.0 as usize), Some(Some(_))),
+        }
+    }
+
     /// Records that a whole block has come into the tree. Its parent must have been recorded before it.
     /// `filled_by` makes its pages in groups without a window ready.
     pub fn note_entered(
@@ -100,7 +108,7 @@ impl KvWatch {
     /// with windows ready.
     pub fn note_found(&mut self, block: BlockId, filled_by: StepId) {
         let number = self.num_found;
-        let Some(watched) = &mut self.blocks[block.0 as usize] else {
+        let Some(Some(watched)) = self.blocks.get_mut(block.0 as usize) else {
             return;
         };
         if watched.found.is_some() {

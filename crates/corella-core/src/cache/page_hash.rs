@@ -4,7 +4,7 @@ use core::fmt;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{Namespace, TokenId};
+use crate::{Arithmetic, Namespace, TokenId};
 
 /// The name of a whole block: an XXH3-128 hash of its namespace and all tokens up to its end, chained block by block
 /// and seeded with a salt. It is the same in all processes that share salt and page size, so that a process can ask
@@ -20,6 +20,9 @@ impl PageHash {
             let length = name.as_ref().map_or(u64::MAX, |name| name.len() as u64);
             hasher.update(&length.to_le_bytes());
             hasher.update(name.as_deref().unwrap_or_default().as_bytes());
+        }
+        if let Some(Arithmetic(digest)) = namespace.arithmetic {
+            hasher.update(&digest.to_le_bytes());
         }
         Self(hasher.digest128())
     }
@@ -114,6 +117,7 @@ mod tests {
             let namespace = Namespace {
                 lora: lora.map(Into::into),
                 cache_salt: cache_salt.map(Into::into),
+                arithmetic: None,
             };
             PageHash::root(7, &namespace)
         };
@@ -121,5 +125,10 @@ mod tests {
         assert_eq!(hashes.len(), 4);
         assert_ne!(root((Some("xy"), Some("z"))), root((Some("x"), Some("yz"))));
         assert_ne!(root((Some(""), none)), root((none, none)));
+        let foreign = Namespace {
+            arithmetic: Some(Arithmetic(0)),
+            ..Namespace::default()
+        };
+        assert_ne!(PageHash::root(7, &foreign), root((none, none)));
     }
 }

@@ -187,6 +187,7 @@ mod tests {
         Namespace {
             lora: None,
             cache_salt: Some(name.into()),
+            arithmetic: None,
         }
     }
 

@@ -24,6 +24,8 @@ pub(super) struct Place {
     receipt_deadline_us: u64,
     /// Whether its prompt was computed on another node. It is never computed here.
     came_with_kv: bool,
+    /// The first rows, which another node has computed.
+    num_received_rows: u32,
     /// Pages of host memory that are reserved for it while it is leaving.
     num_spill_pages: u32,
     export: Export,
@@ -59,6 +61,7 @@ impl Default for Place {
             donor: None,
             receipt_deadline_us: 0,
             came_with_kv: false,
+            num_received_rows: 0,
             num_spill_pages: 0,
             export: Export::default(),
             received_state: None,
@@ -189,6 +192,19 @@ impl RequestState {
 
     pub fn note_kv_of_other_node(&mut self) {
         self.place.came_with_kv = true;
+    }
+
+    pub fn set_received_rows(&mut self, num_rows: u32) {
+        self.place.num_received_rows = num_rows;
+    }
+
+    /// The number of its first rows that may be published: all of them, or the received ones in the namespace of
+    /// another node's arithmetic. What this node computes behind those has other bits than there.
+    pub fn num_publishable_rows(&self) -> u32 {
+        match self.request.namespace.arithmetic {
+            None => u32::MAX,
+            Some(_) => self.place.num_received_rows,
+        }
     }
 
     pub fn set_spill_pages(&mut self, num_pages: u32) {

@@ -128,6 +128,7 @@ impl RequestState {
     /// Forgets all rows, for a new start.
     pub fn forget_rows(&mut self) {
         self.begin_at(0);
+        self.set_received_rows(0);
         self.progress.num_inflight_samples = 0;
         self.progress.prefill_end = 0;
     }

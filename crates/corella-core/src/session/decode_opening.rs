@@ -26,6 +26,7 @@ impl DecodeEnd {
         self.end_of_node(node, |of| of < key.prefill_incarnation);
         let session = DecodeSession {
             node,
+            arithmetic: { !hello.computes_like(&self.hello) }.then(|| hello.arithmetic()),
             stage: Stage::Greeting,
             pulse: Pulse::new(self.now_us),
             deadline_us: None,
@@ -58,7 +59,7 @@ impl DecodeEnd {
         }
     }
 
-    pub(super) fn handle_allocate(&mut self, key: SessionKey, allocate: Box<Allocate>) {
+    pub(super) fn handle_allocate(&mut self, key: SessionKey, mut allocate: Box<Allocate>) {
         let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&key) else {
             // A session that has ended gets no second answer, and none begins without a `Hello`.
@@ -67,6 +68,8 @@ impl DecodeEnd {
         if !matches!(session.stage, Stage::Greeting) {
             return;
         }
+        // Rows that this node has computed itself would not be those of its prefill node.
+        allocate.namespace.arithmetic = session.arithmetic;
         session.num_rows = allocate.prompt.len() as u32;
         session.deadline_us = allocate
             .remaining_us

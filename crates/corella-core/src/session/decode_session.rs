@@ -5,11 +5,13 @@ use alloc::boxed::Box;
 use crate::session::SessionConfig;
 use crate::session::message::{AbortReason, Allocate, FirstToken};
 use crate::session::pulse::Pulse;
-use crate::{FinishReason, NodeId, RequestError, SessionId};
+use crate::{Arithmetic, FinishReason, NodeId, RequestError, SessionId};
 
 #[derive(Debug)]
 pub(super) struct DecodeSession {
     pub node: NodeId,
+    /// The prefill node's arithmetic, if it is not this node's.
+    pub arithmetic: Option<Arithmetic>,
     pub stage: Stage,
     pub pulse: Pulse,
     /// The request's deadline, by this node's clock.

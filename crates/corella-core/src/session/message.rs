@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::{
-    FinishReason, Incarnation, Namespace, Request, RequestId, Sample, SamplingParams, SessionId,
-    StoppingCriteria, TokenId,
+    Arithmetic, FinishReason, Incarnation, Namespace, Request, RequestId, Sample, SamplingParams,
+    SessionId, StoppingCriteria, TokenId,
 };
 
 /// Messages of a prefill node. `Hello` and then `Allocate` come first.
@@ -199,12 +199,15 @@ impl Hello {
         self.protocol_minor >= Self::MINOR_WITH_COMPUTE
     }
 
+    /// What decides the bits of the node's rows.
+    pub fn arithmetic(&self) -> Arithmetic {
+        Arithmetic::new(&self.weight_format, &self.kv_format, &self.instruction_set)
+    }
+
     /// Whether the node computes the same bits as `other`. Otherwise tokens would depend on which of the two computes a
     /// prompt.
     pub fn computes_like(&self, other: &Self) -> bool {
-        self.weight_format == other.weight_format
-            && self.kv_format == other.kv_format
-            && self.instruction_set == other.instruction_set
+        self.arithmetic() == other.arithmetic()
     }
 
     /// Whether a request can be served together with `other`.

@@ -9,6 +9,7 @@ fn adapters_and_salts_are_told_apart() {
         let namespace = Namespace {
             lora: lora.map(Into::into),
             cache_salt: salt.map(Into::into),
+            arithmetic: None,
         };
         PageHash::root(7, &namespace)
     };

@@ -40,7 +40,7 @@
 //! facts                              the facts for that node since its last poll
 //! release g                          all reads of g's pages have ended
 //! renew g=9000                       extend the lease of g's pages to 9,000 us
-//! reserve h prompt=4 until=9000      reserve pages; another node fills them by 9,000 us
+//! reserve h prompt=4 until=9000      reserve pages; another node fills them by 9,000 us; made=7 names its arithmetic
 //! arrive h=z                         h's KV has arrived, and z was drawn behind it
 //! arrive h                           h's KV has arrived, and no token was drawn behind it
 //! lose h · lose h=recompute          h's KV does not come: it ends, or is computed here
@@ -78,9 +78,9 @@ use crate::page_list::page_list;
 use crate::pooling_name;
 use crate::span_token::{drafts, letter, logprob};
 use corella_core::{
-    Batch, BatchOutput, DraftRequest, FetchId, FinishReason, HeadRoom, HoldId, InputToken,
-    LatencyObjectives, LostKv, Namespace, Request, RequestError, RequestId, Sample, SamplingParams,
-    Scheduler, SlotId, StoppingCriteria, TokenId, Yield,
+    Arithmetic, Batch, BatchOutput, DraftRequest, FetchId, FinishReason, HeadRoom, HoldId,
+    InputToken, LatencyObjectives, LostKv, Namespace, Request, RequestError, RequestId, Sample,
+    SamplingParams, Scheduler, SlotId, StoppingCriteria, TokenId, Yield,
 };
 
 #[test]
@@ -457,6 +457,7 @@ impl World {
                 "stop" => stopping.stop_token_ids = value.chars().map(TokenId::from).collect(),
                 "lora" => namespace.lora = Some(value.into()),
                 "salt" => namespace.cache_salt = Some(value.into()),
+                "made" => namespace.arithmetic = Some(Arithmetic(value.parse().unwrap())),
                 "priority" => priority = value.parse().unwrap(),
                 "ttft" => objectives.ttft_us = Some(value.parse().unwrap()),
                 "came" => came_us = Some(value.parse().unwrap()),

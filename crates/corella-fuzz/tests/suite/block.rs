@@ -13,7 +13,8 @@ use corella_cluster::transport::{
 };
 use corella_core::session::{LoadBlocks, LoadKey, RowPart, ToSource};
 use corella_core::{
-    BlockList, Incarnation, Namespace, SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
+    Arithmetic, BlockList, Incarnation, Namespace, SamplingParams, SchedulerConfig,
+    StoppingCriteria, TokenId,
 };
 use corella_engine::{Engine, EngineConfig, Submission};
 use corella_fuzz::{Random, Target, Verdict, mutate_bytes};
@@ -24,6 +25,7 @@ use tokio::runtime::Runtime;
 const SOURCE: u64 = 7;
 const LOADER: u64 = 8;
 const FINGERPRINT: u128 = 0x5eed;
+const ARITHMETIC: Arithmetic = Arithmetic(5);
 const NUM_BLOCKS: u32 = 5;
 /// The time to listen for an answer to an altered message, which may not come.
 const SILENCE: Duration = Duration::from_millis(50);
@@ -81,7 +83,7 @@ impl Source {
             runtime.block_on(async { while poll_fn(|cx| stream.poll_next(cx)).await.is_some() {} });
         }
         let threads = TransferThreads::start(1).expect("threads");
-        let config = SenderConfig::new(SOURCE, FINGERPRINT);
+        let config = SenderConfig::new(SOURCE, FINGERPRINT, ARITHMETIC);
         let sender = KvSender::start(config, pages.clone(), &threads);
         let sender = Arc::new(sender.expect("its row paths need nothing"));
         let address = sender.listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
@@ -105,7 +107,8 @@ impl Source {
 
     /// The messages of loading nodes, each in a connection of its own.
     fn corpus(&self) -> Vec<Vec<u8>> {
-        let hello = Frame::Hello(Hello::new(LOADER, FINGERPRINT, &self.geometry)).encode();
+        let hello =
+            Frame::Hello(Hello::new(LOADER, FINGERPRINT, ARITHMETIC, &self.geometry)).encode();
         let key = LoadKey {
             loader: Incarnation(LOADER),
             source: Incarnation(SOURCE),

@@ -11,7 +11,7 @@ use corella_cluster::transport::{
     ReceiverConfig, SenderConfig, TRAILER_BYTES, Trailer, TransferThreads,
 };
 use corella_core::session::{Hello as NodeFacts, KvShape, SessionConfig, SessionKey};
-use corella_core::{Incarnation, PageId, PageTable, SchedulerConfig, SessionId};
+use corella_core::{Arithmetic, Incarnation, PageId, PageTable, SchedulerConfig, SessionId};
 use corella_engine::{Engine, EngineConfig};
 use corella_fuzz::{Random, Target, Verdict, mutate_bytes};
 use corella_model::{
@@ -32,6 +32,7 @@ use tonic::{Request, Status};
 const PREFILL: u64 = 7;
 const DECODE: u64 = 8;
 const FINGERPRINT: u128 = 0x5eed;
+const ARITHMETIC: Arithmetic = Arithmetic(5);
 /// The time to listen for an answer to an altered message, which may not come.
 const SILENCE: Duration = Duration::from_millis(50);
 /// The time after which a missing mandatory answer ends a test.
@@ -247,7 +248,11 @@ impl Decode {
             instruction_set: "any".into(),
         };
         let threads = TransferThreads::start(1).expect("threads");
-        let receiver = KvReceiver::new(ReceiverConfig::new(DECODE, FINGERPRINT), pages, &threads);
+        let receiver = KvReceiver::new(
+            ReceiverConfig::new(DECODE, FINGERPRINT, ARITHMETIC),
+            pages,
+            &threads,
+        );
         let node = DecodeNode::start(
             SessionConfig::new(64),
             facts,
@@ -357,7 +362,7 @@ impl Sender {
         let threads = TransferThreads::start(1).expect("threads");
         let pages = Arc::new(PlainPages::new(geometry()));
         let sender = KvSender::start(
-            SenderConfig::new(PREFILL, FINGERPRINT),
+            SenderConfig::new(PREFILL, FINGERPRINT, ARITHMETIC),
             pages as Arc<dyn KvPages>,
             &threads,
         )
@@ -422,7 +427,7 @@ fn kv_frames() {
         credit_bytes: 1 << 20,
         wait_ms: 100,
     };
-    let hello = Frame::Hello(Hello::new(DECODE, FINGERPRINT, &geometry()));
+    let hello = Frame::Hello(Hello::new(DECODE, FINGERPRINT, ARITHMETIC, &geometry()));
     let other = Frame::Load(LoadFrame {
         key: SessionKey {
             session: SessionId(2),

@@ -228,6 +228,7 @@ mod tests {
         let namespace = Namespace {
             lora: Some("a#12".into()),
             cache_salt: Some("s".into()),
+            arithmetic: None,
         };
         let first = stored(1, None, namespace.clone());
         let second = stored(2, Some(1), namespace.clone());

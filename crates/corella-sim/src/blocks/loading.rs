@@ -6,7 +6,6 @@ use corella_core::{FetchEnd, FetchGrant, FetchId};
 use crate::blocks::block_net::{LocalEvent, Packet, Surroundings};
 use crate::blocks::exchange::{Exchange, Fetched, page_rows};
 use crate::blocks::whole_load::WholeLoad;
-use crate::executor::in_group;
 use crate::pair::engine::Engine;
 use crate::violation::Violation;
 
@@ -148,7 +147,7 @@ impl Exchange {
                     continue;
                 };
                 let expected = &rows[block * page_size..(block + 1) * page_size];
-                let expected = expected.iter().map(|&row| in_group(row, group));
+                let expected = expected.iter().map(|&row| engine.made_here(row, group));
                 if !page_rows(page, engine).into_iter().eq(expected) {
                     let what = format!("block {block} of fetch {fetch} in group {group}");
                     return Err(world.violation("what is published has landed", what));

@@ -69,7 +69,7 @@ impl FleetLoad {
         let groups = kv_groups(&mut random);
         let nodes = (0..num_nodes).map(|_| node(page_size, &groups, &mut random));
         let mut nodes: Vec<_> = nodes.collect();
-        vary_models(&mut nodes, seed);
+        vary_arithmetics(&mut nodes, seed);
         shrink_fetches(&mut nodes, seed);
         let num_layers = groups.iter().map(|_| 1 + random.below(3) as u32);
         let num_layers: Vec<_> = num_layers.collect();
@@ -141,17 +141,17 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
         max_copy_us: 0,
         copies_fail_once_in: 0,
         is_compatible: true,
+        arithmetic: 0,
         knows_compute: true,
     }
 }
 
-/// Gives the nodes of some fleets one of two models, from a generator of its own.
-fn vary_models(nodes: &mut [NodePlan], seed: u64) {
+/// Gives the nodes of some fleets one of two arithmetics, from a generator of its own.
+fn vary_arithmetics(nodes: &mut [NodePlan], seed: u64) {
     let mut random = Random(seed ^ 0x30de1);
     if random.once_in(4) {
         for node in nodes {
-            let salt = random.pick(&[7, 7, 8]);
-            node.config.block_hasher = BlockHasher::truncated(salt, 8);
+            node.set_arithmetic(random.pick(&[0, 0, 1]));
         }
     }
 }

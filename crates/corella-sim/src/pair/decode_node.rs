@@ -388,7 +388,11 @@ impl DecodeNode {
         self.num_requests += 1;
         let id = RequestId(self.num_requests);
         let request = allocate.into_request(id, world.now_us);
-        let answer = self.engine.reserve(request, deadline_us);
+        let nodes = &world.load.nodes;
+        let prefill_node = world.load.calls[key.session.0 as usize].node;
+        let arithmetic = nodes[prefill_node.0 as usize].arithmetic;
+        let is_mixed = arithmetic != nodes[self.id.0 as usize].arithmetic;
+        let answer = self.engine.reserve(request, arithmetic, deadline_us);
         let answer = answer.map(|reservation| {
             let receipt = Receipt {
                 request: id,
@@ -401,7 +405,11 @@ impl DecodeNode {
             }
             self.requests.insert(key, receipt);
             self.keys.insert(id, key);
-            world.totals.num_cached_rows += u64::from(reservation.num_cached_rows);
+            let num_cached_rows = u64::from(reservation.num_cached_rows);
+            world.totals.num_cached_rows += num_cached_rows;
+            if is_mixed {
+                world.totals.num_mixed_cached_rows += num_cached_rows;
+            }
             Allocated {
                 num_cached_rows: reservation.num_cached_rows,
                 granted_as: Some(reservation.granted_as),

@@ -38,7 +38,8 @@ pub struct PlannedStep {
 impl Engine {
     pub fn new(plan: &NodePlan, alphabet: u32, fails_once_in: u64) -> Self {
         let config = plan.config.clone();
-        let executor = CheckingExecutor::new(&config, alphabet, BTreeMap::new());
+        let mut executor = CheckingExecutor::new(&config, alphabet, BTreeMap::new());
+        executor.set_arithmetic(plan.arithmetic);
         let scheduler = Scheduler::new(config).expect("loads have valid limits");
         let (max_copy_us, copies_fail_once_in) = (plan.max_copy_us, plan.copies_fail_once_in);
         Self {
@@ -65,13 +66,17 @@ impl Engine {
         }
     }
 
+    /// Reserves pages for a request whose prompt a node of an arithmetic computes.
     pub fn reserve(
         &mut self,
         request: Request,
+        arithmetic: u64,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
         let root = root_row(&request.namespace);
         self.executor.add_root(request.id, root);
+        let num_rows = request.prompt.len();
+        self.executor.add_foreign(request.id, arithmetic, num_rows);
         self.scheduler.reserve(request, deadline_us)
     }
 
@@ -106,6 +111,11 @@ impl Engine {
 
     pub fn read_row(&self, page: PageId, at: usize) -> Row {
         self.executor.read_row(page, at)
+    }
+
+    /// What this node makes of a row in a group.
+    pub fn made_here(&self, row: Row, group: usize) -> Row {
+        self.executor.made_here(row, group)
     }
 
     /// True unless a step in flight still has to compute the row in this layer.

@@ -3,8 +3,8 @@
 
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{
-    FinishReason, HeadRoom, Incarnation, KvGroup, NodeId, RecurrentState, Request, RequestId,
-    SamplingParams, SchedulerConfig, SessionId, StoppingCriteria, TokenId,
+    BlockHasher, FinishReason, HeadRoom, Incarnation, KvGroup, NodeId, RecurrentState, Request,
+    RequestId, SamplingParams, SchedulerConfig, SessionId, StoppingCriteria, TokenId,
 };
 
 use crate::executor::{CheckingExecutor, root_row};
@@ -42,6 +42,8 @@ pub struct NodePlan {
     pub max_copy_us: u64,
     pub copies_fail_once_in: u64,
     pub is_compatible: bool,
+    /// Nodes with another number compute other rows of the same tokens.
+    pub arithmetic: u64,
     /// Whether it speaks a minor version with `ToDecode::Compute`.
     pub knows_compute: bool,
 }
@@ -123,6 +125,7 @@ impl PairLoad {
         };
         let mut load = writer.write(num_prefill_nodes, num_decode_nodes, seed);
         keep_states(&mut load.nodes, seed);
+        vary_arithmetics(&mut load.nodes, seed);
         for node in &mut load.nodes {
             // As in production, a node has one lease.
             node.config.hold_lease_us = load.sessions.hold_lease_us;
@@ -140,6 +143,7 @@ impl PairLoad {
         let mut load = Writer::new(seed).write(num_prefill_nodes, num_decode_nodes, seed);
         sort_by_time(&mut load.calls);
         load.fleet = Some(FleetPlan::drawn(&mut load, &mut random));
+        vary_arithmetics(&mut load.nodes, seed);
         load
     }
 
@@ -162,13 +166,32 @@ impl PairLoad {
             kv_format: "bf16".into(),
             page_size: plan.config.page_size,
             element_order: "plain".into(),
-            weight_format: "bf16".into(),
+            weight_format: format!("format-{}", plan.arithmetic).into(),
             instruction_set: "portable".into(),
         }
     }
 
     pub fn decode_nodes(&self) -> impl Iterator<Item = NodeId> {
         (self.num_prefill_nodes..self.nodes.len()).map(|index| NodeId(index as u32))
+    }
+}
+
+impl NodePlan {
+    /// Has the node compute other rows than nodes of another arithmetic, and call its blocks by other names. Whole
+    /// hashes, of which no two are equal by chance.
+    pub fn set_arithmetic(&mut self, arithmetic: u64) {
+        self.arithmetic = arithmetic;
+        self.config.block_hasher = BlockHasher::new(arithmetic);
+    }
+}
+
+/// Gives the nodes of some loads one of two arithmetics, from a generator of its own.
+fn vary_arithmetics(nodes: &mut [NodePlan], seed: u64) {
+    let mut random = Random(seed ^ 0xa217);
+    if random.once_in(3) {
+        for node in nodes {
+            node.set_arithmetic(random.pick(&[0, 0, 1]));
+        }
     }
 }
 
@@ -284,6 +307,7 @@ impl Writer {
             max_copy_us: 0,
             copies_fail_once_in: 0,
             is_compatible: true,
+            arithmetic: 0,
             knows_compute: true,
         }
     }

@@ -51,6 +51,8 @@ counts! {
         num_leases_ended,
         num_reads_of_failed_steps,
         num_cached_rows,
+        /// Those of a prefill node of another arithmetic than the decode node.
+        num_mixed_cached_rows,
         /// Sessions that decode nodes gave up, and sessions that they did not take.
         num_aborts,
         num_refusals,

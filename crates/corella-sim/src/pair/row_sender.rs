@@ -7,7 +7,7 @@ use std::rc::Rc;
 use corella_core::session::{Loaded, OfferEnd, SessionKey};
 use corella_core::{PageTable, SessionId, SnapshotId};
 
-use crate::executor::{Row, in_group, root_row, rows_of};
+use crate::executor::{Row, root_row, rows_of};
 use crate::pair::prefill_node::PrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{LocalEvent, World};
@@ -181,7 +181,7 @@ impl PrefillNode {
                 return Err(world.violation("a row is read when its layer is done", what));
             }
             let found = self.engine.read_row(page, place);
-            let should = in_group(offer.rows[row as usize], group);
+            let should = self.engine.made_here(offer.rows[row as usize], group);
             // Others that share its pages may have been in the step that failed.
             let has_failed = self.engine.has_failed_steps();
             world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);

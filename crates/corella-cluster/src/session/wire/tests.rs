@@ -86,8 +86,8 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
         },
         priority: -7,
         namespace: Namespace {
-            lora: None,
             cache_salt: Some("".into()),
+            ..Namespace::default()
         },
         remaining_us: Some(0),
         siblings: Some(SessionId(1 << 100)),

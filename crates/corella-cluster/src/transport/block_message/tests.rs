@@ -14,8 +14,8 @@ const KEY: LoadKey = LoadKey {
 fn list() -> BlockList {
     BlockList {
         namespace: Namespace {
-            lora: None,
             cache_salt: Some("salt".into()),
+            ..Namespace::default()
         },
         tokens: vec![1, 2, 3, 70_000],
         hashes: vec![PageHash(1 << 100), PageHash(u128::MAX)],

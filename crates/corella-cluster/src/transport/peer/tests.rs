@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use corella_core::session::SessionKey;
-use corella_core::{Incarnation, PageId, PageTable, SessionId};
+use corella_core::{Arithmetic, Incarnation, PageId, PageTable, SessionId};
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers};
 use corella_test::wait_until;
 
@@ -32,7 +32,7 @@ fn loads_of_a_connection_share_its_attempts() {
         connections_per_peer: 1,
         connect_timeout: Duration::from_millis(50),
         num_connect_attempts: 3,
-        ..ReceiverConfig::new(1, 0)
+        ..ReceiverConfig::new(1, 0, Arithmetic(0))
     };
     let receiver = KvReceiver::new(config, Arc::new(PlainPages::new(geometry)), &threads);
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -52,6 +52,7 @@ fn loads_of_a_connection_share_its_attempts() {
                     decode_incarnation: Incarnation(1),
                 },
                 peer: peer.clone(),
+                arithmetic: Arithmetic(0),
                 first_row: 0,
                 num_rows: 32,
                 tables: vec![PageTable::whole(vec![PageId(0), PageId(1)])],

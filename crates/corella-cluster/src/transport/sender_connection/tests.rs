@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::session::SessionKey;
-use corella_core::{Incarnation, SessionId};
+use corella_core::{Arithmetic, Incarnation, SessionId};
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -49,7 +49,7 @@ impl Scene {
         let config = SenderConfig {
             max_wait: MAX_WAIT,
             tombstone_time: TOMBSTONE_TIME,
-            ..SenderConfig::new(OWN.0, 0)
+            ..SenderConfig::new(OWN.0, 0, Arithmetic(0))
         };
         let pages = Arc::new(PlainPages::new(geometry));
         let threads = TransferThreads::start(1).unwrap();

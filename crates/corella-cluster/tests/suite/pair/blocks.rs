@@ -10,6 +10,7 @@ use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::Incarnation;
+use corella_core::session::Hello;
 use corella_engine::Engine;
 use corella_test::wait_until_async;
 use serde_json::{Map, Value, json};
@@ -57,11 +58,23 @@ impl Blocks {
         fetches: FetchConfig,
         max_bandwidth: Option<u64>,
     ) -> Self {
+        let hello = hello("blocks", incarnation, &**engine.kv_pages());
+        Self::start_as(&hello, engine, way, fetches, max_bandwidth)
+    }
+
+    pub fn start_as(
+        hello: &Hello,
+        engine: &Engine,
+        way: Way,
+        fetches: FetchConfig,
+        max_bandwidth: Option<u64>,
+    ) -> Self {
+        let (incarnation, arithmetic) = (hello.incarnation.0, hello.arithmetic());
         let pages = engine.kv_pages().clone();
         let threads = TransferThreads::start(1).expect("threads start");
         let config = SenderConfig {
             max_bandwidth,
-            ..SenderConfig::new(incarnation, FINGERPRINT)
+            ..SenderConfig::new(incarnation, FINGERPRINT, arithmetic)
         };
         let sender = Arc::new(KvSender::start(config, pages.clone(), &threads).unwrap());
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
@@ -83,7 +96,7 @@ impl Blocks {
         };
         let config = ReceiverConfig {
             connect_timeout: CONNECT_TIMEOUT,
-            ..ReceiverConfig::new(incarnation, FINGERPRINT)
+            ..ReceiverConfig::new(incarnation, FINGERPRINT, arithmetic)
         };
         let receiver = Arc::new(KvReceiver::new(config, pages.clone(), &threads));
         let (life, geometry) = (Incarnation(incarnation), pages.geometry());

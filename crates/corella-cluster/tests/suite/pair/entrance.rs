@@ -10,10 +10,10 @@ use corella_cluster::entrance::{
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
 };
-use corella_core::session::SessionConfig;
+use corella_core::session::{Hello, SessionConfig};
 use corella_core::{FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, Submission};
-use corella_model::{Executor, MockConfig, MockExecutor};
+use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
@@ -22,7 +22,7 @@ use crate::pair::fixture::*;
 
 pub struct Node {
     pub engine: Engine,
-    entrance: Entrance,
+    pub entrance: Entrance,
     kept: Arc<KeptPrompts>,
     puller: Arc<Puller>,
     // The threads that send and receive rows.
@@ -51,9 +51,21 @@ impl Node {
         times: SessionConfig,
         connect_timeout: Duration,
     ) -> Self {
-        let (engine, pages) = start_engine(executor);
+        let engine = start_engine(executor);
+        let hello = hello("a-node", incarnation, &*engine.1);
+        Self::start_as(&hello, engine, max_bandwidth, times, connect_timeout)
+    }
+
+    pub fn start_as(
+        hello: &Hello,
+        (engine, pages): (Engine, Arc<dyn KvPages>),
+        max_bandwidth: Option<u64>,
+        times: SessionConfig,
+        connect_timeout: Duration,
+    ) -> Self {
+        let (incarnation, arithmetic) = (hello.incarnation.0, hello.arithmetic());
         let threads = TransferThreads::start(1).expect("threads start");
-        let mut config = SenderConfig::new(incarnation, FINGERPRINT);
+        let mut config = SenderConfig::new(incarnation, FINGERPRINT, arithmetic);
         config.max_bandwidth = max_bandwidth;
         let sender = Arc::new(KvSender::start(config, pages.clone(), &threads).unwrap());
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
@@ -63,6 +75,7 @@ impl Node {
         let keep = KeepConfig {
             incarnation,
             model_fingerprint: FINGERPRINT,
+            arithmetic,
             site: Site {
                 host: address.ip().to_string(),
                 port: address.port(),
@@ -74,7 +87,7 @@ impl Node {
         kept.follow().expect("a thread starts");
         let config = ReceiverConfig {
             connect_timeout,
-            ..ReceiverConfig::new(incarnation, FINGERPRINT)
+            ..ReceiverConfig::new(incarnation, FINGERPRINT, arithmetic)
         };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
         let puller = Puller::new(
@@ -83,6 +96,7 @@ impl Node {
             None,
             AllowedPeers::new([]),
             FINGERPRINT,
+            arithmetic,
             times,
         );
         let entrance = Entrance {
@@ -101,7 +115,7 @@ impl Node {
     }
 
     /// Returns the parameters of a prompt that this node computes and keeps.
-    async fn keep(&self, prompt: &[TokenId]) -> Map<String, Value> {
+    pub async fn keep(&self, prompt: &[TokenId]) -> Map<String, Value> {
         let asked = submission(prompt.to_vec(), 1, SamplingParams::GREEDY);
         self.keep_for(asked).await
     }
@@ -241,7 +255,8 @@ async fn what_cannot_be_pulled_is_computed() {
     let answer = decode.answer(&params, submission(other, 12, SamplingParams::GREEDY));
     assert_eq!(answer.await, [theirs]);
     let mut changed = params.clone();
-    let engine_id = format!("corella-2-{:032x}-7", FINGERPRINT + 1);
+    let engine_id = params["remote_engine_id"].as_str().expect("a string");
+    let engine_id = engine_id.replace("5eed", "5eee");
     changed.insert("remote_engine_id".to_owned(), engine_id.into());
     assert_eq!(decode.answer(&changed, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Unusable), 2);
@@ -264,7 +279,9 @@ async fn what_cannot_be_pulled_is_computed() {
     drop(free);
     let request_id = params["remote_request_id"].as_str().expect("a string");
     let unknown = format!("1{}", &request_id[1..]);
-    let earlier = format!("corella-2-{FINGERPRINT:032x}-6");
+    let engine_id = params["remote_engine_id"].as_str().expect("a string");
+    let (engine, _life) = engine_id.rsplit_once('-').expect("it ends with a life");
+    let earlier = format!("{engine}-6");
     let changes = [
         ("remote_engine_id", json!(earlier)),
         ("remote_request_id", json!(unknown)),

@@ -35,7 +35,8 @@ impl Hostile {
         stream.set_read_timeout(patience).expect("it is not zero");
         let mut hostile = Self { stream };
         let geometry = source.engine.kv_pages().geometry();
-        let hello = Frame::Hello(Hello::new(OTHER, FINGERPRINT, geometry));
+        let arithmetic = source.blocks.receiver.arithmetic();
+        let hello = Frame::Hello(Hello::new(OTHER, FINGERPRINT, arithmetic, geometry));
         hostile.send(&hello.encode());
         let greeting = hostile.receive().expect("the source greets");
         assert!(matches!(greeting, Frame::Hello(hello) if hello.incarnation == SOURCE));

@@ -56,12 +56,22 @@ pub fn windowed_model(num_pages: u32) -> MockConfig {
 }
 
 pub fn hello(instance: &str, incarnation: u64, pages: &dyn KvPages) -> Hello {
+    hello_with(instance, incarnation, pages, "any")
+}
+
+/// Returns the greeting of a node with weights in a format of this name.
+pub fn hello_with(
+    instance: &str,
+    incarnation: u64,
+    pages: &dyn KvPages,
+    weight_format: &str,
+) -> Hello {
     let geometry = pages.geometry();
     let facts = ModelFacts {
         model_fingerprint: FINGERPRINT,
         tokenizer_digest: 1,
         kv_format: format!("{:?}", geometry.format).into(),
-        weight_format: "any".into(),
+        weight_format: weight_format.into(),
         instruction_set: "any".into(),
     };
     Hello {
@@ -144,12 +154,21 @@ impl Decode {
         incarnation: u64,
         set: impl FnOnce(&mut SchedulerConfig),
     ) -> Self {
-        let (engine, pages) = start_engine_with(executor, set);
-        let hello = hello(&format!("decode-{incarnation}"), incarnation, &*pages);
+        Self::start_on(start_engine_with(executor, set), incarnation, "any").await
+    }
+
+    /// Starts a decode node with weights in a format of this name.
+    pub async fn start_on(
+        (engine, pages): (Engine, Arc<dyn KvPages>),
+        incarnation: u64,
+        weight_format: &str,
+    ) -> Self {
+        let instance = format!("decode-{incarnation}");
+        let hello = hello_with(&instance, incarnation, &*pages, weight_format);
         let threads = TransferThreads::start(1).expect("threads start");
         let config = ReceiverConfig {
             connect_timeout: CONNECT_TIMEOUT,
-            ..ReceiverConfig::new(incarnation, FINGERPRINT)
+            ..ReceiverConfig::new(incarnation, FINGERPRINT, hello.arithmetic())
         };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
         let node = DecodeNode::start(
@@ -319,14 +338,24 @@ impl Prefill {
     }
 
     pub fn start_on(
+        engine: (Engine, Arc<dyn KvPages>),
+        peers: Arc<dyn DecodePeers>,
+        max_bandwidth: Option<u64>,
+        fetcher: Option<Arc<BlockFetcher>>,
+    ) -> Self {
+        let hello = hello("prefill", PREFILL_INCARNATION, &*engine.1);
+        Self::start_as(hello, engine, peers, max_bandwidth, fetcher)
+    }
+
+    pub fn start_as(
+        hello: Hello,
         (engine, pages): (Engine, Arc<dyn KvPages>),
         peers: Arc<dyn DecodePeers>,
         max_bandwidth: Option<u64>,
         fetcher: Option<Arc<BlockFetcher>>,
     ) -> Self {
-        let hello = hello("prefill", PREFILL_INCARNATION, &*pages);
         let threads = TransferThreads::start(1).expect("threads start");
-        let mut config = SenderConfig::new(PREFILL_INCARNATION, FINGERPRINT);
+        let mut config = SenderConfig::new(PREFILL_INCARNATION, FINGERPRINT, hello.arithmetic());
         config.max_bandwidth = max_bandwidth;
         let sender = KvSender::start(config, pages, &threads).unwrap();
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");

@@ -15,11 +15,11 @@ use crate::pair::fixture::*;
 const NUM_PAGES: u32 = 256;
 
 /// The formats of a node's weights, keys and values.
-#[derive(Clone, Copy)]
-struct Kind {
-    weight_format: Option<WeightFormat>,
-    kv_format: KvFormat,
-    page_size: u32,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Kind {
+    pub weight_format: Option<WeightFormat>,
+    pub kv_format: KvFormat,
+    pub page_size: u32,
 }
 
 const EXACT: Kind = Kind {
@@ -35,7 +35,7 @@ const SMALL: Kind = Kind {
 };
 
 impl Kind {
-    fn executor(self) -> CpuExecutor {
+    pub fn executor(self) -> CpuExecutor {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
         let checkpoint = Checkpoint::open(&model).expect("the model is there");
         let config = CpuConfig {
@@ -67,7 +67,19 @@ impl Kind {
 }
 
 /// One process: the prompt and the first token by the one executor, the rest by the other.
-fn in_turn(
+pub fn in_turn(
+    from: Kind,
+    to: Kind,
+    prompt: &[TokenId],
+    sampling: &SamplingParams,
+    num_tokens: usize,
+) -> Vec<TokenId> {
+    in_turn_from(prompt.len(), from, to, prompt, sampling, num_tokens)
+}
+
+/// Does the same where the other executor begins with a row of the prompt, or behind the prompt.
+pub fn in_turn_from(
+    first_row: usize,
     from: Kind,
     to: Kind,
     prompt: &[TokenId],
@@ -99,8 +111,12 @@ fn in_turn(
     }
 
     let mut builder = BatchBuilder::new(0);
-    builder.start_cached(0, prompt.len(), sampling, prompt);
+    builder.start_cached(0, prompt.len(), sampling, &prompt[..first_row]);
     builder.pages(0, 0, &to.pages(prompt.len() + num_tokens));
+    if first_row < prompt.len() {
+        builder.span(0, first_row, &prompt[first_row..], true);
+        tokens = vec![step(&mut second, builder.build())];
+    }
     while tokens.len() < num_tokens {
         let position = prompt.len() + tokens.len() - 1;
         builder.span(0, position, &tokens[tokens.len() - 1..], true);

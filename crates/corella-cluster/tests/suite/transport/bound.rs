@@ -11,8 +11,8 @@ use corella_test::wait_until;
 
 use crate::proxy::Proxy;
 use crate::transport::fixture::{
-    DECODE, HOUR, ReceivingNode, SendingNode, assert_not_before, geometry, key, loopback, page_ids,
-    wait, wait_for_bytes, wait_for_status, whole,
+    ARITHMETIC, DECODE, HOUR, ReceivingNode, SendingNode, assert_not_before, geometry, key,
+    loopback, page_ids, wait, wait_for_bytes, wait_for_status, whole,
 };
 use crate::transport::raw_peer::RawPeer;
 
@@ -176,6 +176,7 @@ fn loads_that_cannot_be_are_not_begun() {
     let request = |first_row, num_rows, pages: &[u32], port| LoadRequest {
         key: key(1),
         peer: PeerAddress::Tcp(loopback(port)),
+        arithmetic: ARITHMETIC,
         first_row,
         num_rows,
         tables: whole(&page_ids(pages.iter().copied())).to_vec(),

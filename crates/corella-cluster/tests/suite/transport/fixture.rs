@@ -9,7 +9,7 @@ use corella_cluster::transport::{
     ReceiverConfig, SendStatus, SenderConfig, TransferThreads,
 };
 use corella_core::session::SessionKey;
-use corella_core::{Incarnation, PageId, PageTable, SessionId};
+use corella_core::{Arithmetic, Incarnation, PageId, PageTable, SessionId};
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, KvPages};
 use corella_test::{wait_for, wait_until};
 use tokio::sync::watch;
@@ -17,6 +17,7 @@ use tokio::sync::watch;
 pub const PREFILL: u64 = 0x70;
 pub const DECODE: u64 = 0xdec0de;
 pub const MODEL: u128 = 0x1234_5678_9abc_def0_1111;
+pub const ARITHMETIC: Arithmetic = Arithmetic(0x2222);
 /// For deadlines and limits that are not the test's subject: every test ends before.
 pub const HOUR: Duration = Duration::from_hours(1);
 /// Ends a read that would hang. No passing test comes near it.
@@ -88,7 +89,7 @@ impl SendingNode {
             stall_timeout: HOUR,
             idle_timeout: HOUR,
             chunk_bytes: 64 << 10,
-            ..SenderConfig::new(PREFILL, MODEL)
+            ..SenderConfig::new(PREFILL, MODEL, ARITHMETIC)
         };
         change(&mut config);
         let pages = Arc::new(PlainPages::new(geometry));
@@ -175,7 +176,7 @@ impl ReceivingNode {
 
     pub fn configured(geometry: KvGeometry, change: impl FnOnce(&mut ReceiverConfig)) -> Self {
         let threads = TransferThreads::start(2).unwrap();
-        let mut config = ReceiverConfig::new(DECODE, MODEL);
+        let mut config = ReceiverConfig::new(DECODE, MODEL, ARITHMETIC);
         config.connect_timeout = CONNECT_TIMEOUT;
         change(&mut config);
         let pages = Arc::new(PlainPages::new(geometry));
@@ -206,6 +207,7 @@ impl ReceivingNode {
         let request = LoadRequest {
             key: *key,
             peer: peer.into(),
+            arithmetic: ARITHMETIC,
             first_row,
             num_rows,
             tables: whole(table).to_vec(),

@@ -5,13 +5,13 @@ use corella_cluster::transport::{
     PathSet, Refusal, StateRun, TRAILER_BYTES, Trailer,
 };
 use corella_core::session::{LoadKey, SessionKey};
-use corella_core::{Incarnation, SessionId};
+use corella_core::{Arithmetic, Incarnation, SessionId};
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 use proptest::prelude::*;
 
 fn hello() -> impl Strategy<Value = Frame> {
     let geometry = (
-        1u32..=65536,
+        1u32..=65535,
         1u32..=128,
         1u32..=256,
         1u32..=256,
@@ -22,39 +22,41 @@ fn hello() -> impl Strategy<Value = Frame> {
         any::<u32>(),
         any::<u64>(),
         any::<u128>(),
+        any::<u64>(),
         any::<u8>(),
         any::<u64>(),
     );
-    (node, geometry).prop_map(
-        |((protocol_version, incarnation, model_fingerprint, paths, window_digest), geometry)| {
-            let (num_layers, num_kv_heads, head_dim, page_size, format, is_plain) = geometry;
-            Frame::Hello(Hello {
-                protocol_version,
-                incarnation,
-                model_fingerprint,
-                geometry: KvGeometry {
-                    num_layers,
-                    layers: KvLayers::one(num_layers),
-                    num_kv_heads,
-                    head_dim,
-                    page_size,
-                    num_pages: 0,
-                    format: [
-                        KvFormat::Float(DType::F32),
-                        KvFormat::Float(DType::F16),
-                        KvFormat::Float(DType::Bf16),
-                        KvFormat::Int8,
-                    ][format],
-                    order: match is_plain {
-                        true => ElementOrder::Plain,
-                        false => ElementOrder::Tiles,
-                    },
+    (node, geometry).prop_map(|(node, geometry)| {
+        let (protocol_version, incarnation, model_fingerprint, arithmetic, paths, window_digest) =
+            node;
+        let (num_layers, num_kv_heads, head_dim, page_size, format, is_plain) = geometry;
+        Frame::Hello(Hello {
+            protocol_version,
+            incarnation,
+            model_fingerprint,
+            arithmetic: Arithmetic(arithmetic),
+            geometry: KvGeometry {
+                num_layers,
+                layers: KvLayers::one(num_layers),
+                num_kv_heads,
+                head_dim,
+                page_size,
+                num_pages: 0,
+                format: [
+                    KvFormat::Float(DType::F32),
+                    KvFormat::Float(DType::F16),
+                    KvFormat::Float(DType::Bf16),
+                    KvFormat::Int8,
+                ][format],
+                order: match is_plain {
+                    true => ElementOrder::Plain,
+                    false => ElementOrder::Tiles,
                 },
-                paths: PathSet(paths),
-                window_digest,
-            })
-        },
-    )
+            },
+            paths: PathSet(paths),
+            window_digest,
+        })
+    })
 }
 
 fn load() -> impl Strategy<Value = Frame> {
@@ -212,6 +214,7 @@ fn greeting() -> Frame {
     Frame::Hello(Hello::new(
         7,
         8,
+        Arithmetic(9),
         &crate::transport::fixture::geometry(2, 16, 4),
     ))
 }

@@ -15,8 +15,8 @@ use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::transport::fixture::{
-    DECODE, FAILED_CONNECT_TIME, MODEL, PREFILL, READ_TIMEOUT, ReceivingNode, SendingNode, content,
-    geometry, key, page_ids, wait, wait_for_status,
+    ARITHMETIC, DECODE, FAILED_CONNECT_TIME, MODEL, PREFILL, READ_TIMEOUT, ReceivingNode,
+    SendingNode, content, geometry, key, page_ids, wait, wait_for_status,
 };
 use crate::transport::raw_peer::run;
 
@@ -175,7 +175,7 @@ fn rows_are_not_sent_to_another_users_process() {
     let address = address_of("foreign-receiver");
     let node = sending_node(&address);
     let connect = || UnixStream::connect_addr(&system_address(&address)).unwrap();
-    let hello = Hello::new(DECODE, MODEL, &geometry(3, 16, 2 * NUM_PAGES));
+    let hello = Hello::new(DECODE, MODEL, ARITHMETIC, &geometry(3, 16, 2 * NUM_PAGES));
     let ask = |mut stream: UnixStream| {
         stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         // The other end may have closed it already.
@@ -228,7 +228,7 @@ impl Scene {
         let (mut stream, _) = self.listener.accept().unwrap();
         stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         assert!(matches!(receive(&mut stream), Frame::Hello(_)));
-        let hello = Hello::new(PREFILL, MODEL, &geometry(1, 16, 8));
+        let hello = Hello::new(PREFILL, MODEL, ARITHMETIC, &geometry(1, 16, 8));
         stream.write_all(&Frame::Hello(hello).encode()).unwrap();
         let mut data = [0; 32];
         data[..8].copy_from_slice(&address.to_le_bytes());

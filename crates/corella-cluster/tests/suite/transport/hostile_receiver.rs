@@ -10,7 +10,7 @@ use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::transport::fixture::{
-    DECODE, MODEL, ReceivingNode, SendingNode, content, geometry, key, page_ids, wait,
+    ARITHMETIC, DECODE, MODEL, ReceivingNode, SendingNode, content, geometry, key, page_ids, wait,
     wait_for_status,
 };
 use crate::transport::raw_peer::{RawPeer, run};
@@ -19,7 +19,7 @@ use crate::transport::raw_peer::{RawPeer, run};
 fn whoever_does_not_speak_frames_loses_the_connection() {
     let geometry = geometry(2, 16, 8);
     let node = SendingNode::new(geometry.clone());
-    let greeting = Frame::Hello(Hello::new(DECODE, MODEL, &geometry)).encode();
+    let greeting = Frame::Hello(Hello::new(DECODE, MODEL, ARITHMETIC, &geometry)).encode();
     let mut wrong_magic = greeting;
     wrong_magic[2] ^= 1;
     let credit = Frame::Credit {
@@ -68,7 +68,7 @@ fn whoever_does_not_speak_frames_loses_the_connection() {
 fn a_peer_of_another_protocol_version_is_answered() {
     let geometry = geometry(2, 16, 8);
     let node = SendingNode::new(geometry.clone());
-    let mut hello = Hello::new(DECODE, MODEL, &geometry);
+    let mut hello = Hello::new(DECODE, MODEL, ARITHMETIC, &geometry);
     hello.protocol_version += 1;
     let mut peer = RawPeer::connect_silently(node.address);
     peer.send(&Frame::Hello(hello.clone()));

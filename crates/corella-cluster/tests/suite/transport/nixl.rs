@@ -12,8 +12,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::proxy::Proxy;
 use crate::transport::fixture::{
-    DECODE, FAILED_CONNECT_TIME, MODEL, PREFILL, ReceivingNode, content, key, page_ids, wait,
-    wait_for_bytes, wait_for_status,
+    ARITHMETIC, DECODE, FAILED_CONNECT_TIME, MODEL, PREFILL, ReceivingNode, content, key, page_ids,
+    wait, wait_for_bytes, wait_for_status,
 };
 use crate::transport::nixl_process::{
     NUM_PAGES, NUM_ROWS, SendingProcess, agent, key_of, large_geometry, sending_node, table,
@@ -219,7 +219,7 @@ fn named(path: &str) -> Frame {
 fn hello_with_nixl(incarnation: u64) -> Hello {
     Hello {
         paths: PathSet::ALL,
-        ..Hello::new(incarnation, MODEL, &large_geometry())
+        ..Hello::new(incarnation, MODEL, ARITHMETIC, &large_geometry())
     }
 }
 

@@ -14,7 +14,9 @@ use corella_core::{Incarnation, PageId};
 use corella_model::KvGeometry;
 use corella_test::HeldProcess;
 
-use crate::transport::fixture::{HOUR, MODEL, SendingNode, geometry, key, listen, page_ids};
+use crate::transport::fixture::{
+    ARITHMETIC, HOUR, MODEL, SendingNode, geometry, key, listen, page_ids,
+};
 
 pub const NUM_PAGES: u32 = 256;
 pub const NUM_ROWS: u32 = NUM_PAGES * 16 - 5;
@@ -86,7 +88,7 @@ pub fn sending_node(incarnation: u64, change: impl FnOnce(&mut SenderConfig)) ->
     let threads = TransferThreads::start(2).unwrap();
     let pages = Arc::new(PlainPages::new(large_geometry()));
     let agent = agent(incarnation);
-    let mut config = SenderConfig::new(incarnation, MODEL);
+    let mut config = SenderConfig::new(incarnation, MODEL, ARITHMETIC);
     config.paths.push(agent);
     config.max_wait = HOUR;
     config.stall_timeout = HOUR;

@@ -9,7 +9,7 @@ use corella_cluster::transport::{
 use corella_core::session::SessionKey;
 use corella_model::{KvGeometry, PageForm};
 
-use crate::transport::fixture::{DECODE, HOUR, MODEL, PREFILL, READ_TIMEOUT, loopback};
+use crate::transport::fixture::{ARITHMETIC, DECODE, HOUR, MODEL, PREFILL, READ_TIMEOUT, loopback};
 
 pub struct RawPeer {
     pub stream: TcpStream,
@@ -18,7 +18,7 @@ pub struct RawPeer {
 impl RawPeer {
     /// Connects as a receiver and exchanges greetings.
     pub fn connect(address: SocketAddr, geometry: &KvGeometry) -> Self {
-        Self::connect_as(Hello::new(DECODE, MODEL, geometry), address)
+        Self::connect_as(Hello::new(DECODE, MODEL, ARITHMETIC, geometry), address)
     }
 
     pub fn connect_as(hello: Hello, address: SocketAddr) -> Self {
@@ -97,7 +97,7 @@ impl RawListener {
 
     /// Accepts a receiver and exchanges greetings.
     pub fn accept(&self, geometry: &KvGeometry) -> RawPeer {
-        self.accept_as(Hello::new(PREFILL, MODEL, geometry))
+        self.accept_as(Hello::new(PREFILL, MODEL, ARITHMETIC, geometry))
     }
 
     pub fn accept_as(&self, hello: Hello) -> RawPeer {

@@ -10,7 +10,7 @@ use corella_cluster::transport::{
 use corella_core::{PageId, PageTable, SnapshotId};
 use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
 
-use crate::transport::fixture::{DECODE, HOUR, MODEL, PREFILL, key, loopback, wait};
+use crate::transport::fixture::{ARITHMETIC, DECODE, HOUR, MODEL, PREFILL, key, loopback, wait};
 
 const NUM_ROWS: u32 = 20;
 
@@ -39,7 +39,11 @@ fn a_state_comes_behind_its_rows() {
         let there = SnapshotId(1);
         states.write(0, there, NUM_ROWS, &record).unwrap();
 
-        let sender = KvSender::start(SenderConfig::new(PREFILL, MODEL), from.clone(), &threads);
+        let sender = KvSender::start(
+            SenderConfig::new(PREFILL, MODEL, ARITHMETIC),
+            from.clone(),
+            &threads,
+        );
         let sender = sender.unwrap();
         let peer = sender.listen(address).unwrap();
         // SAFETY: these pages do not change.
@@ -48,11 +52,16 @@ fn a_state_comes_behind_its_rows() {
         sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
         sender.set_state(&key(1), there);
 
-        let receiver = KvReceiver::new(ReceiverConfig::new(DECODE, MODEL), to.clone(), &threads);
+        let receiver = KvReceiver::new(
+            ReceiverConfig::new(DECODE, MODEL, ARITHMETIC),
+            to.clone(),
+            &threads,
+        );
         let here = SnapshotId(3);
         let request = LoadRequest {
             key: key(1),
             peer,
+            arithmetic: ARITHMETIC,
             first_row: 0,
             num_rows: NUM_ROWS,
             tables: vec![PageTable::whole(vec![PageId(0), PageId(1)])],
@@ -77,7 +86,11 @@ fn a_state_comes_behind_its_rows() {
 fn rows_without_their_state_are_no_load() {
     let threads = TransferThreads::start(2).unwrap();
     let (from, to) = (pages(), pages());
-    let sender = KvSender::start(SenderConfig::new(PREFILL, MODEL), from.clone(), &threads);
+    let sender = KvSender::start(
+        SenderConfig::new(PREFILL, MODEL, ARITHMETIC),
+        from.clone(),
+        &threads,
+    );
     let sender = sender.unwrap();
     let peer = sender.listen(loopback(0)).unwrap();
     // SAFETY: these pages do not change.
@@ -85,10 +98,15 @@ fn rows_without_their_state_are_no_load() {
     sender.add_pages(&key(1), &[PageTable::whole(vec![PageId(2), PageId(5)])]);
     sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
     assert!(sender.finish(&key(1)));
-    let receiver = KvReceiver::new(ReceiverConfig::new(DECODE, MODEL), to.clone(), &threads);
+    let receiver = KvReceiver::new(
+        ReceiverConfig::new(DECODE, MODEL, ARITHMETIC),
+        to.clone(),
+        &threads,
+    );
     let request = LoadRequest {
         key: key(1),
         peer,
+        arithmetic: ARITHMETIC,
         first_row: 0,
         num_rows: NUM_ROWS,
         tables: vec![PageTable::whole(vec![PageId(0), PageId(1)])],

@@ -41,14 +41,16 @@ impl KvCache {
         })
     }
 
-    /// Watches a new block of the tree, unless it is a tail.
+    /// Watches a new block of the tree, unless it is a tail, or no client's request can hit it because a node of another
+    /// arithmetic has computed it.
     pub(super) fn watch_block(&mut self, block: BlockId, filled_by: StepId) {
         let Some(watch) = &mut self.watch else {
             return;
         };
         let tokens = self.tree.block_tokens(block);
-        if let Some(parent) = self.tree.parent(block)
-            && tokens.len() == self.tree.page_size()
+        let is_whole = tokens.len() == self.tree.page_size();
+        if let Some(parent) = { self.tree.parent(block) }.filter(|_| is_whole)
+            && watch.covers(parent)
         {
             let filled_by = match self.residency.fills_all_blocks() {
                 true => filled_by,
@@ -143,11 +145,15 @@ impl KvCache {
         let Some(watch) = &self.watch else {
             return;
         };
-        let blocks = self.tree.whole_blocks();
+        let mut blocks = self.tree.whole_blocks();
+        blocks.retain(|&block| {
+            let namespace = self.tree.namespace(block);
+            namespace.is_some_and(|namespace| namespace.arithmetic.is_none())
+        });
         assert_eq!(
             watch.num_blocks(),
             blocks.len(),
-            "a block that is not whole, or not in the tree, has a hash"
+            "a block that is not whole, not in the tree, or of another arithmetic has a hash"
         );
         for block in blocks {
             let before = self.tree.block_before(block);

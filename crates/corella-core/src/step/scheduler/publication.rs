@@ -42,7 +42,9 @@ impl Scheduler {
             return;
         }
         let state = &self.requests[index];
-        let num_rows = state.num_scheduled_tokens().min(state.num_known_tokens());
+        let num_rows = { state.num_scheduled_tokens() }
+            .min(state.num_known_tokens())
+            .min(state.num_publishable_rows());
         let end_of_next = (state.num_published_blocks() + 1) * self.config.page_size;
         // Most spans of decodes end within a block, and publish no block.
         if num_rows >= end_of_next || state.snapshot().is_some() || self.waiting.has_followers() {

@@ -145,6 +145,7 @@ impl Scheduler {
         };
         let state = &mut self.requests[index];
         let num_rows = state.num_known_tokens();
+        state.set_received_rows(num_rows);
         state.push_token(token);
         state.note_kv_of_other_node();
         let is_last = state.finish_reason();
@@ -164,7 +165,7 @@ impl Scheduler {
         let Some(index) = self.receiving(id) else {
             return false;
         };
-        let state = &self.requests[index];
+        let state = &mut self.requests[index];
         let num_rows = state.num_known_tokens();
         if self.kv.is_recurrent()
             || state.num_published_blocks() * self.config.page_size == num_rows
@@ -173,6 +174,7 @@ impl Scheduler {
             // whose tokens are all cached, from a copy.
             self.stop_receiving(index);
         } else {
+            state.set_received_rows(num_rows - 1);
             self.receipts
                 .arrive(index, num_rows - 1, &mut self.requests);
         }

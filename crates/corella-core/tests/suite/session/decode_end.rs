@@ -1,10 +1,12 @@
 //! One session on a decode node, fault by fault.
 
+use std::collections::BTreeSet;
+
 use corella_core::session::{
-    AbortReason, Allocated, DecodeAction, DecodeEnd, Mismatch, Refusal, SessionKey, ToDecode,
-    ToPrefill,
+    AbortReason, Allocated, DecodeAction, DecodeEnd, Hello, Mismatch, Refusal, SessionKey,
+    ToDecode, ToPrefill,
 };
-use corella_core::{FinishReason, Incarnation, NodeId, RequestError, SessionId};
+use corella_core::{Arithmetic, FinishReason, Incarnation, NodeId, RequestError, SessionId};
 
 use crate::session::fixture::{
     NUM_ROWS, PREFILL, SECOND_US, allocate, config, first_token, hello, key, output, tokens,
@@ -57,6 +59,38 @@ fn open(end: &mut DecodeEnd, key: SessionKey, now_us: u64) {
         deadline_us: now_us + 60 * SECOND_US,
     };
     assert_eq!(did, [told, load]);
+}
+
+/// Its rows have other bits than those that are computed here.
+#[test]
+fn a_node_of_another_arithmetic_has_a_namespace_of_its_own() {
+    let changes: [fn(&mut Hello); 4] = [
+        |_| {},
+        |hello| hello.weight_format = "int4".into(),
+        |hello| hello.kv_format = "int8".into(),
+        |hello| hello.instruction_set = "avx2".into(),
+    ];
+    let mut seen = BTreeSet::new();
+    for change in changes {
+        let key = key(1, 0);
+        let mut theirs = hello(5);
+        change(&mut theirs);
+        let mut end = end();
+        say(&mut end, key, ToDecode::Hello(Box::new(theirs)), 0);
+        let mut asked = allocate();
+        asked.namespace.cache_salt = Some("salt".into());
+        // A node says by its greeting what its rows are.
+        asked.namespace.arithmetic = Some(Arithmetic(3));
+        let did = say(&mut end, key, ToDecode::Allocate(Box::new(asked)), 0);
+        let [DecodeAction::Reserve { allocate, .. }] = &did[..] else {
+            panic!("{did:?}");
+        };
+        let namespace = allocate.namespace.clone();
+        assert_eq!(namespace.cache_salt.as_deref(), Some("salt"));
+        assert_eq!(namespace.arithmetic.is_none(), seen.is_empty());
+        seen.insert(namespace);
+    }
+    assert_eq!(seen.len(), 4);
 }
 
 fn quarantine(key: SessionKey, told: Option<AbortReason>) -> Vec<DecodeAction> {
