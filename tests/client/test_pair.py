@@ -178,7 +178,13 @@ def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
     monkeypatch.setenv("RUST_LOG", "corella_cluster=debug")
     # Slow enough to be measured, and faster than computing the prompt.
     link = ("--transport", "tcp", "--transfer-max-bandwidth", "20M")
-    on_prefill = ["allocate_seconds", "prefill_seconds", "transfer_seconds", "handover_seconds"]
+    on_prefill = [
+        "allocate_seconds",
+        "prefill_seconds",
+        "transfer_seconds",
+        "transfer_hidden_share",
+        "handover_seconds",
+    ]
     on_decode = ["reserve_seconds", "load_seconds", "first_decode_seconds"]
     with Fleet() as fleet:
         decode = fleet.decode(*SLOW, *link)
@@ -189,16 +195,16 @@ def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
                 decode.metric(f"corella_pd_{name}_count") for name in on_decode
             ]
 
-        assert counts() == [0] * 7
+        assert counts() == [0] * 8
         for number in range(1, 3):
             header = {"x-request-id": f"trace-{number}"}
             prompt = [400 + number, 500, 600] * 100
             complete(prefill, prompt, max_tokens=5, extra_headers=header)
-            assert counts() == [number] * 7
+            assert counts() == [number] * 8
             assert f"trace-{number}" in prefill.log()
             assert f"trace-{number}" in decode.log()
         assert prefill.metric("corella_pd_prefill_seconds_sum") > 0
-        assert prefill.metric("corella_pd_transfer_hidden_share_count") <= 2
+        assert prefill.log().count("MB/s, by its first transfer") == 1
 
 
 def test_a_decode_node_tells_of_adapters_at_work(tmp_path):

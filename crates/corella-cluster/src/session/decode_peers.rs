@@ -369,10 +369,16 @@ impl DecodePeers for RegistryPeers {
     }
 
     fn handle_transfer(&self, node: NodeId, num_bytes: u64, elapsed: Duration) {
-        let elapsed_us = elapsed.as_micros() as u64;
-        self.peers.with_table(|table, now_us| {
-            table.handle_transfer(peer_id(node), num_bytes, elapsed_us, now_us);
+        let elapsed_ns = elapsed.as_nanos() as u64;
+        let known = self.peers.with_table(|table, now_us| {
+            table.handle_transfer(peer_id(node), num_bytes, elapsed_ns, now_us)
         });
+        if let Some(bytes_per_s) = known
+            && let Some(record) = self.peers.record(peer_id(node))
+        {
+            let (name, megabytes) = (record.instance_id, bytes_per_s as f64 / 1e6);
+            tracing::info!("the link to {name} takes {megabytes:.1} MB/s, by its first transfer");
+        }
     }
 }
 

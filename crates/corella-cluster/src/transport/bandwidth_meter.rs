@@ -4,27 +4,31 @@ use std::time::{Duration, Instant};
 
 /// Older seconds of sending count half after this many newer ones.
 const HALF_LIFE: Duration = Duration::from_secs(2);
-/// Fewer bytes measure latency rather than speed: a thread that waits 5 ms for a core would make a quick link look like
-/// one of 13 MB/s over 64 KiB.
-const MIN_BYTES: u64 = 1 << 20;
 /// Older samples do not describe the link any more. Placement tries a slow link again after this time, and must then
 /// learn how fast it has become.
 const LIFETIME: Duration = Duration::from_mins(1);
 /// The interval between samples while the peer always has work.
 const SAMPLE_TIME: Duration = Duration::from_millis(50);
 
-/// Counts the time in which the peer has unacknowledged bytes, and the bytes that it acknowledged
-/// in that time. The time in which the peer waits for the executor does not count.
+/// Divides the bytes that the peer acknowledges by the time in which it had unacknowledged bytes, or loads had something to
+/// send. The time in which the peer waits for the executor does not count. Receivers acknowledge each run of rows at once, so
+/// the time ends with the last of the bytes.
+///
+/// A sample in which the sender ran out of rows, such as a layer that is sent while the next one is computed, says that the
+/// link is at least so fast: it contains round trips and waits for a core. So it counts if it is the first or the fastest.
+/// Only a sample in which there was something to send throughout can show that a link has become slower.
 #[derive(Default)]
 pub struct BandwidthMeter {
     num_unacknowledged: u64,
-    /// The bytes sent before a pause: the time of their acknowledgement is not used.
-    num_stale: u64,
-    busy_since: Option<Instant>,
     /// Loads that have something to send.
     num_working: usize,
-    has_paused: bool,
+    /// The beginning of the time that no sample contains yet.
+    busy_since: Option<Instant>,
+    /// The bytes acknowledged in that time, and its end so far.
     num_acknowledged: u64,
+    acknowledged_at: Option<Instant>,
+    /// In that time, no load had anything to send for a while.
+    ran_out: bool,
     /// Decayed sums.
     num_bytes: f64,
     num_seconds: f64,
@@ -33,13 +37,6 @@ pub struct BandwidthMeter {
 
 impl BandwidthMeter {
     pub fn handle_sent(&mut self, num_bytes: u64, now: Instant) {
-        if std::mem::take(&mut self.has_paused) {
-            // A peer acknowledges little by little, so the acknowledgement of the last bytes before
-            // a pause may come after it.
-            self.num_stale = self.num_unacknowledged;
-            self.num_acknowledged = 0;
-            self.busy_since = None;
-        }
         self.num_unacknowledged += num_bytes;
         self.busy_since.get_or_insert(now);
     }
@@ -51,53 +48,85 @@ impl BandwidthMeter {
 
     pub fn handle_pause(&mut self) {
         self.num_working -= 1;
-        self.has_paused |= self.num_working == 0;
+        self.ran_out |= self.num_working == 0 && self.num_unacknowledged > 0;
+        self.end_if_idle();
     }
 
     pub fn handle_acknowledged(&mut self, num_bytes: u64, now: Instant) {
         let num_bytes = num_bytes.min(self.num_unacknowledged);
         self.num_unacknowledged -= num_bytes;
-        let num_stale = num_bytes.min(self.num_stale);
-        self.num_stale -= num_stale;
-        self.num_acknowledged += num_bytes - num_stale;
-        let Some(since) = self.busy_since else {
+        let Some(since) = self.busy_since.filter(|_| num_bytes > 0) else {
             return;
         };
-        let time = now.saturating_duration_since(since);
-        // The next chunk may be about to go out, or wait for its share of a limited bandwidth.
-        let is_idle = self.num_unacknowledged == 0 && self.num_working == 0;
-        if !is_idle && time < SAMPLE_TIME {
-            return;
+        self.num_acknowledged += num_bytes;
+        self.acknowledged_at = Some(now);
+        if now.saturating_duration_since(since) >= SAMPLE_TIME {
+            self.sample();
+            self.busy_since = Some(now);
+            self.ran_out = self.num_working == 0;
         }
-        if self.num_acknowledged >= MIN_BYTES && !time.is_zero() {
-            let is_forgotten = |at| now.saturating_duration_since(at) > LIFETIME;
-            if self.sampled_at.replace(now).is_some_and(is_forgotten) {
-                (self.num_bytes, self.num_seconds) = (0.0, 0.0);
-            }
-            let age = time.as_secs_f64() / HALF_LIFE.as_secs_f64();
-            let kept = (-age).exp2();
-            self.num_bytes = self.num_bytes * kept + self.num_acknowledged as f64;
-            self.num_seconds = self.num_seconds * kept + time.as_secs_f64();
-        } else if !is_idle {
-            return;
-        }
-        self.num_acknowledged = 0;
-        self.busy_since = (!is_idle).then_some(now);
+        self.end_if_idle();
     }
 
     /// Removes bytes that will never be acknowledged, because the connection or the load has ended.
     pub fn handle_lost(&mut self, num_bytes: u64) {
         self.num_unacknowledged = self.num_unacknowledged.saturating_sub(num_bytes);
-        if self.num_unacknowledged == 0 {
+        self.end_if_idle();
+    }
+
+    fn end_if_idle(&mut self) {
+        if self.num_unacknowledged == 0 && self.num_working == 0 {
+            self.sample();
             self.busy_since = None;
-            self.num_acknowledged = 0;
-            self.num_stale = 0;
+            self.ran_out = false;
         }
     }
 
-    /// `None` before the first measurement.
+    fn sample(&mut self) {
+        if let Some((time, at)) = self.unsampled() {
+            (self.num_bytes, self.num_seconds) = self.sums_with(time, at);
+            self.sampled_at = Some(at);
+        }
+        self.num_acknowledged = 0;
+        self.acknowledged_at = None;
+    }
+
+    /// The time until the last acknowledgement that no sample contains, and its end.
+    fn unsampled(&self) -> Option<(Duration, Instant)> {
+        let (since, at) = (self.busy_since?, self.acknowledged_at?);
+        // A clock may not have moved since the bytes were sent.
+        let time = at.saturating_duration_since(since);
+        Some((time.max(Duration::from_nanos(1)), at))
+    }
+
+    /// The sums with the bytes acknowledged in a time that ends at `at`.
+    fn sums_with(&self, time: Duration, at: Instant) -> (f64, f64) {
+        let sample = (self.num_acknowledged as f64, time.as_secs_f64());
+        let is_forgotten = |then| at.saturating_duration_since(then) > LIFETIME;
+        if self.num_seconds == 0.0 || self.sampled_at.is_some_and(is_forgotten) {
+            return sample;
+        }
+        if self.ran_out {
+            let is_faster = sample.0 * self.num_seconds > self.num_bytes * sample.1;
+            return match is_faster {
+                true => sample,
+                false => (self.num_bytes, self.num_seconds),
+            };
+        }
+        let kept = (-sample.1 / HALF_LIFE.as_secs_f64()).exp2();
+        (
+            self.num_bytes * kept + sample.0,
+            self.num_seconds * kept + sample.1,
+        )
+    }
+
+    /// `None` before the first acknowledgement.
     pub fn bytes_per_s(&self) -> Option<f64> {
-        (self.num_seconds > 0.0).then(|| self.num_bytes / self.num_seconds)
+        let (num_bytes, num_seconds) = match self.unsampled() {
+            Some((time, at)) => self.sums_with(time, at),
+            None => (self.num_bytes, self.num_seconds),
+        };
+        (num_seconds > 0.0).then(|| num_bytes / num_seconds)
     }
 }
 
@@ -140,22 +169,53 @@ mod tests {
         assert!((found / (bytes / seconds) - 1.0).abs() < 1e-9, "{found}");
     }
 
-    /// The last tenth of a layer's bytes is acknowledged only with the next layer.
+    /// A layer is sent while the next one is computed, which takes a hundred times as long. Each waits for a core, and the
+    /// quickest says the most of the link.
     #[test]
-    fn what_is_left_over_at_a_pause_counts_neither_as_time_nor_as_bytes() {
+    fn the_quickest_layer_counts_where_all_are_followed_by_a_pause() {
         let mut meter = BandwidthMeter::default();
         let mut now = Instant::now();
-        for _ in 0..20 {
+        for (us, expected) in [(1000, 4e7), (4000, 4e7), (100, 4e8), (5000, 4e8)] {
             meter.handle_work();
-            meter.handle_sent(10 * MB, now);
-            now += Duration::from_millis(90);
-            meter.handle_acknowledged(9 * MB, now);
+            meter.handle_sent(40_000, now);
             meter.handle_pause();
-            now += Duration::from_secs(1);
-            meter.handle_work();
-            meter.handle_sent(MB, now);
+            meter.handle_acknowledged(40_000, now + Duration::from_micros(us));
+            assert!((meter.bytes_per_s().unwrap() / expected - 1.0).abs() < 1e-9);
             now += Duration::from_millis(10);
-            meter.handle_acknowledged(2 * MB, now);
+        }
+        // A load that always has something to send shows that the link has become slow.
+        meter.handle_work();
+        meter.handle_sent(400_000, now);
+        meter.handle_acknowledged(400_000, now + Duration::from_secs(1));
+        let expected = 400_000.0 / 1.0;
+        assert!((meter.bytes_per_s().unwrap() / expected - 1.0).abs() < 0.1);
+    }
+
+    /// A layer is sent while the next one is computed, which takes a hundred times as long.
+    #[test]
+    fn layers_count_although_each_is_small_and_followed_by_a_pause() {
+        let mut meter = BandwidthMeter::default();
+        let mut now = Instant::now();
+        for _ in 0..24 {
+            meter.handle_work();
+            meter.handle_sent(20_000, now);
+            meter.handle_sent(20_000, now);
+            meter.handle_acknowledged(20_000, now + Duration::from_micros(50));
+            meter.handle_pause();
+            meter.handle_acknowledged(20_000, now + Duration::from_micros(100));
+            assert!((meter.bytes_per_s().unwrap() / 4e8 - 1.0).abs() < 1e-9);
+            now += Duration::from_millis(10);
+        }
+    }
+
+    /// The time between two layers is no time of sending, even if the load pauses after the acknowledgement.
+    #[test]
+    fn a_pause_ends_with_what_was_acknowledged_before_it() {
+        let mut meter = BandwidthMeter::default();
+        let mut now = Instant::now();
+        for _ in 0..3 {
+            meter.handle_work();
+            now = send(&mut meter, MB, 10, now);
             meter.handle_pause();
             now += Duration::from_secs(1);
         }
@@ -175,14 +235,33 @@ mod tests {
     }
 
     #[test]
-    fn a_few_bytes_say_nothing_and_a_lost_load_leaves_no_time_behind() {
+    fn a_few_bytes_count_and_a_lost_load_leaves_no_time_behind() {
         let mut meter = BandwidthMeter::default();
-        let now = send(&mut meter, MB, 1000, Instant::now());
-        assert_eq!(meter.bytes_per_s(), None);
+        let now = send(&mut meter, 1000, 1, Instant::now());
+        assert!((meter.bytes_per_s().unwrap() - 1e6).abs() < 1e-3);
         meter.handle_sent(2 * MB, now);
         meter.handle_lost(2 * MB);
-        send(&mut meter, 2 * MB, 20, now + Duration::from_secs(100));
-        assert!((meter.bytes_per_s().unwrap() - 1e8).abs() < 1.0);
+        assert!((meter.bytes_per_s().unwrap() - 1e6).abs() < 1e-3);
+        // What was acknowledged before the loss counts.
+        meter.handle_work();
+        meter.handle_sent(2 * MB, now);
+        meter.handle_acknowledged(MB, now + Duration::from_millis(10));
+        meter.handle_lost(MB);
+        meter.handle_pause();
+        let expected = 1_001_000.0 / 0.011;
+        let found = meter.bytes_per_s().unwrap();
+        assert!((found / expected - 1.0).abs() < 0.01, "{found}");
+    }
+
+    /// A transfer is accounted for when it ends, and others may go on then.
+    #[test]
+    fn what_no_sample_contains_yet_is_known() {
+        let mut meter = BandwidthMeter::default();
+        meter.handle_work();
+        meter.handle_work();
+        send(&mut meter, 1000, 1, Instant::now());
+        meter.handle_pause();
+        assert!((meter.bytes_per_s().unwrap() - 1e6).abs() < 1e-3);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use corella_core::{PageId, PageTable, SnapshotId};
 use corella_model::{KvPages, PageConversion, PageForm, StateRecords};
@@ -96,13 +96,8 @@ struct State {
     num_received: Vec<u32>,
     /// The number of recurrent layers, from the first on, whose states are present.
     num_states_received: u32,
-    /// Bytes that the sender may send before it receives credit.
-    window: u64,
     /// Bytes that the sender may still send.
     credit: u64,
-    /// Bytes that have arrived and are not yet given back as credit.
-    num_unacknowledged: u64,
-    credit_due_at: Instant,
     account: TransferAccount,
 }
 
@@ -112,20 +107,11 @@ impl State {
             connection: None,
             num_received,
             num_states_received: 0,
-            window,
             credit: window,
-            num_unacknowledged: 0,
-            credit_due_at: Instant::now() + CREDIT_TIME,
             account: TransferAccount::default(),
         }
     }
 }
-
-/// The window is divided into this many parts. Credit is given back whenever one of them has been
-/// used, so that the sender has enough left to continue.
-const CREDIT_PARTS: u64 = 8;
-/// Credit is also given back after this time, so that a sender can measure how slow a link is.
-const CREDIT_TIME: Duration = Duration::from_millis(5);
 
 impl Incoming {
     pub fn new(
@@ -206,7 +192,7 @@ impl Incoming {
         Some((self.pages.states()?, self.request.state?))
     }
 
-    /// A window that can hold a state while a part of it waits to be given back.
+    /// A window that holds two states, so that one is sent while the credit for the other comes back.
     fn credit_for_states(&self) -> u32 {
         let states = self.states();
         let most = states.map_or(0, |(states, _)| states.max_bytes(self.request.num_rows));
@@ -337,7 +323,7 @@ impl Incoming {
         self.gate.enter(write).is_some()
     }
 
-    /// Accounts for a run in its pages. Gives credit back gradually.
+    /// Accounts for a run in its pages, and gives its credit back.
     pub fn handle_run(&self, run: &PageRun, num_bytes: usize, num_pages: usize) {
         self.state().num_received[run.layer as usize] += run.num_rows;
         self.note_bytes(num_bytes, num_pages);
@@ -347,18 +333,13 @@ impl Incoming {
         let now = Instant::now();
         let mut state = self.state();
         state.account.add(num_bytes, num_pages, now);
-        state.num_unacknowledged += num_bytes as u64;
-        let due = state.num_unacknowledged;
-        if (due >= state.window / CREDIT_PARTS || now >= state.credit_due_at)
-            && let Some(connection) = &state.connection
-        {
+        // At once, because the sender measures the link by it, and it may have nothing more to send for a while.
+        if let Some(connection) = &state.connection {
             connection.send(&Frame::Credit {
                 load_id: self.load_id,
-                num_bytes: u32::try_from(due).unwrap_or(u32::MAX),
+                num_bytes: u32::try_from(num_bytes).unwrap_or(u32::MAX),
             });
-            state.credit += due;
-            state.num_unacknowledged = 0;
-            state.credit_due_at = now + CREDIT_TIME;
+            state.credit += num_bytes as u64;
         }
         let num_bytes = state.account.num_bytes;
         drop(state);

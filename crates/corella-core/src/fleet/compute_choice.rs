@@ -4,6 +4,12 @@ use core::cmp::Ordering;
 
 use crate::stats::SchedulerStats;
 
+/// Bytes per second that are assumed of a link before its first transfer: a gigabit, the slowest network between servers.
+/// If the link is quicker, a decode node computes a prompt that it has in part, which costs little; sending rows over a
+/// link that turns out to be slow would cost any amount of time. Prompts that no decode node has in part are sent
+/// meanwhile, so the speed soon becomes known.
+pub(crate) const ASSUMED_BANDWIDTH: u64 = 125_000_000;
+
 /// A node that computes a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputePlace {
@@ -51,7 +57,7 @@ pub struct ComputeCost {
     /// Requests that decode on the decode node. Each of them waits for the prompt.
     pub num_running_there: u32,
     pub kv_bytes_per_token: u64,
-    /// Bytes per second over the link to the decode node; `None` counts as unlimited.
+    /// Bytes per second over the link to the decode node; `None` counts as a gigabit per second.
     pub bandwidth: Option<u64>,
 }
 
@@ -109,12 +115,8 @@ impl ComputeCost {
         let computing = computing(self.here).min(fetching.unwrap_or(u128::MAX));
         let num_missing = { self.num_prompt_tokens }.saturating_sub(self.there.num_cached_rows);
         let num_bytes = u128::from(num_missing) * u128::from(self.kv_bytes_per_token);
-        let sending = match self.bandwidth {
-            Some(bandwidth) => {
-                num_bytes.saturating_mul(1024 * 1_000_000) / u128::from(bandwidth.max(1))
-            }
-            None => 0,
-        };
+        let bandwidth = self.bandwidth.unwrap_or(ASSUMED_BANDWIDTH);
+        let sending = num_bytes.saturating_mul(1024 * 1_000_000) / u128::from(bandwidth.max(1));
         computing.saturating_add(sending)
     }
 
@@ -147,8 +149,11 @@ mod tests {
         fetch_us: None,
         num_running_there: 0,
         kv_bytes_per_token: 1000,
-        bandwidth: None,
+        bandwidth: QUICK,
     };
+
+    /// A link that takes no time.
+    const QUICK: Option<u64> = Some(u64::MAX);
 
     const fn site(num_cached_rows: u32, num_queued_tokens: u64, prefill_us: u64) -> ComputeSite {
         ComputeSite {
@@ -183,6 +188,13 @@ mod tests {
         };
         assert!(is_there(over_link(19)));
         assert!(!is_there(over_link(20)));
+        // An unknown link takes a gigabit per second: 100 rows take 800 us, which makes it 1,800 us here.
+        let over_unknown = |num_running_there| ComputeCost {
+            bandwidth: None,
+            ..beside(num_running_there)
+        };
+        assert!(is_there(over_unknown(17)));
+        assert!(!is_there(over_unknown(18)));
         // This node has 950 rows, and computes the other 50; the decode node computes 100.
         let cached_here = ComputeCost {
             here: site(950, 0, 1024),

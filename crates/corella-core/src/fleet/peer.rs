@@ -6,9 +6,6 @@ use crate::fleet::peer_table::{PeerRecord, PeerTableConfig};
 use crate::pace::smooth;
 use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
 
-/// The round trip dominates shorter transfers.
-const MIN_MEASURED_BYTES: u64 = 1 << 20;
-
 /// A node's answer to the first message and to each probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerFacts {
@@ -204,26 +201,31 @@ impl Peer {
         }
     }
 
+    /// Returns whether the speed of the link was unknown before.
     pub fn handle_transfer(
         &mut self,
         num_bytes: u64,
-        elapsed_us: u64,
+        elapsed_ns: u64,
         now_us: u64,
         config: &PeerTableConfig,
-    ) {
-        if num_bytes < MIN_MEASURED_BYTES {
-            return;
-        }
+    ) -> bool {
         if self.is_measurement_old(now_us, config) {
             self.bandwidth = 0;
         }
-        let bandwidth = u128::from(num_bytes) * 1_000_000 / u128::from(elapsed_us.max(1));
+        let was_unknown = self.bandwidth == 0;
+        let bandwidth = u128::from(num_bytes) * 1_000_000_000 / u128::from(elapsed_ns.max(1));
         smooth(
             &mut self.bandwidth,
             // `smooth` multiplies by seven; a petabyte per second leaves room for that.
             bandwidth.clamp(1, 1 << 50) as u64,
         );
         self.measured_us = now_us;
+        was_unknown
+    }
+
+    /// Bytes per second, smoothed; 0 before the first measurement.
+    pub fn bandwidth(&self) -> u64 {
+        self.bandwidth
     }
 
     /// A link that was slow once is measured again later.

@@ -304,17 +304,18 @@ impl PeerTable {
         }
     }
 
-    /// Takes in a transfer of bytes to a node. Its time excludes waiting for layers to be computed.
+    /// Takes in a transfer of bytes to a node. Its time excludes waiting for layers to be computed. Returns the bandwidth
+    /// if it was unknown before.
     pub fn handle_transfer(
         &mut self,
         peer_id: PeerId,
         num_bytes: u64,
-        elapsed_us: u64,
+        elapsed_ns: u64,
         now_us: u64,
-    ) {
-        if let Some(peer) = self.peers.get_mut(&peer_id) {
-            peer.handle_transfer(num_bytes, elapsed_us, now_us, &self.config);
-        }
+    ) -> Option<u64> {
+        let peer = self.peers.get_mut(&peer_id)?;
+        let was_unknown = peer.handle_transfer(num_bytes, elapsed_ns, now_us, &self.config);
+        was_unknown.then(|| peer.bandwidth())
     }
 
     /// Counts pages as taken before the node reports them. Call it when asking for pages, and

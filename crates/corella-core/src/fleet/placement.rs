@@ -8,6 +8,10 @@ use alloc::vec::Vec;
 
 use crate::{ComputePlace, PeerId};
 
+/// A transfer may take this much longer than computing its rows, or than a transfer to another node, before its link counts
+/// as slow. Round trips and waits for a core make up so much of a small transfer, whose speed says little of a large one.
+const TOLERATED_US: u128 = 50_000;
+
 /// The rule that chooses one of the decode nodes with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerPolicy {
@@ -185,16 +189,27 @@ impl Choice<'_> {
             && has_room
     }
 
-    /// Whether sending the rows that the node lacks would take longer than computing them.
+    /// Whether sending the rows that the node lacks would take longer than computing them. A link of unknown speed is
+    /// tried: only a transfer can tell how fast it is, and one transfer does.
     fn is_far(&self, node: &DecodeNode) -> bool {
         let Some(bandwidth) = node.bandwidth.filter(|_| self.fleet.prefill_us > 0) else {
             return false;
         };
-        let num_rows = { self.request.num_prompt_tokens }.saturating_sub(node.num_cached_rows);
-        let num_bytes = u128::from(num_rows) * u128::from(self.fleet.kv_bytes_per_token);
-        let transfer_us = num_bytes * 1_000_000 / u128::from(bandwidth.max(1));
-        let recompute_us = u128::from(num_rows) * u128::from(self.fleet.prefill_us) / 1024;
-        transfer_us > recompute_us
+        let recompute_us = { self.num_rows(node) } * u128::from(self.fleet.prefill_us) / 1024;
+        self.transfer_us(node, bandwidth) > recompute_us + TOLERATED_US
+    }
+
+    /// The number of rows that the node lacks.
+    fn num_rows(&self, node: &DecodeNode) -> u128 {
+        let num_prompt_tokens = self.request.num_prompt_tokens;
+        num_prompt_tokens
+            .saturating_sub(node.num_cached_rows)
+            .into()
+    }
+
+    fn transfer_us(&self, node: &DecodeNode, bandwidth: u64) -> u128 {
+        let num_bytes = self.num_rows(node) * u128::from(self.fleet.kv_bytes_per_token);
+        num_bytes * 1_000_000 / u128::from(bandwidth.max(1))
     }
 
     fn among(&self, mut nodes: Vec<&DecodeNode>, cursor: u64) -> Option<PeerId> {
@@ -251,8 +266,10 @@ impl Choice<'_> {
         let num_free_pages = u64::from(self.num_free_pages(node).unwrap_or(0));
         // A link without a measurement counts as fast. Otherwise it would never be measured.
         let weight = match (node.bandwidth, fastest) {
-            (Some(bandwidth), Some(fastest)) if fastest > 0 => {
-                (u128::from(num_free_pages) * u128::from(bandwidth) / u128::from(fastest)) as u64
+            (Some(bandwidth), Some(fastest)) => {
+                let least_us = TOLERATED_US + self.transfer_us(node, fastest);
+                let transfer_us = TOLERATED_US + self.transfer_us(node, bandwidth);
+                (u128::from(num_free_pages).saturating_mul(least_us) / transfer_us) as u64
             }
             _ => num_free_pages,
         };

@@ -173,7 +173,7 @@ fn empty_lists_count_only_in_a_row() {
 fn a_new_incarnation_starts_from_nothing() {
     let (mut table, old) = table_with_a();
     table.handle_report(old, report(50, 0), 1);
-    table.handle_transfer(old, 1 << 20, 1000, 1);
+    table.handle_transfer(old, 1 << 20, 1_000_000, 1);
     let reservation = table.reserve(old, 7).unwrap();
     table.handle_list(&[record("a", Some(2))], 2);
     let new = table.peer_id("a").unwrap();
@@ -300,11 +300,14 @@ fn bandwidth_is_smoothed_and_forgotten() {
     let (mut table, a) = table_with_a();
     let bandwidth = |table: &PeerTable, now_us| table.decode_nodes(now_us)[0].bandwidth;
     assert_eq!(bandwidth(&table, 0), None);
-    table.handle_transfer(a, 1000, 1, 0);
-    assert_eq!(bandwidth(&table, 0), None, "too short to tell");
-    table.handle_transfer(a, 1 << 20, 1000, 1);
-    assert_eq!(bandwidth(&table, 1), Some(1_048_576_000));
-    table.handle_transfer(a, 1 << 20, 1_000_000, 2);
+    // A short transfer counts like any other.
+    let known = table.handle_transfer(a, 1 << 10, 976_562, 1);
+    assert_eq!(known, Some(1_048_576), "it is the first");
+    assert_eq!(bandwidth(&table, 1), Some(1_048_576));
+    let (mut table, a) = table_with_a();
+    let known = table.handle_transfer(a, 1 << 20, 1_000_000, 1);
+    assert_eq!(known, Some(1_048_576_000));
+    assert_eq!(table.handle_transfer(a, 1 << 20, 1_000_000_000, 2), None);
     assert_eq!(
         bandwidth(&table, 2),
         Some((7 * 1_048_576_000 + 1_048_576) / 8)
@@ -312,7 +315,8 @@ fn bandwidth_is_smoothed_and_forgotten() {
     assert_eq!(bandwidth(&table, 2 + 60 * SECOND_US), Some(917_635_072));
     assert_eq!(bandwidth(&table, 3 + 60 * SECOND_US), None);
     // Measured again after that, it counts with its present value.
-    table.handle_transfer(a, 1 << 20, 1_000_000, 100 * SECOND_US);
+    let known = table.handle_transfer(a, 1 << 20, 1_000_000_000, 100 * SECOND_US);
+    assert_eq!(known, Some(1_048_576), "it was forgotten");
     assert_eq!(bandwidth(&table, 100 * SECOND_US), Some(1_048_576));
     table.handle_transfer(a, u64::MAX, 0, 100 * SECOND_US);
     assert!(bandwidth(&table, 100 * SECOND_US) > Some(1 << 40));

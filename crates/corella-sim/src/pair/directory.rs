@@ -236,7 +236,7 @@ impl Directory {
         let num_bytes = u64::from(num_rows) * self.plan.kv_bytes_per_token;
         if let Some(peer_id) = self.peer_id(node) {
             self.table
-                .handle_transfer(peer_id, num_bytes, elapsed_us, now_us);
+                .handle_transfer(peer_id, num_bytes, elapsed_us * 1000, now_us);
         }
     }
 

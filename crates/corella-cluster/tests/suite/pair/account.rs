@@ -91,7 +91,7 @@ impl Pair {
     fn note_transfer(&self, num_bytes: u64, elapsed_us: u64) {
         let peer = self.seen().expect("it is known").peer_id;
         self.registry.peers().with_table(|table, now_us| {
-            table.handle_transfer(peer, num_bytes, elapsed_us, now_us);
+            table.handle_transfer(peer, num_bytes, elapsed_us * 1000, now_us);
         });
     }
 
@@ -186,7 +186,7 @@ async fn what_takes_longer_to_send_than_to_compute_is_decoded_here() {
     assert_eq!(pair.prefill.node.stays().get(StayReason::NoRoom), 0);
 }
 
-/// The transfer is too small for a measurement, so the test sets the link's speed.
+/// The first transfer is a few kilobytes. The test sets the link's speed after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_link_is_said_to_take_decides_where_requests_are_decoded() {
     let model = MockConfig {
@@ -195,8 +195,11 @@ async fn what_a_link_is_said_to_take_decides_where_requests_are_decoded() {
     };
     let pair = Pair::start(model.clone(), model, None).await;
     assert!(pair.goes_away(1, 200).await);
-    assert_eq!(pair.seen().and_then(|node| node.bandwidth), None);
-    pair.note_transfer(1 << 20, 1_000_000_000_000);
+    pair.until("the link is measured", |node| node.bandwidth.is_some())
+        .await;
+    for _ in 0..100 {
+        pair.note_transfer(1 << 20, 1_000_000_000_000);
+    }
     assert!(!pair.goes_away(2, 200).await, "a byte a second");
     assert!(pair.goes_away(1, 200).await, "its rows are there");
     pair.note_transfer(1 << 40, 1);

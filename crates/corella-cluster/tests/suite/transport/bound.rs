@@ -42,10 +42,10 @@ fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     fast.assert_holds(&key(1), &table, 0);
     assert!(!slow_load.status().is_over());
     assert!(slow_load.account().num_bytes <= num_allowed);
-    // A speed is measured over 50 ms, which pass here because a condition is checked every 2 ms.
-    wait_until("the slow one is measured", || {
-        proxy.allow(16 << 10);
-        node.sender.bandwidth_bytes_per_s(DECODE).is_some()
+    let speed = |incarnation| node.sender.bandwidth_bytes_per_s(incarnation);
+    wait_until("both are measured", || {
+        let (slow_speed, fast_speed) = (speed(DECODE), speed(DECODE + 1));
+        slow_speed.is_some() && fast_speed.is_some() && slow_speed != fast_speed
     });
     proxy.allow_all();
     assert_eq!(wait(&slow_load), LoadStatus::Done { num_rows: 8192 });
