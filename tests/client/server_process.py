@@ -23,13 +23,17 @@ PATIENT = ("--drain-timeout", str(int(PATIENCE_S)))
 
 
 class ServerProcess:
-    def __init__(self, *arguments, port=None, authority=None, **popen):
-        """Starts a server. With an authority, it speaks HTTPS with a certificate from it."""
+    def __init__(self, *arguments, port=None, authority=None, ready_path="/ready", **popen):
+        """Starts a server, and waits for 200 at a path.
+
+        With an authority, it speaks HTTPS with a certificate from it.
+        """
         self.port = port or free_port()
         scheme = "https" if authority else "http"
         self.base_url = f"{scheme}://127.0.0.1:{self.port}"
         self.context = ssl.create_default_context(cafile=authority) if authority else None
         self._model = None
+        self._ready_path = ready_path
         self._log = tempfile.TemporaryFile("w+")
         arguments = [str(argument) for argument in arguments]
         is_patient = not any(argument.startswith("--drain-timeout") for argument in arguments)
@@ -53,7 +57,7 @@ class ServerProcess:
         def is_ready():
             if self.process.poll() is not None:
                 raise AssertionError(f"exited with {self.process.returncode}:\n{self.log()}")
-            return self.status_of("/ready") == 200
+            return self.status_of(self._ready_path) == 200
 
         try:
             self.wait_until(is_ready, "the server is ready")

@@ -1,8 +1,11 @@
 """Tests prefill and decode on different nodes: same answers, and the loss of nodes."""
 
 import concurrent.futures
+import json
 import os
 import socket
+import urllib.error
+import urllib.request
 
 import golden_model
 import openai
@@ -305,7 +308,7 @@ NO_FALLBACK = ("--fallback", "none")
 def test_without_fallback_a_request_that_nobody_takes_is_refused():
     with Fleet() as fleet:
         options = ("--disaggregate-min-tokens", 4, *NO_FALLBACK, *THREADS)
-        prefill = fleet.prefill(*options, num_decode_nodes=0)
+        prefill = fleet.prefill(*options, num_decode_nodes=0, ready_path="/health")
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as error:
                 prefill.client.completions.create(
@@ -331,6 +334,31 @@ def test_without_fallback_a_request_that_nobody_takes_is_refused():
         fleet.decode(*THREADS)
         wait_for_decode_nodes(prefill, 1)
         assert complete(prefill, [400] * 20, max_tokens=3)[0][1] == "length"
+
+
+def test_without_fallback_a_node_is_ready_while_a_decode_node_is_there():
+    """A load balancer sends requests to a node that is ready, and this one would refuse all of them."""
+    with Fleet() as fleet:
+        prefill = fleet.prefill(*NO_FALLBACK, *THREADS, num_decode_nodes=0, ready_path="/health")
+
+        def becomes(status, what):
+            prefill.wait_until(lambda: prefill.status_of("/ready") == status, what)
+
+        assert prefill.status_of("/ready") == 503
+        with urllib.request.urlopen(prefill.base_url + "/health") as response:
+            assert response.status == 200
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(prefill.base_url + "/ready")
+        answer = json.loads(error.value.read())["error"]
+        assert answer["code"] == "not_ready" and "--fallback none" in answer["message"]
+        for _ in range(2):
+            decode = fleet.decode(*THREADS)
+            becomes(200, "a decode node is there")
+            complete(prefill, [400] * 20, max_tokens=3)
+            decode.kill()
+            becomes(503, "no decode node is there any more")
+        # A node that decodes what no other node takes needs none.
+        assert fleet.prefill(*THREADS, num_decode_nodes=0).status_of("/ready") == 200
 
 
 def test_without_fallback_a_stream_ends_when_its_decode_node_is_lost():

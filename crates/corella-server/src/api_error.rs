@@ -491,10 +491,15 @@ impl ApiError {
     }
 
     pub fn not_ready(reason: &str) -> Self {
+        Self::no_service(&format!("The engine is not serving: {reason}."))
+    }
+
+    /// `reason` is a sentence.
+    pub fn no_service(reason: &str) -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "service_unavailable_error",
-            format!("The engine is not serving: {reason}."),
+            reason,
         );
         error.body.code = Some("not_ready");
         error

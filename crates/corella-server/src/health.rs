@@ -22,10 +22,13 @@ pub async fn health(State(state): State<Arc<ServerState>>) -> Result<Response, A
     }
 }
 
-/// Answers 200 if the server takes new requests.
+/// Answers 200 if the server takes new requests, and can serve them in its role.
 pub async fn ready(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
     match state.engine.state() {
-        EngineState::Ready if !state.is_draining() => Ok(()),
+        EngineState::Ready if !state.is_draining() => {
+            let obstacle = { state.roles.as_ref() }.and_then(|roles| roles.obstacle());
+            obstacle.map_or(Ok(()), |reason| Err(ApiError::no_service(reason)))
+        }
         EngineState::Ready | EngineState::Draining => Err(ApiError::draining()),
         EngineState::Lost(reason) => Err(ApiError::not_ready(&reason)),
     }

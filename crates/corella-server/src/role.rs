@@ -21,6 +21,9 @@ pub trait RoleControl: Send + Sync {
     /// Returns this node's status and its peers'; `None` when it serves alone.
     fn cluster(&self) -> Option<ClusterStatus>;
 
+    /// Returns why this node can serve no request in its role, if so.
+    fn obstacle(&self) -> Option<&'static str>;
+
     /// Begins to change at once. The future ends when the role has changed; dropping it does not
     /// stop the change.
     fn change(&self, role: &str) -> RoleChange;

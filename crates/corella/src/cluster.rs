@@ -104,6 +104,10 @@ impl RoleControl for Cluster {
         cluster_status(&self.0.running_role(), self.status())
     }
 
+    fn obstacle(&self) -> Option<&'static str> {
+        self.0.running_role().obstacle()
+    }
+
     fn change(&self, role: &str) -> RoleChange {
         let change = Role::from_name(role).map(|role| self.0.change(role));
         Box::pin(async move {

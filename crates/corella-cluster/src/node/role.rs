@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use corella_core::PlacementConfig;
 use corella_core::session::{Hello, SessionConfig};
+use corella_core::{PeerStanding, PlacementConfig};
 use corella_engine::Generate;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -50,6 +50,8 @@ struct Outlet {
 pub struct PrefillRole {
     pub node: PrefillNode,
     pub registry: Registry,
+    /// Whether it decodes requests that no decode node takes.
+    falls_back: bool,
     entrance: Entrance,
     outlet: Outlet,
 }
@@ -115,6 +117,16 @@ impl RunningRole {
         }
     }
 
+    /// Returns why no request can be served now, if so. Nodes of other roles have all that they need themselves.
+    pub fn obstacle(&self) -> Option<&'static str> {
+        match self {
+            Self::Prefill(role) if !role.falls_back && !role.has_decode_node() => Some(
+                "No decode node is there, and this prefill node must not decode itself (--fallback none).",
+            ),
+            Self::Prefill(_) | Self::Unified(_) | Self::Decode(_) => None,
+        }
+    }
+
     /// Number of sessions, and of pages held for other nodes.
     pub fn num_obligations(&self) -> usize {
         let num_kept = |outlet: &Outlet| {
@@ -157,6 +169,16 @@ impl RunningRole {
             let stop = role.stop.lock();
             drop(stop.unwrap_or_else(PoisonError::into_inner).take());
         }
+    }
+}
+
+impl PrefillRole {
+    /// Whether a decode node answers and takes new requests.
+    fn has_decode_node(&self) -> bool {
+        let peers = self.registry.peers();
+        let nodes = peers.with_table(|table, now_us| table.decode_nodes(now_us));
+        let mut standings = nodes.iter().map(|node| node.standing);
+        standings.any(|standing| standing == PeerStanding::Healthy)
     }
 }
 
@@ -250,6 +272,7 @@ impl Node {
         Ok(PrefillRole {
             node,
             registry,
+            falls_back: config.falls_back,
             entrance,
             outlet: Outlet { kv, kept, blocks },
         })
@@ -367,6 +390,7 @@ impl Node {
             self.config.uses_host.then(host_name),
             self.allowed_peers(),
             hello.model_fingerprint,
+            hello.arithmetic(),
             self.model.session_config(&self.config),
         )
     }
@@ -379,4 +403,3 @@ impl Node {
         (reachable, self.model.hello(&instance))
     }
 }
-            hello.arithmetic(),
