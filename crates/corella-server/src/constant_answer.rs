@@ -14,7 +14,7 @@ pub struct ConstantAnswer {
 
 impl ConstantAnswer {
     pub fn new(body: impl Into<Bytes>, content_type: &'static str) -> Self {
-        let body = body.into();
+        let body: Bytes = body.into();
         let digest = Sha256::digest(&body);
         let tag: String = digest[..12]
             .iter()

@@ -400,9 +400,9 @@ async fn items_of_kept_answers_are_named_by_their_ids() {
 #[tokio::test]
 async fn named_items_are_bounded_like_a_body() {
     let mut setup = Setup::new().ending_at(5);
-    setup.serve.max_body_bytes = 20_000;
+    setup.serve.max_body_bytes = 6000;
     let server = setup.start().await;
-    let text = "x".repeat(1000);
+    let text = "x".repeat(100);
     let body = json!({"input": [{"role": "user", "content": text}], "max_output_tokens": 1});
     let first = post(server.address, PATH, &body).await.json();
     let id = format!("item_{}_0", first["id"].as_str().expect("an id"));
@@ -410,7 +410,7 @@ async fn named_items_are_bounded_like_a_body() {
     let refused = post(server.address, PATH, &body).await;
     assert_eq!(refused.status, 400, "{}", refused.text());
     let message = refused.error()["message"].to_string();
-    assert!(message.contains("more than 20000 bytes"), "{message}");
+    assert!(message.contains("more than 6000 bytes"), "{message}");
 }
 
 #[tokio::test]
