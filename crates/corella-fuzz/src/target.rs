@@ -32,6 +32,8 @@ pub struct Target {
     base_bytes: usize,
     bytes_per_byte: usize,
     watches_threads: bool,
+    /// The test of a target whose cases run in a child process.
+    test: Option<&'static str>,
 }
 
 /// The default seconds for each target, without `CORELLA_FUZZ_SECONDS`.
@@ -40,6 +42,9 @@ const SECONDS: f64 = 1.0;
 const MAX_CASE_TIME: Duration = Duration::from_secs(60);
 /// The margin above a target's limit at which the process is ended instead of the test.
 const RESERVE_BYTES: usize = 1 << 30;
+
+/// The variable that tells a child process where to note its cases.
+const CHILD: &str = "CORELLA_FUZZ_CHILD";
 
 /// Targets share the count of memory, so only one runs at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
@@ -55,6 +60,16 @@ impl Target {
             base_bytes,
             bytes_per_byte,
             watches_threads: false,
+            test: None,
+        }
+    }
+
+    /// Runs all cases in a child process, which plays this test alone. If a case ends it, by a full stack for example,
+    /// the parent names the case.
+    pub fn in_child(self, test: &'static str) -> Self {
+        Self {
+            test: Some(test),
+            ..self
         }
     }
 
@@ -86,6 +101,11 @@ impl Target {
         parse: impl Fn(&I) -> Verdict,
     ) {
         let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(test) = self.test
+            && env::var_os(CHILD).is_none()
+        {
+            return self.watch_child(test);
+        }
         for (index, input) in corpus.iter().enumerate() {
             let verdict = parse(input);
             assert_eq!(
@@ -159,6 +179,7 @@ impl Target {
                     break;
                 }
                 watch.case.store(case, Ordering::Relaxed);
+                self.note(seed, case);
                 let input = make(case);
                 let case_start = Instant::now();
                 let outcome = catch_unwind(AssertUnwindSafe(|| self.measure(&input, parse)));
@@ -177,6 +198,31 @@ impl Target {
         });
         report.seconds = start.elapsed().as_secs_f64();
         report
+    }
+
+    fn watch_child(&self, test: &str) {
+        let directory = env::temp_dir().join(format!("corella-fuzz-{}", process::id()));
+        fs::create_dir_all(&directory).expect("a directory for the number of the case");
+        let mut child = process::Command::new(env::current_exe().expect("this program"));
+        let child = { child.args([test, "--exact", "--nocapture"]) }.env(CHILD, &directory);
+        let status = child.status().expect("this program starts again");
+        let noted = fs::read_to_string(directory.join(self.name)).unwrap_or_default();
+        let _ = fs::remove_dir_all(&directory);
+        assert!(
+            status.success(),
+            "{}: {status}, in or before: {noted}",
+            self.name
+        );
+    }
+
+    /// Notes the case that begins for the parent.
+    fn note(&self, seed: u64, case: u64) {
+        if self.test.is_some()
+            && let Some(directory) = env::var_os(CHILD)
+        {
+            let path = PathBuf::from(directory).join(self.name);
+            let _ = fs::write(path, again(self.name, seed, case));
+        }
     }
 
     /// Parses one input, and also returns the peak of allocated bytes.

@@ -402,7 +402,7 @@ impl Endpoint for Chat {
         };
         let mut params = sampling.validate(state, caller, own)?;
         let prompt = fields.tokenize(state, check, caller)?;
-        params.set_reply_constraint(state, &prompt)?;
+        params.set_reply_constraint(state, &prompt, caller)?;
         let names_tool = matches!(prompt.demanded_calls, Some(WantedCalls::One(_)));
         Ok(Call {
             prompts: vec![prompt.into()],

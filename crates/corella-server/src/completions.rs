@@ -95,7 +95,7 @@ impl Endpoint for Completion {
                 .map_or_else(Vec::new, |suffix| suffix.end_token_ids(state)),
         };
         let mut params = sampling.validate(state, caller, own)?;
-        params.set_text_constraint(state)?;
+        params.set_text_constraint(state, caller)?;
         let Some(PromptField(prompts)) = fields.prompt else {
             return Err(ApiError::invalid("prompt", "is required"));
         };

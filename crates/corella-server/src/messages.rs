@@ -203,7 +203,7 @@ impl Endpoint for Messages {
         }
         let mut chat = fields.chat(state, check)?;
         let prompt = chat.tokenize(state, check, caller).map_err(in_own_names)?;
-        let held = params.set_reply_constraint(state, &prompt);
+        let held = params.set_reply_constraint(state, &prompt, caller);
         held.map_err(in_own_names)?;
         Ok(Call {
             prompts: vec![prompt.into()],

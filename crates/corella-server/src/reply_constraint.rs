@@ -10,15 +10,17 @@ use crate::grammar_constraint::GrammarConstraint;
 use crate::output_format::OutputFormat;
 use crate::sampling_fields::GenerationParams;
 use crate::server_state::ServerState;
+use crate::text_thread::Caller;
 
 impl GenerationParams {
     /// Constrains every reply to `prompt` to the demanded calls, or to the requested format. With a format the model
-    /// may call the offered tools instead of writing text. Compiling may take a tenth of a second, so this is for text
-    /// threads.
+    /// may call the offered tools instead of writing text. Compiling may take a second, so this is for text threads. It
+    /// ends with its caller.
     pub fn set_reply_constraint(
         &mut self,
         state: &ServerState,
         prompt: &ChatPrompt,
+        caller: &Caller,
     ) -> Result<(), ApiError> {
         let format = self.output_format.as_ref();
         let wanted = match (&prompt.demanded_calls, format) {
@@ -33,7 +35,9 @@ impl GenerationParams {
             },
         };
         let tokenizer = &state.text.tokenizer;
-        let grammar = { state.grammars()? }.compile_reply(tokenizer, &prompt.reply, wanted);
+        let is_wanted = || !caller.has_left();
+        let grammar =
+            { state.grammars()? }.compile_reply(tokenizer, &prompt.reply, wanted, &is_wanted);
         let grammar = grammar.map_err(|error| grammar_error(&error, prompt, format))?;
         self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
         self.check_first_token(state)

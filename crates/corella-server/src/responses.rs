@@ -218,7 +218,7 @@ impl Endpoint for Responses {
         let prompt = chat.tokenize(state, check, caller);
         let in_own_names = |error| in_own_names(error, &kept_tools.places);
         let prompt = prompt.map_err(in_own_names)?;
-        let held = params.set_reply_constraint(state, &prompt);
+        let held = params.set_reply_constraint(state, &prompt, caller);
         held.map_err(in_own_names)?;
         let is_kept = fields.store != Some(false) && state.responses.is_on();
         let keeping = is_kept.then(|| Keeping {

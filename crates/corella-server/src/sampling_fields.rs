@@ -158,12 +158,16 @@ pub const F32_BOUND: f64 = 3.402_823_567_797_336_6e38;
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl GenerationParams {
-    /// Constrains every answer to the format, if any, from its first token on. Compiling it may take a tenth of a
-    /// second, so this is for text threads.
-    pub fn set_text_constraint(&mut self, state: &ServerState) -> Result<(), ApiError> {
+    /// Constrains every answer to the format, if any, from its first token on. Compiling it may take a second, so this is
+    /// for text threads. It ends with its caller.
+    pub fn set_text_constraint(
+        &mut self,
+        state: &ServerState,
+        caller: &Caller,
+    ) -> Result<(), ApiError> {
         if let Some(format) = &self.output_format {
             let grammars = state.grammars()?;
-            let grammar = grammars.compile(&format.source);
+            let grammar = grammars.compile_while(&format.source, &|| !caller.has_left());
             let grammar = grammar.map_err(|error| format.error(&error))?;
             self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
         }

@@ -4,14 +4,16 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use llguidance::{JsonCompileOptions, Logger, Matcher, ParserFactory};
 use serde_json::{Value, json};
 
 use crate::grammar_place::place_of_error;
-use crate::grammar_reason::{caller_reason, without_place};
+use crate::grammar_reason::{caller_reason, is_too_large, without_place};
+use crate::grammar_size::{MAX_SOURCE_BYTES, check_size};
 use crate::grammar_source::ComposedGrammar;
+use crate::lark_schema::with_compiled_schemas;
 use crate::recent_cache::RecentCache;
 use crate::schema::compiled_schema;
 use crate::{GrammarSource, Tokenizer};
@@ -39,6 +41,8 @@ pub struct Grammar {
 pub struct GrammarState {
     matcher: Matcher,
     vocab_size: usize,
+    /// The work that masks may still take.
+    work_left: u64,
 }
 
 /// The reason for which a grammar cannot be used.
@@ -52,20 +56,30 @@ pub struct GrammarError {
     pub(crate) part: Option<usize>,
 }
 
-/// The largest grammar. llguidance also limits the cost of compiling: by the size of the compiled grammar, and by steps
-/// of its lexer.
-const MAX_SOURCE_BYTES: usize = 256 << 10;
 /// The memory of a compiled grammar grows with its source, so the sources of all cached ones are bounded; with
 /// `GRAMMAR_BYTES` for each, the cache holds some hundred at most.
 const MAX_CACHED_BYTES: usize = 2 * MAX_SOURCE_BYTES;
 const GRAMMAR_BYTES: usize = 4 << 10;
-/// The deepest nesting of brackets. Parsers of regular expressions and of Lark's notation recurse.
-const MAX_NESTING: usize = 200;
 /// Compiling recurses along chains of definitions, which `MAX_SOURCE_BYTES` limits.
 const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// The whitespace between two parts of JSON: a space or two, or one line break and 31 levels of two spaces. Otherwise a
 /// confused model could write empty lines for ever.
 const JSON_WHITESPACE: &str = r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,62}";
+/// The symbols of a compiled schema. An answer's first row of the parser has an item for each that may come first, and
+/// the items of a row are compared with each other.
+const MAX_SYMBOLS: usize = 250_000;
+const MAX_LARK_SYMBOLS: usize = 8_000;
+/// The items in a row of the parser. The work for a row of an ambiguous grammar grows with their third power, and that
+/// of a schema only with the second: a schema has few ways to read an answer.
+const MAX_ROW_ITEMS: usize = 2_000;
+const MAX_LARK_ROW_ITEMS: usize = 500;
+/// The items that one mask may take.
+const MAX_MASK_ITEMS: usize = 50_000;
+const MAX_LARK_MASK_ITEMS: usize = 20_000;
+/// The work that all masks of an answer may take, as comparisons of items: at its beginning, and in addition for each
+/// token. A usual mask takes some thousands.
+const FIRST_WORK: u64 = 100_000_000;
+const WORK_PER_TOKEN: u64 = 500_000;
 /// llguidance packs the length of a token in 10 bits.
 const MAX_TOKEN_BYTES: usize = 1 << 10;
 
@@ -94,6 +108,9 @@ impl GrammarCompiler {
         limits.verbose_errors = false;
         // A state of the lexer takes some 2 kB, and each request has its own.
         limits.max_lexer_states = 20_000;
+        limits.max_grammar_size = MAX_SYMBOLS;
+        limits.max_items_in_row = MAX_ROW_ITEMS;
+        limits.step_max_items = MAX_MASK_ITEMS;
         Ok(Self {
             factory,
             vocab_size,
@@ -101,12 +118,24 @@ impl GrammarCompiler {
         })
     }
 
-    /// Compiles a grammar, which takes milliseconds, and at most a tenth of a second for large ones. Recently used
-    /// grammars are cached.
+    /// Compiles a grammar, which takes milliseconds, and about a second for the largest ones. Recently used grammars are
+    /// cached.
     ///
     /// # Errors
     /// The defect of the grammar, or its excessive size.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        self.compile_while(source, &|| true)
+    }
+
+    /// Compiles a grammar while its result is wanted.
+    ///
+    /// # Errors
+    /// Those of [`GrammarCompiler::compile`], or any one when the result is not wanted any more.
+    pub fn compile_while(
+        &self,
+        source: &GrammarSource,
+        is_wanted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Grammar, GrammarError> {
         let key = serde_json::to_string(source);
         let key: Arc<str> = key
             .map_err(|error| GrammarError::at_root(error.to_string()))?
@@ -118,7 +147,7 @@ impl GrammarCompiler {
             let compiling = thread::Builder::new()
                 .name("corella-grammar".to_owned())
                 .stack_size(COMPILE_STACK_BYTES)
-                .spawn_scoped(scope, || self.compile_here(source));
+                .spawn_scoped(scope, || self.compile_here(source, is_wanted));
             let compiling = compiling.map_err(|error| GrammarError::at_root(error.to_string()))?;
             compiling
                 .join()
@@ -143,34 +172,52 @@ impl GrammarCompiler {
         self.compile(&source.map_err(|error| GrammarError::at_root(error.to_string()))?)
     }
 
-    fn compile_here(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
+    fn compile_here(
+        &self,
+        source: &GrammarSource,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Matcher, GrammarError> {
         check_size(source)?;
-        let compiled = self.matcher(top_level(&compiled_source(source)?));
+        let compiled = compiled_source(source)?;
+        if !is_wanted() {
+            return Err(GrammarError::at_root(
+                "it is not wanted any more".to_owned(),
+            ));
+        }
+        let limits = self.limits(&compiled);
+        let compiled = self.matcher(top_level(&compiled), &limits);
         compiled.map_err(|reason| match source {
+            // The search for the place would take the same work again.
+            _ if is_too_large(&reason) || !is_wanted() => GrammarError::at_root(reason),
             GrammarSource::JsonSchema(schema) => {
                 let compile = |part: Value| {
-                    let part = compiled_schema(&part).ok()?;
-                    self.matcher(from_one(json_grammar(part))).err()
+                    let part = { compiled_schema(&part).ok() }.filter(|_| is_wanted())?;
+                    self.matcher(from_one(json_grammar(part)), &limits).err()
                 };
                 GrammarError {
                     place: place_of_error(schema, &reason, compile),
                     ..GrammarError::at_root(reason)
                 }
             }
-            GrammarSource::Composed(composed) => self.error_of_part(composed, reason),
+            GrammarSource::Composed(composed) => self.error_of_part(composed, reason, is_wanted),
             GrammarSource::Regex(_) => GrammarError::at_root(without_place(&reason)),
             _ => GrammarError::at_root(reason),
         })
     }
 
     /// The first error of a single part, or else of the whole.
-    fn error_of_part(&self, composed: &ComposedGrammar, reason: String) -> GrammarError {
+    fn error_of_part(
+        &self,
+        composed: &ComposedGrammar,
+        reason: String,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> GrammarError {
         let errors = composed
             .parts
             .iter()
             .enumerate()
             .filter_map(|(part, source)| {
-                let error = self.compile_here(source).err()?;
+                let error = self.compile_here(source, is_wanted).err()?;
                 Some(GrammarError {
                     part: Some(part),
                     ..error
@@ -181,23 +228,50 @@ impl GrammarCompiler {
             .unwrap_or_else(|| GrammarError::at_root(reason))
     }
 
+    /// The limits of a parser for a grammar. Those of a grammar in Lark's notation are stricter, because it may be
+    /// ambiguous. Beside schemas its symbols are counted with theirs.
+    fn limits(&self, source: &GrammarSource) -> ParserLimits {
+        let mut limits = self.factory.limits().clone();
+        let has_lark = match source {
+            GrammarSource::Lark(_) => {
+                limits.max_grammar_size = MAX_LARK_SYMBOLS;
+                true
+            }
+            GrammarSource::Composed(composed) => {
+                { composed.parts.iter() }.any(|part| matches!(part, GrammarSource::Lark(_)))
+            }
+            _ => false,
+        };
+        if has_lark {
+            limits.max_items_in_row = MAX_LARK_ROW_ITEMS;
+            limits.step_max_items = MAX_LARK_MASK_ITEMS;
+        }
+        limits
+    }
+
     /// The reason for a failure is a sentence or a few lines.
-    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, String> {
-        let parser = self.factory.create_parser(grammar);
+    fn matcher(&self, grammar: TopLevelGrammar, limits: &ParserLimits) -> Result<Matcher, String> {
+        let parser = self.factory.create_parser_from_init_ext(
+            GrammarInit::Serialized(grammar),
+            Logger::new(0, 0),
+            InferenceCapabilities::default(),
+            limits.clone(),
+        );
         let parser = parser.map_err(|error| caller_reason(&error.to_string()))?;
         let matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
             return Err(caller_reason(&error));
         }
-        let mut first = GrammarState {
-            matcher: matcher.deep_clone(),
-            vocab_size: self.vocab_size,
-        };
-        let can_begin = first.allowed()?.iter().any(|&word| word != 0);
-        match can_begin || first.may_end()? {
-            true => Ok(matcher),
-            false => Err("no answer can follow it".to_owned()),
+        let mut first = GrammarState::new(matcher.deep_clone(), self.vocab_size);
+        let allowed = first.allowed()?;
+        let token = allowed.iter().zip(0u32..).find(|(word, _)| **word != 0);
+        match token {
+            // A row that is too long is seen behind it only.
+            Some((word, at)) => first.push(at * 32 + word.trailing_zeros())?,
+            None if first.may_end()? => {}
+            None => return Err("no answer can follow it".to_owned()),
         }
+        Ok(matcher)
     }
 }
 
@@ -237,14 +311,19 @@ impl Grammar {
     /// The beginning of an answer. It has memory of its own, so that no failure of one answer affects another.
     pub fn start(&self) -> GrammarState {
         let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
-        GrammarState {
-            matcher: start.deep_clone(),
-            vocab_size: self.vocab_size,
-        }
+        GrammarState::new(start.deep_clone(), self.vocab_size)
     }
 }
 
 impl GrammarState {
+    fn new(matcher: Matcher, vocab_size: usize) -> Self {
+        Self {
+            matcher,
+            vocab_size,
+            work_left: FIRST_WORK,
+        }
+    }
+
     /// Appends the next token of the answer.
     ///
     /// # Errors
@@ -258,7 +337,7 @@ impl GrammarState {
     /// token can follow.
     ///
     /// # Errors
-    /// The grammar takes too many steps, or too much memory.
+    /// The grammar takes too many steps for this token or for all of them, or too much memory.
     pub fn allowed(&mut self) -> Result<Box<[u32]>, String> {
         let num_words = self.vocab_size.div_ceil(32);
         if self.matcher.is_stopped() && !self.matcher.is_error() {
@@ -266,12 +345,27 @@ impl GrammarState {
         }
         let mask = self.matcher.compute_mask();
         let mask = mask.map_err(|error| caller_reason(&error.to_string()))?;
+        self.pay()?;
         let mut words: Box<[u32]> = mask.as_slice()[..num_words].into();
         // The bit behind the last token stands for the end of the answer.
         if !self.vocab_size.is_multiple_of(32) {
             words[num_words - 1] &= (1 << (self.vocab_size % 32)) - 1;
         }
         Ok(words)
+    }
+
+    /// Takes the work of the newest mask from what the answer has left.
+    fn pay(&mut self) -> Result<(), String> {
+        let stats = self.matcher.last_step_stats();
+        let stats = stats.map_err(|error| caller_reason(&error.to_string()))?;
+        let num_items = stats.all_items as u64;
+        let work = num_items * (num_items / stats.rows.max(1) as u64);
+        let left = (self.work_left + WORK_PER_TOKEN).checked_sub(work);
+        self.work_left = left.ok_or(
+            "the grammar takes too much work for each token of the answer: make it less ambiguous, or use fewer \
+             alternatives",
+        )?;
+        Ok(())
     }
 
     /// Whether the answer may end here.
@@ -310,6 +404,9 @@ fn special_word(name: &str) -> Vec<u8> {
 fn compiled_source(source: &GrammarSource) -> Result<GrammarSource, GrammarError> {
     match source {
         GrammarSource::JsonSchema(schema) => compiled_schema(schema).map(GrammarSource::JsonSchema),
+        GrammarSource::Lark(lark) => {
+            with_compiled_schemas(lark, compiled_schema).map(GrammarSource::Lark)
+        }
         GrammarSource::Composed(composed) => {
             let parts = composed.parts.iter().enumerate().map(|(part, source)| {
                 compiled_source(source).map_err(|error| GrammarError {
@@ -355,8 +452,15 @@ fn single(source: &GrammarSource) -> GrammarWithLexer {
         GrammarSource::JsonSchema(schema) => json_grammar(schema.clone()),
         GrammarSource::Regex(regex) => GrammarWithLexer::from_regex(regex),
         GrammarSource::Choice(texts) => {
+            // One terminal: the parser would have an item for each of several. No terminal is empty.
+            let (empty, texts): (Vec<_>, Vec<_>) = texts.iter().partition(|text| text.is_empty());
             let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
-            GrammarWithLexer::from_lark(format!("start: {}", texts.join(" | ")))
+            let lark = match (&empty[..], &texts[..]) {
+                (_, []) => "start: \"\"".to_owned(),
+                ([], texts) => format!("start: TEXT\nTEXT: {}", texts.join(" | ")),
+                (_, texts) => format!("start: TEXT?\nTEXT: {}", texts.join(" | ")),
+            };
+            GrammarWithLexer::from_lark(lark)
         }
         GrammarSource::Lark(lark) => GrammarWithLexer::from_lark(lark.clone()),
         // Compositions are made here, and never nested.
@@ -377,70 +481,5 @@ fn json_grammar(mut schema: Value) -> GrammarWithLexer {
     GrammarWithLexer::from_json_schema(schema)
 }
 
-fn check_size(source: &GrammarSource) -> Result<(), GrammarError> {
-    let (num_bytes, nesting) = size(source);
-    if num_bytes > MAX_SOURCE_BYTES {
-        return Err(GrammarError::at_root(format!(
-            "it has {num_bytes} bytes, and at most {MAX_SOURCE_BYTES} are compiled"
-        )));
-    }
-    if nesting > MAX_NESTING {
-        return Err(GrammarError::at_root(too_nested()));
-    }
-    Ok(())
-}
-
-/// The reason against compiling a regular expression, before it is parsed.
-pub(crate) fn nesting_error(regex: &str) -> Option<String> {
-    (nesting(regex) > MAX_NESTING).then(too_nested)
-}
-
-fn too_nested() -> String {
-    format!("its brackets are nested more than {MAX_NESTING} deep")
-}
-
-/// The bytes of a grammar, and the nesting of brackets in its parsed parts.
-fn size(source: &GrammarSource) -> (usize, usize) {
-    match source {
-        GrammarSource::JsonObject => (0, 0),
-        GrammarSource::JsonSchema(schema) => (schema.to_string().len(), patterns_nesting(schema)),
-        GrammarSource::Regex(text) | GrammarSource::Lark(text) => (text.len(), nesting(text)),
-        GrammarSource::Choice(texts) => (texts.iter().map(String::len).sum(), 0),
-        GrammarSource::Composed(composed) => { composed.parts.iter() }.map(size).fold(
-            (composed.start.len(), 0),
-            |(all, deepest), (bytes, depth)| (all + bytes, deepest.max(depth)),
-        ),
-    }
-}
-
-/// The deepest nesting of brackets.
-fn nesting(text: &str) -> usize {
-    let (mut depth, mut deepest, mut is_escaped) = (0usize, 0, false);
-    for byte in text.bytes() {
-        match byte {
-            _ if is_escaped => {}
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        is_escaped = byte == b'\\' && !is_escaped;
-        deepest = deepest.max(depth);
-    }
-    deepest
-}
-
-/// The nesting of the regular expressions in a schema. Any string may be one.
-fn patterns_nesting(schema: &Value) -> usize {
-    match schema {
-        Value::String(text) => nesting(text),
-        Value::Array(items) => items.iter().map(patterns_nesting).max().unwrap_or(0),
-        Value::Object(fields) => { fields.iter() }
-            .map(|(key, value)| nesting(key).max(patterns_nesting(value)))
-            .max()
-            .unwrap_or(0),
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-    }
-}
-
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -3,6 +3,13 @@
 
 use crate::schema::LOOK_AROUND;
 
+const TOO_LARGE: &str = "it is too large: use fewer parts, and smaller counts and lengths";
+
+/// Whether a grammar failed by its size.
+pub(crate) fn is_too_large(reason: &str) -> bool {
+    reason.ends_with(TOO_LARGE)
+}
+
 /// The reason in llguidance's message of one or a few lines.
 pub(crate) fn caller_reason(error: &str) -> String {
     // llguidance's state follows the reason, and a backtrace follows a panic's.
@@ -203,7 +210,7 @@ fn grammar_reason(error: &str) -> Option<String> {
         "ParserTooComplex",
     ];
     if LARGE.iter().any(|large| error.contains(large)) {
-        return Some("it is too large: use fewer parts, and smaller counts and lengths".to_owned());
+        return Some(TOO_LARGE.to_owned());
     }
     if error.contains("consider making your grammar left-recursive") {
         return Some(

@@ -1,9 +1,12 @@
 //! A caller's JSON schema in the keywords that llguidance follows.
 
 mod closed_object;
+mod decimal;
 mod look_around;
+mod number;
 mod reference_cycle;
 mod rewrite;
+mod size;
 
 use serde_json::Value;
 
@@ -17,7 +20,9 @@ use crate::GrammarError;
 /// A reference that leads back to itself, or a pattern that cannot be rewritten.
 pub(crate) fn compiled_schema(schema: &Value) -> Result<Value, GrammarError> {
     reference_cycle::check(schema)?;
-    rewrite::rewritten(schema).map(closed_object::closed)
+    let schema = rewrite::rewritten(schema)?;
+    size::check_merging(&schema)?;
+    closed_object::closed(schema)
 }
 
 fn error(place: &[String], reason: String) -> GrammarError {

@@ -21,10 +21,12 @@ impl AsRef<[u8]> for Input {
     }
 }
 
-static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
+pub(crate) static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
     let tokenizer = Tokenizer::from_bytes(&corpus::bytes("models/nano/tokenizer.json"));
-    let tokenizer = tokenizer.expect("the built-in model's");
-    GrammarCompiler::new(&tokenizer, tokenizer.vocab_size()).expect("a vocabulary")
+    tokenizer.expect("the built-in model's")
+});
+pub(crate) static COMPILER: LazyLock<GrammarCompiler> = LazyLock::new(|| {
+    GrammarCompiler::new(&TOKENIZER, TOKENIZER.vocab_size()).expect("a vocabulary")
 });
 
 /// Compiles a constraint, and follows it for some tokens.
@@ -36,7 +38,7 @@ fn follow(input: &Input) -> Verdict {
     Verdict::from(&grammar)
 }
 
-fn draw(grammar: &Grammar, seed: u64) {
+pub(crate) fn draw(grammar: &Grammar, seed: u64) {
     let mut random = Random::new(seed, 0);
     let mut state = grammar.start();
     for _ in 0..24 {
@@ -107,7 +109,8 @@ fn json_schema() {
         mutate_json(random, &mut schema, &words);
         input.text = schema.to_string();
     };
-    Target::new("json_schema", 128 << 20, 4000).run(&corpus, mutate, follow);
+    { Target::new("json_schema", 256 << 20, 4000).in_child("grammar::json_schema") }
+        .run(&corpus, mutate, follow);
 }
 
 #[test]
@@ -152,7 +155,8 @@ fn regex() {
             "[a-z]+@([a-z]+\\.){1,3}[a-z]{2,}",
         );
     };
-    Target::new("regex", 128 << 20, 4000).run(&corpus, mutate, follow);
+    { Target::new("regex", 256 << 20, 4000).in_child("grammar::regex") }
+        .run(&corpus, mutate, follow);
 }
 
 #[test]
@@ -196,5 +200,5 @@ fn lark() {
             "start: a\na: a a | \"x\"\n",
         );
     };
-    Target::new("lark", 128 << 20, 4000).run(&corpus, mutate, follow);
+    { Target::new("lark", 256 << 20, 4000).in_child("grammar::lark") }.run(&corpus, mutate, follow);
 }

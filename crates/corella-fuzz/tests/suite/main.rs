@@ -7,6 +7,7 @@ mod corpus;
 mod grammar;
 mod hub;
 mod model;
+mod number;
 mod target;
 mod template;
 mod tokenizer;

@@ -54,7 +54,7 @@ impl Endpoint for Completion {
         let prompt: PromptFields = body.parse()?;
         let model = fields.model(state)?;
         let (mut params, mut format) = fields.params(state, caller, Vec::new())?;
-        params.set_text_constraint(state)?;
+        params.set_text_constraint(state, caller)?;
         let Some(PromptField(prompts)) = prompt.prompt else {
             return Err(ApiError::invalid("prompt", "is required"));
         };

@@ -80,7 +80,7 @@ impl Endpoint for Infill {
         let mut ends = tokens.end_token_ids(tokenizer);
         ends.retain(|&id| (id as usize) < state.config.vocab_size);
         let (mut params, mut format) = fields.params(state, caller, ends)?;
-        params.set_text_constraint(state)?;
+        params.set_text_constraint(state, caller)?;
         let mut prefix = middle.input_prefix.unwrap_or_default();
         prefix.push_str(middle.prompt.as_deref().unwrap_or_default());
         let suffix = middle.input_suffix.unwrap_or_default();

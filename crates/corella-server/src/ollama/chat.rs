@@ -75,7 +75,7 @@ impl Endpoint for OllamaChat {
             let prompt = chat.tokenize(state, check, caller);
             let prompt =
                 prompt.map_err(|error| error.renamed("continue_final_message", "messages"))?;
-            params.set_reply_constraint(state, &prompt)?;
+            params.set_reply_constraint(state, &prompt, caller)?;
             let prompt = prompt.into();
             end_with_context(&mut params, state, &prompt);
             prompts.push(prompt);

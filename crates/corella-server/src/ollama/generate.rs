@@ -117,7 +117,7 @@ impl Endpoint for OllamaGenerate {
                 let mut chat = ChatFields::conversation(messages, false, template_kwargs);
                 let prompt = chat.tokenize(state, check, caller);
                 let prompt = prompt.map_err(|error| error.renamed("messages", "prompt"))?;
-                params.set_reply_constraint(state, &prompt)?;
+                params.set_reply_constraint(state, &prompt, caller)?;
                 prompts.push(prompt.into());
             }
             Reading::Text { suffix } => {
@@ -128,7 +128,7 @@ impl Endpoint for OllamaGenerate {
                         Prompt::Tokens(_) => String::new(),
                     },
                 };
-                params.set_text_constraint(state)?;
+                params.set_text_constraint(state, caller)?;
                 prompts.push(PromptTokens {
                     tokens: state.encode("prompt", &prompt, true, caller)?,
                     echo: None,

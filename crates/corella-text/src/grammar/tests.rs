@@ -1,9 +1,13 @@
 //! Grammars of each kind over a small vocabulary, bad ones, and hostile ones.
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+
+mod work;
 
 /// Tokens 0 to 255 are bytes, followed by some longer ones and a special one.
 fn tokenizer() -> Tokenizer {
@@ -38,8 +42,41 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_bytes(file.to_string().as_bytes()).expect("a tokenizer")
 }
 
-fn compiler() -> GrammarCompiler {
+pub(crate) fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer(), 265).expect("a vocabulary")
+}
+
+/// Draws an answer of at most `max_tokens` tokens. `None` if it does not end there.
+pub(crate) fn draw(grammar: &Grammar, seed: u64, max_tokens: usize) -> Option<String> {
+    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(tokenizer);
+    let mut state = grammar.start();
+    let mut text = Vec::new();
+    // A linear congruential generator, by Knuth's constants.
+    let mut random = seed.wrapping_mul(2_862_933_555_777_941_757);
+    let mut next = |bound: usize| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % bound
+    };
+    for _ in 0..max_tokens {
+        let words = state.allowed().expect("a mask");
+        let allowed: Vec<u32> = (0..words.len() as u32 * 32)
+            .filter(|token| words[*token as usize / 32] >> (token % 32) & 1 == 1)
+            .collect();
+        if state.may_end().expect("it has not failed") && (allowed.is_empty() || next(4) == 0) {
+            return Some(String::from_utf8(text).expect("it is text"));
+        }
+        assert!(
+            !allowed.is_empty(),
+            "nothing may follow {:?}",
+            String::from_utf8_lossy(&text)
+        );
+        let token = allowed[next(allowed.len())];
+        text.extend(TOKENIZER.token_bytes(token).expect("it has bytes"));
+        state.push(token).expect("it is allowed");
+    }
+    None
 }
 
 fn is_allowed(state: &mut GrammarState, token: u32) -> bool {

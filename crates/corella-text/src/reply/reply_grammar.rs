@@ -46,7 +46,8 @@ pub enum GrammarOrigin {
 }
 
 impl GrammarCompiler {
-    /// Compiles the grammar of a reply to a conversation. `tokenizer` has the vocabulary of this compiler.
+    /// Compiles the grammar of a reply to a conversation while its result is wanted. `tokenizer` has the vocabulary of
+    /// this compiler.
     ///
     /// # Errors
     /// The wanted part that cannot be followed, and the reason. Calls need a known format.
@@ -55,13 +56,15 @@ impl GrammarCompiler {
         tokenizer: &Tokenizer,
         context: &ReplyContext,
         wanted: WantedReply,
+        is_wanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Grammar, ReplyGrammarError> {
         let text_alone = wanted.text.as_ref().filter(|_| wanted.calls.is_none());
         if let Some(text) = text_alone
             && !context.has_markup_before_text()
         {
             let origin = GrammarOrigin::Text;
-            return { self.compile(text) }.map_err(|error| ReplyGrammarError { origin, error });
+            return { self.compile_while(text, is_wanted) }
+                .map_err(|error| ReplyGrammarError { origin, error });
         }
         let mut writer = GrammarWriter::new(tokenizer, context);
         let start = writer.reply(context, wanted)?;
@@ -69,7 +72,7 @@ impl GrammarCompiler {
             start: format!("start: {start}\n{}", writer.rules),
             parts: writer.parts,
         });
-        self.compile(&source).map_err(|mut error| {
+        self.compile_while(&source, is_wanted).map_err(|mut error| {
             let part = error.part.and_then(|part| writer.origins.get(part));
             let (origin, place) = match part {
                 Some((origin, place)) => (origin.clone(), place.as_str()),

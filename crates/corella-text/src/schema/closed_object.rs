@@ -5,14 +5,29 @@ use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value, json};
 
+use super::error;
+use crate::GrammarError;
+
 /// Closes the objects of a schema, at every depth.
-pub(super) fn closed(mut schema: Value) -> Value {
+///
+/// # Errors
+/// The place of an object whose parts name too many members together.
+pub(super) fn closed(mut schema: Value) -> Result<Value, GrammarError> {
     let root = schema.clone();
     let mut open = BTreeSet::new();
     find_parts(&root, &root, false, &mut open);
-    Closing { root, open }.close(&mut schema, "#", false);
-    schema
+    let mut closing = Closing {
+        root: &root,
+        open,
+        num_visits: 0,
+    };
+    closing.close(&mut schema, "#", false)?;
+    Ok(schema)
 }
+
+/// The most names and parts that are visited for the members of objects with several parts. Parts that refer to each
+/// other are visited for each of them.
+const MAX_VISITS: usize = 100_000;
 
 /// Keywords whose schemas describe the same value as the schema around them.
 const PARTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
@@ -94,17 +109,23 @@ fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-struct Closing {
-    root: Value,
+struct Closing<'a> {
+    root: &'a Value,
     /// The references to schemas that stay open.
     open: BTreeSet<String>,
+    num_visits: usize,
 }
 
-impl Closing {
+impl Closing<'_> {
     /// `place` is the reference to the schema.
-    fn close(&self, schema: &mut Value, place: &str, is_part: bool) {
+    fn close(
+        &mut self,
+        schema: &mut Value,
+        place: &str,
+        is_part: bool,
+    ) -> Result<(), GrammarError> {
         let Some(fields) = schema.as_object() else {
-            return;
+            return Ok(());
         };
         let is_part = is_part || self.open.contains(place);
         let is_combined = is_part || num_sources(fields) > 1;
@@ -118,24 +139,37 @@ impl Closing {
         });
         for (step, is_part) in inner.into_iter().chain(parts).collect::<Vec<_>>() {
             if let Some(inner) = schema.pointer_mut(&format!("/{step}")) {
-                self.close(inner, &format!("{place}/{step}"), is_part);
+                self.close(inner, &format!("{place}/{step}"), is_part)?;
             }
         }
         if !is_part {
             self.close_here(schema);
         }
+        if self.num_visits > MAX_VISITS {
+            let place: Vec<_> = place.split('/').skip(1).map(str::to_owned).collect();
+            let reason =
+                "its parts in `allOf`, `anyOf`, `oneOf` and `$ref` name too many members together";
+            return Err(error(&place, reason.to_owned()));
+        }
+        Ok(())
     }
 
-    fn close_here(&self, schema: &mut Value) {
+    fn close_here(&mut self, schema: &mut Value) {
+        let Some(fields) = schema.as_object() else {
+            return;
+        };
+        let reference = fields.get("$ref").and_then(Value::as_str);
+        let refers_to_open = reference.is_some_and(|reference| self.open.contains(reference));
+        let is_whole = num_sources(fields) == 1;
+        if is_whole && !refers_to_open && !fields.contains_key("properties") {
+            return;
+        }
         let Some(names) = self.names(schema) else {
             return;
         };
         let Some(fields) = schema.as_object_mut() else {
             return;
         };
-        let reference = fields.get("$ref").and_then(Value::as_str);
-        let refers_to_open = reference.is_some_and(|reference| self.open.contains(reference));
-        let is_whole = num_sources(fields) == 1;
         if is_whole && let Some(Value::Object(properties)) = fields.get_mut("properties") {
             for name in names {
                 properties.entry(name).or_insert_with(|| json!({}));
@@ -153,14 +187,20 @@ impl Closing {
     }
 
     /// The names of all members in a schema. `None` if it names none, or allows others.
-    fn names(&self, schema: &Value) -> Option<Vec<String>> {
+    fn names(&mut self, schema: &Value) -> Option<Vec<String>> {
         let mut names = Names::default();
-        let is_named = self.add_names(schema, &mut names)?;
+        let is_named = self.add_names(schema, &mut names);
+        self.num_visits += names.num_visits;
+        let is_named = is_named?;
         (is_named && !is_too_few(schema, names.list.len())).then_some(names.list)
     }
 
     /// Whether the schema lists members. `None` if it allows others.
     fn add_names(&self, schema: &Value, names: &mut Names) -> Option<bool> {
+        names.num_visits += 1;
+        if self.num_visits + names.num_visits > MAX_VISITS {
+            return None;
+        }
         let Some(fields) = schema.as_object() else {
             return Some(false);
         };
@@ -181,7 +221,7 @@ impl Closing {
         if let Some(reference) = fields.get("$ref").and_then(Value::as_str)
             && names.references.insert(reference.to_owned())
         {
-            let target = target(&self.root, reference)?;
+            let target = target(self.root, reference)?;
             is_named |= self.add_names(target, names)?;
         }
         for keyword in PARTS {
@@ -205,10 +245,12 @@ struct Names {
     known: HashSet<String>,
     /// The followed references, each once: definitions that refer to others twice would take exponential time.
     references: HashSet<String>,
+    num_visits: usize,
 }
 
 impl Names {
     fn add(&mut self, name: &str) {
+        self.num_visits += 1;
         if self.known.insert(name.to_owned()) {
             self.list.push(name.to_owned());
         }

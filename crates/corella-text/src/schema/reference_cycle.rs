@@ -107,7 +107,7 @@ fn below(place: &[String], step: String) -> Vec<String> {
 }
 
 /// The part of the schema that llguidance finds for a reference.
-fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+pub(super) fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     if !reference.starts_with("#/") && reference != "#" {
         return None;
     }
@@ -117,7 +117,7 @@ fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     })
 }
 
-fn steps(reference: &str) -> impl Iterator<Item = &str> {
+pub(super) fn steps(reference: &str) -> impl Iterator<Item = &str> {
     let path = reference.trim_start_matches('#').trim_start_matches('/');
     path.split('/').filter(|step| !step.is_empty())
 }

@@ -1,9 +1,14 @@
 //! Replaces keywords that llguidance lacks, or refuses, by others that it follows.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::error;
 use super::look_around::without_look_ahead;
+use super::number::{StepSet, set_numbers};
+use super::reference_cycle::steps;
+use super::size::Size;
 use crate::GrammarError;
 
 /// Keywords without an effect on the answer.
@@ -28,50 +33,145 @@ const FREE_FORMATS: [&str; 5] = ["password", "binary", "path", "file-path", "dir
 
 pub(super) fn rewritten(schema: &Value) -> Result<Value, GrammarError> {
     let mut schema = schema.clone();
-    rewrite(&mut schema, &mut Vec::new())?;
+    let mut rewriting = Rewriting::default();
+    rewriting.rewrite(&mut schema)?;
+    // A reference may lead to a place where no schema is looked for otherwise, such as OpenAPI's `components`.
+    while let Some(reference) = rewriting.references.pop() {
+        if rewriting.followed.insert(reference.clone())
+            && !is_inside(&schema, &reference)
+            && let Some(target) = target_mut(&mut schema, &reference)
+        {
+            rewriting.place = steps(&reference).map(str::to_owned).collect();
+            rewriting.rewrite(target)?;
+        }
+    }
+    rewriting
+        .steps
+        .check()
+        .map_err(|reason| error(&[], reason))?;
     Ok(schema)
 }
 
-fn rewrite(schema: &mut Value, place: &mut Vec<String>) -> Result<(), GrammarError> {
-    let Some(fields) = schema.as_object_mut() else {
-        return Ok(());
-    };
-    for (keyword, value) in fields.iter_mut() {
-        match (keyword.as_str(), value) {
-            (
-                "properties" | "patternProperties" | "$defs" | "definitions",
-                Value::Object(parts),
-            ) => {
-                for (name, part) in parts.iter_mut() {
-                    rewrite_at(part, place, format!("{keyword}.{name}"))?;
-                }
-            }
-            ("allOf" | "anyOf" | "oneOf" | "prefixItems" | "items", Value::Array(parts)) => {
-                for (at, part) in parts.iter_mut().enumerate() {
-                    rewrite_at(part, place, format!("{keyword}[{at}]"))?;
-                }
-            }
-            ("items" | "additionalItems" | "additionalProperties", part) => {
-                rewrite_at(part, place, keyword.clone())?;
-            }
-            _ => {}
-        }
-    }
-    set_format(fields);
-    set_pattern(fields).map_err(|reason| error(place, reason))?;
-    set_property_names(fields).map_err(|reason| error(place, reason))?;
-    // Zod's `z.never()`.
-    if { fields.get("not") }.is_some_and(|not| *not == json!({}) || *not == true) {
-        *schema = Value::Bool(false);
-    }
-    Ok(())
+#[derive(Default)]
+struct Rewriting {
+    place: Vec<String>,
+    references: Vec<String>,
+    followed: HashSet<String>,
+    steps: StepSet,
+    size: Size,
 }
 
-fn rewrite_at(part: &mut Value, place: &mut Vec<String>, step: String) -> Result<(), GrammarError> {
-    place.push(step);
-    rewrite(part, place)?;
-    place.pop();
-    Ok(())
+impl Rewriting {
+    fn rewrite(&mut self, schema: &mut Value) -> Result<(), GrammarError> {
+        let Some(fields) = schema.as_object_mut() else {
+            return Ok(());
+        };
+        for (keyword, value) in fields.iter_mut() {
+            match (keyword.as_str(), value) {
+                (keyword, Value::Object(parts)) if MAPS.contains(&keyword) => {
+                    for (name, part) in parts.iter_mut() {
+                        self.rewrite_at(part, format!("{keyword}.{name}"))?;
+                    }
+                }
+                (keyword, Value::Array(parts)) if LISTS.contains(&keyword) => {
+                    for (at, part) in parts.iter_mut().enumerate() {
+                        self.rewrite_at(part, format!("{keyword}[{at}]"))?;
+                    }
+                }
+                (keyword, part) if SINGLES.contains(&keyword) => {
+                    self.rewrite_at(part, keyword.to_owned())?;
+                }
+                ("$ref", Value::String(reference)) => self.references.push(reference.clone()),
+                _ => {}
+            }
+        }
+        self.rewrite_here(fields)
+            .map_err(|reason| error(&self.place, reason))?;
+        // Zod's `z.never()`.
+        if { fields.get("not") }.is_some_and(|not| *not == json!({}) || *not == true) {
+            *schema = Value::Bool(false);
+        }
+        Ok(())
+    }
+
+    fn rewrite_at(&mut self, part: &mut Value, step: String) -> Result<(), GrammarError> {
+        self.place.push(step);
+        self.rewrite(part)?;
+        self.place.pop();
+        Ok(())
+    }
+
+    fn rewrite_here(&mut self, fields: &mut Map<String, Value>) -> Result<(), String> {
+        set_format(fields);
+        set_pattern(fields)?;
+        set_property_names(fields)?;
+        set_numbers(fields)?;
+        check_required(fields)?;
+        self.steps.add(fields);
+        self.size.add(fields)
+    }
+}
+
+/// Keywords with named schemas, with a list of schemas, and with one schema.
+pub(super) const MAPS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+pub(super) const LISTS: [&str; 5] = ["allOf", "anyOf", "oneOf", "prefixItems", "items"];
+pub(super) const SINGLES: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
+
+/// Whether a reference leads to a schema that is found without it.
+fn is_inside(root: &Value, reference: &str) -> bool {
+    let mut steps = steps(reference);
+    let mut part = root;
+    while let Some(keyword) = steps.next() {
+        let Some(value) = part.get(keyword) else {
+            return false;
+        };
+        part = match value {
+            Value::Object(parts) if MAPS.contains(&keyword) => {
+                match steps.next().and_then(|name| parts.get(name)) {
+                    Some(part) => part,
+                    None => return false,
+                }
+            }
+            Value::Array(parts) if LISTS.contains(&keyword) => {
+                let at = steps.next().and_then(|at| at.parse::<usize>().ok());
+                match at.and_then(|at| parts.get(at)) {
+                    Some(part) => part,
+                    None => return false,
+                }
+            }
+            part if SINGLES.contains(&keyword) => part,
+            _ => return false,
+        };
+    }
+    true
+}
+
+fn target_mut<'a>(root: &'a mut Value, reference: &str) -> Option<&'a mut Value> {
+    if !reference.starts_with('#') {
+        return None;
+    }
+    steps(reference).try_fold(root, |part, step| match part {
+        Value::Array(parts) => parts.get_mut(step.parse::<usize>().ok()?),
+        part => part.get_mut(step),
+    })
+}
+
+/// Refuses required members that no object may have. Validators refuse any answer to such a schema, with the member and
+/// without it, and llguidance calls it unsatisfiable.
+fn check_required(fields: &Map<String, Value>) -> Result<(), String> {
+    let is_closed = fields.get("additionalProperties") == Some(&Value::Bool(false))
+        && !fields.contains_key("patternProperties");
+    let properties = fields.get("properties").and_then(Value::as_object);
+    let required = fields.get("required").and_then(Value::as_array);
+    let mut names = required.into_iter().flatten().filter_map(Value::as_str);
+    let unnamed = names.find(|name| !properties.is_some_and(|members| members.contains_key(*name)));
+    match unnamed.filter(|_| is_closed) {
+        Some(name) => Err(format!(
+            "`required` names `{name}`, which `additionalProperties` excludes, so that no answer is valid: add it to \
+             `properties`"
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Removes formats that narrow nothing, or that a pattern beside them spells out: Zod writes both `"format": "cuid"`

@@ -207,3 +207,23 @@ fn parts_of_an_object_are_closed_together() {
     });
     assert_eq!(compiled_schema(&schema), Ok(compiled));
 }
+
+/// No validator takes an answer with the member or without it.
+#[test]
+fn a_required_member_that_is_excluded_is_named() {
+    let inner = json!({
+        "type": "object", "properties": {"a": {}}, "required": ["a", "b"], "additionalProperties": false,
+    });
+    let (place, reason) = place_and_reason(&json!({"items": inner}));
+    assert_eq!(place, "items");
+    assert!(reason.contains("`required` names `b`"), "{reason}");
+    let schema = json!({"required": ["b"], "additionalProperties": false});
+    assert!(place_and_reason(&schema).1.contains("`b`"));
+    for schema in [
+        json!({"properties": {"a": {}}, "required": ["a", "b"]}),
+        json!({"required": ["b"], "patternProperties": {"^b": {}}, "additionalProperties": false}),
+        json!({"required": ["b"], "additionalProperties": {"type": "null"}}),
+    ] {
+        compiled_schema(&schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+    }
+}

@@ -314,7 +314,7 @@ fn check_calls(
             calls: Some(calls),
             text: None,
         };
-        let grammar = compiler.compile_reply(tokenizer, context, wanted);
+        let grammar = compiler.compile_reply(tokenizer, context, wanted, &|| true);
         let grammar = grammar.unwrap_or_else(|error| panic!("{what}: {error:?}"));
         for seed in 1..=20 {
             let reply = drawn(&grammar, tokenizer, seed);
@@ -357,7 +357,7 @@ fn a_text_that_is_wanted_comes_behind_the_reasoning() {
             text: Some(GrammarSource::JsonSchema(schema.clone())),
         };
         let grammar = compiler
-            .compile_reply(&tokenizer, &context, wanted)
+            .compile_reply(&tokenizer, &context, wanted, &|| true)
             .expect("it compiles");
         let mut num_thoughtful = 0;
         for seed in 1..=20 {
@@ -387,7 +387,7 @@ fn a_reply_may_be_calls_or_text() {
             text: Some(text),
         };
         let grammar = compiler
-            .compile_reply(&tokenizer, &context, wanted)
+            .compile_reply(&tokenizer, &context, wanted, &|| true)
             .expect("it compiles");
         let (mut num_texts, mut num_calls) = (0, 0);
         for seed in 1..=40 {
@@ -425,7 +425,7 @@ fn what_cannot_be_followed_is_told_with_its_tool_and_place() {
             text: None,
         };
         let error = compiler
-            .compile_reply(&tokenizer, &context, wanted)
+            .compile_reply(&tokenizer, &context, wanted, &|| true)
             .expect_err("it is bad");
         assert_eq!(
             error.origin,
@@ -437,7 +437,11 @@ fn what_cannot_be_followed_is_told_with_its_tool_and_place() {
             calls: Some(WantedCalls::One("good".to_owned())),
             text: None,
         };
-        assert!(compiler.compile_reply(&tokenizer, &context, one).is_ok());
+        assert!(
+            compiler
+                .compile_reply(&tokenizer, &context, one, &|| true)
+                .is_ok()
+        );
     }
     let wanted = WantedReply {
         calls: Some(WantedCalls::Any),
@@ -445,7 +449,7 @@ fn what_cannot_be_followed_is_told_with_its_tool_and_place() {
     };
     let nothing = ReplyContext::default();
     let error = compiler
-        .compile_reply(&tokenizer, &nothing, wanted)
+        .compile_reply(&tokenizer, &nothing, wanted, &|| true)
         .expect_err("no format");
     assert_eq!(error.origin, GrammarOrigin::Whole);
 }
@@ -483,7 +487,7 @@ fn check_strings_in_tags(markers: Markers, format: CallFormat) {
             calls: Some(WantedCalls::Any),
             text: None,
         };
-        let grammar = compiler.compile_reply(&tokenizer, &context, wanted);
+        let grammar = compiler.compile_reply(&tokenizer, &context, wanted, &|| true);
         grammar.map(|grammar| (context, grammar))
     };
     let cases: [(Value, IsValid); 6] = [

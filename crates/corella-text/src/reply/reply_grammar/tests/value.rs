@@ -88,7 +88,7 @@ fn values_without_json_quotes_follow_their_schemas() {
                 calls: Some(WantedCalls::Any),
                 text: None,
             };
-            let grammar = compiler.compile_reply(&tokenizer, &context, wanted);
+            let grammar = compiler.compile_reply(&tokenizer, &context, wanted, &|| true);
             let grammar = grammar.unwrap_or_else(|error| panic!("{schema}: {error:?}"));
             for seed in 1..=10 {
                 let reply = drawn(&grammar, &tokenizer, seed);
@@ -132,7 +132,7 @@ fn arguments_have_the_order_of_the_template() {
             calls: Some(WantedCalls::One("f".to_owned())),
             text: None,
         };
-        let grammar = compiler.compile_reply(&tokenizer, &context, wanted);
+        let grammar = compiler.compile_reply(&tokenizer, &context, wanted, &|| true);
         let reply = drawn(&grammar.expect("it compiles"), &tokenizer, 1);
         assert_eq!(reply, expected);
     }
