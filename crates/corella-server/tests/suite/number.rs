@@ -96,7 +96,7 @@ async fn prompts_have_the_numbers_that_python_reads() {
         });
         let answer = post(server.address, "/apply-template", &body).await.json();
         let prompt = answer["prompt"].as_str().expect("a text");
-        let called = format!("<tool_call>add{PYTHON_NUMBERS}</tool_call>");
+        let called = format!("\"arguments\": {PYTHON_NUMBERS}}}</tool_call>");
         assert!(prompt.contains(&called), "{prompt}");
         let offered = format!(r#""enum": [{PYTHON_NUMBERS}]"#);
         assert!(prompt.contains(&offered), "{prompt}");

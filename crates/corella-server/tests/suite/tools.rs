@@ -11,7 +11,8 @@ const PATH: &str = "/v1/chat/completions";
 const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>\
     {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}\
     {{ m.content if m.content is string else '' }}\
-    {% for c in m.tool_calls %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}</tool_call>\
+    {% for c in m.tool_calls %}<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": \
+    {{ c.function.arguments | tojson }}}</tool_call>\
     {% endfor %}<|end|>{% endfor %}\
     {% if add_generation_prompt %}<|assistant|>{% if thinks %}<think>\n{% endif %}{% endif %}";
 
@@ -231,8 +232,8 @@ async fn a_conversation_may_hold_calls_and_what_tools_said() {
         body["tool_choice"] = json!("none");
         post(server.address, "/tokenize", &body).await.json()["tokens"].clone()
     };
-    let expected = "<|user|>hi<|end|><|assistant|><think>so</think><tool_call>weather{\"city\": \"Paris\"}</tool_call>\
-        <|end|><|tool|>sun<|end|><|assistant|>";
+    let expected = "<|user|>hi<|end|><|assistant|><think>so</think><tool_call>{\"name\": \"weather\", \
+        \"arguments\": {\"city\": \"Paris\"}}</tool_call><|end|><|tool|>sun<|end|><|assistant|>";
     assert_eq!(
         tokens(json!("{\"city\":\"Paris\"}")).await,
         json!(server.encode(expected))
