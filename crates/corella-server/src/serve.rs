@@ -322,10 +322,11 @@ mod tests {
             clients.push(tokio::spawn(async move {
                 let http = http1::Builder::new();
                 let mut answers = Vec::new();
-                tokio::join!(
+                let (_, read) = tokio::join!(
                     answer(ours, &http, router, phase.subscribe()),
                     theirs.read_to_end(&mut answers),
                 );
+                read.expect("it is open");
             }));
         }
         for client in clients {
