@@ -39,8 +39,7 @@ def run(bench, options, way, trace):
     the longest gap; and how late requests were sent."""
     entries, groups = way
     with contextlib.ExitStack() as stack:
-        for index, nodes in enumerate(groups):
-            stack.enter_context(bench.servers(*nodes, port=PORT + 10 * index))
+        servers = [stack.enter_context(bench.servers(*nodes, port=PORT + 10 * index)) for index, nodes in enumerate(groups)]
         loads = []
         ports = [PORT + 10 * group + node for group, node in entries]
         for at, port in enumerate(ports):
@@ -49,7 +48,7 @@ def run(bench, options, way, trace):
             file.write_text("\n".join(map(json.dumps, part)) + "\n")
             out = bench.folder / f"out-{port}.json"
             command = [bench.binary, "bench", "serve", "--base-url", f"http://127.0.0.1:{port}", "--trace", file, "--ignore-eos",
-                       "--num-prompts", len(part), "--num-warmups", 2, "--save-detailed", "--output-json", out]
+                       "--num-prompts", len(part), "--num-warmups", 1, "--save-detailed", "--output-json", out]
             process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             loads.append((process, out))
         found = {"ttft": [], "tpot": [], "latency": [], "gap": [], "late": []}
@@ -63,6 +62,9 @@ def run(bench, options, way, trace):
             found["tpot"] += [ms * statistics.mean(gaps) for gaps in load["itls"]]
             found["gap"] += [ms * max(gaps) for gaps in load["itls"]]
             found["late"].append(load["p99_lag_ms"] / options.slowdown)
+        has_roles = len(groups[0]) > 1
+        num_sent = servers[0].metrics()["corella_pd_transfer_seconds_count"] if has_roles else 0
+        assert not has_roles or num_sent >= 0.9 * len(trace) / len(ports), f"{num_sent:.0f} prompts were sent to decode nodes"
         return found
 
 
@@ -73,13 +75,13 @@ def share_kept(options, found):
 
 def highest_rate(points, wanted=0.99):
     """Returns the rate up to which the objective is kept, between the rates that were tried, and whether it may be
-    higher."""
-    best = 0.0
-    for (low, high_share), (high, low_share) in zip([(0.0, 1.0), *points], points):
+    higher. Returns `None` if the lowest is too high."""
+    if points[0][1] < wanted:
+        return None, False
+    for (low, high_share), (high, low_share) in zip(points, points[1:]):
         if low_share < wanted:
             return low + (high - low) * (high_share - wanted) / (high_share - low_share), False
-        best = high
-    return best, True
+    return points[-1][0], True
 
 
 def main():
@@ -111,7 +113,9 @@ def main():
     num_nodes = options.prefill + options.decode
     alone = [((index, 0), [common]) for index in range(num_nodes)]
     whole = [((index, 0), [(*common, "--no-chunked-prefill")]) for index in range(num_nodes)]
-    roles = [("--role", role, *common) for role, number in (("prefill", options.prefill), ("decode", options.decode))
+    # Decode nodes answer between two steps, which are slower here than the default time allows.
+    search = ("--decode-search-timeout", min(60_000, int(100 * options.slowdown)))
+    roles = [("--role", role, *search, *common) for role, number in (("prefill", options.prefill), ("decode", options.decode))
              for _ in range(number)]
     ways = {
         f"{num_nodes} unified": tuple(zip(*alone)),
@@ -152,8 +156,8 @@ def main():
     first = None
     for name in ways:
         rate, is_least = highest_rate(points[name])
-        if rate == 0:
-            print(f"| {name} | none | | |")
+        if rate is None:
+            print(f"| {name} | < {points[name][0][0]:g} | | |")
             continue
         nodes = 100 * num_nodes / rate
         first = first or nodes
