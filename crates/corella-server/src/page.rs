@@ -21,7 +21,7 @@ struct Asset {
 
 macro_rules! assets {
     ($($name:literal),* $(,)?) => {
-        &[$(Asset {
+        [$(Asset {
             name: $name,
             bytes: include_bytes!(concat!("../page/", $name)),
             answer: OnceLock::new(),
@@ -31,7 +31,7 @@ macro_rules! assets {
 
 const INDEX: &str = include_str!("../page/index.html");
 
-static ASSETS: &[Asset] = assets![
+static ASSETS: [Asset; 31] = assets![
     "answer_reader.js",
     "api.js",
     "base.css",

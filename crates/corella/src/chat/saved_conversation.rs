@@ -1,6 +1,6 @@
 //! A conversation in a file, as an API request, so that other programs can continue it.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
