@@ -7,6 +7,7 @@ them differently.
 """
 
 import argparse
+import base64
 import gzip
 import hashlib
 import io
@@ -23,6 +24,7 @@ SHELLS = {"bash": "corella.bash", "zsh": "_corella", "fish": "corella.fish"}
 # Files of the repository, and their names in the archive.
 FILES = {
     "LICENSE": "LICENSE",
+    "crates/corella-server/page/vendor/katex/LICENSE": "licenses/KaTeX",
     "README.md": "README.md",
     "deploy/systemd/corella.service": "systemd/corella.service",
     "deploy/prometheus/alerts.yml": "prometheus/alerts.yml",
@@ -114,7 +116,7 @@ def bill_of_materials(metadata, package, target):
         "specVersion": "1.5",
         "version": 1,
         "metadata": {"component": component(itself)},
-        "components": [component(crate) for crate in crates if crate != itself],
+        "components": [component(crate) for crate in crates if crate != itself] + packages_of_the_page(),
         "dependencies": [
             {"ref": reference(crate), "dependsOn": sorted(map(reference, needed[crate]))}
             for crate in crates
@@ -123,6 +125,22 @@ def bill_of_materials(metadata, package, target):
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
     # Made from what it names, because a random one would differ each time.
     return {"serialNumber": uuid.UUID(bytes=digest[:16], version=4).urn, **document}
+
+
+def packages_of_the_page():
+    """Returns the npm packages whose files are part of the binary, with the hashes of their archives."""
+    locked = json.loads((ROOT / "tests/client/node/package-lock.json").read_text())["packages"]
+    components = []
+    for folder in sorted((ROOT / "crates/corella-server/page/vendor").iterdir()):
+        package = locked[f"node_modules/{folder.name}"]
+        algorithm, digest = package["integrity"].split("-", 1)
+        reference = f"pkg:npm/{folder.name}@{package['version']}"
+        described = {"type": "library", "bom-ref": reference, "name": folder.name, "version": package["version"]}
+        described |= {"purl": reference, "licenses": [{"expression": package["license"]}]}
+        hash_name = algorithm.upper().replace("SHA", "SHA-")
+        described["hashes"] = [{"alg": hash_name, "content": base64.b64decode(digest).hex()}]
+        components.append(described)
+    return components
 
 
 def read_tree(target):

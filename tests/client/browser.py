@@ -12,7 +12,6 @@ DESKTOP = {"width": 1360, "height": 860}
 PHONE = {"width": 360, "height": 740}
 
 
-
 @contextlib.contextmanager
 def chromium():
     path = shutil.which("chromium")
@@ -78,14 +77,33 @@ def messages(page):
     return json.loads(page.evaluate("sessionStorage.getItem('corella.conversation')"))
 
 
+@contextlib.contextmanager
+def settings(page):
+    """Opens the settings for a while."""
+    page.click("#settings-open")
+    yield
+    page.click("#settings-close")
+
+
 def set_control(page, name, value):
-    page.evaluate("document.getElementById('settings').open = true")
-    page.fill(f"#sampling-{name}", value)
+    with settings(page):
+        page.fill(f"#sampling-{name}", value)
 
 
 def set_theme(page, theme):
-    page.evaluate("document.getElementById('settings').open = true")
-    page.select_option("#theme", theme)
+    with settings(page):
+        page.select_option("#theme", theme)
+
+
+def show_probabilities(page, are_shown=True):
+    with settings(page):
+        page.set_checked("#probabilities", are_shown)
+
+
+def show_engine(page):
+    """Unfolds the picture of the engine, and waits until it is live."""
+    page.click("#strip" if page.is_visible("#strip") else "#engine-toggle")
+    page.wait_for_selector("#feed-state[data-state=live]")
 
 
 def bodies(page):

@@ -16,6 +16,9 @@ from browser import (
     scrolls_sideways,
     set_control,
     set_theme,
+    settings,
+    show_engine,
+    show_probabilities,
     violations,
     wait,
     wait_answered,
@@ -89,7 +92,7 @@ def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
         page.reload()
         assert page.locator(".message").count() == 4
         assert page.locator(".assistant .body").first.text_content() == shown
-        page.click("text=New chat")
+        page.click("#clear")
         assert page.locator(".message").count() == 0
         page.reload()
         assert page.is_visible("#empty")
@@ -124,7 +127,8 @@ def test_every_control_reaches_the_request(browser, server):
         sent = bodies(page)
         for name, value in CONTROLS.items():
             set_control(page, name, value)
-        page.fill("#system", "You are a fox.")
+        with settings(page):
+            page.fill("#system", "You are a fox.")
         summary = page.locator("#settings-summary").text_content()
         assert "system prompt" in summary and "temperature 0.7" in summary
         page.reload()
@@ -137,11 +141,11 @@ def test_every_control_reaches_the_request(browser, server):
         response = server.client.post("/chat/completions", body=body, cast_to=object)
         assert response["choices"][0]["message"]["content"] == answer
 
-        page.evaluate("document.getElementById('settings').open = true")
-        page.click("text=Back to defaults")
-        page.fill("#system", "")
+        with settings(page):
+            page.click("text=Back to defaults")
+            page.fill("#system", "")
         set_control(page, "max_tokens", "2")
-        page.click("button:text-is('Try again')")
+        page.click("button[title='Try again']")
         wait_answered(page)
         assert len(sent) == 2 and page.locator(".message").count() == 2
         assert set(sent[1]) == {"messages", "model", "stream", "stream_options", "max_tokens"}
@@ -152,16 +156,16 @@ def test_a_refused_value_leads_to_its_control(browser, server):
     faults = []
     with page_of(browser, server, faults=faults) as page:
         set_control(page, "temperature", "-1")
-        page.evaluate("document.getElementById('settings').open = false")
         say(page, STORY)
         page.wait_for_selector(".assistant .error")
         assert "temperature" in page.locator(".assistant .error").text_content()
         assert page.get_attribute("#sampling-temperature", "aria-invalid") == "true"
-        assert page.is_visible("#sampling-temperature")
+        assert page.evaluate("document.activeElement.id") == "sampling-temperature"
         page.fill("#sampling-temperature", "0")
         assert page.get_attribute("#sampling-temperature", "aria-invalid") is None
+        page.keyboard.press("Escape")
         set_control(page, "max_tokens", "4")
-        page.click("button:text-is('Try again')")
+        page.click("button[title='Try again']")
         assert wait_answered(page) != ""
         assert page.locator(".error:visible").count() == 0
     assert all("400" in fault for fault in faults)
@@ -171,10 +175,9 @@ def test_tokens_show_how_likely_they_were(browser, server):
     with page_of(browser, server) as page:
         for name, value in {"seed": "3", "max_tokens": "30"}.items():
             set_control(page, name, value)
-        page.check("#probabilities")
+        show_probabilities(page)
         say(page, STORY)
         answer = wait_answered(page)
-        page.evaluate("document.getElementById('settings').open = false")
         response = server.client.chat.completions.create(
             model=server.model(),
             messages=[{"role": "user", "content": STORY}],
@@ -215,12 +218,12 @@ def test_tokens_show_how_likely_they_were(browser, server):
         page.keyboard.press("Escape")
         assert card.is_hidden()
 
-        page.uncheck("#probabilities")
+        show_probabilities(page, False)
         assert page.locator("[role=option]").count() == 0
         assert page.locator(".assistant .body").text_content() in answer
-        page.click("button:text-is('Try again')")
+        page.click("button[title='Try again']")
         wait_answered(page)
-        page.check("#probabilities")
+        show_probabilities(page)
         assert "no probabilities recorded" in page.locator(".assistant footer").text_content()
 
 
@@ -250,8 +253,8 @@ def has_colour(page, canvas, class_name):
 def test_the_picture_shows_load(browser, slow_server):
     prompts = [list(range(300 + i, 360 + i)) for i in range(6)]
     with page_of(browser, slow_server) as page, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        show_engine(page)
         wait_figure(page, "Running", "zero")
-        page.wait_for_selector("#feed-state[data-state=live]")
         assert page.is_visible("#no-requests")
         answers = [pool.submit(complete, slow_server, prompt, max_tokens=160, **ON) for prompt in prompts]
         # Each of them passes.
@@ -302,13 +305,12 @@ def test_the_engine_is_watched_only_while_it_is_seen(browser):
         # The chat is in front.
         left = num_streams_left(server)
         assert page.text_content("#feed-state") == "not watching"
-        page.click("[data-show=engine]")
-        page.wait_for_selector("#feed-state[data-state=live]")
-        assert num_streams_left(server) == left
-        page.click("[data-show=chat]")
+        show_engine(page)
+        assert page.is_hidden("#chat") and num_streams_left(server) == left
+        page.click("#engine-close")
         server.wait_until(lambda: num_streams_left(server) == left + 1, "the stream ends")
-        page.click("[data-show=engine]")
-        page.wait_for_selector("#feed-state[data-state=live]")
+        assert page.is_visible("#chat")
+        show_engine(page)
         page.click("#pause")
         server.wait_until(lambda: num_streams_left(server) == left + 2, "the stream ends")
         assert page.text_content("#feed-state") == "paused"
@@ -323,17 +325,19 @@ def test_empty_fields_show_the_defaults_of_the_server(browser, server):
             wait(page, "([name, value]) => document.getElementById(`sampling-${name}`).placeholder === value", [name, value])
 
 
-def test_the_engine_can_be_hidden(browser, server):
+def test_the_engine_is_folded_away_until_it_is_wanted(browser, server):
     with page_of(browser, server) as page:
-        page.wait_for_selector("#feed-state[data-state=live]")
-        width = page.evaluate("document.getElementById('chat').clientWidth")
-        page.click("text=Hide engine")
         assert page.is_hidden("#engine")
-        assert page.evaluate("document.getElementById('chat').clientWidth") > 1.5 * width
+        # The strip tells its figures meanwhile.
+        wait(page, "document.getElementById('strip-figures').textContent.startsWith('0 running')")
+        show_engine(page)
+        assert page.is_visible("#chat") and page.get_attribute("#strip", "aria-expanded") == "true"
         page.reload()
-        assert page.is_hidden("#engine") and page.text_content("#feed-state") == "not watching"
-        page.click("text=Show engine")
         page.wait_for_selector("#feed-state[data-state=live]")
+        page.click("#strip")
+        assert page.is_hidden("#engine") and page.get_attribute("#strip", "aria-expanded") == "false"
+        page.reload()
+        assert page.is_hidden("#engine")
 
 
 def is_dark(page):
@@ -359,22 +363,30 @@ def prepare_state(page, state):
     if state == "empty":
         page.wait_for_selector("#empty")
     elif state == "settings":
-        page.click("#settings summary")
+        page.click("#settings-open")
     elif state == "answered":
         set_control(page, "max_tokens", "20")
-        page.check("#probabilities")
+        show_probabilities(page)
         say(page, "x" * 300 + " " + STORY)
         wait_answered(page)
-        page.evaluate("document.getElementById('settings').open = false")
         page.focus("[role=listbox]")
         page.keyboard.press("End")
+    elif state == "chats":
+        chats = [{"id": name, "saved": 1000 * i, "messages": [user(name * 200)]} for i, name in enumerate("ab")]
+        page.evaluate("chats => localStorage.setItem('corella.chats', JSON.stringify(chats))", chats)
+        page.reload()
+        if page.is_hidden("#side"):
+            page.click("#side-toggle")
+        page.wait_for_selector(".chat-title")
     elif state == "engine":
-        if page.is_visible("[data-show=engine]"):
-            page.click("[data-show=engine]")
-        page.wait_for_selector("#feed-state[data-state=live]")
+        show_engine(page)
 
 
-@pytest.mark.parametrize("state", ["empty", "settings", "answered", "engine"])
+def user(text):
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("state", ["empty", "settings", "answered", "chats", "engine"])
 @pytest.mark.parametrize(
     "size, scheme",
     [
@@ -394,22 +406,30 @@ def test_nothing_is_inaccessible_or_too_wide(browser, server, state, size, schem
 def test_fingers_and_answers_have_room_on_a_phone(browser, server):
     with page_of(browser, server, size=PHONE) as page:
         prepare_state(page, "answered")
-        page.click("#chats")
-        heights = page.evaluate(
+        page.click("#side-toggle")
+        parts = page.evaluate(
             """[...document.querySelectorAll('button, select, summary')].filter((part) => part.checkVisibility())
-                .map((part) => [part.textContent.trim(), part.getBoundingClientRect().height])"""
+                .map((part) => [part.textContent.trim(), part.getBoundingClientRect()])
+                .map(([name, { top, bottom, right }]) => [name, bottom - top, right, top])"""
         )
         # The least size of a target in WCAG 2.2.
-        assert [part for part in heights if part[1] < 24] == [] and len(heights) > 8
+        assert [part for part in parts if part[1] < 24] == [] and len(parts) > 8
         page.keyboard.press("Escape")
+        # The controls above the conversation are one row, and none is cut.
+        row = page.evaluate(
+            """[...document.querySelectorAll('.bar :is(button, select)')].filter((part) => part.checkVisibility())
+                .map((part) => part.getBoundingClientRect()).map(({ top, bottom, left, right }) => [top + bottom, left, right])"""
+        )
+        assert len(row) == 5 and max(part[0] for part in row) - min(part[0] for part in row) < 4
+        assert all(before[2] <= after[1] for before, after in zip(row, row[1:])) and row[-1][2] <= PHONE["width"]
         top = page.evaluate("document.getElementById('scroll').getBoundingClientRect().top")
-        assert top <= PHONE["height"] / 5
+        assert top <= PHONE["height"] / 8
 
 
 @pytest.mark.night
 def test_the_table_of_requests_is_accessible_and_fits(browser, slow_server):
     with page_of(browser, slow_server, size=PHONE) as page, concurrent.futures.ThreadPoolExecutor(3) as pool:
-        page.click("[data-show=engine]")
+        show_engine(page)
         answers = [pool.submit(complete, slow_server, list(range(300, 320 + i)), max_tokens=400, **ON) for i in range(3)]
         page.wait_for_selector("#requests tr")
         # No number is cut.
@@ -459,10 +479,10 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(browser):
             page.wait_for_selector("#key-error:not(:empty)")
             page.fill("#key", "open-sesame-and-stay-open")
             page.click("text=Use it")
-            page.wait_for_selector("#feed-state[data-state=live]")
+            show_engine(page)
             assert page.is_hidden("#key-form")
             set_control(page, "max_tokens", "4")
-            page.click("button:text-is('Try again')")
+            page.click("button[title='Try again']")
             assert page.input_value("#message") == ""
             assert wait_answered(page) != ""
             assert "open-sesame-and-stay-open" not in page.evaluate("JSON.stringify(localStorage)")
@@ -475,7 +495,7 @@ def test_what_is_said_is_never_markup(browser, server):
         set_control(page, "max_tokens", "4")
         say(page, "<img src=/nothing onerror=\"document.title='run'\"><b>bold</b>")
         wait_answered(page)
-        assert page.locator("#messages img, #messages b").count() == 0
+        assert page.locator("#messages img, #messages b, #side b").count() == 0
         assert "<b>bold</b>" in page.locator(".user .body").text_content()
         assert page.title() == f"{server.model()} · Corella"
 
@@ -484,7 +504,7 @@ def test_a_lost_server_is_told(browser):
     faults = []
     with ServerProcess(*SLOW) as server, page_of(browser, server, faults=faults) as page:
         keep_answers_going(page)
-        page.wait_for_selector("#feed-state[data-state=live]")
+        show_engine(page)
         set_control(page, "max_tokens", "2000")
         say(page, STORY)
         wait(page, "document.querySelector('.assistant .body')?.textContent.length > 0")
@@ -498,7 +518,7 @@ def test_a_lost_server_is_told(browser):
             wait(page, "document.getElementById('model').value === 'another'")
             assert page.title() == "another · Corella"
             set_control(page, "max_tokens", "4")
-            page.click("button:text-is('Try again')")
+            page.click("button[title='Try again']")
             assert wait_answered(page) != ""
 
 
@@ -507,6 +527,8 @@ def test_nodes_are_shown_with_their_sessions(browser):
         decode = fleet.decode(*SLOW)
         prefill = fleet.prefill("--threads", 1)
         with page_of(browser, prefill) as page, page_of(browser, decode) as other:
+            show_engine(page)
+            show_engine(other)
             page.wait_for_selector("#nodes:not([hidden]) #node-rows tr")
             assert "prefill node" in page.text_content("#nodes-note")
             wait(page, "document.getElementById('node-rows').textContent.includes('healthy')")

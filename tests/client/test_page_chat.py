@@ -13,6 +13,7 @@ from browser import (
     say,
     set_control,
     set_theme,
+    show_probabilities,
     wait,
     wait_answered,
 )
@@ -107,33 +108,81 @@ def test_signs_of_life_are_no_part_of_an_answer(browser, server):
         assert page.locator(".assistant .error").count() == 0
 
 
+def wait_titles(page, expected):
+    wait_until(lambda: titles(page) == expected, lambda: f"{titles(page)} become {expected}")
+
+
 def test_chats_are_kept_opened_and_deleted(browser, server):
     with page_of(browser, server) as page:
         set_control(page, "max_tokens", "4")
         answer = ask(page, "First.")
-        page.click("text=New chat")
+        page.click("#clear")
         ask(page, "Second.")
-        page.click("#chats")
         assert titles(page) == ["Second.", "First."]
         page.click(".chat-title >> text=First.")
-        assert page.is_hidden("#chat-list")
         assert [message["content"] for message in messages(page)] == ["First.", answer]
+        # To look at a chat is not to use it.
+        assert titles(page) == ["Second.", "First."]
         sent = bodies(page)
         ask(page, "More.")
         assert said(sent[0]) == [("user", "First."), ("assistant", answer), ("user", "More.")]
-        # A new tab has the list, and the last used chat.
+        assert titles(page) == ["First.", "Second."]
+        # A new tab has the list, and the last used chat. Each notices what the other changes.
         other = page.context.new_page()
         other.goto(server.base_url + "/")
-        other.click("#chats")
+        wait_titles(other, ["First.", "Second."])
+        other.hover("#side li:has-text('Second.')")
+        other.click("button[title='Delete “Second.”']")
+        wait_titles(page, ["First."])
+        other.click("#side >> text=Undo")
         assert titles(other) == ["First.", "Second."]
-        other.click("[aria-label='Delete “Second.”']")
-        page.click("#chats")
-        assert titles(page) == ["First."]
-        other.click("#chat-list >> text=Undo")
-        assert titles(other) == ["First.", "Second."]
+        wait_titles(page, ["First.", "Second."])
         # The chat on the page leaves it, too.
-        other.click("[aria-label='Delete “First.”']")
-        assert other.is_visible("#empty") and titles(other)[-1] == "Second."
+        other.hover("#side li:has-text('First.')")
+        other.click("button[title='Delete “First.”']")
+        assert other.is_visible("#empty") and titles(other) == ["Second."]
+        other.reload()
+        wait_titles(other, ["Second."])
+
+
+def test_a_chat_can_be_renamed(browser, server):
+    with page_of(browser, server) as page:
+        set_control(page, "max_tokens", "4")
+        ask(page, "First.")
+
+        def rename(text, key):
+            page.hover("#side li")
+            page.click("button[title^='Rename']")
+            page.keyboard.type(text)
+            page.keyboard.press(key)
+
+        rename("Foxes <b>and</b> lanterns", "Enter")
+        wait_titles(page, ["Foxes <b>and</b> lanterns"])
+        rename("Something else", "Escape")
+        assert titles(page) == ["Foxes <b>and</b> lanterns"]
+        rename("  ", "Enter")
+        # The name outlives further messages and the page.
+        ask(page, "Second.")
+        page.reload()
+        wait_titles(page, ["Foxes <b>and</b> lanterns"])
+        assert page.locator(".user .body").all_text_contents() == ["First.", "Second."]
+
+
+def test_the_side_bar_lies_over_the_chat_of_a_phone(browser, server):
+    with page_of(browser, server, size=PHONE) as page:
+        set_control(page, "max_tokens", "4")
+        ask(page, "First.")
+        page.click("#new-chat")
+        assert page.is_hidden("#side") and page.is_visible("#empty")
+        page.click("#side-toggle")
+        assert page.evaluate("document.activeElement.id") == "clear"
+        page.keyboard.press("Escape")
+        assert page.is_hidden("#side") and page.evaluate("document.activeElement.id") == "side-toggle"
+        page.click("#side-toggle")
+        page.click(".chat-title >> text=First.")
+        assert page.is_hidden("#side") and page.locator(".user .body").all_text_contents() == ["First."]
+        # What lies below can be used again.
+        ask(page, "Second.")
 
 
 def test_tabs_that_go_on_with_one_chat_keep_both(browser, server):
@@ -144,7 +193,6 @@ def test_tabs_that_go_on_with_one_chat_keep_both(browser, server):
         other.goto(server.base_url + "/")
         ask(other, "Here.")
         ask(page, "There.")
-        page.click("#chats")
         stored = page.evaluate("JSON.parse(localStorage.getItem('corella.chats'))")
         questions = [[m["content"] for m in chat["messages"] if m["role"] == "user"] for chat in stored]
         assert questions == [["First.", "There."], ["First.", "Here."]]
@@ -153,14 +201,40 @@ def test_tabs_that_go_on_with_one_chat_keep_both(browser, server):
 def test_the_list_of_chats_has_a_limit(browser, server):
     with page_of(browser, server) as page:
         chat = {"saved": 1, "messages": [{"role": "user", "content": "Old."}]}
-        chats = [{**chat, "id": str(number), "saved": 100 - number} for number in range(50)]
+        chats = [{**chat, "id": str(number), "saved": 1000 - number} for number in range(200)]
         page.evaluate("chats => localStorage.setItem('corella.chats', JSON.stringify(chats))", chats)
         set_control(page, "max_tokens", "4")
         ask(page, "New.")
-        page.click("#chats")
         ids = page.evaluate("JSON.parse(localStorage.getItem('corella.chats')).map(({ id }) => id)")
-        assert ids[1:] == [str(number) for number in range(49)]
+        assert ids[1:] == [str(number) for number in range(199)]
         assert titles(page)[:2] == ["New.", "Old."]
+
+
+def test_the_oldest_chats_give_way_where_the_storage_is_full(browser, server):
+    with page_of(browser, server) as page:
+        large = [{"id": str(i), "saved": 10 - i, "messages": [{"role": "user", "content": str(i) * 900_000}]} for i in range(5)]
+        page.evaluate("chats => localStorage.setItem('corella.chats', JSON.stringify(chats))", large)
+        set_control(page, "max_tokens", "4")
+        ask(page, "New.")
+        page.evaluate(
+            """() => {
+                let text = '';
+                for (const step of [100_000, 1000, 50]) {
+                    try {
+                        for (;;) {
+                            localStorage.setItem('filler', text + 'x'.repeat(step));
+                            text += 'x'.repeat(step);
+                        }
+                    } catch {
+                        // It is full.
+                    }
+                }
+            }"""
+        )
+        ask(page, "And more.")
+        ids = page.evaluate("JSON.parse(localStorage.getItem('corella.chats')).map(({ id }) => id)")
+        assert ids[1:] == [str(number) for number in range(4)]
+        assert titles(page)[0].startswith("New.")
 
 
 def test_try_again_keeps_the_old_answer_if_no_new_one_comes(browser, server):
@@ -169,7 +243,7 @@ def test_try_again_keeps_the_old_answer_if_no_new_one_comes(browser, server):
         set_control(page, "max_tokens", "8")
         answer = ask(page, STORY)
         page.route(COMPLETIONS, lambda route: route.fulfill(status=503, json=REFUSAL))
-        page.click("text=Try again")
+        page.click("button[title='Try again']")
         wait_failed(page)
         assert page.evaluate("document.activeElement.id") == "message"
         assert page.text_content(".assistant .error") == "Not now."
@@ -187,17 +261,102 @@ def test_edit_goes_back_to_a_message(browser, server):
         ask(page, "Second.")
         hold(page)
         say(page, "Third.")
-        assert page.locator("text=Edit").all()[0].is_disabled()
+        assert page.locator("button[title=Edit]").all()[0].is_disabled()
         wait(page, "!document.getElementById('stop').hidden")
         page.click("#stop")
         page.wait_for_selector("#send:not([hidden])")
         assert page.input_value("#message") == "Third."
         page.unroute(COMPLETIONS)
-        page.locator("text=Edit").nth(1).click()
+        page.locator("button[title=Edit]").nth(1).click()
         assert page.input_value("#message") == "Second."
-        assert page.evaluate("document.activeElement.id") == "message"
+        assert page.evaluate("document.activeElement.id") == "message" and page.is_visible("#editing")
+        # Until it is sent, nothing is lost.
+        page.keyboard.press("Escape")
+        assert page.input_value("#message") == "" and page.is_hidden("#editing")
+        page.locator("button[title=Edit]").nth(1).click()
+        page.reload()
+        assert page.locator(".user .body").all_text_contents() == ["First.", "Second.", "Third."]
+        page.locator("button[title=Edit]").nth(1).click()
         ask(page, "Other.")
         assert said(sent[-1]) == [("user", "First."), ("assistant", answer), ("user", "Other.")]
+        assert page.locator(".user .body").all_text_contents() == ["First.", "Other."]
+        assert page.is_hidden("#editing")
+
+
+def test_actions_show_where_they_are_looked_for(browser, server):
+    opacity = "name => getComputedStyle(document.querySelector(`.user button[title='${name}']`).parentNode).opacity"
+    with page_of(browser, server) as page:
+        set_control(page, "max_tokens", "4")
+        ask(page, "First.")
+        page.mouse.move(5, 5)
+        assert page.evaluate(opacity, "Edit") == "0"
+        page.hover(".user .body")
+        assert page.evaluate(opacity, "Edit") == "1"
+        page.mouse.move(5, 5)
+        page.focus(".user button[title=Copy]")
+        assert page.evaluate(opacity, "Edit") == "1"
+        # The last answer always has them, and its speed.
+        assert page.evaluate("getComputedStyle(document.querySelector('.assistant .actions')).opacity") == "1"
+        assert "tokens/s" in page.text_content(".assistant footer")
+
+
+@pytest.mark.parametrize("has_clipboard", [True, False])
+def test_copy_takes_the_text_as_it_was_written(browser, server, has_clipboard):
+    text = "Some `code`:\n\n```py\nx = 1\n```"
+    with page_of(browser, server) as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        answer = {"role": "assistant", "content": text}
+        conversation = json.dumps([{"role": "user", "content": "Show."}, answer])
+        page.evaluate("text => sessionStorage.setItem('corella.conversation', text)", conversation)
+        if not has_clipboard:
+            # Pages of other machines without HTTPS have none.
+            page.add_init_script("window.clipboard = navigator.clipboard; Object.defineProperty(navigator, 'clipboard', { value: undefined });")
+        page.reload()
+        read = "(window.clipboard ?? navigator.clipboard).readText()"
+        for button, expected in [(".code-head button", "x = 1"), (".assistant footer button[title=Copy]", text)]:
+            page.click(button)
+            wait(page, "button => document.querySelector(button).textContent === 'Copied'", button)
+            assert page.evaluate(read) == expected
+
+
+def test_the_end_is_followed_unless_the_reader_looks_elsewhere(browser, server):
+    def chunk(content):
+        return "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": content}, "finish_reason": None}]}) + "\n\n"
+
+    at_end = "(({ scrollTop, clientHeight, scrollHeight }) => scrollHeight - scrollTop - clientHeight < 8)(document.getElementById('scroll'))"
+    with page_of(browser, server) as page:
+        # The test gives the answer, one part at a time.
+        page.evaluate(
+            """() => {
+                const fetched = window.fetch;
+                window.fetch = (url, options) => String(url).endsWith('/v1/chat/completions')
+                    ? Promise.resolve(new Response(new ReadableStream({ start(control) { window.answer = control; } })))
+                    : fetched(url, options);
+            }"""
+        )
+
+        def give(text):
+            page.evaluate("text => answer.enqueue(new TextEncoder().encode(text))", chunk(text))
+            last = text.split()[-1]
+            wait(page, "last => document.querySelector('.assistant .body').textContent.trimEnd().endsWith(last)", last)
+
+        say(page, STORY)
+        wait(page, "window.answer !== undefined")
+        give("line\n\n" * 60 + "one")
+        wait(page, at_end)
+        assert page.is_hidden("#to-end")
+        page.hover("#scroll")
+        page.mouse.wheel(0, -30)
+        wait(page, f"!{at_end}")
+        top = page.evaluate("document.getElementById('scroll').scrollTop")
+        give("\n\nline" * 60 + " two")
+        assert page.evaluate("document.getElementById('scroll').scrollTop") == top
+        page.click("#to-end")
+        wait(page, at_end)
+        give("\n\nline" * 60 + " three")
+        wait(page, at_end)
+        page.evaluate("answer.enqueue(new TextEncoder().encode('data: [DONE]\\n\\n'))")
+        wait_answered(page)
 
 
 def test_a_cleared_conversation_can_be_had_back(browser, server):
@@ -205,13 +364,13 @@ def test_a_cleared_conversation_can_be_had_back(browser, server):
         assert page.is_hidden("#undo-clear")
         set_control(page, "max_tokens", "4")
         answer = ask(page, "First.")
-        page.click("text=New chat")
+        page.click("#clear")
         page.click("#undo-clear")
         assert page.locator(".user .body").all_text_contents() == ["First."]
         assert messages(page)[1]["content"] == answer
-        page.click("text=New chat")
+        page.click("#clear")
         ask(page, "Second.")
-        page.click("text=New chat")
+        page.click("#clear")
         page.click("#undo-clear")
         assert page.locator(".user .body").all_text_contents() == ["Second."]
 
@@ -245,7 +404,7 @@ def test_what_has_come_survives_leaving_the_page(browser):
 def test_escape_puts_the_card_away_before_it_stops_an_answer(browser, server):
     with page_of(browser, server) as page:
         set_control(page, "max_tokens", "8")
-        page.check("#probabilities")
+        show_probabilities(page)
         ask(page, STORY)
         hold(page)
         say(page, "And then?")
@@ -274,6 +433,8 @@ def test_the_page_works_without_storage(browser, server):
         say(page, STORY)
         page.wait_for_selector(".message.assistant:not(.running) footer button")
         assert re.match(r"4 tokens", page.text_content(".assistant footer"))
+        page.click("#side-toggle")
+        assert page.is_visible("#no-chats")
 
 
 def test_the_models_are_read_again_after_a_failure(browser, server):

@@ -4,7 +4,7 @@ import itertools
 import re
 
 import pytest
-from browser import page_of, violations, wait, wait_figure
+from browser import page_of, show_engine, violations, wait, wait_figure
 from pairing_proxy import post
 from patience import held, wait_until
 from server_process import ServerProcess
@@ -20,6 +20,7 @@ def server():
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_silence_is_told_and_ends(browser, server, scheme):
     with page_of(browser, server, scheme=scheme) as page:
+        show_engine(page)
         wait_figure(page, "Running", "zero")
         with held(server.process):
             wait(page, "/^no news for [0-9]+ s$/.test(document.getElementById('feed-state').textContent)")
@@ -40,6 +41,7 @@ def test_silence_is_told_and_ends(browser, server, scheme):
 def test_a_server_that_is_gone_leaves_no_figures(browser, server):
     faults = []
     with page_of(browser, server, faults=faults) as page:
+        show_engine(page)
         wait_figure(page, "Running", "zero")
         server.kill()
         wait(page, "document.getElementById('feed-state').textContent.startsWith('not reachable')")
@@ -84,6 +86,7 @@ def test_blocks_that_came_from_other_nodes_are_counted(browser):
     with ServerProcess(*node) as first, ServerProcess(*node) as second:
         named, beginnings = {"kv_transfer_params": {"cached_blocks": site_of(first)}}, itertools.count(300)
         with page_of(browser, second) as page:
+            show_engine(page)
             wait(page, "document.getElementById('node-figures').textContent.includes('Blocks fetched0')")
 
             def is_counted():

@@ -48,6 +48,8 @@ PRELUDE = """
     const html = (box) => {
         const copy = box.cloneNode(true);
         copy.querySelectorAll('.code-head').forEach((head) => head.remove());
+        // The colours of code.
+        copy.querySelectorAll('pre span').forEach((span) => span.replaceWith(span.textContent));
         for (const element of copy.querySelectorAll('*')) {
             for (const { name, value } of [...element.attributes]) {
                 if (name !== 'href' && !(name === 'start' && value !== '1')) {

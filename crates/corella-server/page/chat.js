@@ -2,14 +2,16 @@
 
 import { readAnswer } from "./answer_reader.js";
 import { call } from "./api.js";
-import { ChatList } from "./chat_list.js";
-import { canCopy, copy } from "./clipboard.js";
+import { Attachments } from "./attachments.js";
+import { copy } from "./clipboard.js";
 import { Conversation } from "./conversation.js";
 import { explain } from "./failure.js";
 import { element } from "./format.js";
 import { MessageView } from "./message_view.js";
 import { Progress } from "./progress.js";
+import { ScrollFollower } from "./scroll_follower.js";
 import { Settings } from "./settings.js";
+import { SideBar } from "./side_bar.js";
 import { dismissCard } from "./token_list.js";
 
 /** The built-in model can answer these. */
@@ -23,23 +25,27 @@ const MAX_ALTERNATIVES = 5;
 
 const at = (id) => document.getElementById(id);
 
-/** Where both views fit. On smaller screens a focused field brings up a keyboard that hides half the page. */
+/** On smaller screens a focused field brings up a keyboard that hides half the page. */
 const isWide = () => matchMedia("(min-width: 960px)").matches;
 
 export class Chat {
   /** `onUnauthorized` is called when the server wants a key, or another one. */
   constructor(onUnauthorized) {
     this.onUnauthorized = onUnauthorized;
-    this.conversation = new Conversation();
+    this.conversation = new Conversation(() => this.side.draw());
+    this.attachments = new Attachments();
+    this.follower = new ScrollFollower(at("scroll"), at("messages"), at("to-end"));
     this.settings = new Settings(() => this.#showTokens());
     this.views = [];
     /** The answer that comes: its `control`, `answer`, `progress`, and the `old` one that it is to replace. */
     this.attempt = null;
-    /** The text that a failed attempt gave back to the message field. */
+    /** The message whose text a failed attempt gave back to the message field. */
     this.returned = null;
+    /** The earlier message that the next one is to replace, with all that follows it. */
+    this.edited = null;
     this.maxAlternatives = MAX_ALTERNATIVES;
     this.contextLength = null;
-    this.list = new ChatList({
+    this.side = new SideBar({
       currentId: () => this.conversation.chat.id,
       open: (chat) => this.#replace(() => this.conversation.open(chat)),
       removed: ({ id }) => id === this.conversation.chat.id && this.#replace(() => this.conversation.clear()),
@@ -67,12 +73,20 @@ export class Chat {
     addEventListener("keydown", (event) => {
       // Escape has other uses: it closes lists, ends the choice of a character, and puts the card of a token away.
       const isTaken = event.isComposing || event.target.tagName === "SELECT";
-      if (event.key === "Escape" && !isTaken && !dismissCard()) {
+      if (event.key === "Escape" && !isTaken && !at("settings").open && !dismissCard() && !this.side.close()) {
+        this.#endEdit();
         this.#stop();
       }
     });
-    at("clear").addEventListener("click", () => {
-      this.#replace(() => this.conversation.clear());
+    for (const button of document.querySelectorAll(".new-chat")) {
+      button.addEventListener("click", () => {
+        this.side.close();
+        this.#replace(() => this.conversation.clear());
+        message.focus();
+      });
+    }
+    at("edit-cancel").addEventListener("click", () => {
+      this.#endEdit();
       message.focus();
     });
     at("undo-clear").addEventListener("click", () => {
@@ -94,6 +108,7 @@ export class Chat {
   #replace(change) {
     this.#leave();
     this.#stop();
+    this.#endEdit();
     change();
     this.#draw();
   }
@@ -105,7 +120,7 @@ export class Chat {
     at("empty").hidden = messages.length > 0;
     at("undo-clear").hidden = cleared === null;
     at("token-scale").hidden = !this.settings.showsTokens;
-    this.#scrollToEnd();
+    this.follower.toEnd();
   }
 
   #showTokens() {
@@ -115,10 +130,11 @@ export class Chat {
 
   #actions(message) {
     const actions = {};
+    if (message.content !== "") {
+      actions.Copy = (button) => copy(message.content, button);
+    }
     if (message.role === "user") {
       actions.Edit = () => this.#edit(message);
-    } else if (message.content !== "" && canCopy()) {
-      actions.Copy = (button) => copy(message.content, button);
     }
     if (message === this.conversation.messages.at(-1)) {
       actions["Try again"] = () => this.#retry();
@@ -127,20 +143,31 @@ export class Chat {
   }
 
   #send(text) {
-    if (this.attempt || text.trim() === "") {
+    const { attachments, conversation } = this;
+    if (this.attempt || (text.trim() === "" && attachments.files.length === 0)) {
       return;
     }
-    const { messages } = this.conversation;
-    if (this.returned !== null) {
+    if (this.edited) {
+      conversation.cut(this.edited);
+    } else if (this.returned) {
       // What failed was given back, and has now been said in its final words.
-      messages.splice(-2);
+      conversation.messages.splice(-2);
     }
     // An example does not take the place of a draft.
-    if (at("message").value === text) {
-      at("message").value = "";
+    const isDraft = at("message").value === text;
+    const files = isDraft ? attachments.files : [];
+    if (isDraft) {
+      this.#write("", []);
     }
-    this.conversation.say(text);
+    this.#endEdit();
+    conversation.say(text, files);
     this.#answer(null);
+  }
+
+  /** Fills the message field. */
+  #write(text, files) {
+    at("message").value = text;
+    this.attachments.set(files);
   }
 
   #retry() {
@@ -148,9 +175,10 @@ export class Chat {
       return;
     }
     const { messages } = this.conversation;
-    if (at("message").value === this.returned) {
-      at("message").value = "";
+    if (this.returned && at("message").value === this.returned.content) {
+      this.#write("", []);
     }
+    this.#endEdit();
     const old = messages.at(-1).role === "assistant" ? messages.pop() : null;
     this.#answer(old);
     (isWide() ? at("message") : at("stop")).focus();
@@ -161,10 +189,19 @@ export class Chat {
       return;
     }
     this.returned = null;
-    this.conversation.cut(message);
-    this.#draw();
-    at("message").value = message.content;
+    this.edited = message;
+    at("editing").hidden = false;
+    this.#write(message.content, message.files ?? []);
     at("message").focus();
+  }
+
+  /** The conversation stays as it is. */
+  #endEdit() {
+    if (this.edited) {
+      this.edited = null;
+      at("editing").hidden = true;
+      this.#write("", []);
+    }
   }
 
   #stop() {
@@ -174,8 +211,11 @@ export class Chat {
   async #answer(old) {
     this.returned = null;
     const { conversation, settings } = this;
-    const answer = { role: "assistant", content: "", reasoning: "", ...(settings.showsTokens && { tokens: [] }) };
     const body = this.#request();
+    const answer = { role: "assistant", content: "", reasoning: "", ...(settings.showsTokens && { tokens: [] }) };
+    if (body.model) {
+      answer.model = body.model;
+    }
     conversation.messages.push(answer);
     this.#draw();
     const view = this.views.at(-1);
@@ -184,7 +224,7 @@ export class Chat {
     this.#setAttempt(attempt);
     try {
       const response = await call("/v1/chat/completions", { body, signal: attempt.control.signal });
-      await readAnswer(response, answer, attempt.progress, () => this.#grow(view));
+      await readAnswer(response, answer, attempt.progress, () => view.redraw());
     } catch (error) {
       if (error.name === "AbortError") {
         attempt.progress.finishReason = "stopped";
@@ -204,7 +244,6 @@ export class Chat {
   #end(attempt, view) {
     const { answer, old } = attempt;
     const { messages } = this.conversation;
-    const wasAtEnd = isAtEnd();
     const hasFailed = isEmpty(answer) && (answer.error || attempt.progress.finishReason === "stopped");
     if (hasFailed && old && !isEmpty(old)) {
       messages[messages.length - 1] = { ...old, error: answer.error };
@@ -213,21 +252,21 @@ export class Chat {
       view.actions = this.#actions(answer);
       view.finish();
       if (hasFailed) {
-        this.#giveBack(messages.at(-2).content);
+        this.#giveBack(messages.at(-2));
       }
     }
     this.conversation.save();
-    if (wasAtEnd || answer.error) {
-      this.#scrollToEnd();
+    if (answer.error) {
+      this.follower.toEnd();
     }
     at("announcer").textContent = answer.error || isEmpty(answer) ? "" : `Answer: ${answer.content}`;
   }
 
   /** A message that got no answer is not sent again by itself, so its text must not be lost. */
-  #giveBack(text) {
-    if (at("message").value === "") {
-      at("message").value = text;
-      this.returned = text;
+  #giveBack(message) {
+    if (at("message").value === "" && this.attachments.files.length === 0) {
+      this.#write(message.content, message.files ?? []);
+      this.returned = message;
     }
   }
 
@@ -263,14 +302,6 @@ export class Chat {
     return body;
   }
 
-  #grow(view) {
-    const follows = isAtEnd();
-    view.redraw();
-    if (follows) {
-      this.#scrollToEnd();
-    }
-  }
-
   /** Leads to what has to be changed for a request that was refused. */
   #lead(error) {
     if (error.status === 401) {
@@ -291,16 +322,6 @@ export class Chat {
       (attempt ? at("stop") : isWide() ? at("message") : at("send")).focus();
     }
   }
-
-  #scrollToEnd() {
-    at("scroll").scrollTop = at("scroll").scrollHeight;
-  }
 }
 
 const isEmpty = ({ content, reasoning }) => content === "" && !reasoning;
-
-/** Whether the reader sees the end of the conversation, and wants to follow it. */
-function isAtEnd() {
-  const scroll = at("scroll");
-  return scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 40;
-}

@@ -5,9 +5,11 @@ import { readJson, writeJson } from "./storage.js";
 const KEY = "corella.chats";
 
 /** The oldest chat is dropped for a new one. */
-const MAX_CHATS = 50;
+const MAX_CHATS = 200;
 
-/** `{ id, saved, messages }` each. `saved` is a time in milliseconds since 1970. */
+const TITLE_LENGTH = 80;
+
+/** `{ id, saved, title, messages }` each. `saved` is a time in milliseconds since 1970; a `title` was given by hand. */
 export function storedChats() {
   const stored = readJson("browser", KEY);
   return Array.isArray(stored) ? stored.filter((chat) => Array.isArray(chat?.messages)) : [];
@@ -25,6 +27,17 @@ export function storeChat(chat) {
   }
 }
 
+export function renameChat(id, title) {
+  writeJson("browser", KEY, storedChats().map((chat) => (chat.id === id ? { ...chat, title } : chat)));
+}
+
 export function removeChat(id) {
   writeJson("browser", KEY, storedChats().filter((chat) => chat.id !== id));
+}
+
+/** Its name, or the beginning of the first message. */
+export function titleOf({ title, messages }) {
+  const [first] = messages;
+  const text = title || first?.content.trim().replaceAll(/\s+/g, " ") || first?.files?.[0]?.name || "Empty chat";
+  return text.length > TITLE_LENGTH ? `${text.slice(0, TITLE_LENGTH)}…` : text;
 }

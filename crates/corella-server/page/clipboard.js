@@ -1,11 +1,34 @@
-// A button that copies a text.
+// Buttons that copy a text.
 
-/** Browsers have a clipboard only for pages of this machine and of HTTPS. */
-export const canCopy = () => Boolean(navigator.clipboard);
+import { icon } from "./icons.js";
 
-/** Copies, and says on the button how it went. */
+/** Copies, and says on the button how it went. The button has an icon and a `span` with its name. */
 export async function copy(text, button) {
-  const said = await navigator.clipboard.writeText(text).then(() => "Copied", () => "Not allowed");
-  button.textContent = said;
-  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  const isCopied = await write(text);
+  const label = button.querySelector("span");
+  const image = button.querySelector("svg");
+  const name = label.textContent;
+  label.textContent = isCopied ? "Copied" : "Not allowed";
+  image.replaceWith(icon(isCopied ? "check" : "close"));
+  button.disabled = true;
+  setTimeout(() => {
+    label.textContent = name;
+    button.querySelector("svg").replaceWith(image);
+    button.disabled = false;
+  }, 1500);
+}
+
+/** Browsers have a clipboard only for pages of this machine and of HTTPS. Others copy what is selected. */
+async function write(text) {
+  if (navigator.clipboard) {
+    return navigator.clipboard.writeText(text).then(() => true, () => false);
+  }
+  const focused = document.activeElement;
+  const field = Object.assign(document.createElement("textarea"), { value: text, className: "hidden" });
+  document.body.append(field);
+  field.select();
+  const isCopied = document.execCommand("copy");
+  field.remove();
+  focused?.focus();
+  return isCopied;
 }

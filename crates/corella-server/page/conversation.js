@@ -1,6 +1,7 @@
 // The conversation, kept in the storage of the tab and in the browser's list of chats. A new tab begins with a copy of the
 // one that was saved last.
 
+import { withFiles } from "./attachments.js";
 import { findChat, storeChat } from "./chat_store.js";
 import { readJson, writeJson } from "./storage.js";
 
@@ -15,11 +16,13 @@ const newChat = () => ({ id: `${Date.now()}-${Math.random().toString(36).slice(2
 const MAX_MESSAGES_WITH_TOKENS = 6;
 
 /**
- * A message is `{ role, content }`. An answer also has `reasoning`, `tokens` (`[text, logprob, [[text, logprob], …]]`
- * each), `note` about how it went, and `error` if it failed.
+ * A message is `{ role, content }`. One of the user may have `files` (`{ name, text }` each). An answer also has `model`,
+ * `reasoning`, `tokens` (`[text, logprob, [[text, logprob], …]]` each), `note` about how it went, and `error` if it failed.
  */
 export class Conversation {
-  constructor() {
+  /** `saved` is called when the list of chats has changed. */
+  constructor(saved) {
+    this.saved = saved;
     const area = readJson("tab", KEY) ? "tab" : "browser";
     this.messages = checked(readJson(area, KEY));
     this.chat = readJson(area, CHAT_KEY) ?? newChat();
@@ -27,21 +30,26 @@ export class Conversation {
     this.cleared = null;
   }
 
-  /** `last` may stand in for the last message. */
+  /** Keeps what was said, in the list as well. `last` may stand in for the last message. */
   save(last = this.messages.at(-1)) {
     const messages = this.messages.length === 0 ? [] : [...this.messages.slice(0, -1), last];
-    const withoutTokens = (message) => ({ ...message, tokens: undefined });
-    const firstWithTokens = messages.length - MAX_MESSAGES_WITH_TOKENS;
-    const kept = messages.map((message, at) => (at < firstWithTokens ? withoutTokens(message) : message));
     if (messages.length > 0) {
       this.#list(messages.map(withoutTokens));
     }
+    this.#keep(messages);
+  }
+
+  /** Keeps the conversation for this tab and the next one. */
+  #keep(messages) {
+    const firstWithTokens = messages.length - MAX_MESSAGES_WITH_TOKENS;
+    const kept = messages.map((message, at) => (at < firstWithTokens ? withoutTokens(message) : message));
     for (const area of ["tab", "browser"]) {
       writeJson(area, CHAT_KEY, this.chat);
       if (!writeJson(area, KEY, kept)) {
         writeJson(area, KEY, messages.map(withoutTokens));
       }
     }
+    this.saved();
   }
 
   #list(messages) {
@@ -51,13 +59,13 @@ export class Conversation {
       this.chat = newChat();
     }
     this.chat.saved = Math.max(Date.now(), this.chat.saved + 1);
-    storeChat({ ...this.chat, messages });
+    storeChat({ title: stored?.title, ...this.chat, messages });
   }
 
   /** Ends with the user's message, which is kept whatever becomes of its answer. */
-  say(text) {
+  say(text, files) {
     this.cleared = null;
-    this.messages.push({ role: "user", content: text });
+    this.messages.push({ role: "user", content: text, ...(files.length > 0 && { files }) });
     this.save();
   }
 
@@ -67,7 +75,7 @@ export class Conversation {
     }
     this.messages = [];
     this.chat = newChat();
-    this.save();
+    this.#keep([]);
   }
 
   undoClear() {
@@ -81,7 +89,7 @@ export class Conversation {
     this.messages = checked(messages);
     this.chat = { id, saved };
     this.cleared = null;
-    this.save();
+    this.#keep(this.messages);
   }
 
   /** Cuts off a message and all after it. */
@@ -93,7 +101,9 @@ export class Conversation {
   /** What is sent. A message of the user that got no answer is left out, because templates want turns to alternate. */
   forModel(system) {
     const said = [];
-    for (const { role, content } of this.messages) {
+    for (const message of this.messages) {
+      const { role } = message;
+      const content = withFiles(message);
       if (content === "") {
         continue;
       }
@@ -105,5 +115,7 @@ export class Conversation {
     return system.trim() === "" ? said : [{ role: "system", content: system }, ...said];
   }
 }
+
+const withoutTokens = (message) => ({ ...message, tokens: undefined });
 
 const checked = (stored) => (Array.isArray(stored) ? stored : []).filter((message) => typeof message?.content === "string");

@@ -14,15 +14,16 @@ const HIT_RATE_MS = 60_000;
 
 const at = (id) => document.getElementById(id);
 
+/** Names and labels, with the unit in the strip for those that it has, too. */
 const FIGURES = [
-  ["running", "Running"],
-  ["waiting", "Waiting"],
-  ["output", "Output tokens/s"],
+  ["running", "Running", "running"],
+  ["waiting", "Waiting", "waiting"],
+  ["output", "Output tokens/s", "tokens/s"],
   ["prompt", "Prefill tokens/s"],
-  ["first", "TTFT, median"],
+  ["first", "TTFT, median", "TTFT"],
   ["inter", "ITL, median"],
   ["hits", "Prefix hits, last min"],
-  ["usage", "KV in use"],
+  ["usage", "KV in use", "KV in use"],
 ];
 
 export class Engine {
@@ -53,10 +54,15 @@ export class Engine {
     this.charts = [this.steps, this.first, this.inter];
     this.nodes = new NodeList();
     this.figures = new Map(
-      FIGURES.map(([name, label]) => {
+      FIGURES.map(([name, label, unit]) => {
         const value = element("dd", { textContent: "–" });
         at("figures").append(element("div", {}, element("dt", { textContent: label }), value));
-        return [name, value];
+        if (!unit) {
+          return [name, [value]];
+        }
+        const short = element("b", { textContent: "–" });
+        at("strip-figures").append(element("span", {}, short, ` ${unit}`));
+        return [name, [value, short]];
       }),
     );
     at("pause").addEventListener("click", () => {
@@ -77,7 +83,7 @@ export class Engine {
 
   /** Watches when it can be seen, and at no other time: the server computes nothing for nobody. */
   update() {
-    const isSeen = !document.hidden && at("engine").clientWidth > 0;
+    const isSeen = !document.hidden && [at("engine"), at("strip")].some(({ clientWidth }) => clientWidth > 0);
     if (this.needsKey) {
       this.stream.close();
     } else if (!isSeen || this.isPaused) {
@@ -135,7 +141,7 @@ export class Engine {
     this.#say("trouble", text);
     at("engine").dataset.stale = "";
     forgetRequests();
-    for (const figure of this.figures.values()) {
+    for (const figure of [...this.figures.values()].flat()) {
       figure.textContent = "–";
     }
     if (this.shown) {
@@ -185,7 +191,7 @@ export class Engine {
       usage: percent(kv.in_use / Math.max(kv.pages, 1)),
     };
     for (const [name, text] of Object.entries(texts)) {
-      this.figures.get(name).textContent = text;
+      this.figures.get(name).forEach((figure) => { figure.textContent = text; });
     }
   }
 
@@ -197,6 +203,8 @@ export class Engine {
     }
     const was = shown.dataset.state;
     shown.dataset.state = state;
+    at("strip-state").dataset.state = state;
+    at("strip").title = `Engine: ${text}`;
     if (state === "trouble" && was !== "trouble") {
       at("feed-announcer").textContent = `Engine: ${text}`;
     } else if (state === "live" && was === "trouble") {

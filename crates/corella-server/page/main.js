@@ -3,13 +3,16 @@
 import { apiKey, call } from "./api.js";
 import { Chat } from "./chat.js";
 import { Engine } from "./engine.js";
+import { EngineView } from "./engine_view.js";
 import { element } from "./format.js";
+import { drawIcons } from "./icons.js";
 import { readText, writeText } from "./storage.js";
 
 const MODELS_RETRY_MS = 3000;
 
 const at = (id) => document.getElementById(id);
 
+drawIcons();
 const chat = new Chat(askForKey);
 const engine = new Engine(askForKey, (server, isOther) => {
   chat.maxAlternatives = Math.min(5, server.max_logprobs);
@@ -32,25 +35,7 @@ at("theme").value = document.documentElement.dataset.theme ?? "system";
 at("theme").addEventListener("change", ({ target }) => chooseTheme(target.value));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => engine.draw());
 
-for (const button of document.querySelectorAll("[data-show]")) {
-  button.addEventListener("click", () => {
-    document.body.dataset.view = button.dataset.show;
-    for (const other of document.querySelectorAll("[data-show]")) {
-      other.setAttribute("aria-pressed", String(other === button));
-    }
-    engine.update();
-  });
-}
-
-/** On a wide screen, the chat may have all of it. */
-function showEngine(isShown) {
-  writeText("browser", "corella.engine", isShown ? "shown" : "hidden");
-  document.body.dataset.engine = isShown ? "shown" : "hidden";
-  at("engine-toggle").textContent = isShown ? "Hide engine" : "Show engine";
-  engine.update();
-}
-showEngine(readText("browser", "corella.engine") !== "hidden");
-at("engine-toggle").addEventListener("click", () => showEngine(document.body.dataset.engine === "hidden"));
+new EngineView(() => engine.update());
 
 function askForKey() {
   const form = at("key-form");

@@ -2,9 +2,12 @@
 //
 // The text may end anywhere, because it is drawn while it comes. Only blocks that changed are drawn again.
 
-import { canCopy, copy } from "./clipboard.js";
+import { copy } from "./clipboard.js";
 import { element } from "./format.js";
+import { highlighted } from "./highlight.js";
+import { iconButton } from "./icons.js";
 import { inlines } from "./markdown_inline.js";
+import { formulaBlock } from "./math.js";
 
 /** Lists and quotes that go deeper are shown as they were written. */
 const MAX_DEPTH = 6;
@@ -41,7 +44,7 @@ function blocksOf(lines, depth = 0) {
       at += 1;
       continue;
     }
-    const read = [code, heading, rule, quote, list, table, paragraph];
+    const read = [code, formulaBlock, heading, rule, quote, list, table, paragraph];
     const [end, make] = firstOf(read, (block) => block(lines, at, depth));
     // The kind of a block may depend on the line after it, which the source therefore holds as well.
     blocks.push({ source: lines.slice(at, end + 1).join("\n"), make });
@@ -77,15 +80,11 @@ function code(lines, at) {
 }
 
 function codeBlock(text, language) {
-  const pre = element("pre", { tabIndex: 0 }, element("code", { textContent: text }));
+  const pre = element("pre", { tabIndex: 0 }, element("code", {}, ...highlighted(text, language)));
   pre.setAttribute("role", "group");
   pre.setAttribute("aria-label", language ? `Code, ${language}` : "Code");
-  const head = element("div", { className: "code-head" }, element("span", { textContent: language }));
-  if (canCopy()) {
-    const button = element("button", { type: "button", textContent: "Copy" });
-    button.addEventListener("click", () => copy(text, button));
-    head.append(button);
-  }
+  const button = iconButton("copy", "Copy", () => copy(text, button));
+  const head = element("div", { className: "code-head" }, element("span", { textContent: language }), button);
   return element("div", { className: "code" }, head, pre);
 }
 
@@ -202,7 +201,7 @@ function paragraph(lines, at) {
 }
 
 function beginsBlock(lines, at) {
-  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((begin) => begin.test(lines[at])) || table(lines, at) !== null;
+  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((begin) => begin.test(lines[at])) || formulaBlock(lines, at) !== null || table(lines, at) !== null;
 }
 
 function endOf(lines, at, isInside) {

@@ -1,11 +1,12 @@
-// Markdown within a line: code, bold, italic, links.
+// Markdown within a line: code, bold, italic, links, formulas.
 
 import { element } from "./format.js";
+import { formulaAt, readFormula } from "./math.js";
 
 /** What goes deeper is shown as it was written. */
 const MAX_DEPTH = 6;
 
-const SPECIAL = /[\\`*_[]|https?:\/\//g;
+const SPECIAL = /[\\`*_[$]|https?:\/\//g;
 const TARGET = /\(\s*<?([^\s()<>"]*(?:\([^\s()"]*\)[^\s()<>"]*)*)>?(?:\s+"[^"\n]*")?\s*\)/y;
 const BARE = /https?:\/\/[^\s<>"'`]+/y;
 const ESCAPED = /[!-/:-@[-`{-~]/;
@@ -42,6 +43,15 @@ export function inlines(text, depth = 0) {
 /** What begins at a sign, an element or plain text, and where it ends. */
 function read(text, at, depth, missing) {
   const sign = text[at];
+  if (sign === "\\" || sign === "$") {
+    const found = readFormula(text, at, missing);
+    if (found) {
+      return found;
+    }
+  }
+  if (sign === "$") {
+    return [sign, at + 1];
+  }
   if (sign === "\\") {
     const next = text[at + 1] ?? "";
     return ESCAPED.test(next) ? [next, at + 2] : [sign, at + 1];
@@ -107,11 +117,15 @@ function emphasis(text, at, depth, missing) {
   return [element(tag, {}, ...inlines(text.slice(begin, end), depth + 1)), end + mark.length];
 }
 
-/** Where the mark comes again, at the end of a word and not within code. */
+/** Where the mark comes again, at the end of a word and within neither code nor a formula. */
 function closing(text, from, mark) {
   const sign = mark[0];
+  const missing = new Set();
   for (let at = from; at < text.length; ) {
-    if (text[at] === "\\") {
+    const formula = text[at] === "\\" || text[at] === "$" ? formulaAt(text, at, missing) : null;
+    if (formula) {
+      at = formula.end;
+    } else if (text[at] === "\\") {
       at += 2;
     } else if (text[at] === "`") {
       const end = endOfRun(text, at);

@@ -1,8 +1,12 @@
 // One message as it is drawn, while it grows and when it is complete.
 
+import { fileList } from "./attachments.js";
 import { element } from "./format.js";
+import { iconButton } from "./icons.js";
 import { renderMarkdown } from "./markdown.js";
 import { TokenList } from "./token_list.js";
+
+const ICONS = { Copy: "copy", Edit: "edit", "Try again": "retry" };
 
 export class MessageView {
   /** `actions` are buttons for the footer, by their names. */
@@ -11,11 +15,15 @@ export class MessageView {
     this.actions = actions;
     this.isAnswer = message.role === "assistant";
     this.element = element("li", { className: `message ${message.role}` });
-    this.element.append(element("h3", { textContent: this.isAnswer ? "Model" : "You" }));
+    this.element.append(element("h3", { textContent: this.isAnswer ? (message.model ?? "Model") : "You" }));
     this.body = element("div", { className: "body" });
     this.note = element("span");
     this.footer = element("footer");
+    if (message.files) {
+      this.element.append(fileList(message.files));
+    }
     this.element.append(this.body, this.footer);
+    this.body.hidden = !this.isAnswer && message.content === "";
     this.setShowsTokens(showsTokens);
     this.finish();
   }
@@ -66,19 +74,16 @@ export class MessageView {
       error.setAttribute("role", "alert");
       this.footer.before(error);
     }
-    const buttons = Object.entries(this.actions).map(([name, action]) => {
-      const button = element("button", { type: "button", textContent: name });
-      button.addEventListener("click", () => action(button));
-      return button;
-    });
-    this.footer.replaceChildren(...(message.note ? [this.note] : []), ...buttons);
+    const buttons = Object.entries(this.actions).map(([name, action]) => iconButton(ICONS[name], name, action));
+    const actions = element("div", { className: "actions" }, ...buttons);
+    this.footer.replaceChildren(...(message.note ? [this.note] : []), actions);
     this.#showAbsence();
   }
 
   /** What changes the conversation has to wait while an answer comes. */
   setBusy(isBusy) {
     for (const button of this.footer.querySelectorAll("button")) {
-      button.disabled = isBusy && button.textContent === "Edit";
+      button.disabled = isBusy && button.title === "Edit";
     }
   }
 

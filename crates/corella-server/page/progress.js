@@ -2,7 +2,7 @@
 
 import { count, duration, rate } from "./format.js";
 
-/** Tokens that came in one piece say nothing about the speed at which they were made. */
+/** Tokens that came in one piece say nothing about the speed at which they were made, only about that of the whole. */
 const MIN_RATE_MS = 50;
 
 export class Progress {
@@ -34,6 +34,8 @@ export class Progress {
     const elapsed = this.last - this.first;
     if (numTokens > 1 && elapsed >= MIN_RATE_MS) {
       parts.push(`${sign}${rate((1000 * (numTokens - 1)) / elapsed)} tokens/s`);
+    } else {
+      parts.push(`${sign}${rate((1000 * numTokens) / (this.last - this.begun))} tokens/s with the prompt`);
     }
     parts.push(`first after ${duration(this.first - this.begun)}`);
     const cached = this.usage?.prompt_tokens_details?.cached_tokens;

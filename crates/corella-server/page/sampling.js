@@ -70,16 +70,16 @@ export class Sampling {
     }
   }
 
-  /** Shows beside an input why its value was refused. False if the refusal is about none of them. */
+  /** Shows beside an input why its value was refused. The input, or `null` if the refusal is about none of them. */
   mark(param, message) {
     const name = param.split("[")[0];
     const input = this.inputs.get(name);
     if (!input) {
-      return false;
+      return null;
     }
     input.setAttribute("aria-invalid", "true");
     this.helps.get(name).help.textContent = message;
-    return true;
+    return input;
   }
 
   #unmark(name) {

@@ -23,6 +23,10 @@ export class Settings {
       this.sampling.reset();
       this.#save();
     });
+    const dialog = at("settings");
+    at("settings-open").addEventListener("click", () => dialog.showModal());
+    at("settings-close").addEventListener("click", () => dialog.close());
+    dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
     this.#summarise();
   }
 
@@ -36,8 +40,10 @@ export class Settings {
 
   /** Leads to the control that a refusal is about, if there is one. */
   mark(error) {
-    if (error.param && this.sampling.mark(error.param, error.message)) {
-      at("settings").open = true;
+    const input = error.param && this.sampling.mark(error.param, error.message);
+    if (input) {
+      at("settings").showModal();
+      input.focus();
     }
   }
 
@@ -56,6 +62,6 @@ export class Settings {
     if (this.system.trim() !== "") {
       parts.unshift("system prompt");
     }
-    at("settings-summary").textContent = parts.length === 0 ? "" : `· ${parts.join(", ")}`;
+    at("settings-summary").textContent = parts.length === 0 ? "" : `With ${parts.join(", ")}`;
   }
 }

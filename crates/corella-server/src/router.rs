@@ -27,7 +27,7 @@ use crate::model_list::{list_models, retrieve_model};
 use crate::nearest_route::{advice, methods};
 use crate::ollama;
 use crate::openapi::openapi;
-use crate::page::{page, page_asset};
+use crate::page::{docs, page, page_asset};
 use crate::prefix_cache::reset_prefix_cache;
 use crate::request_head::check_head;
 use crate::request_id::name_request;
@@ -110,7 +110,8 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .route_layer(from_fn(ollama::in_ollama_shape));
     Router::new()
         .route("/", get(page))
-        .route("/page/{file}", get(page_asset))
+        .route("/docs", get(docs))
+        .route("/page/{*file}", get(page_asset))
         .route("/health", get(health))
         .route("/v1/health", get(health))
         .route("/ping", get(health).post(health))

@@ -55,6 +55,7 @@ pub struct ServerState {
     /// Made for the first request, as the page is.
     pub(crate) openapi: OnceLock<ConstantAnswer>,
     pub(crate) page: OnceLock<ConstantAnswer>,
+    pub(crate) docs: OnceLock<ConstantAnswer>,
     /// Made for the first request that needs it, because reading the vocabulary takes time.
     grammars: OnceLock<Result<GrammarCompiler, String>>,
 }
@@ -142,6 +143,7 @@ impl ServerState {
             text_threads: TextThreads::new(),
             openapi: OnceLock::new(),
             page: OnceLock::new(),
+            docs: OnceLock::new(),
             grammars: OnceLock::new(),
         })
     }

@@ -26,6 +26,16 @@ async fn page_and_its_files_need_no_key() {
         ("/page/main.js", "text/javascript; charset=utf-8"),
         ("/page/base.css", "text/css; charset=utf-8"),
         ("/page/icon.svg", "image/svg+xml"),
+        (
+            "/page/vendor/katex/katex.min.js",
+            "text/javascript; charset=utf-8",
+        ),
+        (
+            "/page/vendor/katex/fonts/KaTeX_Main-Regular.woff2",
+            "font/woff2",
+        ),
+        ("/page/vendor/katex/LICENSE", "text/plain; charset=utf-8"),
+        ("/docs", "text/html; charset=utf-8"),
     ] {
         let file = get(server.address, path).await;
         assert_eq!(file.status, 200, "{path}");
@@ -38,6 +48,8 @@ async fn page_and_its_files_need_no_key() {
         "/page/nothing.js",
         "/page/..%2Findex.html",
         "/page/index.html",
+        "/page/vendor/katex/",
+        "/page/vendor/katex/../../main.js",
     ] {
         assert_eq!(get(server.address, path).await.status, 404, "{path}");
     }
@@ -95,7 +107,14 @@ async fn the_page_finds_its_files_behind_a_proxy() {
 async fn constant_answers_are_sent_once_to_a_client_that_keeps_them() {
     let server = TestServer::start().await;
     let mut tags = Vec::new();
-    for path in ["/", "/page/main.js", "/page/base.css", "/openapi.json"] {
+    for path in [
+        "/",
+        "/docs",
+        "/page/main.js",
+        "/page/base.css",
+        "/page/vendor/katex/katex.min.js",
+        "/openapi.json",
+    ] {
         let first = get(server.address, path).await;
         let tag = first.header("etag").expect("a tag").to_owned();
         assert_eq!(first.header("cache-control"), Some("no-cache"), "{path}");

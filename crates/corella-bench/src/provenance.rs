@@ -1,0 +1,158 @@
+//! Where and when a benchmark ran: what a reader of its results needs to judge or repeat it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+/// Facts about this process and its machine, which is the server's too if the server is local.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Provenance {
+    /// The time at which the run began, since 1970.
+    pub began: Duration,
+    /// The command line, without secrets.
+    pub command: String,
+    /// For example "AMD EPYC 9354, 2 CPUs, 23.5 GiB, Linux".
+    pub machine: String,
+    /// The server's version, if it told one.
+    pub server_version: Option<String>,
+}
+
+impl Provenance {
+    pub(crate) fn of_this_process(server_version: Option<String>) -> Self {
+        let began = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            began: began.unwrap_or_default(),
+            command: command(std::env::args()),
+            machine: machine(),
+            server_version,
+        }
+    }
+
+    /// The keys of the results. `date` has the format of `vllm bench serve`, in UTC.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({
+            "date": date(self.began),
+            "command": self.command,
+            "machine": self.machine,
+            "version": env!("CARGO_PKG_VERSION"),
+            "server_version": self.server_version,
+        })
+    }
+}
+
+/// Options whose values are secrets.
+const SECRETS: [&str; 1] = ["--api-key"];
+
+fn command(arguments: impl Iterator<Item = String>) -> String {
+    let mut words = Vec::new();
+    let mut is_secret = false;
+    for (index, argument) in arguments.enumerate() {
+        let name = argument.split('=').next().unwrap_or_default();
+        let names_secret = SECRETS.contains(&name);
+        let word = match argument.rsplit('/').next() {
+            // The folder of the program says nothing about the run.
+            Some(program) if index == 0 => program.to_owned(),
+            _ if is_secret => "…".to_owned(),
+            _ if names_secret && argument.contains('=') => format!("{name}=…"),
+            _ => quoted(&argument),
+        };
+        is_secret = names_secret && !argument.contains('=');
+        words.push(word);
+    }
+    words.join(" ")
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+fn machine() -> String {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let value = |text: &str, key: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+        let (_, value) = lines.find(|(name, _)| name.trim() == key)?;
+        Some(value.trim().to_owned())
+    };
+    let mut parts = Vec::new();
+    parts.extend(value(&read("/proc/cpuinfo"), "model name"));
+    if let Ok(num_cpus) = std::thread::available_parallelism() {
+        parts.push(match num_cpus.get() {
+            1 => "1 CPU".to_owned(),
+            num_cpus => format!("{num_cpus} CPUs"),
+        });
+    }
+    let memory = value(&read("/proc/meminfo"), "MemTotal");
+    let kib = memory.and_then(|text| text.split(' ').next()?.parse::<f64>().ok());
+    parts.extend(kib.map(|kib| format!("{:.1} GiB", kib / f64::from(1 << 20))));
+    parts.push(std::env::consts::OS.to_owned());
+    parts.join(", ")
+}
+
+/// `YYYYMMDD-HHMMSS` in UTC.
+fn date(since_1970: Duration) -> String {
+    const DAY_S: u64 = 86_400;
+    let seconds = since_1970.as_secs();
+    let (year, month, day) = civil((seconds / DAY_S) as i64);
+    let time = seconds % DAY_S;
+    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+/// Year, month and day of a number of days since 1970, by counting from 1 March 0000: months and leap days then follow
+/// one rule.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let is_next_year = month >= 10;
+    let civil_month = if is_next_year { month - 9 } else { month + 3 };
+    (era * 400 + year + i64::from(is_next_year), civil_month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_can_be_repeated_and_tells_no_key() {
+        let words = |text: &str| text.split('|').map(str::to_owned).collect::<Vec<_>>();
+        for (arguments, expected) in [
+            ("/usr/bin/corella|bench|serve", "corella bench serve"),
+            (
+                "corella|--api-key|secret|--seed|1",
+                "corella --api-key … --seed 1",
+            ),
+            ("corella|--api-key=secret", "corella --api-key=…"),
+            (
+                "corella|--prompt-phrase|it's ",
+                "corella --prompt-phrase 'it'\\''s '",
+            ),
+            ("corella|", "corella ''"),
+        ] {
+            assert_eq!(command(words(arguments).into_iter()), expected);
+        }
+    }
+
+    /// The expected dates come from GNU `date --utc`.
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "19700101-000000"),
+            (951_782_399, "20000228-235959"),
+            (951_868_799, "20000229-235959"),
+            (1_795_959_514, "20261129-133834"),
+            (4_107_542_399, "21000228-235959"),
+            (4_107_542_400, "21000301-000000"),
+        ] {
+            assert_eq!(date(Duration::from_secs(seconds)), expected);
+        }
+    }
+}
