@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 
 import certificate
@@ -33,10 +34,38 @@ def test_vllms_flags_load_a_server(tmp_path):
     found = json.loads(results.read_text())
     assert (found["completed"], found["total_input_tokens"], found["total_output_tokens"]) == (4, 32, 20)
     assert "--random-output-len is --max-tokens" in done.stderr
+    assert re.fullmatch(r"\d{8}-\d{6}", found["date"]) and found["command"].startswith("corella bench serve --num-prompts 4")
+    assert (found["ended_early"], found["ignore_eos"], found["max_tokens"]) == (None, True, 5)
     refused = bench("--dataset-name", "sharegpt", "--use-beam-search", "--random-output-len", 5)
     assert refused.returncode == 2
     assert [line.partition(":")[0] for line in refused.stderr.splitlines()] == ["error", "error"], refused.stderr
     assert "--prompts FILE" in refused.stderr and "there is no beam search" in refused.stderr
+
+
+def test_two_runs_are_compared_in_a_table_and_a_page(tmp_path):
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    with ServerProcess("--threads", 1) as server:
+        for file, most in zip(files, (1, 2)):
+            done = bench(
+                *("--base-url", server.base_url, "--max-tokens", 64, "--max-concurrency", most, "--api-key", "secret"),
+                *("--output-json", file, "--save-detailed", "--report", tmp_path / f"{most}.html"),
+            )
+            assert done.returncode == 0, done.stderr
+            assert "secret" not in file.read_text() + (tmp_path / f"{most}.html").read_text()
+            # The built-in model ends its stories when they are over.
+            found = json.loads(file.read_text())
+            ended_early = sum(length < 64 for length in found["output_lens"])
+            assert found["ended_early"] == ended_early
+            assert ("ended before max tokens" in done.stdout) == (ended_early > 2)
+    page = tmp_path / "both.html"
+    words = [BINARY, "bench", "compare", *files, "--report", page]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert "they differ in requests at a time: 1 and 2" in done.stdout
+    assert re.search(r"^Output tokens/s +[\d.,]+ +[\d.,]+ +\d+\.\d\d$", done.stdout, re.MULTILINE), done.stdout
+    assert "<h2>Throughput</h2>" in page.read_text() and "one.json" not in page.read_text()
+    refused = subprocess.run([BINARY, "bench", "compare", page, page], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert refused.returncode != 0 and "both.html: this is no JSON" in refused.stderr, refused.stderr
 
 
 def test_https(tmp_path):

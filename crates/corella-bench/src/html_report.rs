@@ -1,304 +1,435 @@
-//! The report as a self-contained HTML file: numbers, and plots drawn as SVG.
+//! The report as a self-contained HTML file: what was measured, the numbers, and plots. Of one benchmark, or of two.
 
 use std::fmt::Write;
-use std::time::Duration;
 
-use crate::repeat::Spread;
-use crate::timeline::{Moment, Timeline};
-use crate::{Repeats, Report, RequestRecord};
+use crate::comparison::Comparison;
+use crate::number::number;
+use crate::plot::{Curve, Plot};
+use crate::result_file::{LATENCIES, ResultFile};
 
-const WIDTH: f64 = 560.0;
-const HEIGHT: f64 = 260.0;
-const LEFT: f64 = 56.0;
-const BOTTOM: f64 = 36.0;
-const TOP: f64 = 14.0;
-const RIGHT: f64 = 14.0;
-const COLOURS: [&str; 4] = ["#0b6e4f", "#d1495b", "#2e4057", "#edae49"];
+const STYLE: &str = include_str!("html_report/style.css");
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1180px;margin:2em auto;\
-padding:0 1em;color:#1b1b1b;background:#fff}h1{font-size:1.5em}h2{font-size:1.1em;margin:0 0 .3em}\
-table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .9em;text-align:right;\
-border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}\
-.plots{display:flex;flex-wrap:wrap;gap:1.5em}figure{margin:0}svg{display:block}\
-text{font:12px system-ui,sans-serif;fill:#444}.key{font-size:13px;color:#444}";
+/// The numbers that come first, with the decimals of their kind.
+const FIGURES: [(&str, &str, &str); 6] = [
+    ("output_throughput", "Output tokens/s", ""),
+    ("request_throughput", "Requests/s", ""),
+    ("request_goodput", "Good requests/s", ""),
+    ("median_ttft_ms", "Time to first token, median", " ms"),
+    ("median_tpot_ms", "Time per output token, median", " ms"),
+    ("median_e2el_ms", "End to end, median", " ms"),
+];
 
-/// A line in a plot.
-struct Curve {
-    name: &'static str,
-    points: Vec<(f64, f64)>,
-}
+const KINDS: [(&str, &str); 4] = [
+    ("mean", "mean"),
+    ("median", "median"),
+    ("p95", "p95"),
+    ("p99", "p99"),
+];
 
-/// Writes a report. With several `repeats`, `report` is the typical run, shown in the plots, and
-/// its numbers appear beside those of all runs.
-pub fn write(report: &Report, timeline: &Timeline, repeats: Option<&Repeats>) -> String {
-    let mut html = String::new();
-    let model = escape(&report.head.model);
-    let _ = write!(
-        html,
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{model}: benchmark</title>\
-         <style>{STYLE}</style><h1>{model}</h1>"
+/// Writes a report of one benchmark or of several, side by side.
+pub(crate) fn write(results: &[ResultFile]) -> String {
+    let models: Vec<String> = results
+        .iter()
+        .filter_map(|it| it.text("model_id"))
+        .collect();
+    let mut names = models.clone();
+    names.dedup();
+    let title = escape(&format!("Benchmark of {}", names.join(" and ")));
+    let mut html = format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
+         content=\"width=device-width, initial-scale=1\"><meta name=\"color-scheme\" content=\"light dark\">\
+         <title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
     );
-    let _ = write!(
-        html,
-        "<p>{} requests completed, {} failed, in {:.2} s: {:.1} output tokens/s, {} input and {} \
-         output tokens.</p>",
-        report.num_completed,
-        report.num_failed,
-        report.duration.as_secs_f64(),
-        report.output_throughput(),
-        report.total_input_tokens,
-        report.total_output_tokens
-    );
-    if let Some(times) = report.max_passed_over {
-        let _ = write!(
-            html,
-            "<p>A waiting request was overtaken {times} times at most.</p>"
-        );
-    }
-    if let Some(repeats) = repeats.filter(|repeats| repeats.runs.len() > 1) {
-        write_spreads(&mut html, repeats);
-    }
-    html.push_str(
-        "<table><tr><th>milliseconds</th><th>mean</th><th>p50</th><th>p95</th><th>p99</th></tr>",
-    );
-    for (_, name, summary) in report.metrics() {
-        let _ = write!(html, "<tr><td>{name}</td>");
-        for value in [summary.mean, summary.p50, summary.p95, summary.p99] {
-            let _ = write!(html, "<td>{value:.2}</td>");
+    for result in results {
+        for warning in result.warnings() {
+            let name = match results {
+                [_] => String::new(),
+                _ => format!("{}: ", result.name),
+            };
+            let _ = write!(
+                html,
+                "<p class=\"warning\">{}</p>",
+                escape(&(name + &warning))
+            );
         }
-        html.push_str("</tr>");
     }
-    for phase in &report.server_phases {
-        let _ = write!(html, "<tr><td>{}, by the server</td>", phase.name);
-        for value in phase.values() {
-            let _ = write!(html, "<td>{value:.2}</td>");
+    if let [first, second] = results {
+        let differences = Comparison::differences(&[first.clone(), second.clone()]);
+        if !differences.is_empty() {
+            let _ = write!(
+                html,
+                "<p class=\"warning\">They differ in {}.</p>",
+                escape(&differences.join("; "))
+            );
         }
-        html.push_str("</tr>");
     }
-    html.push_str("</table><div class=\"plots\">");
-    for (title, curves) in latencies(report) {
-        html.push_str(&plot(title, "milliseconds", "share of them", &curves));
+    write_figures(&mut html, results);
+    for result in results {
+        write_facts(&mut html, result, results.len());
     }
-    for (title, unit, curves) in over_time(&timeline.moments) {
-        html.push_str(&plot(title, "seconds", unit, &curves));
+    html.push_str("<div class=\"plots\">");
+    for plot in plots(results) {
+        html.push_str(&plot.to_html(escape));
     }
-    html.push_str("</div></html>\n");
+    html.push_str("</div>");
+    match results {
+        [first, second] => write_comparison(&mut html, [first, second]),
+        _ => results
+            .iter()
+            .for_each(|result| write_latencies(&mut html, result)),
+    }
+    html.push_str("</body></html>\n");
     html
 }
 
-fn write_spreads(html: &mut String, repeats: &Repeats) {
-    let _ = write!(
-        html,
-        "<p>This is run {} of {}, the one with the median throughput; over all of them:</p>\
-         <table><tr><th></th><th>median</th><th>lowest</th><th>highest</th></tr>",
-        repeats.typical() + 1,
-        repeats.runs.len()
-    );
-    for (key, spread) in repeats.spreads() {
-        let Spread { median, min, max } = spread;
+fn write_figures(html: &mut String, results: &[ResultFile]) {
+    html.push_str("<dl class=\"figures\">");
+    for (key, name, unit) in FIGURES {
+        let values: Vec<f64> = results
+            .iter()
+            .filter_map(|result| result.number(key))
+            .collect();
+        if values.is_empty() || values.len() < results.len() {
+            continue;
+        }
+        let shown: Vec<String> = values
+            .iter()
+            .map(|value| format!("{}{unit}", number(*value)))
+            .collect();
+        let _ = write!(html, "<div><dt>{name}</dt><dd>{}</dd>", shown.join(" → "));
+        let spread = match results {
+            [result] => result.spread(key),
+            _ => None,
+        };
+        if let Some((least, most)) = spread {
+            let _ = write!(
+                html,
+                "<dd class=\"quiet\">{} to {}</dd>",
+                number(least),
+                number(most)
+            );
+        } else if let [first, second] = values[..]
+            && first > 0.0
+        {
+            let _ = write!(
+                html,
+                "<dd class=\"quiet\">× {}</dd>",
+                number(second / first)
+            );
+        }
+        html.push_str("</div>");
+    }
+    html.push_str("</dl>");
+}
+
+/// What was measured, when, where and how.
+fn write_facts(html: &mut String, result: &ResultFile, num_results: usize) {
+    html.push_str("<section class=\"facts\">");
+    if num_results > 1 {
+        let _ = write!(html, "<h2>{}</h2>", escape(&result.name));
+    }
+    html.push_str("<dl>");
+    for (name, value) in facts(result) {
         let _ = write!(
             html,
-            "<tr><td>{key}</td><td>{median:.2}</td><td>{min:.2}</td><td>{max:.2}</td></tr>"
+            "<div><dt>{name}</dt><dd>{}</dd></div>",
+            escape(&value)
         );
     }
-    html.push_str("</table>");
+    html.push_str("</dl></section>");
 }
 
-/// The cumulative distributions of latencies.
-fn latencies(report: &Report) -> Vec<(&'static str, Vec<Curve>)> {
-    let completed = || {
-        report
-            .requests
-            .iter()
-            .filter(|request| request.error.is_none())
+fn facts(result: &ResultFile) -> Vec<(&'static str, String)> {
+    let count = |key| result.number(key).map(number);
+    let mut facts = vec![("Model", result.text("model_id").unwrap_or_default())];
+    facts.extend(result.text("date").map(|date| ("Date", readable(&date))));
+    let mut load = format!("{} requests", count("num_prompts").unwrap_or_default());
+    load += &match result.number("request_rate") {
+        Some(rate) => format!(", {} per second", number(rate)),
+        None => ", all at once".to_owned(),
     };
-    let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let of = |time: fn(&RequestRecord) -> Option<Duration>| {
-        completed().filter_map(time).map(ms).collect::<Vec<f64>>()
+    if let Some(burstiness) = result.number("burstiness").filter(|it| *it != 1.0) {
+        load += &format!(", burstiness {burstiness}");
+    }
+    if let Some(most) = count("max_concurrency") {
+        load += &format!(", at most {most} at a time");
+    }
+    if let Some(repeats) = count("repeats") {
+        load += &format!("; {repeats} runs, whose medians are shown");
+    }
+    facts.push(("Load", load));
+    let completed = result.number("completed").unwrap_or(0.0).max(1.0);
+    let mean = |key| {
+        result
+            .number(key)
+            .map(|total| number((total / completed).round()))
     };
-    let itls = completed().flat_map(|request| &request.itls);
-    let plots = [
-        (
-            "To the first token",
-            vec![
-                ("time to first token", of(|request| request.ttft)),
-                ("of it, queue wait", of(|request| request.queue)),
-            ],
-        ),
-        (
-            "Between tokens",
-            vec![
-                ("inter-token latency", itls.map(|&itl| ms(itl)).collect()),
-                (
-                    "per output token of a request",
-                    completed()
-                        .filter_map(RequestRecord::tpot)
-                        .map(|tpot| tpot * 1e3)
-                        .collect(),
-                ),
-            ],
-        ),
-        (
-            "To the last token",
-            vec![("end-to-end latency", of(|request| Some(request.latency)))],
-        ),
+    let lengths = [
+        mean("total_input_tokens").map(|tokens| format!("prompts of {tokens} tokens")),
+        mean("total_output_tokens").map(|tokens| format!("answers of {tokens} tokens")),
     ];
-    let plots = plots.into_iter().map(|(title, series)| {
-        let curves = series.into_iter().filter(|(_, values)| !values.is_empty());
-        (
+    let mut lengths: Vec<String> = lengths.into_iter().flatten().collect();
+    lengths.extend(count("max_tokens").map(|most| format!("at most {most}")));
+    if result.text("ignore_eos").as_deref() == Some("yes") {
+        lengths.push("none ended by itself".to_owned());
+    }
+    facts.push(("Lengths, on average", lengths.join(", ")));
+    let duration = result
+        .number("duration")
+        .map(|seconds| format!("{} s", number(seconds)));
+    facts.extend(duration.map(|duration| ("Duration", duration)));
+    let requests = format!(
+        "{} completed, {} failed",
+        count("completed").unwrap_or_default(),
+        count("failed").unwrap_or_else(|| "0".to_owned())
+    );
+    facts.push(("Requests", requests));
+    for (name, key) in [
+        ("Overtaken at most", "max_passed_over"),
+        ("Server", "base_url"),
+        ("Server's version", "server_version"),
+        ("Version of this program", "version"),
+        ("Machine of the load", "machine"),
+        ("Command", "command"),
+    ] {
+        facts.extend(result.text(key).map(|value| (name, value)));
+    }
+    facts
+}
+
+/// `20261129-133834` as `2026-11-29 13:38`. This program writes UTC, others their local time.
+fn readable(date: &str) -> String {
+    let is_known = date.len() == 15 && date.is_ascii() && date.as_bytes()[8] == b'-';
+    if !is_known {
+        return date.to_owned();
+    }
+    let [year, month, day] = [&date[..4], &date[4..6], &date[6..8]];
+    format!("{year}-{month}-{day} {}:{}", &date[9..11], &date[11..13])
+}
+
+fn write_latencies(html: &mut String, result: &ResultFile) {
+    html.push_str("<h2>Latencies</h2><div class=\"scroll\"><table><tr><th>milliseconds</th>");
+    for (_, name) in KINDS {
+        let _ = write!(html, "<th>{name}</th>");
+    }
+    html.push_str("</tr>");
+    for (key, name) in LATENCIES {
+        if result.number(&format!("mean_{key}_ms")).is_none() {
+            continue;
+        }
+        let _ = write!(html, "<tr><td>{name}</td>");
+        for (kind, _) in KINDS {
+            let value = result.number(&format!("{kind}_{key}_ms"));
+            let _ = write!(html, "<td>{}</td>", value.map_or_else(String::new, number));
+        }
+        html.push_str("</tr>");
+    }
+    html.push_str("</table></div>");
+}
+
+fn write_comparison(html: &mut String, [first, second]: [&ResultFile; 2]) {
+    let _ = write!(
+        html,
+        "<h2>All numbers</h2><div class=\"scroll\"><table><tr><th></th><th>{}</th><th>{}</th><th>ratio</th></tr>",
+        escape(&first.name),
+        escape(&second.name)
+    );
+    for row in Comparison::rows(&[first.clone(), second.clone()]) {
+        let [a, b] = row.values.map(number);
+        let ratio = row
+            .ratio()
+            .map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+        let _ = write!(
+            html,
+            "<tr><td>{}</td><td>{a}</td><td>{b}</td><td>{ratio}</td></tr>",
+            row.name
+        );
+    }
+    html.push_str("</table></div>");
+}
+
+fn plots(results: &[ResultFile]) -> Vec<Plot> {
+    let share = "% of them";
+    let of = |title, x_unit, y_unit, series: &[(&str, Series)]| {
+        let mut curves = Vec::new();
+        for (index, result) in results.iter().enumerate() {
+            for (number, (name, points)) in series.iter().enumerate() {
+                let is_one = results.len() == 1;
+                let name = match (is_one, series.len()) {
+                    (true, _) => (*name).to_owned(),
+                    (false, 1) => result.name.clone(),
+                    (false, _) => format!("{}: {name}", result.name),
+                };
+                let colour = if is_one { number } else { index };
+                let is_dashed = !is_one && number > 0;
+                curves.push(Curve {
+                    name,
+                    points: points(result),
+                    colour,
+                    is_dashed,
+                });
+            }
+        }
+        curves.retain(|curve: &Curve| !curve.points.is_empty());
+        Plot {
             title,
-            curves
-                .map(|(name, values)| distribution(name, values))
-                .collect(),
-        )
-    });
-    plots.collect()
-}
-
-fn distribution(name: &'static str, mut values: Vec<f64>) -> Curve {
-    const MAX_POINTS: usize = 500;
-    values.sort_by(f64::total_cmp);
-    let count = values.len();
-    let every = count.div_ceil(MAX_POINTS).max(1);
-    let picked = (0..count).filter(|at| at % every == 0 || at + 1 == count);
-    Curve {
-        name,
-        points: picked
-            .map(|at| (values[at], (at + 1) as f64 / count as f64))
-            .collect(),
-    }
-}
-
-fn over_time(moments: &[Moment]) -> Vec<(&'static str, &'static str, Vec<Curve>)> {
-    if moments.len() < 2 {
-        return Vec::new();
-    }
-    let series = |name, value: fn(&Moment) -> f64| Curve {
-        name,
-        points: moments
-            .iter()
-            .map(|m| (m.at.as_secs_f64(), value(m)))
-            .collect(),
-    };
-    let rate = |name, count: fn(&Moment) -> f64| Curve {
-        name,
-        points: moments
-            .windows(2)
-            .map(|pair| {
-                let seconds = (pair[1].at - pair[0].at).as_secs_f64().max(1e-6);
-                (
-                    pair[1].at.as_secs_f64(),
-                    (count(&pair[1]) - count(&pair[0])).max(0.0) / seconds,
-                )
-            })
-            .collect(),
+            x_unit,
+            y_unit,
+            curves,
+        }
     };
     vec![
-        (
+        of(
+            "Throughput",
+            "seconds",
+            "output tokens/s",
+            &[("output", throughput)],
+        ),
+        of(
+            "Time to the first token",
+            "milliseconds",
+            share,
+            &[
+                ("time to first token", |it| {
+                    distribution(ms(it.series("ttfts")))
+                }),
+                ("of it, queue wait", |it| {
+                    distribution(ms(it.series("queue_times")))
+                }),
+            ],
+        ),
+        of(
+            "Time between tokens",
+            "milliseconds",
+            share,
+            &[
+                ("between two tokens", |it| {
+                    distribution(ms(it.intervals().concat()))
+                }),
+                ("mean of a request", |it| distribution(ms(means(it)))),
+            ],
+        ),
+        of(
+            "Time to the last token",
+            "milliseconds",
+            share,
+            &[("end to end", |it| distribution(ms(it.series("e2els"))))],
+        ),
+        of(
             "Requests",
+            "seconds",
             "requests",
-            vec![
-                series("running", |m| m.num_running),
-                series("waiting", |m| m.num_waiting),
+            &[
+                ("running", |it| over_time(it, "running")),
+                ("waiting", |it| over_time(it, "waiting")),
             ],
         ),
-        (
+        of(
             "What the steps compute",
+            "seconds",
             "tokens/s",
-            vec![
-                rate("prefill", |m| m.num_prefilled),
-                rate("generated", |m| m.num_generated),
+            &[
+                ("prefill", |it| growth(it, "prefilled")),
+                ("generated", |it| growth(it, "generated")),
             ],
         ),
-        (
+        of(
             "KV cache in use",
+            "seconds",
             "% of pages",
-            vec![series("in use", |m| 100.0 * m.kv_usage)],
+            &[("in use", |it| {
+                let shares = over_time(it, "kv_usage");
+                shares
+                    .into_iter()
+                    .map(|(at, share)| (at, 100.0 * share))
+                    .collect()
+            })],
         ),
     ]
 }
 
-fn plot(title: &str, x_unit: &str, y_unit: &str, curves: &[Curve]) -> String {
-    let points = || curves.iter().flat_map(|curve| &curve.points);
-    let x_max = nice_ceiling(points().map(|point| point.0).fold(0.0, f64::max));
-    let y_max = nice_ceiling(points().map(|point| point.1).fold(0.0, f64::max));
-    let x = |value: f64| LEFT + value / x_max * (WIDTH - LEFT - RIGHT);
-    let y = |value: f64| HEIGHT - BOTTOM - value / y_max * (HEIGHT - BOTTOM - TOP);
-    let mut svg = format!(
-        "<figure><h2>{title}</h2><svg width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\" \
-         aria-label=\"{title}\">"
-    );
-    for tick in 0..=4 {
-        let share = f64::from(tick) / 4.0;
-        let (at_x, at_y) = (x(x_max * share), y(y_max * share));
-        let _ = write!(
-            svg,
-            "<path d=\"M{LEFT} {at_y:.1}H{:.1}\" stroke=\"#e4e4e4\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\
-             <text x=\"{at_x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-            WIDTH - RIGHT,
-            LEFT - 6.0,
-            at_y + 4.0,
-            number(y_max * share),
-            HEIGHT - BOTTOM + 16.0,
-            number(x_max * share)
-        );
-    }
-    let _ = write!(
-        svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{x_unit}</text>\
-         <text x=\"{LEFT}\" y=\"10\">{y_unit}</text>",
-        WIDTH - RIGHT,
-        HEIGHT - 4.0
-    );
-    for (curve, colour) in curves.iter().zip(COLOURS.iter().cycle()) {
-        let mut path = String::new();
-        for (index, &(at_x, at_y)) in curve.points.iter().enumerate() {
-            let _ = match index {
-                0 => write!(path, "M{:.1} {:.1}", x(at_x), y(at_y)),
-                _ => write!(path, "H{:.1}V{:.1}", x(at_x), y(at_y)),
-            };
-        }
-        let _ = write!(
-            svg,
-            "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\"/>"
-        );
-    }
-    svg.push_str("</svg><div class=\"key\">");
-    for (curve, colour) in curves.iter().zip(COLOURS.iter().cycle()) {
-        let _ = write!(
-            svg,
-            "<span style=\"color:{colour}\">&#9632;</span> {} &nbsp; ",
-            curve.name
-        );
-    }
-    svg.push_str("</div></figure>");
-    svg
+/// The points of a curve, from the numbers of every request or of the engine over time.
+type Series = fn(&ResultFile) -> Vec<(f64, f64)>;
+
+fn ms(seconds: Vec<f64>) -> Vec<f64> {
+    seconds.into_iter().map(|seconds| seconds * 1e3).collect()
 }
 
-/// The next number up that is 1, 2, 2.5 or 5 times a power of ten.
-fn nice_ceiling(value: f64) -> f64 {
-    if value <= 0.0 {
-        return 1.0;
-    }
-    let power = 10f64.powf(value.log10().floor());
-    let steps = [1.0, 2.0, 2.5, 5.0, 10.0];
-    let step = steps
+/// The mean time between the tokens of each request.
+fn means(result: &ResultFile) -> Vec<f64> {
+    let requests = result
+        .intervals()
         .into_iter()
-        .find(|step| step * power >= value * 0.999_999);
-    step.unwrap_or(10.0) * power
+        .filter(|times| !times.is_empty());
+    requests
+        .map(|times| times.iter().sum::<f64>() / times.len() as f64)
+        .collect()
 }
 
-fn number(value: f64) -> String {
-    let text = match value {
-        value if value >= 100.0 || value == 0.0 => format!("{value:.0}"),
-        value if value >= 1.0 => format!("{value:.2}"),
-        value => format!("{value:.3}"),
-    };
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
-        false => text,
+/// A cumulative distribution, in per cent.
+fn distribution(mut values: Vec<f64>) -> Vec<(f64, f64)> {
+    const MAX_POINTS: usize = 500;
+    // Failed requests have no time.
+    values.retain(|value| *value > 0.0);
+    values.sort_by(f64::total_cmp);
+    let count = values.len();
+    let every = count.div_ceil(MAX_POINTS).max(1);
+    let picked = (0..count).filter(|at| at % every == 0 || at + 1 == count);
+    picked
+        .map(|at| (values[at], 100.0 * (at + 1) as f64 / count as f64))
+        .collect()
+}
+
+/// Output tokens per second, as clients received them, in intervals of a round number of seconds.
+fn throughput(result: &ResultFile) -> Vec<(f64, f64)> {
+    const NUM_INTERVALS: f64 = 60.0;
+    let (starts, firsts) = (result.series("start_times"), result.series("ttfts"));
+    let mut times = Vec::new();
+    for ((start, first), intervals) in starts.iter().zip(firsts).zip(result.intervals()) {
+        if first > 0.0 {
+            let mut at = start + first;
+            times.push(at);
+            times.extend(intervals.iter().map(|interval| {
+                at += interval;
+                at
+            }));
+        }
     }
+    let end = times.iter().copied().fold(0.0, f64::max);
+    if end <= 0.0 {
+        return Vec::new();
+    }
+    let lengths = [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
+    let length = lengths
+        .into_iter()
+        .find(|length| end / length <= NUM_INTERVALS)
+        .unwrap_or(3600.0);
+    let mut counts = vec![0u32; (end / length) as usize + 1];
+    for at in times {
+        counts[(at / length) as usize] += 1;
+    }
+    // A curve keeps its value until the next point, so a point is where its interval begins.
+    let points = { counts.iter().enumerate() }
+        .map(|(index, count)| (index as f64 * length, f64::from(*count) / length));
+    points.collect()
+}
+
+fn over_time(result: &ResultFile, key: &str) -> Vec<(f64, f64)> {
+    let times = result.timeline("at");
+    match times.len() {
+        0 | 1 => Vec::new(),
+        _ => times.into_iter().zip(result.timeline(key)).collect(),
+    }
+}
+
+/// How fast a counter grows, at the beginning of each interval.
+fn growth(result: &ResultFile, key: &str) -> Vec<(f64, f64)> {
+    let points = over_time(result, key);
+    let pairs = points.windows(2).map(|pair| {
+        let [(begin, before), (end, after)] = [pair[0], pair[1]];
+        (begin, (after - before).max(0.0) / (end - begin).max(1e-6))
+    });
+    pairs.collect()
 }
 
 fn escape(text: &str) -> String {
@@ -308,36 +439,97 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
+    fn detailed(model: &str) -> Value {
+        json!({
+            "model_id": model, "date": "20261129-133834", "command": "corella bench serve --seed 1", "version": "0.1.0",
+            "machine": "a <CPU>", "server_version": "0.2.0", "num_prompts": 2, "request_rate": 2.5, "burstiness": 1.0,
+            "max_concurrency": 4, "max_tokens": 3, "completed": 2, "failed": 0, "ended_early": 2, "duration": 1.5,
+            "total_input_tokens": 602, "total_output_tokens": 5, "output_throughput": 3.3, "request_throughput": 1.3,
+            "median_ttft_ms": 500.0, "mean_ttft_ms": 600.0, "mean_queue_ms": 1.0,
+            "start_times": [0.0, 0.5], "ttfts": [0.55, 0.71], "itls": [[0.1, 0.1], [0.2]], "e2els": [0.7, 0.9],
+            "timeline": { "at": [0.1, 0.2], "running": [1, 2], "waiting": [0, 0], "kv_usage": [0.1, 0.2],
+                          "prefilled": [100, 150], "generated": [1, 4] },
+        })
+    }
+
     #[test]
-    fn axes_end_at_round_numbers() {
-        for (value, ceiling) in [
-            (0.0, 1.0),
-            (1.0, 1.0),
-            (1.1, 2.0),
-            (2.2, 2.5),
-            (730.0, 1000.0),
-            (0.03, 0.05),
+    fn a_report_tells_what_was_measured() {
+        let html = write(&[ResultFile::new("a".into(), detailed("m&m"))]);
+        for part in [
+            "<title>Benchmark of m&amp;m</title>",
+            "2026-11-29 13:38",
+            "corella bench serve --seed 1",
+            "a &lt;CPU&gt;",
+            "2 requests, 2.5 per second, at most 4 at a time",
+            "prompts of 301 tokens, answers of 3 tokens, at most 3",
+            "2 of 2 answers ended before max tokens",
+            ">0.2.0<",
+            "prefers-color-scheme: dark",
+            "width=device-width",
+            "<h2>Throughput</h2>",
+            "<h2>KV cache in use</h2>",
+            "<td>Queue wait</td><td>1</td><td></td>",
         ] {
-            assert!((nice_ceiling(value) - ceiling).abs() < 1e-9, "{value}");
+            assert!(html.contains(part), "{part} is in {html}");
         }
-        assert_eq!(number(0.25), "0.25");
-        assert_eq!(number(3.75), "3.75");
-        assert_eq!(number(2.5), "2.5");
-        assert_eq!(number(100.0), "100");
+        // The file is complete by itself, and nothing in it runs.
+        for part in ["http:", "https:", "<script", "src=", "url("] {
+            assert!(!html.contains(part), "{part} is not in {html}");
+        }
+        // Without the numbers of every request there are no plots.
+        let mut plain = detailed("m");
+        for key in ["start_times", "ttfts", "itls", "e2els", "timeline"] {
+            plain[key] = Value::Null;
+        }
+        assert!(!write(&[ResultFile::new("a".into(), plain)]).contains("<svg"));
     }
 
     #[test]
-    fn a_distribution_ends_at_one() {
-        let curve = distribution("x", (0..2000).rev().map(f64::from).collect());
-        assert!(curve.points.len() <= 501);
-        assert_eq!(curve.points.last(), Some(&(1999.0, 1.0)));
-        assert!(curve.points.is_sorted_by_key(|point| point.0));
+    fn two_results_share_their_plots() {
+        let mut other = detailed("m");
+        other["output_throughput"] = json!(6.6);
+        other["max_concurrency"] = json!(8);
+        let names = ["<one>", "two"].map(str::to_owned);
+        let [first, second] = names;
+        let html = write(&[
+            ResultFile::new(first, detailed("m")),
+            ResultFile::new(second, other),
+        ]);
+        for part in [
+            "<title>Benchmark of m</title>",
+            "They differ in requests at a time: 4 and 8.",
+            "3.3 → 6.6",
+            "× 2",
+            "</svg>&lt;one&gt;</li>",
+            "</svg>two: waiting</li>",
+            "<td>Output tokens/s</td><td>3.3</td><td>6.6</td><td>2.00</td>",
+        ] {
+            assert!(html.contains(part), "{part} is in {html}");
+        }
+        assert!(!html.contains("<one>"));
     }
 
     #[test]
-    fn names_cannot_break_the_html() {
-        assert_eq!(escape("<a&\"b\">"), "&lt;a&amp;&quot;b&quot;&gt;");
+    fn a_distribution_ends_at_all_of_them() {
+        let points = distribution((0..=2000).rev().map(f64::from).collect());
+        assert!(points.len() <= 501);
+        assert_eq!(points.last(), Some(&(2000.0, 100.0)));
+        assert!(points.is_sorted_by_key(|point| point.0));
+    }
+
+    /// Tokens come at 0.55, 0.65, 0.75, 1.21 and 1.41 s.
+    #[test]
+    fn throughput_counts_tokens_where_they_came() {
+        let points = throughput(&ResultFile::new("a".into(), detailed("m")));
+        let counts: Vec<f64> = points.iter().map(|point| (point.1 * 0.1).round()).collect();
+        assert_eq!(
+            counts[5..],
+            [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+        );
+        assert_eq!(counts[..5], [0.0; 5]);
     }
 }

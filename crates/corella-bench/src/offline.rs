@@ -9,6 +9,8 @@ use corella_engine::{Engine, EngineStats, StreamEvent, Submission, TokenStream};
 use tokio::task::JoinSet;
 
 use crate::progress::Progress;
+use crate::provenance::Provenance;
+use crate::result_file::ResultFile;
 use crate::timeline::{Moment, Timeline};
 use crate::{BenchError, Report, ReportFiles, ReportHead, RequestRecord, html_report};
 
@@ -35,6 +37,7 @@ pub async fn run(
 ) -> Result<Report, BenchError> {
     let prompts = prompts(options, vocab_size)?;
     options.files.create()?;
+    let provenance = Provenance::of_this_process(None);
     let progress = Arc::new(Progress::new(String::new(), prompts.len()));
     let start = Instant::now();
     let mut requests = JoinSet::new();
@@ -77,13 +80,23 @@ pub async fn run(
         request_rate: None,
         burstiness: 1.0,
         max_concurrency: None,
+        max_tokens: Some(options.max_tokens),
+        ignore_eos: true,
+        base_url: None,
+        provenance,
     };
     let records = records.into_iter().map(|(_, record)| record).collect();
     let mut report = Report::new(head, duration, records);
     report.max_passed_over = Some(engine.stats().scheduler.max_passed_over);
+    report.timeline = Some(timeline);
     options.files.write(
         |is_detailed| report.to_json(is_detailed),
-        || html_report::write(&report, &timeline, None),
+        || {
+            html_report::write(&[ResultFile::new(
+                report.head.model.clone(),
+                report.to_json(true),
+            )])
+        },
     )?;
     Ok(report)
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 use crate::Report;
+use crate::report::write_warnings;
 use crate::summary::Summary;
 
 /// The reports of at least one run.
@@ -33,14 +34,6 @@ impl Spread {
 }
 
 impl Repeats {
-    /// The index of the run with the median throughput; of two runs, the slower one.
-    pub fn typical(&self) -> usize {
-        let mut runs: Vec<usize> = (0..self.runs.len()).collect();
-        let throughput = |run: usize| self.runs[run].output_throughput();
-        runs.sort_by(|&a, &b| throughput(a).total_cmp(&throughput(b)));
-        runs[(runs.len() - 1) / 2]
-    }
-
     /// The JSON of a single run is its report's. For several runs it is the first one's description
     /// with the medians of all numbers, `spread` with the lowest and the highest, and `runs` with
     /// each run's own.
@@ -128,7 +121,7 @@ impl fmt::Display for Repeats {
                 run.write_errors(f)?;
             }
         }
-        Ok(())
+        write_warnings(f, self.to_json(false))
     }
 }
 
@@ -137,7 +130,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{ReportHead, RequestRecord};
+    use crate::{ReportHead, RequestRecord, ResultFile};
 
     /// A run of one request with ten tokens.
     fn run(seconds: u64, ttft_ms: u64) -> Report {
@@ -159,12 +152,10 @@ mod tests {
         let repeats = Repeats {
             runs: vec![run(10, 70), run(1, 20), run(2, 900)],
         };
-        assert_eq!(
-            repeats.typical(),
-            2,
-            "the throughputs are 1, 10 and 5 tokens/s"
-        );
         let json = repeats.to_json(true);
+        // The throughputs are 1, 10 and 5 tokens/s.
+        let typical = ResultFile::new(String::new(), json.clone());
+        assert_eq!(typical.series("ttfts"), [0.9]);
         assert_eq!(json["output_throughput"], 5.0);
         assert_eq!(
             json["spread"]["output_throughput"],
@@ -211,6 +202,7 @@ mod tests {
             runs: vec![run(1, 20), run(2, 40)],
         };
         assert_eq!(repeats.to_json(false)["mean_ttft_ms"], 30.0);
-        assert_eq!(repeats.typical(), 1);
+        let typical = ResultFile::new(String::new(), repeats.to_json(true));
+        assert_eq!(typical.series("ttfts"), [0.04]);
     }
 }

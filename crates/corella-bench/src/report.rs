@@ -7,6 +7,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::Summary;
+use crate::provenance::Provenance;
+use crate::result_file::ResultFile;
+use crate::timeline::Timeline;
 
 /// The record of one request: the times of its tokens, or the reason of its failure.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +17,8 @@ pub struct RequestRecord {
     pub num_input_tokens: u64,
     /// Output tokens as the server counts them, or else one for each event with text.
     pub num_output_tokens: u64,
+    /// The number of output tokens that was requested at most, if the model may end its answer earlier.
+    pub max_output_tokens: Option<u64>,
     /// The time at which the request was sent, after the start of the run.
     pub start: Duration,
     /// The time of submitting: opening the connection, before `start`, or the call into the engine,
@@ -93,6 +98,12 @@ pub struct ReportHead {
     pub request_rate: Option<f64>,
     pub burstiness: f64,
     pub max_concurrency: Option<usize>,
+    /// Output tokens of a request at most. Absent if the prompts have their own limits.
+    pub max_tokens: Option<u32>,
+    pub ignore_eos: bool,
+    /// The server's address, if there is one.
+    pub base_url: Option<String>,
+    pub provenance: Provenance,
 }
 
 /// The results of a run. Times in the summaries are in milliseconds. Failed requests count only in
@@ -123,6 +134,8 @@ pub struct Report {
     pub max_passed_over: Option<u32>,
     /// The records of all requests, in the order of the prompts.
     pub requests: Vec<RequestRecord>,
+    /// The engine's state during the run, if it was asked for.
+    pub timeline: Option<Timeline>,
 }
 
 /// The time of a phase of requests, in milliseconds, from the server's metrics.
@@ -184,6 +197,7 @@ impl Report {
             server_phases: Vec::new(),
             max_passed_over: None,
             requests,
+            timeline: None,
         }
     }
 
@@ -207,6 +221,15 @@ impl Report {
 
     fn total_token_throughput(&self) -> f64 {
         self.per_second((self.total_input_tokens + self.total_output_tokens) as f64)
+    }
+
+    /// The number of answers that the model ended before the limit. Absent if it may not do so.
+    fn num_ended_early(&self) -> Option<usize> {
+        let limits = self
+            .completed()
+            .filter_map(|request| Some(request.num_output_tokens < request.max_output_tokens?));
+        let ends: Vec<bool> = limits.collect();
+        (!ends.is_empty()).then(|| ends.iter().filter(|is_early| **is_early).count())
     }
 
     fn completed(&self) -> impl Iterator<Item = &RequestRecord> {
@@ -284,6 +307,10 @@ impl Report {
             "request_rate": self.head.request_rate.map_or_else(|| "inf".into(), Value::from),
             "burstiness": self.head.burstiness,
             "max_concurrency": self.head.max_concurrency,
+            "max_tokens": self.head.max_tokens,
+            "ignore_eos": self.head.ignore_eos,
+            "base_url": self.head.base_url,
+            "ended_early": self.num_ended_early(),
             "duration": self.duration.as_secs_f64(),
             "completed": self.num_completed,
             "failed": self.num_failed,
@@ -296,6 +323,16 @@ impl Report {
             "max_output_tokens_per_s": self.max_output_tokens_per_s(),
             "max_concurrent_requests": self.max_concurrent_requests(),
         });
+        for (key, value) in self
+            .head
+            .provenance
+            .to_json()
+            .as_object()
+            .into_iter()
+            .flatten()
+        {
+            json[key] = value.clone();
+        }
         if let Some(max_passed_over) = self.max_passed_over {
             json["max_passed_over"] = max_passed_over.into();
         }
@@ -358,6 +395,9 @@ impl Report {
         add("errors", &|request| {
             request.error.as_deref().unwrap_or_default().into()
         });
+        if let Some(timeline) = &self.timeline {
+            json.insert("timeline".to_owned(), timeline.to_json());
+        }
     }
 }
 
@@ -426,8 +466,17 @@ impl fmt::Display for Report {
                 format!("{}, by the server", phase.name)
             )?;
         }
-        self.write_errors(f)
+        self.write_errors(f)?;
+        write_warnings(f, self.to_json(false))
     }
+}
+
+/// Tells what makes results weaker than they look.
+pub(crate) fn write_warnings(f: &mut fmt::Formatter<'_>, json: Value) -> fmt::Result {
+    for warning in ResultFile::new(String::new(), json).warnings() {
+        writeln!(f, "\n{warning}")?;
+    }
+    Ok(())
 }
 
 impl Report {

@@ -41,7 +41,7 @@ impl ReportFiles {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), BenchError> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), BenchError> {
     std::fs::write(path, text)
         .map_err(|error| BenchError::File(format!("{}: {error}", path.display())))
 }

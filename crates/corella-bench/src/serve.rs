@@ -17,6 +17,8 @@ use tokio::task::JoinSet;
 
 use crate::html_report;
 use crate::progress::Progress;
+use crate::provenance::Provenance;
+use crate::result_file::ResultFile;
 use crate::timeline::{Timeline, parse_metrics};
 use crate::{BenchError, Repeats, Report, ReportHead};
 use client::Client;
@@ -45,6 +47,7 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
     client.set_model(&model);
     let client = Arc::new(client);
     options.files.create()?;
+    let provenance = Provenance::of_this_process(client.version().await);
 
     for item in prepare(&options, &client, 0).await? {
         let record = client.send(&item, |_| {}).await;
@@ -53,7 +56,6 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
         }
     }
     let mut repeats = Repeats { runs: Vec::new() };
-    let mut timelines = Vec::new();
     for run in 1..=options.num_repeats {
         let items = prepare(&options, &client, run).await?;
         let label = match options.num_repeats {
@@ -66,19 +68,22 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
             request_rate: options.request_rate,
             burstiness: options.burstiness,
             max_concurrency: options.max_concurrency,
+            max_tokens: match options.prompts {
+                PromptSource::Trace { .. } => None,
+                _ => Some(options.max_tokens),
+            },
+            ignore_eos: options.ignore_eos,
+            base_url: Some(options.base_url.clone()),
+            provenance: provenance.clone(),
         };
         let progress = Progress::new(label, items.len());
-        let (report, timeline) = measure(&options, &client, head, items, progress).await?;
+        let report = measure(&options, &client, head, items, progress).await?;
         repeats.runs.push(report);
-        timelines.push(timeline);
     }
 
     options.files.write(
         |is_detailed| repeats.to_json(is_detailed),
-        || {
-            let run = repeats.typical();
-            html_report::write(&repeats.runs[run], &timelines[run], Some(&repeats))
-        },
+        || html_report::write(&[ResultFile::new(model, repeats.to_json(true))]),
     )?;
     Ok(repeats)
 }
@@ -107,11 +112,13 @@ async fn measure(
     head: ReportHead,
     items: Vec<Item>,
     progress: Progress,
-) -> Result<(Report, Timeline), BenchError> {
+) -> Result<Report, BenchError> {
     let metrics_before = client.metrics().await.unwrap_or_default();
     let progress = Arc::new(progress);
     let places = options.max_concurrency.unwrap_or(items.len());
     let places = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
+    let may_end_early = !options.ignore_eos;
+    let is_watched = options.files.html.is_some() || options.files.is_detailed;
     let has_times = items.iter().any(|item| item.at > Duration::ZERO);
     let start = Instant::now();
     let mut requests = JoinSet::new();
@@ -126,6 +133,7 @@ async fn measure(
                 .send(&item, |num_tokens| progress.add_tokens(num_tokens))
                 .await;
             record.start = begun + record.submit.unwrap_or_default();
+            record.max_output_tokens = may_end_early.then(|| item.max_tokens.into());
             record.lag = has_times.then(|| begun.saturating_sub(item.at));
             progress.add_request();
             (index, record)
@@ -138,7 +146,7 @@ async fn measure(
             Some(record) = requests.join_next() => {
                 records.push(record.map_err(|error| BenchError::Worker(error.to_string()))?);
             }
-            () = tokio::time::sleep(timeline.interval), if options.files.html.is_some() => {
+            () = tokio::time::sleep(timeline.interval), if is_watched => {
                 let text = client.metrics().await.unwrap_or_default();
                 if let Some(moment) = parse_metrics(&text, start.elapsed()) {
                     timeline.push(moment);
@@ -153,6 +161,7 @@ async fn measure(
     records.sort_by_key(|(index, _)| *index);
     let records = records.into_iter().map(|(_, record)| record).collect();
     let mut report = Report::new(head, duration, records).judge(&options.goodput);
+    report.timeline = Some(timeline).filter(|timeline| !timeline.moments.is_empty());
     add_server_metrics(&mut report, &metrics_before, &metrics_after);
-    Ok((report, timeline))
+    Ok(report)
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 /// Limits the moments kept. Beyond it, every other one is dropped and the interval doubles.
 const MAX_MOMENTS: usize = 2000;
 
@@ -41,6 +43,19 @@ impl Timeline {
             self.interval *= 2;
         }
         self.moments.push(moment);
+    }
+
+    /// The moments as parallel lists, with times in seconds.
+    pub(crate) fn to_json(&self) -> Value {
+        let list = |value: fn(&Moment) -> f64| self.moments.iter().map(value).collect::<Vec<_>>();
+        json!({
+            "at": list(|moment| moment.at.as_secs_f64()),
+            "running": list(|moment| moment.num_running),
+            "waiting": list(|moment| moment.num_waiting),
+            "kv_usage": list(|moment| moment.kv_usage),
+            "prefilled": list(|moment| moment.num_prefilled),
+            "generated": list(|moment| moment.num_generated),
+        })
     }
 }
 

@@ -32,8 +32,9 @@ pub use adapter::AdapterArgs;
 pub use admission::BenchAdmissionArgs;
 pub use batch::BatchArgs;
 pub use bench::{
-    BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
-    BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
+    BenchCacheArgs, BenchCommand, BenchCompareArgs, BenchKernelsArgs, BenchOfflineArgs,
+    BenchPerplexityArgs, BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg,
+    LenRange, ReportArgs,
 };
 use byte_size::{parse_size, parse_size_or_zero};
 pub use chat::ChatArgs;

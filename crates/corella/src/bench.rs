@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::Path;
 
+use corella_bench::Comparison;
 use corella_bench::admission;
 use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
@@ -13,7 +14,7 @@ use corella_bench::transfer::{self, TransferBenchOptions};
 use corella_cpu::{Isa, MachineLimits, detect_isa, measure_kernels, measure_limits};
 use tokio::runtime::Runtime;
 
-use crate::args::{BenchCacheArgs, BenchSchedulerArgs, BenchTransferArgs};
+use crate::args::{BenchCacheArgs, BenchCompareArgs, BenchSchedulerArgs, BenchTransferArgs};
 use crate::config::{BenchAdmission, BenchOffline, BenchPerplexity};
 use crate::limit_share::{Limit, LimitShare, footnotes};
 use crate::option_name::in_options;
@@ -55,6 +56,12 @@ pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
             eprintln!("\n{table}");
         }
     }
+    Ok(())
+}
+
+pub fn compare(args: BenchCompareArgs) -> Result<(), Box<dyn Error>> {
+    let paths = [&*args.first, &*args.second];
+    print!("{}", Comparison::run(paths, args.report)?);
     Ok(())
 }
 

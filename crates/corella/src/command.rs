@@ -79,6 +79,7 @@ fn run_benchmark(command: BenchCommand) -> Result<(), Box<dyn Error>> {
     match command {
         BenchCommand::Serve(args) => bench::serve(config::bench_serve(args)?),
         BenchCommand::Offline(args) => bench::offline(config::bench_offline(*args)?),
+        BenchCommand::Compare(args) => bench::compare(args),
         BenchCommand::Kernels(args) => bench::kernels(config::bench_kernels(&args)?),
         BenchCommand::Perplexity(args) => bench::perplexity(config::bench_perplexity(args)?),
         BenchCommand::Scheduler(args) => bench::scheduler(args),

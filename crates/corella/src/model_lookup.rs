@@ -39,6 +39,7 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
             }
             BenchCommand::Perplexity(args) => resolve_model(&mut args.model),
             BenchCommand::Serve(_)
+            | BenchCommand::Compare(_)
             | BenchCommand::Kernels(_)
             | BenchCommand::Scheduler(_)
             | BenchCommand::Transfer(_)

@@ -130,6 +130,13 @@ impl Client {
         serde_json::from_slice(&body).map_err(|error| format!("/v1/models is not JSON: {error}"))
     }
 
+    /// The server's version, from `/version` of Corella or vLLM.
+    pub(super) async fn version(&self) -> Option<String> {
+        let body = self.get("/version").await.ok()?;
+        let json: Value = serde_json::from_slice(&body).ok()?;
+        json["version"].as_str().map(str::to_owned)
+    }
+
     /// The server's Prometheus metrics.
     pub(super) async fn metrics(&self) -> Result<String, String> {
         let body = self.get("/metrics").await?;
@@ -377,7 +384,8 @@ impl Timing {
             num_output_tokens: self
                 .usage
                 .map_or(self.num_events, |usage| usage.completion_tokens),
-            // The caller, which knows the start of the run, sets this.
+            // The caller, which knows the request and the start of the run, sets these.
+            max_output_tokens: None,
             start: Duration::ZERO,
             submit: self.connect,
             ttft: self.ttft,

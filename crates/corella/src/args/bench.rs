@@ -18,6 +18,8 @@ pub enum BenchCommand {
     Serve(BenchServeArgs),
     /// Load an engine in this process, without HTTP or text
     Offline(Box<BenchOfflineArgs>),
+    /// Compare the results of two runs, which --output-json or `vllm bench serve --save-result` wrote
+    Compare(BenchCompareArgs),
     /// Measure the scheduler and the prefix cache by themselves
     Scheduler(BenchSchedulerArgs),
     /// Measure the limits of this machine, and the share of them that each kernel reaches
@@ -248,6 +250,19 @@ pub struct BenchServeArgs {
     /// Count the requests that stay within these limits in milliseconds, e.g. ttft:500,tpot:50
     #[arg(long, value_name = "NAME:MS,…", num_args = 1.., value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
     pub goodput: Vec<Objective>,
+}
+
+#[derive(Args)]
+pub struct BenchCompareArgs {
+    /// Results to compare with
+    #[arg(value_name = "A.json")]
+    pub first: PathBuf,
+    /// Results whose ratios to the first are shown
+    #[arg(value_name = "B.json")]
+    pub second: PathBuf,
+    /// Write an HTML page about both. It has plots if the files were written with --save-detailed
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
 }
 
 #[derive(Args)]
