@@ -108,6 +108,7 @@ fn expanded(path: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
