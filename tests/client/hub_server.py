@@ -43,8 +43,9 @@ class QuietServer(ThreadingHTTPServer):
 
 
 class Repository:
-    def __init__(self, files, revisions=("main",), needs_token=None, is_gated=False):
+    def __init__(self, files, revisions=("main",), needs_token=None, is_gated=False, facts=None):
         self.files = files
+        self.facts = facts or {}  # More of what the hub says about it, such as tags.
         self.needs_token = needs_token
         self.is_gated = is_gated
         self.commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
@@ -150,7 +151,9 @@ class HubServer:
             return refuse(request, 404, "RevisionNotFound", f"Invalid rev id: {revision}")
         if what == "revision":
             siblings = [{"rfilename": path} for path in sorted(repository.files)]
-            return send_json(request, {"id": name, "modelId": name, "sha": commit, "siblings": siblings, "tags": []})
+            facts = {"id": name, "modelId": name, "sha": commit, "siblings": siblings, "tags": []}
+            facts |= {"gated": "auto" if repository.is_gated else False, "private": False}
+            return send_json(request, facts | repository.facts)
         if what == "tree":
             return self._answer_tree(request, repository, query)
         if repository.needs_token and token != repository.needs_token:

@@ -157,7 +157,7 @@ def test_corella_finds_what_others_fetched(hub, user):
     arguments = ["-p", "fox", "--max-tokens", "3", "--temperature", "0", "--no-limits"]
     assert user.corella("generate", "acme/nano", *arguments) == user.corella("generate", *arguments)
     listed = user.corella("list")
-    assert [line.split()[0] for line in listed.splitlines()[1:]] == ["acme/gguf:F16", "acme/gguf:Q4_0", "acme/nano"]
+    assert [line.split()[0] for line in listed.splitlines()[2:]] == ["acme/gguf:F16", "acme/gguf:Q4_0", "acme/nano"]
     assert hub.requests == []
 
 
@@ -224,12 +224,56 @@ def test_a_name_stands_where_a_model_does(command, hub, user, tmp_path):
     }[command]
     first = user.run(BINARY, *arguments)
     assert first.returncode == 0, first.stderr
-    assert "fetching 3 files" in first.stderr
+    assert "fetching acme/sharded: " in first.stderr and " files, " in first.stderr
     num_requests = len(hub.requests)
     if command == "quantize":
         arguments[2] = tmp_path / "again"
     assert user.run(BINARY, *arguments).returncode == 0
     assert len(hub.requests) == num_requests
+
+
+LLAMA = "bartowski/Llama-3.2-1B-Instruct-GGUF"
+
+
+def test_ollamas_name_fetches_a_quantised_file_and_says_which(hub, user):
+    files = {f"Llama-3.2-1B-Instruct-{name}.gguf": GGUF for name in ("Q4_K_M", "Q8_0")}
+    hub.repositories[LLAMA] = Repository(files, facts={"tags": ["gguf", "license:llama3.2"]})
+    words = ["--raw", "-p", "abc", "--max-tokens", "2", "--no-limits"]
+    first = user.run(BINARY, "generate", "llama3.2:1b", *words)
+    assert first.returncode == 0, first.stderr
+    size = f"{len(GGUF) / 1e3:.1f} kB"
+    assert f"fetching {LLAMA}: Llama-3.2-1B-Instruct-Q4_K_M.gguf, {size}; licence llama3.2" in first.stderr
+    assert f"conditions are at {hub.endpoint}/{LLAMA}" in first.stderr
+    assert first.stdout == user.run(BINARY, "generate", f"{LLAMA}:Q4_K_M", *words, "--offline").stdout
+    user.corella("pull", "llama3.2:1b-instruct-q8_0")
+    listed = [line.split() for line in user.corella("list").splitlines()[1:]]
+    assert listed[0][0] == "corella-nano"
+    shown = [(line[0], line[-1]) for line in listed[1:]]
+    assert shown == [(f"{LLAMA}:Q4_K_M", "llama3.2:1b"), (f"{LLAMA}:Q8_0", "llama3.2:1b-q8_0")]
+    user.corella("rm", "llama3.2:1b-q8_0")
+    assert len(user.corella("list").splitlines()) == 3
+    assert "llama3.2 has the tags 3b, 1b" in user.run(BINARY, "pull", "llama3.2:9b").stderr
+
+
+def test_a_script_finds_names_that_lead_nowhere(hub, user):
+    def check():
+        done = user.run(sys.executable, ROOT / "tests/names/check_names.py", "llama3.2:1b", "mxbai-embed-large")
+        return done.returncode, done.stdout.splitlines()
+
+    gguf = {"gguf": {"architecture": "llama"}}
+    weights = {"config.json": b'{"architectures": ["BertModel"]}', "model.safetensors": b"x" * 2_000_000}
+    hub.repositories[LLAMA] = Repository({"a-Q4_K_M.gguf": b"x" * 1_500_000}, facts=gguf)
+    hub.repositories["mixedbread-ai/mxbai-embed-large-v1"] = Repository(weights)
+    assert check()[0] == 0
+    for llama, reason in [
+        (None, "401"),
+        (Repository({"a-Q4_K_M.gguf": b"x"}, facts=gguf, is_gated=True), "asks for permission"),
+        (Repository({"a-Q8_0.gguf": b"x", "b.gguf": b"x"}, facts=gguf), "has no q4_k_m"),
+        (Repository({"a-Q4_K_M.gguf": b"x"}, facts={"gguf": {"architecture": "rwkv"}}), "does not list"),
+    ]:
+        hub.repositories[LLAMA] = llama
+        status, lines = check()
+        assert status == 1 and reason in lines[0] and "GB" in lines[1], lines
 
 
 def test_a_server_is_named_as_its_model_is(hub, user):
@@ -268,7 +312,7 @@ def test_a_model_changes_only_when_it_is_pulled(hub, user):
     assert user.run(BINARY, "inspect", "acme/nano").returncode == 0
     second = user.corella("pull", "acme/nano")
     assert first != second
-    names = [line.split()[0] for line in user.corella("list").splitlines()[1:]]
+    names = [line.split()[0] for line in user.corella("list").splitlines()[2:]]
     assert names == ["acme/nano", f"acme/nano@{first.rpartition('/')[2][:12]}"]
     # The old commit is still there by its hash, in whole or in part.
     hub.requests.clear()
@@ -460,7 +504,7 @@ def test_rm_deletes_what_is_named_and_nothing_else(hub, user):
     second = user.corella("pull", "acme/nano")
 
     def listed():
-        return [line.split()[0] for line in user.corella("list").splitlines()[1:]]
+        return [line.split()[0] for line in user.corella("list").splitlines()[2:]]
 
     user.corella("rm", "acme/gguf:Q4_0")
     assert listed() == ["acme/gguf:F16", "acme/nano", f"acme/nano@{first[:12]}", "acme/sharded"]

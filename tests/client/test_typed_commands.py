@@ -29,10 +29,12 @@ def test_the_built_in_model_is_run_by_its_name():
     prompt = "Tell me a story about a fox."
     typed = generated("run", "corella-nano", prompt)
     assert typed == generated("generate", "--no-limits", "-p", prompt)
-    # Words need no quotes, and nothing is measured.
+    # Words need no quotes, and nothing is measured or remarked.
     assert typed == generated("run", "corella-nano", *prompt.split())
     status, _, log = corella("run", "corella-nano", prompt, *SMALL, *GREEDY)
-    assert status == 0 and "peak" not in log
+    assert status == 0 and "peak" not in log and "WARN" not in log
+    # As with Ollama, input without a prompt is the prompt.
+    assert typed == generated("run", "corella-nano", text=prompt + "\n")
     status, shown, log = corella("inspect", "corella-nano")
     assert (status, log) == (0, "") and "corella-nano" in shown
 

@@ -60,6 +60,8 @@ impl Failure {
 /// The present commit of a revision, and its files.
 pub struct Listing {
     pub commit: String,
+    /// The identifier of the licence, such as `apache-2.0`.
+    pub licence: Option<String>,
     pub files: Vec<RemoteFile>,
 }
 
@@ -107,8 +109,10 @@ impl Client {
             self.endpoint,
             encode_part(revision)
         );
-        let (Revision { sha: commit }, _) =
+        let (revision, _): (Revision, _) =
             self.retried(observer, || self.get_json(&address, name))?;
+        let licence = revision.licence().map(str::to_owned);
+        let commit = revision.sha;
         if !crate::model_name::is_commit(&commit) {
             return Err(HubError::Corrupt(format!(
                 "{address} gave `{commit}`, which is no commit"
@@ -138,7 +142,11 @@ impl Client {
             let next = text_of(&headers, "link").and_then(next_page);
             page = next.map(|next| redirect(&address, next)).transpose()?;
         }
-        Ok(Listing { commit, files })
+        Ok(Listing {
+            commit,
+            licence,
+            files,
+        })
     }
 
     /// The content of a file from byte `start` on. The answer has status 200, 206 or 416.

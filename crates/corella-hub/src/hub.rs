@@ -96,7 +96,11 @@ impl Hub {
             )));
         }
         let client = Client::new(&self.config)?;
-        let Listing { commit, files } = client.listing(name, observer)?;
+        let Listing {
+            commit,
+            licence,
+            files,
+        } = client.listing(name, observer)?;
         let paths: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
         let selection = Selection::new(&name.repository, &paths, name.file.as_deref())?;
         let fetch = Fetch {
@@ -127,6 +131,7 @@ impl Hub {
                 }
             },
         };
+        fetch.announce(&small, &large, licence.as_deref(), &self.config.endpoint)?;
         let mut num_fetched = fetch.files(&small)?;
         num_fetched += fetch.files(&large)?;
         // The revision changes only now: an interrupted fetch leaves the old model whole.
@@ -189,21 +194,51 @@ impl Fetch<'_> {
         paths.iter().map(listed).collect()
     }
 
+    fn is_missing(&self, file: &RemoteFile) -> bool {
+        let in_snapshot = self.repository.file(self.commit, &file.path);
+        !self.repository.blob(&file.digest).exists() && !in_snapshot.exists()
+    }
+
+    /// Tells what is missing, and refuses it if it has no room.
+    fn announce(
+        &self,
+        small: &[String],
+        large: &[String],
+        licence: Option<&str>,
+        endpoint: &str,
+    ) -> Result<(), HubError> {
+        let mut missing = self.listed(small)?;
+        missing.extend(self.listed(large)?);
+        missing.retain(|file| self.is_missing(file));
+        self.check_space(&missing)?;
+        let repository = &self.name.repository;
+        if !missing.is_empty() {
+            (self.observer)(FetchEvent::Started {
+                name: self.name,
+                file: match &missing[..] {
+                    [only] => Some(&only.path),
+                    _ => None,
+                },
+                num_files: missing.len(),
+                num_bytes: missing.iter().map(|file| file.num_bytes).sum(),
+                licence,
+                page: &format!("{}/{repository}", endpoint.trim_end_matches('/')),
+            });
+        }
+        Ok(())
+    }
+
     /// Fetches the missing ones of the files, some at a time, and returns their number. After the first error, no
     /// further fetch begins.
     fn files(&self, paths: &[String]) -> Result<usize, HubError> {
         let files = self.listed(paths)?;
-        let is_missing = |file: &&RemoteFile| {
-            let in_snapshot = self.repository.file(self.commit, &file.path);
-            !self.repository.blob(&file.digest).exists() && !in_snapshot.exists()
-        };
-        let mut missing: Vec<_> = files.iter().copied().filter(is_missing).collect();
+        let mut missing: Vec<_> = { files.iter().copied() }
+            .filter(|file| self.is_missing(file))
+            .collect();
         // The largest file takes longest, so it starts first.
         missing.sort_by_key(|file| std::cmp::Reverse(file.num_bytes));
-        self.check_space(&missing)?;
         if !missing.is_empty() {
             (self.observer)(FetchEvent::Planned {
-                num_files: missing.len(),
                 num_bytes: missing.iter().map(|file| file.num_bytes).sum(),
             });
         }

@@ -23,13 +23,26 @@ pub use error::HubError;
 pub use hub::{Fetched, Hub, HubConfig};
 pub use listing::Digest;
 pub use model_name::ModelName;
+pub use selection::DEFAULT_QUANTISATION;
 pub use short_name::short_names;
 
 /// An event of a fetch, for display. Events come from several threads.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FetchEvent<'a> {
-    /// The total to fetch; sent again when an index has listed further files.
-    Planned { num_files: usize, num_bytes: u64 },
+    /// All that is to be fetched. Sent before weights are.
+    Started {
+        name: &'a ModelName,
+        /// The missing file, if it is the only one.
+        file: Option<&'a str>,
+        num_files: usize,
+        num_bytes: u64,
+        /// The identifier of the licence, such as `apache-2.0`.
+        licence: Option<&'a str>,
+        /// The hub's page about the model.
+        page: &'a str,
+    },
+    /// The total of some files, before they are fetched.
+    Planned { num_bytes: u64 },
     /// Bytes arrived and were written.
     Received { num_bytes: u64 },
     /// Bytes that were counted as received are not usable, and are fetched again.

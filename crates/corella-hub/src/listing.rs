@@ -24,6 +24,17 @@ pub struct RemoteFile {
 #[derive(Deserialize)]
 pub struct Revision {
     pub sha: String,
+    #[serde(default)]
+    tags: Vec<String>,
+}
+
+impl Revision {
+    /// The identifier of the licence, such as `apache-2.0`.
+    pub fn licence(&self) -> Option<&str> {
+        self.tags
+            .iter()
+            .find_map(|tag| tag.strip_prefix("license:"))
+    }
 }
 
 /// An entry of `/api/models/…/tree/…`.

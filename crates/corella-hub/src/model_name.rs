@@ -3,11 +3,11 @@
 use std::fmt;
 
 use crate::HubError;
-use crate::short_name::{repository_of, tags_of};
+use crate::short_name::{Meaning, meaning};
 
 /// `OWNER/MODEL`, then `:FILE` for one of its GGUF files, by quantisation or by name, and `@REVISION` for a branch, a
-/// tag or a commit. The last two may come in either order. A name of Ollama's library, such as `qwen3:0.6b`, means its
-/// maker's repository.
+/// tag or a commit. The last two may come in either order. A name of Ollama's library, such as `qwen3:0.6b`, means a
+/// repository with its files.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ModelName {
     /// `OWNER/MODEL`.
@@ -63,19 +63,15 @@ impl ModelName {
             rest = &rest[end..];
         }
         let Some((owner, model)) = repository.split_once('/') else {
-            return match (repository_of(plain), tags_of(plain)) {
-                (Some(repository), _) => Ok(Self {
-                    repository: repository.to_owned(),
-                    file: None,
-                    revision: None,
-                }),
-                (None, Some(sizes)) => Err(wrong(&format!(
-                    "{} has the sizes {}",
-                    repository.to_lowercase(),
-                    sizes.join(", ")
-                ))),
-                (None, None) => Err(wrong("it has no owner")),
+            let Meaning { repository, file } = meaning(repository, file.as_deref())
+                .unwrap_or_else(|| Err("it has no owner".to_owned()))
+                .map_err(|reason| wrong(&reason))?;
+            let whole = Self {
+                repository: repository.to_owned(),
+                file,
+                revision,
             };
+            return Self::parse(&whole.to_string());
         };
         if !(is_part(owner) && is_part(model)) || repository.len() > MAX_LEN {
             return Err(wrong(

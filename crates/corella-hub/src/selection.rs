@@ -40,7 +40,7 @@ fn is_of_module(path: &str) -> bool {
 }
 
 /// The default of several quantisations, as in other programs.
-const DEFAULT_QUANTISATION: &str = "Q4_K_M";
+pub const DEFAULT_QUANTISATION: &str = "Q4_K_M";
 
 /// The mark of quantisations whose formats differ from layer to layer, before the quantisation in a name.
 const MARK: &str = "UD-";
@@ -212,7 +212,7 @@ fn split_part(stem: &str) -> Option<(&str, u32, u32)> {
 }
 
 /// Whether a text consists only of the name of a quantisation or a number format.
-fn is_quantisation(text: &str) -> bool {
+pub fn is_quantisation(text: &str) -> bool {
     let text = text.to_ascii_uppercase();
     let is_word = |text: &str| {
         text.bytes()
@@ -241,13 +241,31 @@ fn choose<'a>(models: &'a [GgufModel], wanted: &str) -> Vec<&'a GgufModel> {
         return by_file;
     }
     let by_quantisation = |wanted: &str| {
-        let is = |known: &str| known.eq_ignore_ascii_case(wanted);
-        chosen(&|model| model.quantisation().is_some_and(is))
+        let is = |known: &str| same_format(known, wanted);
+        without_copies(chosen(&|model| model.quantisation().is_some_and(is)))
     };
     match by_quantisation(wanted) {
         none if none.is_empty() => by_quantisation(&format!("{MARK}{wanted}")),
         chosen => chosen,
     }
+}
+
+/// Compares the names of two formats. F16 has two names.
+fn same_format(one: &str, other: &str) -> bool {
+    let plain = |name: &str| name.to_ascii_uppercase().replace("FP", "F");
+    plain(one) == plain(other)
+}
+
+/// Some repositories have a model both as one file and in parts, of which the one file is enough.
+fn without_copies(chosen: Vec<&GgufModel>) -> Vec<&GgufModel> {
+    let is_copy = |model: &GgufModel| {
+        let mut others = chosen.iter();
+        model.num_parts.is_some()
+            && others.any(|other| other.num_parts.is_none() && other.stem == model.stem)
+    };
+    { chosen.iter().copied() }
+        .filter(|model| !is_copy(model))
+        .collect()
 }
 
 fn names(models: &[&GgufModel]) -> String {
@@ -377,6 +395,21 @@ mod tests {
             "{reason}"
         );
         assert_eq!(gguf(&["only-F16.gguf"], None), ["only-F16.gguf"]);
+        assert_eq!(
+            gguf(&["a-F16.gguf", "b.gguf"], Some("fp16")),
+            ["a-F16.gguf"]
+        );
+    }
+
+    #[test]
+    fn one_file_is_enough_of_a_model_that_is_there_in_parts_too() {
+        let paths = [
+            "b-q4_k_m-00001-of-00002.gguf",
+            "b-q4_k_m-00002-of-00002.gguf",
+            "b-q4_k_m.gguf",
+        ];
+        assert_eq!(gguf(&paths, None), ["b-q4_k_m.gguf"]);
+        assert_eq!(gguf(&paths[..2], None), paths[..2]);
     }
 
     #[test]

@@ -1,271 +1,254 @@
-//! Names without an owner: Ollama's, such as `qwen3:0.6b`, and a repository's own, such as `Qwen3-0.6B`.
+//! Names without an owner: Ollama's, such as `qwen3:0.6b-q8_0`, and a repository's own, such as `Qwen3-0.6B`.
+//!
+//! `names.json` has the names, each with its source: the pages and files that connect the name, the repositories and
+//! their files. They lead to repositories that ask for no permission, and whose
+//! models Corella serves: GGUF files, of which `Q4_K_M` is the default, or a folder of safetensors.
 
-/// A family of Ollama's library: its name, and the repository of each size. The first size is the default.
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+
+use crate::selection::is_quantisation;
+
+const NAMES: &str = include_str!("../names.json");
+
+/// A family of Ollama's library.
+#[derive(Deserialize)]
 struct Family {
-    name: &'static str,
-    sizes: &'static [(&'static str, &'static str)],
+    name: String,
+    /// A part of tags that changes nothing, as `instruct` in `1b-instruct-q4_K_M`.
+    variant: Option<String>,
+    /// Tags and their repositories. The first tag is the default.
+    tags: Vec<(String, String)>,
 }
 
-/// The instructed models of each family, by their makers. Tags are Ollama's.
-const FAMILIES: [Family; 23] = [
-    Family {
-        name: "qwen3",
-        sizes: &[
-            ("8b", "Qwen/Qwen3-8B"),
-            ("0.6b", "Qwen/Qwen3-0.6B"),
-            ("1.7b", "Qwen/Qwen3-1.7B"),
-            ("4b", "Qwen/Qwen3-4B"),
-            ("14b", "Qwen/Qwen3-14B"),
-            ("32b", "Qwen/Qwen3-32B"),
-            ("30b", "Qwen/Qwen3-30B-A3B"),
-            ("235b", "Qwen/Qwen3-235B-A22B"),
-        ],
-    },
-    Family {
-        name: "qwen3-coder",
-        sizes: &[("30b", "Qwen/Qwen3-Coder-30B-A3B-Instruct")],
-    },
-    Family {
-        name: "qwen2.5",
-        sizes: &[
-            ("7b", "Qwen/Qwen2.5-7B-Instruct"),
-            ("0.5b", "Qwen/Qwen2.5-0.5B-Instruct"),
-            ("1.5b", "Qwen/Qwen2.5-1.5B-Instruct"),
-            ("3b", "Qwen/Qwen2.5-3B-Instruct"),
-            ("14b", "Qwen/Qwen2.5-14B-Instruct"),
-            ("32b", "Qwen/Qwen2.5-32B-Instruct"),
-            ("72b", "Qwen/Qwen2.5-72B-Instruct"),
-        ],
-    },
-    Family {
-        name: "qwen2.5-coder",
-        sizes: &[
-            ("7b", "Qwen/Qwen2.5-Coder-7B-Instruct"),
-            ("0.5b", "Qwen/Qwen2.5-Coder-0.5B-Instruct"),
-            ("1.5b", "Qwen/Qwen2.5-Coder-1.5B-Instruct"),
-            ("3b", "Qwen/Qwen2.5-Coder-3B-Instruct"),
-            ("14b", "Qwen/Qwen2.5-Coder-14B-Instruct"),
-            ("32b", "Qwen/Qwen2.5-Coder-32B-Instruct"),
-        ],
-    },
-    Family {
-        name: "qwen2",
-        sizes: &[
-            ("7b", "Qwen/Qwen2-7B-Instruct"),
-            ("0.5b", "Qwen/Qwen2-0.5B-Instruct"),
-            ("1.5b", "Qwen/Qwen2-1.5B-Instruct"),
-            ("72b", "Qwen/Qwen2-72B-Instruct"),
-        ],
-    },
-    Family {
-        name: "qwq",
-        sizes: &[("32b", "Qwen/QwQ-32B")],
-    },
-    Family {
-        name: "llama3.3",
-        sizes: &[("70b", "meta-llama/Llama-3.3-70B-Instruct")],
-    },
-    Family {
-        name: "llama3.2",
-        sizes: &[
-            ("3b", "meta-llama/Llama-3.2-3B-Instruct"),
-            ("1b", "meta-llama/Llama-3.2-1B-Instruct"),
-        ],
-    },
-    Family {
-        name: "llama3.1",
-        sizes: &[
-            ("8b", "meta-llama/Llama-3.1-8B-Instruct"),
-            ("70b", "meta-llama/Llama-3.1-70B-Instruct"),
-            ("405b", "meta-llama/Llama-3.1-405B-Instruct"),
-        ],
-    },
-    Family {
-        name: "llama3",
-        sizes: &[
-            ("8b", "meta-llama/Meta-Llama-3-8B-Instruct"),
-            ("70b", "meta-llama/Meta-Llama-3-70B-Instruct"),
-        ],
-    },
-    Family {
-        name: "mistral",
-        sizes: &[("7b", "mistralai/Mistral-7B-Instruct-v0.3")],
-    },
-    Family {
-        name: "mixtral",
-        sizes: &[("8x7b", "mistralai/Mixtral-8x7B-Instruct-v0.1")],
-    },
-    Family {
-        name: "gemma3",
-        sizes: &[
-            ("4b", "google/gemma-3-4b-it"),
-            ("270m", "google/gemma-3-270m-it"),
-            ("1b", "google/gemma-3-1b-it"),
-            ("12b", "google/gemma-3-12b-it"),
-            ("27b", "google/gemma-3-27b-it"),
-        ],
-    },
-    Family {
-        name: "gemma2",
-        sizes: &[
-            ("9b", "google/gemma-2-9b-it"),
-            ("2b", "google/gemma-2-2b-it"),
-            ("27b", "google/gemma-2-27b-it"),
-        ],
-    },
-    Family {
-        name: "gpt-oss",
-        sizes: &[
-            ("20b", "openai/gpt-oss-20b"),
-            ("120b", "openai/gpt-oss-120b"),
-        ],
-    },
-    Family {
-        name: "phi4",
-        sizes: &[("14b", "microsoft/phi-4")],
-    },
-    Family {
-        name: "phi4-mini",
-        sizes: &[("3.8b", "microsoft/Phi-4-mini-instruct")],
-    },
-    Family {
-        name: "phi3.5",
-        sizes: &[("3.8b", "microsoft/Phi-3.5-mini-instruct")],
-    },
-    Family {
-        name: "smollm2",
-        sizes: &[
-            ("1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
-            ("135m", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-            ("360m", "HuggingFaceTB/SmolLM2-360M-Instruct"),
-        ],
-    },
-    Family {
-        name: "tinyllama",
-        sizes: &[("1.1b", "TinyLlama/TinyLlama-1.1B-Chat-v1.0")],
-    },
-    Family {
-        name: "deepseek-r1",
-        sizes: &[
-            ("8b", "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B"),
-            ("1.5b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
-            ("7b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
-            ("14b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"),
-            ("32b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
-            ("70b", "deepseek-ai/DeepSeek-R1-Distill-Llama-70B"),
-        ],
-    },
-    Family {
-        name: "granite3.3",
-        sizes: &[
-            ("8b", "ibm-granite/granite-3.3-8b-instruct"),
-            ("2b", "ibm-granite/granite-3.3-2b-instruct"),
-        ],
-    },
-    Family {
-        name: "starcoder2",
-        sizes: &[
-            ("3b", "bigcode/starcoder2-3b"),
-            ("7b", "bigcode/starcoder2-7b"),
-            ("15b", "bigcode/starcoder2-15b"),
-        ],
-    },
-];
+/// The meaning of a name without an owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meaning {
+    /// `OWNER/MODEL`.
+    pub repository: &'static str,
+    /// The quantisation in the tag, if files have one.
+    pub file: Option<String>,
+}
 
-/// The repository of a name without an owner: `family`, `family:size` or `family:latest` of Ollama's library, or the
-/// repository's own name in any case.
-pub fn repository_of(text: &str) -> Option<&'static str> {
-    let lower = text.to_ascii_lowercase();
-    let (name, tag) = lower.split_once(':').unwrap_or((&lower, "latest"));
-    let family = FAMILIES.iter().find(|family| family.name == name);
-    if let Some(family) = family {
-        let mut sizes = family.sizes.iter();
-        let found = match tag {
-            "latest" => sizes.next(),
-            tag => sizes.find(|(size, _)| *size == tag),
-        };
-        return found.map(|(_, repository)| *repository);
+/// The names of the table. A defect of the table is found by tests, and leaves no names.
+fn families() -> &'static [Family] {
+    static FAMILIES: OnceLock<Vec<Family>> = OnceLock::new();
+    FAMILIES.get_or_init(|| serde_json::from_str(NAMES).unwrap_or_default())
+}
+
+/// The meaning of a name and a tag: those of Ollama's library, or a repository's own name in any case. `None` for an
+/// unknown name. The error for an unknown tag says which there are.
+pub fn meaning(name: &str, tag: Option<&str>) -> Option<Result<Meaning, String>> {
+    let lower = name.to_ascii_lowercase();
+    if let Some(family) = families().iter().find(|family| family.name == lower) {
+        return Some(family.meaning(tag.unwrap_or("latest")));
     }
-    let repositories = { FAMILIES.iter() }
-        .flat_map(|family| family.sizes)
-        .map(|(_, repository)| *repository);
-    { repositories }.find(|repository| {
-        let own = repository.split_once('/').map(|(_, model)| model);
-        own.is_some_and(|own| own.eq_ignore_ascii_case(text))
-    })
+    let mut repositories = { families().iter() }.flat_map(|family| &family.tags);
+    let (_, repository) = repositories.find(|(_, repository)| {
+        let (_, whole) = repository.split_once('/').unwrap_or_default();
+        lower == whole.to_ascii_lowercase() || lower == own_name(repository)
+    })?;
+    Some(Ok(Meaning {
+        repository,
+        file: tag.map(str::to_owned),
+    }))
 }
 
-/// The sizes of a family, if `text` names one.
-pub fn tags_of(text: &str) -> Option<Vec<&'static str>> {
-    let lower = text.to_ascii_lowercase();
-    let name = lower.split(':').next().unwrap_or_default();
-    let family = FAMILIES.iter().find(|family| family.name == name)?;
-    Some(family.sizes.iter().map(|(size, _)| *size).collect())
-}
-
-/// The names of Ollama's library for a repository.
+/// The names of Ollama's library for a repository, which may have `:FILE` and `@REVISION` behind it. Repositories of one model have the
+/// same names, whichever owner they have.
 pub fn short_names(repository: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    for family in &FAMILIES {
-        for (at, (size, known)) in family.sizes.iter().enumerate() {
-            if known.eq_ignore_ascii_case(repository) {
-                names.push(format!("{}:{size}", family.name));
-                if at == 0 {
-                    names.push(family.name.to_owned());
-                }
+    let repository = repository.split('@').next().unwrap_or_default();
+    let (repository, file) = repository.split_once(':').unwrap_or((repository, ""));
+    let own = own_name(repository);
+    let mut names: Vec<String> = Vec::new();
+    for family in families() {
+        for (at, (tag, known)) in family.tags.iter().enumerate() {
+            if own.is_empty() || own_name(known) != own {
+                continue;
+            }
+            names.push(format!("{}:{tag}", family.name));
+            if is_quantisation(file) {
+                names.push(format!(
+                    "{}:{tag}-{}",
+                    family.name,
+                    ollama_quantisation(file)
+                ));
+            }
+            if at == 0 {
+                names.push(family.name.clone());
             }
         }
     }
     names
 }
 
+impl Family {
+    fn meaning(&'static self, tag: &str) -> Result<Meaning, String> {
+        let (rest, quantisation) = split_quantisation(tag);
+        let variant = self.variant.as_deref().unwrap_or_default();
+        let plain = match rest.strip_suffix(variant) {
+            Some(plain) if !variant.is_empty() => plain.trim_end_matches('-'),
+            _ => rest,
+        };
+        let is_default = matches!(plain, "" | "latest");
+        let found = { self.tags.iter() }.find(|(known, _)| {
+            is_default || known.eq_ignore_ascii_case(rest) || known.eq_ignore_ascii_case(plain)
+        });
+        let Some((_, repository)) = found else {
+            let tags: Vec<_> = self.tags.iter().map(|(tag, _)| tag.as_str()).collect();
+            return Err(format!(
+                "{} has the tags {}, each also with a quantisation behind it, such as {}-q8_0",
+                self.name,
+                tags.join(", "),
+                tags[0]
+            ));
+        };
+        let file = quantisation.map(str::to_ascii_uppercase);
+        match file {
+            // A folder has the numbers of its maker.
+            Some(file) if !has_gguf_files(repository) => match is_whole(&file) {
+                true => Ok(Meaning {
+                    repository,
+                    file: None,
+                }),
+                false => Err(format!(
+                    "{repository} is not quantised: leave out {file}, and use --dtype"
+                )),
+            },
+            file => Ok(Meaning { repository, file }),
+        }
+    }
+}
+
+/// Splits `1b-instruct-q4_K_M` before the quantisation.
+fn split_quantisation(tag: &str) -> (&str, Option<&str>) {
+    let start = tag.rfind('-').map_or(0, |at| at + 1);
+    match is_quantisation(&tag[start..]) {
+        true => (tag[..start].trim_end_matches('-'), Some(&tag[start..])),
+        false => (tag, None),
+    }
+}
+
+fn has_gguf_files(repository: &str) -> bool {
+    repository.to_ascii_lowercase().ends_with("-gguf")
+}
+
+/// Whether a format is one of floating-point numbers.
+fn is_whole(quantisation: &str) -> bool {
+    quantisation.starts_with("BF") || quantisation.starts_with('F')
+}
+
+/// Ollama writes `q4_K_M` and `fp16`.
+fn ollama_quantisation(file: &str) -> String {
+    match file.to_ascii_uppercase().as_str() {
+        "F16" => "fp16".to_owned(),
+        upper => match upper.strip_prefix('Q') {
+            Some(rest) => format!("q{rest}"),
+            None => upper.to_ascii_lowercase(),
+        },
+    }
+}
+
+/// A model's name in lower case, without the owner of the repository, the owner of the model that some publishers write
+/// before an underscore, and the mark of GGUF files.
+fn own_name(repository: &str) -> String {
+    let lower = repository.to_ascii_lowercase();
+    let (_, name) = lower.split_once('/').unwrap_or_default();
+    let name = name.strip_suffix("-gguf").unwrap_or(name);
+    let (_, name) = name.split_once('_').unwrap_or(("", name));
+    name.to_owned()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::ModelName;
 
     #[test]
     fn names_of_ollamas_library_are_repositories() {
-        for (text, repository) in [
-            ("qwen3:0.6b", "Qwen/Qwen3-0.6B"),
-            ("llama3.2", "meta-llama/Llama-3.2-3B-Instruct"),
-            ("llama3.2:1b", "meta-llama/Llama-3.2-1B-Instruct"),
-            ("llama3.2:latest", "meta-llama/Llama-3.2-3B-Instruct"),
-            ("Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        for (text, meant) in [
+            ("qwen3", "Qwen/Qwen3-8B-GGUF"),
+            ("qwen3:0.6b", "unsloth/Qwen3-0.6B-GGUF"),
+            ("qwen3:0.6b-q4_K_M", "unsloth/Qwen3-0.6B-GGUF:Q4_K_M"),
+            ("QWEN3:0.6B-Q8_0", "unsloth/Qwen3-0.6B-GGUF:Q8_0"),
+            ("qwen3:0.6b@refs/pr/1", "unsloth/Qwen3-0.6B-GGUF@refs/pr/1"),
+            ("llama3.2", "bartowski/Llama-3.2-3B-Instruct-GGUF"),
+            ("llama3.2:latest", "bartowski/Llama-3.2-3B-Instruct-GGUF"),
+            ("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF"),
             (
-                "smollm2-135m-instruct",
-                "HuggingFaceTB/SmolLM2-135M-Instruct",
+                "llama3.2:1b-instruct-fp16",
+                "bartowski/Llama-3.2-1B-Instruct-GGUF:FP16",
             ),
+            ("llama3.2:instruct", "bartowski/Llama-3.2-3B-Instruct-GGUF"),
+            ("nomic-embed-text", "nomic-ai/nomic-embed-text-v1.5"),
+            ("nomic-embed-text:v1.5", "nomic-ai/nomic-embed-text-v1.5"),
+            (
+                "nomic-embed-text:137m-v1.5-fp16",
+                "nomic-ai/nomic-embed-text-v1.5",
+            ),
+            ("all-minilm:33m", "sentence-transformers/all-MiniLM-L12-v2"),
+            ("Qwen3-0.6B", "unsloth/Qwen3-0.6B-GGUF"),
+            ("qwen3-8b-gguf:Q5_K_M", "Qwen/Qwen3-8B-GGUF:Q5_K_M"),
         ] {
-            assert_eq!(repository_of(text), Some(repository), "{text}");
-            let name = ModelName::parse(text).expect("it is a name");
-            assert_eq!(name.to_string(), repository, "{text}");
+            let name = ModelName::parse(text).expect(text);
+            assert_eq!(name.to_string(), meant, "{text}");
         }
-        for text in ["qwen3:9b", "qwen", "llama3.2:3b-instruct-q4_K_M", ""] {
-            assert_eq!(repository_of(text), None, "{text}");
+        for (text, reason) in [
+            ("qwen3:9b", "qwen3 has the tags 8b, 0.6b"),
+            ("llama3.2:3b-text-q4_K_M", "llama3.2 has the tags 3b, 1b"),
+            ("mxbai-embed-large:335m-v1-q4_0", "is not quantised"),
+            ("qwen", "it has no owner"),
+        ] {
+            let error = ModelName::parse(text).expect_err(text).to_string();
+            assert!(error.contains(reason), "{error}");
         }
-        let error = ModelName::parse("qwen3:9b").expect_err("there is no such size");
-        assert!(
-            error.to_string().contains("qwen3 has the sizes 8b, 0.6b"),
-            "{error}"
-        );
-        assert_eq!(
-            short_names("meta-llama/Llama-3.2-3B-Instruct"),
-            ["llama3.2:3b", "llama3.2"]
-        );
-        assert_eq!(short_names("Qwen/Qwen3-0.6B"), ["qwen3:0.6b"]);
     }
 
-    /// A table's entry may be misspelt.
+    /// A client may ask for a model by the name under which Ollama has it, whichever repository is served.
     #[test]
-    fn every_repository_has_the_form_of_a_name() {
-        for family in &FAMILIES {
-            for (size, repository) in family.sizes {
+    fn repositories_of_one_model_have_its_short_names() {
+        let names = ["llama3.2:3b", "llama3.2"];
+        assert_eq!(short_names("meta-llama/Llama-3.2-3B-Instruct"), names);
+        assert_eq!(short_names("bartowski/Llama-3.2-3B-Instruct-GGUF"), names);
+        assert_eq!(short_names("Qwen/Qwen3-0.6B"), ["qwen3:0.6b"]);
+        assert_eq!(
+            short_names("bartowski/Qwen_Qwen3-0.6B-GGUF:Q4_K_M"),
+            ["qwen3:0.6b", "qwen3:0.6b-q4_K_M"]
+        );
+        assert_eq!(short_names("corella-nano"), [""; 0]);
+    }
+
+    /// An entry of the table may be misspelt.
+    #[test]
+    fn every_entry_of_the_table_has_the_form_of_a_name() {
+        let families: Vec<Family> = serde_json::from_str(NAMES).expect("the table is read");
+        let names: BTreeSet<_> = families.iter().map(|family| &family.name).collect();
+        assert_eq!(names.len(), families.len(), "a name occurs once");
+        let sources: serde_json::Value = serde_json::from_str(NAMES).expect("JSON");
+        for (at, family) in families.iter().enumerate() {
+            let library = format!("ollama.com/library/{};", family.name);
+            let source = sources[at]["source"].as_str();
+            assert!(
+                source.is_some_and(|source| source.starts_with(&library)),
+                "{library}"
+            );
+            let tags: BTreeSet<_> = family.tags.iter().map(|(tag, _)| tag).collect();
+            assert_eq!(tags.len(), family.tags.len(), "{}", family.name);
+            for (tag, repository) in &family.tags {
+                let short = format!("{}:{tag}", family.name);
+                let name = ModelName::parse(&short).expect(&short);
+                assert_eq!(name.to_string(), *repository, "{short}");
                 assert!(ModelName::has_form(repository), "{repository}");
-                let short = format!("{}:{size}", family.name);
-                assert_eq!(repository_of(&short), Some(*repository));
-                assert!(short_names(repository).contains(&short));
+                assert!(short_names(repository).contains(&short), "{short}");
+                // Makers that ask for permission first.
+                let owner = repository.split('/').next().unwrap_or_default();
+                let gated = ["meta-llama", "google", "mistralai", "CohereLabs"];
+                assert!(!gated.contains(&owner), "{repository}");
             }
+            assert!(!family.tags.is_empty(), "{}", family.name);
         }
     }
 }

@@ -18,6 +18,7 @@ mod mock_time;
 mod model;
 mod quantize;
 mod request;
+mod run;
 mod server;
 mod token_count;
 
@@ -50,6 +51,7 @@ pub use mock_time::MockTimeArgs;
 pub use model::{GenerationConfigArg, ModelArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
+pub use run::RunArgs;
 pub use server::{LogFormatArg, ServerArgs};
 pub use token_count::ChunkSize;
 use token_count::{parse_chunk_size, parse_count, parse_large_count};
@@ -76,6 +78,8 @@ pub enum Command {
     Generate(Box<GenerateArgs>),
     /// Converse with a model in the terminal
     Chat(Box<ChatArgs>),
+    /// Answer a prompt, or converse without one, as `ollama run` does
+    Run(Box<RunArgs>),
     /// Answer the requests of a file, without a server
     Batch(Box<BatchArgs>),
     /// Describe a model: its architecture, its size, and whether Corella can serve it
@@ -134,8 +138,8 @@ pub struct GenerateArgs {
     /// does a command without a prompt
     #[arg(short, long, value_name = "TEXT")]
     pub prompt: Option<String>,
-    /// Put what is piped in before the prompt, as `ollama run` does.
-    #[arg(long, hide = true, requires = "prompt")]
+    /// Whether what is piped in stands before the prompt, as with `corella run`.
+    #[arg(skip)]
     pub with_input: bool,
     /// Continue the prompt as plain text, without the chat template
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 
 use clap::{CommandFactory, Parser};
 use corella_cluster::transport::exit;
@@ -58,7 +59,12 @@ fn refuse(reason: &str) -> ! {
 /// Returns the exit status.
 fn run(mut command: Command) -> Result<i32, Box<dyn Error>> {
     model_lookup::resolve(&mut command)?;
+    carry_out(command)
+}
+
+fn carry_out(command: Command) -> Result<i32, Box<dyn Error>> {
     match command {
+        Command::Run(args) => return carry_out(args.into_command(io::stdin().is_terminal())),
         Command::Serve(args) => serve::run(config::serve(*args)?)?,
         Command::Generate(args) => generate::run(config::generate(*args)?)?,
         Command::Chat(args) => chat::run(config::chat(*args)?)?,

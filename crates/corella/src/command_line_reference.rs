@@ -17,7 +17,7 @@ const HEAD: &str = "\
 # Command line
 
 Every command takes `-h` for a short help, `--help` for the long one and `-V` or `--version` for the version.
-Options of `serve`, `chat`, `batch` and `generate` are also read from [variables](../configuration-file.md#environment-variables)
+Options of `serve`, `chat`, `run`, `batch` and `generate` are also read from [variables](../configuration-file.md#environment-variables)
 such as `CORELLA_PORT`. [Flags of other servers](other-servers.md) has a page.
 ";
 

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_hub::FetchEvent;
+use corella_model::DeviceMemory;
 
 use crate::progress_line::{ProgressLine, bar, display_time};
 
@@ -53,18 +54,29 @@ impl FetchDisplay {
     pub fn handle(&self, event: FetchEvent<'_>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            FetchEvent::Planned {
+            FetchEvent::Started {
+                name,
+                file,
                 num_files,
                 num_bytes,
+                licence,
+                page,
             } => {
-                state.num_bytes += num_bytes;
-                if state.progress_line.is_none() {
-                    let files = if num_files == 1 { "file" } else { "files" };
-                    let size = shown_bytes(num_bytes);
-                    tracing::info!("fetching {num_files} {files}, {size}");
-                    state.drawn = Some(Instant::now());
+                let files = match file {
+                    Some(file) => file.to_owned(),
+                    None => format!("{num_files} files"),
+                };
+                let size = shown_bytes(num_bytes);
+                let free_bytes = DeviceMemory::of_host().available_bytes;
+                let decisions = decisions(num_bytes, free_bytes, licence, page);
+                let text = format!("fetching {name}: {files}, {size}{decisions}");
+                match state.progress_line {
+                    Some(_) => eprintln!("{text}"),
+                    None => tracing::info!("{text}"),
                 }
+                state.drawn = Some(Instant::now());
             }
+            FetchEvent::Planned { num_bytes } => state.num_bytes += num_bytes,
             FetchEvent::Received { num_bytes } => state.num_received += num_bytes,
             FetchEvent::Discarded { num_bytes } => {
                 state.num_received = state.num_received.saturating_sub(num_bytes);
@@ -116,6 +128,35 @@ impl Rate {
     }
 }
 
+/// What may speak against a fetch: a size beyond the memory, and a licence with conditions of its own.
+fn decisions(num_bytes: u64, free_bytes: u64, licence: Option<&str>, page: &str) -> String {
+    /// Licences that allow any use.
+    const OPEN: [&str; 10] = [
+        "apache-2.0",
+        "mit",
+        "bsd",
+        "bsd-2-clause",
+        "bsd-3-clause",
+        "cc0-1.0",
+        "cc-by-4.0",
+        "isc",
+        "unlicense",
+        "openmdw",
+    ];
+    let size = match num_bytes > free_bytes {
+        true => format!(
+            ", which is more than the {} of free memory",
+            shown_bytes(free_bytes)
+        ),
+        false => String::new(),
+    };
+    match licence {
+        Some(licence) if OPEN.contains(&licence) => format!("{size}; licence {licence}"),
+        Some(licence) => format!("{size}; licence {licence}, whose conditions are at {page}"),
+        None => format!("{size}; its page names no licence: {page}"),
+    }
+}
+
 fn line(num_received: u64, num_bytes: u64, bytes_per_s: f64) -> String {
     let share = num_received as f64 / num_bytes.max(1) as f64;
     let (done, all) = (shown_bytes(num_received), shown_bytes(num_bytes));
@@ -155,6 +196,20 @@ mod tests {
         assert_eq!(shown, expected);
         let shown = line(0, 2_000, 0.0);
         assert_eq!(shown, "[                    ]   0 %, 0 B of 2.0 kB");
+    }
+
+    #[test]
+    fn a_size_or_a_licence_that_asks_for_a_decision_says_so() {
+        let page = "https://hub/acme/nano";
+        let shown = decisions(1_000, 2_000, Some("apache-2.0"), page);
+        assert_eq!(shown, "; licence apache-2.0");
+        let shown = decisions(5_000_000_000, 4_000_000_000, Some("llama3.2"), page);
+        assert_eq!(
+            shown,
+            ", which is more than the 4.00 GB of free memory; licence llama3.2, whose conditions are at \
+             https://hub/acme/nano"
+        );
+        assert!(decisions(1, 2, None, page).ends_with("names no licence: https://hub/acme/nano"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Replaces verbs of other servers, such as `run` and `ls` of Ollama.
+//! Replaces verbs of other servers, such as `ls` and `show` of Ollama.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 
 use crate::flag_table::{self, Verb};
 
@@ -22,33 +22,10 @@ pub fn translate_verb(
     match verbs.find(|(name, _)| *name == typed) {
         None | Some((_, Verb::Same(_))) => Ok(words),
         Some((_, Verb::Refused(why))) => Err(vec![format!("there is no command `{typed}`: {why}")]),
-        Some((_, Verb::Command { mut command, .. })) => {
-            if typed == "run" && take_prompt(&mut words) {
-                command = "generate".to_owned();
-            }
+        Some((_, Verb::Command { command, .. })) => {
             warnings.push(format!("`corella {typed}` is `corella {command}`"));
             words[1] = command.into();
             Ok(words)
         }
     }
-}
-
-/// `ollama run MODEL PROMPT` answers once, without measurements. The prompt may be several words, and includes piped
-/// input.
-fn take_prompt(words: &mut Vec<OsString>) -> bool {
-    let behind = words.get(3..).unwrap_or_default();
-    let num_words = { behind.iter() }
-        .take_while(|word| word.to_str().is_some_and(|word| !word.starts_with('-')))
-        .count();
-    if num_words == 0 {
-        return false;
-    }
-    let prompt = behind[..num_words].join(OsStr::new(" "));
-    let mut option = OsString::from("--prompt=");
-    option.push(prompt);
-    let is_profiled = behind.iter().any(|word| word == "--profile");
-    let limits = (!is_profiled).then(|| "--no-limits".into());
-    let replacement = [option, "--with-input".into()].into_iter().chain(limits);
-    words.splice(3..3 + num_words, replacement);
-    true
 }

@@ -7,6 +7,7 @@ use corella_server::{LocalClient, ServeConfig, ServerState, TextModel};
 use corella_text::Tokenizer;
 
 use crate::config::RequestOptions;
+use crate::llm::check_head;
 use crate::patient_client::PatientClient;
 use crate::{Error, Llm, LlmOptions, ModelSource};
 
@@ -16,6 +17,8 @@ pub struct LocalServer {
     /// The name of the folder or file of the model.
     pub name: String,
     pub max_model_len: u32,
+    /// Why the model generates no text, if it does not.
+    pub no_text: Option<Error>,
     pub has_chat_template: bool,
     pub tokenizer: Tokenizer,
     /// Describes model and hardware in one line.
@@ -38,6 +41,7 @@ impl LocalServer {
             ..request.serve_config(&llm)
         };
         let summary = llm.summary();
+        let no_text = check_head(&llm.config).err();
         let has_chat_template = llm.chat_template.is_some();
         let tokenizer = llm.tokenizer.clone();
         let text = TextModel {
@@ -51,6 +55,7 @@ impl LocalServer {
             engine: llm.engine,
             name: llm.name,
             max_model_len: llm.max_model_len,
+            no_text,
             has_chat_template,
             tokenizer,
             summary,

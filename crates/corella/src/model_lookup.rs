@@ -28,6 +28,10 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
             resolve_draft(&mut args.speculation, args.model.offline)?;
             resolve_model(&mut args.model)
         }
+        Command::Run(args) => {
+            resolve_draft(&mut args.speculation, args.model.offline)?;
+            resolve_model(&mut args.model)
+        }
         Command::Batch(args) => {
             resolve_draft(&mut args.speculation, args.model.offline)?;
             resolve_model(&mut args.model)
@@ -200,7 +204,8 @@ mod tests {
         let unreachable = HubError::Unreachable("https://hub: no route".to_owned());
         let told = not_found(Path::new("qwen3:0.6b"), &name, &unreachable);
         assert!(
-            told.contains("cannot be reached") && told.contains("Qwen/Qwen3-0.6B on the hub"),
+            told.contains("cannot be reached")
+                && told.contains("unsloth/Qwen3-0.6B-GGUF on the hub"),
             "{told}"
         );
         assert!(!told.contains("not found"), "{told}");

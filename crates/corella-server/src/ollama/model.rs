@@ -127,15 +127,20 @@ fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
         .collect()
 }
 
-/// `/api/tags`: lists the model under each of its names, and its adapters.
+/// `/api/tags`: lists the model under each of its names, those of Ollama's library included, and its adapters.
 pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
+    // Programs look for the name that they are to ask for.
+    let others = { state.config.other_names.iter() }
+        .filter(|name| context.check_model(&state, name).is_ok())
+        .cloned();
     let models = { names(&state, &context).into_iter() }
+        .chain(others)
         .map(|name| Model::new(&state, &name, None))
         .collect();
     json_response(&ModelList { models })
 }
 
-/// `/api/ps`: the same list, because all of them stay loaded as long as the server runs.
+/// `/api/ps`: the same list without other names of the model, because all of them stay loaded as long as the server runs.
 pub async fn running_models(
     State(state): State<Arc<ServerState>>,
     context: CallContext,

@@ -200,9 +200,11 @@ async fn a_model_is_pulled_that_is_there_and_has_its_facts() {
 
     let tags = get(server.address, "/api/tags").await.json();
     let models = tags["models"].as_array().expect("a list");
-    assert_eq!(models.len(), 1, "other names are not listed");
+    let names: Vec<_> = models.iter().map(|model| &model["name"]).collect();
+    assert_eq!(names, [MODEL, "mock:1b", "mock"]);
     assert_eq!(models[0]["size"], 2_470_000_123_u64);
     let running = get(server.address, "/api/ps").await.json();
+    assert_eq!(running["models"].as_array().map(Vec::len), Some(1));
     let running = &running["models"][0];
     assert_eq!(running["size"], 2_469_135_780_u64);
     assert_eq!(running["size_vram"], 1_000_000_000);

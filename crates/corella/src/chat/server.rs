@@ -29,7 +29,11 @@ impl Server {
     pub fn open(with: &ChatWith, runtime: &Runtime) -> Result<Self, Error> {
         match with {
             ChatWith::Model { source, options } => {
-                let server = LocalServer::load(source, options, RequestOptions::default())?;
+                let mut server = LocalServer::load(source, options, RequestOptions::default())?;
+                // Such a model may have no chat template either.
+                if let Some(error) = server.no_text.take() {
+                    return Err(error);
+                }
                 if !server.has_chat_template {
                     return Err(Error::Config(format!(
                         "{} has no chat template, so it cannot converse; `corella generate --raw -p \

@@ -47,15 +47,11 @@ fn flags_of_other_servers_become_options() {
         ),
         ("corella serve --threads -1", "corella serve --threads -1"),
         ("corella serve -- --mlock", "corella serve -- --mlock"),
-        ("corella run some/model", "corella chat some/model"),
         (
-            "corella run some/model Hello",
-            "corella generate some/model --prompt=Hello --with-input --no-limits",
+            "corella run some/model Tell me more --keepalive 5m",
+            "corella run some/model Tell me more",
         ),
-        (
-            "corella run some/model Tell me more --seed 3",
-            "corella generate some/model --prompt=Tell me more --with-input --no-limits --seed 3",
-        ),
+        ("corella show some/model", "corella inspect some/model"),
         ("corella serve --seed -1 -np -1", "corella serve"),
         (
             "corella serve -ctk q8_0 -ctv q8_0",
