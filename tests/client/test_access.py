@@ -100,6 +100,47 @@ def test_wrong_and_missing_keys(keyed):
     assert complete(client_of(keyed, WEB)).usage.completion_tokens == 2
 
 
+def lines_of(server, **facts):
+    lines = [json.loads(line) for line in server.log().splitlines() if '"answered"' in line]
+    return [line for line in lines if all(line.get(name) == value for name, value in facts.items())]
+
+
+def test_the_line_of_a_request_names_key_model_and_outcome(tmp_path):
+    path = tmp_path / "keys.toml"
+    write_keys(path)
+    options = ("--device", "mock", "--api-keys", path, "--log-format", "json", "--block-size", "16")
+    with ServerProcess(*options) as server:
+        client = client_of(server, REPORTS)
+        for name in ("first", "second"):
+            client.completions.create(
+                model="corella-nano", prompt=[5] * 18, max_tokens=1, extra_headers={"x-request-id": name}
+            )
+        server.wait_until(lambda: len(lines_of(server, key="reports")) == 2, "lines")
+        (line,) = lines_of(server, id="second")
+        assert (line["model"], line["status"], line["finish"]) == ("corella-nano", 200, "length")
+        assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (18, 16, 1)
+        assert 0 <= line["ttft"] <= line["seconds"] and "error" not in line
+        # The key may use 40 tokens a minute.
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model="corella-nano", prompt=[5] * 18, max_tokens=1)
+        assert status_of(server, "/v1/completions", {"prompt": "Once"})[0] == 401
+        chat = {"model": "x", "messages": [{"role": "user", "content": "Once"}]}
+        assert status_of(server, "/api/chat", chat, {"authorization": f"Bearer {WEB}"})[0] == 404
+        server.wait_until(lambda: lines_of(server, path="/api/chat"), "a line")
+        (limited,) = lines_of(server, status=429)
+        assert (limited["key"], limited["error"]) == ("reports", "rate_limit_exceeded")
+        (refused,) = lines_of(server, status=401)
+        assert refused["error"] == "invalid_api_key" and "key" not in refused
+        (unknown,) = lines_of(server, status=404)
+        assert unknown["error"] == "model_not_found" and "model" not in unknown
+        # A browser loads the page.
+        for path in ("/", "/page/main.js", "/page/base.css"):
+            assert status_of(server, path)[0] == 200
+        status_of(server, "/v1/models")
+        server.wait_until(lambda: lines_of(server, path="/v1/models"), "a line")
+        assert not [line for line in lines_of(server) if line["path"].startswith("/page") or line["path"] == "/"]
+
+
 def test_a_key_has_its_own_limit_of_requests(keyed):
     client = client_of(keyed, WEB)
     for left in (2, 1, 0):
@@ -207,7 +248,7 @@ def refused(*arguments):
 
 def test_https(authority):
     with secured(authority) as server:
-        assert "ready: curl https://" in server.log()
+        assert f"ready: page {server.base_url}/, API {server.base_url}/v1" in server.log()
         chunks = list(complete(server.client, max_tokens=20, stream=True))
         assert chunks[-1].choices[0].finish_reason == "length"
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):

@@ -4,6 +4,7 @@ import concurrent.futures
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import urllib.request
@@ -105,6 +106,10 @@ def test_a_stream_that_is_cut_off_says_so():
                 assert chunk.choices[0].finish_reason is None
         assert "shutting down" in cut_off.value.message
         assert server.wait() == 0
+        (line,) = [line for line in server.log().splitlines() if " answered " in line and "finish=" in line]
+        line = re.sub(r"\x1b\[\d*m", "", line)
+        assert 'status=200 error="' in line and 'finish="error"' in line
+        assert cut_off.value.message in line
 
 
 def test_a_client_that_still_sends_does_not_hold_up_the_end():

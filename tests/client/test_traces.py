@@ -248,7 +248,7 @@ def test_a_log_of_json_objects(monkeypatch):
         (line,) = [line for line in answered() if line["id"] == "fox-8"]
         assert line["level"] == "INFO" and line["target"].startswith("corella_server")
         assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
-        assert any("ready: curl" in line["message"] for line in log_lines(server))
+        assert any("ready: page http://" in line["message"] for line in log_lines(server))
         # Every line logged while a request is prepared names it.
         said = [line for line in log_lines(server) if "field accepted" in line.get("message", "")]
         assert said

@@ -49,7 +49,7 @@ class Served:
     def _read(self):
         for line in self.process.stderr:
             self.lines.append(line)
-            if ready := re.match(r"ready: curl (http://[\d.:]+)/", line):
+            if ready := re.match(r"ready: page (http://[\d.:]+)/", line):
                 self.base_url = ready[1]
                 self._is_ready.set()
         self._is_ready.set()

@@ -47,6 +47,8 @@ pub struct SchedulerStats {
     pub num_prompt_tokens: u64,
     /// Tokens that requests have received.
     pub num_generated_tokens: u64,
+    /// Times at which a request got draft tokens in a step.
+    pub num_drafts: u64,
     /// Scheduled draft tokens, and those of them that proved right.
     pub num_draft_tokens: u64,
     pub num_accepted_draft_tokens: u64,

@@ -565,6 +565,9 @@ impl InFlight {
         let step_time = self.oldest_since.elapsed();
         let mut inner = self.shared.lock();
         inner.stats.num_steps += 1;
+        if let Some(step) = &oldest {
+            inner.stats.step_tokens.add(step.batch.num_tokens());
+        }
         inner.stats.step_time += step_time;
         drop(inner);
         self.watch_oldest();

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use corella_core::SchedulerStats;
 
+use crate::step_tokens::StepTokens;
+
 /// A snapshot of the engine's counters. They count from the engine's start and never shrink, except
 /// for the present states in `scheduler` and `num_live_requests`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,6 +22,8 @@ pub struct EngineStats {
     /// Requests that the scheduler refused, for any reason.
     pub num_refused: u64,
     pub num_steps: u64,
+    /// The tokens of these steps.
+    pub step_tokens: StepTokens,
     pub num_failed_steps: u64,
     /// Steps that ran longer than `EngineConfig::step_timeout`.
     pub num_slow_steps: u64,

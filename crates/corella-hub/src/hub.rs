@@ -121,7 +121,7 @@ impl Hub {
                 FolderWeights::Indexed => {
                     let mut small = small;
                     small.push(INDEX.to_owned());
-                    fetch.files(&small)?;
+                    fetch.files(&[INDEX.to_owned()])?;
                     let index = fetch.repository.file(&commit, INDEX);
                     let index = fs::read(&index).map_err(HubError::disk("read", &index))?;
                     let shards = selection::shards(&index).map_err(|reason| {

@@ -13,6 +13,7 @@ use axum::response::Response;
 use corella_engine::TraceScope;
 use hyper::body::{Frame, SizeHint};
 
+use crate::api_error::ApiError;
 use crate::request_id::RequestName;
 use crate::request_line::RequestLine;
 use crate::request_trace::{EndedRequest, begin_trace};
@@ -44,6 +45,9 @@ pub async fn count_request(
     record.line = line;
     let response = next.run(request).await;
     record.status = response.status().as_u16();
+    if let (Some(line), Some(error)) = (&record.line, response.extensions().get::<ApiError>()) {
+        line.set_refusal(error);
+    }
     let (parts, body) = response.into_parts();
     let body = CountedBody {
         body,

@@ -129,6 +129,11 @@ impl ApiError {
         self
     }
 
+    /// The code, or the type of an error without one.
+    pub fn code_or_type(&self) -> &'static str {
+        self.body.code.unwrap_or(self.body.kind)
+    }
+
     pub fn code(&self) -> Option<&'static str> {
         self.body.code
     }

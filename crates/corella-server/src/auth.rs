@@ -32,6 +32,9 @@ pub async fn require_api_key(
     let Some(account) = presented.and_then(|key| state.api_keys.find(key)) else {
         return ApiError::unauthorized().into_response();
     };
+    if let Some(line) = request.extensions().get::<Arc<RequestLine>>() {
+        line.set_key(account.name());
+    }
     let taken = match *request.method() {
         Method::GET | Method::HEAD => Ok(()),
         _ => account.take_request(),

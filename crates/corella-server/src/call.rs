@@ -176,6 +176,7 @@ pub async fn serve_call<E: Endpoint>(
         })
         .await?;
     context.check_model(&state, &call.model)?;
+    timer.handle_model(&call.model);
     if let Some(priority) = context.priority() {
         call.params.priority = priority;
     }

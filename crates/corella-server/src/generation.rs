@@ -142,6 +142,7 @@ impl Generation {
         name: &RequestName,
         mut timer: CallTimer,
     ) -> Result<Self, ApiError> {
+        timer.handle_params(params.num_choices, params.stopping.max_tokens);
         timer.handle_submission(prompts.iter().map(|prompt| prompt.tokens.len()).sum());
         let mut choices = Vec::with_capacity(prompts.len() * params.num_choices as usize);
         for prompt in prompts {
@@ -259,7 +260,7 @@ impl Generation {
 
     /// Aborts the running choices.
     fn fail(&mut self, error: ApiError) -> ApiError {
-        self.timer.handle_failure(self.num_unfinished);
+        self.timer.handle_failure(self.num_unfinished, &error);
         self.num_unfinished = 0;
         self.choices.clear();
         error

@@ -6,6 +6,7 @@ mod output;
 mod process;
 mod rendering;
 mod series;
+mod step_token_histogram;
 mod text_format;
 
 pub use self::adapter_use::{AdapterMetrics, AdapterUses};
@@ -35,6 +36,7 @@ use crate::text_thread::TextWork;
 
 use self::process::ProcessMetrics;
 use self::rendering::Renderer;
+use self::step_token_histogram::StepTokenHistogram;
 
 /// Metrics of requests, as clients see them. The engine's counts are read at each scrape.
 pub struct Metrics {
@@ -53,6 +55,9 @@ pub struct Metrics {
     prefill_seconds: Histogram,
     inference_seconds: Histogram,
     request_prompt_tokens: Histogram,
+    request_max_num_generation_tokens: Histogram,
+    request_params_n: Histogram,
+    request_params_max_tokens: Histogram,
     time_to_first_token: Histogram,
     latency: Histogram,
 }
@@ -77,6 +82,8 @@ const FIRST_TOKEN_BUCKETS: [f64; 20] = [
 const LENGTH_BUCKETS: [f64; 17] = [
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
 ];
+/// Numbers of choices, in vLLM's steps.
+const NUM_CHOICES_BUCKETS: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
 const REQUEST_BUCKETS: [f64; 16] = [
     0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,
 ];
@@ -152,6 +159,24 @@ impl Metrics {
                 &mut registry,
                 "request_prompt_tokens",
                 "Prompt tokens of a choice",
+                Histogram::new(LENGTH_BUCKETS),
+            ),
+            request_max_num_generation_tokens: both(
+                &mut registry,
+                "request_max_num_generation_tokens",
+                "Generated tokens of a call's longest choice",
+                Histogram::new(LENGTH_BUCKETS),
+            ),
+            request_params_n: both(
+                &mut registry,
+                "request_params_n",
+                "Choices that a call asked for, for each of its prompts",
+                Histogram::new(NUM_CHOICES_BUCKETS),
+            ),
+            request_params_max_tokens: both(
+                &mut registry,
+                "request_params_max_tokens",
+                "The limit of output tokens of a call with one",
                 Histogram::new(LENGTH_BUCKETS),
             ),
             tokenize_seconds: {
@@ -258,11 +283,13 @@ struct EngineMetrics {
     num_spills: Counter,
     num_restores: Counter,
     num_handed_back: Counter,
+    num_drafts: Counter,
     num_draft_tokens: Counter,
     num_accepted_draft_tokens: Counter,
     num_missed_objectives: Counter,
     num_evicted_pages: Counter,
     num_steps: Counter,
+    step_tokens: StepTokenHistogram,
     num_failed_steps: Counter,
     num_slow_steps: Counter,
     step_seconds: Counter<f64, AtomicU64>,
@@ -428,6 +455,18 @@ impl EngineMetrics {
                 "Preemptions of running requests",
                 Counter::default(),
             ),
+            step_tokens: both(
+                registry,
+                "iteration_tokens_total",
+                "Tokens of a step",
+                StepTokenHistogram::default(),
+            ),
+            num_drafts: both(
+                registry,
+                "spec_decode_num_drafts",
+                "Times at which a request had draft tokens in a step",
+                Counter::default(),
+            ),
             num_draft_tokens: both(
                 registry,
                 "spec_decode_num_draft_tokens",
@@ -473,6 +512,7 @@ impl EngineMetrics {
             (&self.num_spills, scheduler.num_spills),
             (&self.num_restores, scheduler.num_restores),
             (&self.num_handed_back, scheduler.num_handed_back),
+            (&self.num_drafts, scheduler.num_drafts),
             (&self.num_draft_tokens, scheduler.num_draft_tokens),
             (
                 &self.num_accepted_draft_tokens,
@@ -484,6 +524,7 @@ impl EngineMetrics {
             (&self.num_failed_steps, stats.num_failed_steps),
             (&self.num_slow_steps, stats.num_slow_steps),
         ];
+        self.step_tokens.update(&stats.step_tokens);
         let hits = &scheduler.prefix_hits;
         let hits = [
             ("cached", hits.num_cached_tokens),

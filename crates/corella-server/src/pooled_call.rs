@@ -239,6 +239,7 @@ pub async fn pool(
     mut timer: CallTimer,
 ) -> Result<PooledStates, ApiError> {
     context.check_model(state, model)?;
+    timer.handle_model(model);
     params.adapter = { state.adapters.get(model) }.map(|adapter| adapter.loaded);
     if params.adapter.is_some() {
         timer.count_adapter(state.adapters.uses().begin(model));
@@ -265,8 +266,8 @@ pub async fn pool(
         timer,
     };
     let result = poll_fn(|cx| call.poll(cx)).await;
-    if result.is_err() {
-        call.timer.handle_failure(call.running.len());
+    if let Err(error) = &result {
+        call.timer.handle_failure(call.running.len(), error);
         call.running.clear();
         if let Some(account) = account {
             account.give_back_prompt(num_tokens - call.usage.prompt_tokens as usize);

@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser};
 use corella_cluster::transport::exit;
 
 use crate::args::{BenchCommand, Cli, Command, LogFormatArg};
+use crate::foreign_flag::Translation;
 use crate::{
     batch, bench, chat, config, config_file, foreign_flag, generate, hub_command, inspect_command,
     log_format, manual, model_lookup, quantize_command, serve,
@@ -22,8 +23,12 @@ pub fn command_line() -> clap::Command {
 pub fn run_command(words: Vec<OsString>) -> ! {
     let mut program = Cli::command();
     program.build();
-    let (words, mut warnings) = match foreign_flag::translate(&program, words) {
-        Ok(translation) => (translation.words, translation.warnings),
+    let Translation {
+        words,
+        mut warnings,
+        notes,
+    } = match foreign_flag::translate(&program, words) {
+        Ok(translation) => translation,
         Err(reasons) => refuse(&reasons.join("\nerror: ")),
     };
     let arguments = match config_file::expand(&Cli::command(), words, std::env::vars_os()) {
@@ -42,6 +47,9 @@ pub fn run_command(words: Vec<OsString>) -> ! {
         Command::Serve(args) => args.server.log_format,
         _ => LogFormatArg::Text,
     });
+    for note in notes {
+        tracing::info!("{note}");
+    }
     for warning in warnings {
         tracing::warn!("{warning}");
     }

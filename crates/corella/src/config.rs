@@ -78,6 +78,8 @@ pub struct Serve {
     pub max_stored_response_bytes: u64,
     pub drain_timeout: Duration,
     pub log_format: LogFormatArg,
+    /// Whether the start shows the limits in force.
+    pub is_verbose: bool,
     pub logs_requests: bool,
     /// Sends traces, if configured.
     pub otlp: Option<OtlpConfig>,
@@ -142,6 +144,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         max_stored_response_bytes: server.max_stored_response_bytes,
         drain_timeout: Duration::from_secs(server.drain_timeout.into()),
         log_format: server.log_format,
+        is_verbose: server.verbose,
         logs_requests: !server.no_log_requests,
         otlp: otlp(server.otlp_endpoint)?,
         kv_events: kv_events(server.kv_events_config.as_deref())?,

@@ -15,15 +15,17 @@ use crate::unknown_flag::nearest_option;
 #[derive(Debug)]
 pub struct Translation {
     pub words: Vec<OsString>,
-    /// One sentence for each flag that was read in another sense.
+    /// One sentence for each flag without effect.
     pub warnings: Vec<String>,
+    /// One sentence for each flag or verb that has another name here.
+    pub notes: Vec<String>,
 }
 
 /// Translates a command line, which starts with the program's name. `program` must be built. The error has a sentence
 /// for each refused flag.
 pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation, Vec<String>> {
-    let mut warnings = Vec::new();
-    let words = translate_verb(words, &mut warnings)?;
+    let mut notes = Vec::new();
+    let words = translate_verb(words, &mut notes)?;
     let (command, begin) = subcommand(program, &words);
     let mut walk = Walk {
         command,
@@ -37,7 +39,8 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
             .get_arguments()
             .any(|arg| arg.get_id() == "max_model_len"),
         translated: words[..begin.min(words.len())].to_vec(),
-        warnings,
+        warnings: Vec::new(),
+        notes,
         refusals: Vec::new(),
         num_positionals: 0,
         last_name: None,
@@ -49,6 +52,7 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
         true => Ok(Translation {
             words: walk.translated,
             warnings: walk.warnings,
+            notes: walk.notes,
         }),
         false => Err(walk.refusals),
     }
@@ -77,6 +81,7 @@ struct Walk<'a> {
     runs_model: bool,
     translated: Vec<OsString>,
     warnings: Vec<String>,
+    notes: Vec<String>,
     refusals: Vec<String>,
     num_positionals: usize,
     /// The last of several names after one `--served-model-name`, which may be the model.
@@ -287,12 +292,11 @@ impl<'a> Walk<'a> {
                     let value = value.map(|value| value.to_string_lossy().into_owned());
                     self.take_form(form, other, typed, &value.unwrap_or_default());
                 } else if let Some((theirs, own)) = translated.filter(|_| has_option) {
-                    self.warnings
-                        .push(format!("{typed} {theirs} is {} {own}", other.option));
+                    self.note(format!("{typed} {theirs} is {} {own}", other.option));
                     let word = OsString::from(format!("{}={own}", other.option));
                     self.push_translated(typed, &flag.names[0], theirs, word);
                 } else if has_option && other.is_taken {
-                    self.warnings.push(format!("{typed} is {}", other.option));
+                    self.note(format!("{typed} is {}", other.option));
                     self.push(&other.option, value);
                 } else if !has_option
                     && other.is_taken
@@ -375,10 +379,12 @@ impl<'a> Walk<'a> {
         let member = typed.split_once('.').map(|(_, member)| member);
         match form.options(&other.option, member, value) {
             Ok(own) => {
-                self.warnings.push(match own.words.is_empty() {
-                    true => format!("{typed} has no effect: it names nothing"),
-                    false => format!("{typed} is {}", own.words.join(" ")),
-                });
+                match own.words.is_empty() {
+                    true => self
+                        .warnings
+                        .push(format!("{typed} has no effect: it names nothing")),
+                    false => self.note(format!("{typed} is {}", own.words.join(" "))),
+                }
                 if !own.ignored.is_empty() {
                     let ignored = own.ignored.join(", ");
                     self.warnings
@@ -388,6 +394,13 @@ impl<'a> Walk<'a> {
                     .extend(own.words.into_iter().map(OsString::from));
             }
             Err(reason) => self.refusals.push(format!("{typed} {value}: {reason}")),
+        }
+    }
+
+    /// Notes an alias once.
+    fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
         }
     }
 

@@ -56,7 +56,7 @@ pub fn translate(
     });
     Ok(Translated {
         options: options.collect(),
-        warnings: translation.warnings,
+        warnings: [translation.notes, translation.warnings].concat(),
     })
 }
 

@@ -7,7 +7,7 @@ use crate::flag_table::{self, Verb};
 /// Replaces a verb of another server.
 pub fn translate_verb(
     mut words: Vec<OsString>,
-    warnings: &mut Vec<String>,
+    notes: &mut Vec<String>,
 ) -> Result<Vec<OsString>, Vec<String>> {
     let typed = words.get(1).and_then(|word| word.to_str());
     let Some(typed) = typed
@@ -23,7 +23,7 @@ pub fn translate_verb(
         None | Some((_, Verb::Same(_))) => Ok(words),
         Some((_, Verb::Refused(why))) => Err(vec![format!("there is no command `{typed}`: {why}")]),
         Some((_, Verb::Command { command, .. })) => {
-            warnings.push(format!("`corella {typed}` is `corella {command}`"));
+            notes.push(format!("`corella {typed}` is `corella {command}`"));
             words[1] = command.into();
             Ok(words)
         }

@@ -85,7 +85,9 @@ async fn serve(config: Serve) -> Result<(), Error> {
     if let Some(line) = llm.end_summary() {
         say(&line);
     }
-    say(&limits_line(&scheduler, &serve_config));
+    if config.is_verbose {
+        say(&limits_line(&scheduler, &serve_config));
+    }
     let outputs = OutputMetrics::default();
     let cluster = cluster::start(
         cluster_config,
@@ -111,8 +113,11 @@ async fn serve(config: Serve) -> Result<(), Error> {
             Some(started)
         }
     };
-    let url = socket.curl(server_tls.is_some()) + &config.root_path;
-    let ready_line = ready_line(&llm, &url, has_key);
+    if config.is_verbose {
+        let url = socket.curl(server_tls.is_some()) + &config.root_path;
+        say(&try_line(&llm, &url, has_key));
+    }
+    let ready_line = ready_line(&socket.address(server_tls.is_some()), &config.root_path);
 
     let engine = llm.engine.clone();
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
@@ -231,8 +236,16 @@ fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
     )
 }
 
-/// `url` addresses the server in a curl command, without a path of the API.
-fn ready_line(llm: &Llm, url: &str, has_key: bool) -> String {
+/// The last line of the start: where the page and the API are.
+fn ready_line(address: &str, root_path: &str) -> String {
+    match address.starts_with("http") {
+        true => format!("ready: page {address}{root_path}/, API {address}{root_path}/v1"),
+        false => format!("ready: API {root_path}/v1 on {address}"),
+    }
+}
+
+/// A request that this model answers. `url` addresses the server in a curl command, without a path of the API.
+fn try_line(llm: &Llm, url: &str, has_key: bool) -> String {
     let key = match has_key {
         true => " -H \"authorization: Bearer $CORELLA_API_KEY\"",
         false => "",
@@ -253,5 +266,5 @@ fn ready_line(llm: &Llm, url: &str, has_key: bool) -> String {
         (_, Some(_)) => ("classify", r#"{"input": "a fox"}"#),
         _ => ("v1/embeddings", r#"{"input": "a fox"}"#),
     };
-    format!("ready: curl {url}/{path}{key} -H 'content-type: application/json' -d '{body}'")
+    format!("try: curl {url}/{path}{key} -H 'content-type: application/json' -d '{body}'")
 }

@@ -69,13 +69,21 @@ impl ServerSocket {
         self.listener.take().expect("the listener is taken once")
     }
 
-    /// Returns curl's arguments before a path.
-    pub fn curl(&self, has_tls: bool) -> String {
+    /// Returns the address for clients: the beginning of a URL, or the path of a socket.
+    pub fn address(&self, has_tls: bool) -> String {
         match (&self.address, has_tls) {
             (Address::Tcp(address), true) => format!("https://{address}"),
             (Address::Tcp(address), false) => format!("http://{address}"),
-            (Address::Unix(path), _) => {
-                format!("--unix-socket {} http://localhost", path.display())
+            (Address::Unix(path), _) => path.display().to_string(),
+        }
+    }
+
+    /// Returns curl's arguments before a path.
+    pub fn curl(&self, has_tls: bool) -> String {
+        match &self.address {
+            Address::Tcp(_) => self.address(has_tls),
+            Address::Unix(_) => {
+                format!("--unix-socket {} http://localhost", self.address(has_tls))
             }
         }
     }

@@ -47,8 +47,8 @@ pub async fn in_anthropic_shape(request: Request, next: Next) -> Response {
     let name = request.extensions().get::<RequestName>().cloned();
     let mut response = next.run(request).await;
     let name = name.as_ref().map(RequestName::as_str);
-    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        let body = serde_json::to_vec(&Envelope::new(&error, name)).unwrap_or_default();
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        let body = serde_json::to_vec(&Envelope::new(error, name)).unwrap_or_default();
         *response.body_mut() = Body::from(body);
     }
     if let Some(Ok(name)) = name.map(HeaderValue::from_str) {

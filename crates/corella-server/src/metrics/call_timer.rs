@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use corella_core::{FinishReason, RequestOutput};
 use corella_engine::TraceScope;
 
+use crate::api_error::ApiError;
 use crate::api_key::Account;
 use crate::auth::CallContext;
 use crate::request_line::RequestLine;
@@ -24,6 +25,8 @@ pub struct CallTimer {
     line: Option<Arc<RequestLine>>,
     arrival: Instant,
     submission: Instant,
+    /// The choices of each prompt, and the limit of their tokens, if the call generates text.
+    params: Option<(u32, Option<u32>)>,
     /// The choices by index.
     choices: Vec<Choice>,
     first_token_seen: bool,
@@ -58,6 +61,7 @@ impl CallTimer {
             line: context.line.clone(),
             arrival,
             submission: arrival,
+            params: None,
             choices: Vec::new(),
             first_token_seen: false,
         }
@@ -71,6 +75,18 @@ impl CallTimer {
     /// Counts the call for the adapter that it uses.
     pub fn count_adapter(&mut self, adapter: AdapterCall) {
         self.adapter = Some(adapter);
+    }
+
+    /// Names the model or adapter of a permitted call.
+    pub fn handle_model(&self, model: &str) {
+        if let Some(line) = &self.line {
+            line.set_model(model);
+        }
+    }
+
+    /// Takes what the call asks for.
+    pub fn handle_params(&mut self, num_choices: u32, max_tokens: Option<u32>) {
+        self.params = Some((num_choices, max_tokens));
     }
 
     /// Records that the prompts are tokenised and submitted to the engine.
@@ -118,6 +134,15 @@ impl CallTimer {
                 .inc_by(u64::from(output.num_prompt_tokens));
             let num_prompt_tokens = f64::from(output.num_prompt_tokens);
             metrics.request_prompt_tokens.observe(num_prompt_tokens);
+            // The choices of one prompt find the same tokens.
+            let num_choices = self
+                .params
+                .map_or(1, |(num_choices, _)| num_choices as usize);
+            if let Some(line) = &self.line
+                && choice.is_multiple_of(num_choices)
+            {
+                line.add_cached(output.num_cached_tokens);
+            }
             let queue = Duration::from_micros(output.queue_us);
             metrics.queue_seconds.observe(queue.as_secs_f64());
             let prefill = (now - self.submission).saturating_sub(queue);
@@ -142,6 +167,9 @@ impl CallTimer {
             self.first_token_seen = true;
             let latency = now - self.arrival;
             metrics.time_to_first_token.observe(latency.as_secs_f64());
+            if let Some(line) = &self.line {
+                line.set_time_to_first_token(latency);
+            }
             if let Some(recent) = metrics.outputs.recent_latency.watched() {
                 recent.time_to_first_token.observe(latency);
             }
@@ -161,6 +189,9 @@ impl CallTimer {
 
     pub fn handle_finish(&self, choice: usize, reason: &'static str) {
         self.count(reason, 1);
+        if let Some(line) = &self.line {
+            line.set_finish(reason);
+        }
         let Some(timed) = self.choices.get(choice) else {
             return;
         };
@@ -185,17 +216,37 @@ impl CallTimer {
 
     /// Records the end of the last choice.
     pub fn handle_end(&self) {
-        self.metrics
+        let metrics = &self.metrics;
+        metrics
             .latency
             .observe(self.arrival.elapsed().as_secs_f64());
+        let Some((num_choices, max_tokens)) = self.params else {
+            return;
+        };
+        metrics.request_params_n.observe(num_choices.into());
+        if let Some(max_tokens) = max_tokens {
+            metrics.request_params_max_tokens.observe(max_tokens.into());
+        }
+        let longest = { self.choices.iter() }
+            .map(|choice| choice.tokens.map_or(0, |tokens| tokens.num_tokens));
+        let longest = longest.max().unwrap_or(0);
+        metrics
+            .request_max_num_generation_tokens
+            .observe(longest.into());
     }
 
-    pub fn handle_failure(&self, num_choices: usize) {
+    pub fn handle_failure(&self, num_choices: usize, error: &ApiError) {
         self.count("error", num_choices);
+        if let Some(line) = &self.line {
+            line.set_failure(error);
+        }
     }
 
     pub fn handle_abort(&self, num_choices: usize) {
         self.count("abort", num_choices);
+        if let Some(line) = &self.line {
+            line.set_finish("abort");
+        }
     }
 
     fn count(&self, finished_reason: &'static str, num_choices: usize) {

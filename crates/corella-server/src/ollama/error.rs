@@ -28,8 +28,8 @@ pub async fn in_ollama_shape(request: Request, next: Next) -> Response {
 
 /// Rewrites an answer that is an error.
 pub fn with_ollama_error(mut response: Response) -> Response {
-    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        let body = serde_json::to_vec(&ErrorLine::new(&error)).unwrap_or_default();
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        let body = serde_json::to_vec(&ErrorLine::new(error)).unwrap_or_default();
         *response.body_mut() = Body::from(body);
     }
     response

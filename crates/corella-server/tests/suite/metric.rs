@@ -41,6 +41,10 @@ async fn counts_appear_under_both_names() {
             ("request_inference_time_seconds_count", 2.0),
             ("request_prompt_tokens_sum", 10.0),
             ("request_generation_tokens_sum", 18.0),
+            ("request_max_num_generation_tokens_sum", 9.0),
+            ("request_params_n_sum", 2.0),
+            ("request_params_max_tokens_sum", 9.0),
+            ("spec_decode_num_drafts_total", 0.0),
         ];
         for (name, value) in expected {
             let labels = [format!("model_name=\"{MODEL}\"")];
@@ -82,6 +86,51 @@ async fn counts_appear_under_both_names() {
     assert_eq!(server.num_counted("/v1/completions", 400).await, 1.0);
     // Unknown paths share one label, so that a scanner cannot fill memory.
     assert_eq!(server.num_counted("other", 404).await, 1.0);
+}
+
+/// The series of the dashboards in `examples/observability` of vLLM (September 2026) that a server with one engine and
+/// without KV offloading has.
+const OF_VLLMS_DASHBOARDS: &str = "
+    cache_config_info e2e_request_latency_seconds_bucket e2e_request_latency_seconds_count
+    e2e_request_latency_seconds_sum generation_tokens_total inter_token_latency_seconds_bucket
+    inter_token_latency_seconds_count inter_token_latency_seconds_sum iteration_tokens_total_bucket
+    iteration_tokens_total_count iteration_tokens_total_sum kv_cache_usage_perc num_preemptions_total
+    num_requests_running num_requests_waiting prefix_cache_hits_total prefix_cache_queries_total prompt_tokens_total
+    request_decode_time_seconds_bucket request_decode_time_seconds_sum request_generation_tokens_bucket
+    request_generation_tokens_count request_generation_tokens_sum request_inference_time_seconds_bucket
+    request_max_num_generation_tokens_bucket request_max_num_generation_tokens_count
+    request_max_num_generation_tokens_sum request_params_max_tokens_bucket request_params_max_tokens_count
+    request_params_max_tokens_sum request_params_n_bucket request_params_n_count request_params_n_sum
+    request_prefill_time_seconds_bucket request_prefill_time_seconds_sum request_prompt_tokens_bucket
+    request_prompt_tokens_count request_prompt_tokens_sum request_queue_time_seconds_bucket
+    request_queue_time_seconds_count request_queue_time_seconds_sum request_success_total
+    request_time_per_output_token_seconds_bucket spec_decode_num_accepted_tokens_total
+    spec_decode_num_draft_tokens_total spec_decode_num_drafts_total time_per_output_token_seconds_bucket
+    time_to_first_token_seconds_bucket time_to_first_token_seconds_count time_to_first_token_seconds_sum
+";
+
+#[tokio::test]
+async fn vllms_dashboards_find_their_series() {
+    let server = TestServer::start().await;
+    let body = json!({"prompt": "count", "max_tokens": 9, "n": 2, "ignore_eos": true});
+    let reply = post(server.address, "/v1/completions", &body).await;
+    assert_eq!(reply.status, 200);
+    let text = get(server.address, "/metrics").await.text();
+    for name in OF_VLLMS_DASHBOARDS.split_whitespace() {
+        assert!(text.contains(&format!("\nvllm:{name}{{")), "{name}");
+    }
+    let value = |series: &str, label: &str| -> f64 {
+        let mut lines = text.lines().filter(|line| line.starts_with(series));
+        let line = lines.find(|line| line.contains(label));
+        let number = line.and_then(|line| line.rsplit(' ').next());
+        let number = number.and_then(|number| number.parse().ok());
+        number.unwrap_or_else(|| panic!("{series} is missing:\n{text}"))
+    };
+    // The prompt of five tokens is computed once, and each of two choices computes all of its tokens but the last.
+    assert!(value("vllm:iteration_tokens_total_sum{", "") >= 5.0 + 2.0 * 8.0);
+    let num_steps = value("vllm:iteration_tokens_total_bucket{", "le=\"+Inf\"");
+    assert_eq!(num_steps, value("corella_steps_total{", ""));
+    assert_eq!(num_steps, value("vllm:iteration_tokens_total_count{", ""));
 }
 
 #[tokio::test]

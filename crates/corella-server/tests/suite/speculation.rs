@@ -49,16 +49,19 @@ async fn answers_are_the_same_with_guesses() {
 
     for prefix in ["corella_", "vllm:"] {
         let count = async |server: &TestServer, name: &str| {
-            let name = format!("{prefix}spec_decode_num_{name}_tokens_total");
+            let name = format!("{prefix}spec_decode_num_{name}_total");
             server.metric(&name, &[]).await.expect("it is reported")
         };
-        let drafts = count(&guessing, "draft").await;
-        let accepted = count(&guessing, "accepted").await;
+        let drafts = count(&guessing, "draft_tokens").await;
+        let accepted = count(&guessing, "accepted_tokens").await;
         assert!(
             0.0 < accepted && accepted < drafts,
             "{accepted} of {drafts}"
         );
-        assert_eq!(count(&plain, "draft").await, 0.0);
+        // Each time, a request has one draft token or several.
+        let times = count(&guessing, "drafts").await;
+        assert!(0.0 < times && times < drafts, "{times} of {drafts}");
+        assert_eq!(count(&plain, "draft_tokens").await, 0.0);
     }
 }
 

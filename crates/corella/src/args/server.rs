@@ -54,11 +54,14 @@ pub struct ServerArgs {
     /// the least recently used are dropped first. 0 stores none
     #[arg(long, value_name = "SIZE", value_parser = super::parse_size_or_zero, default_value = "64M")]
     pub max_stored_response_bytes: u64,
+    /// Show the limits in force when the server starts, and a request to try
+    #[arg(short, long)]
+    pub verbose: bool,
     /// Log format: text, or one JSON object per line
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormatArg,
-    /// Leave out the line of the log that each answered request has, except for /health, /ready and
-    /// /metrics
+    /// Leave out the line of the log that each answered request has, except for probes, /metrics
+    /// and the files of the page
     #[arg(long)]
     pub no_log_requests: bool,
     /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, for example

@@ -18,6 +18,16 @@ fn words(line: &str) -> String {
 }
 
 #[test]
+fn an_alias_is_noted_once_and_is_no_warning() {
+    let line = "corella serve --ctx-size 512 --ctx-size 1024 --mlock";
+    let translation = typed(line).unwrap();
+    assert_eq!(translation.notes, ["--ctx-size is --max-model-len"]);
+    assert_eq!(translation.warnings.len(), 1, "{:?}", translation.warnings);
+    let notes = typed("corella ls").unwrap().notes;
+    assert_eq!(notes, ["`corella ls` is `corella list`"]);
+}
+
+#[test]
 fn flags_of_other_servers_become_options() {
     for (line, expected) in [
         // A flag in the tables of two servers.

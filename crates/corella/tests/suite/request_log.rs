@@ -3,9 +3,9 @@
 use crate::server::Server;
 
 #[test]
-fn the_log_has_a_line_for_each_request_but_none_for_probes() {
+fn the_log_has_a_line_for_each_request_but_none_for_probes_and_files_of_the_page() {
     let mut server = Server::start(&["--device", "mock"]);
-    for path in ["/health", "/ready", "/metrics"] {
+    for path in ["/health", "/ready", "/metrics", "/", "/page/main.js"] {
         server.get(path, "probe");
     }
     server.get("/v1/models?key=query", "list");
@@ -29,9 +29,13 @@ fn the_log_has_a_line_for_each_request_but_none_for_probes() {
             "id=\"",
             "method=\"POST\"",
             "path=\"/v1/completions\"",
+            "model=\"corella-nano\"",
             "status=200",
             "prompt_tokens=3",
+            "cached_tokens=0",
             "output_tokens=5",
+            "finish=\"length\"",
+            "ttft=",
             "seconds=",
         ],
     ] {

@@ -31,7 +31,7 @@ pub struct Server {
 
 impl Server {
     pub fn start(arguments: &[&str]) -> Self {
-        let mut command = corella(&[&["serve", "--port", "0"], arguments].concat());
+        let mut command = corella(&[&["serve", "--port", "0", "--verbose"], arguments].concat());
         let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
         let log = BufReader::new(process.stderr.take().unwrap()).lines();
         let mut server = Self {
@@ -43,7 +43,7 @@ impl Server {
         };
         server.summary = server.line_with("KV pages");
         server.limits = server.line_with("limits: ");
-        let ready = server.line_with("http://");
+        let ready = server.line_with("ready: page http://");
         let (_, rest) = ready.split_once("http://").unwrap();
         server.address = rest.split_once('/').unwrap().0.to_owned();
         server

@@ -108,6 +108,7 @@ impl Scheduler {
             let share = num_tokens.div_ceil(num_decodes);
             let num_drafts = self.draft(plan.entries[at].index, share, plan);
             plan.entries[at].num_drafts = num_drafts;
+            self.journal.counters().num_drafts += u64::from(num_drafts > 0);
             num_tokens -= num_drafts;
             num_decodes -= 1;
         }
