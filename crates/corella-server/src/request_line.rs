@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use axum::extract::{MatchedPath, Request};
+use axum::extract::Request;
 
 use crate::api_error::ApiError;
 use crate::auth::Background;
@@ -39,15 +39,16 @@ struct Details {
 
 /// Probes and scrapes come every few seconds and would hide all other lines. A browser asks for each of the page's
 /// files.
-const UNLOGGED_ROUTES: [&str; 7] = [
+const UNLOGGED_PATHS: [&str; 7] = [
     "/health",
     "/v1/health",
     "/ping",
     "/ready",
     "/metrics",
     "/",
-    "/page/{file}",
+    "/docs",
 ];
+const FILES_OF_THE_PAGE: &str = "/page/";
 /// Clients choose the path, and lines must stay short.
 const MAX_PATH_CHARS: usize = 256;
 
@@ -55,14 +56,13 @@ impl RequestLine {
     /// Returns `None` for probes, scrapes, files of the page and the lines of batches, whose results are in the batch's
     /// own file.
     pub fn of(request: &Request) -> Option<Arc<Self>> {
-        let extensions = request.extensions();
-        let is_of_batch = extensions.get::<Background>().is_some();
-        let route = extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-        if is_of_batch || route.is_some_and(|route| UNLOGGED_ROUTES.contains(&route)) {
+        let path = request.uri().path();
+        let is_of_batch = request.extensions().get::<Background>().is_some();
+        if is_of_batch || UNLOGGED_PATHS.contains(&path) || path.starts_with(FILES_OF_THE_PAGE) {
             return None;
         }
         Some(Arc::new(Self {
-            path: request.uri().path().chars().take(MAX_PATH_CHARS).collect(),
+            path: path.chars().take(MAX_PATH_CHARS).collect(),
             num_prompt_tokens: AtomicU64::new(0),
             num_cached_tokens: AtomicU64::new(0),
             num_output_tokens: AtomicU64::new(0),
