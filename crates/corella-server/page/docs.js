@@ -171,7 +171,7 @@ function filter() {
 
 /** Opens the entry that the address names. */
 function openNamed() {
-  const named = location.hash && at(decodeURIComponent(location.hash.slice(1)));
+  const named = at(decodeURIComponent(location.hash.slice(1)));
   if (named?.classList.contains("entry")) {
     if (named.hidden) {
       at("filter").value = "";
