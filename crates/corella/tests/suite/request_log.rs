@@ -14,7 +14,7 @@ fn the_log_has_a_line_for_each_request_but_none_for_probes_and_files_of_the_page
     // A line is written when the body of its response is dropped, which may be after its last byte was sent.
     let lines = [server.line_with(" answered"), server.line_with(" answered")];
     for parts in [
-        [
+        &[
             "INFO",
             "id=\"list\"",
             "method=\"GET\"",
@@ -23,8 +23,8 @@ fn the_log_has_a_line_for_each_request_but_none_for_probes_and_files_of_the_page
             "prompt_tokens=0",
             "output_tokens=0",
             "seconds=",
-        ],
-        [
+        ][..],
+        &[
             "INFO",
             "id=\"",
             "method=\"POST\"",
