@@ -115,7 +115,8 @@ async fn vllms_dashboards_find_their_series() {
     let body = json!({"prompt": "count", "max_tokens": 9, "n": 2, "ignore_eos": true});
     let reply = post(server.address, "/v1/completions", &body).await;
     assert_eq!(reply.status, 200);
-    let text = get(server.address, "/metrics").await.text();
+    let reply = get(server.address, "/metrics").await;
+    let text = reply.text();
     for name in OF_VLLMS_DASHBOARDS.split_whitespace() {
         assert!(text.contains(&format!("\nvllm:{name}{{")), "{name}");
     }
