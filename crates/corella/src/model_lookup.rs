@@ -210,7 +210,7 @@ mod tests {
         );
         assert!(!told.contains("not found"), "{told}");
         let refused = HubError::Refused("no such model".to_owned());
-        let told = not_found(Path::new("Qwen/Qwen3-0.6B"), &name, &refused);
+        let told = not_found(Path::new("unsloth/Qwen3-0.6B-GGUF"), &name, &refused);
         assert!(
             told.ends_with("as a model of the hub: no such model"),
             "{told}"

@@ -254,8 +254,8 @@ fn several_letters_behind_one_dash_are_one_name() {
             "{reason}"
         );
     }
-    let reason = typed("corella serve -md").map(|translation| translation.warnings);
-    assert_eq!(reason, Ok(vec!["-md is --draft-model".to_owned()]));
+    let notes = typed("corella serve -md").map(|translation| translation.notes);
+    assert_eq!(notes, Ok(vec!["-md is --draft-model".to_owned()]));
     assert_eq!(words("corella serve -hV"), "corella serve -hV");
 }
 
