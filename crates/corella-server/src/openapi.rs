@@ -275,7 +275,7 @@ mod tests {
             .collect();
         assert!(routes.len() > 10);
         for route in routes {
-            let path = route.replace("{*name}", "{model}");
+            let path = { route.replace("{*name}", "{model}") }.replace("{*", "{");
             assert!(
                 document["paths"].get(&path).is_some(),
                 "{path} is not described"

@@ -472,7 +472,7 @@ async fn what_cannot_be_honoured_is_refused_by_its_field() {
         ),
         (
             "input",
-            item(json!({"type": "item_reference", "id": "x"})),
+            item(json!({"type": "computer_call", "id": "x"})),
             "input[0].type",
         ),
         (
