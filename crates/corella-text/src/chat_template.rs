@@ -26,7 +26,7 @@ use crate::{python_json, python_text};
 /// The fuel of a conversation, which pays for steps and memory of the template engine: so much for any, and more for
 /// each byte of it. A message or a tool takes some hundreds, but some templates look at all messages for each.
 const LEAST_FUEL: u64 = 1_000_000;
-const FUEL_PER_BYTE: u64 = 40;
+const FUEL_PER_BYTE: u64 = 200;
 const MOST_FUEL: u64 = 20_000_000;
 
 const DEFAULT: &str = "default";

@@ -1,5 +1,7 @@
 //! Tests, filters and functions of Jinja2 that differ in the template engine, or are missing.
 
+use std::borrow::Cow;
+
 use minijinja::value::{Kwargs, Rest, StringInput, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
 use minijinja_contrib::globals::joiner;
@@ -15,8 +17,7 @@ use crate::template_cost::{SLOT_BYTES, charge, charge_items, weigh, whole};
 use crate::template_expression::{CONCATENATION, CONTAINMENT, REMAINDER, SAFE_SUM, SLICED};
 use crate::template_source::ITERATED;
 
-/// Filters of the engine whose first argument is weighed and passes through `$convert`, and whose result passes through
-/// `$finish`.
+/// Filters of the engine whose first argument passes through `$convert`, and whose result through `$finish`.
 macro_rules! add_filters {
     ($environment:ident, $convert:ident, $finish:expr, $($name:ident),*) => {$(
         {
@@ -26,7 +27,6 @@ macro_rules! add_filters {
                 value: Value,
                 rest: Rest<ValueOrKwargs>,
             ) -> Result<Value, Error> {
-                weigh(state, &value)?;
                 let args = [$convert(state, value)?].into_iter().chain(rest.into_values());
                 let result = state.apply_filter(ENGINES, &args.collect::<Vec<_>>())?;
                 $finish(result)
@@ -44,7 +44,7 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_filter("float", float);
     environment.add_filter("wordcount", wordcount);
     environment.add_filter("string", |state: &State, value: &Value| {
-        python_text::text_of(state, value)
+        python_text::text_of(state, value).map(Cow::into_owned)
     });
     environment.add_filter("indent", indent);
     environment.add_filter("round", round);
@@ -53,11 +53,21 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     }
     environment.add_filter("join", join);
     environment.add_filter(ITERATED, iterated);
-    add_filters!(environment, iterated, Ok, list, sort, sum);
-    add_filters!(environment, iterated, generated, unique, batch, slice);
+    add_filters!(environment, iterated, Ok, list);
+    add_filters!(environment, weighed_items, Ok, sort, sum);
+    add_filters!(environment, weighed_items, generated, unique, batch, slice);
     add_filters!(environment, indexed, Ok, last);
     environment.add_filter("items", |value: Value| generated(filters::items(&value)?));
-    add_filters!(environment, same, Ok, groupby, dictsort, min, max, pprint);
+    add_filters!(
+        environment,
+        weighed,
+        Ok,
+        groupby,
+        dictsort,
+        min,
+        max,
+        pprint
+    );
     // Jinja2 does not have these, and some nest values or print much.
     environment.remove_global("debug");
     for name in ["chain", "zip", "lines", "split", "bool"] {
@@ -242,8 +252,13 @@ fn indexed(_: &State, value: Value) -> Result<Value, Error> {
     }
 }
 
-fn same(_: &State, value: Value) -> Result<Value, Error> {
-    Ok(value)
+/// The iterable of filters that compare items, or put them into lists.
+fn weighed_items(state: &State, value: Value) -> Result<Value, Error> {
+    iterated(state, weighed(state, value)?)
+}
+
+fn weighed(state: &State, value: Value) -> Result<Value, Error> {
+    weigh(state, &value).map(|_| value)
 }
 
 /// A text or a generator gives a text or a list. Other values give a generator.
@@ -258,7 +273,7 @@ fn reverse(state: &State, value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The same where Jinja2 treats every false value as an empty list.
+/// The iterable where Jinja2 treats every false value as an empty list.
 fn iterated_if_any(state: &State, value: Value) -> Result<Value, Error> {
     match value.is_true() {
         true => iterated(state, value),
@@ -267,10 +282,10 @@ fn iterated_if_any(state: &State, value: Value) -> Result<Value, Error> {
 }
 
 /// The text that text filters read in other values.
-fn text_of(_: &State, value: Value) -> Result<Value, Error> {
+fn text_of(state: &State, value: Value) -> Result<Value, Error> {
     Ok(match value.kind() {
         ValueKind::String => value,
-        _ => Value::from(python_str(&value)),
+        _ => Value::from(&*python_text::text_of(state, &value)?),
     })
 }
 
@@ -324,7 +339,7 @@ fn replace(
         None => named.get("count")?,
     };
     named.assert_all_used()?;
-    let text = |value: &Value| python_text::text_of(state, value).map(Value::from);
+    let text = |value: &Value| Ok::<_, Error>(Value::from(&*python_text::text_of(state, value)?));
     let (value, mut args) = (text(value)?, vec![text(old)?, text(new)?]);
     args.extend(count.filter(|count| !count.is_none()));
     value.call_method(state, "replace", &args)
@@ -437,7 +452,8 @@ fn contains(state: &State, value: &Value, container: &Value) -> Result<bool, Err
 
 /// `left ~ right`
 fn concatenation(state: &State, left: &Value, right: &Value) -> Result<String, Error> {
-    Ok(python_text::text_of(state, left)? + &python_text::text_of(state, right)?)
+    // The engine charges for the result.
+    Ok(python_text::text_of(state, left)?.into_owned() + &python_text::text_of(state, right)?)
 }
 
 /// `text | format(…)`: the values are positional or named.

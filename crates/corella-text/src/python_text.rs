@@ -1,6 +1,7 @@
 //! Python's `str` and `repr` of values, where the template engine prints them differently: floats with an exponent, and
 //! unprintable characters in lists.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use minijinja::value::ValueKind;
@@ -12,17 +13,16 @@ use crate::template_cost::{MAX_DEPTH, weigh};
 
 /// The text of `{{ value }}`.
 pub fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let written = match value.as_str() {
-        Some(text) => out.write_str(text),
-        None => out.write_str(&text_of(state, value)?),
-    };
-    written.map_err(Error::from)
+    out.write_str(&text_of(state, value)?).map_err(Error::from)
 }
 
-/// Python's `str` of a value. Charges for the values in it.
-pub fn text_of(state: &State, value: &Value) -> Result<String, Error> {
+/// Python's `str` of a value. Charges for the values in a list or mapping.
+pub fn text_of<'v>(state: &State, value: &'v Value) -> Result<Cow<'v, str>, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(text.into());
+    }
     weigh(state, value)?;
-    Ok(python_str(value))
+    Ok(python_str(value).into())
 }
 
 pub fn python_str(value: &Value) -> String {
