@@ -1,6 +1,5 @@
 //! Chat templates: a Jinja template turns messages into a prompt, with the same text as in Transformers.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -16,6 +15,7 @@ use crate::python_method::python_method;
 use crate::python_number::value_of_number;
 use crate::reply::ReplyFormat;
 use crate::role_support::{RoleSupport, takes_role};
+use crate::special_tokens::{SpecialTokens, json_of};
 use crate::strftime::strftime;
 use crate::template_cost::add_checks;
 use crate::template_source::rewritten_source;
@@ -56,17 +56,6 @@ pub struct ChatTemplate {
     tool_support: OnceLock<ToolSupport>,
 }
 
-/// Special tokens, under their names in templates. An absent one is undefined and prints nothing.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SpecialTokens {
-    pub bos_token: Option<String>,
-    pub eos_token: Option<String>,
-    pub unk_token: Option<String>,
-    pub pad_token: Option<String>,
-    /// The other ones, such as `image_token`.
-    pub others: BTreeMap<String, String>,
-}
-
 /// The contents of a checkpoint's files for its chat template, as far as there are any.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TemplateFiles<'a> {
@@ -77,35 +66,6 @@ pub struct TemplateFiles<'a> {
     pub chat_template_json: Option<&'a [u8]>,
     /// `TOOL_USE_FILE`
     pub tool_use_jinja: Option<&'a [u8]>,
-}
-
-impl SpecialTokens {
-    /// Tokens by name, as Transformers reads them. The file of the map counts if the configuration is of an older
-    /// version, without a table of added tokens.
-    fn of_files(config: &Json, special_tokens_map_json: Option<&[u8]>) -> Result<Self, TextError> {
-        let map = match config["added_tokens_decoder"].is_null() {
-            true => json_of(special_tokens_map_json, "special_tokens_map.json")?,
-            false => Json::Null,
-        };
-        let mut tokens = BTreeMap::new();
-        for file in [config, &map] {
-            let members = file.as_object().into_iter().flatten();
-            let named = members.filter(|(name, _)| name.ends_with("_token"));
-            let extra = file["extra_special_tokens"].as_object();
-            for (name, token) in named.chain(extra.into_iter().flatten()) {
-                if let Some(token) = token_content(token) {
-                    tokens.insert(name.clone(), token);
-                }
-            }
-        }
-        Ok(Self {
-            bos_token: tokens.remove("bos_token"),
-            eos_token: tokens.remove("eos_token"),
-            unk_token: tokens.remove("unk_token"),
-            pad_token: tokens.remove("pad_token"),
-            others: tokens,
-        })
-    }
 }
 
 /// One conversation to render.
@@ -505,21 +465,6 @@ fn environment() -> Environment<'static> {
         strftime(format, SystemTime::now())
     });
     environment
-}
-
-fn token_content(token: &Json) -> Option<String> {
-    token
-        .as_str()
-        .or_else(|| token["content"].as_str())
-        .map(str::to_owned)
-}
-
-fn json_of(content: Option<&[u8]>, file: &str) -> Result<Json, TextError> {
-    let Some(content) = content else {
-        return Ok(Json::Null);
-    };
-    serde_json::from_slice(content)
-        .map_err(|error| TextError::TokenizerConfig(format!("{file}: {error}")))
 }
 
 fn utf8_of<'s>(source: &'s [u8], file: &str) -> Result<&'s str, TextError> {

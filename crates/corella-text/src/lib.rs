@@ -31,6 +31,7 @@ mod reply;
 mod reply_part;
 mod role_support;
 mod schema;
+mod special_tokens;
 mod stop_string;
 mod strftime;
 mod template_cost;
@@ -46,9 +47,7 @@ mod turn_support;
 mod word_cache;
 mod word_splitter;
 
-pub use chat_template::{
-    ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TOOL_USE_FILE, TemplateFiles,
-};
+pub use chat_template::{ChatInput, ChatTemplate, RenderLimit, TOOL_USE_FILE, TemplateFiles};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use fill_in_middle::FillInMiddle;
@@ -60,6 +59,7 @@ pub use reply::{
 };
 pub use reply_part::ReplyPart;
 pub use role_support::RoleSupport;
+pub use special_tokens::SpecialTokens;
 pub use stop_string::StopStrings;
 pub use strftime::strftime;
 pub use text_stream::{TextDelta, TextStream};
