@@ -160,9 +160,9 @@ pub static OPTIONS: FieldTable = FieldTable {
     refused: &[
         instead(
             "repeat_last_n",
-            "penalties count the whole context, which is -1",
+            "penalties count the whole context, which is -1; 64, Ollama's default, is taken as unset",
         )
-        .unless(|value| *value == -1),
+        .unless(|value| *value == -1 || *value == 64),
         refused("mirostat", is_zero),
         refused("tfs_z", is_one),
         refused("typical_p", is_one),

@@ -56,7 +56,7 @@ async fn a_conversation_is_rendered_and_answered_in_lines() {
     assert!(created.len() == 27 && created.ends_with('Z'), "{created}");
     // A begun answer is continued.
     let body = json!({
-        "options": {"temperature": 0, "num_predict": 3}, "stream": false,
+        "options": {"temperature": 0, "num_predict": 3, "repeat_last_n": 64}, "stream": false,
         "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ab"}],
     });
     let begun = server.encode("<|user|>hi<|end|><|assistant|>ab");
