@@ -25,6 +25,15 @@ pub(crate) fn compiled_schema(schema: &Value) -> Result<Value, GrammarError> {
     closed_object::closed(schema)
 }
 
+/// A caller's own text in an error.
+fn shortened(text: &str) -> String {
+    const MAX_CHARS: usize = 60;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 fn error(place: &[String], reason: String) -> GrammarError {
     GrammarError {
         place: place.join("."),

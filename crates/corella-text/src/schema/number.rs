@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Number, Value, json};
 
 use super::decimal::Decimal;
+use super::shortened;
 
 /// The largest double below 2^63.
 const MAX_BOUND: f64 = 9_223_372_036_854_774_784.0;
@@ -211,6 +212,7 @@ fn multiple(fields: &Map<String, Value>) -> Result<Option<Step>, String> {
 }
 
 fn step_reason(number: impl std::fmt::Display) -> String {
+    let number = shortened(&number.to_string());
     format!(
         "`multipleOf` {number} has too many digits: at most {MAX_DIVISOR} is followed, without its decimal point, and at \
          most {MAX_SCALE} digits behind that"
@@ -336,8 +338,9 @@ fn check_constant(keyword: &str, number: &Number) -> Result<(), String> {
     match is_kept {
         true => Ok(()),
         false => Err(format!(
-            "`{keyword}` has the number {number}, which no double has, or which is beyond ±9223372036854774784: use a \
-             string, or a range"
+            "`{keyword}` has the number {}, which no double has, or which is beyond ±9223372036854774784: use a string, \
+             or a range",
+            shortened(&number.to_string())
         )),
     }
 }

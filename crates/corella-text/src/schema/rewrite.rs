@@ -4,11 +4,11 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::error;
 use super::look_around::without_look_ahead;
 use super::number::{StepSet, set_numbers};
 use super::reference_cycle::steps;
 use super::size::Size;
+use super::{error, shortened};
 use crate::GrammarError;
 
 /// Keywords without an effect on the answer.
@@ -167,8 +167,9 @@ fn check_required(fields: &Map<String, Value>) -> Result<(), String> {
     let unnamed = names.find(|name| !properties.is_some_and(|members| members.contains_key(*name)));
     match unnamed.filter(|_| is_closed) {
         Some(name) => Err(format!(
-            "`required` names `{name}`, which `additionalProperties` excludes, so that no answer is valid: add it to \
-             `properties`"
+            "`required` names `{}`, which `additionalProperties` excludes, so that no answer is valid: add it to \
+             `properties`",
+            shortened(name)
         )),
         None => Ok(()),
     }
