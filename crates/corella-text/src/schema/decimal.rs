@@ -50,9 +50,20 @@ impl Decimal {
         }
     }
 
-    /// The decimal that llguidance writes for a double, which is the shortest one that reads as it.
-    pub(super) fn shown(double: f64) -> Self {
-        Self::parse(&format!("{double:e}"))
+    /// The decimals that llguidance writes for a double: the shortest one that reads as it, and for an integer all of its
+    /// digits. They differ beyond 2^53 only.
+    pub(super) fn shown(double: f64) -> [Self; 2] {
+        let shortest = Self::parse(&format!("{double:e}"));
+        let whole = match double.fract() == 0.0 {
+            true => Self::parse(&format!("{double:.0}")),
+            false => shortest.clone(),
+        };
+        [shortest, whole]
+    }
+
+    /// Whether llguidance writes this number for a double.
+    pub(super) fn is_shown(&self, double: f64) -> bool {
+        Self::shown(double).iter().all(|shown| shown == self)
     }
 
     /// The nearest double. Infinite beyond the largest.

@@ -145,7 +145,11 @@ impl Bound {
             ));
         }
         double = double.max(-MAX_BOUND);
-        while !self.allows(&Decimal::shown(double)) {
+        let is_within = |double| {
+            let mut shown = Decimal::shown(double).into_iter();
+            shown.all(|shown| self.allows(&shown))
+        };
+        while !is_within(double) {
             double = double.next_up();
         }
         Ok(match double.abs() < MIN_BOUND {
@@ -312,7 +316,7 @@ fn set_steps(fields: &mut Map<String, Value>, step: &Step, lower: &Bound, upper:
     }
     fields.shift_remove("multipleOf");
     let only = Decimal::scaled(first, step.scale);
-    if first > last || Decimal::shown(only.nearest()) != only {
+    if first > last || !only.is_shown(only.nearest()) {
         // The range of no number.
         LOWER.set(fields, 1.0);
         UPPER.set(fields, 0.0);
@@ -334,7 +338,7 @@ fn check_constants(keyword: &str, constant: &Value) -> Result<(), String> {
 fn check_constant(keyword: &str, number: &Number) -> Result<(), String> {
     let value = Decimal::of(number);
     let double = value.nearest();
-    let is_kept = Decimal::shown(double) == value && double.abs() <= MAX_BOUND;
+    let is_kept = value.is_shown(double) && double.abs() <= MAX_BOUND;
     match is_kept {
         true => Ok(()),
         false => Err(format!(

@@ -133,6 +133,8 @@ fn exclusive_bounds_exclude_their_bound() {
     for schema in [
         json!({"type": "number", "exclusiveMinimum": 0}),
         json!({"type": "number", "exclusiveMaximum": 0}),
+        // The double of this bound is an integer above it.
+        json!({"type": "integer", "minimum": -1_524_953_850_836_299_999i64, "maximum": -1_524_953_850_836_298_500i64}),
         json!({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2}),
         json!({"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]}),
     ] {
