@@ -82,7 +82,7 @@ impl Executor for MockExecutor {
             self.inflight.push_front(oldest);
             return Ok(None);
         }
-        self.finish(oldest).map(Some)
+        self.finish_timed(oldest).map(Some)
     }
 
     fn set_waker(&mut self, waker: StepWaker) {
@@ -101,7 +101,7 @@ impl Executor for MockExecutor {
         }
         sleep_until(oldest.time.done_at);
         self.config.gate.pass();
-        self.finish(oldest)
+        self.finish_timed(oldest)
     }
 
     fn adapters(&self) -> Option<Arc<dyn Adapters>> {
@@ -110,5 +110,14 @@ impl Executor for MockExecutor {
 
     fn kv_pages(&self) -> Arc<dyn KvPages> {
         Arc::clone(&self.kv) as _
+    }
+}
+
+impl MockExecutor {
+    fn finish_timed(&mut self, step: Inflight) -> Result<BatchOutput, ExecutorError> {
+        let begun = Instant::now();
+        let output = self.finish(step);
+        self.clock.note_own_work(begun.elapsed());
+        output
     }
 }

@@ -10,6 +10,9 @@ use crate::{Fault, MockConfig};
 pub(super) struct StepClock {
     /// The time at which the last step leaves the last stage.
     busy_until: Instant,
+    /// The mock's own work since the last step was planned. It counts as a part of the next step's time, because what
+    /// the mock stands for has none.
+    own_work: Duration,
 }
 
 /// The time of one step.
@@ -21,13 +24,21 @@ pub(super) struct StepTime {
 
 impl StepClock {
     pub fn new(now: Instant) -> Self {
-        Self { busy_until: now }
+        Self {
+            busy_until: now,
+            own_work: Duration::ZERO,
+        }
+    }
+
+    pub fn note_own_work(&mut self, duration: Duration) {
+        self.own_work += duration;
     }
 
     /// The time of a step that is submitted at `now`.
     pub fn plan(&mut self, config: &MockConfig, batch: &Batch, now: Instant) -> StepTime {
         let cost = config.cost.as_ref();
         let duration = cost.map_or(Duration::ZERO, |cost| cost.step_duration(batch));
+        let duration = duration.saturating_sub(std::mem::take(&mut self.own_work));
         let stage_duration = duration / config.num_stages;
         let waits = |token: &InputToken| matches!(token, InputToken::FromStep { .. });
         self.busy_until = if batch.tokens.iter().any(waits) {
@@ -110,6 +121,26 @@ mod tests {
         let mut config = config();
         config.num_stages = 2;
         assert_eq!(ends(&config), [10 * MS, 20 * MS, 25 * MS, 60 * MS]);
+    }
+
+    #[test]
+    fn the_mocks_own_work_is_a_part_of_the_next_step() {
+        let config = config();
+        let start = Instant::now();
+        let mut clock = StepClock::new(start);
+        let mut batches = BatchBuilder::new(0);
+        let mut end = |clock: &mut StepClock, position, at_ms: u32| {
+            batches.span(0, position, &[1], true);
+            let time = clock.plan(&config, &batches.build(), start + at_ms * MS);
+            time.done_at - start
+        };
+        assert_eq!(end(&mut clock, 0, 0), 10 * MS);
+        clock.note_own_work(2 * MS);
+        clock.note_own_work(MS);
+        assert_eq!(end(&mut clock, 1, 13), 20 * MS);
+        assert_eq!(end(&mut clock, 2, 20), 30 * MS);
+        clock.note_own_work(60 * MS);
+        assert_eq!(end(&mut clock, 3, 90), 90 * MS);
     }
 
     #[test]
