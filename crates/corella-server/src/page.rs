@@ -125,7 +125,9 @@ pub async fn docs(State(state): State<Arc<ServerState>>, headers: HeaderMap) -> 
 fn html(text: &str, state: &ServerState) -> ConstantAnswer {
     let html = match &*state.config.root_path {
         "" => text.to_owned(),
-        root_path => text.replace("=\"page/", &format!("=\"{root_path}/page/")),
+        root_path => text
+            .replace("=\"page/", &format!("=\"{root_path}/page/"))
+            .replace("=\"docs\"", &format!("=\"{root_path}/docs\"")),
     };
     ConstantAnswer::new(html, "text/html; charset=utf-8")
 }

@@ -8,7 +8,7 @@ use crate::fixture::{Setup, TestServer};
 /// Writes every member of a message. The marks in the comment show the model's format.
 const TEMPLATE: &str = "{% if tools %}tools{% endif %}{% for m in messages %}<|{{ m.role }}|>\
     {% if m.reasoning_content %}[thought {{ m.reasoning_content }}]{% endif %}{{ m.content }}\
-    {% for c in m.tool_calls %}[call {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}<|end|>\
+    {% for c in m.tool_calls %}[call {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}<|over|>\
     {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
 const CITY: &str = r#"{"city": "Zürich", "days": 3}"#;
