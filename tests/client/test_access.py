@@ -336,7 +336,7 @@ def test_clients_that_never_finish_a_handshake_hold_up_nobody(authority):
 
 
 def test_connections_are_bounded():
-    with ServerProcess("--device", "mock", "--max-connections", 2) as server:
+    with ServerProcess("--device", "mock", "--max-connections", 2, "--verbose") as server:
         assert "connections 2," in server.log()
         request = b"GET /ready HTTP/1.1\r\nhost: a\r\n\r\n"
         first, second, waiting = (socket.create_connection(("127.0.0.1", server.port)) for _ in range(3))

@@ -220,7 +220,9 @@ impl Fetch<'_> {
                     _ => None,
                 },
                 num_files: missing.len(),
-                num_bytes: missing.iter().map(|file| file.num_bytes).sum(),
+                num_bytes: { missing.iter() }
+                    .map(|file| file.num_bytes)
+                    .fold(0, u64::saturating_add),
                 licence,
                 page: &format!("{}/{repository}", endpoint.trim_end_matches('/')),
             });

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The tokens that end answers of a model with these control tokens, by their texts, with the places that name them.
-fn ends<'a>(tokens: [&'a str; 4], eos: u32) -> Vec<(&'a str, String)> {
+fn ends(tokens: [&str; 4], eos: u32) -> Vec<(&str, String)> {
     const CONTROL: u32 = 3;
     let kinds = [CONTROL; 4].map(u32::to_le_bytes).concat();
     let kinds = [&U32.to_le_bytes()[..], &4u64.to_le_bytes(), &kinds].concat();
