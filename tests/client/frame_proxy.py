@@ -31,7 +31,7 @@ class FrameProxy(TcpProxy):
         with contextlib.suppress(OSError), far.makefile("rb") as frames:
             while frame := frames.read(FRAME_BYTES):
                 if frame[0] == HELLO:
-                    num_layers, _, _, page_size = struct.unpack_from("<4I", frame, 32)
+                    num_layers, _, _, page_size = struct.unpack_from("<2H2I", frame, 40)
                 payload = frames.read(_payload_bytes(frame, ROW_BYTES // num_layers, page_size))
                 self._note(frame)
                 self._passes.wait()

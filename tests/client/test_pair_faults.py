@@ -387,12 +387,12 @@ def test_45_nodes_of_another_model_or_version_are_left_out_and_named_once(alone,
 
 
 def _with_next_protocol(chunk):
-    """Makes a decode node report version 4 in its greeting.
+    """Makes a decode node report the next version in its greeting.
 
     Its instance's name, a field of 8 bytes and the version follow each other.
     """
-    said = re.compile(rb"(other-version\x11.{8}\x18)\x03", re.DOTALL)
-    return said.sub(lambda match: match[1] + b"\x04", chunk)
+    said = re.compile(rb"(other-version\x11.{8}\x18)(.)", re.DOTALL)
+    return said.sub(lambda match: match[1] + bytes([match[2][0] + 1]), chunk)
 
 
 def test_46_nodes_work_on_while_etcd_is_away_and_find_it_again(alone):

@@ -73,7 +73,7 @@ def test_a_path_before_all_others_is_taken_and_may_be_left_out():
             assert server.status_of(path) == 404, path
         body = {"prompt": "x", "max_tokens": 2}
         assert post(server, "/llm/v1/completions", body)["usage"]["completion_tokens"] == 2
-        assert f"{server.base_url}/llm/v1/" in server.log()
+        assert f"API {server.base_url}/llm/v1" in server.log()
 
 
 def test_several_names_behind_one_option(golden_folder):
