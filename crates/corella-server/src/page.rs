@@ -127,7 +127,7 @@ fn html(text: &str, state: &ServerState) -> ConstantAnswer {
         "" => text.to_owned(),
         root_path => text
             .replace("=\"page/", &format!("=\"{root_path}/page/"))
-            .replace("=\"docs\"", &format!("=\"{root_path}/docs\"")),
+            .replace("href=\"docs\"", &format!("href=\"{root_path}/docs\"")),
     };
     ConstantAnswer::new(html, "text/html; charset=utf-8")
 }
