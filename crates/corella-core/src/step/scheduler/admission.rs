@@ -109,7 +109,8 @@ impl Scheduler {
         let state = &self.requests[index];
         let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
         if self.spills.has(state.id()) {
-            found = self.ready_prefix(index, state.num_rows());
+            // Rows behind those that another node has computed are its own, and the tree may have other bits for them.
+            found = self.ready_prefix(index, state.num_rows().min(state.num_publishable_rows()));
         } else if self.config.enable_prefix_caching {
             found = self.find_waiting(index, plan.batch.step);
             if let Some((leader, num_blocks)) = self.leader_of(index, &found, plan.batch.step) {
