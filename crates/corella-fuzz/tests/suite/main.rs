@@ -8,6 +8,7 @@ mod grammar;
 mod hub;
 mod model;
 mod number;
+mod reply;
 mod target;
 mod template;
 mod tokenizer;
