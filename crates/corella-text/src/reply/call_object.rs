@@ -127,8 +127,12 @@ impl CallObject {
                     }
                     len = num_bytes;
                 }
-                State::Object | State::Key | State::Colon => goes_on = false,
+                State::Object | State::Key | State::Colon => {
+                    goes_on = false;
+                    len = 0;
+                }
             }
+            at += len;
             if !goes_on {
                 return match self.is_started {
                     // The caller skips the rest, because a part of this call has been returned.
@@ -139,7 +143,6 @@ impl CallObject {
                     false => (at, self.not_a_call(&text[..at])),
                 };
             }
-            at += len;
         }
         if !self.is_started {
             self.raw.push_str(text);

@@ -147,6 +147,15 @@ fn hermes() {
         "{\"name\": \"\"}",
         &[],
     );
+    // A name with a line break is not JSON, and a tag within it is a part of its text.
+    let broken = "{\"name\": \"a\n<tool_call>{\", \"arguments\": {}}";
+    check(
+        &context,
+        &format!("<tool_call>{broken}</tool_call>"),
+        "",
+        broken,
+        &[],
+    );
     check(
         &context,
         "a < b <tool b> \n c <",
