@@ -78,6 +78,16 @@ impl GrammarWriter {
         name: &str,
         schema: &Value,
     ) -> Result<String, ReplyGrammarError> {
+        if !may_be_object(schema) {
+            let reason = "the arguments of a call are an object".to_owned();
+            return Err(ReplyGrammarError {
+                origin: GrammarOrigin::Tool(name.to_owned()),
+                error: GrammarError {
+                    place: "type".to_owned(),
+                    ..GrammarError::at_root(reason)
+                },
+            });
+        }
         let quoted = Value::from(name);
         let (begin, end) = match format {
             CallFormat::Tagged(format) => {
@@ -127,6 +137,14 @@ impl GrammarWriter {
     }
 }
 
+fn may_be_object(schema: &Value) -> bool {
+    match &schema["type"] {
+        Value::String(kind) => kind == "object",
+        Value::Array(kinds) => kinds.iter().any(|kind| kind == "object"),
+        _ => true,
+    }
+}
+
 /// The schema of a call's arguments, which are an object. A tool without a schema has no parameters. If a schema lists
 /// properties and does not mention others, a call has no others.
 pub(crate) fn arguments_schema(schema: &Value) -> Value {
@@ -134,7 +152,7 @@ pub(crate) fn arguments_schema(schema: &Value) -> Value {
         Value::Object(members) => members.clone(),
         _ => Map::from_iter([("properties".to_owned(), json!({}))]),
     };
-    members.entry("type").or_insert("object".into());
+    members.insert("type".to_owned(), "object".into());
     if let Some(Value::Object(properties)) = members.get("properties") {
         const SPEAKS_OF_OTHERS: [&str; 6] = [
             "additionalProperties",

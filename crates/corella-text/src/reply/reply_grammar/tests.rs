@@ -454,6 +454,38 @@ fn what_cannot_be_followed_is_told_with_its_tool_and_place() {
     assert_eq!(error.origin, GrammarOrigin::Whole);
 }
 
+/// `call:f5` would be the call of another tool.
+#[test]
+fn arguments_are_an_object_in_every_format() {
+    let tokenizer = tokenizer(Markers::Special, &[]);
+    let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size()).expect("a vocabulary");
+    for context in contexts() {
+        let compile = |kind: Value| {
+            let schema =
+                json!({"type": kind, "properties": {"a": {"const": "x"}}, "required": ["a"]});
+            let context = ReplyContext {
+                tools: Some(Arc::new(ToolSet::new([("f".to_owned(), schema)]))),
+                ..context.clone()
+            };
+            let wanted = WantedReply {
+                calls: Some(WantedCalls::One("f".to_owned())),
+                text: None,
+            };
+            let grammar = compiler.compile_reply(&tokenizer, &context, wanted, &|| true);
+            grammar.map(|grammar| read(&context, &drawn(&grammar, &tokenizer, 1), 1).1)
+        };
+        let error = compile(json!("integer")).expect_err("no object");
+        assert_eq!(error.origin, GrammarOrigin::Tool("f".to_owned()));
+        assert_eq!(error.error.place, "type");
+        let calls = compile(json!(["object", "null"])).expect("an object");
+        let [(name, arguments)] = calls.as_slice() else {
+            panic!("{context:?}: {calls:?}")
+        };
+        let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+        assert_eq!((name.as_str(), arguments), ("f", json!({"a": "x"})));
+    }
+}
+
 type IsValid = fn(&Value) -> bool;
 
 /// The value of a tag has no quotes.
