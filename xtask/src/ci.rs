@@ -1,7 +1,5 @@
 //! CI's checks after `cargo xtask test`, whose builds they use.
 
-use std::time::Duration;
-
 use crate::repository::{Repository, run};
 use crate::stage::{self, Stage};
 use crate::{book, deploy, limit, night, node, python, set_up, test, tidy, wheel};
@@ -9,7 +7,7 @@ use crate::{book, deploy, limit, night, node, python, set_up, test, tidy, wheel}
 pub const STAGES: [Stage; 12] = [
     Stage {
         name: "set-up",
-        about: "install what the other stages need: Rust components, Python environments, packages for Node, mdBook, NIXL, etcd, openssl, Chromium",
+        about: "install what the other stages need: Rust components, Python environments, packages for Node, mdBook, NIXL, etcd, openssl, Chromium, rpmbuild",
         takes_arguments: false,
         run: |repository, _| set_up::for_ci(repository),
     },
@@ -166,12 +164,4 @@ pub fn clients(repository: &Repository, marker: &str, arguments: &[String]) -> R
         .args(arguments)
         .env("CORELLA_BIN", repository.binary());
     run(&mut command, "end-to-end tests failed, above")
-}
-
-/// Builds the release binary and returns the build time.
-pub fn build_release(repository: &Repository) -> Result<Duration, String> {
-    let start = std::time::Instant::now();
-    let mut command = repository.cargo(&["build", "--release", "--locked"]);
-    run(&mut command, "the release build failed, above")?;
-    Ok(start.elapsed())
 }

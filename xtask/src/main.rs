@@ -5,6 +5,7 @@ mod apt;
 mod book;
 mod ci;
 mod deploy;
+mod dist;
 mod gpu;
 mod isas;
 mod kernels;
@@ -67,9 +68,9 @@ const TASKS: [Stage; 8] = [
     },
     Stage {
         name: "dist",
-        about: "pack the release binary for others, in target/dist: archive, bill of materials, checksums",
+        about: "build a release for others, in target/dist: archive, packages, wheel, image, bill of materials, checksums",
         takes_arguments: false,
-        run: dist,
+        run: dist::dist,
     },
     Stage {
         name: "gpu",
@@ -110,15 +111,4 @@ fn refuse(reason: String) -> ExitCode {
     ci::STAGES.iter().for_each(line);
     eprintln!("\nparts of the night:\n\n{}", night::list());
     ExitCode::from(2)
-}
-
-fn dist(repository: &Repository, _: &[String]) -> Result<(), String> {
-    ci::build_release(repository)?;
-    let mut command = repository.command("python3".as_ref(), &["deploy/make_archive.py"]);
-    command
-        .arg("--binary")
-        .arg(repository.release_binary())
-        .arg("--output")
-        .arg(repository.target.join("dist"));
-    repository::run(&mut command, "nothing could be packed, above")
 }

@@ -9,7 +9,7 @@ use crate::ci::{clients, play};
 use crate::repository::{Repository, output, run};
 use crate::stage::minutes;
 use crate::test_binary::TestBinary;
-use crate::{isas, kernels, limit, python, set_up, test};
+use crate::{dist, isas, kernels, limit, python, set_up, test};
 
 /// A part of the night.
 pub struct Part {
@@ -23,7 +23,7 @@ pub struct Part {
 /// Takes as long as many other files of `tests/client` together.
 const FUZZED_REQUESTS: &str = "tests/client/test_fuzz.py";
 
-pub const PARTS: [Part; 21] = [
+pub const PARTS: [Part; 22] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",
@@ -103,6 +103,11 @@ pub const PARTS: [Part; 21] = [
         "requests",
         "requests that /openapi.json allows and rules out, sent to the binary",
         |repository| fuzz_requests(repository, None),
+    ),
+    long_part(
+        "install",
+        "a release is built, and each of its files installed, used and removed on a system of Debian's packages; as root",
+        dist::try_install,
     ),
     long_part(
         "soak",

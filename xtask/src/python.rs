@@ -14,7 +14,8 @@ const UV_VERSION: &str = "0.9.10";
 const CLIENT_PACKAGES: &str = "tests/client/requirements.lock";
 
 /// The hand-edited lists of packages. Each has a lock file beside it, which names all versions.
-const LISTS: [&str; 5] = [
+const LISTS: [&str; 6] = [
+    "deploy/release/requirements.txt",
     "tests/client/requirements.txt",
     "tests/client/aider/requirements.txt",
     "tests/client/llama_index/requirements.txt",
@@ -30,6 +31,11 @@ pub fn environment(repository: &Repository) -> Result<PathBuf, String> {
 /// The interpreter of the environment that builds and tests the Python package.
 pub fn package_environment(repository: &Repository) -> Result<PathBuf, String> {
     interpreter(repository, "ci-python", "tests/python/requirements.lock")
+}
+
+/// The interpreter of the environment that builds releases.
+pub fn release_environment(repository: &Repository) -> Result<PathBuf, String> {
+    interpreter(repository, "ci-release", "deploy/release/requirements.lock")
 }
 
 /// Returns a pytest command that writes no files into the work tree.

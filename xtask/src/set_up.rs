@@ -8,10 +8,11 @@ use crate::repository::{Repository, run, succeeds};
 use crate::{apt, book, deploy, nixl, node, python};
 
 /// System programs: the option for their version, their Debian package, and their users.
-const PROGRAMS: [(&str, &str, &str, &str); 3] = [
+const PROGRAMS: [(&str, &str, &str, &str); 4] = [
     ("etcd", "--version", "etcd-server", "tests of the registry"),
     ("openssl", "version", "openssl", "tests of TLS"),
     ("chromium", "--version", "chromium", "tests of the page"),
+    ("rpmbuild", "--version", "rpm", "tests of releases"),
 ];
 
 /// Installs the dependencies of `ci`.

@@ -1,95 +1,31 @@
-"""Packs a built binary for others: the archive, its bill of materials and their checksums.
+"""What the binary is made of: a bill of materials, and the licences of its parts."""
 
-    cargo xtask dist
-
-builds the binary and calls this. The same binary and sources give the same bytes, whenever and in whatever folder; another version of zlib may compress
-them differently.
-"""
-
-import argparse
 import base64
-import gzip
+import functools
 import hashlib
-import io
 import json
 import re
 import subprocess
-import tarfile
-import tempfile
 import uuid
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-SHELLS = {"bash": "corella.bash", "zsh": "_corella", "fish": "corella.fish"}
-# Files of the repository, and their names in the archive.
-FILES = {
-    "LICENSE": "LICENSE",
-    "crates/corella-server/page/vendor/katex/LICENSE": "licenses/KaTeX",
-    "README.md": "README.md",
-    "deploy/systemd/corella.service": "systemd/corella.service",
-    "deploy/prometheus/alerts.yml": "prometheus/alerts.yml",
-    "deploy/grafana/corella.json": "grafana/corella.json",
-}
+ROOT = Path(__file__).resolve().parents[2]
+PAGE_PACKAGES = ROOT / "crates/corella-server/page/vendor"
+LICENCE_FILE = re.compile(r"(licen[cs]e|copying|notice|unlicense)", re.IGNORECASE)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--binary", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True, help="folder for what is made")
-    arguments = parser.parse_args()
-    for path in make(arguments.binary.resolve(), arguments.output):
-        print(path)
+@functools.cache
+def read_metadata():
+    return json.loads(run("cargo", "metadata", "--format-version", "1", "--locked"))
 
 
-def make(binary, folder):
-    """Writes archive, bill of materials and checksums, and returns their paths."""
-    metadata = json.loads(run("cargo", "metadata", "--format-version", "1", "--locked"))
-    (package,) = [package for package in metadata["packages"] if package["name"] == "corella"]
-    target = host()
-    name = f"corella-{package['version']}-{target}"
-    materials = json.dumps(bill_of_materials(metadata, package, target), indent=1).encode() + b"\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / f"{name}.tar.gz"
-    archive.write_bytes(pack(name, contents(binary, materials)))
-    sbom = folder / f"{name}.cdx.json"
-    sbom.write_bytes(materials)
-    sums = folder / "SHA256SUMS"
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in (sbom, archive)]
-    sums.write_text("".join(lines))
-    return [archive, sbom, sums]
-
-
-def contents(binary, materials):
-    """Returns each file's mode and bytes by its name in the archive."""
-    files = {"corella": (0o755, binary.read_bytes()), "corella.cdx.json": (0o644, materials)}
-    for path, name in FILES.items():
-        files[name] = (0o644, (ROOT / path).read_bytes())
-    for shell, name in SHELLS.items():
-        files[f"completions/{name}"] = (0o644, run(binary, "completions", shell))
-    with tempfile.TemporaryDirectory() as pages:
-        run(binary, "man", "--output", pages)
-        for page in Path(pages).iterdir():
-            files[f"man/{page.name}"] = (0o644, page.read_bytes())
-    return files
-
-
-def pack(name, files):
-    """Returns a compressed archive in which nothing tells who made it, where or when."""
-    tar = io.BytesIO()
-    with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path, (mode, data) in sorted(files.items()):
-            entry = tarfile.TarInfo(f"{name}/{path}")
-            entry.size, entry.mode = len(data), mode
-            archive.addfile(entry, io.BytesIO(data))
-    return gzip.compress(tar.getvalue(), compresslevel=6, mtime=0)
-
-
-def bill_of_materials(metadata, package, target):
+def bill_of_materials(target):
     """Returns the crates that are part of the binary, as CycloneDX 1.5."""
+    metadata = read_metadata()
     packages = {(found["name"], found["version"]): found for found in metadata["packages"]}
     needed = read_tree(target)
     checksums = read_checksums(ROOT / "Cargo.lock")
-    itself = (package["name"], package["version"])
+    (itself,) = [crate for crate in needed if crate[0] == "corella"]
 
     def reference(crate):
         return "pkg:cargo/{}@{}".format(*crate)
@@ -131,7 +67,7 @@ def packages_of_the_page():
     """Returns the npm packages whose files are part of the binary, with the hashes of their archives."""
     locked = json.loads((ROOT / "tests/client/node/package-lock.json").read_text())["packages"]
     components = []
-    for folder in sorted((ROOT / "crates/corella-server/page/vendor").iterdir()):
+    for folder in sorted(PAGE_PACKAGES.iterdir()):
         package = locked[f"node_modules/{folder.name}"]
         algorithm, digest = package["integrity"].split("-", 1)
         reference = f"pkg:npm/{folder.name}@{package['version']}"
@@ -143,6 +79,7 @@ def packages_of_the_page():
     return components
 
 
+@functools.cache
 def read_tree(target):
     """Returns the crates that the binary is made of, each with those that it uses itself.
 
@@ -176,16 +113,30 @@ def read_checksums(lock):
     return checksums
 
 
-def host():
-    """Returns the target that cargo builds for, for example x86_64-unknown-linux-gnu."""
-    (line,) = [line for line in run("rustc", "-vV").decode().splitlines() if line.startswith("host: ")]
-    return line.removeprefix("host: ")
+def licences(target):
+    """Returns the licence texts of all parts, each text once, below the names of the parts that have it."""
+    packages = {(found["name"], found["version"]): found for found in read_metadata()["packages"]}
+    parts, silent = {}, []
+    for crate in sorted(read_tree(target)):
+        name = "{} {}".format(*crate)
+        files = licence_files(Path(packages[crate]["manifest_path"]).parent)
+        if not files and packages[crate]["source"]:
+            silent.append(f"{name}: {packages[crate].get('license') or 'see its repository'}")
+        for file in files:
+            parts.setdefault(file.read_text(errors="replace").strip(), []).append(name)
+    for folder in sorted(PAGE_PACKAGES.iterdir()):
+        for file in licence_files(folder):
+            parts.setdefault(file.read_text().strip(), []).append(f"{folder.name} (files of the page)")
+    sections = [f"{', '.join(names)}\n\n{text}\n" for text, names in parts.items()]
+    if silent:
+        sections.append("These bring no text of their licence:\n\n" + "\n".join(silent) + "\n")
+    return f"\n{'=' * 80}\n\n".join(sections)
+
+
+def licence_files(folder):
+    return sorted(path for path in folder.iterdir() if LICENCE_FILE.match(path.name) and path.is_file())
 
 
 def run(*command):
     done = subprocess.run([str(word) for word in command], cwd=ROOT, check=True, capture_output=True)
     return done.stdout
-
-
-if __name__ == "__main__":
-    main()
