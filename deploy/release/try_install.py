@@ -248,6 +248,8 @@ def try_source(root, release, scratch):
     root.lend(scratch / "wheels", "wheels")
     environment = {"CARGO_HOME": "/cargo", "CARGO_NET_OFFLINE": "true", "PIP_FIND_LINKS": "/wheels"}
     environment["PATH"] = "/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    # What is tried is that the source is complete, for which less optimised code is enough.
+    environment["MATURIN_PEP517_ARGS"] = "--profile dev"
     return try_python(root, only(release, "corella_llm-*.tar.gz"), environment)
 
 

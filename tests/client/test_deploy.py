@@ -123,11 +123,15 @@ def test_prometheus_reads_the_alerts_and_the_queries_of_the_dashboard(tmp_path):
 
 
 @program("systemd-analyze")
-def test_systemd_takes_the_unit(tmp_path):
+@pytest.mark.parametrize("packed, path", [(False, "/usr/local/bin/corella"), (True, "/usr/bin/corella")])
+def test_systemd_takes_the_unit(packed, path, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(DEPLOY / "release")
+    from payload import package_unit
+
     unit = tmp_path / "corella.service"
-    text = (DEPLOY / "systemd/corella.service").read_text()
-    assert "/usr/local/bin/corella" in text
-    unit.write_text(text.replace("/usr/local/bin/corella", str(BINARY.resolve())))
+    text = package_unit() if packed else (DEPLOY / "systemd/corella.service").read_text()
+    assert f"ExecStart={path} " in text
+    unit.write_text(text.replace(path, str(BINARY.resolve())))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if "corella" in line]
     assert not complaints, complaints

@@ -19,6 +19,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from manifest import program
 from server_process import BINARY, ROOT
 
 RELEASE = ROOT / "deploy/release"
@@ -39,10 +40,6 @@ case $1 in
 esac
 """
 BASE = oci_image.Base({**oci_image.SYSTEM, "usr/lib/libc.so.6": File(b"library", 0o755)}, {"libc6": "2.36"})
-
-
-def program(name, reason):
-    return pytest.mark.skipif(shutil.which(name) is None, reason=f"{name}, {reason}, is missing")
 
 
 def pack(folder, mode):
@@ -138,7 +135,7 @@ def test_a_payload_has_the_pages_and_completions_of_the_binary():
     assert packed["corella"].data == BINARY.read_bytes()
 
 
-@program("dpkg-deb", "of Debian")
+@program("dpkg-deb")
 def test_debian_reads_its_package(release, tmp_path):
     package = named(release, ".deb")
     subprocess.run(["dpkg-deb", "--extract", package, tmp_path / "files"], check=True)
@@ -151,7 +148,7 @@ def test_debian_reads_its_package(release, tmp_path):
         subprocess.run(["sh", "-n", tmp_path / "control" / name], check=True)
 
 
-@program("rpm2archive", "of rpm")
+@program("rpm2archive")
 def test_rpm_reads_its_package(release, tmp_path):
     package = named(release, ".rpm")
 
@@ -283,7 +280,7 @@ def test_the_script_installs_and_removes(release, home):
     assert install(release["install.sh"], home, "--remove").returncode == 1
 
 
-@program("curl", "with which the script fetches")
+@program("curl")
 def test_the_script_fetches_and_refuses_another_file(release, home, tmp_path):
     served = tmp_path / "served"
     served.mkdir()
