@@ -10,16 +10,20 @@
 """
 
 from corella._corella import __version__
-from corella.errors import CorellaError, EngineError, OptionError, RequestError
-from corella.llm import LLM, Message, Prompt
-from corella.output import (
-    CompletionOutput,
-    Delta,
+from corella.errors import CorellaError, EngineError, OptionError, RequestError, UnsupportedError
+from corella.llm import LLM
+from corella.output import CompletionOutput, Delta, Logprob, RequestOutput
+from corella.pooled_output import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    Logprob,
-    RequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
 )
+from corella.request import Message, Prompt
 from corella.sampling_params import SamplingParams
 from corella.stream import AsyncStream, Stream
 from corella.tokenizer import Tokenizer
@@ -27,6 +31,8 @@ from corella.tokenizer import Tokenizer
 __all__ = [
     "LLM",
     "AsyncStream",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "CorellaError",
     "Delta",
@@ -36,11 +42,16 @@ __all__ = [
     "Logprob",
     "Message",
     "OptionError",
+    "PoolingOutput",
+    "PoolingRequestOutput",
     "Prompt",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "Stream",
     "Tokenizer",
+    "UnsupportedError",
     "__version__",
 ]

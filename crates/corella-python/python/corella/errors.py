@@ -44,3 +44,7 @@ class RequestError(CorellaError, ValueError):
 
 class EngineError(CorellaError, RuntimeError):
     """The engine has failed, is closed, or belongs to another process."""
+
+
+class UnsupportedError(CorellaError, NotImplementedError):
+    """Something that vLLM's `LLM` has and this one has not. The message says what to do instead."""

@@ -5,15 +5,37 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from corella._corella import Engine, Job, stop_courier
-from corella.errors import EngineError, OptionError
-from corella.output import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, read_answer
+from corella.errors import EngineError, OptionError, RequestError, UnsupportedError
+from corella.output import RequestOutput, read_answer
+from corella.pooled_output import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from corella.progress import UseTqdm, progress_bar
+from corella.request import (
+    CHAT,
+    COMPLETIONS,
+    Message,
+    Params,
+    Prompt,
+    chat_requests,
+    completion_requests,
+    pooling_requests,
+    score_requests,
+    stream_request,
+    to_json,
+)
 from corella.sampling_params import SamplingParams
 from corella.stream import AsyncStream, Item, Stream, next_item, read_item
 from corella.tokenizer import Tokenizer
@@ -26,15 +48,9 @@ if TYPE_CHECKING:
 # Threads must not enter Python while it ends.
 atexit.register(stop_courier)
 
-Prompt = Union[str, Sequence[int], Mapping[str, Any]]
-"""A text, token ids, or `{"prompt": TEXT}` or `{"prompt_token_ids": IDS}`."""
-Message = Mapping[str, Any]
-"""A message of a conversation, such as `{"role": "user", "content": TEXT}`."""
-Params = Union[SamplingParams, Sequence[SamplingParams], None]
-
-_COMPLETIONS = "/v1/completions"
-_CHAT = "/v1/chat/completions"
 _EMBEDDINGS = "/v1/embeddings"
+_CLASSIFY = "/classify"
+_SCORE = "/score"
 
 
 class LLM:
@@ -60,7 +76,7 @@ class LLM:
         self._engine: Engine | None = None
         keywords = {"model": model, **options}
         try:
-            self._engine = Engine(json.dumps(keywords, default=_plain))
+            self._engine = Engine(to_json(keywords))
         except (ValueError, TypeError) as error:
             raise OptionError(str(error)) from None
         except RuntimeError as error:
@@ -77,20 +93,25 @@ class LLM:
         """Continues each prompt, and returns the answers in the order of the prompts.
 
         All prompts are one batch: the engine computes as many at once as it has room for. `sampling_params` are
-        for all prompts, or a list with those of each. With `use_tqdm`, a bar shows how many prompts are answered,
-        if tqdm is installed. `fields` are further fields of `/v1/completions`.
+        for all prompts, or a list with those of each. With `use_tqdm`, a bar on standard error shows how many prompts
+        are answered: tqdm's, if it is installed. `fields` are further fields of `/v1/completions`.
 
         Raises a `RequestError` if a prompt cannot be answered; the others are cancelled then.
         """
-        requests = _completions(prompts, sampling_params, fields)
-        return self._answer(_COMPLETIONS, requests, use_tqdm)
+        requests = completion_requests(prompts, sampling_params, fields)
+        return self._answer(COMPLETIONS, requests, use_tqdm)
 
     async def agenerate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, **fields: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = False,
+        **fields: Any,
     ) -> list[RequestOutput]:
         """The same as `generate`, without blocking the event loop. Cancelling the task ends its requests."""
-        requests = _completions(prompts, sampling_params, fields)
-        return await self._answer_async(_COMPLETIONS, requests)
+        requests = completion_requests(prompts, sampling_params, fields)
+        return await self._answer_async(COMPLETIONS, requests, use_tqdm)
 
     def chat(
         self,
@@ -113,21 +134,22 @@ class LLM:
         >>> output.outputs[0].finish_reason
         'length'
         """
-        requests = _chats(messages, sampling_params, tools, chat_template_kwargs, fields)
-        return self._answer(_CHAT, requests, use_tqdm)
+        requests = chat_requests(messages, sampling_params, tools, chat_template_kwargs, fields)
+        return self._answer(CHAT, requests, use_tqdm)
 
     async def achat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
+        use_tqdm: UseTqdm = False,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> list[RequestOutput]:
         """The same as `chat`, without blocking the event loop."""
-        requests = _chats(messages, sampling_params, tools, chat_template_kwargs, fields)
-        return await self._answer_async(_CHAT, requests)
+        requests = chat_requests(messages, sampling_params, tools, chat_template_kwargs, fields)
+        return await self._answer_async(CHAT, requests, use_tqdm)
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None, **fields: Any
@@ -140,7 +162,7 @@ class LLM:
         ...     for delta in llm.stream(question, SamplingParams(max_tokens=8, temperature=0)):
         ...         num_characters = len(delta.text)
         """
-        path, body, text = _streamed(prompt, sampling_params, fields)
+        path, body, text = stream_request(prompt, sampling_params, fields)
         engine = self._open_engine()
         return Stream(_start(engine, path, body), text, engine.token_texts)
 
@@ -148,7 +170,7 @@ class LLM:
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None, **fields: Any
     ) -> AsyncStream:
         """The same as `stream`, for `async for`."""
-        path, body, text = _streamed(prompt, sampling_params, fields)
+        path, body, text = stream_request(prompt, sampling_params, fields)
         engine = self._open_engine()
         return AsyncStream(_start(engine, path, body), text, engine.token_texts)
 
@@ -165,19 +187,78 @@ class LLM:
         >>> len(fox.outputs.embedding) == len(owl.outputs.embedding)
         True
         """
-        contents = [_content(prompt) for prompt in _listed(prompts)]
-        tokenizer = self.get_tokenizer()
-        ids = [tokenizer.encode(content) if isinstance(content, str) else content for content in contents]
-        bodies = [json.dumps({**fields, "input": own, "encoding_format": "float"}, default=_plain) for own in ids]
         return [
-            EmbeddingRequestOutput(
-                request_id=answer["id"],
-                prompt=content if isinstance(content, str) else None,
-                prompt_token_ids=own,
-                outputs=EmbeddingOutput(answer["data"][0]["embedding"]),
-            )
-            for answer, content, own in zip(self._post_all(_EMBEDDINGS, bodies, use_tqdm), contents, ids)
+            EmbeddingRequestOutput(*about, outputs=EmbeddingOutput(row["embedding"]))
+            for about, row in self._pool(_EMBEDDINGS, prompts, {**fields, "encoding_format": "float"}, use_tqdm)
         ]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_task: Literal["embed", "classify"] | str = "embed",
+        use_tqdm: UseTqdm = False,
+        **fields: Any,
+    ) -> list[PoolingRequestOutput]:
+        """The numbers of `embed`, or of `classify`, in vLLM's general form."""
+        if pooling_task == "embed":
+            vectors = self.embed(prompts, use_tqdm=use_tqdm, **fields)
+            return [_pooled(output, output.outputs.embedding) for output in vectors]
+        if pooling_task == "classify":
+            classes = self.classify(prompts, use_tqdm=use_tqdm, **fields)
+            return [_pooled(output, output.outputs.probs) for output in classes]
+        reason = f'pooling_task is {pooling_task!r}, and can be "embed" or "classify"'
+        raise UnsupportedError(f"{reason}: a prompt has one vector, and its tokens have none of their own")
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = False, **fields: Any
+    ) -> list[ClassificationRequestOutput]:
+        """Tells how likely each class of a prompt is, with a model whose class ends in `ForSequenceClassification`.
+
+        `use_tqdm` is as in `generate`. `fields` are further fields of `/classify`.
+        """
+        return [
+            ClassificationRequestOutput(*about, outputs=ClassificationOutput(row["probs"], row["label"]))
+            for about, row in self._pool(_CLASSIFY, prompts, fields, use_tqdm)
+        ]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        /,
+        *,
+        use_tqdm: UseTqdm = False,
+        **fields: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Rates how well one text fits each of several, or each of a list the one at its place in the other.
+
+        A cross-encoder or a reranker reads both texts at once. With other models the score is the cosine of the angle
+        between their vectors. `fields` are further fields of `/score`, such as `pooling`.
+
+        >>> from corella import LLM
+        >>> with LLM(kv_cache_memory="64M") as llm:
+        ...     outputs = llm.score("a fox", ["a fox", "the price of tea"], pooling="mean")
+        >>> [round(output.outputs.score, 4) for output in outputs][0]
+        1.0
+        """
+        answers = self._post_all(_SCORE, score_requests(data_1, data_2, fields), use_tqdm)
+        return [ScoringRequestOutput(answer["id"], ScoringOutput(answer["data"][0]["score"])) for answer in answers]
+
+    def beam_search(self, *_: object, **__: object) -> NoReturn:
+        """Raises an `UnsupportedError`: answers are drawn one token at a time, each by itself."""
+        instead = "SamplingParams(n=N, best_of=M) draws M answers and returns the N likeliest"
+        raise UnsupportedError(f"there is no beam search; {instead}")
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the keys and values of earlier prompts. Returns false, and forgets nothing, while requests run."""
+        try:
+            self.post("/reset_prefix_cache", {})
+        except RequestError as error:
+            if error.status == 409:
+                return False
+            raise
+        return True
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, which turns texts into token ids and back."""
@@ -193,7 +274,7 @@ class LLM:
         ...     llm.post("/tokenize", {"prompt": "a fox"})["count"]
         2
         """
-        job = _start_all(self._open_engine(), path, [json.dumps(body, default=_plain)])
+        job = _start_all(self._open_engine(), path, [to_json(body)])
         item = job.next()
         if item is None:
             raise _lost()
@@ -270,13 +351,34 @@ class LLM:
             job.cancel()
         return [answers[index] for index in range(len(bodies))]
 
-    async def _answer_async(self, path: str, requests: list[tuple[str, str | None]]) -> list[RequestOutput]:
+    def _pool(
+        self, path: str, prompts: Prompt | Sequence[Prompt], fields: Mapping[str, Any], use_tqdm: UseTqdm
+    ) -> list[tuple[tuple[str, str | None, list[int]], dict[str, Any]]]:
+        """For each prompt what `PooledRequestOutput` has, and its row of the answer."""
+        requests = pooling_requests(prompts, fields)
+        answers = self._post_all(path, [body for body, _ in requests], use_tqdm)
+        tokenizer = self.get_tokenizer()
+        special = fields.get("add_special_tokens")
+        pooled = []
+        for answer, (_, content) in zip(answers, requests):
+            if isinstance(content, str):
+                text, ids = content, tokenizer.encode(content, True if special is None else special)
+            else:
+                text, ids = None, content
+            pooled.append(((answer["id"], text, ids), answer["data"][0]))
+        return pooled
+
+    async def _answer_async(
+        self, path: str, requests: list[tuple[str, str | None]], use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
         engine = self._open_engine()
         job = _start_all(engine, path, [body for body, _ in requests])
         answers = _Answers(engine, requests)
         try:
-            while not answers.are_all_there():
-                answers.read(await next_item(job))
+            with progress_bar(use_tqdm, len(requests)) as advance:
+                while not answers.are_all_there():
+                    answers.read(await next_item(job))
+                    advance()
         finally:
             job.cancel()
         return answers.in_order()
@@ -321,117 +423,5 @@ def _start(engine: Engine, path: str, body: str) -> Job:
         raise EngineError(str(error)) from None
 
 
-def _completions(
-    prompts: Prompt | Sequence[Prompt], sampling_params: Params, fields: Mapping[str, Any]
-) -> list[tuple[str, str | None]]:
-    """The bodies of requests, and their prompts where they are texts."""
-    listed = _listed(prompts)
-    params = _params_of_each(sampling_params, len(listed))
-    requests = []
-    for prompt, own in zip(listed, params):
-        content = _content(prompt)
-        body = {**_sampled(own), **fields, "prompt": content}
-        requests.append((json.dumps(body, default=_plain), content if isinstance(content, str) else None))
-    return requests
-
-
-def _chats(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-    sampling_params: Params,
-    tools: Sequence[Mapping[str, Any]] | None,
-    chat_template_kwargs: Mapping[str, Any] | None,
-    fields: Mapping[str, Any],
-) -> list[tuple[str, str | None]]:
-    conversations = [messages] if _is_conversation(messages) else list(messages)
-    params = _params_of_each(sampling_params, len(conversations))
-    given = {"tools": tools, "chat_template_kwargs": chat_template_kwargs, **fields}
-    given = {name: value for name, value in given.items() if value is not None}
-    return [
-        (json.dumps({**_sampled_chat(own), **given, "messages": conversation}, default=_plain), None)
-        for conversation, own in zip(conversations, params)
-    ]
-
-
-def _streamed(
-    prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None, fields: Mapping[str, Any]
-) -> tuple[str, str, str | None]:
-    """The path and the body of a request, and the prompt where it is a text."""
-    streamed = {**fields, "stream": True, "stream_options": {"include_usage": True}}
-    if _is_conversation(prompt):
-        body = {**_sampled_chat(sampling_params), **streamed, "messages": prompt}
-        return _CHAT, json.dumps(body, default=_plain), None
-    content = _content(prompt)  # type: ignore[arg-type]
-    body = {**_sampled(sampling_params), **streamed, "prompt": content}
-    return _COMPLETIONS, json.dumps(body, default=_plain), content if isinstance(content, str) else None
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    return [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
-
-
-def _is_prompt(prompts: object) -> bool:
-    """Whether it is one prompt, and not several."""
-    if isinstance(prompts, (str, bytes, bytearray, Mapping)):
-        return True
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], Integral)
-
-
-def _is_conversation(messages: object) -> bool:
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
-        return False
-    return len(messages) > 0 and isinstance(messages[0], Mapping) and "role" in messages[0]
-
-
-def _content(prompt: Prompt) -> str | list[int]:
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, (bytes, bytearray)):
-        raise TypeError("a prompt is a text, token ids or a dict: decode the bytes")
-    if isinstance(prompt, Mapping):
-        for name in ("prompt_token_ids", "prompt"):
-            if name in prompt:
-                content: str | list[int] = prompt[name]
-                return content
-        raise TypeError("a prompt that is a dict has `prompt` or `prompt_token_ids`")
-    return list(prompt)
-
-
-def _params_of_each(sampling_params: Params, num_prompts: int) -> Iterable[SamplingParams | None]:
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * num_prompts
-    if len(sampling_params) != num_prompts:
-        counts = f"there are {num_prompts} prompts and {len(sampling_params)} sampling_params"
-        raise ValueError(f"{counts}: give one, or one for each")
-    return sampling_params
-
-
-def _sampled(params: SamplingParams | None) -> dict[str, Any]:
-    return {**(params or SamplingParams()).to_fields(), **_WITH_IDS}
-
-
-def _sampled_chat(params: SamplingParams | None) -> dict[str, Any]:
-    """A chat has two fields where a completion has one."""
-    fields = _sampled(params)
-    num_logprobs = fields.pop("logprobs", None)
-    if num_logprobs is not None:
-        fields |= {"logprobs": True, "top_logprobs": num_logprobs}
-    return fields
-
-
-_WITH_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-
-
-def _plain(value: object) -> object:
-    """What JSON has no form for: paths, and sequences and mappings of other kinds."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, Sequence):
-        return list(value)
-    # Arrays and numbers of NumPy and PyTorch have it.
-    to_list: object = getattr(value, "tolist", None)
-    if callable(to_list):
-        plain: object = to_list()
-        return plain
-    raise TypeError(f"{value!r} is neither a text, a number, a list nor a dict")
+def _pooled(output: EmbeddingRequestOutput | ClassificationRequestOutput, data: list[float]) -> PoolingRequestOutput:
+    return PoolingRequestOutput(output.request_id, output.prompt, output.prompt_token_ids, PoolingOutput(data))

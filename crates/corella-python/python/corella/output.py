@@ -17,7 +17,7 @@ class Logprob:
     decoded_token: str
     """Its text, which may be a part of a character."""
     rank: int | None = None
-    """1 for the most likely token of the vocabulary. Only tokens of prompts have it."""
+    """Its place among all tokens of the vocabulary: 1 for the most likely one."""
 
 
 @dataclass
@@ -72,30 +72,6 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
-class EmbeddingOutput:
-    """The vector of a prompt, of length 1 unless `normalize=False`."""
-
-    embedding: list[float]
-
-    @property
-    def hidden_size(self) -> int:
-        """How many numbers the vector has."""
-        return len(self.embedding)
-
-
-@dataclass(frozen=True)
-class EmbeddingRequestOutput:
-    """The result of `embed` for a prompt."""
-
-    request_id: str
-    prompt: str | None
-    """The prompt if it was a text."""
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    finished: bool = True
-
-
-@dataclass(frozen=True)
 class Delta:
     """What was added to one of the answers to a prompt."""
 
@@ -117,7 +93,7 @@ def read_answer(answer: dict[str, Any], prompt: str | None, token_texts: TokenTe
     """Reads an answer of `/v1/completions` or `/v1/chat/completions`."""
     first = answer["choices"][0]
     prompt_logprobs = answer.get("prompt_logprobs") or first.get("prompt_logprobs")
-    return RequestOutput(
+    output = RequestOutput(
         request_id=answer["id"],
         prompt=prompt,
         prompt_token_ids=answer.get("prompt_token_ids") or first.get("prompt_token_ids") or [],
@@ -125,6 +101,7 @@ def read_answer(answer: dict[str, Any], prompt: str | None, token_texts: TokenTe
         num_cached_tokens=read_num_cached_tokens(answer["usage"]),
         prompt_logprobs=None if prompt_logprobs is None else [_read_scored(row) for row in prompt_logprobs],
     )
+    return output
 
 
 def read_delta(choice: dict[str, Any], token_texts: TokenTexts) -> Delta:
@@ -185,28 +162,38 @@ def _read_choice(choice: dict[str, Any], token_texts: TokenTexts) -> CompletionO
 def _read_logprobs(logprobs: dict[str, Any] | None, token_texts: TokenTexts) -> list[dict[int, Logprob]] | None:
     if logprobs is None:
         return None
-    rows: list[list[tuple[int, float]]]
     if "content" in logprobs:
-        rows = [
-            [(_id(token["token"]), token["logprob"]) for token in (row, *row["top_logprobs"])]
+        return [
+            _read_row(
+                _id(row["token"]),
+                row["logprob"],
+                row.get("rank"),
+                [(_id(top["token"]), top["logprob"]) for top in row["top_logprobs"]],
+                token_texts,
+            )
             for row in logprobs["content"]
         ]
-    else:
-        columns = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"])
-        rows = [
-            [(_id(token), logprob), *((_id(other), top[other]) for other in top)]
-            for token, logprob, top in columns
-        ]
-    return [_with_texts(row, token_texts) for row in rows]
+    tokens, own, tops = logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]
+    ranks = logprobs.get("ranks") or [None] * len(tokens)
+    rows = []
+    for token, logprob, rank, row in zip(tokens, own, ranks, tops):
+        top = sorted(((_id(name), value) for name, value in row.items()), key=lambda pair: (-pair[1], pair[0]))
+        rows.append(_read_row(_id(token), logprob, rank, top, token_texts))
+    return rows
 
 
-def _with_texts(row: list[tuple[int, float]], token_texts: TokenTexts) -> dict[int, Logprob]:
-    """The drawn token comes first, then the others, the most likely ones first."""
-    row = [row[0], *sorted(row[1:], key=lambda pair: -pair[1])]
-    unique = dict(reversed(row))
-    ordered = {token: unique[token] for token, _ in row}
-    texts = token_texts(list(ordered))
-    return {token: Logprob(logprob, text) for (token, logprob), text in zip(ordered.items(), texts)}
+def _read_row(
+    token: int, logprob: float, rank: int | None, top: list[tuple[int, float]], token_texts: TokenTexts
+) -> dict[int, Logprob]:
+    """The drawn token comes first, then the others of `top`, which is in order."""
+    others = [pair for pair in top if pair[0] != token]
+    texts = token_texts([token, *(other for other, _ in others)])
+    row = {token: Logprob(logprob, texts[0], rank)}
+    # The drawn token has its place among the others, or one behind all of them.
+    places = (place for place in range(1, len(others) + 2) if place != rank)
+    for (other, value), text, place in zip(others, texts[1:], places):
+        row[other] = Logprob(value, text, None if rank is None else place)
+    return row
 
 
 def _id(name: str) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass
 class SamplingParams:
     """How answers are drawn. The names are those of vLLM and of the server's API.
 
@@ -77,6 +78,17 @@ class SamplingParams:
         set_fields = ((field.name, getattr(self, field.name)) for field in fields(self))
         shown = (f"{name}={value!r}" for name, value in set_fields if value is not None)
         return f"SamplingParams({', '.join(shown)})"
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing with this one: changes of either leave the other as it is.
+
+        >>> params = SamplingParams(temperature=0.7, stop=["a"])
+        >>> other = params.clone()
+        >>> other.temperature = 0
+        >>> params
+        SamplingParams(temperature=0.7, stop=['a'])
+        """
+        return copy.deepcopy(self)
 
     def to_fields(self) -> dict[str, Any]:
         """The fields of a request of the API."""

@@ -153,6 +153,8 @@ def read_item(item: Item) -> dict[str, Any]:
     index, status, body = item
     if status == 0:
         raise EngineError(body.decode())
+    if status == 200 and not body:
+        return {}
     try:
         answer: dict[str, Any] = json.loads(body)
     except ValueError:
