@@ -4,7 +4,6 @@
 //! [`SourceNode`] of that node holds the blocks meanwhile. Both pass messages, facts and the time to their machine in
 //! `corella_core::session`, and carry out its actions.
 
-mod load_pace;
 mod loader_node;
 mod source_node;
 

@@ -2,7 +2,6 @@
 
 mod config;
 mod error;
-mod fetched_prefill;
 mod host_name;
 mod kv_outlet;
 mod listener;

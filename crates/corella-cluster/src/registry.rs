@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corella_core::PeerTableConfig;
+use corella_core::DirectoryConfig;
 use corella_engine::RareLine;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -43,7 +43,7 @@ const STEADY: Duration = Duration::from_secs(15);
 pub struct RegistryConfig {
     /// The role of the peers that this node needs.
     pub peer_role: Role,
-    pub peer_table: PeerTableConfig,
+    pub directory: DirectoryConfig,
     /// Time for which a node stays listed after its last sign of life.
     pub lease_ttl: Duration,
     /// Time between two reads of a folder.
@@ -61,7 +61,7 @@ impl RegistryConfig {
     pub fn new(peer_role: Role) -> Self {
         Self {
             peer_role,
-            peer_table: PeerTableConfig::default(),
+            directory: DirectoryConfig::default(),
             lease_ttl: Duration::from_secs(10),
             file_interval: Duration::from_millis(500),
             dns_interval: Duration::from_secs(5),
@@ -106,7 +106,7 @@ impl Registry {
             own.check().map_err(RegistryError)?;
         }
         let source = source_of(url, &config);
-        let peers = Arc::new(Peers::new(config.peer_table.clone()));
+        let peers = Arc::new(Peers::new(config.directory.clone()));
         let (own, own_receiver) = watch::channel(own);
         let (published_sender, published) = watch::channel(false);
         let role = config.peer_role;

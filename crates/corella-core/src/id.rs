@@ -58,8 +58,8 @@ id! {
     KvGroupId(u8)
 }
 id! {
-    /// A node of the fleet, by a number that is valid only in this process. It stays the same when the node is
-    /// restarted.
+    /// Another node of the fleet, by a number that is valid only in this process and never reused. A table of peers
+    /// gives each incarnation its own.
     NodeId(u32)
 }
 id! {
@@ -70,10 +70,6 @@ id! {
     /// One request of a client that two nodes may serve together. Drawn at random by the prefill
     /// node, shared by all attempts, and never taken from what the client sent.
     SessionId(u128)
-}
-id! {
-    /// One incarnation of another node. Never reused.
-    PeerId(u64)
 }
 
 impl Incarnation {

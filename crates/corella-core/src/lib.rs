@@ -7,7 +7,7 @@
 //! For an overview, read `batch.rs` (the decision), `request_state/progress.rs` (the counters behind it) and
 //! `step/scheduler.rs` (a step from top to bottom, and a map of the parts), then `cache/kv_cache.rs` and
 //! `cache/prefix_tree.rs` for the pages. Beside the scheduler stand [`session`], in which a prefill node and a decode
-//! node serve a request together, and `fleet`, which chooses nodes.
+//! node serve a request together, and `node`, which chooses them.
 //!
 //! The rooms of the core, from bottom to top. A room uses only those above it in this list:
 //!
@@ -28,6 +28,7 @@
 //! * `step`: the scheduler, and the running requests.
 //! * `fleet`: nodes, the choice of a decode node, and the nodes that have a request's blocks.
 //! * `session`: both ends of a request that two nodes serve.
+//! * `node`: the nodes that a prefill node knows, and its choice for each request.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -39,6 +40,7 @@ mod draft;
 mod fleet;
 mod id;
 mod latency_objective;
+mod node;
 mod pace;
 mod queue;
 mod request;
@@ -69,7 +71,6 @@ pub use cache::prefix_tree::{Parent, PrefixMatch};
 pub use cache::spill::SpillTask;
 pub use fleet::block_source_map::{BlockSite, BlockSourceMap};
 pub use fleet::compute_choice::{ComputeCost, ComputePlace, ComputeSite};
-pub use fleet::fetch_choice::FetchCost;
 pub use fleet::peer::{PeerFacts, ReservationId};
 pub use fleet::peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};
 pub use fleet::placement::{
@@ -77,10 +78,12 @@ pub use fleet::placement::{
     PlacementRequest,
 };
 pub use id::{
-    BlockId, FetchId, HoldId, Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId,
-    SlotId, SnapshotId, StepId, TokenId,
+    BlockId, FetchId, HoldId, Incarnation, KvGroupId, NodeId, PageId, RequestId, SessionId, SlotId,
+    SnapshotId, StepId, TokenId,
 };
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
+pub use node::directory::{Directory, DirectoryConfig, Holder};
+pub use node::route::{ComputeDecision, ComputeQuery, Fetching, Route, RouteQuery, StayReason};
 pub use request::{
     AdmissionError, Arithmetic, FinishReason, NOT_MASKED, Namespace, Request, RequestError,
     RequestOutput, StoppingCriteria,

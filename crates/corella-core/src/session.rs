@@ -52,6 +52,7 @@ mod export_book;
 mod key;
 mod landing;
 mod load_config;
+mod load_pace;
 mod local_run;
 mod message;
 mod prefill_end;
@@ -72,6 +73,7 @@ pub use decode_end::{DecodeAction, DecodeEnd, DecodeEndStats};
 pub use export_book::{ExportBook, ExportTask, KeptEnd};
 pub use key::{Peer, SessionKey};
 pub use load_config::LoadConfig;
+pub use load_pace::{BlockOffer, LoadPace};
 pub use message::{
     AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, KvShape, Mismatch, Refusal,
     ToDecode, ToPrefill, Tokens,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use corella_core::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, HeldBlocks, HoldId,
-    HoldRefusal, Namespace, TokenId,
+    HoldRefusal, Namespace, PageHash, TokenId,
 };
 
 use crate::answer::{Answer, Reply, question};
@@ -56,13 +56,31 @@ impl BlockExchange {
         self.shared.limits().page_size
     }
 
-    /// The whole blocks of a sequence, with their hashes.
-    pub fn list(&self, namespace: &Namespace, tokens: &[TokenId]) -> BlockList {
+    /// The hashes of the whole blocks of a sequence.
+    pub fn hashes(&self, namespace: &Namespace, tokens: &[TokenId]) -> Arc<[PageHash]> {
         let limits = self.shared.limits();
-        let num_whole = tokens.len() - tokens.len() % limits.page_size as usize;
-        let tokens = tokens[..num_whole].to_vec();
-        let hasher = &limits.block_hasher;
-        BlockList::new(namespace.clone(), tokens, hasher, limits.page_size)
+        {
+            limits
+                .block_hasher
+                .hashes(namespace, tokens, limits.page_size)
+        }
+        .collect()
+    }
+
+    /// The whole blocks of a sequence, given their hashes or more of them.
+    pub fn list(
+        &self,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+        hashes: &[PageHash],
+    ) -> BlockList {
+        let page_size = self.page_size() as usize;
+        let num_blocks = tokens.len() / page_size;
+        BlockList {
+            namespace: namespace.clone(),
+            tokens: tokens[..num_blocks * page_size].to_vec(),
+            hashes: hashes[..num_blocks].to_vec(),
+        }
     }
 
     /// The number of settled blocks at the beginning of a list.

@@ -7,7 +7,6 @@
 
 mod client_watch;
 mod decode_node;
-mod directory;
 pub(crate) mod engine;
 mod fleet;
 mod fleet_event;
@@ -16,6 +15,7 @@ mod lease_watch;
 pub(crate) mod pair_load;
 mod pair_totals;
 mod peer_search;
+mod peers;
 mod prefill_node;
 mod row_sender;
 mod session_watch;

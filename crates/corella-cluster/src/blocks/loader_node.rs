@@ -2,20 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corella_core::session::{
-    BlockLoader, LoadConfig, LoadEnd, LoadFailure, LoadKey, LoadRequest, LoaderAction, Peer,
-    RowPart, ToLoader, ToSource,
+    BlockLoader, BlockOffer, LoadConfig, LoadEnd, LoadFailure, LoadKey, LoadPace, LoadRequest,
+    LoaderAction, Peer, RowPart, ToLoader, ToSource,
 };
 use corella_core::{
-    BlockList, FetchCost, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
+    BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
 };
 use corella_engine::{BlockExchange, Engine, rare_line};
 use corella_model::KvGeometry;
 use tokio::sync::oneshot;
 
-use super::load_pace::LoadPace;
 use super::{FetchConfig, OTHER_END, load_config, whole_rows};
 use crate::driver::{Driver, Shared};
 use crate::transport::{
@@ -37,7 +36,6 @@ pub struct LoaderNode {
 pub(crate) struct State {
     end: BlockLoader,
     loads: HashMap<LoadKey, Load>,
-    pace: LoadPace,
     stats: LoadStats,
 }
 
@@ -46,9 +44,6 @@ struct Load {
     num_blocks: u32,
     /// The number of blocks that were here before the lookup.
     num_here: u32,
-    asked_at: Instant,
-    /// When the rows were asked for.
-    loading_since: Option<Instant>,
     hard_us: u64,
     grant: Option<FetchGrant>,
     rows: Option<Arc<LoadHandle>>,
@@ -110,7 +105,6 @@ impl LoaderNode {
             shared: Shared::new(State {
                 end,
                 loads: HashMap::new(),
-                pace: LoadPace::default(),
                 stats: LoadStats::default(),
             }),
         });
@@ -124,9 +118,9 @@ impl LoaderNode {
         self.lock().stats
     }
 
-    /// How long a load of `num_rows` rows is likely to take, in microseconds.
-    pub fn predict_us(&self, num_rows: u32) -> u64 {
-        self.lock().pace.load_us(num_rows / self.page_size)
+    /// How quickly blocks have come so far.
+    pub fn pace(&self) -> LoadPace {
+        self.lock().end.pace()
     }
 
     /// Loads that are not over.
@@ -183,8 +177,6 @@ impl LoaderNode {
                 source,
                 num_blocks,
                 num_here,
-                asked_at: Instant::now(),
-                loading_since: None,
                 hard_us,
                 grant: None,
                 rows: None,
@@ -274,8 +266,17 @@ impl Driver for LoaderNode {
             LoaderAction::Send { key, message, .. } => self.send(state, key, message),
             LoaderAction::Choose { key, num_offered } => {
                 if let Some(load) = state.loads.get(&key) {
-                    state.pace.note_round_trip(load.asked_at.elapsed());
-                    let num_blocks = self.choose(load, state.pace, num_offered);
+                    let offer = BlockOffer {
+                        num_blocks: load.num_blocks,
+                        num_here: load.num_here,
+                        num_offered,
+                    };
+                    let stats = self.engine.stats().scheduler;
+                    let num_blocks = match self.config.is_forced {
+                        true => num_offered,
+                        false => state.end.pace().num_worth(offer, &stats, self.page_size),
+                    };
+                    tracing::debug!(?offer, num_blocks, "compute or fetch");
                     state.end.handle_chosen(key, num_blocks);
                 }
             }
@@ -333,33 +334,6 @@ impl LoaderNode {
             && !self.load_rows(state, key, num_blocks)
         {
             state.end.end_rows(key, false, now_us);
-        }
-    }
-
-    /// How many of the offered blocks are worth loading.
-    fn choose(&self, load: &Load, pace: LoadPace, num_offered: u32) -> u32 {
-        let num_here = load.num_here;
-        let stats = self.engine.stats().scheduler;
-        let compute_us = stats.prefill_us;
-        let cost = FetchCost {
-            num_blocks: load.num_blocks.saturating_sub(num_here),
-            num_offered: num_offered.saturating_sub(num_here),
-            queue_us: stats.num_queued_tokens.saturating_mul(compute_us) / 1024,
-            round_trip_us: pace.round_trip_us(),
-            fetch_kiloblock_us: pace.kiloblock_us(),
-            compute_kiloblock_us: compute_us.saturating_mul(self.page_size.into()),
-        };
-        // As long as no prompt was computed, nothing says how long that takes.
-        let num_to_fetch = match compute_us == 0 || self.config.is_forced {
-            true => cost.num_offered,
-            false => cost.num_to_fetch(),
-        };
-        tracing::debug!(?cost, num_here, num_to_fetch, "compute or fetch");
-        match num_to_fetch {
-            // The scheduler will say that all are here.
-            0 if cost.num_offered == 0 => num_offered,
-            0 => 0,
-            num => num_here + num,
         }
     }
 
@@ -429,7 +403,6 @@ impl LoaderNode {
             }
         };
         load.rows = Some(rows.clone());
-        load.loading_since = Some(Instant::now());
         self.spawn(self.clone().follow_rows(key, rows));
         true
     }
@@ -468,9 +441,6 @@ impl LoaderNode {
                 let num_found = load.grant.map_or(0, |grant| grant.num_found);
                 num_loaded = num_blocks - num_found;
                 stats.num_blocks += u64::from(num_loaded);
-                if let Some(since) = load.loading_since {
-                    state.pace.note_load(num_loaded, since.elapsed());
-                }
             }
             LoadEnd::NotFound => stats.num_not_found += 1,
             LoadEnd::NotWorth => stats.num_not_worth += 1,

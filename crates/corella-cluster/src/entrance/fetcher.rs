@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use corella_core::session::LoadEnd;
-use corella_core::{Namespace, RequestId, TokenId};
+use corella_core::{Namespace, PageHash, RequestId, TokenId};
 use corella_engine::{
     BlockExchange, Engine, EngineState, Generate, Submission, SubmitError, TokenStream,
 };
@@ -129,14 +129,15 @@ impl BlockFetcher {
         self.machine.as_deref()
     }
 
-    /// Submits a request to `local` once the blocks of its prompt from `source` are on their way.
+    /// Submits a request to `local` once the blocks of its prompt, which have these hashes, are on their way from `source`.
     pub fn submit_from(
         self: &Arc<Self>,
         submission: Submission,
         source: PeerAddress,
+        hashes: Arc<[PageHash]>,
         local: &Arc<dyn Generate>,
     ) -> Result<Vec<TokenStream>, SubmitError> {
-        self.submit_behind(submission, Source::Known(source), local)
+        self.submit_behind(submission, Source::Known(source, hashes), local)
     }
 
     /// Does the same for a source that the request names.
@@ -177,7 +178,9 @@ impl BlockFetcher {
         self.runtime.spawn(async move {
             let prefix = Prefix::of(&submission);
             let outcome = match source {
-                Source::Known(address) => fetcher.fetch_from(prefix, address).await,
+                Source::Known(address, hashes) => {
+                    fetcher.fetch_from(prefix, &hashes, address).await
+                }
                 Source::Named(site) => fetcher.fetch(prefix, &site).await,
             };
             fetcher.note(outcome, prefix);
@@ -187,9 +190,9 @@ impl BlockFetcher {
     }
 
     /// Begins to fetch a prompt's blocks from `source`. Requests with that prompt wait for them.
-    pub(crate) async fn begin(&self, prefix: Prefix<'_>, source: PeerAddress) {
+    pub(crate) async fn begin(&self, prefix: Prefix<'_>, hashes: &[PageHash], source: PeerAddress) {
         let outcome = match self.takes(prefix) {
-            true => self.fetch_from(prefix, source).await,
+            true => self.fetch_from(prefix, hashes, source).await,
             false => FetchOutcome::Unsuitable,
         };
         self.note(outcome, prefix);
@@ -209,14 +212,20 @@ impl BlockFetcher {
             }
             Err(_) => return FetchOutcome::Failed,
         };
-        self.fetch_from(prefix, source).await
+        let hashes = self.exchange.hashes(prefix.namespace, prefix.prompt);
+        self.fetch_from(prefix, &hashes, source).await
     }
 
-    async fn fetch_from(&self, prefix: Prefix<'_>, source: PeerAddress) -> FetchOutcome {
+    async fn fetch_from(
+        &self,
+        prefix: Prefix<'_>,
+        hashes: &[PageHash],
+        source: PeerAddress,
+    ) -> FetchOutcome {
         // The last token is always computed, because its logits are needed.
         let num_tokens = prefix.prompt.len() - 1;
         let tokens = &prefix.prompt[..num_tokens];
-        let list = self.exchange.list(prefix.namespace, tokens);
+        let list = self.exchange.list(prefix.namespace, tokens, hashes);
         let prefill_us = self.engine.stats().scheduler.prefill_us;
         // `prefill_us` was measured for 1,024 tokens.
         let computing_us = prefill_us.saturating_mul(num_tokens as u64) / 1024;
@@ -282,6 +291,7 @@ impl<'a> Prefix<'a> {
 }
 
 enum Source {
-    Known(PeerAddress),
+    /// With the hashes of the prompt's blocks.
+    Known(PeerAddress, Arc<[PageHash]>),
     Named(Site),
 }

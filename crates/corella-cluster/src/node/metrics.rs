@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use corella_core::{ComputePlace, PeerStanding};
+use corella_core::{ComputePlace, PeerStanding, StayReason};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -15,7 +15,6 @@ use super::ClusterNode;
 use super::role::{DecodeRole, PrefillRole, RunningRole};
 use crate::blocks::SourceStats;
 use crate::entrance::{Entrance, FetchOutcome, KeptEnd, PullOutcome};
-use crate::session::StayReason;
 
 /// Metrics of the role that the node has when scraped.
 #[derive(Debug)]
@@ -158,7 +157,7 @@ fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::
             ];
             let known = registry
                 .peers()
-                .with_table(|table, now_us| table.decode_nodes(now_us));
+                .with(|directory, now_us| directory.peers.decode_nodes(now_us));
             for standing in standings {
                 let num_nodes = { known.iter() }
                     .filter(|node| node.standing == standing)

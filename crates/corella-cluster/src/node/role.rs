@@ -4,14 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use corella_core::session::{Hello, SessionConfig};
-use corella_core::{PeerStanding, PlacementConfig};
+use corella_core::{DirectoryConfig, PeerStanding, PlacementConfig};
 use corella_engine::Generate;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use super::Node;
 use super::error::{NodeError, transport_error};
-use super::fetched_prefill::FetchedPrefill;
 use super::host_name::host_name;
 use super::kv_outlet::{CachedBlocks, KvOutlet};
 use super::listener::NodePort;
@@ -19,8 +18,7 @@ use crate::blocks::SourceNode;
 use crate::entrance::{AllowedPeers, Entrance, KeptPrompts, Network, Puller, Site};
 use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
 use crate::session::{
-    DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, RegistryPeers, SentBlocks,
-    serve_sessions,
+    DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, RegistryPeers, serve_sessions,
 };
 use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, RowPath, TransferThreads};
 
@@ -176,7 +174,7 @@ impl PrefillRole {
     /// Whether a decode node answers and takes new requests.
     fn has_decode_node(&self) -> bool {
         let peers = self.registry.peers();
-        let nodes = peers.with_table(|table, now_us| table.decode_nodes(now_us));
+        let nodes = peers.with(|directory, now_us| directory.peers.decode_nodes(now_us));
         let mut standings = nodes.iter().map(|node| node.standing);
         standings.any(|standing| standing == PeerStanding::Healthy)
     }
@@ -217,23 +215,30 @@ impl Node {
         let kept = self.keep_prompts(&kv, &hello);
         let receiver = self.receiver(&hello, paths);
         let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
-        let registry = Registry::start(url, None, RegistryConfig::new(Role::Decode));
-        let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
-        let placement = PlacementConfig {
-            policy: config.policy,
-            disaggregate_min_tokens: config.min_tokens,
-            compute_place: config.compute_place,
-            ..PlacementConfig::default()
+        let directory = DirectoryConfig {
+            placement: PlacementConfig {
+                policy: config.policy,
+                disaggregate_min_tokens: config.min_tokens,
+                compute_place: config.compute_place,
+                ..PlacementConfig::default()
+            },
+            takes_locally: config.falls_back,
+            page_size: self.model.engine.limits().page_size,
+            kv_bytes_per_token: self.model.row_bytes(),
+            first_cursor: hello.incarnation.0,
+            ..DirectoryConfig::default()
         };
-        let limits = self.model.engine.limits();
+        let registry_config = RegistryConfig {
+            directory,
+            ..RegistryConfig::new(Role::Decode)
+        };
+        let registry = Registry::start(url, None, registry_config);
+        let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
         let peers = RegistryPeers::start(
             registry.peers().clone(),
-            placement,
             hello.clone(),
             kv.address.clone(),
-            self.model.row_bytes(),
             self.tls.clone(),
-            SentBlocks::new(limits.block_hasher, limits.page_size),
         );
         let puller = self.puller(&hello, receiver);
         let session = SessionConfig {
@@ -252,6 +257,7 @@ impl Node {
                 peers,
                 kept: Some(kept.clone()),
                 fetcher: blocks.fetcher.clone(),
+                fetches_always: config.fetches.is_some_and(|fetches| fetches.is_forced),
             },
         );
         let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
@@ -259,14 +265,7 @@ impl Node {
             kept: Some(kept.clone()),
             puller: Some(puller),
             fetcher: blocks.fetcher.clone(),
-            local: match &blocks.fetcher {
-                Some(fetcher) => {
-                    let is_forced = config.fetches.is_some_and(|fetches| fetches.is_forced);
-                    let fetcher = fetcher.clone();
-                    Arc::new(FetchedPrefill::new(node.clone(), fetcher, is_forced))
-                }
-                None => Arc::new(node.clone()),
-            },
+            local: Arc::new(node.clone()),
         };
         let kept = Some(kept);
         Ok(PrefillRole {

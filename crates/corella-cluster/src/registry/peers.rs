@@ -1,15 +1,15 @@
-//! The peer table with a clock and a lock, and the addresses of its peers.
+//! The directory of peers with a clock and a lock, and the addresses of its peers.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-use corella_core::{PeerChange, PeerId, PeerStanding, PeerTable, PeerTableConfig};
+use corella_core::{Directory, DirectoryConfig, NodeId, PeerChange, PeerStanding};
 use tokio::sync::watch;
 
 use super::NodeRecord;
 
-/// The peer table that all parts of a node share. Locked for moments, once or twice for each
+/// The directory that all parts of a node share. Locked for moments, once or twice for each
 /// request, never for a token.
 #[derive(Debug)]
 pub struct Peers {
@@ -21,21 +21,21 @@ pub struct Peers {
 
 #[derive(Debug)]
 struct State {
-    table: PeerTable,
+    directory: Directory,
     /// The registry's last list, by instance id.
     listed: BTreeMap<String, NodeRecord>,
-    /// The records of exactly the peers in the table.
-    records: BTreeMap<PeerId, NodeRecord>,
+    /// The records of exactly the peers in the directory.
+    records: BTreeMap<NodeId, NodeRecord>,
     /// Listed peers that have not answered yet. A list of addresses also names nodes that do not run.
-    unreached: BTreeMap<PeerId, String>,
+    unreached: BTreeMap<NodeId, String>,
 }
 
 impl Peers {
-    pub(super) fn new(config: PeerTableConfig) -> Self {
+    pub(super) fn new(config: DirectoryConfig) -> Self {
         Self {
             start: Instant::now(),
             state: Mutex::new(State {
-                table: PeerTable::new(config),
+                directory: Directory::new(config),
                 listed: BTreeMap::new(),
                 records: BTreeMap::new(),
                 unreached: BTreeMap::new(),
@@ -44,20 +44,20 @@ impl Peers {
         }
     }
 
-    /// Gives access to the table, together with the present time on its clock.
-    pub fn with_table<T>(&self, act: impl FnOnce(&mut PeerTable, u64) -> T) -> T {
+    /// Gives access to the directory, together with the present time on its clock.
+    pub fn with<T>(&self, act: impl FnOnce(&mut Directory, u64) -> T) -> T {
         let mut state = self.lock();
-        let outcome = act(&mut state.table, self.now_us());
+        let outcome = act(&mut state.directory, self.now_us());
         self.follow_changes(&mut state);
         outcome
     }
 
-    pub fn record(&self, peer_id: PeerId) -> Option<NodeRecord> {
+    pub fn record(&self, peer_id: NodeId) -> Option<NodeRecord> {
         self.lock().records.get(&peer_id).cloned()
     }
 
     /// Returns all peers, regardless of their health.
-    pub fn records(&self) -> Vec<(PeerId, NodeRecord)> {
+    pub fn records(&self) -> Vec<(NodeId, NodeRecord)> {
         let state = self.lock();
         { state.records.iter() }
             .map(|(&peer_id, record)| (peer_id, record.clone()))
@@ -77,7 +77,7 @@ impl Peers {
             .collect();
         let now_us = self.now_us();
         state.listed = listed;
-        state.table.handle_list(&peer_records, now_us);
+        state.directory.peers.handle_list(&peer_records, now_us);
         self.follow_changes(&mut state);
         let State {
             listed, records, ..
@@ -97,12 +97,12 @@ impl Peers {
     }
 
     pub(super) fn handle_outage(&self) {
-        self.with_table(|table, now_us| table.handle_outage(now_us));
+        self.with(|directory, now_us| directory.peers.handle_outage(now_us));
     }
 
     fn follow_changes(&self, state: &mut State) {
         let mut has_changed = false;
-        while let Some(change) = state.table.poll_change() {
+        while let Some(change) = state.directory.peers.poll_change() {
             has_changed = true;
             match change {
                 PeerChange::Added {
@@ -145,17 +145,21 @@ impl Peers {
             }
         }
         let State {
-            table, unreached, ..
+            directory,
+            unreached,
+            ..
         } = state;
-        unreached.retain(|&peer_id, instance_id| match table.standing(peer_id) {
-            Some(PeerStanding::Healthy | PeerStanding::Draining) => {
-                tracing::info!("node {instance_id} has joined");
-                false
-            }
-            // An incompatible peer has its own warning.
-            Some(PeerStanding::Suspect | PeerStanding::Incompatible) => true,
-            None => false,
-        });
+        unreached.retain(
+            |&peer_id, instance_id| match directory.peers.standing(peer_id) {
+                Some(PeerStanding::Healthy | PeerStanding::Draining) => {
+                    tracing::info!("node {instance_id} has joined");
+                    false
+                }
+                // An incompatible peer has its own warning.
+                Some(PeerStanding::Suspect | PeerStanding::Incompatible) => true,
+                None => false,
+            },
+        );
         if has_changed {
             self.version.send_modify(|version| *version += 1);
         }
@@ -166,8 +170,8 @@ impl Peers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in one request must not end all others. The table is never left half changed
-        // across a call that could panic.
+        // A panic in one request must not end all others. The directory is never left half
+        // changed across a call that could panic.
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -189,7 +193,8 @@ mod tests {
             incarnation,
             page_size: 16,
         };
-        peers.with_table(|table, now_us| {
+        peers.with(|directory, now_us| {
+            let table = &mut directory.peers;
             let peer_id = table.peer_id(name).expect("it is listed");
             table.handle_hello(peer_id, facts, now_us);
         });
@@ -198,7 +203,7 @@ mod tests {
     /// Fixed addresses also list nodes that do not run.
     #[test]
     fn a_node_joins_when_it_answers() {
-        let peers = Peers::new(PeerTableConfig::default());
+        let peers = Peers::new(DirectoryConfig::default());
         let list = || ["a:1", "b:1"].map(|address| NodeRecord::at(address, address));
         peers.handle_list(list().into());
         assert_eq!(unreached(&peers), ["a:1", "b:1"]);

@@ -15,8 +15,8 @@ use corella_core::session::{
     SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{
-    AdmissionError, ComputePlace, FinishReason, NodeId, Request, RequestError, RequestId,
-    RequestOutput, SessionId,
+    AdmissionError, ComputePlace, Fetching, FinishReason, NodeId, PageHash, Request, RequestError,
+    RequestId, RequestOutput, Route, RouteQuery, SessionId, StayReason,
 };
 use corella_engine::{
     Attribute, Engine, EngineState, Entry, Generate, SpanKind, StreamEvent, Submission,
@@ -26,10 +26,10 @@ use corella_model::KvPages;
 use tracing::Instrument;
 
 use super::link::{Link, linger};
-use super::search::{Choice, DecodePeers, Search};
+use super::search::DecodePeers;
 use super::service;
 use super::stage_times::PrefillTimes;
-use super::stay::{StayCounts, StayReason};
+use super::stay::StayCounts;
 use super::wire::{self, Envelope, KvAddress};
 use crate::driver::{Driver, Shared};
 use crate::entrance::{BlockFetcher, KeptPrompts};
@@ -66,13 +66,13 @@ pub(super) struct Node {
     kv_address: KvAddress,
     /// Whether this node decodes requests that every decode node refuses.
     falls_back: bool,
-    kv_bytes_per_token: u64,
     num_sessions: AtomicU64,
     num_remote_tokens: AtomicU64,
     times: PrefillTimes,
     stays: StayCounts,
     decisions: DecisionCounts,
     fetcher: Option<Arc<BlockFetcher>>,
+    fetches_always: bool,
     shared: Shared<State>,
 }
 
@@ -113,6 +113,8 @@ pub struct PrefillParts {
     pub kept: Option<Arc<KeptPrompts>>,
     /// Fetches a prompt's blocks from a decode node before the prompt is computed here.
     pub fetcher: Option<Arc<BlockFetcher>>,
+    /// Blocks are fetched even if computing them is quicker.
+    pub fetches_always: bool,
 }
 
 impl PrefillNode {
@@ -129,9 +131,9 @@ impl PrefillNode {
             peers,
             kept,
             fetcher,
+            fetches_always,
         } = parts;
         let falls_back = config.starts_locally;
-        let kv_bytes_per_token = config.row_bytes;
         let end = PrefillEnd::new(config, hello.clone())?;
         let shared = Shared::new(State {
             end,
@@ -148,7 +150,6 @@ impl PrefillNode {
             hello,
             kv_address,
             falls_back,
-            kv_bytes_per_token,
             num_sessions: AtomicU64::new(0),
             num_remote_tokens: AtomicU64::new(0),
             times: PrefillTimes::new(),
@@ -156,6 +157,7 @@ impl PrefillNode {
             engine,
             decisions: DecisionCounts::default(),
             fetcher,
+            fetches_always,
             shared,
         });
         super::export::start_thread(&node, node.engine.subscribe_kv_facts(), kept);
@@ -183,30 +185,6 @@ impl PrefillNode {
         &self.0.stays
     }
 
-    /// Submits a request whose prompt is computed here.
-    pub fn submit_here(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
-        self.submit_asking(submission, false)
-    }
-
-    /// Returns the address of a decode node that has rows of the prompt. Returns `None` if that node would probably
-    /// compute the rest sooner, unless `is_forced`. `host` names this host if rows may be loaded inside it.
-    pub fn block_source(
-        &self,
-        submission: &Submission,
-        host: Option<&str>,
-        is_forced: bool,
-    ) -> Option<PeerAddress> {
-        let node = &self.0;
-        let holder = node
-            .peers
-            .holder(&submission.namespace, &submission.prompt)?;
-        let asks = submission.num_choices == 1 && !is_forced;
-        if asks && node.predict(holder, submission.prompt.len() as u32) == ComputePlace::There {
-            return None;
-        }
-        node.peers.kv_address(holder.node)?.reach(host)
-    }
-
     /// Requests whose decode node had a part of the prompt, by the node chosen to compute the rest.
     pub fn num_decisions(&self, place: ComputePlace) -> u64 {
         self.0.decisions.get(place)
@@ -225,16 +203,36 @@ impl PrefillNode {
 
 impl Generate for PrefillNode {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
-        self.submit_asking(submission, true)
+        let exchange = self.0.engine.block_exchange();
+        let hashes = exchange.hashes(&submission.namespace, &submission.prompt);
+        let way = match &self.0.fetcher {
+            Some(_) if self.0.fetches_always => Fetching::Always,
+            Some(fetcher) => Fetching::IfQuicker(fetcher.loader().pace()),
+            None => Fetching::Never,
+        };
+        self.submit_by(submission, hashes, Some(way))
+    }
+}
+
+/// A prefill node that has begun to fetch the blocks of a prompt.
+struct Fetched {
+    node: PrefillNode,
+    hashes: Arc<[PageHash]>,
+}
+
+impl Generate for Fetched {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.node.submit_by(submission, self.hashes.clone(), None)
     }
 }
 
 impl PrefillNode {
-    /// Submits a request. If it `asks_holder`, a decode node with a part of its prompt may compute the rest.
-    fn submit_asking(
+    /// Submits a request by its route. `fetching` is `None` behind a fetch.
+    fn submit_by(
         &self,
         submission: Submission,
-        asks_holder: bool,
+        hashes: Arc<[PageHash]>,
+        fetching: Option<Fetching>,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         let node = &self.0;
         match node.engine.state() {
@@ -246,53 +244,92 @@ impl PrefillNode {
         let source = constraint.as_ref().and_then(|it| it.source());
         let source = source.filter(|source| source.len() <= wire::MAX_CONSTRAINT_BYTES);
         let num_choices = submission.num_choices;
-        // Only the node that computes the prompt has its log-probabilities and its hidden state. A constraint without a
-        // source, or with a source above 1 MiB, cannot be sent.
-        let stays = match submission.sampling.is_told_of_prompt() {
-            true => Some(StayReason::PromptOutputs),
-            false => { constraint.is_some() && source.is_none() }.then_some(StayReason::Constraint),
+        let number = node
+            .num_sessions
+            .fetch_add(num_choices.into(), Ordering::Relaxed);
+        let here = node.engine.stats().scheduler;
+        let query = RouteQuery {
+            session: node.session(number),
+            num_prompt_tokens: submission.prompt.len() as u32,
+            num_expected_output_tokens: submission.stopping.max_tokens.unwrap_or(0),
+            hashes: &hashes,
+            num_choices,
+            // Only the node that computes the prompt has its log-probabilities and its hidden state. A constraint without
+            // a source, or with a source above 1 MiB, cannot be sent.
+            stays: match submission.sampling.is_told_of_prompt() {
+                true => Some(StayReason::PromptOutputs),
+                false => {
+                    { constraint.is_some() && source.is_none() }.then_some(StayReason::Constraint)
+                }
+            },
+            tried: &[],
+            sibling: None,
+            seeks_holder: fetching.is_some(),
+            fetching: fetching.unwrap_or(Fetching::Never),
+            here: &here,
         };
-        if let Some(reason) = stays {
-            let id = submission.trace_id.clone();
-            node.stays.note(reason, num_choices, id.as_deref());
-            return node.engine.submit(submission);
+        let mut route = node.peers.route(&query);
+        if let Route::Fetch(holder) = route {
+            match node.source(holder.peer.node) {
+                Some((fetcher, source)) => {
+                    let local: Arc<dyn Generate> = Arc::new(Fetched {
+                        node: self.clone(),
+                        hashes: hashes.clone(),
+                    });
+                    return fetcher.submit_from(submission, source, hashes, &local);
+                }
+                None => {
+                    let fetching = Fetching::Never;
+                    route = node.peers.route(&RouteQuery { fetching, ..query });
+                }
+            }
         }
         let (trace_id, trace) = (submission.trace_id.clone(), submission.trace.clone());
+        if let Route::Here(reason) = route
+            && query.stays.is_some()
+        {
+            node.stays.note(reason, num_choices, trace_id.as_deref());
+            return node.engine.submit(submission);
+        }
         let adapter = submission.adapter.clone();
         let first = Request {
             exports_kv: false,
             ..submission.into_request(RequestId(0), 0)
         };
         let max_tokens = node.engine.limits().check_request(&first);
-        let max_tokens = max_tokens.map_err(SubmitError::Refused)?;
-        let number = node
-            .num_sessions
-            .fetch_add(num_choices.into(), Ordering::Relaxed);
-        let siblings = (num_choices > 1).then(|| node.session(number));
-        // The decode node has no pages yet for choices that wait for the first one.
-        let asks_holder = asks_holder
-            && num_choices == 1
-            && node.peers.compute_place() != Some(ComputePlace::Here);
-        let holder = asks_holder.then(|| node.peers.holder(&first.namespace, &first.prompt));
-        let holder = holder.flatten().map(|holder| holder.node);
-        let mut near = holder;
+        let max_tokens = max_tokens.map_err(|error| {
+            node.peers.handle_left(query.session);
+            SubmitError::Refused(error)
+        })?;
+        let siblings = (num_choices > 1).then_some(query.session);
+        let mut sibling = None;
         let mut streams = Vec::with_capacity(num_choices as usize);
         for choice in 0..num_choices {
             let mut request = first.clone();
             request.sampling.choice += choice;
             let number = number + u64::from(choice);
-            let peer = match node.choose(node.session(number), &request, &[], near) {
-                Choice::Peer(peer) => Some(peer),
-                Choice::Here(reason) => {
+            let session = node.session(number);
+            if choice > 0 {
+                route = node.peers.route(&RouteQuery {
+                    session,
+                    sibling,
+                    fetching: Fetching::Never,
+                    ..query
+                });
+            }
+            let (peer, asks_first) = match route {
+                Route::Session { peer, asks_first } => (Some(peer), asks_first),
+                Route::Here(reason) => {
                     node.stays.note(reason, 1, trace_id.as_deref());
-                    None
+                    (None, false)
                 }
-                Choice::Nobody => return Err(SubmitError::Refused(AdmissionError::NoDecodeNode)),
+                Route::Fetch(_) | Route::Refused => {
+                    return Err(SubmitError::Refused(AdmissionError::NoDecodeNode));
+                }
             };
-            let asks_first = peer.is_some_and(|peer| holder == Some(peer.node));
-            near = near.or(peer.map(|peer| peer.node));
+            sibling = sibling.or(peer.map(|peer| peer.node));
             let submission = SessionSubmission {
-                session: node.session(number),
+                session,
                 request,
                 max_tokens,
                 deadline_us: None,
@@ -306,6 +343,7 @@ impl PrefillNode {
                 adapter: adapter.clone(),
                 constraint: constraint.clone(),
                 trace: trace.clone(),
+                hashes: hashes.clone(),
             };
             // Dropping the streams of the earlier choices cancels them.
             streams.push(node.clone().begin(number, submission, client, peer)?);
@@ -352,21 +390,39 @@ impl Node {
         Ok(stream)
     }
 
-    fn choose(
-        &self,
-        session: SessionId,
-        request: &Request,
-        tried: &[NodeId],
-        near: Option<NodeId>,
-    ) -> Choice {
-        self.peers.choose(&Search {
+    /// The hashes of a prompt's blocks, while its client waits.
+    fn hashes(&self, session: SessionId) -> Option<Arc<[PageHash]>> {
+        let mut state = self.lock();
+        { state.sessions.client(session) }.map(|client| client.facts.hashes.clone())
+    }
+
+    /// Chooses another decode node for a session.
+    fn try_next(&self, request: &Request, session: SessionId, tried: &[NodeId]) -> Option<Peer> {
+        let here = self.engine.stats().scheduler;
+        let route = self.peers.route(&RouteQuery {
             session,
-            request,
+            num_prompt_tokens: request.prompt.len() as u32,
+            num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
+            hashes: &[],
+            num_choices: 1,
+            stays: None,
             tried,
-            near,
-            falls_back: self.falls_back,
-            prefill_us: self.engine.stats().scheduler.prefill_us,
-        })
+            sibling: None,
+            seeks_holder: false,
+            fetching: Fetching::Never,
+            here: &here,
+        });
+        match route {
+            Route::Session { peer, .. } => Some(peer),
+            Route::Here(_) | Route::Fetch(_) | Route::Refused => None,
+        }
+    }
+
+    /// The source of another node's blocks, if this node may fetch from it.
+    fn source(&self, node: NodeId) -> Option<(&Arc<BlockFetcher>, PeerAddress)> {
+        let fetcher = self.fetcher.as_ref()?;
+        let source = self.peers.kv_address(node)?.reach(fetcher.machine())?;
+        Some((fetcher, source))
     }
 }
 
@@ -388,11 +444,7 @@ impl Driver for Node {
         match action {
             PrefillAction::TryNext { session, tried } => {
                 let request = state.end.request(session);
-                let choice = request.map(|request| self.choose(session, request, &tried, None));
-                let peer = match choice {
-                    Some(Choice::Peer(peer)) => Some(peer),
-                    Some(Choice::Here(_) | Choice::Nobody) | None => None,
-                };
+                let peer = request.and_then(|request| self.try_next(request, session, &tried));
                 state.end.handle_placement(session, peer, now_us);
             }
             PrefillAction::OpenStream { key, node } => self.open(state, key, node),
@@ -499,14 +551,13 @@ impl Node {
                     self.times.allocate.observe(seconds);
                     tracing::debug!(%node, "a decode node takes the request");
                 }
-                if let Some(request) = self.lock().end.request(key.session) {
-                    let incarnation = key.decode_incarnation;
-                    let peer = Peer { node, incarnation };
-                    self.peers.note_sent(request, peer);
-                }
-                if let Some(granted_as) = allocated.granted_as {
-                    self.peers.handle_granted(key.session, node, granted_as);
-                }
+                let incarnation = key.decode_incarnation;
+                let peer = Peer { node, incarnation };
+                let last = self
+                    .hashes(key.session)
+                    .and_then(|hashes| hashes.last().copied());
+                self.peers
+                    .handle_allocated(key.session, last, peer, allocated.granted_as);
             }
             ToPrefill::LoadDone => {
                 if let Some(account) = self.exporter.sender.handle_loaded(&key) {

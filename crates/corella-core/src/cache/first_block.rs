@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 
 use crate::TokenId;
-use crate::cache::prefix_tree::NodeId;
+use crate::cache::prefix_tree::TreeNodeId;
 
 /// The tokens of a node's first block, the sort key of a node's children.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,14 +24,14 @@ impl FirstBlock {
     }
 }
 
-pub(super) type Child<'a> = (&'a [TokenId], NodeId);
+pub(super) type Child<'a> = (&'a [TokenId], TreeNodeId);
 
 /// The last child that sorts before `key`, and the first that does not.
 pub(super) fn neighbours<'a>(
-    children: &'a BTreeMap<FirstBlock, NodeId>,
+    children: &'a BTreeMap<FirstBlock, TreeNodeId>,
     key: &FirstBlock,
 ) -> (Option<Child<'a>>, Option<Child<'a>>) {
-    let child = |(first_block, &node): (&'a FirstBlock, &NodeId)| (&*first_block.tokens, node);
+    let child = |(first_block, &node): (&'a FirstBlock, &TreeNodeId)| (&*first_block.tokens, node);
     let before = children.range(..key).next_back();
     let from = children.range(key..).next();
     (before.map(child), from.map(child))

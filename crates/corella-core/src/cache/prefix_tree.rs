@@ -35,10 +35,10 @@ pub(crate) struct PrefixTree {
     /// At most twice as many nodes as blocks: each node has at least one block, or is the root above
     /// one.
     nodes: Vec<Node>,
-    unused_nodes: Vec<NodeId>,
+    unused_nodes: Vec<TreeNodeId>,
     /// The roots by namespace. A hash comes first, so that a search seldom compares the names
     /// themselves.
-    roots: BTreeMap<(u64, Namespace), NodeId>,
+    roots: BTreeMap<(u64, Namespace), TreeNodeId>,
     /// The place of each block, or `None` if the block is not in the tree.
     places: Vec<Option<Place>>,
     /// Numbers of blocks that have left the tree.
@@ -77,11 +77,11 @@ pub enum Parent<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NodeId(u32);
+pub(super) struct TreeNodeId(u32);
 
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    node: NodeId,
+    node: TreeNodeId,
     index: u32,
     /// The number of the insertion, which distinguishes this use of the block from earlier ones.
     insertion: NonZeroU64,
@@ -102,7 +102,7 @@ struct Node {
     above: Above,
     tokens: Vec<TokenId>,
     blocks: Vec<BlockId>,
-    children: BTreeMap<FirstBlock, NodeId>,
+    children: BTreeMap<FirstBlock, TreeNodeId>,
 }
 
 /// The parent of a node.
@@ -113,7 +113,7 @@ enum Above {
     Nothing,
     /// The node is the root of this namespace.
     Namespace(Namespace),
-    Node(NodeId),
+    Node(TreeNodeId),
 }
 
 impl Node {
@@ -300,7 +300,7 @@ impl PrefixTree {
     pub fn remove_from(&mut self, block: BlockId, removed: &mut RemovedBlocks) {
         let Place { node, index, .. } = self.place(block);
         let below = core::mem::take(&mut self.node_mut(node).children);
-        let mut below: Vec<NodeId> = below.into_values().collect();
+        let mut below: Vec<TreeNodeId> = below.into_values().collect();
         while let Some(child) = below.pop() {
             below.extend(self.node(child).children.values());
             let child = self.drop_node(child);
@@ -435,7 +435,7 @@ impl PrefixTree {
 
     /// The child whose first block shares the most tokens with the front of `key`, and their number. It sorts directly
     /// before or after the key.
-    fn closest_child(&self, node: NodeId, key: &[TokenId]) -> Option<(NodeId, usize)> {
+    fn closest_child(&self, node: TreeNodeId, key: &[TokenId]) -> Option<(TreeNodeId, usize)> {
         let children = &self.node(node).children;
         if children.is_empty() {
             return None;
@@ -457,7 +457,7 @@ impl PrefixTree {
 
     /// Cuts a node before block `index` and returns the front. The back keeps the node's id, because
     /// any number of children may name it.
-    fn split(&mut self, node: NodeId, index: usize) -> NodeId {
+    fn split(&mut self, node: TreeNodeId, index: usize) -> TreeNodeId {
         let page_size = self.page_size;
         let front_id = self.new_node(Above::Nothing);
         let back = &mut self.nodes[node.0 as usize];
@@ -490,7 +490,7 @@ impl PrefixTree {
     }
 
     /// Removes a node without children, and its root if that has no other node.
-    fn remove_node(&mut self, node: NodeId, removed: &mut RemovedBlocks) {
+    fn remove_node(&mut self, node: TreeNodeId, removed: &mut RemovedBlocks) {
         let dropped = self.drop_node(node);
         self.forget(&dropped.blocks, removed);
         let Above::Node(parent) = dropped.above else {
@@ -509,7 +509,7 @@ impl PrefixTree {
         }
     }
 
-    fn drop_node(&mut self, node: NodeId) -> Node {
+    fn drop_node(&mut self, node: TreeNodeId) -> Node {
         self.unused_nodes.push(node);
         core::mem::take(self.node_mut(node))
     }
@@ -523,7 +523,7 @@ impl PrefixTree {
         removed.blocks.extend_from_slice(blocks);
     }
 
-    fn root(&mut self, namespace: &Namespace) -> NodeId {
+    fn root(&mut self, namespace: &Namespace) -> TreeNodeId {
         let key = root_key(namespace);
         if let Some(&root) = self.roots.get(&key) {
             return root;
@@ -542,25 +542,25 @@ impl PrefixTree {
         block
     }
 
-    fn new_node(&mut self, above: Above) -> NodeId {
+    fn new_node(&mut self, above: Above) -> TreeNodeId {
         let node = self.unused_nodes.pop().unwrap_or_else(|| {
             self.nodes.push(Node::default());
-            NodeId(self.nodes.len() as u32 - 1)
+            TreeNodeId(self.nodes.len() as u32 - 1)
         });
         self.node_mut(node).above = above;
         node
     }
 
-    fn node(&self, node: NodeId) -> &Node {
+    fn node(&self, node: TreeNodeId) -> &Node {
         &self.nodes[node.0 as usize]
     }
 
-    fn node_mut(&mut self, node: NodeId) -> &mut Node {
+    fn node_mut(&mut self, node: TreeNodeId) -> &mut Node {
         &mut self.nodes[node.0 as usize]
     }
 
     /// The node of a block, and the index behind it.
-    fn behind(&self, block: BlockId) -> (NodeId, usize) {
+    fn behind(&self, block: BlockId) -> (TreeNodeId, usize) {
         let place = self.place(block);
         (place.node, place.index as usize + 1)
     }

@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 
 use crate::fleet::peer_table::{PeerRecord, PeerTableConfig};
 use crate::pace::smooth;
-use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
+use crate::{DecodeNode, LoadReport, NodeId, PeerStanding};
 
 /// A node's answer to the first message and to each probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct PeerFacts {
 /// Names one request of this node for pages of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReservationId {
-    pub(crate) peer_id: PeerId,
+    pub(crate) peer_id: NodeId,
     pub(crate) number: u64,
 }
 
@@ -85,7 +85,7 @@ impl Peer {
     /// The node as placement sees it. The caller adds the rows of a request in the node's prefix tree.
     pub fn decode_node(
         &self,
-        peer_id: PeerId,
+        peer_id: NodeId,
         now_us: u64,
         config: &PeerTableConfig,
     ) -> DecodeNode {

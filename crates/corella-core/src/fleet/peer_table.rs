@@ -8,7 +8,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::fleet::peer::{Peer, PeerFacts, ReservationId};
-use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
+use crate::{DecodeNode, LoadReport, NodeId, PeerStanding};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerTableConfig {
@@ -66,26 +66,26 @@ pub struct PeerRecord {
 pub enum PeerChange {
     Added {
         instance_id: String,
-        peer_id: PeerId,
+        peer_id: NodeId,
     },
     /// The node was restarted: all sessions and loads of its earlier incarnation have ended.
     Restarted {
         instance_id: String,
-        old: PeerId,
-        new: PeerId,
+        old: NodeId,
+        new: NodeId,
     },
     Removed {
         instance_id: String,
-        peer_id: PeerId,
+        peer_id: NodeId,
     },
 }
 
 #[derive(Debug)]
 pub struct PeerTable {
     config: PeerTableConfig,
-    peers: BTreeMap<PeerId, Peer>,
+    peers: BTreeMap<NodeId, Peer>,
     by_instance: BTreeMap<String, Instance>,
-    next_peer: u64,
+    next_peer: u32,
     /// The begin of the current run of empty lists, and its number of lists so far.
     empty_lists: Option<(u64, u32)>,
     last_outage_us: Option<u64>,
@@ -96,7 +96,7 @@ pub struct PeerTable {
 /// The part of a node's state that outlives a restart.
 #[derive(Debug)]
 struct Instance {
-    peer_id: PeerId,
+    peer_id: NodeId,
     last_log_us: Option<u64>,
 }
 
@@ -193,8 +193,8 @@ impl PeerTable {
         }
     }
 
-    fn insert(&mut self, record: PeerRecord, now_us: u64) -> PeerId {
-        let peer_id = PeerId(self.next_peer);
+    fn insert(&mut self, record: PeerRecord, now_us: u64) -> NodeId {
+        let peer_id = NodeId(self.next_peer);
         self.next_peer += 1;
         let instance_id = record.instance_id.clone();
         let peer = Peer::new(record, now_us, &self.config);
@@ -208,7 +208,7 @@ impl PeerTable {
         peer_id
     }
 
-    fn restart(&mut self, old: PeerId, record: PeerRecord, now_us: u64) -> PeerId {
+    fn restart(&mut self, old: NodeId, record: PeerRecord, now_us: u64) -> NodeId {
         self.peers.remove(&old);
         let instance_id = record.instance_id.clone();
         let new = self.insert(record, now_us);
@@ -227,7 +227,7 @@ impl PeerTable {
     }
 
     /// A node to probe now. It is due again later, with or without an answer.
-    pub fn poll_probe(&mut self, now_us: u64) -> Option<PeerId> {
+    pub fn poll_probe(&mut self, now_us: u64) -> Option<NodeId> {
         let due = { self.peers.iter_mut() }.min_by_key(|(_, peer)| peer.next_probe_us);
         let (&peer_id, peer) = due.filter(|(_, peer)| peer.next_probe_us <= now_us)?;
         peer.next_probe_us = now_us + peer.probe_interval_us(&self.config);
@@ -242,10 +242,10 @@ impl PeerTable {
     /// a restart, it differs from the one that was asked.
     pub fn handle_hello(
         &mut self,
-        peer_id: PeerId,
+        peer_id: NodeId,
         hello: PeerFacts,
         now_us: u64,
-    ) -> Option<PeerId> {
+    ) -> Option<NodeId> {
         let peer_id = self.identify(peer_id, hello.incarnation, now_us)?;
         let peer = self.peers.get_mut(&peer_id)?;
         peer.handle_hello(hello);
@@ -254,7 +254,7 @@ impl PeerTable {
     }
 
     /// Takes in the answer of an incompatible node. Returns whether to log it now.
-    pub fn handle_incompatible(&mut self, peer_id: PeerId, incarnation: u64, now_us: u64) -> bool {
+    pub fn handle_incompatible(&mut self, peer_id: NodeId, incarnation: u64, now_us: u64) -> bool {
         let peer_id = self.identify(peer_id, incarnation, now_us);
         let Some(peer) = peer_id.and_then(|peer_id| self.peers.get_mut(&peer_id)) else {
             return false;
@@ -272,7 +272,7 @@ impl PeerTable {
     }
 
     /// The peer of a node that has given its incarnation; `None` if the peer that was asked is known to have ended.
-    fn identify(&mut self, peer_id: PeerId, incarnation: u64, now_us: u64) -> Option<PeerId> {
+    fn identify(&mut self, peer_id: NodeId, incarnation: u64, now_us: u64) -> Option<NodeId> {
         let peer = self.peers.get_mut(&peer_id)?;
         let known = *peer.incarnation.get_or_insert(incarnation);
         if known == incarnation {
@@ -285,20 +285,20 @@ impl PeerTable {
     }
 
     /// Takes in that a probe had no answer in time.
-    pub fn handle_silent(&mut self, peer_id: PeerId, now_us: u64) {
+    pub fn handle_silent(&mut self, peer_id: NodeId, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.handle_silent(now_us, &self.config);
         }
     }
 
     /// Takes in that a session broke off: its stream was reset, or its heartbeats ceased.
-    pub fn handle_session_lost(&mut self, peer_id: PeerId, now_us: u64) {
+    pub fn handle_session_lost(&mut self, peer_id: NodeId, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.suspect(now_us, &self.config);
         }
     }
 
-    pub fn handle_report(&mut self, peer_id: PeerId, report: LoadReport, now_us: u64) {
+    pub fn handle_report(&mut self, peer_id: NodeId, report: LoadReport, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.handle_report(report, now_us);
         }
@@ -308,7 +308,7 @@ impl PeerTable {
     /// if it was unknown before.
     pub fn handle_transfer(
         &mut self,
-        peer_id: PeerId,
+        peer_id: NodeId,
         num_bytes: u64,
         elapsed_ns: u64,
         now_us: u64,
@@ -320,7 +320,7 @@ impl PeerTable {
 
     /// Counts pages as taken before the node reports them. Call it when asking for pages, and
     /// [`release`](Self::release) when the request is refused or ends.
-    pub fn reserve(&mut self, peer_id: PeerId, num_pages: u32) -> Option<ReservationId> {
+    pub fn reserve(&mut self, peer_id: NodeId, num_pages: u32) -> Option<ReservationId> {
         let number = self.peers.get_mut(&peer_id)?.reserve(num_pages);
         Some(ReservationId { peer_id, number })
     }
@@ -345,16 +345,16 @@ impl PeerTable {
             .collect()
     }
 
-    pub fn standing(&self, peer_id: PeerId) -> Option<PeerStanding> {
+    pub fn standing(&self, peer_id: NodeId) -> Option<PeerStanding> {
         Some(self.peers.get(&peer_id)?.standing())
     }
 
-    pub fn incarnation(&self, peer_id: PeerId) -> Option<u64> {
+    pub fn incarnation(&self, peer_id: NodeId) -> Option<u64> {
         self.peers.get(&peer_id)?.incarnation
     }
 
     /// The present incarnation of the node with this instance id.
-    pub fn peer_id(&self, instance_id: &str) -> Option<PeerId> {
+    pub fn peer_id(&self, instance_id: &str) -> Option<NodeId> {
         Some(self.by_instance.get(instance_id)?.peer_id)
     }
 }

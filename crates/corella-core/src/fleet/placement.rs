@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-use crate::{ComputePlace, PeerId};
+use crate::{ComputePlace, NodeId};
 
 /// A transfer may take this much longer than computing its rows, or than a transfer to another node, before its link counts
 /// as slow. Round trips and waits for a core make up so much of a small transfer, whose speed says little of a large one.
@@ -77,7 +77,7 @@ pub struct LoadReport {
 /// One decode node as this node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeNode {
-    pub peer_id: PeerId,
+    pub peer_id: NodeId,
     pub standing: PeerStanding,
     pub page_size: u32,
     /// Longer prompts go to other nodes; `u32::MAX` is no limit. Nodes with the same limit are a group.
@@ -122,7 +122,7 @@ impl PlacementRequest {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    Remote(PeerId),
+    Remote(NodeId),
     Local,
     /// No node has room.
     Full,
@@ -136,7 +136,7 @@ impl Fleet<'_> {
         config: &PlacementConfig,
         request: &PlacementRequest,
         cursor: u64,
-        refused: &[PeerId],
+        refused: &[NodeId],
     ) -> Placement {
         let is_short = request.num_prompt_tokens < config.disaggregate_min_tokens;
         if is_short && self.takes_locally {
@@ -212,7 +212,7 @@ impl Choice<'_> {
         num_bytes * 1_000_000 / u128::from(bandwidth.max(1))
     }
 
-    fn among(&self, mut nodes: Vec<&DecodeNode>, cursor: u64) -> Option<PeerId> {
+    fn among(&self, mut nodes: Vec<&DecodeNode>, cursor: u64) -> Option<NodeId> {
         // A new request would wait behind others.
         let is_idle = |node: &&DecodeNode| {
             self.report(node)
@@ -244,7 +244,7 @@ impl Choice<'_> {
 
     /// Draws in proportion to weights. Consecutive cursors give evenly spaced points (a Weyl sequence on the golden
     /// ratio), so that even a few requests are shared out as evenly as many.
-    fn draw(&self, nodes: &[&DecodeNode], cursor: u64) -> PeerId {
+    fn draw(&self, nodes: &[&DecodeNode], cursor: u64) -> NodeId {
         const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
         let fastest = nodes.iter().filter_map(|node| node.bandwidth).max();
         let weights: Vec<u64> = { nodes.iter() }

@@ -7,7 +7,8 @@ use alloc::collections::{BTreeMap, VecDeque};
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::landing::Landing;
 use crate::session::{
-    BlockPart, LoadBlocks, LoadConfig, LoadFailure, LoadKey, Peer, RowPart, ToLoader, ToSource,
+    BlockPart, LoadBlocks, LoadConfig, LoadFailure, LoadKey, LoadPace, Peer, RowPart, ToLoader,
+    ToSource,
 };
 use crate::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation, NodeId,
@@ -41,6 +42,7 @@ pub struct BlockLoader {
     by_fetch: BTreeMap<FetchId, LoadKey>,
     deadlines: DeadlineQueue<LoadKey>,
     num_started: u64,
+    pace: LoadPace,
     actions: VecDeque<LoaderAction>,
 }
 
@@ -117,6 +119,8 @@ struct Load {
     request: LoadRequest,
     /// How often the source had fewer blocks than it was asked for.
     num_shortened: u32,
+    /// When the source was asked what it has, and later for its blocks.
+    asked_us: u64,
     stage: Stage,
 }
 
@@ -173,6 +177,7 @@ impl BlockLoader {
             by_fetch: BTreeMap::new(),
             deadlines: DeadlineQueue::new(),
             num_started: 0,
+            pace: LoadPace::default(),
             actions: VecDeque::new(),
         }
     }
@@ -199,6 +204,7 @@ impl BlockLoader {
         let load = Load {
             request,
             num_shortened: 0,
+            asked_us: now_us,
             stage: Stage::LookingUp,
         };
         self.loads.insert(key, load);
@@ -215,7 +221,7 @@ impl BlockLoader {
             return;
         }
         match message {
-            ToLoader::Found { num_blocks } => self.handle_found(key, num_blocks),
+            ToLoader::Found { num_blocks } => self.handle_found(key, num_blocks, now_us),
             ToLoader::Data(_) => {}
             ToLoader::Complete { num_blocks } => self.handle_complete(key, num_blocks, now_us),
             ToLoader::Failed(failure) => {
@@ -230,13 +236,15 @@ impl BlockLoader {
         }
     }
 
-    fn handle_found(&mut self, key: LoadKey, num_blocks: u32) {
+    fn handle_found(&mut self, key: LoadKey, num_blocks: u32, now_us: u64) {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
         if !matches!(load.stage, Stage::LookingUp) {
             return;
         }
+        self.pace
+            .note_round_trip(now_us.saturating_sub(load.asked_us));
         let num_blocks = num_blocks.min(load.request.list.hashes.len() as u32);
         if num_blocks == 0 {
             self.end(key, LoadEnd::NotFound);
@@ -315,6 +323,7 @@ impl BlockLoader {
             return;
         };
         load.truncate(grant.num_blocks, self.config.page_size);
+        load.asked_us = now_us;
         let num_layers = &self.config.num_layers;
         let landing = Landing::new(grant.num_found, grant.num_blocks, grant.tables, num_layers);
         load.stage = Stage::Loading(Loading {
@@ -477,8 +486,11 @@ impl BlockLoader {
     }
 
     fn handle_complete(&mut self, key: LoadKey, num_blocks: u32, now_us: u64) {
-        let Some(Stage::Loading(loading)) = self.loads.get_mut(&key).map(|load| &mut load.stage)
-        else {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
+        let asked_us = load.asked_us;
+        let Stage::Loading(loading) = &mut load.stage else {
             return;
         };
         // A source confirms blocks that it was told to have landed. Any other confirmation is not about this load's rows.
@@ -495,6 +507,8 @@ impl BlockLoader {
             self.set_stall(key, now_us);
             return;
         }
+        self.pace
+            .note_load(num_blocks - first_block, now_us.saturating_sub(asked_us));
         self.end_fetch(fetch, FetchEnd::Done);
         self.forget(key, LoadEnd::Loaded { num_blocks });
     }
@@ -536,6 +550,11 @@ impl BlockLoader {
         while let Some(key) = self.deadlines.due(now_us) {
             self.stop(key, LoadEnd::TimedOut);
         }
+    }
+
+    /// How quickly blocks have come so far.
+    pub fn pace(&self) -> LoadPace {
+        self.pace
     }
 
     pub fn num_loads(&self) -> usize {

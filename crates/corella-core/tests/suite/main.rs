@@ -10,6 +10,7 @@ mod peer_table;
 mod placement;
 mod pooling_name;
 mod reservation;
+mod route;
 mod scenario;
 mod session;
 mod span_token;

@@ -1,7 +1,7 @@
 //! The state of other nodes in the table, and its expiry.
 
 use corella_core::{
-    LoadReport, PeerChange, PeerFacts, PeerId, PeerRecord, PeerStanding, PeerTable, PeerTableConfig,
+    LoadReport, NodeId, PeerChange, PeerFacts, PeerRecord, PeerStanding, PeerTable, PeerTableConfig,
 };
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn table() -> PeerTable {
 }
 
 /// A table with one healthy node, "a" in its incarnation 1.
-fn table_with_a() -> (PeerTable, PeerId) {
+fn table_with_a() -> (PeerTable, NodeId) {
     let mut table = table();
     table.handle_list(&[record("a", Some(1))], 0);
     let peer_id = table.peer_id("a").unwrap();
@@ -41,7 +41,7 @@ fn changes(table: &mut PeerTable) -> Vec<PeerChange> {
     std::iter::from_fn(|| table.poll_change()).collect()
 }
 
-fn removed(instance_id: &str, peer_id: PeerId) -> PeerChange {
+fn removed(instance_id: &str, peer_id: NodeId) -> PeerChange {
     PeerChange::Removed {
         instance_id: instance_id.into(),
         peer_id,

@@ -1,14 +1,14 @@
 //! Placement of requests: cases computed by hand, and invariants of any fleet.
 
 use corella_core::{
-    DecodeNode, Fleet, LoadReport, PeerId, PeerPolicy, PeerStanding, Placement, PlacementConfig,
+    DecodeNode, Fleet, LoadReport, NodeId, PeerPolicy, PeerStanding, Placement, PlacementConfig,
     PlacementRequest,
 };
 use proptest::prelude::*;
 
-fn node(id: u64, num_free_pages: u32) -> DecodeNode {
+fn node(id: u32, num_free_pages: u32) -> DecodeNode {
     DecodeNode {
-        peer_id: PeerId(id),
+        peer_id: NodeId(id),
         standing: PeerStanding::Healthy,
         page_size: 16,
         max_prompt_tokens: u32::MAX,
@@ -23,7 +23,7 @@ fn node(id: u64, num_free_pages: u32) -> DecodeNode {
     }
 }
 
-fn silent(id: u64) -> DecodeNode {
+fn silent(id: u32) -> DecodeNode {
     DecodeNode {
         report: None,
         ..node(id, 0)
@@ -54,8 +54,8 @@ fn config() -> PlacementConfig {
     PlacementConfig::default()
 }
 
-fn remote(id: u64) -> Placement {
-    Placement::Remote(PeerId(id))
+fn remote(id: u32) -> Placement {
+    Placement::Remote(NodeId(id))
 }
 
 fn place(fleet: &Fleet, cursor: u64) -> Placement {
@@ -358,7 +358,7 @@ fn any_node() -> impl Strategy<Value = DecodeNode> {
     let counts = (0..40u32, 0..6_000_000u64, 0..300u32, 0..64u32);
     (standing, report, limit, bandwidth, counts).prop_map(
         |(standing, report, max_prompt_tokens, bandwidth, counts)| DecodeNode {
-            peer_id: PeerId(0),
+            peer_id: NodeId(0),
             standing,
             page_size: counts.3,
             max_prompt_tokens,
@@ -401,10 +401,10 @@ proptest! {
         is_weighted: bool,
         disaggregate_min_tokens in 0..200u32,
         prefill_us in prop_oneof![Just(0), 1..1_000_000u64],
-        num_refused in 0..4u64,
+        num_refused in 0..4u32,
     ) {
         for (id, node) in nodes.iter_mut().enumerate() {
-            node.peer_id = PeerId(id as u64);
+            node.peer_id = NodeId(id as u32);
         }
         let config = PlacementConfig {
             policy: if is_weighted { PeerPolicy::Weighted } else { PeerPolicy::RoundRobin },
@@ -413,7 +413,7 @@ proptest! {
         };
         let fleet = Fleet { nodes: &nodes, takes_locally, kv_bytes_per_token: 1000, prefill_us };
         let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens };
-        let refused: Vec<_> = (0..num_refused).map(PeerId).collect();
+        let refused: Vec<_> = (0..num_refused).map(NodeId).collect();
         let is_candidate = |node: &DecodeNode| {
             may_take(node, &request, &config) && !refused.contains(&node.peer_id)
         };
@@ -437,7 +437,7 @@ proptest! {
         first in 0..u64::MAX / 2,
     ) {
         let nodes: Vec<_> = { pages.iter().enumerate() }
-            .map(|(id, &pages)| node(id as u64, pages))
+            .map(|(id, &pages)| node(id as u32, pages))
             .collect();
         let total: f64 = pages.iter().map(|&pages| f64::from(pages)).sum();
         let mut counts = vec![0.0; nodes.len()];
@@ -460,7 +460,7 @@ proptest! {
         cursor in 0..u64::MAX / 2,
     ) {
         let mut nodes: Vec<_> = { pages.iter().enumerate() }
-            .map(|(id, &pages)| node(id as u64, pages))
+            .map(|(id, &pages)| node(id as u32, pages))
             .collect();
         for (number, &num_prompt_tokens) in lengths.iter().enumerate() {
             let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens: 16 };

@@ -4,8 +4,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use corella_core::{
-    FetchEnd, FetchGrant, FetchRefusal, FinishReason, HeldBlocks, HoldRefusal, KvGroup, Namespace,
-    PageId, SamplingParams, SchedulerConfig, TokenId,
+    BlockList, FetchEnd, FetchGrant, FetchRefusal, FinishReason, HeldBlocks, HoldRefusal, KvGroup,
+    Namespace, PageId, SamplingParams, SchedulerConfig, TokenId,
 };
 use corella_engine::{BlockExchange, BlockFact, Engine, StreamEvent};
 use corella_model::PageForm;
@@ -40,12 +40,17 @@ fn source(limits: SchedulerConfig) -> Engine {
     engine
 }
 
+fn list(exchange: &BlockExchange, tokens: &[TokenId]) -> BlockList {
+    let namespace = Namespace::default();
+    exchange.list(&namespace, tokens, &exchange.hashes(&namespace, tokens))
+}
+
 fn look_up(exchange: &BlockExchange, tokens: &[TokenId]) -> Option<u32> {
-    block_on(exchange.look_up(exchange.list(&Namespace::default(), tokens)))
+    block_on(exchange.look_up(list(exchange, tokens)))
 }
 
 fn hold(exchange: &BlockExchange, lease: Duration) -> Option<Result<HeldBlocks, HoldRefusal>> {
-    block_on(exchange.hold(exchange.list(&Namespace::default(), &prompt()), 0, lease))
+    block_on(exchange.hold(list(exchange, &prompt()), 0, lease))
 }
 
 fn begin_fetch(
@@ -76,7 +81,7 @@ fn blocks_of_a_request_that_has_ended_are_held_until_they_are_released() {
     let exchange = engine.block_exchange();
     let _facts = engine.subscribe_block_facts();
     assert_eq!(exchange.page_size(), 4);
-    let list = exchange.list(&Namespace::default(), &prompt());
+    let list = list(&exchange, &prompt());
     assert_eq!((list.tokens.len(), list.hashes.len()), (20, 5));
     assert_eq!(look_up(&exchange, &prompt()), Some(5));
     let mut other = prompt();
@@ -212,7 +217,7 @@ fn a_hold_does_not_outlive_those_who_know_of_it() {
     let engine = source(sharing(5));
     let exchange = engine.block_exchange();
     for _ in 0..200 {
-        let list = exchange.list(&Namespace::default(), &prompt());
+        let list = list(&exchange, &prompt());
         let mut asked = Box::pin(exchange.hold(list, 0, LONG));
         let polled = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         // A fast engine has answered at once, and the asker owns the hold.

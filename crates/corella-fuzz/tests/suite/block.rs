@@ -77,7 +77,8 @@ impl Source {
         let engine = Engine::start(EngineConfig::new(limits), Box::new(executor));
         let engine = engine.expect("it starts");
         let prompt: Vec<TokenId> = (0..4 * NUM_BLOCKS + 1).collect();
-        let list = { engine.block_exchange() }.list(&Namespace::default(), &prompt);
+        let (exchange, namespace) = (engine.block_exchange(), Namespace::default());
+        let list = exchange.list(&namespace, &prompt, &exchange.hashes(&namespace, &prompt));
         let streams = engine.submit(request(prompt)).expect("it is taken");
         for mut stream in streams {
             runtime.block_on(async { while poll_fn(|cx| stream.poll_next(cx)).await.is_some() {} });

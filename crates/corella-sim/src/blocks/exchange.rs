@@ -22,7 +22,7 @@ pub struct Exchange {
     pub(super) id: NodeId,
     pub(super) incarnation: Incarnation,
     pub(super) source: BlockSource,
-    pub(super) loader: BlockLoader,
+    pub(crate) loader: BlockLoader,
     /// What is being read for others.
     pub(super) readers: BTreeMap<LoadId, PartReader>,
     parts: PartStore,

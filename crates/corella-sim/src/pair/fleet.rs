@@ -157,9 +157,7 @@ impl<'a> Fleet<'a> {
                 for other in self.nodes.iter_mut().flatten() {
                     match other {
                         Node::Prefill(other) => {
-                            other
-                                .end
-                                .handle_incarnation(node, incarnation, world.now_us);
+                            other.handle_incarnation(node, incarnation, world.now_us);
                         }
                         Node::Decode(other) => {
                             other

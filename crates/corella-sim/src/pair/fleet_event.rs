@@ -1,13 +1,13 @@
 //! What happens in a fleet besides its sessions: the registry lists nodes, nodes are probed, and blocks are loaded.
 
 use corella_core::session::Peer;
-use corella_core::{Incarnation, NodeId, PeerId, PeerRecord};
+use corella_core::{Incarnation, NodeId, PeerRecord};
 
 use crate::blocks::block_net::{BlockEvent, Surroundings};
 use crate::blocks::exchange::Wanted;
-use crate::pair::directory::Directory;
 use crate::pair::fleet::{Fleet, Node};
 use crate::pair::fleet_plan::Answer;
+use crate::pair::peers::Peers;
 use crate::pair::world::Event;
 use crate::violation::Violation;
 
@@ -28,7 +28,7 @@ impl Fleet<'_> {
         }
         let knows_starts = world.load.registry_delay_us.is_some();
         let records = world.load.decode_nodes().map(|node| PeerRecord {
-            instance_id: Directory::instance(node),
+            instance_id: Peers::instance(node),
             incarnation: knows_starts.then(|| world.registry[&node].0),
             max_prompt_tokens: u32::MAX,
             is_draining: false,
@@ -46,9 +46,9 @@ impl Fleet<'_> {
             };
             let listed = (!is_out).then_some(listed);
             if let Some(Node::Prefill(node)) = &mut self.nodes[index]
-                && let Some(directory) = &mut node.directory
+                && let Some(peers) = &mut node.peers
             {
-                directory.handle_list(listed, now_us);
+                peers.handle_list(listed, now_us);
                 node.settle(world)?;
             }
         }
@@ -56,7 +56,7 @@ impl Fleet<'_> {
     }
 
     /// A probe comes to a decode node, which answers if it is there.
-    pub(super) fn probe(&mut self, by: (NodeId, Incarnation), peer: PeerId, node: NodeId) {
+    pub(super) fn probe(&mut self, by: (NodeId, Incarnation), peer: NodeId, node: NodeId) {
         let world = &mut self.world;
         let is_blocked = world.network.is_blocked(by.0, node, world.now_us);
         let answer = match &self.nodes[node.0 as usize] {
@@ -80,7 +80,7 @@ impl Fleet<'_> {
     pub(super) fn probed(
         &mut self,
         by: (NodeId, Incarnation),
-        peer: PeerId,
+        peer: NodeId,
         node: NodeId,
         answer: Option<Box<Answer>>,
     ) -> Result<(), Violation> {
@@ -97,10 +97,10 @@ impl Fleet<'_> {
         }
         if let Some(Node::Prefill(prefill)) = &mut self.nodes[by.0.0 as usize]
             && prefill.incarnation == by.1
-            && let Some(directory) = &mut prefill.directory
+            && let Some(peers) = &mut prefill.peers
         {
             world.placement.num_silent_probes += u64::from(answer.is_none());
-            directory.handle_answer(peer, answer.map(|answer| *answer), world.now_us);
+            peers.handle_answer(peer, answer.map(|answer| *answer), world.now_us);
             prefill.settle(world)?;
         }
         Ok(())

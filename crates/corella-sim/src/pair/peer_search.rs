@@ -1,92 +1,75 @@
-//! How a prefill node of a fleet finds decode nodes, and the cached blocks of its prompts.
+//! How a prefill node of a fleet carries out the routes of its calls.
 
-use corella_core::session::{Peer, SessionKey, ToPrefill};
-use corella_core::{BlockList, ComputePlace, ComputeSite, NodeId, Request, SessionId};
+use corella_core::session::{LoadKey, Peer, SessionKey, ToPrefill};
+use corella_core::{
+    BlockList, ComputePlace, ComputeQuery, ComputeSite, Fetching, Incarnation, NodeId, PageHash,
+    Request, Route, RouteQuery, SessionId,
+};
 
 use crate::blocks::exchange::{Exchange, Wanted};
-use crate::pair::directory::{Choice, Directory, Holder, Search};
-use crate::pair::prefill_node::PrefillNode;
+use crate::pair::peers::Peers;
+use crate::pair::prefill_node::{Behind, PrefillNode};
 use crate::pair::wire::{ConnectionId, Wire};
 use crate::pair::world::{Event, World};
 use crate::violation::Violation;
 
 impl PrefillNode {
-    /// Brings back what a decode node has of the prompt, unless that node is to compute the rest, and submits the call.
     pub(super) fn call_in_fleet(
         &mut self,
         index: usize,
         world: &mut World<'_>,
     ) -> Result<(), Violation> {
         let call = &world.load.calls[index];
-        let is_forced = { world.load.fleet.as_ref() }.is_some_and(|fleet| fleet.pulls_always);
-        let holder = self.holder(index, world);
-        let is_pulled = |holder: &Holder| {
-            let place = self.predict(*holder, call.request.prompt.len() as u32, world.now_us);
-            is_forced || place == ComputePlace::Here
+        let pulls_always = { world.load.fleet.as_ref() }.is_some_and(|fleet| fleet.pulls_always);
+        let fetching = match call.deadline_us {
+            // A call with a deadline is watched from its beginning.
+            Some(_) => Fetching::Never,
+            None if pulls_always => Fetching::Always,
+            None => self.fetching(),
         };
-        // A call with a deadline is watched from its beginning.
-        let pulled = holder.filter(|holder| call.deadline_us.is_none() && is_pulled(holder));
-        let Some(holder) = pulled else {
-            return self.place_call(index, !is_forced, world);
-        };
-        let soft_us = world.now_us + world.random.pick(&[0, 1_000, 20_000, 200_000]);
-        let wanted = Wanted {
-            source: holder.peer,
-            namespace: call.request.namespace.clone(),
-            tokens: call.request.prompt.clone(),
-            soft_us,
-            hard_us: soft_us + world.random.pick(&[1, 20_000, 1_000_000]),
-        };
-        let exchange = self.exchange.as_mut();
-        let load =
-            exchange.and_then(|exchange| exchange.start_load(wanted, &mut self.engine, world));
-        match load {
-            Some(load) => {
-                world.placement.num_pulls += 1;
-                self.pulling.insert(load, index);
-                Ok(())
-            }
-            None => self.place_call(index, false, world),
-        }
+        self.route_call(index, Some(fetching), world)
     }
 
-    /// The node that is said to have a part of a call's prompt.
-    fn holder(&mut self, index: usize, world: &World<'_>) -> Option<Holder> {
-        let call = &world.load.calls[index];
-        if !call.goes_remote || call.siblings.is_some() {
-            return None;
-        }
-        self.directory.as_mut()?.holder(&call.request)
+    fn fetching(&self) -> Fetching {
+        let exchange = self.exchange.as_ref();
+        exchange.map_or(Fetching::Never, |exchange| {
+            Fetching::IfQuicker(exchange.loader.pace())
+        })
     }
 
-    fn place_call(
+    /// Submits a call by its route. `fetching` is `None` behind a fetch.
+    fn route_call(
         &mut self,
         index: usize,
-        asks_holder: bool,
+        fetching: Option<Fetching>,
         world: &mut World<'_>,
     ) -> Result<(), Violation> {
         let call = &world.load.calls[index];
-        let holder = match asks_holder {
-            true => self.holder(index, world),
-            false => None,
-        };
-        let near = holder.map(|holder| holder.peer.node);
-        let choice = match call.goes_remote {
-            true => self.choose(SessionId(index as u128), &[], near, world),
-            false => Choice::Here,
-        };
-        match choice {
-            Choice::Peer(peer) => {
-                let is_near = near == Some(peer.node);
-                world.placement.num_near += u64::from(is_near);
-                world.placement.num_elsewhere += u64::from(!is_near);
-                self.submit(index, Some(peer), is_near, world)
+        if !call.goes_remote {
+            world.placement.num_here += 1;
+            return self.submit(index, None, false, world);
+        }
+        let route = self.route(SessionId(index as u128), &[], fetching, world);
+        if let Route::Fetch(holder) = route {
+            return match self.pull(holder.peer, &call.request, world) {
+                Some(load) => {
+                    self.pulling.insert(load, Behind::Call(index));
+                    Ok(())
+                }
+                None => self.route_call(index, Some(Fetching::Never), world),
+            };
+        }
+        match route {
+            Route::Session { peer, asks_first } => {
+                world.placement.num_near += u64::from(asks_first);
+                world.placement.num_elsewhere += u64::from(!asks_first);
+                self.submit(index, Some(peer), asks_first, world)
             }
-            Choice::Here => {
+            Route::Here(_) | Route::Fetch(_) => {
                 world.placement.num_here += 1;
                 self.submit(index, None, false, world)
             }
-            Choice::Nobody => {
+            Route::Refused => {
                 world.placement.num_nobody += 1;
                 match world.load.sessions.starts_locally {
                     true => Err(world.violation("a prefill node takes calls", index.to_string())),
@@ -96,26 +79,61 @@ impl PrefillNode {
         }
     }
 
-    fn choose(
+    fn route(
         &mut self,
         session: SessionId,
         tried: &[NodeId],
-        near: Option<NodeId>,
+        fetching: Option<Fetching>,
         world: &World<'_>,
-    ) -> Choice {
+    ) -> Route {
         let call = &world.load.calls[session.0 as usize];
-        let search = Search {
-            session,
-            request: &call.request,
-            tried,
-            near,
-            siblings: call.siblings,
-            prefill_us: self.engine.stats().prefill_us,
+        let Request {
+            namespace, prompt, ..
+        } = &call.request;
+        let hashes =
+            { self.engine.block_hasher() }.hashes(namespace, prompt, self.engine.page_size());
+        let hashes: Vec<PageHash> = hashes.collect();
+        let Some(peers) = &mut self.peers else {
+            return Route::Refused;
         };
-        let directory = self.directory.as_mut();
-        directory.map_or(Choice::Nobody, |directory| {
-            directory.place(&search, world.now_us)
-        })
+        let first = { call.siblings }.and_then(|first| self.choices.get(&first).copied());
+        let query = RouteQuery {
+            session,
+            num_prompt_tokens: prompt.len() as u32,
+            num_expected_output_tokens: call.request.stopping.max_tokens.unwrap_or(0),
+            hashes: &hashes,
+            num_choices: 1,
+            stays: None,
+            tried,
+            sibling: first,
+            // Choices are calls of their own here.
+            seeks_holder: fetching.is_some() && call.siblings.is_none(),
+            fetching: fetching.unwrap_or(Fetching::Never),
+            here: &self.engine.stats(),
+        };
+        let route = peers.directory.route(&query, world.now_us);
+        if let (Some(first), Route::Session { peer, .. }) = (call.siblings, route) {
+            self.choices.entry(first).or_insert(peer.node);
+        }
+        route
+    }
+
+    /// Begins to load a prompt's blocks.
+    fn pull(&mut self, from: Peer, request: &Request, world: &mut World<'_>) -> Option<LoadKey> {
+        let soft_us = world.now_us + world.random.pick(&[0, 1_000, 20_000, 200_000]);
+        let wanted = Wanted {
+            source: Peer {
+                node: self.place_of(from.node),
+                ..from
+            },
+            namespace: request.namespace.clone(),
+            tokens: request.prompt.clone(),
+            soft_us,
+            hard_us: soft_us + world.random.pick(&[1, 20_000, 1_000_000]),
+        };
+        let load = { self.exchange.as_mut()? }.start_load(wanted, &mut self.engine, world)?;
+        world.placement.num_pulls += 1;
+        Some(load)
     }
 
     /// Asks placement for another decode node.
@@ -125,12 +143,12 @@ impl PrefillNode {
         tried: &[NodeId],
         world: &mut World<'_>,
     ) -> Result<(), Violation> {
-        let peer = match self.directory {
+        let peer = match self.peers {
             None => world.place(self.id, tried),
             Some(_) if self.end.request(session).is_none() => None,
-            Some(_) => match self.choose(session, tried, None, world) {
-                Choice::Peer(peer) => Some(peer),
-                Choice::Here | Choice::Nobody => None,
+            Some(_) => match self.route(session, tried, None, world) {
+                Route::Session { peer, .. } => Some(peer),
+                Route::Here(_) | Route::Fetch(_) | Route::Refused => None,
             },
         };
         if let Some(peer) = peer.filter(|peer| tried.contains(&peer.node)) {
@@ -141,9 +159,12 @@ impl PrefillNode {
         Ok(())
     }
 
-    /// Learns from what a decode node says.
+    /// Learns from a decode node's message.
     pub(super) fn account(&mut self, key: SessionKey, message: &ToPrefill, world: &mut World<'_>) {
-        let Some((node, directory)) = self.node_of(key, world).zip(self.directory.as_mut()) else {
+        let Some((node, place)) = self.asked.get(&key).copied().zip(place_of(key, world)) else {
+            return;
+        };
+        let Some(peers) = &mut self.peers else {
             return;
         };
         match message {
@@ -153,84 +174,100 @@ impl PrefillNode {
                     incarnation: key.decode_incarnation,
                 };
                 if let Some(request) = self.end.request(key.session) {
-                    directory.handle_allocated(key.session, request, peer, allocated.granted_as);
+                    let (hasher, page_size) = (self.engine.block_hasher(), self.engine.page_size());
+                    let hashes = hasher.hashes(&request.namespace, &request.prompt, page_size);
+                    let (last, granted_as) = (hashes.last(), allocated.granted_as);
+                    { &mut peers.directory }.handle_allocated(key.session, last, peer, granted_as);
                 }
             }
             ToPrefill::LoadDone => {
                 let request = &world.load.calls[key.session.0 as usize].request;
-                let num_rows = request.prompt.len() as u32;
-                let decode_index = node.0 as usize - world.load.num_prefill_nodes;
-                let elapsed_us = u64::from(num_rows) * world.links().row_us[decode_index];
-                directory.handle_transfer(node, num_rows, elapsed_us, world.now_us);
+                let num_rows = request.prompt.len() as u64;
+                let decode_index = place.0 as usize - world.load.num_prefill_nodes;
+                let elapsed_us = num_rows * world.links().row_us[decode_index];
+                let row_bytes =
+                    { world.load.fleet.as_ref() }.map_or(0, |fleet| fleet.kv_bytes_per_token);
+                let table = &mut peers.directory.peers;
+                table.handle_transfer(node, num_rows * row_bytes, elapsed_us * 1000, world.now_us);
                 world.placement.num_transfers += 1;
             }
             _ => {}
         }
     }
 
-    fn node_of(&self, key: SessionKey, world: &World<'_>) -> Option<NodeId> {
-        let wire = Wire::Control;
-        let connection = world.network.connections.get(&ConnectionId { key, wire });
-        connection.map(|connection| connection.decode)
+    /// The place of a peer in the network.
+    pub(super) fn place_of(&self, node: NodeId) -> NodeId {
+        { self.peers.as_ref() }.map_or(node, |peers| peers.place(node))
     }
 
-    /// Nothing is done for a session elsewhere.
+    /// Releases the pages that a session has elsewhere.
     pub(super) fn leave(&mut self, session: SessionId) {
-        if let Some(directory) = &mut self.directory {
-            directory.handle_left(session);
+        if let Some(peers) = &mut self.peers {
+            peers.directory.handle_left(session);
         }
     }
 
     pub(super) fn suspect(&mut self, node: NodeId, world: &mut World<'_>) {
-        match &mut self.directory {
-            Some(directory) => directory.mark_suspect(node, world.now_us),
+        match &mut self.peers {
+            Some(peers) => { &mut peers.directory.peers }.handle_session_lost(node, world.now_us),
             None => world.suspect(self.id, node),
         }
     }
 
-    /// Which node computes a prompt. In a pair it is drawn, also when that is known already.
-    pub(super) fn compute_place(
-        &mut self,
-        key: SessionKey,
-        num_cached_rows: u32,
-        world: &mut World<'_>,
-    ) -> ComputePlace {
-        let node = self.node_of(key, world);
-        let Some((node, directory)) = node.zip(self.directory.as_ref()) else {
-            return match world.random.once_in(3) {
+    /// A node is known to have been restarted.
+    pub fn handle_incarnation(&mut self, place: NodeId, incarnation: Incarnation, now_us: u64) {
+        let met: Vec<_> = match &self.peers {
+            Some(peers) => peers.met_at(place).collect(),
+            None => vec![place],
+        };
+        for node in met {
+            self.end.handle_incarnation(node, incarnation, now_us);
+        }
+    }
+
+    /// Decides which node computes a prompt. In a pair it is drawn, also when that is known already.
+    pub(super) fn decide(&mut self, key: SessionKey, world: &mut World<'_>) {
+        let undecided = self.undecided.get(&key.session);
+        let num_cached_rows = undecided.map_or(0, |&(_, num_rows)| num_rows);
+        let request = &world.load.calls[key.session.0 as usize].request;
+        let (node, fetching) = (self.asked.get(&key).copied(), self.fetching());
+        let Some((node, peers)) = node.zip(self.peers.as_ref()) else {
+            let place = match world.random.once_in(3) {
                 true => ComputePlace::Here,
                 false => ComputePlace::There,
             };
+            return self.end.handle_decision(key, place, world.now_us);
         };
-        let Request {
-            namespace, prompt, ..
-        } = &world.load.calls[key.session.0 as usize].request;
         let (page_size, stats) = (self.engine.page_size(), self.engine.stats());
-        let hasher = self.engine.block_hasher();
-        let list = BlockList::new(namespace.clone(), prompt.clone(), hasher, page_size);
+        let (namespace, prompt) = (request.namespace.clone(), request.prompt.clone());
+        let list = BlockList::new(namespace, prompt, self.engine.block_hasher(), page_size);
         let num_cached_here = self.engine.scheduler().look_up_blocks(&list) * page_size;
-        let here = ComputeSite::of(&stats, num_cached_here);
-        let num_tokens = prompt.len() as u32;
-        let place = directory.compute_place(node, num_tokens, num_cached_rows, here, world.now_us);
-        match place {
+        let query = ComputeQuery {
+            node,
+            num_prompt_tokens: request.prompt.len() as u32,
+            num_cached_rows,
+            here: ComputeSite::of(&stats, num_cached_here),
+            fetching,
+        };
+        let decision = peers.directory.decide(&query, world.now_us);
+        match decision.place {
             ComputePlace::Here => world.placement.num_decided_here += 1,
             ComputePlace::There => world.placement.num_decided_there += 1,
         }
-        place
+        let peer = Peer {
+            node,
+            incarnation: key.decode_incarnation,
+        };
+        if decision.fetches
+            && let Some(load) = self.pull(peer, request, world)
+        {
+            self.pulling.insert(load, Behind::Decision(key));
+            return;
+        }
+        self.end.handle_decision(key, decision.place, world.now_us);
     }
 
-    /// Predicts the decision before the decode node is asked: the rows that were sent there are likely here as well.
-    fn predict(&self, holder: Holder, num_prompt_tokens: u32, now_us: u64) -> ComputePlace {
-        let here = ComputeSite::of(&self.engine.stats(), holder.num_rows);
-        let directory = self.directory.as_ref();
-        directory.map_or(ComputePlace::Here, |directory| {
-            let (node, num_rows) = (holder.peer.node, holder.num_rows);
-            directory.compute_place(node, num_prompt_tokens, num_rows, here, now_us)
-        })
-    }
-
-    /// Does what loads of blocks want, and submits the calls whose load has begun or ended. Returns whether that was
-    /// anything.
+    /// Carries out the actions of loads, and goes on behind those that have begun or ended. Returns whether there was any.
     pub(super) fn settle_fleet(&mut self, world: &mut World<'_>) -> Result<bool, Violation> {
         let Some(exchange) = &mut self.exchange else {
             return Ok(false);
@@ -240,17 +277,22 @@ impl PrefillNode {
         }
         let mut pulling = self.pulling.iter();
         let known = pulling.find(|&(&load, _)| !exchange.is_undecided(load));
-        let Some((&load, &index)) = known else {
+        let Some((&load, &behind)) = known else {
             return Ok(false);
         };
         self.pulling.remove(&load);
-        self.place_call(index, false, world)?;
+        match behind {
+            Behind::Call(index) => self.route_call(index, None, world)?,
+            Behind::Decision(key) => {
+                { &mut self.end }.handle_decision(key, ComputePlace::Here, world.now_us);
+            }
+        }
         Ok(true)
     }
 
     pub(super) fn fleet_timeout(&self) -> Option<u64> {
         let load_us = { self.exchange.as_ref() }.and_then(Exchange::poll_timeout);
-        let probe_us = { self.directory.as_ref() }.and_then(Directory::next_probe_us);
+        let probe_us = { self.peers.as_ref() }.and_then(Peers::next_probe_us);
         [load_us, probe_us].into_iter().flatten().min()
     }
 
@@ -259,14 +301,20 @@ impl PrefillNode {
         if let Some(exchange) = &mut self.exchange {
             exchange.handle_timeout(now_us);
         }
-        let Some(directory) = &mut self.directory else {
+        let Some(peers) = &mut self.peers else {
             return;
         };
-        while let Some((peer, node)) = directory.poll_probe(now_us) {
+        while let Some((peer, node)) = peers.poll_probe(now_us) {
             world.placement.num_probes += 1;
             let by = (self.id, self.incarnation);
             let at_us = now_us + world.latency_us();
             world.push(at_us, Event::Probe { by, peer, node });
         }
     }
+}
+
+fn place_of(key: SessionKey, world: &World<'_>) -> Option<NodeId> {
+    let wire = Wire::Control;
+    let connection = world.network.connections.get(&ConnectionId { key, wire });
+    connection.map(|connection| connection.decode)
 }

@@ -11,9 +11,9 @@ use corella_core::session::{
 use corella_core::{Incarnation, KvFact, NodeId, RequestId, SessionId, StepId};
 
 use crate::blocks::exchange::Exchange;
-use crate::pair::directory::Directory;
 use crate::pair::engine::{Engine, PlannedStep};
 use crate::pair::lease_watch::LeaseWatch;
+use crate::pair::peers::Peers;
 use crate::pair::row_sender::{Load, Offer, Sender};
 use crate::pair::session_watch::PREFILL;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
@@ -35,13 +35,25 @@ pub struct PrefillNode {
     wake_us: Option<u64>,
     /// Only in a fleet.
     pub exchange: Option<Exchange>,
-    pub(super) directory: Option<Directory>,
-    /// Calls that are submitted when their load has begun or ended.
-    pub(super) pulling: BTreeMap<LoadKey, usize>,
+    pub(super) peers: Option<Peers>,
+    /// The peer of each attempt.
+    pub(super) asked: BTreeMap<SessionKey, NodeId>,
+    /// The node of the first choice of a prompt.
+    pub(super) choices: BTreeMap<SessionId, NodeId>,
+    /// Goes on when a load has begun or ended.
+    pub(super) pulling: BTreeMap<LoadKey, Behind>,
     /// Sessions whose prompt may be left to a decode node, and how many rows that has.
-    undecided: BTreeMap<SessionId, (SessionKey, u32)>,
+    pub(super) undecided: BTreeMap<SessionId, (SessionKey, u32)>,
     /// Sessions whose prompt was left to a decode node, and whether it still has it.
     left: BTreeMap<SessionId, bool>,
+}
+
+/// Waits for a load of blocks.
+#[derive(Clone, Copy)]
+pub enum Behind {
+    Call(usize),
+    /// The node that computes a prompt is named then.
+    Decision(SessionKey),
 }
 
 impl PrefillNode {
@@ -71,10 +83,11 @@ impl PrefillNode {
             senders: BTreeMap::new(),
             wake_us: None,
             exchange: { load.fleet.as_ref() }.map(|_| Exchange::new(id, incarnation, world)),
-            directory: { load.fleet.as_ref() }.map(|fleet| {
-                let (hasher, page_size) = (&plan.config.block_hasher, plan.config.page_size);
-                Directory::new(fleet, hasher, page_size, load.sessions.starts_locally)
+            peers: { load.fleet.as_ref() }.map(|fleet| {
+                Peers::new(fleet, plan.config.page_size, load.sessions.starts_locally)
             }),
+            asked: BTreeMap::new(),
+            choices: BTreeMap::new(),
             pulling: BTreeMap::new(),
             undecided: BTreeMap::new(),
             left: BTreeMap::new(),
@@ -279,7 +292,7 @@ impl PrefillNode {
             && self.senders.is_empty()
             && self.pulling.is_empty();
         let blocks = { self.exchange.as_ref() }.map_or_else(String::new, Exchange::leftovers);
-        let placed = { self.directory.as_ref() }.map_or_else(String::new, Directory::leftovers);
+        let placed = { self.peers.as_ref() }.map_or_else(String::new, Peers::leftovers);
         match is_clean && blocks.is_empty() && placed.is_empty() {
             true => String::new(),
             false => format!("{end:?} {store:?} {engine:?} {blocks} {placed}"),
@@ -306,7 +319,8 @@ impl PrefillNode {
             PrefillAction::OpenStream { key, node } => {
                 world.totals.num_attempts += 1;
                 world.totals.num_second_attempts += u64::from(key.attempt > 0);
-                world.open(control(key), self.id, node);
+                self.asked.insert(key, node);
+                world.open(control(key), self.id, self.place_of(node));
                 world.sessions.opened(PREFILL, key, self.id, now_us);
             }
             PrefillAction::Send { key, message } => {
@@ -398,16 +412,17 @@ impl PrefillNode {
             }
             PrefillAction::MarkRestarted { node, incarnation } => {
                 world.totals.num_restarts_noticed += 1;
-                world.note_incarnation(node, incarnation);
-                if let Some(directory) = &mut self.directory {
-                    directory.mark_suspect(node, now_us);
+                world.note_incarnation(self.place_of(node), incarnation);
+                if self.peers.is_some() {
+                    self.suspect(node, world);
                 }
             }
             PrefillAction::MarkIncompatible { node, .. } => {
                 world.totals.num_incompatible += 1;
-                if let Some(directory) = &mut self.directory {
-                    directory.mark_incompatible(node, now_us);
+                if let Some(peers) = &mut self.peers {
+                    peers.handle_incompatible(node, now_us);
                 }
+                let node = self.place_of(node);
                 if world.load.nodes[node.0 as usize].is_compatible {
                     let what = format!("node {node} is said to be incompatible");
                     return Err(world.violation("nodes know who they can work with", what));
@@ -415,13 +430,6 @@ impl PrefillNode {
             }
         }
         Ok(())
-    }
-
-    fn decide(&mut self, key: SessionKey, world: &mut World<'_>) {
-        let undecided = self.undecided.get(&key.session);
-        let num_cached_rows = undecided.map_or(0, |&(_, num_rows)| num_rows);
-        let place = self.compute_place(key, num_cached_rows, world);
-        self.end.handle_decision(key, place, world.now_us);
     }
 
     fn carry_out(&mut self, task: ExportTask, world: &mut World<'_>) -> Result<(), Violation> {

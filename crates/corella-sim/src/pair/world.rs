@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use corella_core::session::{Peer, SessionKey};
-use corella_core::{Incarnation, NodeId, PeerId, SessionId, StepId};
+use corella_core::{Incarnation, NodeId, SessionId, StepId};
 
 use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::pair::client_watch::ClientWatch;
@@ -34,13 +34,13 @@ pub enum Event {
     /// A prefill node's probe comes to a decode node.
     Probe {
         by: (NodeId, Incarnation),
-        peer: PeerId,
+        peer: NodeId,
         node: NodeId,
     },
     /// The answer comes back, or none does.
     Probed {
         by: (NodeId, Incarnation),
-        peer: PeerId,
+        peer: NodeId,
         node: NodeId,
         answer: Option<Box<Answer>>,
     },

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use corella_cluster::node::{DecodeRole, PrefillRole, RunningRole, standing_name};
 use corella_cluster::{NodeRecord, Registry};
-use corella_core::{DecodeNode, PeerId};
+use corella_core::{DecodeNode, NodeId};
 use corella_server::{ClusterStatus, MAX_NODES, NodeStatus, RoleStatus};
 
 /// `None` for a node that other nodes cannot reach.
@@ -55,8 +55,8 @@ pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<Cluster
 /// Returns the number of decode nodes that a prefill node knows, and the first of them.
 fn nodes_of(registry: &Registry) -> (usize, Vec<NodeStatus>) {
     let peers = registry.peers();
-    let records: BTreeMap<PeerId, NodeRecord> = peers.records().into_iter().collect();
-    let known = peers.with_table(|table, now_us| table.decode_nodes(now_us));
+    let records: BTreeMap<NodeId, NodeRecord> = peers.records().into_iter().collect();
+    let known = peers.with(|directory, now_us| directory.peers.decode_nodes(now_us));
     let nodes = { known.iter() }
         .filter_map(|node| Some(node_status(records.get(&node.peer_id)?, Some(node))))
         .take(MAX_NODES);

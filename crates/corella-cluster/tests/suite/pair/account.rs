@@ -3,11 +3,9 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use corella_cluster::session::{KvAddress, RegistryPeers, SentBlocks, StayReason};
+use corella_cluster::session::{KvAddress, RegistryPeers};
 use corella_cluster::{Registry, RegistryConfig, Role};
-use corella_core::{
-    BlockHasher, DecodeNode, FinishReason, PeerStanding, PlacementConfig, SamplingParams, TokenId,
-};
+use corella_core::{DecodeNode, FinishReason, PeerStanding, SamplingParams, StayReason, TokenId};
 use corella_engine::StreamEvent;
 use corella_model::{CostModel, Executor, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
@@ -34,23 +32,20 @@ impl Pair {
         let url = url.parse().expect("a registry");
         let hour_us = HOUR.as_micros() as u64;
         let mut config = RegistryConfig::new(Role::Decode);
-        config.peer_table.probe_interval_us = hour_us;
+        config.directory.peer_table.probe_interval_us = hour_us;
+        config.directory.placement.max_report_age_us = hour_us;
+        config.directory.page_size = PAGE_SIZE;
+        config.directory.kv_bytes_per_token = MOCK_ROW_BYTES * u64::from(model.num_layers);
         let registry = Registry::start(&url, None, config);
         let registry = registry.expect("its configuration is valid");
         let executor = MockExecutor::new(model.clone());
         let pages = executor.kv_pages();
         let peers = RegistryPeers::start(
             registry.peers().clone(),
-            PlacementConfig {
-                max_report_age_us: hour_us,
-                ..PlacementConfig::default()
-            },
             hello("prefill", PREFILL_INCARNATION, &*pages),
             // The decode node learns the address with the first session.
             KvAddress::default(),
-            MOCK_ROW_BYTES * u64::from(model.num_layers),
             None,
-            SentBlocks::new(BlockHasher::default(), PAGE_SIZE),
         );
         let prefill = Prefill::start_among(Box::new(executor), peers, max_bandwidth);
         let pair = Self {
@@ -69,7 +64,7 @@ impl Pair {
     /// Returns the decode node's facts for placement.
     fn seen(&self) -> Option<DecodeNode> {
         let peers = self.registry.peers();
-        peers.with_table(|table, now_us| table.decode_nodes(now_us).first().copied())
+        peers.with(|directory, now_us| directory.peers.decode_nodes(now_us).first().copied())
     }
 
     fn num_unreported_pages(&self) -> u32 {
@@ -84,14 +79,16 @@ impl Pair {
     fn probe(&self) {
         let peer = self.seen().expect("it is known").peer_id;
         let peers = self.registry.peers();
-        peers.with_table(|table, now_us| table.handle_session_lost(peer, now_us));
+        peers.with(|directory, now_us| directory.peers.handle_session_lost(peer, now_us));
     }
 
     /// Records a transfer of this size and time to the decode node.
     fn note_transfer(&self, num_bytes: u64, elapsed_us: u64) {
         let peer = self.seen().expect("it is known").peer_id;
-        self.registry.peers().with_table(|table, now_us| {
-            table.handle_transfer(peer, num_bytes, elapsed_us * 1000, now_us);
+        self.registry.peers().with(|directory, now_us| {
+            directory
+                .peers
+                .handle_transfer(peer, num_bytes, elapsed_us * 1000, now_us);
         });
     }
 

@@ -70,7 +70,8 @@ async fn blocks_before_the_first_that_is_gone_are_loaded() {
     wait_until_async("the load waits", || proxy.num_held() == 1).await;
 
     let exchange = first.engine.block_exchange();
-    let list = exchange.list(&Namespace::default(), &prompt(65));
+    let (namespace, prompt) = (Namespace::default(), prompt(65));
+    let list = exchange.list(&namespace, &prompt, &exchange.hashes(&namespace, &prompt));
     let mut num_left = 16;
     let mut others = 0..;
     while num_left == 16 {

@@ -9,17 +9,18 @@ use std::time::Duration;
 use corella_cluster::entrance::BlockFetcher;
 use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
-    Choice, DecodeNode, DecodePeers, Holder, KvAddress, NodeListener, NodeSite, PrefillNode,
-    PrefillParts, Search, StayReason, serve_sessions,
+    DecodeNode, DecodePeers, KvAddress, NodeListener, NodeSite, PrefillNode, PrefillParts,
+    serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::session::{Hello, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    ComputePlace, DecodeNode as PeerView, FinishReason, Incarnation, KvGroup, LoadReport, LostKv,
-    Namespace, NodeId, PeerId, PeerStanding, PromptLogprob, RecurrentState, SamplingParams,
-    SchedulerConfig, StoppingCriteria, TokenId,
+    ComputeDecision, ComputePlace, ComputeQuery, Directory, DirectoryConfig, FinishReason,
+    Incarnation, KvGroup, LoadReport, LostKv, Namespace, NodeId, PeerRecord, PlacementConfig,
+    PromptLogprob, RecurrentState, Route, RouteQuery, SamplingParams, SchedulerConfig, StayReason,
+    StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
@@ -244,22 +245,51 @@ impl FixedPeers {
 }
 
 impl DecodePeers for FixedPeers {
-    fn choose(&self, search: &Search<'_>) -> Choice {
+    fn route(&self, query: &RouteQuery<'_>) -> Route {
+        let may_ask = query.seeks_holder
+            && query.num_choices == 1
+            && self.compute_place != Some(ComputePlace::Here);
+        let holder = self.holder.filter(|_| may_ask);
         let next = || self.next.fetch_add(1, Ordering::Relaxed);
-        let first = search.near.map_or_else(next, |node| node.0 as usize);
+        let first = { holder.or(query.sibling) }.map_or_else(next, |node| node.0 as usize);
         let num_nodes = self.nodes.len();
         let mut nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
-        let chosen = nodes.find(|peer| !search.tried.contains(&peer.node));
-        chosen.map_or(Choice::Here(StayReason::NoRoom), Choice::Peer)
+        let chosen = match query.stays {
+            Some(reason) => return Route::Here(reason),
+            None => nodes.find(|peer| !query.tried.contains(&peer.node)),
+        };
+        chosen.map_or(Route::Here(StayReason::NoRoom), |peer| Route::Session {
+            peer,
+            asks_first: holder == Some(peer.node),
+        })
     }
 
-    fn holder(&self, _: &Namespace, _: &[TokenId]) -> Option<Holder> {
-        let num_rows = 0;
-        self.holder.map(|node| Holder { node, num_rows })
-    }
-
-    fn compute_place(&self) -> Option<ComputePlace> {
-        self.compute_place
+    /// Decides as a directory that knows these nodes and their load.
+    fn decide(&self, query: &ComputeQuery) -> ComputeDecision {
+        let mut directory = Directory::new(DirectoryConfig {
+            placement: PlacementConfig {
+                compute_place: self.compute_place,
+                ..PlacementConfig::default()
+            },
+            page_size: PAGE_SIZE,
+            kv_bytes_per_token: session_config().row_bytes,
+            ..DirectoryConfig::default()
+        });
+        let records: Vec<_> = { 0..self.nodes.len() }
+            .map(|index| PeerRecord {
+                instance_id: index.to_string(),
+                incarnation: None,
+                max_prompt_tokens: u32::MAX,
+                is_draining: false,
+            })
+            .collect();
+        directory.peers.handle_list(&records, 0);
+        let report = LoadReport {
+            num_running: self.num_running,
+            ..LoadReport::default()
+        };
+        directory.peers.handle_report(query.node, report, 0);
+        directory.decide(query, 0)
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
@@ -268,23 +298,6 @@ impl DecodePeers for FixedPeers {
 
     fn kv_address(&self, _: NodeId) -> Option<KvAddress> {
         self.kv_address.clone()
-    }
-
-    fn facts(&self, node: NodeId) -> Option<PeerView> {
-        Some(PeerView {
-            peer_id: PeerId(node.0.into()),
-            standing: PeerStanding::Healthy,
-            page_size: PAGE_SIZE,
-            max_prompt_tokens: u32::MAX,
-            report: Some(LoadReport {
-                num_running: self.num_running,
-                ..LoadReport::default()
-            }),
-            report_age_us: 0,
-            num_unreported_pages: 0,
-            bandwidth: None,
-            num_cached_rows: 0,
-        })
     }
 
     fn mark_suspect(&self, _: NodeId) {}
@@ -373,6 +386,7 @@ impl Prefill {
                 peers,
                 kept: None,
                 fetcher,
+                fetches_always: false,
             },
         );
         Self {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
-use corella_core::{PeerFacts, PeerId, PeerStanding};
+use corella_core::{NodeId, PeerFacts, PeerStanding};
 use corella_test::wait_until_async;
 
 /// Long enough for a node on a busy machine to renew its lease in time.
@@ -28,8 +28,8 @@ pub fn config(peer_role: Role) -> RegistryConfig {
     config.list_interval = Duration::from_secs(600);
     config.max_retry = Duration::from_millis(500);
     // A node on a busy machine may register again late.
-    config.peer_table.outage_grace_us = HOUR_US;
-    config.peer_table.empty_lists_us = HOUR_US;
+    config.directory.peer_table.outage_grace_us = HOUR_US;
+    config.directory.peer_table.empty_lists_us = HOUR_US;
     config
 }
 
@@ -72,29 +72,29 @@ pub fn record(registry: &Registry, instance_id: &str) -> Option<NodeRecord> {
     found.map(|(_, record)| record)
 }
 
-pub fn peer_id(registry: &Registry, instance_id: &str) -> Option<PeerId> {
+pub fn peer_id(registry: &Registry, instance_id: &str) -> Option<NodeId> {
     registry
         .peers()
-        .with_table(|table, _| table.peer_id(instance_id))
+        .with(|directory, _| directory.peers.peer_id(instance_id))
 }
 
 /// Records a successful probe.
-pub fn greet(registry: &Registry, instance_id: &str) -> PeerId {
+pub fn greet(registry: &Registry, instance_id: &str) -> NodeId {
     let peer_id = peer_id(registry, instance_id).unwrap();
     let hello = PeerFacts {
         incarnation: 1,
         page_size: 16,
     };
-    let alive =
-        { registry.peers() }.with_table(|table, now_us| table.handle_hello(peer_id, hello, now_us));
+    let alive = { registry.peers() }
+        .with(|directory, now_us| directory.peers.handle_hello(peer_id, hello, now_us));
     assert_eq!(alive, Some(peer_id));
     peer_id
 }
 
-pub fn is_healthy(registry: &Registry, peer_id: PeerId) -> bool {
+pub fn is_healthy(registry: &Registry, peer_id: NodeId) -> bool {
     let standing = registry
         .peers()
-        .with_table(|table, _| table.standing(peer_id));
+        .with(|directory, _| directory.peers.standing(peer_id));
     standing == Some(PeerStanding::Healthy)
 }
 

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::cache::prefix_tree::{Above, NodeId, PrefixTree, root_key};
+use crate::cache::prefix_tree::{Above, PrefixTree, TreeNodeId, root_key};
 
 impl PrefixTree {
     /// # Panics
@@ -10,7 +10,7 @@ impl PrefixTree {
     pub fn check_invariants(&self) {
         let mut num_blocks = 0;
         let mut num_nodes = self.unused_nodes.len();
-        let mut open: Vec<NodeId> = self.roots.values().copied().collect();
+        let mut open: Vec<TreeNodeId> = self.roots.values().copied().collect();
         while let Some(id) = open.pop() {
             let node = self.node(id);
             num_nodes += 1;

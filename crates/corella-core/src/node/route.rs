@@ -1,0 +1,262 @@
+//! The way of a request: computed and decoded here, decoded by another node, or behind a fetch of cached blocks.
+
+use alloc::vec::Vec;
+
+use crate::fleet::compute_choice::{ComputeCost, ComputePlace, ComputeSite};
+use crate::fleet::placement::{Fleet, Placement, PlacementRequest};
+use crate::node::directory::{Directory, Holder};
+use crate::session::{LoadPace, Peer};
+use crate::stats::SchedulerStats;
+use crate::{DecodeNode, Incarnation, NodeId, PageHash, SessionId};
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// This node computes and decodes it.
+    Here(StayReason),
+    /// `peer` decodes it. It may compute the rest of the prompt, too, and is asked first how much it has if `asks_first`.
+    Session { peer: Peer, asks_first: bool },
+    /// The blocks that this node has are fetched first. Then the request takes another route.
+    Fetch(Holder),
+    /// It needs a decode node, and none has room.
+    Refused,
+}
+
+/// Why a prefill node sends a request to no decode node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StayReason {
+    /// The prompt is shorter than [`PlacementConfig::disaggregate_min_tokens`](crate::PlacementConfig).
+    Short,
+    /// Sending its KV rows would take longer than computing the prompt.
+    SlowLink,
+    /// No decode node has room.
+    NoRoom,
+    /// The client asks for outputs of the prompt, which only the node that computes it has.
+    PromptOutputs,
+    /// No other node can enforce its constraint.
+    Constraint,
+}
+
+impl StayReason {
+    pub const ALL: [Self; 5] = [
+        Self::Short,
+        Self::SlowLink,
+        Self::NoRoom,
+        Self::PromptOutputs,
+        Self::Constraint,
+    ];
+
+    /// Returns the value of the metric's label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Short => "short",
+            Self::SlowLink => "slow_link",
+            Self::NoRoom => "no_room",
+            Self::PromptOutputs => "prompt_outputs",
+            Self::Constraint => "constraint",
+        }
+    }
+}
+
+/// A request that looks for its route.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteQuery<'a> {
+    pub session: SessionId,
+    pub num_prompt_tokens: u32,
+    pub num_expected_output_tokens: u32,
+    /// Of the whole blocks of its prompt.
+    pub hashes: &'a [PageHash],
+    /// Choices of the same prompt. A decode node has no pages yet for choices that wait for the first one.
+    pub num_choices: u32,
+    /// Why it cannot leave this node, if so.
+    pub stays: Option<StayReason>,
+    /// Nodes that must not be asked again.
+    pub tried: &'a [NodeId],
+    /// The node of another choice.
+    pub sibling: Option<NodeId>,
+    /// Whether a node with a part of the prompt counts. It does not after a fetch.
+    pub seeks_holder: bool,
+    pub fetching: Fetching,
+    /// The state of this node.
+    pub here: &'a SchedulerStats,
+}
+
+/// Whether this node fetches the blocks of a prompt from its decode node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetching {
+    Never,
+    /// Unless the decode node would compute the rest sooner.
+    IfQuicker(LoadPace),
+    /// Even if computing is quicker.
+    Always,
+}
+
+/// The prompt of a session whose decode node has told how much of it it has.
+#[derive(Clone, Copy, Debug)]
+pub struct ComputeQuery {
+    pub node: NodeId,
+    pub num_prompt_tokens: u32,
+    pub num_cached_rows: u32,
+    pub here: ComputeSite,
+    pub fetching: Fetching,
+}
+
+/// The node that computes the rest of a prompt, and whether this node fetches blocks first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComputeDecision {
+    pub place: ComputePlace,
+    pub fetches: bool,
+}
+
+impl Directory {
+    /// Chooses the route of a request, and counts its pages as taken on the node that decodes it.
+    pub fn route(&mut self, query: &RouteQuery<'_>, now_us: u64) -> Route {
+        let holder = match query.seeks_holder && query.tried.is_empty() {
+            true => self.holder(query.hashes),
+            false => None,
+        };
+        if let Some(holder) = holder
+            && self.fetches_from(holder, query, now_us)
+        {
+            return Route::Fetch(holder);
+        }
+        if let Some(reason) = query.stays {
+            return Route::Here(reason);
+        }
+        let compute_place = self.config.placement.compute_place;
+        let may_ask = query.num_choices == 1
+            && query.fetching != Fetching::Always
+            && compute_place != Some(ComputePlace::Here);
+        let near = holder.filter(|_| may_ask).map(|holder| holder.peer.node);
+        match self.place(query, holder, near.or(query.sibling), now_us) {
+            Ok(peer) => Route::Session {
+                peer,
+                asks_first: near == Some(peer.node),
+            },
+            Err(route) => route,
+        }
+    }
+
+    /// The rows that were sent to the holder are most likely still here.
+    fn fetches_from(&self, holder: Holder, query: &RouteQuery<'_>, now_us: u64) -> bool {
+        match query.fetching {
+            Fetching::Never => false,
+            Fetching::Always => true,
+            Fetching::IfQuicker(_) if query.num_choices > 1 => true,
+            Fetching::IfQuicker(_) => {
+                let asked = ComputeQuery {
+                    node: holder.peer.node,
+                    num_prompt_tokens: query.num_prompt_tokens,
+                    num_cached_rows: holder.num_rows,
+                    here: ComputeSite::of(query.here, holder.num_rows),
+                    fetching: query.fetching,
+                };
+                self.decide(&asked, now_us).place == ComputePlace::Here
+            }
+        }
+    }
+
+    /// Chooses a decode node: `near` if it has room, which has rows of the prompt or will have them.
+    fn place(
+        &mut self,
+        query: &RouteQuery<'_>,
+        holder: Option<Holder>,
+        near: Option<NodeId>,
+        now_us: u64,
+    ) -> Result<Peer, Route> {
+        let wanted = PlacementRequest {
+            num_prompt_tokens: query.num_prompt_tokens,
+            num_expected_output_tokens: query.num_expected_output_tokens,
+        };
+        // The operator keeps such a prompt here, which precedes all other rules.
+        if wanted.num_prompt_tokens < self.config.placement.disaggregate_min_tokens {
+            return Err(Route::Here(StayReason::Short));
+        }
+        let cursor = self.next_cursor();
+        let mut nodes = self.peers.decode_nodes(now_us);
+        if let Some(holder) = holder
+            && let Some(node) = { nodes.iter_mut() }.find(|node| node.peer_id == holder.peer.node)
+        {
+            node.num_cached_rows = holder.num_rows;
+        }
+        let place = |nodes: &[DecodeNode], takes_locally| {
+            let fleet = Fleet {
+                nodes,
+                takes_locally,
+                kv_bytes_per_token: self.config.kv_bytes_per_token,
+                prefill_us: query.here.prefill_us,
+            };
+            fleet.place(&self.config.placement, &wanted, cursor, query.tried)
+        };
+        let takes_locally = self.config.takes_locally;
+        let near: Vec<_> = { nodes.iter().copied() }
+            .filter(|node| near == Some(node.peer_id))
+            .collect();
+        let chosen = match place(&near, takes_locally) {
+            Placement::Remote(node) => Placement::Remote(node),
+            Placement::Local | Placement::Full => place(&nodes, takes_locally),
+        };
+        let node = match chosen {
+            Placement::Remote(node) => node,
+            Placement::Full => return Err(Route::Refused),
+            // It stays because of a slow link if it would go to a node behind that otherwise.
+            Placement::Local => {
+                return Err(Route::Here(match place(&nodes, false) {
+                    Placement::Remote(_) => StayReason::SlowLink,
+                    Placement::Local | Placement::Full => StayReason::NoRoom,
+                }));
+            }
+        };
+        let page_size = { nodes.iter() }.find(|known| known.peer_id == node);
+        let page_size = page_size.map_or(1, |known| known.page_size);
+        let num_pages = wanted.num_pages(page_size).try_into().unwrap_or(u32::MAX);
+        let Some(incarnation) = self.peers.incarnation(node) else {
+            return Err(Route::Refused);
+        };
+        self.reserve(query.session, node, num_pages);
+        Ok(Peer {
+            node,
+            incarnation: Incarnation(incarnation),
+        })
+    }
+
+    /// Chooses the node that computes the rest of a prompt. The operator may have fixed it.
+    pub fn decide(&self, query: &ComputeQuery, now_us: u64) -> ComputeDecision {
+        let cost = self.compute_cost(query, now_us);
+        let fixed = self.config.placement.compute_place;
+        let place = fixed.unwrap_or_else(|| cost.place());
+        // Less than a block is not fetched.
+        let num_here = query.here.num_cached_rows;
+        let has_more = num_here.saturating_add(self.config.page_size) <= query.num_cached_rows;
+        ComputeDecision {
+            place,
+            fetches: place == ComputePlace::Here && has_more && query.fetching != Fetching::Never,
+        }
+    }
+
+    fn compute_cost(&self, query: &ComputeQuery, now_us: u64) -> ComputeCost {
+        let known = self.node(query.node, now_us);
+        let report = known.and_then(|node| node.report).unwrap_or_default();
+        // The lengths of the waiting requests are unknown: each counts as a prompt of this length.
+        let num_queued_tokens = u64::from(report.num_waiting) * u64::from(query.num_prompt_tokens);
+        let num_missing = { query.num_cached_rows }.saturating_sub(query.here.num_cached_rows);
+        let num_blocks = num_missing / self.config.page_size.max(1);
+        ComputeCost {
+            num_prompt_tokens: query.num_prompt_tokens,
+            here: query.here,
+            there: ComputeSite {
+                num_cached_rows: query.num_cached_rows,
+                num_queued_tokens,
+                prefill_us: report.prefill_us,
+            },
+            fetch_us: match query.fetching {
+                Fetching::Never => None,
+                Fetching::IfQuicker(pace) => Some(pace.load_us(num_blocks)),
+                Fetching::Always => Some(0),
+            },
+            num_running_there: report.num_running,
+            kv_bytes_per_token: self.config.kv_bytes_per_token,
+            bandwidth: known.and_then(|node| node.bandwidth),
+        }
+    }
+}

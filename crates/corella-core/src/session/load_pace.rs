@@ -1,0 +1,110 @@
+//! How quickly blocks come from other nodes, as measured, and how many are worth loading.
+
+use crate::fleet::fetch_choice::FetchCost;
+use crate::stats::SchedulerStats;
+
+/// Smoothed times of loads. Before the first measurement they are 0, so that the first load is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadPace {
+    round_trip_us: Option<u64>,
+    /// For 1,024 blocks: one may take less than a microsecond.
+    kiloblock_us: Option<u64>,
+}
+
+impl LoadPace {
+    /// Records the time from a lookup to its answer.
+    pub fn note_round_trip(&mut self, elapsed_us: u64) {
+        smooth(&mut self.round_trip_us, elapsed_us);
+    }
+
+    /// Records the time from asking for the rows of blocks to the end of their load.
+    pub fn note_load(&mut self, num_blocks: u32, elapsed_us: u64) {
+        // Messages go and come twice: for the load, and for the answer that the hold has lived.
+        let loading_us = elapsed_us.saturating_sub(self.round_trip_us());
+        let kiloblock_us = loading_us.saturating_mul(1024);
+        if let Some(kiloblock_us) = kiloblock_us.checked_div(num_blocks.into()) {
+            smooth(&mut self.kiloblock_us, kiloblock_us);
+        }
+    }
+
+    /// The time until the first blocks come, after the answer to a lookup.
+    pub fn round_trip_us(&self) -> u64 {
+        { self.round_trip_us }.map_or(0, |us| us.saturating_mul(2))
+    }
+
+    /// The time for 1,024 blocks.
+    pub fn kiloblock_us(&self) -> u64 {
+        self.kiloblock_us.unwrap_or(0)
+    }
+
+    /// The number of the first blocks of an offer that are worth loading; 0 if computing them is as quick. Before a prompt
+    /// was computed, nothing says how long that takes, and all are loaded.
+    pub fn num_worth(&self, offer: BlockOffer, stats: &SchedulerStats, page_size: u32) -> u32 {
+        let compute_us = stats.prefill_us;
+        let cost = FetchCost {
+            num_blocks: offer.num_blocks.saturating_sub(offer.num_here),
+            num_offered: offer.num_offered.saturating_sub(offer.num_here),
+            queue_us: stats.num_queued_tokens.saturating_mul(compute_us) / 1024,
+            round_trip_us: self.round_trip_us(),
+            fetch_kiloblock_us: self.kiloblock_us(),
+            compute_kiloblock_us: compute_us.saturating_mul(page_size.into()),
+        };
+        // The scheduler will say that all are here.
+        if compute_us == 0 || cost.num_offered == 0 {
+            return offer.num_offered;
+        }
+        match cost.num_to_fetch() {
+            0 => 0,
+            num => offer.num_here + num,
+        }
+    }
+
+    /// The time for a lookup and the blocks behind it; 0 without blocks.
+    pub fn load_us(&self, num_blocks: u32) -> u64 {
+        let loading_us = u64::from(num_blocks).saturating_mul(self.kiloblock_us()) / 1024;
+        match num_blocks {
+            0 => 0,
+            _ => self.round_trip_us().saturating_add(loading_us),
+        }
+    }
+}
+
+/// A source's answer to a lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockOffer {
+    /// The blocks of the sequence.
+    pub num_blocks: u32,
+    /// The first of them, which this node has.
+    pub num_here: u32,
+    /// The first of them, which the source has.
+    pub num_offered: u32,
+}
+
+/// Gives a new value the weight 1/4.
+fn smooth(mean: &mut Option<u64>, value: u64) {
+    *mean = Some(mean.map_or(value, |mean| mean - mean / 4 + value / 4));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_follow_the_measurements() {
+        let mut pace = LoadPace::default();
+        assert_eq!((pace.round_trip_us(), pace.kiloblock_us()), (0, 0));
+        pace.note_round_trip(100);
+        assert_eq!(pace.round_trip_us(), 200);
+        // 10 blocks take 1,200 us; messages take 200 of them.
+        pace.note_load(10, 1_200);
+        assert_eq!(pace.kiloblock_us(), 102_400);
+        assert_eq!((pace.load_us(0), pace.load_us(3)), (0, 500));
+        pace.note_load(10, 5_200);
+        assert_eq!(pace.kiloblock_us(), 204_800);
+        pace.note_load(0, 9_000_000);
+        assert_eq!(pace.kiloblock_us(), 204_800);
+        pace.note_round_trip(u64::MAX);
+        pace.note_load(1, u64::MAX);
+        assert!(pace.load_us(u32::MAX) > 0);
+    }
+}
