@@ -22,8 +22,8 @@ def test_the_prefix_cache_is_reset_unless_requests_run(llm):
     next(stream)
     assert llm.reset_prefix_cache() is False
     stream.close()
-    wait_until(lambda: llm.num_live_requests == 0, "the request ends")
-    assert llm.reset_prefix_cache() is True
+    # A step that runs without the request still has its pages.
+    wait_until(lambda: llm.reset_prefix_cache() is True, "its pages are free")
     assert cached() == 0
 
 
