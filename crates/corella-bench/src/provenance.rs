@@ -1,4 +1,4 @@
-//! Where and when a benchmark ran: what a reader of its results needs to judge or repeat it.
+//! Where and when a benchmark ran, so that its results can be judged and the run repeated.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -199,7 +199,7 @@ impl Fetch<'_> {
         !self.repository.blob(&file.digest).exists() && !in_snapshot.exists()
     }
 
-    /// Tells what is missing, and refuses it if it has no room.
+    /// Reports the files that will be fetched. Returns an error if the disk has no room for them.
     fn announce(
         &self,
         small: &[String],

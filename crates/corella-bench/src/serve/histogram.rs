@@ -14,7 +14,7 @@ pub(super) struct Histogram {
 }
 
 impl Histogram {
-    /// Reads what a histogram gained from one text of metrics to the other. Returns `None` without an observation.
+    /// Returns the observations between two texts of metrics, or `None` if there were none.
     pub fn grown(name: &str, before: &str, after: &str) -> Option<Self> {
         let growth = |kind: &str| {
             let name = format!("{name}_{kind}");

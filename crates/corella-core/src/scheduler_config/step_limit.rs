@@ -1,4 +1,4 @@
-//! The limits of one step, of which a smaller one overrules a larger one.
+//! The limits of one step. Several apply to the same tokens, and the smallest of them counts.
 
 use alloc::format;
 use alloc::string::String;

@@ -132,8 +132,8 @@ fn only_healthy_nodes_are_chosen() {
     }
 }
 
-/// 100 rows of 1,000 bytes and 1,024 tokens in 512 ms here: 50 ms to compute the rows, and 100 ms to send them at
-/// 1 MB/s, of which 50 are tolerated.
+/// A prompt has 100 rows of 1,000 bytes. This node takes 50 ms to compute them (512 ms for 1,024 tokens). A link of
+/// 1 MB/s takes 100 ms to send them, which is just tolerated: sending may take 50 ms longer than computing.
 #[test]
 fn what_is_quicker_to_compute_than_to_send_stays() {
     let at = |bandwidth, takes_locally| {

@@ -187,7 +187,7 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
             }
             assert_eq!(target.num(PullOutcome::Loaded), num_loaded + 2, "{pair}");
 
-            // A caller that says of the rows what is not so.
+            // A caller claims that the rows have this node's arithmetic.
             reset(&target.engine).await;
             let mut params = source.keep(&prompt).await;
             let engine_id = params["remote_engine_id"].as_str().expect("a string");
@@ -230,7 +230,7 @@ async fn rows_of_a_session_between_formats_are_found_by_such_sessions_alone() {
                 sizes.push(num_sent() - before);
                 assert_eq!(plain(&decode.engine).await, lone[to], "{pair}, {time}");
                 if time == "again" {
-                    // What the decode node has computed is not what the prefill node would have computed.
+                    // The prefill node would have computed other rows for the answer than the decode node has.
                     turn.extend(&answer);
                     turn.extend(301..320);
                 }
