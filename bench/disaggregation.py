@@ -24,7 +24,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-PORT = 8300
+from node_process import free_port
+
 NUM_STREAMS = 8
 COLOURS = ("#1f77b4", "#ff7f0e", "#d62728", "#2ca02c")
 
@@ -32,15 +33,16 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#d62728", "#2ca02c")
 class Servers:
     """One process, or a prefill node and a decode node, of which clients talk to the first."""
 
-    def __init__(self, binary, model, port, nodes, folder):
-        self.port = port
+    def __init__(self, binary, model, nodes, folder):
+        self.ports = [free_port() for _ in nodes]
+        self.port = self.ports[0]
         self._nodes = []
-        for index, options in enumerate(nodes):
+        for port, options in zip(self.ports, nodes):
             registry = ["--registry", f"file:{folder}"] if len(nodes) > 1 else []
-            command = [binary, "serve", *model, "--port", str(port + index), *registry, *map(str, options)]
+            command = [binary, "serve", *model, "--port", str(port), *registry, *map(str, options)]
             self._nodes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        for index in reversed(range(len(nodes))):
-            self._wait_ready(port + index)
+        for port in reversed(self.ports):
+            self._wait_ready(port)
         if len(nodes) > 1:
             # Nodes report their load to each other once a second.
             time.sleep(2)
@@ -93,9 +95,9 @@ class Bench:
         self._stack.close()
 
     @contextlib.contextmanager
-    def servers(self, *nodes, port=PORT):
+    def servers(self, *nodes):
         self._num_files += 1
-        servers = Servers(self.binary, self.model, port, nodes, self.folder / f"registry-{self._num_files}")
+        servers = Servers(self.binary, self.model, nodes, self.folder / f"registry-{self._num_files}")
         try:
             yield servers
         finally:
@@ -164,8 +166,7 @@ def silence(bench, options):
     ways = {"one process": [("--threads", 1)], "pair, tcp": pair("tcp"), "pair, shm": pair("shm")}
     found = {name: [] for name in ways}
     with contextlib.ExitStack() as stack:
-        servers = {name: stack.enter_context(bench.servers(*nodes, port=PORT + 10 * index))
-                   for index, (name, nodes) in enumerate(ways.items())}
+        servers = {name: stack.enter_context(bench.servers(*nodes)) for name, nodes in ways.items()}
         for name in ways:
             bench.load(servers[name].port, "--prompt-tokens", options.prompt_tokens, "--max-tokens", 4, "--num-prompts", 3,
                        "--max-concurrency", 1, "--num-warmups", 0)

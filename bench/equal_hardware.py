@@ -20,7 +20,7 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from disaggregation import PORT, Bench, quantile
+from disaggregation import Bench, quantile
 
 
 def make_trace(options, rate, seed):
@@ -39,9 +39,9 @@ def run(bench, options, way, trace):
     the longest gap; and how late requests were sent."""
     entries, groups = way
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(bench.servers(*nodes, port=PORT + 10 * index)) for index, nodes in enumerate(groups)]
+        servers = [stack.enter_context(bench.servers(*nodes)) for nodes in groups]
         loads = []
-        ports = [PORT + 10 * group + node for group, node in entries]
+        ports = [servers[group].ports[node] for group, node in entries]
         for at, port in enumerate(ports):
             part = trace[at::len(ports)]
             file = bench.folder / f"trace-{port}.jsonl"
