@@ -64,7 +64,7 @@ pub struct RouteQuery<'a> {
     pub session: SessionId,
     pub num_prompt_tokens: u32,
     pub num_expected_output_tokens: u32,
-    /// Of the whole blocks of its prompt.
+    /// The hashes of the whole blocks of its prompt.
     pub hashes: &'a [PageHash],
     /// Choices of the same prompt. A decode node has no pages yet for choices that wait for the first one.
     pub num_choices: u32,

@@ -36,7 +36,7 @@ pub struct ClientFacts {
     pub adapter: Option<Arc<LoadedAdapter>>,
     pub constraint: Option<Arc<dyn TokenConstraint>>,
     pub trace: Option<TraceScope>,
-    /// Of the whole blocks of its prompt.
+    /// The hashes of the whole blocks of its prompt.
     pub hashes: Arc<[PageHash]>,
 }
 
