@@ -39,6 +39,8 @@ pub struct SchedulerStats {
     /// The same over steps with at least 256 prompt tokens, whose speed compares nodes: the fixed cost of a step counts
     /// little in it. 0 before such a step was timed.
     pub bulk_prefill_us: u64,
+    /// The time per output token of one more request, in microseconds; 0 while none decodes.
+    pub expected_tpot_us: u64,
     /// Reservations granted since the start.
     pub num_reservations: u64,
     pub num_steps: u64,

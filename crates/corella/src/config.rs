@@ -263,6 +263,7 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         node_id: args.node_id,
         policy: args.peer_policy.into(),
         min_tokens: args.disaggregate_min_tokens,
+        max_prompt_tokens: args.max_prompt_tokens,
         compute_place: args.next_turn.into(),
         falls_back: args.fallback == FallbackArg::Local,
         search_timeout: Duration::from_millis(args.decode_search_timeout.into()),

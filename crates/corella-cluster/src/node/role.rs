@@ -299,6 +299,7 @@ impl Node {
                 let mut own = NodeRecord::at(&hello.instance, &reachable);
                 own.incarnation = Some(hello.incarnation.0);
                 own.role = Some(Role::Decode);
+                own.max_prompt_tokens = config.max_prompt_tokens.unwrap_or(u32::MAX);
                 let registry = Registry::start(url, Some(own), RegistryConfig::new(Role::Prefill));
                 Some(registry.map_err(|error| NodeError::Config(error.to_string()))?)
             }

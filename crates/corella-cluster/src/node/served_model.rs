@@ -84,6 +84,7 @@ impl ServedModel {
         SessionConfig {
             load_base_us: config.load_time.as_micros() as u64 + state_us,
             hold_lease_us: self.engine.limits().hold_lease_us,
+            max_prompt_tokens: config.max_prompt_tokens.unwrap_or(u32::MAX),
             ..session
         }
     }

@@ -44,6 +44,8 @@ pub struct DecodeNode {
     host: Option<String>,
     /// The address from which others load this node's cached blocks.
     kv_address: KvAddress,
+    /// The longest prompt that it takes, if it has a limit.
+    max_prompt_tokens: Option<u32>,
     /// Counts the outputs of other nodes' requests for the metrics.
     meter: Option<Arc<dyn OutputMeter>>,
     is_draining: AtomicBool,
@@ -112,8 +114,10 @@ impl DecodeNode {
         site: NodeSite,
         meter: Option<Arc<dyn OutputMeter>>,
     ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
+        let max_prompt_tokens = Some(config.max_prompt_tokens).filter(|&most| most < u32::MAX);
         let end = DecodeEnd::new(config, hello.clone())?;
         let node = Arc::new(Self {
+            max_prompt_tokens,
             exchange: engine.kv_exchange(),
             engine,
             receiver,
@@ -469,6 +473,8 @@ impl DecodeNode {
             num_reservations: stats.num_reservations,
             is_draining: !self.is_serving(),
             prefill_us: stats.bulk_prefill_us,
+            tpot_us: stats.expected_tpot_us,
+            max_prompt_tokens: self.max_prompt_tokens,
         }
     }
 
@@ -606,8 +612,8 @@ fn admission_refusal(error: &AdmissionError) -> Refusal {
     match error {
         AdmissionError::NoRoom { .. }
         | AdmissionError::QueueFull { .. }
-        | AdmissionError::QueuedTokensFull { .. }
-        | AdmissionError::ObjectiveMissed(_) => Refusal::Exhausted,
+        | AdmissionError::QueuedTokensFull { .. } => Refusal::Exhausted,
+        AdmissionError::ObjectiveMissed(missed) => Refusal::TooSlow(*missed),
         AdmissionError::NoDecodeNode
         | AdmissionError::EmptyPrompt
         | AdmissionError::ZeroMaxTokens

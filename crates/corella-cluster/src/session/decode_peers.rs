@@ -102,6 +102,8 @@ impl RegistryPeers {
             num_reservations: load.num_reservations,
             is_draining: load.is_draining,
             prefill_us: load.prefill_us,
+            tpot_us: load.tpot_us,
+            max_prompt_tokens: load.max_prompt_tokens,
         });
         if let Err(mismatch) = self.hello.check(&theirs) {
             return self.note_incompatible(peer, theirs.incarnation, &mismatch);

@@ -15,8 +15,8 @@ use corella_core::session::{
     SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{
-    AdmissionError, ComputePlace, Fetching, FinishReason, NodeId, PageHash, Request, RequestError,
-    RequestId, RequestOutput, Route, RouteQuery, SessionId, StayReason,
+    AdmissionError, ComputePlace, Fetching, FinishReason, LatencyObjectives, NodeId, PageHash,
+    Request, RequestError, RequestId, RequestOutput, Route, RouteQuery, SessionId, StayReason,
 };
 use corella_engine::{
     Attribute, Engine, EngineState, Entry, Generate, SpanKind, StreamEvent, Submission,
@@ -248,10 +248,15 @@ impl PrefillNode {
             .num_sessions
             .fetch_add(num_choices.into(), Ordering::Relaxed);
         let here = node.engine.stats().scheduler;
+        let objectives = match node.engine.limits().enable_slo_admission {
+            true => submission.objectives,
+            false => LatencyObjectives::default(),
+        };
         let query = RouteQuery {
             session: node.session(number),
             num_prompt_tokens: submission.prompt.len() as u32,
             num_expected_output_tokens: submission.stopping.max_tokens.unwrap_or(0),
+            max_tpot_us: objectives.tpot_us,
             hashes: &hashes,
             num_choices,
             // Only the node that computes the prompt has its log-probabilities and its hidden state. A constraint without
@@ -294,6 +299,7 @@ impl PrefillNode {
         let adapter = submission.adapter.clone();
         let first = Request {
             exports_kv: false,
+            objectives,
             ..submission.into_request(RequestId(0), 0)
         };
         let max_tokens = node.engine.limits().check_request(&first);
@@ -322,6 +328,10 @@ impl PrefillNode {
                 Route::Here(reason) => {
                     node.stays.note(reason, 1, trace_id.as_deref());
                     (None, false)
+                }
+                Route::TooSlow(missed) => {
+                    let error = AdmissionError::ObjectiveMissed(missed);
+                    return Err(SubmitError::Refused(error));
                 }
                 Route::Fetch(_) | Route::Refused => {
                     return Err(SubmitError::Refused(AdmissionError::NoDecodeNode));
@@ -403,6 +413,7 @@ impl Node {
             session,
             num_prompt_tokens: request.prompt.len() as u32,
             num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
+            max_tpot_us: request.objectives.tpot_us,
             hashes: &[],
             num_choices: 1,
             stays: None,
@@ -414,7 +425,7 @@ impl Node {
         });
         match route {
             Route::Session { peer, .. } => Some(peer),
-            Route::Here(_) | Route::Fetch(_) | Route::Refused => None,
+            Route::Here(_) | Route::Fetch(_) | Route::Refused | Route::TooSlow(_) => None,
         }
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use corella_core::session as core;
 use corella_core::{
-    FinishReason, Incarnation, Logprobs, Namespace, RequestError, Sample, SamplingParams,
-    SessionId, StoppingCriteria, TokenRules,
+    FinishReason, Incarnation, Logprobs, MissedObjective, Namespace, ObjectiveKind, RequestError,
+    Sample, SamplingParams, SessionId, StoppingCriteria, TokenRules,
 };
 
 use crate::transport::PeerAddress;
@@ -195,9 +195,14 @@ pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
             granted_as: allocated.granted_as,
         }),
         core::ToPrefill::Refused(refusal) => {
+            let (expected_us, objective_us) = match refusal {
+                core::Refusal::TooSlow(missed) => (missed.expected_us, missed.objective_us),
+                _ => (0, 0),
+            };
             let kind = match refusal {
                 core::Refusal::Exhausted => RefusalKind::Exhausted,
                 core::Refusal::Never => RefusalKind::Never,
+                core::Refusal::TooSlow(_) => RefusalKind::TooSlow,
                 core::Refusal::Unsuitable => RefusalKind::Unsuitable,
                 core::Refusal::Incompatible(_) => RefusalKind::Incompatible,
                 core::Refusal::StaleIncarnation => RefusalKind::StaleIncarnation,
@@ -208,6 +213,8 @@ pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
                 kind: kind.into(),
                 hello: (kind == RefusalKind::Incompatible)
                     .then(|| hello(own, &KvAddress::default())),
+                expected_us,
+                objective_us,
             })
         }
         core::ToPrefill::LoadDone => Body::LoadDone(Empty {}),
@@ -233,6 +240,11 @@ pub fn from_decode(body: Body, own: &core::Hello) -> Result<core::ToPrefill, Wir
             RefusalKind::Unknown => return Err(WireError("the kind of a refusal")),
             RefusalKind::Exhausted => core::Refusal::Exhausted,
             RefusalKind::Never => core::Refusal::Never,
+            RefusalKind::TooSlow => core::Refusal::TooSlow(MissedObjective {
+                kind: ObjectiveKind::Tpot,
+                expected_us: refused.expected_us,
+                objective_us: refused.objective_us,
+            }),
             RefusalKind::Unsuitable => core::Refusal::Unsuitable,
             RefusalKind::Incompatible => {
                 let theirs = refused.hello.ok_or(WireError("what is incompatible"))?;
@@ -272,6 +284,7 @@ impl From<core::Allocate> for Allocate {
             priority,
             namespace,
             remaining_us,
+            max_tpot_us,
             siblings,
             adapter,
             constraint,
@@ -302,6 +315,7 @@ impl From<core::Allocate> for Allocate {
             priority,
             cache_salt: text(namespace.cache_salt),
             remaining_us,
+            max_tpot_us,
             siblings: siblings.map(|session| session.0.to_be_bytes().into()),
             adapter: adapter.map(|fingerprint| fingerprint.to_be_bytes().into()),
             constraint: text(constraint),
@@ -360,6 +374,7 @@ impl TryFrom<Allocate> for core::Allocate {
                 ..Namespace::default()
             },
             remaining_us: allocate.remaining_us,
+            max_tpot_us: allocate.max_tpot_us,
             siblings: siblings.transpose()?.map(SessionId),
             adapter: adapter.transpose()?,
             constraint: constraint.map(Into::into),

@@ -95,7 +95,9 @@ impl Peer {
             peer_id,
             standing: self.standing(),
             page_size: self.page_size,
-            max_prompt_tokens: self.record.max_prompt_tokens,
+            // The node's own answer is newer than its record, and some registries know only addresses.
+            max_prompt_tokens: { self.report.and_then(|(report, _)| report.max_prompt_tokens) }
+                .unwrap_or(self.record.max_prompt_tokens),
             report: self.report.map(|(report, _)| report),
             report_age_us: now_us.saturating_sub(reported_us),
             num_unreported_pages: self.num_unreported_pages,

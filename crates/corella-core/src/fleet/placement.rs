@@ -72,6 +72,10 @@ pub struct LoadReport {
     pub is_draining: bool,
     /// The node's time for 1,024 prompt tokens, in microseconds; 0 before the node has computed any.
     pub prefill_us: u64,
+    /// The node's time per output token of one more request, in microseconds; 0 while none decodes.
+    pub tpot_us: u64,
+    /// The longest prompt that the node takes, if it has a limit.
+    pub max_prompt_tokens: Option<u32>,
 }
 
 /// One decode node as this node knows it.
@@ -108,6 +112,8 @@ pub struct Fleet<'a> {
 pub struct PlacementRequest {
     pub num_prompt_tokens: u32,
     pub num_expected_output_tokens: u32,
+    /// The longest useful time per output token, in microseconds.
+    pub max_tpot_us: Option<u64>,
 }
 
 impl PlacementRequest {
@@ -179,12 +185,17 @@ impl Choice<'_> {
         Some({ report.num_free_pages }.saturating_sub(node.num_unreported_pages))
     }
 
-    /// Whether a node has room. A node without a report may have room, and refuses the request if not.
+    /// Whether a node has room and time. A node without a report may have them, and refuses the request if not.
     fn fits(&self, node: &DecodeNode) -> bool {
         let has_room = self.num_free_pages(node).is_none_or(|num_free_pages| {
             u64::from(num_free_pages) >= self.request.num_pages(node.page_size)
         });
+        let tpot_us = self.report(node).map_or(0, |report| report.tpot_us);
         node.standing == PeerStanding::Healthy
+            && self
+                .request
+                .max_tpot_us
+                .is_none_or(|max_us| tpot_us <= max_us)
             && self.request.num_prompt_tokens <= node.max_prompt_tokens
             && has_room
     }

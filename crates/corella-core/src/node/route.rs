@@ -7,7 +7,7 @@ use crate::fleet::placement::{Fleet, Placement, PlacementRequest};
 use crate::node::directory::{Directory, Holder};
 use crate::session::{LoadPace, Peer};
 use crate::stats::SchedulerStats;
-use crate::{DecodeNode, Incarnation, NodeId, PageHash, SessionId};
+use crate::{DecodeNode, Incarnation, MissedObjective, NodeId, ObjectiveKind, PageHash, SessionId};
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub enum Route {
     Fetch(Holder),
     /// It needs a decode node, and none has room.
     Refused,
+    /// Its tokens would come too slowly from all that have room.
+    TooSlow(MissedObjective),
 }
 
 /// Why a prefill node sends a request to no decode node.
@@ -31,6 +33,8 @@ pub enum StayReason {
     SlowLink,
     /// No decode node has room.
     NoRoom,
+    /// The tokens of all decode nodes with room would come too slowly.
+    TooSlow,
     /// The client asks for outputs of the prompt, which only the node that computes it has.
     PromptOutputs,
     /// No other node can enforce its constraint.
@@ -38,10 +42,11 @@ pub enum StayReason {
 }
 
 impl StayReason {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Short,
         Self::SlowLink,
         Self::NoRoom,
+        Self::TooSlow,
         Self::PromptOutputs,
         Self::Constraint,
     ];
@@ -52,6 +57,7 @@ impl StayReason {
             Self::Short => "short",
             Self::SlowLink => "slow_link",
             Self::NoRoom => "no_room",
+            Self::TooSlow => "too_slow",
             Self::PromptOutputs => "prompt_outputs",
             Self::Constraint => "constraint",
         }
@@ -64,6 +70,8 @@ pub struct RouteQuery<'a> {
     pub session: SessionId,
     pub num_prompt_tokens: u32,
     pub num_expected_output_tokens: u32,
+    /// The longest useful time per output token, in microseconds.
+    pub max_tpot_us: Option<u64>,
     /// The hashes of the whole blocks of its prompt.
     pub hashes: &'a [PageHash],
     /// Choices of the same prompt. A decode node has no pages yet for choices that wait for the first one.
@@ -167,6 +175,7 @@ impl Directory {
         let wanted = PlacementRequest {
             num_prompt_tokens: query.num_prompt_tokens,
             num_expected_output_tokens: query.num_expected_output_tokens,
+            max_tpot_us: query.max_tpot_us,
         };
         // The operator keeps such a prompt here, which precedes all other rules.
         if wanted.num_prompt_tokens < self.config.placement.disaggregate_min_tokens {
@@ -179,14 +188,32 @@ impl Directory {
         {
             node.num_cached_rows = holder.num_rows;
         }
-        let place = |nodes: &[DecodeNode], takes_locally| {
+        let place_as = |wanted: &PlacementRequest, nodes: &[DecodeNode], takes_locally| {
             let fleet = Fleet {
                 nodes,
                 takes_locally,
                 kv_bytes_per_token: self.config.kv_bytes_per_token,
                 prefill_us: query.here.prefill_us,
             };
-            fleet.place(&self.config.placement, &wanted, cursor, query.tried)
+            fleet.place(&self.config.placement, wanted, cursor, query.tried)
+        };
+        let place = |nodes: &[DecodeNode], takes_locally| place_as(&wanted, nodes, takes_locally);
+        // The node that would be chosen if its pace did not matter.
+        let too_slow = || {
+            let max_us = query.max_tpot_us?;
+            let patient = PlacementRequest {
+                max_tpot_us: None,
+                ..wanted
+            };
+            let Placement::Remote(node) = place_as(&patient, &nodes, false) else {
+                return None;
+            };
+            let node = { nodes.iter() }.find(|known| known.peer_id == node)?;
+            Some(MissedObjective {
+                kind: ObjectiveKind::Tpot,
+                expected_us: node.report?.tpot_us,
+                objective_us: max_us,
+            })
         };
         let takes_locally = self.config.takes_locally;
         let near: Vec<_> = { nodes.iter().copied() }
@@ -198,11 +225,12 @@ impl Directory {
         };
         let node = match chosen {
             Placement::Remote(node) => node,
-            Placement::Full => return Err(Route::Refused),
+            Placement::Full => return Err(too_slow().map_or(Route::Refused, Route::TooSlow)),
             // It stays because of a slow link if it would go to a node behind that otherwise.
             Placement::Local => {
                 return Err(Route::Here(match place(&nodes, false) {
                     Placement::Remote(_) => StayReason::SlowLink,
+                    _ if too_slow().is_some() => StayReason::TooSlow,
                     Placement::Local | Placement::Full => StayReason::NoRoom,
                 }));
             }

@@ -26,6 +26,8 @@ pub struct SessionConfig {
     /// How long it is remembered that a session has ended, so that what comes late is known as late.
     pub tombstone_us: u64,
     pub max_sessions: u32,
+    /// A decode node refuses longer prompts.
+    pub max_prompt_tokens: u32,
     /// When there are more, the oldest are forgotten early.
     pub max_tombstones: u32,
     /// Whether a request that no decode node takes, although placement wants one for it, is decoded
@@ -50,6 +52,7 @@ impl SessionConfig {
             row_bytes,
             tombstone_us: 60_000_000,
             max_sessions: 4096,
+            max_prompt_tokens: u32::MAX,
             max_tombstones: 65_536,
             starts_locally: true,
             resumes_locally: true,

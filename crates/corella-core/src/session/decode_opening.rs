@@ -68,6 +68,11 @@ impl DecodeEnd {
         if !matches!(session.stage, Stage::Greeting) {
             return;
         }
+        if allocate.prompt.len() > self.config.max_prompt_tokens as usize {
+            self.set_stage(key, Stage::Finished);
+            self.send(key, ToPrefill::Refused(Refusal::Never));
+            return self.end(key, None);
+        }
         // Rows that this node has computed itself would not be those of its prefill node.
         allocate.namespace.arithmetic = session.arithmetic;
         session.num_rows = allocate.prompt.len() as u32;

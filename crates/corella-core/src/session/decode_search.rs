@@ -61,6 +61,7 @@ impl PrefillSession {
                 ..self.request.namespace.clone()
             },
             remaining_us,
+            max_tpot_us: self.request.objectives.tpot_us,
             siblings: self.siblings,
             adapter: self.adapter,
             constraint: self.constraint.clone(),
@@ -147,6 +148,10 @@ impl PrefillSession {
             }
             Refusal::Unsuitable => {
                 self.was_unsuitable = true;
+                self.be_refused(None, context);
+            }
+            Refusal::TooSlow(missed) => {
+                self.missed = Some(missed);
                 self.be_refused(None, context);
             }
             Refusal::Exhausted

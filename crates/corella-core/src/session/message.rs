@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::{
-    Arithmetic, FinishReason, Incarnation, Namespace, Request, RequestId, Sample, SamplingParams,
-    SessionId, StoppingCriteria, TokenId,
+    Arithmetic, FinishReason, Incarnation, LatencyObjectives, MissedObjective, Namespace, Request,
+    RequestId, Sample, SamplingParams, SessionId, StoppingCriteria, TokenId,
 };
 
 /// Messages of a prefill node. `Hello` and then `Allocate` come first.
@@ -98,6 +98,8 @@ pub struct Allocate {
     pub namespace: Namespace,
     /// The time left, not a point in time, because clocks differ. `None` means no limit.
     pub remaining_us: Option<u64>,
+    /// The longest useful time per output token. A decode node that would take longer refuses the request.
+    pub max_tpot_us: Option<u64>,
     /// The session of the first choice, where several choices have this prompt. Their rows are sent
     /// once.
     pub siblings: Option<SessionId>,
@@ -129,6 +131,8 @@ pub enum Refusal {
     Exhausted,
     /// There could never be room.
     Never,
+    /// Its tokens would come too slowly.
+    TooSlow(MissedObjective),
     /// The node has not the request's adapter, or cannot hold an answer to its constraint.
     Unsuitable,
     Incompatible(Mismatch),
@@ -260,7 +264,10 @@ impl Allocate {
             stopping: self.stopping,
             priority: self.priority,
             arrival_us: now_us,
-            objectives: Default::default(),
+            objectives: LatencyObjectives {
+                ttft_us: None,
+                tpot_us: self.max_tpot_us,
+            },
             namespace: self.namespace,
         }
     }
@@ -323,6 +330,7 @@ impl fmt::Display for Refusal {
         match self {
             Self::Exhausted => f.write_str("the decode node has no room now"),
             Self::Never => f.write_str("the request can never fit the decode node"),
+            Self::TooSlow(missed) => missed.fmt(f),
             Self::Unsuitable => {
                 f.write_str("the decode node cannot follow the request's adapter or constraint")
             }

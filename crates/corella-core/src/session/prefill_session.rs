@@ -13,8 +13,8 @@ use crate::session::{
     Tokens,
 };
 use crate::{
-    AdmissionError, ComputePlace, FinishReason, Incarnation, NodeId, Request, Sample, SessionId,
-    TokenId,
+    AdmissionError, ComputePlace, FinishReason, Incarnation, MissedObjective, NodeId, Request,
+    Sample, SessionId, TokenId,
 };
 
 #[derive(Debug)]
@@ -45,6 +45,8 @@ pub(super) struct PrefillSession {
     has_retried: bool,
     /// Some decode node could not serve such a request, so that it may be served here whatever the configuration says.
     pub(super) was_unsuitable: bool,
+    /// The objective that a decode node would have missed.
+    pub(super) missed: Option<MissedObjective>,
     /// The tokens that the client has been sent; `accounting` holds the figures reported along with
     /// them.
     pub(super) output: Vec<TokenId>,
@@ -207,6 +209,7 @@ impl PrefillSession {
             can_export: true,
             has_retried: false,
             was_unsuitable: false,
+            missed: None,
             output: Vec::new(),
             accounting: None,
             first_token: None,
@@ -537,7 +540,11 @@ impl PrefillSession {
         self.remote = Remote::Nothing;
         let stays = context.config.starts_locally || self.was_unsuitable;
         if self.output.is_empty() && !stays {
-            let finish = SessionFinish::Refused(AdmissionError::NoDecodeNode);
+            let error = { self.missed }.map_or(
+                AdmissionError::NoDecodeNode,
+                AdmissionError::ObjectiveMissed,
+            );
+            let finish = SessionFinish::Refused(error);
             return self.end(None, finish, reason, context);
         }
         let is_prefilling = matches!(self.local, Local::Prefilling { .. });

@@ -419,6 +419,7 @@ impl Scheduler {
             head_room_share: self.outlook.share(),
             prefill_us: self.pace.prefill_us(1024),
             bulk_prefill_us: self.pace.bulk_prefill_us(),
+            expected_tpot_us: self.expected_tpot_us(),
             ..self.journal.counts()
         }
     }

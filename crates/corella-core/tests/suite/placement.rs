@@ -48,6 +48,7 @@ fn fleet(nodes: &[DecodeNode]) -> Fleet<'_> {
 const REQUEST: PlacementRequest = PlacementRequest {
     num_prompt_tokens: 100,
     num_expected_output_tokens: 28,
+    max_tpot_us: None,
 };
 
 fn config() -> PlacementConfig {
@@ -412,7 +413,7 @@ proptest! {
             ..config()
         };
         let fleet = Fleet { nodes: &nodes, takes_locally, kv_bytes_per_token: 1000, prefill_us };
-        let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens };
+        let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens, max_tpot_us: None };
         let refused: Vec<_> = (0..num_refused).map(NodeId).collect();
         let is_candidate = |node: &DecodeNode| {
             may_take(node, &request, &config) && !refused.contains(&node.peer_id)
@@ -463,7 +464,7 @@ proptest! {
             .map(|(id, &pages)| node(id as u32, pages))
             .collect();
         for (number, &num_prompt_tokens) in lengths.iter().enumerate() {
-            let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens: 16 };
+            let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens: 16, max_tpot_us: None };
             let placement = fleet(&nodes).place(&config(), &request, cursor + number as u64, &[]);
             if let Placement::Remote(peer_id) = placement {
                 let node = &mut nodes[peer_id.0 as usize];

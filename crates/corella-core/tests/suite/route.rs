@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use corella_core::session::{LoadPace, Peer};
 use corella_core::{
     BlockHasher, ComputePlace, ComputeQuery, ComputeSite, Directory, DirectoryConfig, Fetching,
-    Holder, Incarnation, LoadReport, Namespace, NodeId, PageHash, PeerFacts, PeerRecord, Route,
-    RouteQuery, SchedulerStats, SessionId, StayReason,
+    Holder, Incarnation, LoadReport, MissedObjective, Namespace, NodeId, ObjectiveKind, PageHash,
+    PeerFacts, PeerRecord, Route, RouteQuery, SchedulerStats, SessionId, StayReason,
 };
 
 const PAGE_SIZE: u32 = 4;
@@ -72,6 +72,7 @@ fn query(session: u128, hashes: &[PageHash]) -> RouteQuery<'_> {
         session: SessionId(session),
         num_prompt_tokens: hashes.len() as u32 * PAGE_SIZE,
         num_expected_output_tokens: 0,
+        max_tpot_us: None,
         hashes,
         num_choices: 1,
         stays: None,
@@ -298,4 +299,75 @@ fn blocks_are_fetched_where_that_is_quicker_than_leaving_the_prompt_there() {
         (decided.place, decided.fetches),
         (ComputePlace::Here, false)
     );
+}
+
+#[test]
+fn objectives_choose_the_node_and_refuse_where_none_meets_them() {
+    let prompt = hashes(20);
+    let paces = |known: &mut Directory, paces: [u64; 2]| {
+        for (node, tpot_us) in (0..).zip(paces) {
+            let report = LoadReport {
+                num_free_pages: 100,
+                tpot_us,
+                ..LoadReport::default()
+            };
+            known.peers.handle_report(NodeId(node), report, 0);
+        }
+    };
+    let within = |session, max_us| RouteQuery {
+        max_tpot_us: Some(max_us),
+        ..query(session, &prompt)
+    };
+    for takes_locally in [true, false] {
+        let mut known = directory(
+            DirectoryConfig {
+                takes_locally,
+                ..config()
+            },
+            2,
+        );
+        paces(&mut known, [14_000, 9_000]);
+        for number in 0..4 {
+            assert_eq!(known.route(&within(number, 9_000), 0), session(1, false));
+            known.handle_left(SessionId(number));
+        }
+        let expected = match takes_locally {
+            true => Route::Here(StayReason::TooSlow),
+            false => Route::TooSlow(MissedObjective {
+                kind: ObjectiveKind::Tpot,
+                expected_us: 9_000,
+                objective_us: 8_999,
+            }),
+        };
+        paces(&mut known, [9_000, 9_000]);
+        assert_eq!(known.route(&within(9, 8_999), 0), expected);
+        // Without room, the pace does not matter.
+        let long = hashes(420);
+        let route = RouteQuery {
+            max_tpot_us: Some(8_999),
+            ..query(9, &long)
+        };
+        let expected = match takes_locally {
+            true => Route::Here(StayReason::NoRoom),
+            false => Route::Refused,
+        };
+        assert_eq!(known.route(&route, 0), expected);
+    }
+}
+
+/// A node that only addresses are known of says itself how long its prompts may be.
+#[test]
+fn prompts_go_to_the_group_that_takes_them() {
+    let mut known = directory(config(), 2);
+    let report = LoadReport {
+        num_free_pages: 1000,
+        max_prompt_tokens: Some(40),
+        ..LoadReport::default()
+    };
+    known.peers.handle_report(NodeId(1), report, 0);
+    for number in 0..4 {
+        let (short, long) = (hashes(40), hashes(44));
+        assert_eq!(known.route(&query(number, &short), 0), session(1, false));
+        assert_eq!(known.route(&query(number, &long), 0), session(0, false));
+    }
 }

@@ -142,6 +142,13 @@ impl<'a> ClientWatch<'a> {
             SessionFinish::Refused(AdmissionError::NoDecodeNode) => {
                 !self.starts_locally && call.goes_remote && client.num_seen == 0
             }
+            SessionFinish::Refused(AdmissionError::ObjectiveMissed(missed)) => {
+                let objective_us = call.request.objectives.tpot_us;
+                !self.starts_locally
+                    && client.num_seen == 0
+                    && objective_us == Some(missed.objective_us)
+                    && missed.expected_us > missed.objective_us
+            }
             SessionFinish::Refused(
                 AdmissionError::QueueFull { .. } | AdmissionError::QueuedTokensFull { .. },
             ) => !client.is_accepted && client.num_seen == 0,

@@ -417,6 +417,7 @@ impl DecodeNode {
         });
         let answer = answer.map_err(|error| match error {
             AdmissionError::NoRoom { .. } => Refusal::Exhausted,
+            AdmissionError::ObjectiveMissed(missed) => Refusal::TooSlow(missed),
             _ => Refusal::Never,
         });
         self.end.handle_reserved(key, answer, world.now_us);
@@ -509,6 +510,8 @@ impl DecodeNode {
                 num_reservations: stats.num_reservations,
                 is_draining: self.is_draining,
                 prefill_us: stats.bulk_prefill_us,
+                tpot_us: stats.expected_tpot_us,
+                max_prompt_tokens: None,
             },
         }
     }

@@ -87,6 +87,11 @@ impl FleetPlan {
             pulls: (0..num_pulls).map(|_| Pull::drawn(load, random)).collect(),
         };
         plan.links.draw_liar(load.nodes.len() as u64, random);
+        for call in &mut load.calls {
+            if random.once_in(6) {
+                call.request.objectives.tpot_us = Some(random.pick(&[500, 10_000, 1_000_000]));
+            }
+        }
         plan
     }
 }

@@ -69,7 +69,7 @@ impl PrefillNode {
                 world.placement.num_here += 1;
                 self.submit(index, None, false, world)
             }
-            Route::Refused => {
+            Route::Refused | Route::TooSlow(_) => {
                 world.placement.num_nobody += 1;
                 match world.load.sessions.starts_locally {
                     true => Err(world.violation("a prefill node takes calls", index.to_string())),
@@ -101,6 +101,7 @@ impl PrefillNode {
             session,
             num_prompt_tokens: prompt.len() as u32,
             num_expected_output_tokens: call.request.stopping.max_tokens.unwrap_or(0),
+            max_tpot_us: call.request.objectives.tpot_us,
             hashes: &hashes,
             num_choices: 1,
             stays: None,
@@ -148,7 +149,7 @@ impl PrefillNode {
             Some(_) if self.end.request(session).is_none() => None,
             Some(_) => match self.route(session, tried, None, world) {
                 Route::Session { peer, .. } => Some(peer),
-                Route::Here(_) | Route::Fetch(_) | Route::Refused => None,
+                Route::Here(_) | Route::Fetch(_) | Route::Refused | Route::TooSlow(_) => None,
             },
         };
         if let Some(peer) = peer.filter(|peer| tried.contains(&peer.node)) {

@@ -68,6 +68,9 @@ pub struct ClusterArgs {
     /// Decode requests with a shorter prompt on the prefill node itself
     #[arg(long, value_name = "TOKENS", value_parser = super::parse_count, default_value_t = 0)]
     pub disaggregate_min_tokens: u32,
+    /// Take no longer prompts on this decode node. Nodes without a limit are left to long prompts while others have room
+    #[arg(long, value_name = "TOKENS", value_parser = super::parse_count)]
+    pub max_prompt_tokens: Option<u32>,
     /// Which node computes the rest of a prompt that a decode node has most of, such as the next turn of a
     /// conversation: the one that delays requests less (auto), the prefill node, or the decode node
     #[arg(long, value_name = "NODE", default_value = "auto")]

@@ -111,6 +111,10 @@ pub struct Load {
     /// Since version 3.1; 0 before the node has computed a prompt.
     #[prost(uint64, tag = "6")]
     pub prefill_us: u64,
+    #[prost(uint64, tag = "7")]
+    pub tpot_us: u64,
+    #[prost(uint32, optional, tag = "8")]
+    pub max_prompt_tokens: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -152,6 +156,8 @@ pub struct Allocate {
     /// The source of the constraint that the prefill node's server made from the request's format or tools.
     #[prost(string, optional, tag = "10")]
     pub constraint: Option<String>,
+    #[prost(uint64, optional, tag = "12")]
+    pub max_tpot_us: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -230,6 +236,11 @@ pub struct Refused {
     /// with its own.
     #[prost(message, optional, tag = "2")]
     pub hello: Option<Hello>,
+    /// Of a node whose tokens would come too slowly: its time per token, and the objective.
+    #[prost(uint64, tag = "3")]
+    pub expected_us: u64,
+    #[prost(uint64, tag = "4")]
+    pub objective_us: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -243,6 +254,7 @@ pub enum RefusalKind {
     Ended = 5,
     Draining = 6,
     Unsuitable = 7,
+    TooSlow = 8,
 }
 
 #[derive(Clone, PartialEq, Message)]

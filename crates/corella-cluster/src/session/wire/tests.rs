@@ -90,6 +90,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             ..Namespace::default()
         },
         remaining_us: Some(0),
+        max_tpot_us: Some(7),
         siblings: Some(SessionId(1 << 100)),
         adapter: Some(1 << 127),
         constraint: Some("{\"Regex\":\"a+\"}".into()),
@@ -101,6 +102,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
         ToDecode::Allocate(Box::new(core::Allocate {
             namespace: Namespace::default(),
             remaining_us: None,
+            max_tpot_us: None,
             siblings: None,
             adapter: None,
             constraint: None,
@@ -141,6 +143,11 @@ fn a_decode_nodes_messages_arrive_as_they_were() {
     let refusals = [
         Refusal::Exhausted,
         Refusal::Never,
+        Refusal::TooSlow(MissedObjective {
+            kind: ObjectiveKind::Tpot,
+            expected_us: 14_000,
+            objective_us: 1_000,
+        }),
         Refusal::Unsuitable,
         Refusal::StaleIncarnation,
         Refusal::Ended,

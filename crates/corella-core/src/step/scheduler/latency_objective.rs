@@ -91,11 +91,26 @@ impl Scheduler {
         found.path.len() as u64 * u64::from(self.config.page_size)
     }
 
-    /// The time per output token of one more request: a decode step, times the steps until each decoding request has
-    /// been in one. It is 0 while no request decodes.
-    fn expected_tpot_us(&self) -> u64 {
+    /// Refuses a reservation whose tokens would come too slowly. The prefill node has checked that it wants to know.
+    pub(super) fn check_reserved_pace(&mut self, request: &Request) -> Result<(), AdmissionError> {
+        let expected = Expected {
+            ttft_us: 0,
+            tpot_us: self.expected_tpot_us(),
+        };
+        expected
+            .missed(request.objectives)
+            .map_or(Ok(()), |missed| {
+                self.journal.counters().num_missed_objectives += 1;
+                Err(AdmissionError::ObjectiveMissed(missed))
+            })
+    }
+
+    /// The time per output token of one more request: a decode step, times the steps until each request that decodes, or
+    /// will decode when its KV has come, has been in one. It is 0 without any.
+    pub(super) fn expected_tpot_us(&self) -> u64 {
         let decoding = self.running.iter().map(|index| &self.requests[index]);
-        let num_decoding = decoding.filter(|state| !state.is_prefilling()).count() as u64;
+        let num_decoding = decoding.filter(|state| !state.is_prefilling()).count();
+        let num_decoding = (num_decoding + self.receipts.len()) as u64;
         if num_decoding == 0 {
             return 0;
         }

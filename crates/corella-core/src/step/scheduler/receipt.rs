@@ -67,6 +67,7 @@ impl Scheduler {
             return Err(AdmissionError::NoDecodeNode);
         }
         let max_tokens = self.config.check_request(&request)?;
+        self.check_reserved_pace(&request)?;
         let state = self.new_state(request, max_tokens, 0)?;
         let index = self.requests.insert(state);
         let num_rows = self.requests[index].num_known_tokens();

@@ -81,6 +81,7 @@ pub fn allocate() -> Allocate {
         priority: 0,
         namespace: Default::default(),
         remaining_us: None,
+        max_tpot_us: None,
         siblings: None,
         adapter: None,
         constraint: None,
