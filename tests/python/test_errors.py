@@ -47,7 +47,59 @@ def test_every_option_has_a_type():
     hints = typing.get_type_hints(Options)
     for name, kind in _corella.keywords():
         if name in hints:
-            assert (hints[name] is bool) == (kind == "switch"), name
+            assert (bool in (hints[name], *typing.get_args(hints[name]))) == (kind == "switch"), name
+
+
+# What the command line tolerates of `vllm serve` that `vllm.LLM` does not have.
+OF_SERVERS = {
+    "api_server_count",
+    "cohere_format",
+    "cohere_is_reasoning_model",
+    "custom_histogram_buckets",
+    "disable_access_log_for_endpoints",
+    "disable_fastapi_docs",
+    "disable_frontend_multiprocessing",
+    "disable_uvicorn_access_log",
+    "enable_log_deltas",
+    "enable_log_outputs",
+    "enable_log_requests",
+    "enable_offline_docs",
+    "enable_prompt_tokens_details",
+    "enable_request_id_headers",
+    "enable_scale_out",
+    "enable_server_load_tracking",
+    "enable_ssl_refresh",
+    "enable_tokenizer_info_endpoint",
+    "enable_trace_replay",
+    "fingerprint_mode",
+    "fingerprint_value",
+    "h11_max_header_count",
+    "h11_max_incomplete_event_size",
+    "log_error_stack",
+    "max_log_len",
+    "renderer_num_workers",
+    "sse_keep_alive_interval",
+    "uvicorn_log_level",
+}
+
+
+def test_what_the_command_line_tolerates_has_a_type():
+    assert set(_corella.foreign_keywords()) - OF_SERVERS == set(ForeignOptions.__annotations__)
+    assert OF_SERVERS <= set(_corella.foreign_keywords())
+
+
+def test_options_of_vllm_with_an_effect_have_it():
+    with LLM(kv_cache_memory_bytes=16 << 20, enable_chunked_prefill=False, skip_tokenizer_init=False) as own:
+        assert own.generate("Once", SamplingParams(max_tokens=1))[0].finished
+    for options, message in [
+        ({"skip_tokenizer_init": True}, "the tokenizer comes from the model's tokenizer.json"),
+        ({"speculative_config": {"method": "eagle3"}}, "speculative_config"),
+        ({"kv_cache_memory_bytes": "lots"}, "kv_cache_memory"),
+        ({"quantization": "fp8"}, "dtype int8, int8-grouped or int4 quantises others at load"),
+    ]:
+        with pytest.raises(OptionError, match=message) as refused:
+            LLM(**options)
+        assert "--" not in str(refused.value)
 
 
 def test_options_mean_what_they_say(llm):

@@ -26,8 +26,9 @@ def mypy(tmp_path, program):
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
 
 
-def test_a_typed_program_is_accepted(tmp_path):
-    checked = mypy(tmp_path, (HERE / "typed_example.py").read_text())
+@pytest.mark.parametrize("name", ["typed_example.py", "typed_vllm.py"])
+def test_a_typed_program_is_accepted(tmp_path, name):
+    checked = mypy(tmp_path, (HERE / name).read_text())
     assert checked.returncode == 0, checked.stdout
 
 
@@ -37,6 +38,9 @@ def test_a_typed_program_is_accepted(tmp_path):
         ("LLM(max_num_seq=8)", "max_num_seq"),
         ("LLM(dtype='fp7')", "Literal"),
         ("LLM(max_num_seqs='8')", "max_num_seqs"),
+        ("LLM(tensor_parallel_size='1')", "tensor_parallel_size"),
+        ("LLM(quantization='fp8')", "Literal"),
+        ("LLM(enforce_eager='yes')", "enforce_eager"),
         ("SamplingParams(temprature=1)", "temprature"),
         ("LLM().generate('x')[0].outputs[0].txt", "txt"),
         ("LLM().generate(3)", "arg-type"),

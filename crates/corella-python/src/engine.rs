@@ -137,6 +137,13 @@ impl Engine {
         &self.shared.server().summary
     }
 
+    /// What the model's files recommend for draws: fields of a request, as a JSON object.
+    #[getter]
+    fn generation_defaults(&self) -> PyResult<String> {
+        let fields = serde_json::to_string(&self.shared.server().generation_defaults);
+        fields.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
     /// The number of the engine's requests, waiting or running; 0 in a fork.
     #[getter]
     fn num_live_requests(&self) -> usize {

@@ -29,6 +29,12 @@ fn keywords() -> Vec<(String, &'static str)> {
     keywords.map(|(name, of)| (name, kind(of))).collect()
 }
 
+/// The names of vLLM's options that a model takes, too, besides those of Corella's options.
+#[pyfunction]
+fn foreign_keywords() -> Vec<String> {
+    corella::foreign_keywords()
+}
+
 /// Bars the threads of this module from entering Python.
 #[pyfunction]
 fn stop_courier(py: Python<'_>) {
@@ -42,5 +48,6 @@ fn _corella(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<job::Job>()?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     module.add_function(wrap_pyfunction!(keywords, module)?)?;
+    module.add_function(wrap_pyfunction!(foreign_keywords, module)?)?;
     module.add_function(wrap_pyfunction!(stop_courier, module)?)
 }

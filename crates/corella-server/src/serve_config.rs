@@ -6,6 +6,7 @@ use corella_core::{Pooling, TokenId};
 use corella_engine::Tracer;
 use corella_model::SentenceConfig;
 use corella_text::{ChatTemplate, ReplyFormat, Tokenizer};
+use serde::Serialize;
 
 use crate::api_key::{ApiKey, Clock};
 use crate::cors::AllowedOrigins;
@@ -174,7 +175,7 @@ pub struct ModelFacts {
 }
 
 /// Sampling defaults from the model's `generation_config.json`. `None` means OpenAI's default.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::args::LlmArgs;
 use crate::config;
-use crate::flag_table::{self, Treatment};
+use crate::flag_table::{self, ENGINES, Flag, Treatment};
+use crate::foreign_flag;
 use crate::local_server::LocalServer;
 use crate::log_format;
 use crate::model_lookup;
@@ -37,6 +38,35 @@ pub fn keywords() -> Vec<(String, KeywordKind)> {
         .filter_map(|arg| Some((arg.get_long()?.replace('-', "_"), KeywordKind::of(arg))))
         .filter(|(name, _)| name != "help")
         .collect()
+}
+
+/// Returns vLLM's names of options that [`load`] takes although they are not options of Corella, without their values.
+/// Some are options of vLLM's server alone.
+pub fn foreign_keywords() -> Vec<String> {
+    let command = command();
+    let vllm = ENGINES[0].flags();
+    let is_taken = |flag: &&Flag| match &flag.treatment {
+        Treatment::NoOp(_) => true,
+        Treatment::OtherName(other) => find(&command, long(&other.option)).is_some(),
+        Treatment::Same { .. } | Treatment::Refused(_) => false,
+    };
+    let names = { vllm.iter().filter(is_taken) }.flat_map(|flag| &flag.names);
+    // `--no-x` is `x=False`.
+    let names = names
+        .filter(|name| name.starts_with("--"))
+        .map(|name| long(name));
+    let names = names.map(|name| name.strip_prefix("no-").unwrap_or(name));
+    let mut names: Vec<String> = names
+        .filter(|name| find(&command, name).is_none())
+        .map(|name| name.replace('-', "_"))
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn long(option: &str) -> &str {
+    option.trim_start_matches('-')
 }
 
 /// The kind of a keyword's value.
@@ -71,17 +101,15 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
         let long = name.replace('_', "-");
         let is_known = |name: &str| name != "help";
         let Some(arg) = find(&command, &long).filter(|_| is_known(&long)) else {
-            let option = format!("--{long}");
-            let flag = flag_table::find(&option).map(|flag| &flag.treatment);
-            if let Some(Treatment::NoOp(no_op)) = flag
-                && no_op.allows(&as_typed(value))
-            {
-                tracing::warn!("{name} has no effect: {}", no_op.why);
-                continue;
+            match foreign(&command, name, value)? {
+                Some(own) => words.extend(own),
+                None => {
+                    let known = command.get_arguments().filter_map(Arg::get_long);
+                    let known = known.filter(|name| is_known(name));
+                    return Err(unknown_flag::refusal(&format!("--{long}"), known));
+                }
             }
-            let known = command.get_arguments().filter_map(Arg::get_long);
-            let known = known.filter(|name| is_known(name));
-            return Err(unknown_flag::refusal(&option, known));
+            continue;
         };
         let is_json = { arg.get_value_names().unwrap_or_default() }
             .iter()
@@ -95,6 +123,47 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
     }
     let matches = command.try_get_matches_from(words).map_err(one_line)?;
     LlmArgs::from_arg_matches(&matches).map_err(one_line)
+}
+
+/// Returns what an option of another server is on Corella's command line; `None` if it is refused.
+fn foreign(command: &Command, name: &str, value: &Value) -> Result<Option<Vec<OsString>>, String> {
+    let option = format!("--{}", name.replace('_', "-"));
+    let Some(flag) = flag_table::find(&option) else {
+        return Ok(None);
+    };
+    let is_own = |flag: &Flag| match &flag.treatment {
+        Treatment::OtherName(other) => find(command, long(&other.option)).is_some(),
+        _ => false,
+    };
+    let is_off = !flag.takes_value && *value == Value::Bool(false);
+    let word = if is_off {
+        let negation = format!("--no-{}", long(&option));
+        match flag_table::find(&negation).is_some_and(is_own) {
+            true => negation,
+            // A switch of another server is off here.
+            false => return Ok(Some(Vec::new())),
+        }
+    } else if is_own(flag) {
+        match value {
+            Value::Bool(true) => option,
+            value => format!("{option}={}", as_typed(value)),
+        }
+    } else {
+        return match &flag.treatment {
+            Treatment::NoOp(no_op) if no_op.allows(&as_typed(value)) => {
+                tracing::warn!("{name} has no effect: {}", no_op.why);
+                Ok(Some(Vec::new()))
+            }
+            _ => Ok(None),
+        };
+    };
+    let words = vec![OsString::from("corella"), OsString::from(word)];
+    let translation = foreign_flag::translate(command, words);
+    let mut translation = translation.map_err(|reasons| reasons.join("; "))?;
+    for warning in &translation.warnings {
+        tracing::warn!("{}", in_keywords(warning));
+    }
+    Ok(Some(translation.words.split_off(1)))
 }
 
 /// Returns a value as typed.
@@ -193,6 +262,63 @@ mod tests {
         let kwargs = args.model.default_chat_template_kwargs.unwrap_or_default();
         assert_eq!(kwargs["enable_thinking"], false);
         assert_eq!((args.request.seed, args.device.threads), (Some(5), None));
+    }
+
+    #[test]
+    fn options_of_vllm_are_those_of_the_same_effect() {
+        let args = parse_json(json!({
+            "kv_cache_memory_bytes": 64 << 20,
+            "enable_chunked_prefill": false,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4},
+            "skip_tokenizer_init": false,
+            "enable_lora": false,
+            "enforce_eager": false,
+            "compilation_config": {"mode": 3},
+            "hf_overrides": null,
+        }));
+        let args = args.unwrap();
+        assert_eq!(args.cache.kv_cache_memory, Some(64 << 20));
+        assert!(args.scheduler.no_chunked_prefill);
+        assert_eq!(args.speculation.draft_tokens, Some(3));
+        let args = parse_json(json!({"enable_chunked_prefill": true})).unwrap();
+        assert!(!args.scheduler.no_chunked_prefill);
+        for (keywords, message) in [
+            (
+                json!({"skip_tokenizer_init": true}),
+                "there is no option skip_tokenizer_init: the tokenizer comes from",
+            ),
+            (
+                json!({"speculative_config": {"method": "eagle3"}}),
+                "speculative_config",
+            ),
+            (json!({"host": "0.0.0.0"}), "there is no option host"),
+        ] {
+            let refused = parse_json(keywords.clone()).err().unwrap_or_default();
+            assert!(refused.contains(message), "{keywords}: {refused}");
+        }
+    }
+
+    #[test]
+    fn every_foreign_keyword_is_taken_with_some_value() {
+        let names = foreign_keywords();
+        assert!(names.len() > 100, "{names:?}");
+        for name in names {
+            let values = json!([
+                false,
+                1,
+                0,
+                "auto",
+                "assistant",
+                "mp",
+                "awq",
+                "ngram",
+                "raw_logprobs",
+                {"method": "ngram"}
+            ]);
+            let values = values.as_array().unwrap();
+            let is_taken = |value: &&Value| parse_json(json!({ (&name): value })).is_ok();
+            assert!(values.iter().any(|value| is_taken(&value)), "{name}");
+        }
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub use generation_choice::{GenerationChoice, GenerationSource};
 pub use inspect::{
     Inspection, KvSize, ModelReport, TemplateReport, TokenizerReport, WeightReport, inspect,
 };
-pub use keyword_options::{KeywordKind, keywords, load as load_by_keywords};
+pub use keyword_options::{KeywordKind, foreign_keywords, keywords, load as load_by_keywords};
 pub use kv_plan::display_bytes;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
 pub use local_server::LocalServer;

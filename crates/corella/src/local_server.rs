@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use corella_engine::Engine;
-use corella_server::{LocalClient, ServeConfig, ServerState, TextModel};
+use corella_server::{GenerationDefaults, LocalClient, ServeConfig, ServerState, TextModel};
 use corella_text::Tokenizer;
 
 use crate::config::RequestOptions;
@@ -21,6 +21,8 @@ pub struct LocalServer {
     pub no_text: Option<Error>,
     pub has_chat_template: bool,
     pub tokenizer: Tokenizer,
+    /// What the model's files recommend for draws.
+    pub generation_defaults: GenerationDefaults,
     /// Describes model and hardware in one line.
     pub summary: String,
 }
@@ -40,6 +42,7 @@ impl LocalServer {
             max_body_bytes: MAX_BODY_BYTES,
             ..request.serve_config(&llm)
         };
+        let generation_defaults = config.generation_defaults.clone();
         let summary = llm.summary();
         let no_text = check_head(&llm.config).err();
         let has_chat_template = llm.chat_template.is_some();
@@ -58,6 +61,7 @@ impl LocalServer {
             no_text,
             has_chat_template,
             tokenizer,
+            generation_defaults,
             summary,
         })
     }

@@ -250,6 +250,16 @@ class LLM:
         instead = "SamplingParams(n=N, best_of=M) draws M answers and returns the N likeliest"
         raise UnsupportedError(f"there is no beam search; {instead}")
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's files recommend, or `generation_config` and `override_generation_config` say.
+
+        >>> from corella import LLM
+        >>> with LLM(kv_cache_memory="64M") as llm:
+        ...     llm.get_default_sampling_params()
+        SamplingParams(temperature=0.4, top_p=0.8)
+        """
+        return SamplingParams(**json.loads(self._open_engine().generation_defaults))
+
     def reset_prefix_cache(self) -> bool:
         """Forgets the keys and values of earlier prompts. Returns false, and forgets nothing, while requests run."""
         try:
