@@ -2,14 +2,81 @@
 
 import asyncio
 import io
+import json
+import subprocess
 import sys
 
 import pytest
-from corella import RequestError, SamplingParams, UnsupportedError
+from conftest import ROOT
+from corella import LLM, RequestError, SamplingParams, UnsupportedError
 from corella.progress import progress_bar
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 
 ENDLESS = SamplingParams(max_tokens=1900, seed=1, ignore_eos=True)
+
+
+def test_the_rank_of_a_drawn_token_is_its_place_among_all(llm):
+    [output] = llm.generate("Once upon a time", SamplingParams(max_tokens=12, temperature=1.5, seed=5, logprobs=3))
+    answer = output.outputs[0]
+    ranks = [row[token].rank for row, token in zip(answer.logprobs, answer.token_ids)]
+    assert min(ranks) >= 1 and max(ranks) > 4, "no draw is beyond the alternatives"
+    at = ranks.index(max(ranks))
+    context = output.prompt_token_ids + answer.token_ids[:at]
+    # Each token of the vocabulary is judged as the last one of a prompt.
+    tokens = range(llm.get_tokenizer().vocab_size)
+    scored = llm.generate([[*context, token] for token in tokens], SamplingParams(max_tokens=0, prompt_logprobs=0))
+    logprobs = [one.prompt_logprobs[-1][token].logprob for one, token in zip(scored, tokens)]
+    own = logprobs[answer.token_ids[at]]
+    num_before, num_equal = sum(other > own for other in logprobs), logprobs.count(own)
+    assert num_before < ranks[at] <= num_before + num_equal
+    for row, token in zip(answer.logprobs, answer.token_ids):
+        others = [other for name, other in row.items() if name != token]
+        assert [other.rank for other in others] == [place for place in range(1, 5) if place != row[token].rank][: len(others)]
+
+
+def test_a_chat_and_a_stream_tell_the_same_ranks(llm):
+    question = [{"role": "user", "content": "Tell me a story about a fox."}]
+    params = SamplingParams(max_tokens=12, temperature=1.5, seed=5, logprobs=2)
+    [chat] = llm.chat(question, params)
+    stream = llm.stream(question, params)
+    assert len(list(stream)) > 1
+    assert stream.output.outputs[0].logprobs == chat.outputs[0].logprobs
+    assert all(row[token].rank for row, token in zip(chat.outputs[0].logprobs, chat.outputs[0].token_ids))
+    # With the prompt as token ids, a completion draws the same.
+    [completion] = llm.generate([chat.prompt_token_ids], params)
+    assert completion.outputs[0].logprobs == chat.outputs[0].logprobs
+
+
+def check_metrics(output):
+    metrics = output.metrics
+    stages = [
+        metrics.arrival_time,
+        metrics.queued_ts,
+        metrics.scheduled_ts,
+        metrics.first_token_ts,
+        metrics.last_token_ts,
+    ]
+    assert stages == sorted(stages)
+    assert metrics.first_token_latency == pytest.approx(metrics.first_token_ts - metrics.arrival_time, abs=1e-4)
+    assert metrics.num_generation_tokens == sum(len(choice.token_ids) for choice in output.outputs)
+
+
+def test_metrics_tell_the_stages_of_a_request(llm):
+    question = [{"role": "user", "content": "Hello!"}]
+    params = SamplingParams(max_tokens=9, seed=1, n=3)
+    for output in llm.generate(["Once", "Twice"], params) + llm.chat(question, params):
+        check_metrics(output)
+    [one] = llm.generate("Once", SamplingParams(max_tokens=1))
+    assert one.metrics.first_token_ts == one.metrics.last_token_ts
+    [none] = llm.generate("Once upon", SamplingParams(max_tokens=0, prompt_logprobs=0))
+    assert none.metrics is None
+    for prompt in ("Once", question):
+        stream = llm.stream(prompt, params)
+        next(stream)
+        assert stream.output.metrics is None
+        for _ in stream:
+            pass
+        check_metrics(stream.output)
 
 
 def test_the_prefix_cache_is_reset_unless_requests_run(llm):
@@ -25,6 +92,20 @@ def test_the_prefix_cache_is_reset_unless_requests_run(llm):
     # A step that runs without the request still has its pages.
     wait_until(lambda: llm.reset_prefix_cache() is True, "its pages are free")
     assert cached() == 0
+
+
+def test_default_sampling_params_are_those_of_the_models_files(llm):
+    file = json.loads((ROOT / "models/nano/generation_config.json").read_text())
+    expected = SamplingParams(temperature=file["temperature"], top_p=file["top_p"])
+    assert llm.get_default_sampling_params() == expected
+    with LLM(kv_cache_memory="16M", override_generation_config={"temperature": 0.25, "top_k": 7}) as own:
+        params = own.get_default_sampling_params()
+        assert params == SamplingParams(temperature=0.25, top_p=file["top_p"], top_k=7)
+        # What is the default changes nothing.
+        params.seed = params.max_tokens = 8
+        assert own.generate("Once", params)[0].outputs == own.generate("Once", SamplingParams(seed=8, max_tokens=8))[0].outputs
+    with LLM(kv_cache_memory="16M", generation_config="vllm") as plain:
+        assert plain.get_default_sampling_params() == SamplingParams()
 
 
 def test_a_clone_is_independent_of_its_original():
@@ -110,3 +191,15 @@ def test_awaited_calls_have_a_bar(llm):
 
     asyncio.run(ask())
     assert counted == [(3, 3), (2, 2)]
+
+
+def test_a_script_of_vllm_runs_and_is_told_what_has_no_effect(tmp_path):
+    script = ROOT / "tests/python/typed_vllm.py"
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "enforce_eager has no effect: kernels and compilation have no such setting" in done.stderr
+    assert "skip_mm_profiling" not in done.stderr, "a switch that is off has none anywhere"
+    for name in ("gpu_memory_utilization", "max_num_seqs", "kv_cache_memory_bytes"):
+        assert f"{name} has no effect" not in done.stderr, "it has one"

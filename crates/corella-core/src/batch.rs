@@ -217,6 +217,9 @@ pub struct Sample {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     pub token: f32,
+    /// 1 for the most likely token of the vocabulary. Equally likely tokens rank by id. 0 if a node of an earlier version
+    /// did not say it.
+    pub rank: u32,
     /// The most likely tokens, in descending order.
     pub top: Vec<(TokenId, f32)>,
 }
@@ -225,7 +228,5 @@ pub struct Logprobs {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptLogprob {
     pub token: TokenId,
-    /// 1 for the most likely token of the vocabulary. Equally likely tokens rank by id.
-    pub rank: u32,
     pub logprobs: Logprobs,
 }

@@ -349,6 +349,15 @@ fn leading(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     best
 }
 
+/// Returns 1 for the first token in the order of [`by_rank`].
+fn rank(logits: &[f32], token: TokenId) -> u32 {
+    let (before, rest) = logits.split_at(token as usize);
+    let own = rest[0];
+    let num_before = before.iter().filter(|&&logit| logit >= own).count();
+    let num_behind = rest.iter().filter(|&&logit| logit > own).count();
+    (1 + num_before + num_behind) as u32
+}
+
 fn log_probabilities(logits: &[f32], max: f32, token: TokenId, num_top: usize) -> Logprobs {
     let log_total = ln(Weights {
         logits,
@@ -359,6 +368,7 @@ fn log_probabilities(logits: &[f32], max: f32, token: TokenId, num_top: usize) -
     let log_probability = |logit: f32| (f64::from(logit) - f64::from(max) - log_total) as f32;
     Logprobs {
         token: log_probability(logits[token as usize]),
+        rank: rank(logits, token),
         top: leading(logits, num_top)
             .into_iter()
             .map(|(token, logit)| (token, log_probability(logit)))

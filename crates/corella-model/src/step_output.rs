@@ -196,9 +196,9 @@ mod tests {
     fn scores_of_a_span_are_all_or_none() {
         let logprob = |token| PromptLogprob {
             token,
-            rank: 1,
             logprobs: Logprobs {
                 token: -0.5,
+                rank: 1,
                 top: [].into(),
             },
         };

@@ -21,6 +21,7 @@ use crate::chat_reply::{ChatDelta, ChatMessage};
 use crate::chat_role::fit_roles;
 use crate::chat_tool::fit_tools;
 use crate::chat_turn::fit_turns;
+use crate::choice_metrics::ChoiceMetrics;
 use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
@@ -354,6 +355,8 @@ struct Chat {
     tokens_as_ids: bool,
     /// Whether token ids are part of the answer.
     returns_token_ids: bool,
+    /// Whether times are.
+    returns_metrics: bool,
     /// Whether the request named the tool to call.
     names_tool: bool,
 }
@@ -410,6 +413,7 @@ impl Endpoint for Chat {
                 prompt_logprobs: params.prompt_logprobs,
                 tokens_as_ids: params.tokens_as_ids,
                 returns_token_ids: params.returns_token_ids,
+                returns_metrics: params.returns_metrics,
                 names_tool,
             },
             params,
@@ -472,10 +476,13 @@ struct ChatChoice {
     stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<ChoiceMetrics>,
 }
 
 impl ChatChoice {
     fn new(format: Chat, state: &ServerState, choice: ChoiceDelta) -> Self {
+        let metrics = ChoiceMetrics::of(&choice).filter(|_| format.returns_metrics);
         let logprobs = logprobs_of(format.token_names(state), &choice.logprobs);
         let message = ChatMessage::new(choice.parts, state.text.reply_format.calls);
         let (finish_reason, stop_reason) = choice.finish.map_or((None, None), |finish| {
@@ -489,6 +496,7 @@ impl ChatChoice {
             finish_reason,
             stop_reason,
             token_ids: format.returns_token_ids.then_some(choice.tokens),
+            metrics,
         }
     }
 }
@@ -520,6 +528,8 @@ struct ChatChunkChoice<'a> {
     stop_reason: Option<StopReason>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     token_ids: Vec<TokenId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<ChoiceMetrics>,
 }
 
 /// The `object` of a chunk.
@@ -535,6 +545,7 @@ impl ChatChunks {
 impl ChunkEncoder for ChatChunks {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         let index = delta.index;
+        let metrics = ChoiceMetrics::of(&delta).filter(|_| self.format.returns_metrics);
         if !std::mem::replace(&mut self.has_role[index], true) {
             let role = ChatChunkChoice {
                 index,
@@ -578,6 +589,7 @@ impl ChunkEncoder for ChatChunks {
                 ),
                 stop_reason: finish.stop_reason,
                 token_ids,
+                metrics,
                 ..ChatChunkChoice::default()
             };
             self.push(end, &delta.usage, events);

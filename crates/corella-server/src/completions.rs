@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::choice_metrics::ChoiceMetrics;
 use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::prompt::{Prompt, PromptField};
@@ -62,6 +63,8 @@ struct Completion {
     tokens_as_ids: bool,
     /// Whether token ids are part of the answer.
     returns_token_ids: bool,
+    /// Whether times are.
+    returns_metrics: bool,
 }
 
 impl Endpoint for Completion {
@@ -125,6 +128,7 @@ impl Endpoint for Completion {
             prompt_logprobs: params.prompt_logprobs,
             tokens_as_ids: params.tokens_as_ids,
             returns_token_ids: params.returns_token_ids,
+            returns_metrics: params.returns_metrics,
         };
         Ok(Call {
             prompts,
@@ -212,6 +216,8 @@ struct CompletionChoice<'a> {
     prompt_token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<ChoiceMetrics>,
 }
 
 impl<'a> CompletionChoice<'a> {
@@ -226,6 +232,7 @@ impl<'a> CompletionChoice<'a> {
             tokenizer,
             as_ids: format.tokens_as_ids,
         };
+        let metrics = ChoiceMetrics::of(&delta).filter(|_| format.returns_metrics);
         let echoed = format.echoed.zip(delta.prompt.as_ref());
         let logprobs = (echoed.is_some() || !delta.logprobs.is_empty()).then(|| {
             let mut logprobs = CompletionLogprobs::default();
@@ -254,6 +261,7 @@ impl<'a> CompletionChoice<'a> {
             prompt_logprobs,
             prompt_token_ids: delta.prompt_tokens.map(|tokens| tokens.to_vec()),
             token_ids: format.returns_token_ids.then_some(delta.tokens),
+            metrics,
         }
     }
 }

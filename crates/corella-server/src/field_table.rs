@@ -111,6 +111,7 @@ pub static BODY: FieldTable = FieldTable {
         "prompt_logprobs",
         "return_token_ids",
         "return_tokens_as_token_ids",
+        "return_metrics",
         "response_format",
         "structured_outputs",
         "guided_json",

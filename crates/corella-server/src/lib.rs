@@ -23,6 +23,7 @@ mod chat_reply;
 mod chat_role;
 mod chat_tool;
 mod chat_turn;
+mod choice_metrics;
 mod classify;
 mod cluster_status;
 mod completions;

@@ -63,6 +63,7 @@ pub struct SamplingFields {
     pub guided_grammar: Option<String>,
     pub return_token_ids: Option<bool>,
     pub return_tokens_as_token_ids: Option<bool>,
+    pub return_metrics: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -137,6 +138,8 @@ pub struct GenerationParams {
     pub returns_token_ids: bool,
     /// Whether log-probabilities name tokens by their ids.
     pub tokens_as_ids: bool,
+    /// Whether the times of each choice are part of the answer.
+    pub returns_metrics: bool,
     /// Read only by another server; `kv_transfer.rs` passes them on.
     pub kv_transfer_params: Option<Map<String, Value>>,
     /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
@@ -304,6 +307,7 @@ impl SamplingFields {
             stream_usage: stream_usage(self.stream_options.as_ref())?,
             returns_token_ids: self.return_token_ids.unwrap_or(false),
             tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
+            returns_metrics: self.return_metrics.unwrap_or(false),
             namespace: Namespace {
                 cache_salt: check_cache_salt(self.cache_salt.as_deref())?,
                 ..Namespace::default()

@@ -55,16 +55,15 @@ struct RankedToken {
 impl Serialize for Position<'_> {
     /// The prompt's token comes first, then the most likely ones in order.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let PromptLogprob {
-            token,
-            rank,
-            logprobs,
-        } = self.scored;
+        let PromptLogprob { token, logprobs } = self.scored;
         let top = logprobs.top.iter().take(self.num_top).zip(1..);
         let top = top.map(|(&(token, logprob), rank)| (token, logprob, rank));
         let others = top.filter(|(other, ..)| other != token);
         let mut tokens = serializer.serialize_map(None)?;
-        for (token, logprob, rank) in [(*token, logprobs.token, *rank)].into_iter().chain(others) {
+        for (token, logprob, rank) in [(*token, logprobs.token, logprobs.rank)]
+            .into_iter()
+            .chain(others)
+        {
             let bytes = self.tokenizer.token_bytes(token).unwrap_or_default();
             let ranked = RankedToken {
                 logprob: finite(logprob),

@@ -37,6 +37,9 @@ pub struct CompletionLogprobs {
     token_logprobs: Vec<Option<f32>>,
     tokens: Vec<String>,
     top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    /// The tokens' places among all, if tokens are named by their ids.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ranks: Vec<Option<u32>>,
 }
 
 impl CompletionLogprobs {
@@ -85,6 +88,10 @@ impl CompletionLogprobs {
         self.tokens.push(names.name(token));
         let logprob = logprobs.map(|(logprobs, _)| finite(logprobs.token));
         self.token_logprobs.push(logprob);
+        if names.as_ids {
+            let rank = logprobs.and_then(|(logprobs, _)| known(logprobs.rank));
+            self.ranks.push(rank);
+        }
         self.top_logprobs.push(logprobs.map(|(logprobs, num_top)| {
             let top = logprobs.top.iter().take(num_top);
             let own = (token, logprobs.token);
@@ -130,6 +137,9 @@ pub struct ChatLogprobs {
 struct ChatLogprob {
     #[serde(flatten)]
     token: TokenLogprob,
+    /// The token's place among all, if tokens are named by their ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rank: Option<u32>,
     top_logprobs: Vec<TokenLogprob>,
 }
 
@@ -144,6 +154,7 @@ impl ChatLogprobs {
     pub fn new(names: TokenNames, tokens: &[(TokenId, Box<Logprobs>)]) -> Self {
         let row = |(token, logprobs): &(TokenId, Box<Logprobs>)| ChatLogprob {
             token: TokenLogprob::new(names, *token, logprobs.token),
+            rank: known(logprobs.rank).filter(|_| names.as_ids),
             top_logprobs: logprobs
                 .top
                 .iter()
@@ -175,6 +186,10 @@ impl TokenLogprob {
             bytes: bytes.to_vec(),
         }
     }
+}
+
+fn known(rank: u32) -> Option<u32> {
+    (rank > 0).then_some(rank)
 }
 
 pub fn text_of(bytes: &[u8]) -> String {

@@ -500,9 +500,9 @@ impl CheckingExecutor {
             let row = history[position as usize - 1].filter(|_| is_defined);
             PromptLogprob {
                 token,
-                rank: row.map_or(0, |row| rank(row, token)),
                 logprobs: Logprobs {
                     token: 0.0,
+                    rank: row.map_or(0, |row| rank(row, token)),
                     top: Vec::new(),
                 },
             }

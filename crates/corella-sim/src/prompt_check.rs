@@ -34,7 +34,7 @@ impl Checker for PromptCheck {
         let id = output.request;
         let to_come = self.to_come.entry(id).or_default();
         for told in &output.prompt_logprobs {
-            let (told, should) = ((told.token, told.rank), to_come.pop());
+            let (told, should) = ((told.token, told.logprobs.rank), to_come.pop());
             ensure(Some(told) == should, || {
                 format!("request {id} is told {told:?}, alone it is {should:?}")
             })?;

@@ -13,7 +13,7 @@ use super::config::NodeConfig;
 /// The protocol between nodes of a cluster. Nodes of another major version do not work together. Version 3 has
 /// constraints on whole answers, which a node that skipped them would break, and adapters named by their contents. Version 4
 /// greets KV connections with the arithmetic of rows.
-const PROTOCOL: (u32, u32) = (4, 1);
+const PROTOCOL: (u32, u32) = (4, 2);
 
 pub struct ServedModel {
     pub engine: Engine,

@@ -423,6 +423,7 @@ impl From<Sample> for DrawnToken {
         Self {
             token: sample.token,
             logprob: logprobs.as_ref().map(|logprobs| logprobs.token),
+            rank: logprobs.as_ref().map_or(0, |logprobs| logprobs.rank),
             top_tokens,
             top_logprobs,
         }
@@ -442,6 +443,7 @@ impl TryFrom<DrawnToken> for Sample {
             logprobs: drawn.logprob.map(|token| {
                 Box::new(Logprobs {
                     token,
+                    rank: drawn.rank,
                     top: top.collect(),
                 })
             }),

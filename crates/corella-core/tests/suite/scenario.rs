@@ -646,13 +646,17 @@ impl World {
         while let Some(output) = self.scheduler.poll_output() {
             let name = &self.names[&output.request];
             if let [first, ..] = &output.prompt_logprobs[..] {
-                let positions: Vec<_> = output.prompt_logprobs.iter().map(|it| it.rank).collect();
-                let end = first.rank + positions.len() as u32;
+                let positions: Vec<_> = output
+                    .prompt_logprobs
+                    .iter()
+                    .map(|it| it.logprobs.rank)
+                    .collect();
+                let end = first.logprobs.rank + positions.len() as u32;
                 assert!(
-                    positions.into_iter().eq(first.rank..end),
+                    positions.into_iter().eq(first.logprobs.rank..end),
                     "{name} is told out of order"
                 );
-                self.say(&format!("{name} is told {}..{end}", first.rank));
+                self.say(&format!("{name} is told {}..{end}", first.logprobs.rank));
                 continue;
             }
             if output.hidden_state.is_some() {

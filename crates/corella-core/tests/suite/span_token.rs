@@ -29,9 +29,9 @@ pub fn logprob(batch: &Batch, span: &Span, next: Option<TokenId>, position: u32)
     };
     PromptLogprob {
         token,
-        rank: position,
         logprobs: Logprobs {
             token: 0.0,
+            rank: position,
             top: Vec::new(),
         },
     }

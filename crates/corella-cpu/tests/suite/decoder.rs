@@ -552,9 +552,9 @@ fn check_scores(
         let num_above = |bound: f64| expected.iter().filter(|&&other| other > bound).count();
         let ranks = 1 + num_above(own + 2.0 * most_error)..=num_above(own - 2.0 * most_error);
         assert!(
-            ranks.contains(&(score.rank as usize)),
+            ranks.contains(&(score.logprobs.rank as usize)),
             "{name}: token {token} has rank {}, not one of {ranks:?}",
-            score.rank
+            score.logprobs.rank
         );
         let best = score.logprobs.top[0].0 as usize;
         let most = expected.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -74,7 +74,7 @@ fn prompts_are_scored_by_the_golden_logits() {
                     error <= F32_TOLERANCE * largest,
                     "{name}, {drawn}: {scored:?}"
                 );
-                assert_eq!(scored.rank, 1, "{name}, {drawn}");
+                assert_eq!(scored.logprobs.rank, 1, "{name}, {drawn}");
             }
         }
     }

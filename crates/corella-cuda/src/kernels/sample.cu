@@ -273,6 +273,7 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
     __shared__ double log_total;
     __shared__ u32 chosen;
     __shared__ u32 drawn;
+    __shared__ u32 num_before;
     const u32 index = blockIdx.y;
     const Draw draw = args.draws[index];
     if (draw.kind == NOTHING) return;
@@ -368,6 +369,19 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
         } else {
             drawn = token_of(work.best);
         }
+        num_before = work.num_before;
+    }
+    __syncthreads();
+
+    // A drawn token is known only now; most are the first one.
+    const bool is_ranked = error == OK && needs.has_logprobs && draw.kind == DRAW;
+    if (is_ranked && drawn != token_of(work.best)) {
+        const float own = logits[drawn];
+        u32 before = 0;
+        for (u32 token = thread; token < args.vocab_size; token += THREADS) {
+            before += token < drawn ? logits[token] >= own : logits[token] > own;
+        }
+        if (before > 0) atomic_add(&num_before, before);
     }
     __syncthreads();
 
@@ -387,7 +401,7 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
         double logit = (double)logits[drawn];
         result.logprob = (float)(logit - (double)max_logit - log_total + 0.0);
     }
-    result.rank = 1 + work.num_before;
+    result.rank = 1 + num_before;
     result.num_top = num_top;
     args.results[index] = result;
     if (draw.kind == DRAW && !(draw.flags & IS_BEHIND_DRAFT)) args.drawn[draw.slot] = drawn;

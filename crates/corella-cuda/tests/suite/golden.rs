@@ -163,7 +163,7 @@ fn prompts_are_scored_by_the_golden_logits() {
                 let largest = logits.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
                 let error = (scored.logprobs.token - expected).abs();
                 assert!(error <= F32_TOLERANCE * largest, "{name}: {scored:?}");
-                assert_eq!(scored.rank, 1, "{name}, {drawn}");
+                assert_eq!(scored.logprobs.rank, 1, "{name}, {drawn}");
             }
         }
     }

@@ -67,7 +67,11 @@ impl Suite<'_> {
         let all = drawn.logprobs.expect("they were asked for").top;
         let rank = all.iter().position(|&(token, _)| token == scored.token);
         let rank = rank.expect("all tokens were asked for");
-        assert_eq!(scored.rank as usize, rank + 1, "a rank at {position}");
+        assert_eq!(
+            scored.logprobs.rank as usize,
+            rank + 1,
+            "a rank at {position}"
+        );
         assert_eq!(scored.logprobs.token, all[rank].1, "position {position}");
         let num_top = scored.logprobs.top.len();
         assert_eq!(num_top, (NUM_LOGPROBS as usize).min(self.vocab_size));

@@ -265,8 +265,12 @@ impl Suite<'_> {
                 .map(|(_, logprob)| f64::from(*logprob).exp())
                 .sum();
             assert!(sum > 0.0 && sum < 1.0 + 1e-4, "probabilities sum to {sum}");
-            if let Some((_, listed)) = top.iter().find(|(token, _)| *token == sample.token) {
-                assert_eq!(*listed, logprobs.token);
+            match top.iter().position(|(token, _)| *token == sample.token) {
+                Some(place) => {
+                    assert_eq!(top[place].1, logprobs.token);
+                    assert_eq!(logprobs.rank as usize, place + 1);
+                }
+                None => assert!(logprobs.rank > NUM_LOGPROBS, "{logprobs:?}"),
             }
         }
         // The first script is greedy and has no penalties.

@@ -66,11 +66,11 @@ impl MockExecutor {
             if slot.undefined {
                 let token_alone = Logprobs {
                     token: 0.0,
+                    rank: 1,
                     top: Vec::new(),
                 };
                 return Ok(PromptLogprob {
                     token,
-                    rank: 1,
                     logprobs: token_alone,
                 });
             }

@@ -584,7 +584,7 @@ fn a_score_is_the_place_in_the_sorted_vocabulary() {
     for (at, &token) in by_rank.iter().enumerate() {
         let scored = score(&logits, token as TokenId, 4).unwrap();
         assert_eq!(
-            (scored.token, scored.rank),
+            (scored.token, scored.logprobs.rank),
             (token as TokenId, at as u32 + 1)
         );
         let expected = probabilities[token].ln();
@@ -602,4 +602,29 @@ fn a_score_is_the_place_in_the_sorted_vocabulary() {
         score(&logits, 0, 0),
         Err(SampleError::NotFinite { token: 3, .. })
     ));
+}
+
+#[test]
+fn a_drawn_token_has_its_place_in_the_sorted_vocabulary() {
+    let mut logits = noise(5, 300);
+    logits[7] = logits[200];
+    let mut ranks = Vec::new();
+    for seed in 0..50 {
+        let params = SamplingParams {
+            temperature: 3.0,
+            seed,
+            logprobs: Some(0),
+            ..SamplingParams::GREEDY
+        };
+        let drawn = sample(&mut logits.clone(), request(&params, &[])).unwrap();
+        let is_before = |other: usize| {
+            let (a, b) = (logits[other], logits[drawn.token as usize]);
+            a > b || a == b && other < drawn.token as usize
+        };
+        let num_before = (0..logits.len()).filter(|&other| is_before(other)).count();
+        let rank = drawn.logprobs.expect("they were asked for").rank;
+        assert_eq!(rank as usize, num_before + 1);
+        ranks.push(rank);
+    }
+    assert!(ranks.iter().any(|&rank| rank > 50), "{ranks:?}");
 }

@@ -12,7 +12,7 @@
 from corella._corella import __version__
 from corella.errors import CorellaError, EngineError, OptionError, RequestError, UnsupportedError
 from corella.llm import LLM
-from corella.output import CompletionOutput, Delta, Logprob, RequestOutput
+from corella.output import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from corella.pooled_output import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -46,6 +46,7 @@ __all__ = [
     "PoolingRequestOutput",
     "Prompt",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "ScoringOutput",

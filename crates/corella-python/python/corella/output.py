@@ -47,6 +47,37 @@ class CompletionOutput:
         return sum(row[token].logprob for token, row in zip(self.token_ids, self.logprobs))
 
 
+@dataclass(frozen=True)
+class RequestMetrics:
+    """When the answers to a prompt reached each stage, in seconds since 1970."""
+
+    arrival_time: float
+    queued_ts: float
+    """When the prompt was tokenised and began to wait."""
+    scheduled_ts: float
+    """When its computation began."""
+    first_token_ts: float
+    last_token_ts: float
+    first_token_latency: float
+    """From the arrival to the first token."""
+    num_generation_tokens: int
+    """Of all answers together."""
+
+    def joined(self, other: RequestMetrics | None) -> RequestMetrics:
+        """The metrics of two groups of answers to one prompt."""
+        if other is None:
+            return self
+        return RequestMetrics(
+            arrival_time=min(self.arrival_time, other.arrival_time),
+            queued_ts=min(self.queued_ts, other.queued_ts),
+            scheduled_ts=min(self.scheduled_ts, other.scheduled_ts),
+            first_token_ts=min(self.first_token_ts, other.first_token_ts),
+            last_token_ts=max(self.last_token_ts, other.last_token_ts),
+            first_token_latency=min(self.first_token_latency, other.first_token_latency),
+            num_generation_tokens=self.num_generation_tokens + other.num_generation_tokens,
+        )
+
+
 @dataclass
 class RequestOutput:
     """The answers to one prompt."""
@@ -59,6 +90,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """How many tokens of the prompt were found in the prefix cache."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    metrics: RequestMetrics | None = field(default=None, compare=False)
+    """When it was computed; `None` before the end of an answer, and without a token."""
 
     @property
     def finished(self) -> bool:
@@ -101,7 +134,15 @@ def read_answer(answer: dict[str, Any], prompt: str | None, token_texts: TokenTe
         num_cached_tokens=read_num_cached_tokens(answer["usage"]),
         prompt_logprobs=None if prompt_logprobs is None else [_read_scored(row) for row in prompt_logprobs],
     )
+    for choice in answer["choices"]:
+        add_metrics(output, choice)
     return output
+
+
+def add_metrics(output: RequestOutput, choice: dict[str, Any]) -> None:
+    """Adds what a choice, or its last part, says about its times."""
+    if (metrics := choice.get("metrics")) is not None:
+        output.metrics = RequestMetrics(**metrics).joined(output.metrics)
 
 
 def read_delta(choice: dict[str, Any], token_texts: TokenTexts) -> Delta:

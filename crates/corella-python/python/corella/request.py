@@ -144,7 +144,7 @@ def _sampled_chat(params: SamplingParams | None) -> dict[str, Any]:
     return fields
 
 
-_TOLD = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+_TOLD = {"return_token_ids": True, "return_tokens_as_token_ids": True, "return_metrics": True}
 
 
 def to_json(value: object) -> str:

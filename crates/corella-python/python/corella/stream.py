@@ -16,6 +16,7 @@ from corella.output import (
     RequestOutput,
     TokenTexts,
     add_delta,
+    add_metrics,
     read_delta,
     read_num_cached_tokens,
 )
@@ -53,6 +54,7 @@ class _Reader:
                 self.output.outputs.append(CompletionOutput(index=len(self.output.outputs)))
             delta = read_delta(choice, self._token_texts)
             add_delta(self.output.outputs[delta.index], delta)
+            add_metrics(self.output, choice)
             if delta != Delta(text="", index=delta.index):
                 self._waiting.append(delta)
         if not chunk["choices"] and chunk.get("usage"):

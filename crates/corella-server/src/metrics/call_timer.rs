@@ -1,7 +1,7 @@
 //! Times a call for its metrics, its trace and the account of its key.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use corella_core::{FinishReason, RequestOutput};
 use corella_engine::TraceScope;
@@ -24,6 +24,7 @@ pub struct CallTimer {
     adapter: Option<AdapterCall>,
     line: Option<Arc<RequestLine>>,
     arrival: Instant,
+    arrival_time: SystemTime,
     submission: Instant,
     /// The choices of each prompt, and the limit of their tokens, if the call generates text.
     params: Option<(u32, Option<u32>)>,
@@ -35,16 +36,22 @@ pub struct CallTimer {
 /// The durations of a finished choice's stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChoiceTimes {
+    pub arrival_time: SystemTime,
     /// From the arrival of the request to now.
     pub total: Duration,
+    /// From its submission to the start of its prompt's computation.
+    pub queue: Duration,
     /// From the start of its prompt's computation to its first token.
     pub prefill: Duration,
+    /// From the arrival of the request to its first token.
+    pub first_token: Duration,
     /// From its first token to its last.
     pub decode: Duration,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Choice {
+    queue: Duration,
     prefill: Duration,
     /// `None` before its first token.
     tokens: Option<TokenTimes>,
@@ -60,6 +67,7 @@ impl CallTimer {
             adapter: None,
             line: context.line.clone(),
             arrival,
+            arrival_time: SystemTime::now(),
             submission: arrival,
             params: None,
             choices: Vec::new(),
@@ -146,7 +154,7 @@ impl CallTimer {
             let queue = Duration::from_micros(output.queue_us);
             metrics.queue_seconds.observe(queue.as_secs_f64());
             let prefill = (now - self.submission).saturating_sub(queue);
-            timed.prefill = prefill;
+            (timed.queue, timed.prefill) = (queue, prefill);
             metrics.prefill_seconds.observe(prefill.as_secs_f64());
             if let Some(trace) = &self.trace {
                 let started = (self.submission + queue).min(now);
@@ -181,8 +189,11 @@ impl CallTimer {
         let choice = self.choices.get(choice)?;
         let tokens = choice.tokens?;
         Some(ChoiceTimes {
+            arrival_time: self.arrival_time,
             total: self.arrival.elapsed(),
+            queue: choice.queue,
             prefill: choice.prefill,
+            first_token: tokens.first - self.arrival,
             decode: tokens.last - tokens.first,
         })
     }

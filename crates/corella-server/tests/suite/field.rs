@@ -76,6 +76,7 @@ const READ: &[(&str, &str)] = &[
     ("priority", "1"),
     ("return_token_ids", "true"),
     ("return_tokens_as_token_ids", "true"),
+    ("return_metrics", "true"),
     ("ttft_slo_ms", "100000"),
     ("tpot_slo_ms", "100000"),
 ];

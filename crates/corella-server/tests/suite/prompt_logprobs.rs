@@ -36,7 +36,7 @@ fn check(server: &TestServer, found: &Value, prompt: &[TokenId], num_top: usize)
     for (found, scored) in found[1..].iter().zip(&scored) {
         let found = found.as_object().expect("an object");
         let mut ranks: Vec<(TokenId, f32, u32)> = vec![];
-        ranks.push((scored.token, scored.logprobs.token, scored.rank));
+        ranks.push((scored.token, scored.logprobs.token, scored.logprobs.rank));
         for (at, &(token, logprob)) in scored.logprobs.top.iter().enumerate() {
             if token != scored.token {
                 ranks.push((token, logprob, at as u32 + 1));

@@ -159,3 +159,67 @@ async fn every_chunk_has_usage_where_that_is_asked_for() {
         "stream_options.continuous_usage_stats"
     );
 }
+
+#[tokio::test]
+async fn ranks_come_with_ids_and_times_if_they_are_wanted() {
+    let server = TestServer::start().await;
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (path, asked) in [
+        (COMPLETIONS, json!({"prompt": "some text", "logprobs": 1})),
+        (
+            CHAT,
+            json!({"messages": messages, "logprobs": true, "top_logprobs": 1}),
+        ),
+    ] {
+        let ask = async |more: Value| {
+            let mut body = asked.clone();
+            let fields = json!({"temperature": 0, "max_tokens": 4, "n": 2});
+            for (name, value) in [fields, more].iter().flat_map(|it| it.as_object().unwrap()) {
+                body[name] = value.clone();
+            }
+            post(server.address, path, &body).await
+        };
+        let ranks = |choice: &Value| match path {
+            COMPLETIONS => choice["logprobs"]["ranks"].clone(),
+            _ => {
+                let rows = choice["logprobs"]["content"].as_array().unwrap();
+                rows.iter().map(|row| row["rank"].clone()).collect()
+            }
+        };
+        let plain = ask(json!({})).await.json();
+        let choice = &plain["choices"][0];
+        assert!(choice["metrics"].is_null(), "{choice}");
+        assert!(!choice.to_string().contains("rank"), "{choice}");
+
+        let wanted = json!({"return_tokens_as_token_ids": true, "return_metrics": true});
+        let whole = ask(wanted.clone()).await.json();
+        for choice in whole["choices"].as_array().unwrap() {
+            // The most likely token is drawn each time.
+            assert_eq!(ranks(choice), json!([1, 1, 1, 1]), "{choice}");
+            assert_stages(&choice["metrics"]);
+        }
+        let mut streamed = wanted;
+        streamed["stream"] = json!(true);
+        let chunks = ask(streamed).await.chunks();
+        let choices = chunks.iter().filter_map(|chunk| chunk["choices"].get(0));
+        for choice in choices {
+            match choice["finish_reason"].is_null() {
+                true => assert!(choice["metrics"].is_null(), "{choice}"),
+                false => assert_stages(&choice["metrics"]),
+            }
+        }
+    }
+}
+
+fn assert_stages(metrics: &Value) {
+    let stages = [
+        "arrival_time",
+        "queued_ts",
+        "scheduled_ts",
+        "first_token_ts",
+        "last_token_ts",
+    ];
+    let times = stages.map(|stage| metrics[stage].as_f64().expect(stage));
+    assert!(times.is_sorted(), "{metrics}");
+    assert_eq!(metrics["num_generation_tokens"], 4, "{metrics}");
+}

@@ -276,6 +276,9 @@ pub struct DrawnToken {
     pub top_tokens: Vec<u32>,
     #[prost(float, repeated, tag = "4")]
     pub top_logprobs: Vec<f32>,
+    /// The token's place among all tokens, the most likely one being 1, if it has a log-probability. Since version 4.2.
+    #[prost(uint32, tag = "5")]
+    pub rank: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -36,6 +36,7 @@ fn sample(token: u32, has_logprobs: bool) -> Sample {
         logprobs: has_logprobs.then(|| {
             Box::new(Logprobs {
                 token: -0.25,
+                rank: 7,
                 top: vec![(token, -0.25), (3, -1.5)],
             })
         }),

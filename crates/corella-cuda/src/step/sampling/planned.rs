@@ -97,6 +97,7 @@ impl StepResults<'_> {
         let tops = &self.tops[index * max_top..][..result.num_top as usize];
         Logprobs {
             token: result.logprob,
+            rank: result.rank,
             top: tops.iter().map(|top| (top.token, top.logprob)).collect(),
         }
     }
@@ -130,7 +131,6 @@ impl StepResults<'_> {
         let result = self.drawn(index)?;
         Ok(PromptLogprob {
             token: result.token,
-            rank: result.rank,
             logprobs: self.logprobs(index, result),
         })
     }
