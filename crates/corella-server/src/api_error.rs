@@ -1,14 +1,11 @@
 //! Every failure as OpenAI's error object, written for the caller who can correct it.
 
-use std::fmt;
+mod engine;
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use corella_core::{
-    AdmissionError, MissedObjective, NOT_MASKED, NOTHING_ALLOWED, ObjectiveKind, RequestError,
-};
 use serde::Serialize;
 
 use crate::field_table::Endpoint;
@@ -427,17 +424,6 @@ impl ApiError {
         Self::invalid("model", message)
     }
 
-    /// A caller asks for a free slot, and none is free.
-    pub fn no_slot(num_slots: usize) -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
-            format!("All {num_slots} slots (--max-num-seqs) are in use; a request would wait."),
-        );
-        error.body.code = Some("no_slot");
-        error
-    }
-
     pub fn body_too_large(limit: u64) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -462,196 +448,6 @@ impl ApiError {
             "invalid_request_error",
             format!("The request body did not arrive within {limit_s} seconds."),
         )
-    }
-
-    pub fn draining() -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
-            "The server is shutting down and takes no new requests.",
-        );
-        error.body.code = Some("draining");
-        error
-    }
-
-    pub fn loading() -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
-            "The server is still loading the model.",
-        );
-        error.body.code = Some("loading");
-        error
-    }
-
-    /// The drain timeout ended before the request did.
-    pub fn cut_off() -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
-            "The server is shutting down and has ended this request before it was complete.",
-        );
-        error.body.code = Some("cut_off");
-        error
-    }
-
-    pub fn not_ready(reason: &str) -> Self {
-        Self::no_service(&format!("The engine is not serving: {reason}."))
-    }
-
-    /// `reason` is a sentence.
-    pub fn no_service(reason: &str) -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
-            reason,
-        );
-        error.body.code = Some("not_ready");
-        error
-    }
-
-    pub fn conflict(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::CONFLICT, "conflict_error", message)
-    }
-
-    /// The engine gave up on a request that it had accepted.
-    pub fn engine(message: impl Into<String>) -> Self {
-        let mut error = Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "server_error",
-            message.into(),
-        );
-        error.body.code = Some("engine_error");
-        error
-    }
-
-    /// `prompt_field` is the field that holds the prompt at this endpoint.
-    pub fn admission(error: &AdmissionError, prompt_field: &str) -> Self {
-        match error {
-            AdmissionError::QueueFull { .. }
-            | AdmissionError::QueuedTokensFull { .. }
-            | AdmissionError::NoRoom { .. } => {
-                let mut refused = Self::new(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "rate_limit_error",
-                    format!("The server is busy: {error}. Try again shortly."),
-                );
-                refused.body.code = Some("queue_full");
-                refused
-            }
-            AdmissionError::ObjectiveMissed(missed) => Self::too_late(missed),
-            AdmissionError::NoDecodeNode => {
-                let mut refused = Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "service_unavailable_error",
-                    format!("The server cannot serve this now: {error}. Try again shortly."),
-                );
-                refused.body.code = Some("no_decode_node");
-                refused
-            }
-            AdmissionError::ContextExceeded {
-                num_prompt_tokens,
-                max_tokens,
-                max_model_len,
-            } => {
-                let message = format!(
-                    "This model's maximum context length is {max_model_len} tokens. However, you \
-                     requested {} tokens ({num_prompt_tokens} in {prompt_field}, {max_tokens} to \
-                     generate). Reduce {prompt_field} or max_tokens.",
-                    u64::from(*num_prompt_tokens) + u64::from(*max_tokens),
-                );
-                Self::too_long(message, prompt_field)
-            }
-            AdmissionError::PoolExceeded { .. } | AdmissionError::StepExceeded { .. } => {
-                Self::too_long(format!("This can never run here: {error}."), prompt_field)
-            }
-            AdmissionError::EmptyPrompt => Self::invalid(prompt_field, error.to_string()),
-            AdmissionError::ZeroMaxTokens => Self::invalid("max_tokens", "must be at least 1"),
-            AdmissionError::DuplicateId(_) | AdmissionError::OutputComplete { .. } => {
-                Self::engine(error.to_string())
-            }
-        }
-    }
-
-    /// Tokenising the prompt stopped at this number of tokens.
-    pub fn prompt_too_long(prompt_field: &str, at_least: usize, max_model_len: u32) -> Self {
-        let message = format!(
-            "This model's maximum context length is {max_model_len} tokens. However, you requested \
-             at least {at_least} tokens in {prompt_field}. Reduce {prompt_field}.",
-        );
-        Self::too_long(message, prompt_field)
-    }
-
-    /// Each message has at least one token, so the check precedes rendering.
-    pub fn too_many_messages(num_messages: usize, max_model_len: u32) -> Self {
-        let message = format!(
-            "This model's maximum context length is {max_model_len} tokens, and {num_messages} \
-             messages have more. Reduce messages.",
-        );
-        Self::too_long(message, "messages")
-    }
-
-    fn too_long(message: String, prompt_field: &str) -> Self {
-        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        error.body.param = Some(prompt_field.into());
-        error.body.code = Some("context_length_exceeded");
-        error
-    }
-
-    pub fn request(error: &RequestError) -> Self {
-        match error {
-            RequestError::ObjectiveMissed(missed) => Self::too_late(missed),
-            RequestError::DecodeLost(_) => {
-                let mut lost = Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "service_unavailable_error",
-                    format!("The request could not be finished: {error}."),
-                );
-                lost.body.code = Some("decode_lost");
-                lost
-            }
-            // Other nodes report errors as text, so the error is recognised by its ending.
-            error if error.to_string().ends_with(NOTHING_ALLOWED) => {
-                let mut undrawable = Self::new(
-                    StatusCode::BAD_REQUEST,
-                    "invalid_request_error",
-                    "The request leaves no token that may come next in its answer: see what the answer \
-                     must look like, allowed_token_ids, bad_words, stop_token_ids and min_tokens.",
-                );
-                undrawable.body.code = Some("nothing_to_draw");
-                undrawable
-            }
-            error if error.to_string().contains(NOT_MASKED) => Self::grammar_failed(error),
-            error => Self::engine(format!("The request could not be finished: {error}.")),
-        }
-    }
-
-    /// A grammar compiles, but matching it takes too many steps or too much memory.
-    pub fn grammar_failed(error: impl fmt::Display) -> Self {
-        let mut failed = Self::new(
-            StatusCode::BAD_REQUEST,
-            "invalid_request_error",
-            format!(
-                "The answer cannot follow what it must look like: {error}. A simpler schema or grammar may do."
-            ),
-        );
-        failed.body.code = Some("grammar_failed");
-        failed
-    }
-
-    fn too_late(missed: &MissedObjective) -> Self {
-        let param = match missed.kind {
-            ObjectiveKind::Ttft => "ttft_slo_ms",
-            ObjectiveKind::Tpot => "tpot_slo_ms",
-        };
-        let mut error = Self::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "rate_limit_error",
-            format!("The server is busy: {missed}. Try again shortly."),
-        );
-        error.body.param = Some(param.into());
-        error.body.code = Some("slo_unreachable");
-        error
     }
 
     pub fn to_json(&self) -> String {
@@ -696,17 +492,21 @@ impl IntoResponse for ApiError {
 mod tests {
     use std::collections::BTreeSet;
 
-    /// Returns the codes in the source of this file, by the two ways in which errors get them.
+    /// Returns the codes in the sources of all errors, by the two ways in which errors get them.
     fn codes() -> BTreeSet<&'static str> {
         let source = include_str!("api_error.rs");
         let (source, _) = source
             .split_once("#[cfg(test)]")
             .expect("the tests are last");
-        let set = { source.split("body.code = Some(\"").skip(1) }
-            .filter_map(|rest| rest.split('"').next());
-        let given = { source.split("Self::not_found(").skip(1) }
-            .filter_map(|rest| rest.split(')').next()?.rsplit('"').nth(1));
-        set.chain(given).collect()
+        let mut codes = BTreeSet::new();
+        for source in [source, include_str!("api_error/engine.rs")] {
+            let set = { source.split("body.code = Some(\"").skip(1) }
+                .filter_map(|rest| rest.split('"').next());
+            let given = { source.split("Self::not_found(").skip(1) }
+                .filter_map(|rest| rest.split(')').next()?.rsplit('"').nth(1));
+            codes.extend(set.chain(given));
+        }
+        codes
     }
 
     /// A caller looks for the code of an error in the book.
