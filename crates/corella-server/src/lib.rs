@@ -16,6 +16,7 @@ mod batches;
 mod body_memory;
 mod call;
 mod call_message;
+mod caller_grammars;
 mod chat_call;
 mod chat_completions;
 mod chat_message;

@@ -35,9 +35,8 @@ impl GenerationParams {
             },
         };
         let tokenizer = &state.text.tokenizer;
-        let is_wanted = || !caller.has_left();
-        let grammar =
-            { state.grammars()? }.compile_reply(tokenizer, &prompt.reply, wanted, &is_wanted);
+        let grammars = state.grammars(caller)?;
+        let grammar = grammars.compile_reply(tokenizer, &prompt.reply, wanted);
         let grammar = grammar.map_err(|error| grammar_error(&error, prompt, format))?;
         self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
         self.check_first_token(state)

@@ -169,8 +169,7 @@ impl GenerationParams {
         caller: &Caller,
     ) -> Result<(), ApiError> {
         if let Some(format) = &self.output_format {
-            let grammars = state.grammars()?;
-            let grammar = grammars.compile_while(&format.source, &|| !caller.has_left());
+            let grammar = state.grammars(caller)?.compile(&format.source);
             let grammar = grammar.map_err(|error| format.error(&error))?;
             self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
         }

@@ -15,6 +15,7 @@ use crate::api_error::ApiError;
 use crate::api_key::{ApiKey, ApiKeys};
 use crate::batches::Batches;
 use crate::body_memory::BodyMemory;
+use crate::caller_grammars::CallerGrammars;
 use crate::constant_answer::ConstantAnswer;
 use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
@@ -257,15 +258,21 @@ impl ServerState {
         }
     }
 
-    /// Returns the compiler of grammars for the model's vocabulary.
-    pub(crate) fn grammars(&self) -> Result<&GrammarCompiler, ApiError> {
+    /// Returns the compiler of grammars for the model's vocabulary, which works while `caller` waits.
+    pub(crate) fn grammars<'a>(
+        &'a self,
+        caller: &'a Caller,
+    ) -> Result<CallerGrammars<'a>, ApiError> {
         let grammars = self.grammars.get_or_init(|| {
             let new = GrammarCompiler::new(&self.text.tokenizer, self.config.vocab_size);
             new.inspect_err(|error| tracing::error!(error, "no grammar can be followed"))
         });
-        grammars.as_ref().map_err(|_| {
-            ApiError::engine("The vocabulary of this model cannot be held to a grammar.")
-        })
+        match grammars {
+            Ok(compiler) => Ok(CallerGrammars { compiler, caller }),
+            Err(_) => Err(ApiError::engine(
+                "The vocabulary of this model cannot be held to a grammar.",
+            )),
+        }
     }
 
     /// Limits a template's output: a little more than the context can hold, because

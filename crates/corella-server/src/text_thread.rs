@@ -46,6 +46,13 @@ pub struct Caller {
 }
 
 impl Caller {
+    #[cfg(test)]
+    pub fn who_has_left(has_left: bool) -> Self {
+        Self {
+            has_left: Arc::new(AtomicBool::new(has_left)),
+        }
+    }
+
     pub fn has_left(&self) -> bool {
         self.has_left.load(Ordering::Relaxed)
     }
