@@ -146,10 +146,11 @@ impl Setup {
         let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);
         let (shutdown, asked) = Shutdown::channel();
         let local = LocalClient::new(state.clone());
-        let server = tokio::spawn(serve(listener, state, asked));
+        let server = tokio::spawn(serve(listener, state.clone(), asked));
         TestServer {
             address,
             local,
+            state,
             engine,
             mock: Arc::new(mock),
             tokenizer,
@@ -163,6 +164,7 @@ pub struct TestServer {
     pub address: SocketAddr,
     /// Calls the same server without a socket.
     pub local: LocalClient,
+    pub state: Arc<ServerState>,
     pub engine: Engine,
     pub mock: Arc<MockConfig>,
     pub tokenizer: Tokenizer,

@@ -1,6 +1,10 @@
 //! The page at `/`, for a browser without the key.
 
-use corella_server::ApiKey;
+use axum::body::{Body, to_bytes};
+use axum::http::Request;
+use corella_server::{ApiKey, router};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
 
 use crate::client::{get, head, send};
 use crate::fixture::{Setup, TestServer};
@@ -131,4 +135,21 @@ async fn constant_answers_are_sent_once_to_a_client_that_keeps_them() {
     tags.sort_unstable();
     tags.dedup();
     assert_eq!(tags.len(), PATHS.len());
+}
+
+/// All answers share the bytes of one.
+#[tokio::test]
+async fn the_description_of_the_api_is_made_once() {
+    let server = TestServer::start().await;
+    let service = TowerToHyperService::new(router(server.state.clone()));
+    let ask = async || {
+        let request = Request::get("/openapi.json").header("host", "test");
+        let request = request.body(Body::empty()).expect("a request");
+        let Ok(answer) = service.call(request).await;
+        let body = to_bytes(answer.into_body(), usize::MAX).await;
+        body.expect("it is in memory")
+    };
+    let (first, second) = (ask().await, ask().await);
+    assert!(first.starts_with(b"{"));
+    assert_eq!(first.as_ptr(), second.as_ptr());
 }
