@@ -16,6 +16,7 @@ mod llm;
 mod manual;
 mod mock_time;
 mod model;
+mod own_model;
 mod quantize;
 mod request;
 mod run;
@@ -49,6 +50,7 @@ pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use mock_time::MockTimeArgs;
 pub use model::{GenerationConfigArg, ModelArgs};
+pub use own_model::OwnModelArgs;
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
 pub use run::RunArgs;
@@ -161,13 +163,7 @@ pub struct GenerateArgs {
     pub profile: bool,
 
     #[command(flatten)]
-    pub sampling: SamplingArgs,
-    #[command(flatten)]
-    pub speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
+    pub own: OwnModelArgs,
 }
 
 #[derive(Args)]

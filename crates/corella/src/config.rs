@@ -17,9 +17,9 @@ use corella_server::{AllowedOrigins, KvEventsConfig};
 use crate::api_key_file::KeySource;
 use crate::args::{
     BlockFetchArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs,
-    GenerateArgs, GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, NextTurnArg,
-    QuantizeArgs, QuantizeFormatArg, RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg,
-    SpeculationArgs, WeightFormatArg,
+    GenerateArgs, GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, ModelArgs,
+    NextTurnArg, OwnModelArgs, QuantizeArgs, QuantizeFormatArg, RoleArg, SamplingArgs, ServeArgs,
+    ServerArgs, SpeculateArg, SpeculationArgs, WeightFormatArg,
 };
 use crate::foreign_variable;
 use crate::load_display::load_watcher;
@@ -284,13 +284,19 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
     })
 }
 
-pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
+/// A model that answers one request at a time.
+fn options_of_own(model: &ModelArgs, args: &OwnModelArgs) -> Result<LlmOptions, Error> {
     let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model)?;
+    set_model(&mut options, model)?;
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
     options.scheduler.max_num_seqs = 1;
+    Ok(options)
+}
+
+pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
+    let mut options = options_of_own(&args.model, &args.own)?;
     options.profile = args.profile.then(Arc::default);
     let prompt = match (args.prompt_tokens, args.prompt) {
         (Some(num_tokens), _) => Prompt::MadeUp { num_tokens },
@@ -302,7 +308,7 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
             }
         }
     };
-    let sampling = args.sampling;
+    let sampling = args.own.sampling;
     check_sampling(&sampling)?;
     Ok(Generate {
         source: source(args.model),

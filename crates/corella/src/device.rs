@@ -527,3 +527,26 @@ pub(crate) fn kv_format(options: &LlmOptions, weight_format: WeightFormat) -> Kv
     };
     options.kv_format.unwrap_or(KvFormat::Float(default))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use corella_model::CostModel;
+
+    use super::*;
+
+    #[test]
+    fn the_mock_takes_the_time_that_is_asked_for() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/nano");
+        let checkpoint = Checkpoint::open(Path::new(folder)).expect("the model is there");
+        let tokenizer = checkpoint.required_file("tokenizer.json").expect("a file");
+        let tokenizer = Tokenizer::from_bytes(&tokenizer).expect("a tokenizer");
+        let options = LlmOptions {
+            mock_cost: Some(CostModel::per_step(7.0)),
+            ..LlmOptions::default()
+        };
+        let mock = mock_config(&checkpoint, &tokenizer, &options).expect("it is valid");
+        assert_eq!(mock.cost, options.mock_cost);
+    }
+}

@@ -14,32 +14,16 @@ use crate::fetch_display::FetchDisplay;
 /// Replaces names by paths in the arguments of a command.
 pub fn resolve(command: &mut Command) -> Result<(), Error> {
     match command {
-        Command::Serve(args) => {
-            resolve_draft(&mut args.speculation, args.model.offline)?;
-            resolve_model(&mut args.model)
-        }
-        Command::Generate(args) => {
-            resolve_draft(&mut args.speculation, args.model.offline)?;
-            resolve_model(&mut args.model)
-        }
+        Command::Serve(args) => resolve_with_draft(&mut args.model, &mut args.speculation),
+        Command::Generate(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
         // The remote server knows the name.
         Command::Chat(args) if args.url.is_some() => Ok(()),
-        Command::Chat(args) => {
-            resolve_draft(&mut args.speculation, args.model.offline)?;
-            resolve_model(&mut args.model)
-        }
-        Command::Run(args) => {
-            resolve_draft(&mut args.speculation, args.model.offline)?;
-            resolve_model(&mut args.model)
-        }
-        Command::Batch(args) => {
-            resolve_draft(&mut args.speculation, args.model.offline)?;
-            resolve_model(&mut args.model)
-        }
+        Command::Chat(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
+        Command::Run(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
+        Command::Batch(args) => resolve_with_draft(&mut args.model, &mut args.speculation),
         Command::Bench(command) => match command.as_mut() {
             BenchCommand::Offline(args) => {
-                resolve_draft(&mut args.speculation, args.model.offline)?;
-                resolve_model(&mut args.model)
+                resolve_with_draft(&mut args.model, &mut args.speculation)
             }
             BenchCommand::Perplexity(args) => resolve_model(&mut args.model),
             BenchCommand::Serve(_)
@@ -67,8 +51,15 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
 
 /// Replaces names by paths in the options of a model loaded by keyword.
 pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
-    resolve_draft(&mut args.speculation, args.model.offline)?;
-    resolve_model(&mut args.model)
+    resolve_with_draft(&mut args.model, &mut args.speculation)
+}
+
+fn resolve_with_draft(
+    model: &mut ModelArgs,
+    speculation: &mut SpeculationArgs,
+) -> Result<(), Error> {
+    resolve_draft(speculation, model.offline)?;
+    resolve_model(model)
 }
 
 fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 use clap::builder::FalseyValueParser;
 use clap::{Args, Command, Id};
 
-use super::{CacheArgs, ConfigFileArgs, DeviceArgs, ModelArgs, SamplingArgs, SpeculationArgs};
+use super::{CacheArgs, ConfigFileArgs, DeviceArgs, ModelArgs, OwnModelArgs, SpeculationArgs};
 
 /// Returns the options for loading a model. A model's name may also mean one on another server.
 fn of_a_loaded_model() -> Vec<Id> {
@@ -48,13 +48,7 @@ pub struct ChatArgs {
     pub no_history: bool,
 
     #[command(flatten)]
-    pub sampling: SamplingArgs,
-    #[command(flatten)]
-    pub speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
+    pub own: OwnModelArgs,
 }
 
 #[cfg(test)]

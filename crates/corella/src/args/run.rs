@@ -3,10 +3,7 @@
 use clap::Args;
 use clap::builder::FalseyValueParser;
 
-use super::{
-    CacheArgs, ChatArgs, Command, ConfigFileArgs, DeviceArgs, GenerateArgs, ModelArgs,
-    SamplingArgs, SpeculationArgs,
-};
+use super::{ChatArgs, Command, ConfigFileArgs, GenerateArgs, ModelArgs, OwnModelArgs};
 
 #[derive(Args)]
 pub struct RunArgs {
@@ -27,13 +24,7 @@ pub struct RunArgs {
     pub no_history: bool,
 
     #[command(flatten)]
-    pub sampling: SamplingArgs,
-    #[command(flatten)]
-    pub speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
+    pub own: OwnModelArgs,
 }
 
 impl RunArgs {
@@ -48,10 +39,7 @@ impl RunArgs {
                 system: None,
                 max_tokens: self.max_tokens,
                 no_history: self.no_history,
-                sampling: self.sampling,
-                speculation: self.speculation,
-                cache: self.cache,
-                device: self.device,
+                own: self.own,
             }));
         }
         Command::Generate(Box::new(GenerateArgs {
@@ -65,10 +53,7 @@ impl RunArgs {
             ignore_eos: false,
             no_limits: true,
             profile: false,
-            sampling: self.sampling,
-            speculation: self.speculation,
-            cache: self.cache,
-            device: self.device,
+            own: self.own,
         }))
     }
 }
@@ -100,7 +85,7 @@ mod tests {
             };
             assert_eq!(args.model.model, Some("some/model".into()), "{line}");
             assert_eq!(args.prompt.as_deref(), Some("Tell me more"), "{line}");
-            assert_eq!(args.sampling.seed, Some(3), "{line}");
+            assert_eq!(args.own.sampling.seed, Some(3), "{line}");
             assert!(args.with_input && args.no_limits, "{line}");
         }
         let line = "corella run some/model --max-tokens 5";

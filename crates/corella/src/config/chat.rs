@@ -5,10 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::{
-    check_sampling, options_of, own_folder, set_cache, set_device, set_model, set_speculation,
-    source,
-};
+use super::{check_sampling, options_of_own, own_folder, source};
 use crate::args::ChatArgs;
 use crate::progress_line::is_controllable;
 use crate::remote_server::RemoteOptions;
@@ -37,7 +34,7 @@ pub enum ChatWith {
 }
 
 pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
-    let sampling = &args.sampling;
+    let sampling = &args.own.sampling;
     check_sampling(sampling)?;
     let settings = [
         ("temperature", sampling.temperature.map(decimal)),
@@ -70,12 +67,7 @@ fn chat_with(args: ChatArgs) -> Result<ChatWith, Error> {
             model: named.map(|name| name.to_string_lossy().into_owned()),
         }));
     }
-    let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model)?;
-    set_speculation(&mut options, &args.speculation)?;
-    set_cache(&mut options, &args.cache)?;
-    set_device(&mut options, &args.device)?;
-    options.scheduler.max_num_seqs = 1;
+    let options = options_of_own(&args.model, &args.own)?;
     Ok(ChatWith::Model {
         source: source(args.model),
         options: Box::new(options),
