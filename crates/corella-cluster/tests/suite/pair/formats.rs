@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::pair::blocks::{Blocks, FETCHES, Way};
 use crate::pair::entrance;
 use crate::pair::fixture::*;
-use crate::pair::mixed::{Kind, in_turn, in_turn_from};
+use crate::pair::mixed::{Kind, in_turn};
 
 const NUM_TOKENS: usize = 8;
 
@@ -89,6 +89,23 @@ fn hello_of(kind: Kind, incarnation: u64, pages: &dyn KvPages) -> Hello {
     hello_with("a-node", incarnation, pages, &weight_format)
 }
 
+/// Starts two nodes of each kind.
+fn two_of_each<N>(
+    kinds: &[Kind],
+    start_node: impl Fn(&Hello, (Engine, Arc<dyn KvPages>)) -> N,
+) -> [Vec<N>; 2] {
+    [100, 200].map(|first_incarnation| {
+        let nodes = (first_incarnation..)
+            .zip(kinds)
+            .map(|(incarnation, &kind)| {
+                let engine = start(kind);
+                let hello = hello_of(kind, incarnation, &*engine.1);
+                start_node(&hello, engine)
+            });
+        nodes.collect()
+    })
+}
+
 /// What each kind of node answers alone.
 async fn lone_answers(kinds: &[Kind]) -> Vec<Vec<Sample>> {
     let mut answers = Vec::new();
@@ -110,20 +127,10 @@ async fn reset(engine: &Engine) {
 async fn a_hint_brings_no_blocks_of_other_bits() {
     let kinds = kinds();
     let lone = lone_answers(&kinds).await;
-    let start = |incarnation: u64, &kind: &Kind| {
-        let (engine, pages) = start(kind);
-        let hello = hello_of(kind, incarnation, &*pages);
-        let blocks = Blocks::start_as(&hello, &engine, Way::Tcp, FETCHES, None);
+    let [sources, targets] = two_of_each(&kinds, |hello, (engine, _)| {
+        let blocks = Blocks::start_as(hello, &engine, Way::Tcp, FETCHES, None);
         (engine, blocks)
-    };
-    let sources: Vec<_> = (100..)
-        .zip(&kinds)
-        .map(|(i, kind)| start(i, kind))
-        .collect();
-    let targets: Vec<_> = (200..)
-        .zip(&kinds)
-        .map(|(i, kind)| start(i, kind))
-        .collect();
+    });
     for (engine, _) in &sources {
         plain(engine).await;
     }
@@ -156,19 +163,9 @@ async fn a_hint_brings_no_blocks_of_other_bits() {
 async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
     let kinds = kinds();
     let lone = lone_answers(&kinds).await;
-    let start = |incarnation: u64, &kind: &Kind| {
-        let engine = start(kind);
-        let hello = hello_of(kind, incarnation, &*engine.1);
-        entrance::Node::start_as(&hello, engine, None, session_config(), CONNECT_TIMEOUT)
-    };
-    let sources: Vec<_> = (100..)
-        .zip(&kinds)
-        .map(|(i, kind)| start(i, kind))
-        .collect();
-    let targets: Vec<_> = (200..)
-        .zip(&kinds)
-        .map(|(i, kind)| start(i, kind))
-        .collect();
+    let [sources, targets] = two_of_each(&kinds, |hello, engine| {
+        entrance::Node::start_as(hello, engine, None, session_config(), CONNECT_TIMEOUT)
+    });
     let prompt = prompt();
     for (from, source) in sources.iter().enumerate() {
         for (to, target) in targets.iter().enumerate() {
@@ -177,7 +174,7 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
             reset(&target.engine).await;
             // The node that pulls computes the last row itself.
             let row = prompt.len() - 1;
-            let expected = in_turn_from(row, sent, there, &prompt, &scored(), NUM_TOKENS);
+            let expected = in_turn(row, sent, there, &prompt, &scored(), NUM_TOKENS);
             let num_loaded = target.num(PullOutcome::Loaded);
             for time in ["once", "again"] {
                 let params = source.keep(&prompt).await;
@@ -186,6 +183,21 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
                 assert_eq!(plain(&target.engine).await, lone[to], "{pair}, {time}");
             }
             assert_eq!(target.num(PullOutcome::Loaded), num_loaded + 2, "{pair}");
+
+            // Rows of other bits are of no use for several choices.
+            reset(&target.engine).await;
+            let params = source.keep(&prompt).await;
+            let call = target.entrance.begin(&params, "a-test");
+            let call = call.expect("it is valid").expect("it asks for something");
+            let twice = Submission {
+                num_choices: 2,
+                ..asked(&prompt)
+            };
+            for stream in call.submit(twice).expect("it is taken") {
+                assert_eq!(samples(stream).await, lone[to], "{pair}, two choices");
+            }
+            let expected = num_loaded + 2 + u64::from(from == to);
+            assert_eq!(target.num(PullOutcome::Loaded), expected, "{pair}");
 
             // A caller claims that the rows have this node's arithmetic.
             reset(&target.engine).await;
@@ -223,7 +235,7 @@ async fn rows_of_a_session_between_formats_are_found_by_such_sessions_alone() {
             let mut sizes = Vec::new();
             for time in ["first", "again", "next turn"] {
                 let before = num_sent();
-                let expected = in_turn(sent, there, &turn, &scored(), NUM_TOKENS);
+                let expected = in_turn(turn.len(), sent, there, &turn, &scored(), NUM_TOKENS);
                 let stream = prefill.submit(asked(&turn)).remove(0);
                 let answer = tokens(&samples(stream).await);
                 assert_eq!(answer, expected, "{pair}, {time}");

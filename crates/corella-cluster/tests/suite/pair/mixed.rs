@@ -66,19 +66,9 @@ impl Kind {
     }
 }
 
-/// One process: the prompt and the first token by the one executor, the rest by the other.
+/// Answers a prompt in one process. The one executor computes the first rows, and the other goes on from `first_row`. The
+/// first token is drawn by the executor of the prompt's last row.
 pub fn in_turn(
-    from: Kind,
-    to: Kind,
-    prompt: &[TokenId],
-    sampling: &SamplingParams,
-    num_tokens: usize,
-) -> Vec<TokenId> {
-    in_turn_from(prompt.len(), from, to, prompt, sampling, num_tokens)
-}
-
-/// Does the same where the other executor begins with a row of the prompt, or behind the prompt.
-pub fn in_turn_from(
     first_row: usize,
     from: Kind,
     to: Kind,
@@ -153,7 +143,7 @@ async fn what_one_node_reads_in_full_another_goes_on_with_in_integers() {
             let prompt: Vec<TokenId> = (0..num_prompt_tokens)
                 .map(|i| 300 + i * 37 % 1500)
                 .collect();
-            let expected = in_turn(from, to, &prompt, &sampling, 20);
+            let expected = in_turn(prompt.len(), from, to, &prompt, &sampling, 20);
             let asked = submission(prompt, 20, sampling);
             let stream = prefill.submit(asked).remove(0);
             assert_eq!(finish(stream).await, (expected, FinishReason::Length));
