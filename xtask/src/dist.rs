@@ -34,6 +34,8 @@ pub fn dist(repository: &Repository, _: &[String]) -> Result<(), String> {
     )?;
     let build = Build::new(repository, &python)?;
     let mut binary = repository.cargo(&["build", "--release", "--locked", "--target", TARGET]);
+    // Both packages are named, so that the wheel's crates have the same features and are compiled once.
+    binary.args(["-p", "corella", "-p", "corella-python", "--bin", "corella"]);
     run(build.set(&mut binary), "the release build failed, above")?;
 
     let packages = build.folder.join("python");
@@ -58,7 +60,7 @@ pub fn dist(repository: &Repository, _: &[String]) -> Result<(), String> {
         "--compatibility",
         "manylinux2014",
     ])?;
-    maturin(&["sdist", "--quiet"])?;
+    maturin(&["sdist"])?;
 
     let mut pack = repository.command(&python, &["-B", "deploy/release/make_release.py"]);
     pack.arg("--binary")
