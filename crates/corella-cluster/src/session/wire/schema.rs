@@ -236,7 +236,7 @@ pub struct Refused {
     /// with its own.
     #[prost(message, optional, tag = "2")]
     pub hello: Option<Hello>,
-    /// Of a node whose tokens would come too slowly: its time per token, and the objective.
+    /// The time per token of a node that refuses because it is too slow, and the objective.
     #[prost(uint64, tag = "3")]
     pub expected_us: u64,
     #[prost(uint64, tag = "4")]
