@@ -136,7 +136,7 @@ fn other_answer(packet: &Packet, random: &mut Random) -> Packet {
         Packet::Rows(part, rows) => {
             let part = match random.below(3) {
                 0 => BlockPart {
-                    block: random.pick(&[part.block + 50, u32::MAX]),
+                    block: random.pick(&[part.block + 1_000, u32::MAX]),
                     ..*part
                 },
                 1 => BlockPart {
