@@ -49,17 +49,21 @@ impl PrefillSession {
     }
 
     pub(super) fn handle_lease_ended(&mut self, run: u32, context: &mut Context<'_>) {
-        let reason = AbortReason::HoldExpired;
         match self.local {
-            Local::Held { run: present, .. } if present == run => {
-                self.lose(reason.clone(), Some(reason), context);
-            }
+            Local::Held { run: present, .. } if present == run => self.lose_hold(context),
             // The run has gone on without its pages, and exports nothing any more.
             Local::Prefilling { run: present } if present == run => {
                 self.handle_export_failed(run, context);
             }
             _ => {}
         }
+    }
+
+    /// Lets the pages of the prompt go. No decode node can load them any more, so that none is asked.
+    pub(super) fn lose_hold(&mut self, context: &mut Context<'_>) {
+        let reason = AbortReason::HoldExpired;
+        self.unlink(Some(reason.clone()), context);
+        self.go_on_locally(reason, context);
     }
 
     pub(super) fn handle_local_output(

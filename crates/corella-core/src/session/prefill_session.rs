@@ -328,8 +328,7 @@ impl PrefillSession {
         if let Local::Held { until_us, .. } = self.local
             && is_due(until_us)
         {
-            let reason = AbortReason::HoldExpired;
-            return self.lose(reason.clone(), Some(reason), context);
+            return self.lose_hold(context);
         }
         match &mut self.remote {
             Remote::Nothing => {}

@@ -392,6 +392,25 @@ fn a_hold_ends_when_nothing_is_loaded_for_its_lease() {
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
 }
 
+/// The first decode node is lost while the prompt is computed, and the pages have to go while the second is asked.
+#[test]
+fn a_hold_ends_while_another_decode_node_is_asked() {
+    let mut end = prefilling();
+    end.handle_stream_closed(key(1, 0), 1);
+    let did = actions(&mut end);
+    assert_eq!(tries_next(&did), Some(&[DECODE][..]));
+    end.handle_deleted(key(1, 0), 1);
+    end.handle_placement(SESSION, Some(peer(3, 5)), 1);
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 2);
+    assert_eq!(emitted(&actions(&mut end)), [3]);
+    let request = RequestId(0);
+    end.handle_kv_fact(&KvFact::LeaseEnded { request }, 3);
+    let did = actions(&mut end);
+    assert_eq!(tries_next(&did), None);
+    assert_eq!(runs_locally(&did), Some(&[3][..]));
+    assert!(did.contains(&release(0)), "{did:?}");
+}
+
 #[test]
 fn a_first_token_that_ends_the_request_is_told_to_no_decode_node() {
     let mut end = prefilling();
