@@ -22,6 +22,9 @@ LAST = False
 # From then on every second word is one that training has not met, or hardly: a passage is to be read by its spelling.
 FRESH_MIX = {"story": 10, "reading": 48, "json": 19, "sums": 10, "talk": 9, "lists": 2, "facts": 2}
 FRESH = False
+# At the end come the first things that people type, which are short and name nothing to copy.
+FIRST_SHARE = 0.25
+FIRST_THINGS = False
 # At the very end, so many times more unknown words stand in requests and statements.
 STRANGER = 1
 
@@ -74,6 +77,7 @@ class Context:
         self.rng, self.held = rng, held  # held: words that training never saw ...
         self.new = held and not known_wordings  # ... and wordings, unless only words shall be new
         self.strangeness = 0.12 * STRANGER
+        self.plain = False  # only words of the lists
         self.used = set()
 
     def chance(self, p):
@@ -121,6 +125,8 @@ class Context:
 
     def _word(self, kind):
         rng = self.rng
+        if self.plain:
+            return self.listed(kind)
         if FRESH and not self.held and kind in FRESH_KINDS and self.chance(0.5):
             return self.fresh(kind)
         if PHRASES and not self.held and self.chance(PHRASE_SHARE.get(kind, 0.0)):
@@ -445,7 +451,8 @@ def story_parts(ctx, n_things):
             "k2": rng.choice([k for k in KIND if k != kind]), "she": she, "things": [ctx.word("object") for _ in range(n_things)]}
 
 
-def story_text(ctx, p, plain=False):
+def story_text(ctx, p, only=None):
+    """A story, or one sentence of those given."""
     rng = ctx.rng
 
     def line(lines, **more):
@@ -455,6 +462,8 @@ def story_text(ctx, p, plain=False):
             text = text.replace(f"[{pair[0]}|{pair[1]}]", pair[mine])
         return upper_first(expand(rng, text, {**p, **more}))
 
+    if only:
+        return line(only)
     out = [line(OPENING)]
     if ctx.chance(0.6):
         out.append(line(SECOND))
@@ -815,8 +824,12 @@ def facts(ctx):
 SORRY = "I am sorry, I cannot help with that. I am a small model: I can tell stories, answer questions about a text, do small sums, make lists and write JSON."
 ABOUT = "I am Corella Nano, a very small language model. I can tell stories, answer questions about a text, do small sums, make lists and write JSON."
 
+HELLO = ["Hello! How can I help you?", "Hi! What can I do for you?", "Hello! Nice to hear from you."]
+JOKES = ["Why did the hen cross the road? To get to the other side!", "What has four legs and cannot walk? A table!",
+         "What has hands and cannot clap? A clock!", "What has teeth and cannot bite? A comb!"]
+
 TALK = [
-    (Wording("TALK_HELLO"), ["Hello! How can I help you?", "Hi! What can I do for you?", "Hello! Nice to hear from you."]),
+    (Wording("TALK_HELLO"), HELLO),
     (Wording("TALK_HOW"), ["I am fine, thank you. How are you?", "I am very well, thank you!", "I am fine, thank you for asking."]),
     (Wording("WHO"), [ABOUT]),
     (Wording("TALK_THANKS"), ["You are welcome!", "I am glad that I could help.", "You are welcome! Is there anything else?"]),
@@ -825,7 +838,7 @@ TALK = [
     (Wording("TALK_HAPPY"), ["That is good to hear!", "That is great! I am happy for you."]),
     (Wording("TALK_TIRED"), ["You should get some rest. Sleep well!", "Then it is time for a rest."]),
     (Wording("TALK_BORED"), ["Shall I tell you a story?", "We could do some sums, or I could tell you a story."]),
-    (Wording("TALK_JOKE"), ["Why did the hen cross the road? To get to the other side!", "What has four legs and cannot walk? A table!"]),
+    (Wording("TALK_JOKE"), JOKES[:2]),
 ]
 MET = Wording("MET")
 LIKE = Wording("LIKE")
@@ -894,6 +907,144 @@ def talk(ctx):
     return Dialogue("refuse" if check.get("equals") == [SORRY] else "talk", messages, check)
 
 
+# ---------------------------------------------------------------- the first things that people type
+
+ENGLISH = "I only speak English. In English I can tell stories, answer questions about a text, do small sums, make lists and write JSON."
+HERE_I_AM = ["I am here. How can I help you?", "I am here. Shall I tell you a story?"]
+POEM_ABOUT = """
+I think of <x> every day,/in morning light and on my way.
+When all the stars are shining bright,/I dream of <x> in the night.
+Of <x> I will sing a song,/a little one that is not long.
+When I see <x>, I have to smile,/and then I sing a little while.
+They say that <x> can make you glad,/and comfort you when you are sad.
+Here is a little rhyme to keep,/of <x> I dream when I am asleep.
+""".strip().splitlines()
+POEM = """
+The sun goes down, the moon is high,/and small white clouds sail through the sky.
+A bird sings softly in the tree,/it sings for you, it sings for me.
+The rain falls gently on the sea,/and all the world belongs to me.
+The wind comes whispering through the wheat,/the summer grass is warm and sweet.
+A candle burns beside my bed,/with many dreams inside my head.
+The snow lies white on every hill,/the night is long, the world is still.
+So close your eyes and go to bed,/the stars will shine above your head.
+And when the morning comes again,/we hear the music of the rain.
+A little boat goes out to sea,/and brings a shell for you and me.
+The fire is low, the day is done,/good night to moon, good night to sun.
+""".strip().splitlines()
+PLAIN_START = """
+The <k> said[,|:] "[Come with me|Do not worry|Let us try again|It is late|I am <tr>|Look, a bird|Good morning|I have an idea]."
+The <k> [was <tr>|was very <tr> that day|lived in a <l>|came to a <l>|had a dream|was called <h>|looked at the sky|smiled and began to sing].
+[A|One] <k> [said|sang|asked]: "[Who are you|Where is my friend|Who wants to play|May I come in]?"
+[Once|Twice|Often], [a|the] <k> [was <tr>|came to a <l>|asked for help].
+""".strip().splitlines()
+HANZI = """的一是不了在人有我他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可里后小么心多天而能好都然没日于起还
+    发成事只作当想看文无开手十用主行方又如前所本见经头面公同三已老从动两长知民样现分将外但身些与高意进把法此实回二理美点月明其种声全工己话儿者向情部
+    正名定女问力机给等几很业最间新什打便位因重被走电四第门相次东政海口使教西再平真听世气信北少关并内加化由却代军产入先山五太水万市""".replace(" ", "").replace("\n", "")
+FIRST_WORDINGS = {name: Wording("FIRST_" + name) for name in """STORY TOPIC DID POEM THEME HELLO TEST WHO ABLE MORE AGAIN ADD SUB MUL JOKE
+    SKY LIFE PROGRAM PRINT GERMAN CHINESE OTHER SYSTEM""".split()}
+# Of the prompts in this file training has none, and none of what is held out elsewhere.
+plainly = lambda text: " ".join(re.sub(r"[^\w+*/-]+", " ", text.lower()).split())
+FIRST_HELD = {plainly(line) for line in (HERE / "first_things.txt").read_text().splitlines() if line and line[0] != "#"}
+FIRST_HELD |= {plainly(line) for lines in HELD.values() for line in lines if "<" not in line}
+
+
+def typed(ctx, text):
+    """As it is typed into an empty field: often without capitals and marks."""
+    r = ctx.rng.random()
+    text = text[:1].lower() + text[1:] if r < 0.2 else text.lower() if r < 0.45 else upper_first(text) if r < 0.8 else text
+    return text[:-1] if text[-1:] in ".?!" and len(text) > 1 and ctx.chance(0.3) else text
+
+
+def first_story(ctx):
+    """One that nothing is asked of, or that is about one thing; and how it goes on."""
+    rng = ctx.rng
+    r = rng.random()
+    ctx.plain = r < 0.65 or ctx.chance(0.6)  # a story that must copy nothing is told in words that mean something
+    p = story_parts(ctx, rng.choice((1, 1, 2)))
+    ctx.plain = True
+    p = {**p, **{slot: v for slot, v in story_parts(ctx, 1).items() if slot in ("h", "l", "f")}}
+    ctx.plain = False
+    say = lambda name, **slots: FIRST_WORDINGS[name].say(ctx, **slots)
+    if r < 0.3:
+        text = say("STORY")
+    elif r < 0.65:
+        text = re.sub(r" *,? *<about>", "", STORY_FRAME.pick(ctx))
+        text = re.sub(r" +(?=[.,?!:])", "", expand(rng, text))
+    else:
+        w = ctx.rng.choice([p["k"], p["k"], f"{p['tr']} {p['k']}", f"{p['k']} who {say('DID', o=p['things'][0], l=p['l'])}"])
+        text = say("TOPIC", k=p["k"], w=w)
+    messages = [("user", typed(ctx, text)), ("assistant", story_text(ctx, p))]
+    if ctx.chance(0.2):
+        line = lambda lines: story_text(ctx, {**p, "things": []}, lines)
+        messages += [("user", typed(ctx, say("MORE", h=p["h"]))), ("assistant", " ".join((line(MIDDLE), line(MIDDLE), line(ENDING[:4]))))]
+    return messages
+
+
+def first_poem(ctx):
+    rng, about, theme = ctx.rng, "", None
+    if ctx.chance(0.5):
+        theme = FIRST_WORDINGS["THEME"].say(ctx, a=ctx.word("animal"), o=ctx.word("object"), l=ctx.word("place"))
+        about = rng.choice(["about ", "about ", "about ", "on ", "for ", "of "]) + theme
+    i = rng.randrange(len(POEM))  # few couplets follow each other: a model so small would else repeat some for ever
+    lines = [rng.choice(POEM_ABOUT) if theme else POEM[i], POEM[(i + rng.choice((1, 3))) % len(POEM)]]
+    reply = "\n".join(upper_first(line) for couplet in lines for line in expand(rng, couplet, {"x": theme}).split("/"))
+    text = re.sub(r" +(?=[.,?!:])", "", FIRST_WORDINGS["POEM"].say(ctx, about=about))
+    return [("user", typed(ctx, text)), ("assistant", reply)]
+
+
+def first_sum(ctx):
+    rng, op = ctx.rng, ctx.rng.choice("++++--**")
+    a, b = pair(ctx, 0, rng.choice((9, 9, 9, 12, 20, 99))) if op != "*" else (rng.randint(0, 10), rng.randint(0, 10))
+    if op == "-":
+        a, b = max(a, b), min(a, b)
+    name, value = {"+": ("ADD", a + b), "-": ("SUB", a - b), "*": ("MUL", a * b)}[op]
+    turn = [("user", typed(ctx, FIRST_WORDINGS[name].say(ctx, a=a, b=b))), ("assistant", f"{a} {op} {b} = {value}.")]
+    return turn + first_sum(ctx) if ctx.chance(0.6) else turn
+
+
+def first_print(ctx):
+    name, n = ctx.rng.choice("ijkx"), ctx.rng.randint(2, 9)
+    text = re.sub(r"for \w in", f"for {name} in", FIRST_WORDINGS["PRINT"].say(ctx, n=n, v=name))
+    return [("user", text), ("assistant", "\n".join(map(str, range(n))))]
+
+
+def first_words(ctx):
+    """What is answered from a list of replies."""
+    both = lambda name, *more: ctx.rng.choice([FIRST_WORDINGS[name], *more])
+    hello, who, joke = TALK[0][0], TALK[2][0], TALK[9][0]
+    table = [(18, both("HELLO", hello), HELLO), (14, both("WHO", FIRST_WORDINGS["WHO"], who), [ABOUT]), (16, FIRST_WORDINGS["ABLE"], [ABOUT]),
+             (5, FIRST_WORDINGS["TEST"], HERE_I_AM), (7, both("JOKE", joke), JOKES), (9, FIRST_WORDINGS["GERMAN"], [ENGLISH]),
+             (8, FIRST_WORDINGS["CHINESE"], [ENGLISH]), (5, FIRST_WORDINGS["OTHER"], [ENGLISH]),
+             (2, FIRST_WORDINGS["SKY"], ["The sky is blue because the air scatters blue light more than red light."]),
+             (2, FIRST_WORDINGS["LIFE"], ["Some say that it is 42."]),
+             (2, FIRST_WORDINGS["PROGRAM"], ["Ada Lovelace wrote the first program."])]
+    _, wording, replies = ctx.rng.choices(table, [row[0] for row in table])[0]
+    text = wording.say(ctx)
+    if wording.name == "FIRST_CHINESE" and ctx.chance(0.4):
+        text = "".join(ctx.rng.choices(HANZI, k=ctx.rng.randint(2, 14))) + ctx.rng.choice(["？", "。", "", "吗？", "！"])
+    messages = [("user", typed(ctx, text)), ("assistant", ctx.rng.choice(replies))]
+    if replies in (HELLO, JOKES) and ctx.chance(0.12):
+        messages += [("user", typed(ctx, FIRST_WORDINGS["AGAIN"].say(ctx))), messages[-1]]
+    return messages
+
+
+def first_turn(ctx):
+    while True:
+        make = ctx.rng.choices((first_story, first_poem, first_sum, first_print, first_words), (32, 14, 16, 1, 37))[0]
+        messages = make(ctx)
+        if FIRST_HELD.isdisjoint(plainly(text) for role, text in messages if role == "user"):
+            return messages
+
+
+def first_things(ctx):
+    messages = []
+    for _ in range(ctx.rng.choice((1, 1, 1, 2, 3))):
+        messages += first_turn(ctx)
+    if ctx.chance(0.2):
+        messages.insert(0, ("system", FIRST_WORDINGS["SYSTEM"].say(ctx)))
+    return Dialogue("first", messages)
+
+
 # ---------------------------------------------------------------- the whole
 
 SKILLS = {"story": story, "reading": reading, "json": json_skill, "sums": sums, "talk": talk, "lists": lists, "facts": facts}
@@ -901,6 +1052,8 @@ SKILLS = {"story": story, "reading": reading, "json": json_skill, "sums": sums, 
 
 def dialogue(rng):
     """One training dialogue."""
+    if FIRST_THINGS and rng.random() < FIRST_SHARE:
+        return first_things(Context(rng)).messages
     mix = FRESH_MIX if FRESH else LAST_MIX if LAST else MIX
     messages = SKILLS[rng.choices(list(mix), list(mix.values()))[0]](Context(rng)).messages
     if messages[0][0] != "system" and rng.random() < 0.06:
@@ -910,6 +1063,10 @@ def dialogue(rng):
 
 def plain_text(rng):
     ctx = Context(rng)
+    if FIRST_THINGS and ctx.chance(0.6):  # as people begin a text that is to be continued
+        ctx.plain = True
+        p = story_parts(ctx, rng.randint(1, 3))
+        return expand(rng, rng.choice(PLAIN_START), p) + " " + story_text(ctx, p)
     return story_text(ctx, story_parts(ctx, rng.randint(1, 3)))
 
 

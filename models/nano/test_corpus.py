@@ -9,14 +9,15 @@ import re
 import pytest
 
 import corpus
-from wordings import RELATIONS, RELATIONS_HELD
+import first_things
+from wordings import HELD, RELATIONS, RELATIONS_HELD
 from words import LISTS, is_held_word, made_up
 
 
 @pytest.fixture(autouse=True)
 def end_of_the_plan(monkeypatch):
     """The corpus as training sees it last: with all that joined it on the way."""
-    for name, value in (("PHRASES", True), ("LAST", True), ("STRANGER", 3), ("FRESH", True)):
+    for name, value in (("PHRASES", True), ("LAST", True), ("STRANGER", 3), ("FRESH", True), ("FIRST_THINGS", True)):
         monkeypatch.setattr(corpus, name, value)
 
 
@@ -33,7 +34,7 @@ def test_the_same_seed_writes_the_same_text():
 
 def test_the_held_out_set_does_not_know_the_plan(monkeypatch):
     late = [d.messages for d in corpus.held_out(3, 4)]
-    for name, value in (("PHRASES", False), ("LAST", False), ("STRANGER", 1), ("FRESH", False)):
+    for name, value in (("PHRASES", False), ("LAST", False), ("STRANGER", 1), ("FRESH", False), ("FIRST_THINGS", False)):
         monkeypatch.setattr(corpus, name, value)
     assert late == [d.messages for d in corpus.held_out(3, 4)]
 
@@ -74,8 +75,10 @@ def assert_apart(train, held, where):
 def test_wordings_are_apart():
     for w in corpus.Wording.all:
         # The held-out set asks for one sum at a time, its ways to write a pair were all known, and it says what it says.
-        if w.name not in ("DRILL", "PAIR_STYLE", "STATE"):
+        if w.name not in ("DRILL", "PAIR_STYLE", "STATE") and not w.name.startswith("FIRST_"):
             assert_apart(w.train, w.held, w.name)
+    for name in ("ADD", "SUB", "MUL"):
+        assert_apart(corpus.FIRST_WORDINGS[name].train, HELD.get(name) or ["<none>"], name)
     for name, held in RELATIONS_HELD.items():
         r = RELATIONS[name]
         assert held.asks and held.asks.keys() <= r.asks.keys()
@@ -98,6 +101,20 @@ def test_no_held_out_turn_occurs_in_training():
     met = {text.lower() for messages in training(8000) for role, text in messages if role == "user"}
     for d in corpus.held_out(2024, 60):
         assert d.messages[-2][1].lower() not in met, d.messages[-2]
+
+
+def test_first_things_are_apart():
+    assert len(first_things.paraphrases()) == 100
+    held = {corpus.plainly(case.shown) for case in first_things.paraphrases()}
+    met = {corpus.plainly(text) for messages in training(20000) for role, text in messages if role == "user"}
+    assert met.isdisjoint(held), met & held
+
+
+def test_prompts_are_drawn_from_the_documents():
+    cases = {case.shown for case in first_things.drawn()}
+    assert {"Tell me a story about a cat who found a key.", "Make a list of five fruits.", "Tell me a story about a fox. / And then?",
+            "Be brief. / Say hello. / Say it again.", "You tell stories for children. / Tell me a story.", "Once upon a time"} <= cases
+    assert cases.isdisjoint(first_things.ELSEWHERE)
 
 
 def test_held_out_sums_are_apart():
@@ -139,7 +156,7 @@ def test_lists_do_not_repeat():
                 items = [line.split(". ", 1)[1] for line in text.splitlines()]
                 assert len(set(items)) == len(items), text
                 found += 1
-    assert found > 100
+    assert found > 60
 
 
 def test_stories_use_what_was_asked_for():

@@ -26,7 +26,7 @@ import torch
 from tokenizers import Tokenizer
 
 import corpus
-from model import CONFIG, Nano, mean_state
+from model import CONFIG, Nano, load_folder, mean_state
 
 HERE = Path(__file__).parent
 RUN = HERE / "run"
@@ -72,12 +72,12 @@ def row_of(ids, weights, length):
     return ids[:-1], ids[1:], weights[1:]
 
 
-def make_chunk(seed, number, long_share, phrases, last, stranger, fresh):
+def make_chunk(seed, number, long_share, phrases, last, stranger, fresh, first):
     """CHUNK batches of (ids, targets, weights), each about BATCH_TOKENS big, in their order."""
     global _encoder
     _encoder = enc = _encoder or Encoder()
     rng = random.Random(f"{seed}-{number}")
-    corpus.PHRASES, corpus.LAST, corpus.STRANGER, corpus.FRESH = phrases, last, 3 if stranger else 1, fresh
+    corpus.PHRASES, corpus.LAST, corpus.STRANGER, corpus.FRESH, corpus.FIRST_THINGS = phrases, last, 3 if stranger else 1, fresh, first
     size = lambda messages: 3 + len(enc.dialogue(messages)[0])
     batches = []
     for length in LONG:
@@ -88,7 +88,7 @@ def make_chunk(seed, number, long_share, phrases, last, stranger, fresh):
     want = CHUNK - len(batches)
     while sum(len(rows) // (BATCH_TOKENS // length) for length, rows in buckets.items()) < want:
         r = rng.random()
-        if r < 0.02:
+        if r < (0.04 if first else 0.02):
             ids, weights = enc.plain(corpus.plain_text(rng))
         elif r < 0.2:
             limit = rng.choice((256, 256, 512))
@@ -186,6 +186,8 @@ def main():
     args = argparse.ArgumentParser()
     args.add_argument("--plan", default=str(HERE / "plan.json"))
     args.add_argument("--run", default=str(RUN))
+    args.add_argument("--begin-with", help="a folder whose weights the last part of the plan begins with, where its states are gone")
+    args.add_argument("--eager", action="store_true", help="compile nothing, which pays where steps are few or cores are busy")
     args = args.parse_args()
     run = Path(args.run)
     run.mkdir(exist_ok=True)
@@ -199,13 +201,13 @@ def main():
     adam = torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0)
     step, clock = 0, 0.0
     last = run / "last.pt"
-    again = plan["again"]
-    parts = [run / f"state_{n}.pt" for n in again["mean_of"]]
+    again = {int(step): [run / f"state_{n}.pt" for n in mean_of] for step, mean_of in plan["again"].items()}
+    ready = [step for step, parts in again.items() if all(part.exists() for part in parts)]
 
-    def begin_again():
+    def begin_again(step, state):
         """From the mean of what training has come to, with nothing in motion."""
-        net.load_state_dict(mean_state(parts))
-        save(run / "state_begun.pt", {"net": net.state_dict(), "step": again["step"]})
+        net.load_state_dict(state)
+        save(run / f"state_begun_{step}.pt", {"net": net.state_dict(), "step": step})
         adam.state.clear()
         for b in itertools.chain(*muon.buffers):
             b.zero_()
@@ -217,14 +219,19 @@ def main():
         muon.buffers = state["muon"]
         step, clock = state["step"], state["clock"]
         print(f"going on at step {step}", flush=True)
-    elif all(part.exists() for part in parts):
-        step = again["step"]
-        begin_again()
+    elif args.begin_with:
+        step = max(again)
+        begin_again(step, load_folder(args.begin_with).state_dict())
+        print(f"beginning at step {step}, with the weights of {args.begin_with}", flush=True)
+    elif ready:
+        step = max(ready)
+        begin_again(step, mean_state(again[step]))
         print(f"beginning at step {step}, with the mean of earlier states", flush=True)
     first = step
     held = held_out_batches(known_wordings=True)
     torch._dynamo.config.recompile_limit = 4 * (len(BUCKETS) + len(LONG))  # each shape is its own program
-    net.compile_parts()
+    if not args.eager:
+        net.compile_parts()
     log = open(run / "log.jsonl", "a")
     pool = ProcessPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
     ahead = {}
@@ -233,7 +240,7 @@ def main():
         for n in (number, number + 1):
             if n not in ahead:
                 share = plan["long_share"] if n * CHUNK >= plan["long_from"] else 0.0
-                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, *(n * CHUNK >= plan[part] for part in ("phrases_from", "last_from", "stranger_from", "fresh_from")))
+                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, *(n * CHUNK >= plan[part] for part in ("phrases_from", "last_from", "stranger_from", "fresh_from", "first_from")))
         return ahead.pop(number).result()
 
     stop = []
@@ -255,8 +262,8 @@ def main():
             log.flush()
         if step in plan["ends"] and step != first:
             save(run / f"state_{step}.pt", {"net": net.state_dict(), "step": step})
-        if step == again["step"] != first:
-            begin_again()
+        if step in again and step != first:
+            begin_again(step, mean_state(again[step]))
         if done or stop or time.time() - saved > 180:
             save(last, {"net": net.state_dict(), "adam": adam.state_dict(), "muon": muon.buffers, "step": step, "clock": clock})
             saved = time.time()

@@ -41,7 +41,7 @@ def expand(rng, text, slots=None):
         return "".join(out)
 
     text = re.sub(r" +", " ", walk(_parse(text))).replace(" .", ".").strip(" ")
-    return re.sub(r"\b([Aa]) (?=[aeiou]|hour\b)", r"\1n ", text)
+    return re.sub(r"\b([Aa]) (?=[aeiou]|hour\b|honest\b)", r"\1n ", text)
 
 
 def upper_first(text):
