@@ -206,6 +206,33 @@ class ForeignOptions(TypedDict, total=False):
     profiler_config: _Any
     show_hidden_metrics_for_version: str | None
     watchdog_config: _Any
+    # What Corella does not have: only `False`, the default, is accepted.
+    allow_credentials: bool
+    allow_deprecated_quantization: bool
+    data_parallel_external_lb: bool
+    data_parallel_hybrid_lb: bool
+    dcp_q_replicate: bool
+    disable_sliding_window: bool
+    enable_dbo: bool
+    enable_elastic_ep: bool
+    enable_fault_tolerance: bool
+    enable_force_include_usage: bool
+    enable_hc_sp: bool
+    enable_lora: bool
+    enable_mm_embeds: bool
+    enable_per_request_metrics: bool
+    enable_prompt_embeds: bool
+    enable_return_routed_experts: bool
+    enable_sleep_mode: bool
+    exclude_tools_when_tool_choice_none: bool
+    mm_encoder_only: bool
+    return_sampling_mask: bool
+    return_tokens_as_token_ids: bool
+    skip_tokenizer_init: bool
+    sleep_mode_offload_cudagraph: bool
+    tokens_only: bool
+    trust_request_chat_template: bool
+    trust_request_mm_kwargs: bool
 
 
 class Options(ForeignOptions, total=False):
