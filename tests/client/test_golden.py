@@ -28,7 +28,13 @@ def kv_bytes(folder):
 
     num_heads = size("num_attention_heads", "n_head")
     head_dim = size("head_dim") or size("hidden_size", "n_embd") // num_heads
-    return 2 * 4 * size("num_hidden_layers", "n_layer") * (size("num_key_value_heads") or num_heads) * head_dim
+    num_kv_heads = size("num_key_value_heads") or num_heads
+    # All layers have pages of one size, which is that of the widest.
+    layers = [{}, *config.get("per_layer_config", {}).values()]
+    widest = max(
+        layer.get("num_key_value_heads", num_kv_heads) * layer.get("head_dim", head_dim) for layer in layers
+    )
+    return 2 * 4 * size("num_hidden_layers", "n_layer") * widest
 
 
 def greedy_text(server, case):
