@@ -137,7 +137,7 @@ impl Engine {
         &self.shared.server().summary
     }
 
-    /// What the model's files recommend for draws: fields of a request, as a JSON object.
+    /// The sampling parameters that the model's files recommend: fields of a request, as a JSON object.
     #[getter]
     fn generation_defaults(&self) -> PyResult<String> {
         let fields = serde_json::to_string(&self.shared.server().generation_defaults);

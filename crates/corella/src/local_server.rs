@@ -21,7 +21,7 @@ pub struct LocalServer {
     pub no_text: Option<Error>,
     pub has_chat_template: bool,
     pub tokenizer: Tokenizer,
-    /// What the model's files recommend for draws.
+    /// The sampling parameters that the model's files recommend.
     pub generation_defaults: GenerationDefaults,
     /// Describes model and hardware in one line.
     pub summary: String,

@@ -1,4 +1,4 @@
-//! What a prefill node asks of its decode nodes, and tells of them.
+//! The interface between a prefill node's sessions and the decode nodes that it knows.
 
 use std::time::Duration;
 

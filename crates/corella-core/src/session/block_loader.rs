@@ -119,7 +119,7 @@ struct Load {
     request: LoadRequest,
     /// How often the source had fewer blocks than it was asked for.
     num_shortened: u32,
-    /// When the source was asked what it has, and later for its blocks.
+    /// The time of the lookup, and from the grant on that of the request for the blocks.
     asked_us: u64,
     stage: Stage,
 }

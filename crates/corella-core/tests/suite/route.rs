@@ -1,4 +1,4 @@
-//! A prefill node's choices, by what it knows of its decode nodes.
+//! Routes of a prefill node's requests, for given loads, links and cached rows of its decode nodes.
 
 use std::sync::LazyLock;
 
