@@ -62,3 +62,6 @@ impl ConstrainedAnswer for GrammarAnswer {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -51,12 +51,8 @@ fn the_work_of_all_masks_of_an_answer_is_bounded() {
     let lark = format!("start: (\"a\" | {})*", words.join(" | "));
     let grammar = { compiler().compile(&GrammarSource::Lark(lark)) }.expect("it compiles");
     let mut state = grammar.start();
-    let before = state.work_left;
     state.allowed().expect("a mask");
-    assert!(
-        state.work_left < before + WORK_PER_TOKEN,
-        "a mask costs nothing"
-    );
+    assert!(state.work() > 0, "a mask costs nothing");
     // Any of the objects may be the answer.
     let objects: Vec<_> = { 0..1000 }
         .map(|at| json!({"type": "object", "properties": {"p": {"const": at}}, "required": ["p"]}))
@@ -65,7 +61,7 @@ fn the_work_of_all_masks_of_an_answer_is_bounded() {
     let mut state = compiler().compile(&schema).expect("it compiles").start();
     let ends = b"{\"p".iter().any(|&byte| {
         state.push(byte.into()).expect("it is allowed");
-        state.work_left = 0;
+        state.max_work = state.work;
         state
             .allowed()
             .is_err_and(|reason| reason.contains("too much work"))
