@@ -1,15 +1,48 @@
 //! Fits tool calls to a chat template. Some templates, such as Llama 3.1's, take one call in a message, but models make
-//! several at once, and clients send them back.
+//! several at once, and clients send them back. GLM-4's takes a call as a text with a name.
 
 use corella_text::ChatTemplate;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use crate::chat_role::content_of;
 
 /// If the template takes only one call in a message, splits a message of several calls into messages of one call each,
-/// followed by its result.
+/// followed by its result. Calls become texts if the template takes them as such.
 pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
-    if template.role_support().takes_calls_together {
-        return messages;
+    let support = template.role_support();
+    if support.takes_calls_as_metadata {
+        return { split_calls(messages).into_iter() }
+            .flat_map(with_metadata)
+            .collect();
     }
+    match support.takes_calls_together {
+        true => messages,
+        false => split_calls(messages),
+    }
+}
+
+/// A message of one call as one with its text, if any, and one with the call. A result as an observation.
+fn with_metadata(mut message: Value) -> Vec<Value> {
+    if message["role"] == "tool" {
+        message["role"] = "observation".into();
+        return vec![message];
+    }
+    let Some(Value::Array(calls)) = message.get_mut("tool_calls").map(Value::take) else {
+        return vec![message];
+    };
+    let calls = { calls.into_iter() }.map(|mut call| {
+        let arguments = match call["function"]["arguments"].take() {
+            Value::String(text) => text,
+            Value::Null => "{}".to_owned(),
+            arguments => arguments.to_string(),
+        };
+        json!({"role": "assistant", "metadata": call["function"]["name"], "content": arguments})
+    });
+    let text = Some(message.clone()).filter(|message| !content_of(message).is_empty());
+    text.into_iter().chain(calls).collect()
+}
+
+fn split_calls(messages: Vec<Value>) -> Vec<Value> {
     let mut fitted = Vec::with_capacity(messages.len());
     let mut messages = messages.into_iter().peekable();
     while let Some(mut message) = messages.next() {
@@ -52,7 +85,7 @@ pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
-    use corella_text::SpecialTokens;
+    use corella_text::{ChatInput, SpecialTokens};
     use serde_json::json;
 
     use super::*;
@@ -106,6 +139,35 @@ mod tests {
             result(Value::Null, "2"),
         ];
         assert_eq!(fit_calls(unnamed, &template), expected);
+    }
+
+    #[test]
+    fn calls_become_texts_for_a_template_that_takes_these() {
+        // Like GLM-4's.
+        let template = "{% for m in messages %}{% set meta = m.get('metadata', '') %}{% if m.role == 'assistant' %}\
+                        <|assistant|>{{ meta }}\n{{ m.content.strip() }}{% elif m.role in ['user', 'observation'] %}\
+                        <|{{ m.role }}|>\n{{ m.content }}{% endif %}{% endfor %}";
+        let template = ChatTemplate::new(template, SpecialTokens::default()).unwrap();
+        let mut first = call("a");
+        first["function"]["arguments"] = json!({"city": "Zürich", "days": 3});
+        let messages = vec![
+            json!({"role": "user", "content": "hi"}),
+            turn("I look.", vec![first, call("b")]),
+            result(json!("b"), "2"),
+            result(json!("a"), "1"),
+        ];
+        let prompt = template.render(ChatInput {
+            messages: &fit_calls(messages, &template),
+            tools: None,
+            add_generation_prompt: false,
+            continue_final_message: false,
+            kwargs: None,
+        });
+        assert_eq!(
+            prompt.expect("it is rendered"),
+            "<|user|>\nhi<|assistant|>\nI look.<|assistant|>tool_a\n{\"city\":\"Zürich\",\"days\":3}<|observation|>\n1\
+             <|assistant|>tool_b\n{}<|observation|>\n2"
+        );
     }
 
     #[test]

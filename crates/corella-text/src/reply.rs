@@ -12,18 +12,19 @@ mod deepseek;
 mod gemma4;
 mod gemma4_arguments;
 mod gemma4_grammar;
-mod granite;
+mod glm4_reader;
 mod harmony;
 mod hermes;
 mod json_extent;
 mod json_writer;
-mod lfm2;
+mod list_reader;
 mod llama;
 mod member_grammar;
 mod mistral;
 mod part_list;
 mod python_arguments;
 mod python_call;
+mod python_reader;
 mod python_string;
 mod reasoning_count;
 mod reply_format;
@@ -39,13 +40,14 @@ use std::sync::Arc;
 use call_reader::{CallReader, PlainReader};
 use deepseek::DeepSeekReader;
 use gemma4::Gemma4Reader;
-use granite::GraniteReader;
+use glm4_reader::Glm4Reader;
 use harmony::HarmonyReader;
 use hermes::HermesReader;
-use lfm2::Lfm2Reader;
+use list_reader::ListReader;
 use llama::LlamaReader;
 use mistral::MistralReader;
 use part_list::PartList;
+use python_reader::PythonReader;
 use reasoning_count::{ReasoningCount, Stage};
 use tagged_reader::TaggedReader;
 use think::ThinkReader;
@@ -100,9 +102,16 @@ impl ReplyParser {
             Some(CallFormat::Mistral) => Box::new(MistralReader::new()),
             Some(CallFormat::DeepSeekV3) => Box::new(DeepSeekReader::new(true)),
             Some(CallFormat::DeepSeekV31) => Box::new(DeepSeekReader::new(false)),
-            Some(CallFormat::Granite) => Box::new(GraniteReader::new()),
+            Some(CallFormat::Granite) => Box::new(ListReader::new(list_reader::GRANITE)),
+            Some(CallFormat::CommandR) => Box::new(ListReader::new(list_reader::COMMAND_R)),
+            Some(CallFormat::Glm4) => Box::new(Glm4Reader::new(tools.clone())),
             Some(CallFormat::Gemma4) => Box::new(Gemma4Reader::new()),
-            Some(CallFormat::Lfm2) => Box::new(Lfm2Reader::new(tools.clone())),
+            Some(CallFormat::Lfm2) => {
+                Box::new(PythonReader::new(python_reader::LFM2, tools.clone()))
+            }
+            Some(CallFormat::Olmo3) => {
+                Box::new(PythonReader::new(python_reader::OLMO3, tools.clone()))
+            }
             None => Box::new(PlainReader),
         };
         let tags = format.reasoning.and_then(ReasoningFormat::tags);

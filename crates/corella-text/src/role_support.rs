@@ -18,6 +18,9 @@ pub struct RoleSupport {
     pub takes_any_role: bool,
     /// Several calls in one message of the assistant. True as well if it writes no calls at all.
     pub takes_calls_together: bool,
+    /// A call as the text of a message of the assistant whose `metadata` is the tool's name, with its result as an
+    /// `observation`. Such a template, like GLM-4's, writes no calls in another form.
+    pub takes_calls_as_metadata: bool,
 }
 
 impl RoleSupport {
@@ -26,12 +29,14 @@ impl RoleSupport {
         let takes_any_role = takes_role(template, "proberole");
         // A name that a template prints like any other is not one that its model knows.
         let is_known = !takes_any_role || template.sources().contains("developer");
+        let writes_calls = shows_calls(template, 1);
         Self {
             takes_developer: is_known && shows(&["developer", "user"]),
             takes_second_system: shows(&["system", "system", "user"]),
             takes_late_system: shows(&["user", "assistant", "system", "user"]),
             takes_any_role,
-            takes_calls_together: shows_calls(template, 2) || !shows_calls(template, 1),
+            takes_calls_together: shows_calls(template, 2) || !writes_calls,
+            takes_calls_as_metadata: !writes_calls && shows_metadata(template),
         }
     }
 }
@@ -71,6 +76,24 @@ fn shows_calls(template: &ChatTemplate, num_calls: usize) -> bool {
         kwargs: None,
     });
     rendered.is_ok_and(|prompt| (0..num_calls).all(|index| prompt.contains(&name(index))))
+}
+
+/// Whether a call is rendered whose name is the `metadata` of its message.
+fn shows_metadata(template: &ChatTemplate) -> bool {
+    let marks = ["probename", "probecall", "proberesult"];
+    let messages = [
+        json!({"role": "user", "content": "probe"}),
+        json!({"role": "assistant", "metadata": marks[0], "content": marks[1]}),
+        json!({"role": "observation", "content": marks[2]}),
+    ];
+    let rendered = template.render(ChatInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: false,
+        continue_final_message: false,
+        kwargs: None,
+    });
+    rendered.is_ok_and(|prompt| marks.iter().all(|mark| prompt.contains(mark)))
 }
 
 /// Whether a conversation of these roles is rendered, with the content of each message in its place.

@@ -344,3 +344,9 @@ async fn lfm2() {
     let calls = "<think>\nHm.\n</think>\nI look.<|tool_call_start|>[weather(city='Zürich', days=3), time()]<|tool_call_end|>";
     check("<|tool_call_start|> <think>", calls, 2).await;
 }
+
+#[tokio::test]
+async fn olmo3() {
+    let calls = "I look.<function_calls>weather(city=\"Zürich\", days=3)\ntime()</function_calls>";
+    check("<function_calls> </function_calls>", calls, 2).await;
+}

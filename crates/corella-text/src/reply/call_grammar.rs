@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::glm4_reader::TURN;
 use super::reply_grammar::{GrammarOrigin, GrammarWriter, ReplyGrammarError, WantedCalls};
 use super::{CallFormat, ReplyContext};
 use crate::GrammarError;
@@ -65,6 +66,9 @@ impl GrammarWriter {
             CallFormat::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", Some(""), "<｜tool▁calls▁end｜>"),
             CallFormat::Gemma4 => ("", Some(""), ""),
             CallFormat::Lfm2 => ("<|tool_call_start|>[", Some(", "), "]<|tool_call_end|>"),
+            CallFormat::Olmo3 => ("<function_calls>", Some("\n"), "</function_calls>"),
+            CallFormat::CommandR => ("Action: ```json\n[", Some(", "), "]\n```"),
+            CallFormat::Glm4 => ("", Some(TURN), ""),
         };
         let separator = separator.map(|separator| self.text(separator));
         (self.text(begin), separator, self.text(end))
@@ -94,7 +98,7 @@ impl GrammarWriter {
                 return self.tagged_call(format.tags(), rule, name, schema);
             }
             CallFormat::Gemma4 => return Ok(self.gemma4_call(rule, name, schema)),
-            CallFormat::Lfm2 => match self.python_call(rule, name, schema) {
+            CallFormat::Lfm2 | CallFormat::Olmo3 => match self.python_call(rule, name, schema) {
                 Some(call) => return Ok(call),
                 None => (format!("{{\"name\": {quoted}, \"arguments\": "), "}"),
             },
@@ -107,6 +111,8 @@ impl GrammarWriter {
             CallFormat::Mistral | CallFormat::Granite => {
                 (format!("{{\"name\": {quoted}, \"arguments\": "), "}")
             }
+            CallFormat::CommandR => (format!("{{\"tool_name\": {quoted}, \"parameters\": "), "}"),
+            CallFormat::Glm4 => (format!("{name}\n"), ""),
             CallFormat::Harmony => (
                 format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"),
                 "",

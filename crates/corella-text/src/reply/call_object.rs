@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::json_extent::JsonExtent;
 use super::part_list::PartList;
 
-/// Reads `{"name": …, "arguments": {…}}`, in any order and among other members. The arguments may also be named
-/// `parameters`, and be JSON within a string.
+/// Reads `{"name": …, "arguments": {…}}`, in any order and among other members. The name may also be named `tool_name`,
+/// and the arguments `parameters`, and these may be JSON within a string.
 pub(crate) struct CallObject {
     state: State,
     extent: JsonExtent,
@@ -161,7 +161,7 @@ impl CallObject {
 
     fn member(&self) -> Member {
         match self.key.as_str() {
-            "\"name\"" if !self.is_started => Member::Name,
+            "\"name\"" | "\"tool_name\"" if !self.is_started => Member::Name,
             "\"arguments\"" | "\"parameters\"" if !self.has_arguments => Member::Arguments,
             _ => Member::Other,
         }

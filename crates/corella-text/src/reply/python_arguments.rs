@@ -5,16 +5,17 @@
 //! text behind it can follow a value.
 
 use super::json_writer::{JsonWriter, json_of_bare};
-use super::lfm2::BLOCK_END;
+use super::python_reader::PythonBlock;
 use super::python_string::{Escape, Quote, Unescaped, unescape};
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
-/// The possible texts behind a value without quotes.
-const BARE_ENDS: [&str; 6] = [",", ")", "]", "}", ":", BLOCK_END];
-const NAME_ENDS: [&str; 11] = ["=", ":", ",", ")", "(", "[", "{", "'", "\"", "]", BLOCK_END];
+/// The possible texts behind a value without quotes, and behind a name. The last stands for the end of all calls.
+const BARE_ENDS: [&str; 6] = [",", ")", "]", "}", ":", ""];
+const NAME_ENDS: [&str; 11] = ["=", ":", ",", ")", "(", "[", "{", "'", "\"", "]", ""];
 
 /// Reads the arguments of one call, from behind its bracket.
 pub(crate) struct PythonArguments {
+    block: PythonBlock,
     json: JsonWriter,
     /// The discarded JSON of an argument without a name, whose parameter is unknown.
     unnamed: Option<JsonWriter>,
@@ -56,10 +57,11 @@ enum Scalar {
 }
 
 impl PythonArguments {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(block: PythonBlock) -> Self {
         let mut json = JsonWriter::default();
         json.open(true);
         Self {
+            block,
             json,
             unnamed: None,
             state: State::Argument,
@@ -105,13 +107,11 @@ impl PythonArguments {
 
     /// Reads from the beginning of `text`, and returns the number of bytes read; `None` if it needs more.
     pub(crate) fn step(&mut self, text: &str, at_end: bool) -> Option<usize> {
+        let block_end = self.block.end();
         match &mut self.state {
             State::Argument => self.argument(text),
             State::Name(name) => {
-                let (settled, end) = match find_tag(text, &NAME_ENDS) {
-                    Sight::Tag { start, tag } => (start, Some(NAME_ENDS[tag])),
-                    Sight::Clear(settled) => (settled, None),
-                };
+                let (settled, end) = end_of(text, NAME_ENDS, block_end);
                 name.push_str(&text[..settled]);
                 match end {
                     // A colon has the same meaning.
@@ -137,10 +137,7 @@ impl PythonArguments {
                 self.text(text, quote, place, at_end)
             }
             State::Bare(value, place) => {
-                let (settled, end) = match find_tag(text, &BARE_ENDS) {
-                    Sight::Tag { start, tag } => (start, Some(BARE_ENDS[tag])),
-                    Sight::Clear(settled) => (settled, None),
-                };
+                let (settled, end) = end_of(text, BARE_ENDS, block_end);
                 value.push_str(&text[..settled]);
                 if end.is_none() {
                     return (settled > 0).then_some(settled);
@@ -177,7 +174,7 @@ impl PythonArguments {
         let is_nothing = |c: char| c.is_whitespace() || matches!(c, ',' | ']' | '}');
         let rest = text.trim_start_matches(is_nothing);
         let len = text.len() - rest.len();
-        match begins_with(rest, &[")", BLOCK_END]) {
+        match begins_with(rest, &[")", self.block.end()]) {
             Beginning::Tag(0) => {
                 self.end_all();
                 Some(len + 1)
@@ -203,12 +200,13 @@ impl PythonArguments {
             c.is_whitespace() || c == ',' && !is_argument && !is_first && !self.is_member()
         });
         let len = text.len() - rest.len();
-        if let Beginning::Tag(_) = begins_with(rest, &[BLOCK_END]) {
-            self.end_all();
-            return Some(len);
-        }
-        if begins_with(rest, &[BLOCK_END]) == Beginning::Undecided {
-            return (len > 0).then_some(len);
+        match begins_with(rest, &[self.block.end()]) {
+            Beginning::Tag(_) => {
+                self.end_all();
+                return Some(len);
+            }
+            Beginning::Undecided => return (len > 0).then_some(len),
+            Beginning::Other => {}
         }
         let place = match (is_key, is_first) {
             (true, _) => Place::Key(String::new()),
@@ -278,7 +276,7 @@ impl PythonArguments {
                 Unescaped::Escape(Escape { piece, len }) => (piece, len),
                 Unescaped::Quote(len) => {
                     let behind = &rest[len..];
-                    match closes(behind, is_argument, is_unnamed, at_end) {
+                    match closes(behind, self.block, is_argument, is_unnamed, at_end) {
                         Some(true) => {
                             is_complete = true;
                             (String::new(), len)
@@ -345,11 +343,32 @@ impl PythonArguments {
     }
 }
 
+/// The number of bytes before the first of `ends`, or before a possible one, and the end. The last of `ends` stands for
+/// `block_end`.
+fn end_of<const N: usize>(
+    text: &str,
+    ends: [&'static str; N],
+    block_end: &'static str,
+) -> (usize, Option<&'static str>) {
+    let mut ends = ends;
+    ends[N - 1] = block_end;
+    match find_tag(text, &ends) {
+        Sight::Tag { start, tag } => (start, Some(ends[tag])),
+        Sight::Clear(settled) => (settled, None),
+    }
+}
+
 /// Whether a quote ends its string, judged by the text behind it. `None` if more text decides.
-fn closes(behind: &str, is_argument: bool, is_unnamed: bool, at_end: bool) -> Option<bool> {
+fn closes(
+    behind: &str,
+    block: PythonBlock,
+    is_argument: bool,
+    is_unnamed: bool,
+    at_end: bool,
+) -> Option<bool> {
     let unknown = at_end.then_some(true);
     let next = behind.trim_start();
-    match begins_with(next, &[BLOCK_END]) {
+    match begins_with(next, &[block.end()]) {
         Beginning::Tag(_) => return Some(true),
         Beginning::Undecided => return unknown,
         Beginning::Other => {}
@@ -359,7 +378,10 @@ fn closes(behind: &str, is_argument: bool, is_unnamed: bool, at_end: bool) -> Op
     }
     if let Some(rest) = next.strip_prefix(')') {
         // Behind a call comes another one, the end of the list, or the end of the text.
-        return match begins_with(rest.trim_start(), &[BLOCK_END, ",", "]"]) {
+        if block.has_lines && rest.starts_with('\n') {
+            return Some(true);
+        }
+        return match begins_with(rest.trim_start(), &[block.end(), ",", "]"]) {
             Beginning::Tag(_) => Some(true),
             Beginning::Undecided => unknown,
             Beginning::Other => Some(false),

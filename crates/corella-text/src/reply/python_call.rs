@@ -1,4 +1,4 @@
-//! LFM2's calls as grammars: `name(key=value, …)`, with values as JSON, which the model reads as Python.
+//! Calls in Python as grammars: `name(key=value, …)`, with values as JSON, which LFM2 reads as Python.
 
 use serde_json::Value;
 

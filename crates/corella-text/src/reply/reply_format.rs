@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use super::call_tags::TagFormat;
+use super::list_reader::COMMAND_R;
+use super::python_reader::{LFM2, OLMO3};
 use super::think::ThinkTags;
 use crate::chat_template::{ChatInput, ChatTemplate};
 
@@ -29,6 +31,9 @@ pub enum CallFormat {
     Granite,
     Gemma4,
     Lfm2,
+    Olmo3,
+    CommandR,
+    Glm4,
 }
 
 /// The format of reasoning before the answer.
@@ -78,7 +83,11 @@ impl ReplyFormat {
             Some(CallFormat::Harmony) => &super::harmony::TAGS,
             Some(CallFormat::Granite) => &["<|tool_call|>"],
             Some(CallFormat::Gemma4) => &super::gemma4::TAGS,
-            Some(CallFormat::Lfm2) => &super::lfm2::TAGS,
+            Some(CallFormat::Lfm2) => super::python_reader::LFM2.tags,
+            Some(CallFormat::Olmo3) => super::python_reader::OLMO3.tags,
+            Some(CallFormat::Glm4) => &[super::glm4_reader::TURN],
+            // Plain text.
+            Some(CallFormat::CommandR) => &[],
             None => &[],
         };
         let reasoning: &[_] = match self.reasoning {
@@ -97,7 +106,7 @@ impl ReplyFormat {
 }
 
 impl CallFormat {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Hermes,
         Self::Tagged(TagFormat::Qwen3Coder),
         Self::Tagged(TagFormat::Glm45),
@@ -112,6 +121,9 @@ impl CallFormat {
         Self::Granite,
         Self::Gemma4,
         Self::Lfm2,
+        Self::Olmo3,
+        Self::CommandR,
+        Self::Glm4,
     ];
 
     /// The format around a printed call.
@@ -150,8 +162,12 @@ impl CallFormat {
         if before.ends_with("<|tool_call>call:") {
             return Some(Self::Gemma4);
         }
-        if before.ends_with(super::lfm2::BLOCK) || before.ends_with("<|tool_call_start|>[") {
+        let [lfm2, olmo3] = [LFM2, OLMO3].map(|block| block.tags[0]);
+        if before.strip_suffix('[').unwrap_or(before).ends_with(lfm2) {
             return Some(Self::Lfm2);
+        }
+        if before.ends_with(olmo3) {
+            return Some(Self::Olmo3);
         }
         if before.ends_with("[TOOL_CALLS]") {
             return Some(Self::Mistral);
@@ -169,8 +185,10 @@ impl CallFormat {
             Some(Self::Hermes)
         } else if tag.ends_with("[TOOL_CALLS]") {
             Some(Self::Mistral)
-        } else if tag.ends_with(super::lfm2::BLOCK) {
+        } else if tag.ends_with(lfm2) {
             Some(Self::Lfm2)
+        } else if is_list && COMMAND_R.begin.iter().any(|begin| tag.ends_with(begin)) {
+            Some(Self::CommandR)
         } else if !is_list && behind.starts_with("\", \"parameters\": ") {
             Some(Self::Llama3)
         } else {
@@ -191,9 +209,11 @@ impl CallFormat {
             Some(Self::Tagged(TagFormat::Qwen3Coder))
         } else if has("<|tool_call|>") {
             Some(Self::Granite)
+        } else if OLMO3.tags.iter().all(|tag| has(tag)) {
+            Some(Self::Olmo3)
         } else if has(super::gemma4::CALL) {
             Some(Self::Gemma4)
-        } else if has(super::lfm2::BLOCK) || has("<|tool_list_start|>") {
+        } else if has(LFM2.tags[0]) || has("<|tool_list_start|>") {
             Some(Self::Lfm2)
         } else if has("[TOOL_CALLS]") {
             Some(Self::Mistral)
@@ -204,6 +224,8 @@ impl CallFormat {
         } else if has("List of tools: ") && has("<|im_start|>") {
             // Most templates of LFM2 write earlier calls only where they are part of the text.
             Some(Self::Lfm2)
+        } else if has(super::glm4_reader::TURN) && has("metadata") && has("observation") {
+            Some(Self::Glm4)
         } else {
             None
         }
@@ -221,6 +243,9 @@ impl CallFormat {
             Self::Granite => "granite",
             Self::Gemma4 => "gemma4",
             Self::Lfm2 => "lfm2",
+            Self::Olmo3 => "olmo3",
+            Self::CommandR => "command_r",
+            Self::Glm4 => "glm4",
         }
     }
 }
@@ -383,7 +408,7 @@ impl FromStr for CallFormat {
     /// Also accepts vLLM's names of the same formats.
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
         match name {
-            "hermes" | "qwen" | "qwen25" | "qwen3" => Ok(Self::Hermes),
+            "hermes" | "qwen" | "qwen25" | "qwen3" | "granite4" | "ernie45" => Ok(Self::Hermes),
             "qwen3_coder" | "qwen3_xml" => Ok(Self::Tagged(TagFormat::Qwen3Coder)),
             "glm45" => Ok(Self::Tagged(TagFormat::Glm45)),
             "glm47" => Ok(Self::Tagged(TagFormat::Glm47)),
@@ -397,6 +422,9 @@ impl FromStr for CallFormat {
             "granite" => Ok(Self::Granite),
             "gemma4" => Ok(Self::Gemma4),
             "lfm2" => Ok(Self::Lfm2),
+            "olmo3" => Ok(Self::Olmo3),
+            "command_r" => Ok(Self::CommandR),
+            "glm4" => Ok(Self::Glm4),
             _ => Err(unknown(name, Self::ALL.into_iter().map(Self::name))),
         }
     }

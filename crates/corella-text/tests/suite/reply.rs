@@ -1,5 +1,6 @@
 //! The parts of a reply do not depend on the division of its text, and contain no markup.
 
+mod family;
 mod gemma4;
 mod lfm2;
 mod offered;

@@ -20,7 +20,7 @@ pub struct RequestArgs {
     pub allow_unknown_fields: bool,
     /// How the model writes calls of tools: auto (what the chat template shows), none, hermes,
     /// qwen3_coder, glm45, glm47, minimax_m2, seed_oss, llama3_json, mistral, openai, deepseek_v3, deepseek_v31, granite,
-    /// gemma4 or lfm2
+    /// gemma4, lfm2, olmo3, command_r or glm4
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub tool_call_parser: FormatChoice<CallFormat>,
     /// How the model marks its reasoning: auto (what the chat template shows), none, think, mistral,

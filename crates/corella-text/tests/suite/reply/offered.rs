@@ -65,6 +65,15 @@ fn another_tool_is_not_called_in_any_format() {
             CallFormat::Lfm2,
             "<|tool_call_start|>[other(days=3)]<|tool_call_end|>".to_owned(),
         ),
+        (
+            CallFormat::Olmo3,
+            "<function_calls>other(days=3)</function_calls>".to_owned(),
+        ),
+        (
+            CallFormat::CommandR,
+            format!("Action: ```json\n[{{\"tool_name\": \"other\", \"parameters\": {DAYS}}}]\n```"),
+        ),
+        (CallFormat::Glm4, format!("other\n{DAYS}")),
     ];
     for format in CallFormat::ALL {
         assert!(calls.iter().any(|(of, _)| *of == format), "{format:?}");

@@ -171,6 +171,9 @@ fn a_parser_has_the_name_of_vllm() {
         "seed_oss",
         "qwen3_coder",
         "granite",
+        "granite4",
+        "ernie45",
+        "olmo3",
     ] {
         assert!(name.parse::<CallFormat>().is_ok(), "{name}");
     }

@@ -71,7 +71,7 @@ fn values_without_json_quotes_follow_their_schemas() {
     ];
     let tokenizer = tokenizer(Markers::Special, &[]);
     let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size()).expect("a vocabulary");
-    for calls in [CallFormat::Gemma4, CallFormat::Lfm2] {
+    for calls in [CallFormat::Gemma4, CallFormat::Lfm2, CallFormat::Olmo3] {
         for (schema, is_valid) in &cases {
             let object = json!({
                 "type": "object", "properties": {"p": schema}, "required": ["p"], "$defs": {"Tree": tree},
@@ -118,6 +118,10 @@ fn arguments_have_the_order_of_the_template() {
         (
             CallFormat::Lfm2,
             "<|tool_call_start|>[f(b=1, A=2, c=3)]<|tool_call_end|>",
+        ),
+        (
+            CallFormat::Olmo3,
+            "<function_calls>f(b=1, A=2, c=3)</function_calls>",
         ),
     ] {
         let context = ReplyContext {

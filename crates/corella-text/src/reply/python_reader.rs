@@ -1,5 +1,5 @@
-//! Calls in the format of LFM2: `<|tool_call_start|>[name(key='text', …), …]<|tool_call_end|>`, a list of calls in
-//! Python. If its prompt asks for it, the model writes objects in JSON instead.
+//! Calls in Python: LFM2's list `<|tool_call_start|>[name(key='text', …), …]<|tool_call_end|>`, and Olmo 3's lines
+//! between `<function_calls>` and `</function_calls>`. If its prompt asks for it, LFM2 writes objects in JSON instead.
 
 use super::call_object::{CallObject, Progress};
 use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name, read_text};
@@ -7,13 +7,32 @@ use super::part_list::PartList;
 use super::python_arguments::PythonArguments;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
-pub(crate) const BLOCK: &str = "<|tool_call_start|>";
-pub(crate) const BLOCK_END: &str = "<|tool_call_end|>";
-pub(crate) const TAGS: [&str; 2] = [BLOCK, BLOCK_END];
-/// The possible texts behind the name of a tool.
-const NAME_ENDS: [&str; 4] = ["(", BLOCK_END, BLOCK, "]"];
+/// The texts around the calls of a format.
+#[derive(Clone, Copy)]
+pub(crate) struct PythonBlock {
+    /// Its beginning and its end.
+    pub tags: &'static [&'static str; 2],
+    /// Whether each call is on a line of its own, and not in a list.
+    pub has_lines: bool,
+}
 
-pub(crate) struct Lfm2Reader {
+pub(crate) const LFM2: PythonBlock = PythonBlock {
+    tags: &["<|tool_call_start|>", "<|tool_call_end|>"],
+    has_lines: false,
+};
+pub(crate) const OLMO3: PythonBlock = PythonBlock {
+    tags: &["<function_calls>", "</function_calls>"],
+    has_lines: true,
+};
+
+impl PythonBlock {
+    pub(crate) fn end(&self) -> &'static str {
+        self.tags[1]
+    }
+}
+
+pub(crate) struct PythonReader {
+    block: PythonBlock,
     tools: OfferedTools,
     state: State,
 }
@@ -31,15 +50,18 @@ enum State {
     AfterBlock,
 }
 
-impl Lfm2Reader {
-    pub(crate) fn new(tools: OfferedTools) -> Self {
-        let state = State::Text;
-        Self { tools, state }
+impl PythonReader {
+    pub(crate) fn new(block: PythonBlock, tools: OfferedTools) -> Self {
+        Self {
+            block,
+            tools,
+            state: State::Text,
+        }
     }
 
-    fn handle_tag(&mut self, tag: &str) {
+    fn handle_tag(&mut self, tag: usize) {
         self.state = match tag {
-            BLOCK => State::List,
+            0 => State::List,
             _ => State::AfterBlock,
         };
     }
@@ -57,13 +79,14 @@ impl Lfm2Reader {
     }
 }
 
-impl CallReader for Lfm2Reader {
+impl CallReader for PythonReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        let (tags, end) = (self.block.tags, self.block.end());
         match &mut self.state {
             State::Text => {
-                let (read, tag) = read_text(text, &TAGS, at_end, out);
+                let (read, tag) = read_text(text, tags, at_end, out);
                 if let Some(tag) = tag {
-                    self.handle_tag(TAGS[tag]);
+                    self.handle_tag(tag);
                 }
                 read
             }
@@ -71,7 +94,7 @@ impl CallReader for Lfm2Reader {
                 let rest =
                     text.trim_start_matches(|c: char| c.is_whitespace() || c == ',' || c == '[');
                 let len = text.len() - rest.len();
-                let (state, num_read) = match begins_with(rest, &["{", "]", BLOCK_END]) {
+                let (state, num_read) = match begins_with(rest, &["{", "]", end]) {
                     Beginning::Tag(0) => (State::Object(Box::new(CallObject::new())), 0),
                     Beginning::Tag(1) => (State::AfterList, 1),
                     Beginning::Tag(_) => (State::AfterList, 0),
@@ -82,7 +105,7 @@ impl CallReader for Lfm2Reader {
                 Some(len + num_read)
             }
             State::Name(name) => {
-                let (settled, tag) = match find_tag(text, &NAME_ENDS) {
+                let (settled, tag) = match find_tag(text, &["(", end, tags[0], "]"]) {
                     Sight::Tag { start, tag } => (start, Some(tag)),
                     Sight::Clear(settled) => (settled, None),
                 };
@@ -90,7 +113,7 @@ impl CallReader for Lfm2Reader {
                 match tag {
                     Some(0) if is_name(name.trim()) => {
                         out.start_call(name.trim());
-                        self.state = State::Arguments(Box::new(PythonArguments::new()));
+                        self.state = State::Arguments(Box::new(PythonArguments::new(self.block)));
                         Some(settled + 1)
                     }
                     None if may_become_name(name) => (settled > 0).then_some(settled),
@@ -126,10 +149,10 @@ impl CallReader for Lfm2Reader {
             State::AfterList => {
                 let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ']');
                 let len = text.len() - rest.len();
-                match begins_with(rest, &TAGS) {
+                match begins_with(rest, tags) {
                     Beginning::Tag(tag) => {
-                        self.handle_tag(TAGS[tag]);
-                        Some(len + TAGS[tag].len())
+                        self.handle_tag(tag);
+                        Some(len + tags[tag].len())
                     }
                     Beginning::Undecided => (len > 0).then_some(len),
                     Beginning::Other => {
@@ -143,8 +166,8 @@ impl CallReader for Lfm2Reader {
                 let rest = text.trim_start();
                 let len = text.len() - rest.len();
                 let is_list = !rest.is_empty() && self.may_be_list(rest);
-                match rest.find(BLOCK_END).filter(|_| is_list) {
-                    Some(end) => return Some(len + end + BLOCK_END.len()),
+                match rest.find(end).filter(|_| is_list) {
+                    Some(at) => return Some(len + at + end.len()),
                     None if rest.is_empty() || is_list && !at_end => {
                         return (len > 0).then_some(len);
                     }

@@ -1,16 +1,32 @@
-//! Calls in the format of Granite 3: `<|tool_call|>[{"name": …, "arguments": {…}}, …]`. Granite 3.1 begins the list
-//! with `<tool_call>`, which is text to its tokenizer.
+//! Calls as a list in JSON behind a tag: Granite 3's `<|tool_call|>[{"name": …, "arguments": {…}}, …]`, and Command R's
+//! list of `{"tool_name": …, "parameters": {…}}` in a block of code behind `Action:`.
 
 use super::call_object::{CallObject, Progress};
 use super::call_reader::{CallReader, read_text};
 use super::part_list::PartList;
 use super::tag::{Beginning, begins_with};
 
-const TAGS: [&str; 2] = ["<|tool_call|>", "<tool_call>"];
-/// Some replies close the second tag, as other models do.
-const END: [&str; 1] = ["</tool_call>"];
+/// The texts around the list of a format.
+#[derive(Clone, Copy)]
+pub(crate) struct ListTags {
+    pub begin: &'static [&'static str],
+    end: &'static str,
+}
 
-pub(crate) struct GraniteReader {
+/// Granite 3.1 begins the list with `<tool_call>`, which is text to its tokenizer. Some replies close it, as other
+/// models do.
+pub(crate) const GRANITE: ListTags = ListTags {
+    begin: &["<|tool_call|>", "<tool_call>"],
+    end: "</tool_call>",
+};
+/// Templates have the line break, and the model's card has a space.
+pub(crate) const COMMAND_R: ListTags = ListTags {
+    begin: &["Action:\n```json", "Action: ```json", "Action:```json"],
+    end: "```",
+};
+
+pub(crate) struct ListReader {
+    tags: ListTags,
     state: State,
 }
 
@@ -27,9 +43,10 @@ enum State {
     AfterList,
 }
 
-impl GraniteReader {
-    pub(crate) fn new() -> Self {
-        Self { state: State::Text }
+impl ListReader {
+    pub(crate) fn new(tags: ListTags) -> Self {
+        let state = State::Text;
+        Self { tags, state }
     }
 }
 
@@ -40,11 +57,11 @@ fn object(in_list: bool) -> State {
     }
 }
 
-impl CallReader for GraniteReader {
+impl CallReader for ListReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
         match &mut self.state {
             State::Text => {
-                let (read, tag) = read_text(text, &TAGS, at_end, out);
+                let (read, tag) = read_text(text, self.tags.begin, at_end, out);
                 if tag.is_some() {
                     self.state = State::AfterTag;
                 }
@@ -92,12 +109,12 @@ impl CallReader for GraniteReader {
             State::AfterList => {
                 let rest = text.trim_start();
                 let len = text.len() - rest.len();
-                match begins_with(rest, &END) {
+                match begins_with(rest, &[self.tags.end]) {
                     Beginning::Undecided => (len > 0).then_some(len),
                     beginning => {
                         self.state = State::Text;
                         let is_end = beginning == Beginning::Tag(0);
-                        Some(len + if is_end { END[0].len() } else { 0 })
+                        Some(len + if is_end { self.tags.end.len() } else { 0 })
                     }
                 }
             }
