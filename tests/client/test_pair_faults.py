@@ -107,6 +107,48 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_the_prefill
         assert num_remote_tokens(prefill) == 0, "nothing of it was decoded there"
 
 
+def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_another(alone):
+    """Every way to draw tokens goes on where the lost node was, twice, and the prefill node decodes nothing."""
+    digits = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 80}
+    answer_format = {"type": "json_schema", "json_schema": {"name": "digits", "schema": digits}}
+    ways = [
+        {"temperature": 0},
+        {"temperature": 1, "seed": 5, "logprobs": 2, "presence_penalty": 0.5},
+        {"temperature": 1, "seed": 6, "extra_body": {"response_format": answer_format, "ignore_eos": False}},
+    ]
+
+    def start(server, number, way):
+        options = {"model": server.model(), "max_tokens": 2 * NUM_TOKENS, "stream": True} | way
+        options["extra_body"] = {"ignore_eos": True} | way.get("extra_body", {})
+        return server.client.completions.create(prompt=prompt_of(100 + number), **options)
+
+    def read(chunks):
+        """Returns all that the client sees of tokens."""
+        choices = [chunk.choices[0] for chunk in chunks]
+        return [(choice.text, choice.logprobs and choice.logprobs.model_dump(), choice.finish_reason) for choice in choices]
+
+    with Fleet() as fleet, ServerProcess(*SLOW) as single:
+        wanted = [read(start(single, number, way)) for number, way in enumerate(ways)]
+        decode = [fleet.decode(*SLOW)]
+        prefill = fleet.prefill(*SLOW, "--fallback", "none")
+        streams = [start(prefill, number, way) for number, way in enumerate(ways)]
+        seen = [read([next(chunks) for _ in range(10)]) for chunks in streams]
+        for num_more in (10, 0):
+            decode.append(fleet.decode(*SLOW))
+            wait_for_decode_nodes(prefill, 2)
+            decode[-2].kill()
+            for so_far, chunks in zip(seen, streams, strict=True):
+                so_far += read([next(chunks) for _ in range(num_more)] if num_more else chunks)
+            if num_more:
+                wait_for_decode_nodes(prefill, 1)
+        assert ["".join(text for text, *_ in answer) for answer in seen] == [
+            "".join(text for text, *_ in answer) for answer in wanted
+        ]
+        assert seen == wanted
+        assert num_steps(decode[-1]) > 0
+        wait_at_rest(prefill, decode[-1])
+
+
 @pytest.mark.parametrize("limit", [("--max-queued-requests", 2), ("--max-queued-tokens", 70)], ids=["requests", "tokens"])
 def test_38_streams_that_come_back_meet_no_limit_of_the_queue(alone, limit):
     prompts = [prompt_of(60 + i) for i in range(6)]

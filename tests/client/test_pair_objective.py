@@ -2,7 +2,19 @@
 
 import openai
 import pytest
-from fleet import THREADS, Fleet, complete, num_steps, prompt_of
+from fleet import (
+    ROW_BYTES,
+    SLOW as PORTABLE,
+    THREADS,
+    Fleet,
+    complete,
+    num_decode_nodes,
+    num_steps,
+    prompt_of,
+    reported_free_pages,
+)
+from patience import wait_until
+from server_process import free_port
 
 # A token takes 20 ms, however fast the machine is.
 SLOW = ("--device", "mock", "--mock-step-us", 20_000)
@@ -45,3 +57,52 @@ def test_a_decode_node_takes_no_longer_prompts_than_it_was_told():
         for _ in range(3):
             complete(prefill, prompt_of(41), max_tokens=4)
         assert num_steps(short) == before and num_steps(long) > 0
+
+
+def test_a_decode_node_is_asked_for_the_room_that_an_answer_is_expected_to_need():
+    """Most answers end long before their limit."""
+    with Fleet() as fleet:
+        # The second request would fit beside the first only without its 1,900 tokens.
+        pool = ("--kv-cache-memory", 128 * 16 * ROW_BYTES, "--max-model-len", 2048)
+        fleet.decode(*PORTABLE, *pool)
+        prefill = fleet.prefill(*PORTABLE, "--fallback", "none")
+
+        def start(max_tokens, ignore_eos):
+            chunks = prefill.client.completions.create(
+                model=prefill.model(),
+                prompt=prompt_of(100, max_tokens),
+                max_tokens=max_tokens,
+                stream=True,
+                extra_body={"ignore_eos": ignore_eos},
+            )
+            next(chunks)
+            return chunks
+
+        first = start(900, True)
+        prefill.wait_until(lambda: reported_free_pages(prefill)[0] in range(0, 124), "the node reports the request")
+        start(1900, False).close()
+        next(first)
+        first.close()
+
+
+def test_nodes_of_one_group_work_together_in_every_kind_of_registry():
+    with Fleet() as fleet:
+        port = free_port()
+        batch = fleet.decode(*THREADS, "--group", "batch", "--cluster-listen", f"127.0.0.1:{port}")
+        prefill = fleet.prefill(*THREADS, "--group", "batch")
+        complete(prefill, prompt_of(20), max_tokens=4)
+        before = num_steps(batch)
+        assert before > 0
+        # A folder tells groups, and a list of addresses does not.
+        alone = fleet.prefill(*THREADS, num_decode_nodes=0)
+        with Fleet(f"static:127.0.0.1:{port}") as by_address:
+            other = by_address.prefill(*THREADS, num_decode_nodes=0)
+            wait_until(lambda: num_decode_nodes(other, "incompatible") == 1, "the node says its group")
+            for node in (alone, other):
+                complete(node, prompt_of(20), max_tokens=4)
+            assert num_steps(batch) == before
+            assert num_decode_nodes(alone, "incompatible") == 0
+            assert other.log().count('this node has --group "" and the peer "batch"') == 1
+            same = by_address.prefill(*THREADS, "--group", "batch")
+            complete(same, prompt_of(20), max_tokens=4)
+            assert num_steps(batch) > before

@@ -77,6 +77,11 @@ pub struct StoppingCriteria {
 }
 
 impl StoppingCriteria {
+    /// Whether only `max_tokens` can end the output.
+    pub fn is_length_known(&self) -> bool {
+        self.end_token_ids.is_empty() && self.stop_token_ids.is_empty()
+    }
+
     /// The reason for which the newest token ends the request, if any. `num_output_tokens` counts that token, and
     /// `max_tokens` is the request's limit.
     pub fn finish_reason(

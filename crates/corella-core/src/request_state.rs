@@ -122,8 +122,7 @@ impl RequestState {
         Self {
             rank,
             max_tokens,
-            is_length_known: stopping.end_token_ids.is_empty()
-                && stopping.stop_token_ids.is_empty(),
+            is_length_known: stopping.is_length_known(),
             masked_until_min_tokens,
             stage: Stage::Waiting,
             progress: Progress::new(tokens, num_prompt_tokens, num_scored_tokens),

@@ -230,6 +230,7 @@ impl Node {
         };
         let registry_config = RegistryConfig {
             directory,
+            group: config.group.clone(),
             ..RegistryConfig::new(Role::Decode)
         };
         let registry = Registry::start(url, None, registry_config);
@@ -300,7 +301,12 @@ impl Node {
                 own.incarnation = Some(hello.incarnation.0);
                 own.role = Some(Role::Decode);
                 own.max_prompt_tokens = config.max_prompt_tokens.unwrap_or(u32::MAX);
-                let registry = Registry::start(url, Some(own), RegistryConfig::new(Role::Prefill));
+                own.group.clone_from(&config.group);
+                let registry_config = RegistryConfig {
+                    group: config.group.clone(),
+                    ..RegistryConfig::new(Role::Prefill)
+                };
+                let registry = Registry::start(url, Some(own), registry_config);
                 Some(registry.map_err(|error| NodeError::Config(error.to_string()))?)
             }
             None => None,
@@ -400,6 +406,6 @@ impl Node {
         let reachable = format!("{}:{}", self.config.host(), listener.address.port());
         let instance = { self.config.node_id.clone() }
             .unwrap_or_else(|| format!("{}-{reachable}", role.name()));
-        (reachable, self.model.hello(&instance))
+        (reachable, self.model.hello(&instance, &self.config.group))
     }
 }

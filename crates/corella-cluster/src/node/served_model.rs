@@ -13,7 +13,7 @@ use super::config::NodeConfig;
 /// The protocol between nodes of a cluster. Nodes of another major version do not work together. Version 3 has
 /// constraints on whole answers, which a node that skipped them would break, and adapters named by their contents. Version 4
 /// greets KV connections with the arithmetic of rows.
-const PROTOCOL: (u32, u32) = (4, 2);
+const PROTOCOL: (u32, u32) = (4, 3);
 
 pub struct ServedModel {
     pub engine: Engine,
@@ -54,6 +54,7 @@ impl ModelFacts {
             element_order: format!("{:?}", geometry.order).to_lowercase().into(),
             weight_format: self.weight_format,
             instruction_set: self.instruction_set,
+            group: "".into(),
         }
     }
 }
@@ -69,9 +70,10 @@ impl ServedModel {
     }
 
     /// Returns the greeting of a role that starts now: each start is another life.
-    pub fn hello(&self, instance: &str) -> Hello {
+    pub fn hello(&self, instance: &str, group: &str) -> Hello {
         Hello {
             instance: instance.into(),
+            group: group.into(),
             incarnation: Incarnation(microseconds_since_1970()),
             ..self.hello.clone()
         }

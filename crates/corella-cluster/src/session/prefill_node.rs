@@ -252,10 +252,16 @@ impl PrefillNode {
             true => submission.objectives,
             false => LatencyObjectives::default(),
         };
+        let session = node.session(number);
+        let (namespace, stopping) = (&submission.namespace, &submission.stopping);
+        let num_expected_output_tokens = node
+            .lock()
+            .end
+            .expected_output(session, namespace, stopping);
         let query = RouteQuery {
-            session: node.session(number),
+            session,
             num_prompt_tokens: submission.prompt.len() as u32,
-            num_expected_output_tokens: submission.stopping.max_tokens.unwrap_or(0),
+            num_expected_output_tokens,
             max_tpot_us: objectives.tpot_us,
             hashes: &hashes,
             num_choices,
@@ -407,12 +413,17 @@ impl Node {
     }
 
     /// Chooses another decode node for a session.
-    fn try_next(&self, request: &Request, session: SessionId, tried: &[NodeId]) -> Option<Peer> {
+    fn try_next(&self, end: &PrefillEnd, session: SessionId, tried: &[NodeId]) -> Option<Peer> {
+        let request = end.request(session)?;
         let here = self.engine.stats().scheduler;
         let route = self.peers.route(&RouteQuery {
             session,
             num_prompt_tokens: request.prompt.len() as u32,
-            num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
+            num_expected_output_tokens: end.expected_output(
+                session,
+                &request.namespace,
+                &request.stopping,
+            ),
             max_tpot_us: request.objectives.tpot_us,
             hashes: &[],
             num_choices: 1,
@@ -454,8 +465,7 @@ impl Driver for Node {
         tracing::trace!(now_us, ?action);
         match action {
             PrefillAction::TryNext { session, tried } => {
-                let request = state.end.request(session);
-                let peer = request.and_then(|request| self.try_next(request, session, &tried));
+                let peer = self.try_next(&state.end, session, &tried);
                 state.end.handle_placement(session, peer, now_us);
             }
             PrefillAction::OpenStream { key, node } => self.open(state, key, node),

@@ -121,6 +121,7 @@ pub fn hello(hello: &core::Hello, kv: &KvAddress) -> Hello {
         load: None,
         kv_socket: kv.socket.clone(),
         host: kv.host.clone(),
+        group: hello.group.to_string(),
     }
 }
 
@@ -148,6 +149,7 @@ impl TryFrom<Hello> for core::Hello {
             element_order: hello.element_order.into(),
             weight_format: hello.weight_format.into(),
             instruction_set: hello.instruction_set.into(),
+            group: hello.group.into(),
         })
     }
 }
@@ -279,6 +281,7 @@ impl From<core::Allocate> for Allocate {
     fn from(allocate: core::Allocate) -> Self {
         let core::Allocate {
             prompt,
+            output,
             sampling,
             stopping,
             priority,
@@ -293,6 +296,7 @@ impl From<core::Allocate> for Allocate {
         let text = |text: Option<Arc<str>>| text.map(|text| text.to_string());
         Self {
             prompt,
+            output,
             sampling: Some(Sampling {
                 temperature: sampling.temperature,
                 top_k: sampling.top_k,
@@ -345,6 +349,7 @@ impl TryFrom<Allocate> for core::Allocate {
             .map(|session| number(&session, "the siblings' id"));
         Ok(Self {
             prompt: allocate.prompt,
+            output: allocate.output,
             sampling: SamplingParams {
                 temperature: sampling.temperature,
                 top_k: sampling.top_k,

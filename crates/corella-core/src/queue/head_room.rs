@@ -104,14 +104,14 @@ impl Outlook {
     /// The length at this quantile, in units of 1/2^32, of outputs at least as long as the request's, within its own
     /// limits.
     pub fn output_at(&self, state: &RequestState, quantile: u32) -> u32 {
-        if state.is_length_known() {
-            return state.max_tokens();
-        }
-        let num_drawn = state.num_drawn_tokens();
-        let namespace = &state.request().namespace;
-        let expected = self.lengths.expected(namespace, num_drawn, quantile);
-        let min_tokens = state.request().stopping.min_tokens;
-        expected.max(min_tokens).min(state.max_tokens())
+        let request = state.request();
+        self.lengths.expected_within(
+            &request.namespace,
+            &request.stopping,
+            state.num_drawn_tokens(),
+            state.max_tokens(),
+            quantile,
+        )
     }
 
     /// The pages that a request will need when it holds `num_held_pages` pages, the first `num_shared_pages` of which
@@ -251,18 +251,12 @@ impl Outlook {
         }
     }
 
-    /// Records the length of an ended output. Only outputs that ended by themselves, or because the reader left,
-    /// predict later lengths.
+    /// Records the length of an ended output.
     pub fn note_ended(&mut self, state: &RequestState, reason: &FinishReason) {
+        let request = state.request();
         let num_tokens = state.num_output_tokens();
-        let is_natural = match reason {
-            FinishReason::EndToken | FinishReason::StopToken | FinishReason::Aborted => true,
-            FinishReason::Length | FinishReason::Error(_) => false,
-        };
-        if is_natural && num_tokens > 0 && !state.is_length_known() {
-            self.lengths
-                .note_ended(&state.request().namespace, num_tokens);
-        }
+        self.lengths
+            .note_finished(&request.namespace, &request.stopping, num_tokens, reason);
     }
 }
 

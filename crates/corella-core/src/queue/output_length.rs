@@ -9,8 +9,8 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 
-use crate::Namespace;
 use crate::queue::log_buckets::{NUM_LOG_BUCKETS, bucket_range, log_bucket};
+use crate::{FinishReason, Namespace, StoppingCriteria};
 
 /// Before any output has ended, all lengths up to this one count as equally likely.
 const PRIOR_LEN: u32 = 512;
@@ -25,6 +25,15 @@ const MEMORY: u32 = 1024 * ONE;
 const MAX_NAMESPACES: usize = 64;
 /// A namespace's own curve is used once this many outputs have ended in it.
 const MIN_ENDED: u32 = 32 * ONE;
+
+/// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
+pub(crate) const GOLDEN_SHARE: u32 = 0x9e37_79b9;
+
+/// The quantile of the `number`-th request. Those of consecutive requests are spread evenly, so that the sum of their
+/// expected lengths is right.
+pub(crate) fn quantile_of(number: u64) -> u32 {
+    (number as u32).wrapping_mul(GOLDEN_SHARE)
+}
 
 /// The survival curve of all outputs, and the curves of the most recently used namespaces.
 #[derive(Debug)]
@@ -68,14 +77,48 @@ impl OutputLengths {
     }
 
     /// Records an output that has ended with `len` tokens, without reaching its limit or an error.
-    pub fn note_ended(&mut self, namespace: &Namespace, len: u32) {
+    fn note_ended(&mut self, namespace: &Namespace, len: u32) {
         self.overall.note_ended(len);
         self.curve_of(namespace).note_ended(len);
     }
 
+    /// Records the length of an ended output. Only outputs that ended by themselves, or because the reader left, predict
+    /// later lengths.
+    pub fn note_finished(
+        &mut self,
+        namespace: &Namespace,
+        stopping: &StoppingCriteria,
+        len: u32,
+        reason: &FinishReason,
+    ) {
+        let is_natural = match reason {
+            FinishReason::EndToken | FinishReason::StopToken | FinishReason::Aborted => true,
+            FinishReason::Length | FinishReason::Error(_) => false,
+        };
+        if is_natural && len > 0 && !stopping.is_length_known() {
+            self.note_ended(namespace, len);
+        }
+    }
+
+    /// Returns the length that an output which has `len` tokens is expected to reach within its limits.
+    pub fn expected_within(
+        &self,
+        namespace: &Namespace,
+        stopping: &StoppingCriteria,
+        len: u32,
+        max_tokens: u32,
+        quantile: u32,
+    ) -> u32 {
+        if stopping.is_length_known() {
+            return max_tokens;
+        }
+        let expected = self.expected(namespace, len, quantile);
+        expected.max(stopping.min_tokens).min(max_tokens)
+    }
+
     /// Returns the expected length of an output that has `len` tokens: the given quantile of the
     /// outputs that reached `len`. `quantile` is in units of 1/2^32.
-    pub fn expected(&self, namespace: &Namespace, len: u32, quantile: u32) -> u32 {
+    fn expected(&self, namespace: &Namespace, len: u32, quantile: u32) -> u32 {
         let own = self.namespaces.get(namespace).map(|own| &own.curve);
         match own.filter(|curve| curve.num_ended >= MIN_ENDED) {
             Some(curve) => curve.quantile(len, quantile),

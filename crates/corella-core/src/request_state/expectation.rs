@@ -1,10 +1,8 @@
 //! The expected output length of a request.
 
 use crate::cache::page_forecast::Contribution;
+use crate::queue::output_length::{GOLDEN_SHARE, quantile_of};
 use crate::request_state::RequestState;
-
-/// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
-const GOLDEN_SHARE: u32 = 0x9e37_79b9;
 
 #[derive(Debug)]
 pub(super) struct Expectation {
@@ -20,7 +18,7 @@ impl Expectation {
     pub fn new(arrival: u64) -> Self {
         Self {
             expected_output: 0,
-            quantile: (arrival as u32).wrapping_mul(GOLDEN_SHARE),
+            quantile: quantile_of(arrival),
             contribution: None,
         }
     }

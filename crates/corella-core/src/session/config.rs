@@ -33,8 +33,8 @@ pub struct SessionConfig {
     /// Whether a request that no decode node takes, although placement wants one for it, is decoded
     /// on its prefill node. If not, it is refused.
     pub starts_locally: bool,
-    /// Whether a request whose decode node is lost after the client has got tokens is continued on
-    /// the prefill node. If not, it ends with an error.
+    /// Whether the prefill node goes on with a request whose decode node is lost after the client has got
+    /// tokens, if no other decode node does. If not, it ends with an error.
     pub resumes_locally: bool,
 }
 

@@ -40,10 +40,12 @@ impl DecodeEnd {
     }
 
     pub(super) fn compute(&mut self, key: SessionKey) {
+        let session = self.sessions.get(&key);
+        let num_output_tokens = session.map_or(0, |session| session.num_earlier_tokens);
         self.set_stage(
             key,
             Stage::Decoding {
-                num_output_tokens: 0,
+                num_output_tokens,
                 draws_first: true,
             },
         );

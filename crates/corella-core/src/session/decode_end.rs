@@ -418,7 +418,7 @@ impl DecodeEnd {
             && let Some(first_token) = first_token.take()
         {
             session.stage = Stage::Decoding {
-                num_output_tokens: 1,
+                num_output_tokens: session.num_earlier_tokens + 1,
                 draws_first: false,
             };
             self.actions

@@ -31,6 +31,7 @@ impl DecodeEnd {
             pulse: Pulse::new(self.now_us),
             deadline_us: None,
             num_rows: 0,
+            num_earlier_tokens: 0,
             siblings: None,
         };
         self.by_node.insert((node, key.prefill_incarnation, key));
@@ -75,7 +76,8 @@ impl DecodeEnd {
         }
         // Rows that this node has computed itself would not be those of its prefill node.
         allocate.namespace.arithmetic = session.arithmetic;
-        session.num_rows = allocate.prompt.len() as u32;
+        session.num_rows = allocate.num_rows();
+        session.num_earlier_tokens = allocate.output.len() as u32;
         session.deadline_us = allocate
             .remaining_us
             .map(|remaining_us| now_us.saturating_add(remaining_us));
@@ -110,7 +112,7 @@ impl DecodeEnd {
         first_token: Option<Box<FirstToken>>,
         has_waited: bool,
     ) {
-        let load_us = self.config.load_timeout_us(allocate.prompt.len() as u32);
+        let load_us = self.config.load_timeout_us(allocate.num_rows());
         let deadline_us = { self.now_us }
             .saturating_add(self.config.first_token_timeout_us)
             .saturating_add(load_us)

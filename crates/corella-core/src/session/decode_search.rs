@@ -47,11 +47,21 @@ impl PrefillSession {
         context.act(PrefillAction::OpenStream { key, node });
         let hello = Box::new(context.hello.clone());
         self.send(ToDecode::Hello(hello), context);
+        // An earlier version would take rows of tokens for rows of the prompt.
+        if self.num_earlier_tokens == 0 {
+            self.allocate(context);
+        }
+    }
+
+    /// Asks the present decode node for pages.
+    fn allocate(&mut self, context: &mut Context<'_>) {
+        let num_earlier_tokens = self.num_earlier_tokens as usize;
         let remaining_us = self
             .deadline_us
             .map(|deadline_us| deadline_us.saturating_sub(context.now_us));
         let allocate = Allocate {
             prompt: self.request.prompt.clone(),
+            output: self.output[..num_earlier_tokens].to_vec(),
             sampling: self.request.sampling.clone(),
             stopping: self.stopping(),
             priority: self.request.priority,
@@ -62,7 +72,8 @@ impl PrefillSession {
             },
             remaining_us,
             max_tpot_us: self.request.objectives.tpot_us,
-            siblings: self.siblings,
+            // The others have other rows behind the prompt.
+            siblings: self.siblings.filter(|_| num_earlier_tokens == 0),
             adapter: self.adapter,
             constraint: self.constraint.clone(),
             trace_id: self.trace_id.clone(),
@@ -100,9 +111,14 @@ impl PrefillSession {
             return Some((node, hello.incarnation));
         }
         match context.hello.check(hello) {
+            Ok(()) if core::mem::replace(&mut link.has_greeted, true) => {}
             Ok(()) => {
-                link.has_greeted = true;
                 link.may_compute = hello.knows_compute() && hello.computes_like(context.hello);
+                match (self.num_earlier_tokens, hello.knows_output()) {
+                    (0, _) => {}
+                    (_, true) => self.allocate(context),
+                    (_, false) => self.be_refused(Some(AbortReason::Cancelled), context),
+                }
             }
             Err(mismatch) => self.be_refused_as_incompatible(node, mismatch, context),
         }
@@ -110,7 +126,7 @@ impl PrefillSession {
     }
 
     pub(super) fn handle_allocated(&mut self, allocated: Allocated, context: &mut Context<'_>) {
-        let num_rows = self.request.prompt.len() as u32;
+        let num_rows = self.num_rows();
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
@@ -179,7 +195,8 @@ impl PrefillSession {
     }
 
     pub(super) fn ask_next(&mut self, reason: AbortReason, context: &mut Context<'_>) {
-        let has_budget = context.now_us < self.allocate_by_us;
+        let has_budget = context.now_us < self.allocate_by_us
+            && self.tried.len() < 2 * context.config.max_asked_peers as usize;
         if !has_budget || !self.can_export || self.num_asked >= context.config.max_asked_peers {
             return self.go_on_locally(reason, context);
         }

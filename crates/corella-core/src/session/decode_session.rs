@@ -17,6 +17,8 @@ pub(super) struct DecodeSession {
     /// The request's deadline, by this node's clock.
     pub deadline_us: Option<u64>,
     pub num_rows: u32,
+    /// Output tokens that were drawn before this session.
+    pub num_earlier_tokens: u32,
     /// The session of the prompt's first choice, if it has several.
     pub siblings: Option<SessionId>,
 }

@@ -61,6 +61,8 @@ pub struct Hello {
     pub weight_format: Box<str>,
     /// May differ.
     pub instruction_set: Box<str>,
+    /// The operator's name for the nodes that work together.
+    pub group: Box<str>,
 }
 
 /// What one token's keys and values consist of.
@@ -82,6 +84,7 @@ pub enum Mismatch {
     Model(u128, u128),
     Tokenizer(u128, u128),
     KvShape(KvShape, KvShape),
+    Group(Box<str>, Box<str>),
     /// Only with windows: the first page that is sent would begin with rows that the other node's page lacks.
     PageSize(u32, u32),
 }
@@ -90,6 +93,9 @@ pub enum Mismatch {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocate {
     pub prompt: Vec<TokenId>,
+    /// Tokens that were drawn before: another decode node was lost behind them. Their rows come with those of the prompt.
+    /// Only for nodes that [know it](Hello::knows_output).
+    pub output: Vec<TokenId>,
     pub sampling: SamplingParams,
     /// `max_tokens` is the prefill node's own limit where the client gave none, so that an answer is
     /// of the same length wherever it is decoded.
@@ -198,6 +204,14 @@ impl Hello {
     /// The first minor version of the protocol with [`ToDecode::Compute`].
     const MINOR_WITH_COMPUTE: u32 = 1;
 
+    /// The first minor version of the protocol with [`Allocate::output`].
+    const MINOR_WITH_OUTPUT: u32 = 3;
+
+    /// Whether the node understands [`Allocate::output`].
+    pub fn knows_output(&self) -> bool {
+        self.protocol_minor >= Self::MINOR_WITH_OUTPUT
+    }
+
     /// Whether the node understands [`ToDecode::Compute`].
     pub fn knows_compute(&self) -> bool {
         self.protocol_minor >= Self::MINOR_WITH_COMPUTE
@@ -218,6 +232,10 @@ impl Hello {
     pub fn check(&self, other: &Self) -> Result<(), Mismatch> {
         if self.protocol_major != other.protocol_major {
             let mismatch = Mismatch::Protocol(self.protocol_major, other.protocol_major);
+            return Err(mismatch);
+        }
+        if self.group != other.group {
+            let mismatch = Mismatch::Group(self.group.clone(), other.group.clone());
             return Err(mismatch);
         }
         if self.model_fingerprint != other.model_fingerprint {
@@ -243,6 +261,7 @@ impl Mismatch {
     pub fn seen_from_other(self) -> Self {
         match self {
             Self::Protocol(ours, theirs) => Self::Protocol(theirs, ours),
+            Self::Group(ours, theirs) => Self::Group(theirs, ours),
             Self::Model(ours, theirs) => Self::Model(theirs, ours),
             Self::Tokenizer(ours, theirs) => Self::Tokenizer(theirs, ours),
             Self::KvShape(ours, theirs) => Self::KvShape(theirs, ours),
@@ -252,12 +271,17 @@ impl Mismatch {
 }
 
 impl Allocate {
+    /// The rows that are computed before the first token that this attempt draws.
+    pub fn num_rows(&self) -> u32 {
+        (self.prompt.len() + self.output.len()) as u32
+    }
+
     /// The request as a scheduler takes it.
     pub fn into_request(self, id: RequestId, now_us: u64) -> Request {
         Request {
             id,
             prompt: self.prompt,
-            output: Vec::new(),
+            output: self.output,
             exports_kv: false,
             is_masked: self.constraint.is_some(),
             sampling: self.sampling,
@@ -280,6 +304,10 @@ impl fmt::Display for Mismatch {
                 f,
                 "this node speaks version {ours} of the protocol and the peer version {theirs}: \
                  run versions of Corella whose protocol agrees"
+            ),
+            Self::Group(ours, theirs) => write!(
+                f,
+                "this node has --group {ours:?} and the peer {theirs:?}: nodes of one group work together"
             ),
             Self::Model(ours, theirs) => write!(
                 f,

@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
+use crate::queue::output_length::{OutputLengths, quantile_of};
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::export_book::{ExportBook, ExportFault, ExportTask};
 use crate::session::message::Mismatch;
@@ -15,8 +16,8 @@ use crate::session::{
     AbortReason, Hello, Peer, SessionConfig, SessionConfigError, SessionKey, ToDecode, ToPrefill,
 };
 use crate::{
-    AdmissionError, ComputePlace, FinishReason, Incarnation, KvFact, NodeId, Request, RequestError,
-    RequestId, RequestOutput, Sample, SessionId, StepId,
+    AdmissionError, ComputePlace, FinishReason, Incarnation, KvFact, Namespace, NodeId, Request,
+    RequestError, RequestId, RequestOutput, Sample, SessionId, StepId, StoppingCriteria,
 };
 
 /// Accepts requests from clients and finishes each of them exactly once, with or without a decode
@@ -29,10 +30,11 @@ use crate::{
 ///   must be called; earlier calls do no harm
 ///
 /// A session looks for a decode node, computes the prompt here for it, and passes on the tokens
-/// that the decode node sends. A prompt of which the decode node has most may be computed there. A decode node that refuses, or fails before it has reserved pages,
-/// is replaced by another within the same search. If it fails later, but before the client has got
-/// a token, the session searches once more. After that the request goes on here, after the tokens
-/// that the client has, unless `resumes_locally` is off.
+/// that the decode node sends. A prompt of which the decode node has most may be computed there. A
+/// decode node that refuses, or fails before it has reserved pages, is replaced by another within the
+/// same search. If it fails later, the session searches once more: the next decode node gets the rows
+/// of the prompt and of all tokens that the client has. Once that node has drawn a token, the session
+/// may search again. Otherwise the request goes on here, unless `resumes_locally` is off.
 #[derive(Debug)]
 pub struct PrefillEnd {
     config: SessionConfig,
@@ -45,6 +47,8 @@ pub struct PrefillEnd {
     exports: ExportBook,
     actions: VecDeque<PrefillAction>,
     fallbacks: BTreeMap<&'static str, u64>,
+    /// The lengths of outputs, wherever they were decoded.
+    lengths: OutputLengths,
     now_us: u64,
 }
 
@@ -198,6 +202,7 @@ impl PrefillEnd {
             exports: ExportBook::new(hello.page_size, hello.kv_shape.num_layers),
             actions: VecDeque::new(),
             fallbacks: BTreeMap::new(),
+            lengths: OutputLengths::new(),
             now_us: 0,
             config,
             hello,
@@ -393,6 +398,24 @@ impl PrefillEnd {
         });
     }
 
+    /// The number of tokens that the output of a request is expected to have, by the lengths of earlier outputs.
+    pub fn expected_output(
+        &self,
+        id: SessionId,
+        namespace: &Namespace,
+        stopping: &StoppingCriteria,
+    ) -> u32 {
+        // An output that nothing ends fills what there is.
+        let max_tokens = match stopping.is_length_known() {
+            true => stopping.max_tokens.unwrap_or(0),
+            false => stopping.max_tokens.unwrap_or(u32::MAX),
+        };
+        // Nodes number their sessions.
+        let quantile = quantile_of(id.0 as u64);
+        self.lengths
+            .expected_within(namespace, stopping, 0, max_tokens, quantile)
+    }
+
     /// The request of a session that has not ended.
     pub fn request(&self, id: SessionId) -> Option<&Request> {
         self.sessions.get(&id).map(|session| &session.request)
@@ -511,6 +534,7 @@ impl PrefillEnd {
             exports: &mut self.exports,
             actions: &mut self.actions,
             fallbacks: &mut self.fallbacks,
+            lengths: &mut self.lengths,
             now_us: self.now_us,
         };
         change(session, &mut context);

@@ -5,6 +5,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use crate::queue::output_length::OutputLengths;
 use crate::session::export_book::ExportBook;
 use crate::session::prefill_end::{ClientEvent, PrefillAction, SessionFinish, Submission};
 use crate::session::pulse::Pulse;
@@ -41,8 +42,8 @@ pub(super) struct PrefillSession {
     /// Whether, as far as this node knows, the prompt's rows can still be exported to a decode
     /// node.
     pub(super) can_export: bool,
-    /// Another decode node has been looked for because one was lost.
-    has_retried: bool,
+    /// Why the last decode node was lost, until another one draws a token.
+    lost: Option<AbortReason>,
     /// Some decode node could not serve such a request, so that it may be served here whatever the configuration says.
     pub(super) was_unsuitable: bool,
     /// The objective that a decode node would have missed.
@@ -51,8 +52,10 @@ pub(super) struct PrefillSession {
     /// them.
     pub(super) output: Vec<TokenId>,
     pub(super) accounting: Option<Accounting>,
-    /// Drawn here, and not yet told to a decode node.
+    /// The token behind the rows for decode nodes.
     pub(super) first_token: Option<Box<FirstToken>>,
+    /// Leading tokens of `output` whose rows decode nodes get with those of the prompt.
+    pub(super) num_earlier_tokens: u32,
     has_ended: bool,
 }
 
@@ -140,6 +143,7 @@ pub(super) struct Context<'a> {
     pub exports: &'a mut ExportBook,
     pub actions: &'a mut VecDeque<PrefillAction>,
     pub fallbacks: &'a mut BTreeMap<&'static str, u64>,
+    pub lengths: &'a mut OutputLengths,
     pub now_us: u64,
 }
 
@@ -163,7 +167,7 @@ impl Context<'_> {
         is_accepted: bool,
         request: Request,
     ) {
-        let num_rows = request.prompt.len() as u32;
+        let num_rows = (request.prompt.len() + request.output.len()) as u32;
         self.exports
             .begin(session, run, num_rows, request.exports_kv);
         self.act(PrefillAction::SubmitLocally {
@@ -207,12 +211,13 @@ impl PrefillSession {
             num_asked: 0,
             allocate_by_us: 0,
             can_export: true,
-            has_retried: false,
+            lost: None,
             was_unsuitable: false,
             missed: None,
             output: Vec::new(),
             accounting: None,
             first_token: None,
+            num_earlier_tokens: 0,
             has_ended: false,
         }
     }
@@ -456,6 +461,7 @@ impl PrefillSession {
                 let finish = SessionFinish::Finished(reason);
                 return self.end(Some(sample), finish, AbortReason::Finished, context);
             }
+            self.lost = None;
             self.emit(Some(sample), None, context);
         }
     }
@@ -485,10 +491,12 @@ impl PrefillSession {
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
-        if !link.is_allocated || !matches!(self.local, Local::Held { .. }) {
+        let is_ready = link.is_allocated && !link.has_first_token;
+        if !is_ready || !matches!(self.local, Local::Held { .. }) {
             return;
         }
-        if let Some(first_token) = self.first_token.take() {
+        // It is told again to the next decode node if this one is lost before it has the rows.
+        if let Some(first_token) = self.first_token.clone() {
             link.has_first_token = true;
             self.send(ToDecode::FirstToken(first_token), context);
         }
@@ -510,12 +518,23 @@ impl PrefillSession {
         if !was_allocated {
             return self.ask_next(reason, context);
         }
-        if self.output.is_empty() && !self.has_retried {
-            self.has_retried = true;
-            self.begin_search(context);
-            return self.ask_next(reason, context);
+        if self.lost.is_some() {
+            return self.go_on_locally(reason, context);
         }
-        self.go_on_locally(reason, context);
+        self.lost = Some(reason.clone());
+        if self.local == Local::Nothing {
+            // The next decode node gets rows behind all tokens that the client has.
+            self.num_earlier_tokens = self.output.len() as u32;
+            self.first_token = None;
+            self.can_export = true;
+        }
+        self.begin_search(context);
+        self.ask_next(reason, context);
+    }
+
+    /// The rows that decode nodes get.
+    pub(super) fn num_rows(&self) -> u32 {
+        self.request.prompt.len() as u32 + self.num_earlier_tokens
     }
 
     /// Gives up the decode node, and sends it `told` as the reason, if there is one.
@@ -537,6 +556,7 @@ impl PrefillSession {
     /// No decode node is left: the rest is computed here, if the configuration allows it.
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
+        let reason = self.lost.take().unwrap_or(reason);
         let stays = context.config.starts_locally || self.was_unsuitable;
         if self.output.is_empty() && !stays {
             let error = { self.missed }.map_or(
@@ -547,7 +567,7 @@ impl PrefillSession {
             return self.end(None, finish, reason, context);
         }
         let is_prefilling = matches!(self.local, Local::Prefilling { .. });
-        if !is_prefilling && !self.output.is_empty() && !context.config.resumes_locally {
+        if !self.output.is_empty() && !context.config.resumes_locally {
             let finish = SessionFinish::DecodeLost(reason.clone());
             return self.end(None, finish, reason, context);
         }
@@ -563,8 +583,21 @@ impl PrefillSession {
         finish: Option<SessionFinish>,
         context: &mut Context<'_>,
     ) {
+        let Request {
+            namespace,
+            stopping,
+            ..
+        } = &self.request;
         if let Some(sample) = &sample {
             self.output.push(sample.token);
+            if !stopping.is_length_known() {
+                let num_tokens = self.output.len() as u32;
+                context.lengths.note_grown(namespace, num_tokens);
+            }
+        }
+        if let Some(SessionFinish::Finished(reason)) = &finish {
+            let num_tokens = self.output.len() as u32;
+            { &mut context.lengths }.note_finished(namespace, stopping, num_tokens, reason);
         }
         let accounting = self.accounting;
         let event = ClientEvent {

@@ -61,7 +61,7 @@ impl PrefillSession {
     pub(super) fn compute_here(&mut self, num_cached_rows: u32, context: &mut Context<'_>) {
         let session = self.id;
         let is_accepted = self.is_accepted();
-        let num_rows = self.request.prompt.len() as u32;
+        let num_rows = self.num_rows();
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
@@ -75,7 +75,7 @@ impl PrefillSession {
                 let run = self.next_run();
                 self.local = Local::Prefilling { run };
                 let mut request = self.run_request();
-                request.stopping.max_tokens = Some(1);
+                request.stopping.max_tokens = Some(self.num_earlier_tokens + 1);
                 request.exports_kv = true;
                 context.submit_locally(session, run, is_accepted, request);
                 run

@@ -9,3 +9,4 @@ mod fixture;
 mod greeting;
 mod local_run;
 mod prefill_end;
+mod resume;

@@ -246,6 +246,7 @@ impl Decode {
             element_order: "plain".into(),
             weight_format: "any".into(),
             instruction_set: "any".into(),
+            group: "".into(),
         };
         let threads = TransferThreads::start(1).expect("threads");
         let receiver = KvReceiver::new(

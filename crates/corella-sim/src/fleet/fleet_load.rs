@@ -7,7 +7,7 @@ use corella_core::{
 };
 
 use crate::blocks::block_net::{Links, load_config};
-use crate::pair::pair_load::{NodePlan, lone_run};
+use crate::pair::pair_load::{LATEST_MINOR, NodePlan, lone_run};
 use crate::random::Random;
 
 #[derive(Clone, Debug)]
@@ -142,7 +142,7 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
         copies_fail_once_in: 0,
         is_compatible: true,
         arithmetic: 0,
-        knows_compute: true,
+        protocol_minor: LATEST_MINOR,
     }
 }
 

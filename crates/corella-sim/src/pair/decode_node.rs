@@ -105,7 +105,7 @@ impl DecodeNode {
                 world.sessions.heard(DECODE, key, now_us);
                 match &message {
                     ToDecode::Allocate(allocate) => {
-                        let num_rows = allocate.prompt.len() as u32;
+                        let num_rows = allocate.num_rows();
                         world.sessions.asked(key, num_rows);
                     }
                     ToDecode::FirstToken(_) => world.sessions.first_token(key, now_us),
@@ -387,6 +387,7 @@ impl DecodeNode {
         }
         self.num_requests += 1;
         let id = RequestId(self.num_requests);
+        self.told.begin(key, allocate.output.len() as u32);
         let request = allocate.into_request(id, world.now_us);
         let nodes = &world.load.nodes;
         let prefill_node = world.load.calls[key.session.0 as usize].node;

@@ -75,7 +75,7 @@ impl Engine {
     ) -> Result<Reservation, AdmissionError> {
         let root = root_row(&request.namespace);
         self.executor.add_root(request.id, root);
-        let num_rows = request.prompt.len();
+        let num_rows = request.prompt.len() + request.output.len();
         self.executor.add_foreign(request.id, arithmetic, num_rows);
         self.scheduler.reserve(request, deadline_us)
     }

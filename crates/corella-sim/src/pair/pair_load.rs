@@ -32,6 +32,9 @@ pub struct PairLoad {
     pub fleet: Option<FleetPlan>,
 }
 
+/// The latest minor version of the protocol between prefill and decode nodes.
+pub const LATEST_MINOR: u32 = 3;
+
 #[derive(Clone, Debug)]
 pub struct NodePlan {
     pub config: SchedulerConfig,
@@ -44,8 +47,8 @@ pub struct NodePlan {
     pub is_compatible: bool,
     /// Nodes with another number compute other rows of the same tokens.
     pub arithmetic: u64,
-    /// Whether it speaks a minor version with `ToDecode::Compute`.
-    pub knows_compute: bool,
+    /// The minor version of the protocol that it speaks.
+    pub protocol_minor: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -153,7 +156,7 @@ impl PairLoad {
             instance: format!("node-{node}").into(),
             incarnation,
             protocol_major: 1,
-            protocol_minor: u32::from(plan.knows_compute),
+            protocol_minor: plan.protocol_minor,
             model_fingerprint: if plan.is_compatible { 1 } else { 2 },
             tokenizer_digest: 3,
             kv_shape: KvShape {
@@ -168,6 +171,7 @@ impl PairLoad {
             element_order: "plain".into(),
             weight_format: format!("format-{}", plan.arithmetic).into(),
             instruction_set: "portable".into(),
+            group: "".into(),
         }
     }
 
@@ -308,7 +312,7 @@ impl Writer {
             copies_fail_once_in: 0,
             is_compatible: true,
             arithmetic: 0,
-            knows_compute: true,
+            protocol_minor: LATEST_MINOR,
         }
     }
 
@@ -501,7 +505,8 @@ fn ask_first(nodes: &mut [NodePlan], calls: &mut [PairCall], seed: u64) {
         return;
     }
     for node in nodes {
-        node.knows_compute = !random.once_in(6);
+        let latest = LATEST_MINOR;
+        node.protocol_minor = random.pick(&[0, 1, latest, latest, latest, latest]);
     }
     let skips_once_in = random.pick(&[2, 10]);
     for call in calls {

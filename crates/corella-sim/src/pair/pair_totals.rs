@@ -29,6 +29,8 @@ counts! {
         num_second_attempts,
         /// Runs that went on behind tokens that the client had.
         num_resumed,
+        /// Those of them that were computed for another decode node.
+        num_moved,
         num_suspects,
         num_incompatible,
         /// Told by the node itself, before the registry had it.

@@ -100,7 +100,11 @@ impl PrefillNode {
         let query = RouteQuery {
             session,
             num_prompt_tokens: prompt.len() as u32,
-            num_expected_output_tokens: call.request.stopping.max_tokens.unwrap_or(0),
+            num_expected_output_tokens: self.end.expected_output(
+                session,
+                namespace,
+                &call.request.stopping,
+            ),
             max_tpot_us: call.request.objectives.tpot_us,
             hashes: &hashes,
             num_choices: 1,

@@ -328,8 +328,9 @@ impl PrefillNode {
                     let what = format!("{key} is given up by its prefill node");
                     return Err(world.violation("these nodes break no protocol", what));
                 }
+                Self::check_version(key, &message, world)?;
                 if message == ToDecode::Compute {
-                    self.note_compute(key, world)?;
+                    self.note_compute(key, world);
                 }
                 let packet = Packet::ToDecode(message);
                 world.send(control(key), Direction::ToDecode, packet);
@@ -382,7 +383,9 @@ impl PrefillNode {
                 let id = RequestId(self.num_requests);
                 request.id = id;
                 request.arrival_us = now_us;
-                world.totals.num_resumed += u64::from(!request.output.is_empty());
+                let has_output = !request.output.is_empty();
+                world.totals.num_resumed += u64::from(has_output);
+                world.totals.num_moved += u64::from(has_output && request.exports_kv);
                 match self.engine.submit(*request, is_accepted) {
                     Ok(()) => {
                         self.runs.insert(id, (session, run));
@@ -493,7 +496,7 @@ impl PrefillNode {
             } => {
                 let (session, _) = self.runs[&request];
                 let prompt = &world.load.calls[session.0 as usize].request.prompt;
-                let is_whole = num_rows as usize == prompt.len();
+                let is_whole = num_rows as usize >= prompt.len();
                 world.totals.num_exports_cut_short += u64::from(!is_whole);
                 self.leases.held(request, self.engine.hold_until_us());
             }
@@ -525,20 +528,33 @@ impl PrefillNode {
         Err(world.violation("a lease is renewed while rows are read", what))
     }
 
-    /// Checks that the decode node understands it, and that this node computes nothing of the session.
-    fn note_compute(&mut self, key: SessionKey, world: &mut World<'_>) -> Result<(), Violation> {
+    /// Checks that this node computes nothing of the session.
+    fn note_compute(&mut self, key: SessionKey, world: &mut World<'_>) {
         self.undecided.remove(&key.session);
         world.sessions.decided(key);
+        self.left.insert(key.session, true);
+    }
+
+    /// Checks that the decode node understands a message.
+    fn check_version(
+        key: SessionKey,
+        message: &ToDecode,
+        world: &World<'_>,
+    ) -> Result<(), Violation> {
+        let minor = match message {
+            ToDecode::Compute => 1,
+            ToDecode::Allocate(allocate) if !allocate.output.is_empty() => 3,
+            _ => 0,
+        };
         let node = world.network.connections.get(&ConnectionId {
             key,
             wire: Wire::Control,
         });
         let node = node.map(|connection| connection.decode.0 as usize);
-        if !node.is_some_and(|node| world.load.nodes[node].knows_compute) {
-            let what = format!("{key} is left to a node of an earlier version");
+        if node.is_some_and(|node| world.load.nodes[node].protocol_minor < minor) {
+            let what = format!("{key} is sent {message:?}");
             return Err(world.violation("nodes are sent what they understand", what));
         }
-        self.left.insert(key.session, true);
         Ok(())
     }
 

@@ -83,15 +83,17 @@ impl Sender {
 impl PrefillNode {
     pub fn offer(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
         let now_us = world.now_us;
-        let request = &world.load.calls[key.session.0 as usize].request;
+        let call = &world.load.calls[key.session.0 as usize];
+        let request = &call.request;
+        let mut tokens = request.prompt.clone();
+        tokens.extend(&call.output[..num_rows as usize - tokens.len()]);
         let offer = Rc::new(RefCell::new(Offer {
             run,
-            rows: rows_of(root_row(&request.namespace), &request.prompt),
+            rows: rows_of(root_row(&request.namespace), &tokens),
             tables: vec![PageTable::default(); self.engine.groups().len()],
             num_readable: vec![0; self.num_layers as usize],
             state: None,
         }));
-        assert_eq!(offer.borrow().rows.len() as u32, num_rows, "rows of {key}");
         let stored = self.store.store(key, offer.clone(), now_us);
         world.sessions.unsubscribed(key);
         let Ok(waiting) = stored else {

@@ -10,18 +10,26 @@ use crate::checker::{Verdict, ensure};
 pub struct ToldTokens {
     /// The end of the positions whose tokens were sent.
     ends: BTreeMap<SessionKey, u32>,
+    /// Tokens that other nodes have sent before.
+    num_earlier_tokens: BTreeMap<SessionKey, u32>,
     /// Sessions whose request has ended here, which the other end does not know.
     untold: BTreeSet<SessionKey>,
 }
 
 impl ToldTokens {
+    pub fn begin(&mut self, key: SessionKey, num_earlier_tokens: u32) {
+        self.num_earlier_tokens.insert(key, num_earlier_tokens);
+    }
+
     /// The network may repeat messages; the node itself does not.
     pub fn send(&mut self, key: SessionKey, message: &ToPrefill) -> Verdict {
         match message {
             ToPrefill::Tokens(tokens) => {
                 let first_position = tokens.first_position;
                 // The first token may be the other node's.
-                let is_first = first_position <= 1;
+                let num_earlier = self.num_earlier_tokens.get(&key).copied();
+                let num_drawn_elsewhere = first_position.checked_sub(num_earlier.unwrap_or(0));
+                let is_first = num_drawn_elsewhere.is_some_and(|num_tokens| num_tokens <= 1);
                 let end = self.ends.get(&key).copied();
                 let is_next = end.map_or(is_first, |end| end == first_position);
                 ensure(is_next && !tokens.samples.is_empty(), || {
@@ -45,6 +53,7 @@ impl ToldTokens {
 
     pub fn close(&mut self, key: SessionKey) -> Verdict {
         self.ends.remove(&key);
+        self.num_earlier_tokens.remove(&key);
         ensure(!self.untold.remove(&key), || {
             format!("{key} closes without a word of its end")
         })

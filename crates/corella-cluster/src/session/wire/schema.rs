@@ -94,6 +94,8 @@ pub struct Hello {
     /// The name of the sender's host. Nodes with the same name share memory and socket names.
     #[prost(string, tag = "16")]
     pub host: String,
+    #[prost(string, tag = "17")]
+    pub group: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -158,6 +160,9 @@ pub struct Allocate {
     pub constraint: Option<String>,
     #[prost(uint64, optional, tag = "12")]
     pub max_tpot_us: Option<u64>,
+    /// Tokens that were drawn before, at other decode nodes.
+    #[prost(uint32, repeated, tag = "13")]
+    pub output: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]

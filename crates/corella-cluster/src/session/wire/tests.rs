@@ -27,6 +27,7 @@ fn facts() -> core::Hello {
         element_order: "plain".into(),
         weight_format: "int4".into(),
         instruction_set: "avx2".into(),
+        group: "long".into(),
     }
 }
 
@@ -58,6 +59,7 @@ fn over_the_wire(body: Body) -> Body {
 fn a_prefill_nodes_messages_arrive_as_they_were() {
     let allocate = core::Allocate {
         prompt: vec![0, 1, u32::MAX],
+        output: vec![u32::MAX, 2],
         sampling: SamplingParams {
             temperature: 0.7,
             top_k: 5,

@@ -245,6 +245,8 @@ fn a_request_goes_on_behind_the_tokens_of_a_lost_node() {
         let mut end = left(config);
         say(&mut end, tokens(0, &[3, 4]), 1);
         end.handle_stream_closed(key(1, 0), 2);
+        actions(&mut end);
+        end.handle_placement(key(1, 0).session, None, 2);
         let did = actions(&mut end);
         let resumed = did.iter().find_map(|action| match action {
             PrefillAction::SubmitLocally { request, .. } => Some(&request.output[..]),

@@ -9,8 +9,8 @@ use crate::session::fixture::{
     DECODE, SECOND_US, config, hello, key, output, peer, submission, tokens,
 };
 use crate::session::prefill_end::{
-    abort_run, actions, allocated, delete, emitted, finish, opened, prefilling, runs_locally, say,
-    transferring, tries_next,
+    abort_run, actions, allocated, delete, emitted, finish, lose_the_only_node, opened, prefilling,
+    runs_locally, say, transferring, tries_next,
 };
 
 const SESSION: SessionId = SessionId(1);
@@ -43,8 +43,8 @@ fn a_session_that_comes_back_was_accepted_before() {
     assert_eq!(is_accepted(&actions(&mut end)), Some(true));
 
     let mut end = transferring();
-    end.handle_stream_closed(key(1, 0), 1);
-    assert_eq!(is_accepted(&actions(&mut end)), Some(true));
+    let did = lose_the_only_node(&mut end, 1);
+    assert_eq!(is_accepted(&did), Some(true));
 
     let mut end = opened();
     say(
@@ -143,12 +143,10 @@ fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
 }
 
 #[test]
-fn behind_the_first_token_a_request_goes_on_here() {
+fn behind_the_first_token_a_request_goes_on_here_without_another_node() {
     let (mut end, key) = (transferring(), key(1, 0));
     say(&mut end, key, tokens(1, &[4]), 1);
-    end.handle_stream_closed(key, 2);
-    let did = actions(&mut end);
-    assert_eq!(tries_next(&did), None);
+    let did = lose_the_only_node(&mut end, 2);
     assert_eq!(runs_locally(&did), Some(&[3, 4][..]));
     assert_eq!(say(&mut end, key, tokens(2, &[5]), 3), []);
     let finish_reason = Some(FinishReason::Length);
@@ -172,6 +170,9 @@ fn a_request_that_may_not_go_on_here_says_so() {
         ToPrefill::Abort(AbortReason::OutOfPages),
         1,
     );
+    assert_eq!(tries_next(&did), Some(&[DECODE][..]));
+    end.handle_placement(SESSION, None, 1);
+    let did = actions(&mut end);
     let lost = SessionFinish::DecodeLost(AbortReason::OutOfPages);
     assert_eq!(finish(&did), Some(&lost));
     assert_eq!(fallbacks(&end), []);

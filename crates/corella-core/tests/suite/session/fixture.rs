@@ -39,6 +39,7 @@ pub fn hello(incarnation: u64) -> Hello {
         element_order: "plain".into(),
         weight_format: "bf16".into(),
         instruction_set: "avx512".into(),
+        group: "".into(),
     }
 }
 
@@ -76,6 +77,7 @@ pub fn submission(session: u128) -> Submission {
 pub fn allocate() -> Allocate {
     Allocate {
         prompt: (0..NUM_ROWS).collect(),
+        output: Vec::new(),
         sampling: SamplingParams::GREEDY,
         stopping: StoppingCriteria::default(),
         priority: 0,

@@ -7,7 +7,8 @@ use corella_core::{AdmissionError, NodeId, SessionId, StoppingCriteria};
 
 use crate::session::fixture::{DECODE, config, hello, key, peer, submission};
 use crate::session::prefill_end::{
-    actions, finish, opened, prefilling, runs_locally, say, transferring, tries_next,
+    actions, finish, lose_the_only_node, opened, prefilling, runs_locally, say, transferring,
+    tries_next,
 };
 
 const SESSION: SessionId = SessionId(1);
@@ -36,8 +37,8 @@ fn only_the_present_run_ends_a_session_when_it_is_refused() {
 
     // The request continues here with run 1.
     let mut end = transferring();
-    end.handle_stream_closed(key(1, 0), 1);
-    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+    let did = lose_the_only_node(&mut end, 1);
+    assert_eq!(runs_locally(&did), Some(&[3][..]));
     assert_eq!(refuse(&mut end, 0, 2), []);
     assert_eq!(finish(&refuse(&mut end, 1, 3)), Some(&refused));
 }

@@ -4,7 +4,10 @@ use corella_core::session::{
     AbortReason, Allocated, ExportTask, Finish, PrefillAction, PrefillEnd, SessionFinish,
     SessionKey, SubmissionError, ToDecode, ToPrefill,
 };
-use corella_core::{FinishReason, KvFact, NodeId, PageId, PageTable, RequestId, SessionId, StepId};
+use corella_core::{
+    FinishReason, KvFact, Namespace, NodeId, PageId, PageTable, RequestId, SessionId, StepId,
+    StoppingCriteria,
+};
 
 use crate::session::fixture::{
     DECODE, SECOND_US, config, first_token, hello, key, output, peer, submission, tokens,
@@ -59,6 +62,14 @@ pub fn say(
     now_us: u64,
 ) -> Vec<PrefillAction> {
     end.handle_message(key, message, now_us);
+    actions(end)
+}
+
+/// The decode node is lost, and placement knows no other.
+pub fn lose_the_only_node(end: &mut PrefillEnd, now_us: u64) -> Vec<PrefillAction> {
+    end.handle_stream_closed(key(1, 0), now_us);
+    assert_eq!(tries_next(&actions(end)), Some(&[DECODE][..]));
+    end.handle_placement(SESSION, None, now_us);
     actions(end)
 }
 
@@ -198,7 +209,9 @@ fn a_token_that_is_missing_is_computed_here_and_not_skipped() {
     let (mut end, key) = (transferring(), key(1, 0));
     let did = say(&mut end, key, tokens(2, &[5]), 1);
     assert_eq!(emitted(&did), []);
-    assert_eq!(runs_locally(&did), Some(&[3][..]));
+    assert_eq!(tries_next(&did), Some(&[DECODE][..]));
+    end.handle_placement(SESSION, None, 1);
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
     // Later messages of the decode node have no recipient.
     assert_eq!(say(&mut end, key, tokens(1, &[4]), 2), []);
     end.handle_local_output(output(1, Some(4), None), 3);
@@ -265,7 +278,7 @@ fn an_end_that_leaves_tokens_out_is_none() {
     });
     let did = say(&mut end, key, message, 1);
     assert_eq!(finish(&did), None);
-    assert_eq!(runs_locally(&did), Some(&[3][..]));
+    assert_eq!(tries_next(&did), Some(&[DECODE][..]));
 }
 
 /// A run that had to give its pages back may be waiting for the very pages that are held for it.
@@ -366,8 +379,8 @@ fn a_cancel_behind_the_first_token_leaves_nothing_on_the_prefill_node() {
     assert_eq!(actions(&mut end), [release(0)]);
 
     let mut end = transferring();
-    end.handle_stream_closed(key, 1);
-    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+    let did = lose_the_only_node(&mut end, 1);
+    assert_eq!(runs_locally(&did), Some(&[3][..]));
     assert!(end.cancel(SESSION, 2));
     let did = actions(&mut end);
     assert!(did.contains(&abort_run(1)), "{did:?}");
@@ -467,4 +480,47 @@ fn what_is_still_read_takes_the_place_of_a_session() {
     assert_eq!(end.submit(submission(2), None, 2), refused);
     end.handle_deleted(key(1, 0), 3);
     assert_eq!(end.submit(submission(2), None, 4), Ok(()));
+}
+
+/// Placement reserves what outputs are expected to need, not what they may need at most.
+#[test]
+fn outputs_are_expected_to_be_as_long_as_earlier_ones() {
+    let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");
+    let ending = |max_tokens| StoppingCriteria {
+        max_tokens,
+        end_token_ids: vec![9],
+        ..StoppingCriteria::default()
+    };
+    let endless = StoppingCriteria {
+        end_token_ids: Vec::new(),
+        ..ending(Some(4000))
+    };
+    let expected = |end: &PrefillEnd, session, stopping: &StoppingCriteria| {
+        end.expected_output(SessionId(session), &Namespace::default(), stopping)
+    };
+    let mean = |end: &PrefillEnd, stopping: &StoppingCriteria| {
+        let lengths = (0..100).map(|session| expected(end, session, stopping));
+        lengths.sum::<u32>() / 100
+    };
+    // Nothing is known yet: up to 512 tokens, all lengths are equally likely.
+    assert!((200..=312).contains(&mean(&end, &ending(Some(4000)))));
+    assert_eq!(expected(&end, 1, &endless), 4000);
+
+    for session in 1..=40 {
+        let mut ending_request = submission(session);
+        ending_request.request.stopping = ending(Some(4000));
+        ending_request.max_tokens = 4000;
+        end.submit(ending_request, Some(peer(2, 5)), 0).unwrap();
+        allocated(&mut end, key(session, 0), 0);
+        end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 0);
+        say(&mut end, key(session, 0), tokens(1, &[4; 18]), 0);
+        // The twentieth is an end token.
+        say(&mut end, key(session, 0), tokens(19, &[9]), 0);
+        end.handle_deleted(key(session, 0), 0);
+        actions(&mut end);
+    }
+    let mean_now = mean(&end, &ending(None));
+    assert!((20..=60).contains(&mean_now), "{mean_now}");
+    assert_eq!(expected(&end, 1, &ending(Some(5))), 5);
+    assert_eq!(expected(&end, 1, &endless), 4000);
 }
