@@ -43,6 +43,8 @@ const STEADY: Duration = Duration::from_secs(15);
 pub struct RegistryConfig {
     /// The role of the peers that this node needs.
     pub peer_role: Role,
+    /// The group of this node and of its peers.
+    pub group: String,
     pub directory: DirectoryConfig,
     /// Time for which a node stays listed after its last sign of life.
     pub lease_ttl: Duration,
@@ -61,6 +63,7 @@ impl RegistryConfig {
     pub fn new(peer_role: Role) -> Self {
         Self {
             peer_role,
+            group: String::new(),
             directory: DirectoryConfig::default(),
             lease_ttl: Duration::from_secs(10),
             file_interval: Duration::from_millis(500),
@@ -109,7 +112,7 @@ impl Registry {
         let peers = Arc::new(Peers::new(config.directory.clone()));
         let (own, own_receiver) = watch::channel(own);
         let (published_sender, published) = watch::channel(false);
-        let role = config.peer_role;
+        let role = (config.peer_role, config.group.clone());
         let exchange = Exchange::new(own_receiver, published_sender, Arc::clone(&peers), role);
         let driver = Driver {
             url: url.clone(),

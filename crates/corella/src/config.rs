@@ -261,6 +261,7 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         tls,
         tracer: None,
         node_id: args.node_id,
+        group: args.group.unwrap_or_default(),
         policy: args.peer_policy.into(),
         min_tokens: args.disaggregate_min_tokens,
         max_prompt_tokens: args.max_prompt_tokens,

@@ -34,6 +34,8 @@ pub struct NodeConfig {
     /// Exports the spans of other nodes' requests, if tracing is on.
     pub tracer: Option<Tracer>,
     pub node_id: Option<String>,
+    /// The nodes that work together; empty for those without a name.
+    pub group: String,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
     /// The longest prompt that a decode node takes.

@@ -40,8 +40,9 @@ pub(super) struct Exchange {
     own: watch::Receiver<Option<NodeRecord>>,
     published: watch::Sender<bool>,
     peers: Arc<Peers>,
-    /// Nodes of other roles are not peers. Nodes with an unknown role may be.
+    /// Nodes of other roles and groups are not peers. Nodes with an unknown role may be.
     peer_role: Role,
+    group: String,
     /// This node as last published: it is never its own peer, not even when it leaves.
     last_own: Option<NodeRecord>,
     has_lists: bool,
@@ -53,13 +54,14 @@ impl Exchange {
         own: watch::Receiver<Option<NodeRecord>>,
         published: watch::Sender<bool>,
         peers: Arc<Peers>,
-        peer_role: Role,
+        (peer_role, group): (Role, String),
     ) -> Self {
         Self {
             own,
             published,
             peers,
             peer_role,
+            group,
             last_own: None,
             has_lists: false,
             is_outage_logged: false,
@@ -97,7 +99,8 @@ impl Exchange {
                 own.instance_id == record.instance_id
                     || record.incarnation.is_none() && is_same_address
             });
-            let may_serve = { record.role }.is_none_or(|role| role == self.peer_role);
+            let may_serve = { record.role }
+                .is_none_or(|role| role == self.peer_role && record.group == self.group);
             !is_own && may_serve
         });
         if !self.has_lists || self.is_outage_logged {

@@ -50,6 +50,9 @@ pub struct ClusterArgs {
     /// address]
     #[arg(long, value_name = "NAME")]
     pub node_id: Option<String>,
+    /// Work only with nodes of the same group, whatever else the registry lists [default: a group without a name]
+    #[arg(long, value_name = "NAME", value_parser = parse_group)]
+    pub group: Option<String>,
     /// How a prefill node chooses among decode nodes: in turn, or by free KV pages
     #[arg(long, value_name = "POLICY", default_value = "weighted")]
     pub peer_policy: PeerPolicyArg,
@@ -94,6 +97,14 @@ pub struct ClusterArgs {
     /// computing them (auto), always, or never (off)
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub block_fetch: BlockFetchArg,
+}
+
+fn parse_group(name: &str) -> Result<String, String> {
+    let may_stand = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    match name.len() <= 64 && name.chars().all(may_stand) {
+        true => Ok(name.to_owned()),
+        false => Err("a group has at most 64 letters, digits, and any of `._-`".to_owned()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

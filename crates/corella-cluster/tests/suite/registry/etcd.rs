@@ -149,7 +149,7 @@ async fn a_registry_that_hangs_takes_nobody_away() {
     until_tried(&proxy, 6).await;
     assert!(is_healthy(&first, life));
     let mut own = node("decode-1", Role::Decode);
-    own.group = "long".into();
+    own.max_prompt_tokens = 4096;
     second.publish(own.clone()).unwrap();
     drop(held);
     until(Some(own), || record(&first, "decode-1")).await;

@@ -34,6 +34,10 @@ fn a_mismatch_is_named_with_both_sides() {
         Err(Mismatch::Protocol(1, 2))
     );
     assert_eq!(
+        check(|it| it.group = "batch".into()),
+        Err(Mismatch::Group("".into(), "batch".into()))
+    );
+    assert_eq!(
         check(|it| it.model_fingerprint = 21),
         Err(Mismatch::Model(11, 21))
     );
