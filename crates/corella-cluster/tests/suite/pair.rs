@@ -19,4 +19,5 @@ mod hybrid;
 mod loss;
 mod mixed;
 mod oracle;
+mod recorded_route;
 mod window;

@@ -6,7 +6,7 @@ use crate::{Incarnation, NodeId, PageHash};
 
 /// Maps the last block of sequences to the node that has them. Forgets the least recently
 /// used sequence first. An entry is a hint: a lookup tells which blocks the node still has.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct BlockSourceMap {
     max_len: usize,
     by_hash: BTreeMap<PageHash, Site>,

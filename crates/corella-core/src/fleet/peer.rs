@@ -20,7 +20,7 @@ pub struct ReservationId {
     pub(crate) number: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub record: PeerRecord,
     /// Taken from the node's own `Hello`, and before that from the registry.
@@ -44,7 +44,7 @@ enum Health {
     Incompatible,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Reservation {
     num_pages: u32,
     /// The node's count of granted reservations including this one; `None` until it has answered.

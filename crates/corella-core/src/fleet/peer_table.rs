@@ -80,7 +80,7 @@ pub enum PeerChange {
     },
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PeerTable {
     config: PeerTableConfig,
     peers: BTreeMap<NodeId, Peer>,
@@ -94,7 +94,7 @@ pub struct PeerTable {
 }
 
 /// The part of a node's state that outlives a restart.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Instance {
     peer_id: NodeId,
     last_log_us: Option<u64>,

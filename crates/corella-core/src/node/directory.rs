@@ -38,7 +38,7 @@ impl Default for DirectoryConfig {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Directory {
     pub(super) config: DirectoryConfig,
     /// The registry's lists and the nodes' answers go here.

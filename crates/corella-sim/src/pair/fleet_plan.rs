@@ -3,7 +3,8 @@
 
 use corella_core::session::LoadConfig;
 use corella_core::{
-    BlockHasher, LoadReport, NodeId, PeerPolicy, PeerTableConfig, PlacementConfig, SchedulerConfig,
+    BlockHasher, ComputePlace, LoadReport, NodeId, PeerPolicy, PeerTableConfig, PlacementConfig,
+    SchedulerConfig,
 };
 
 use crate::blocks::block_net::{Links, load_config};
@@ -87,6 +88,14 @@ impl FleetPlan {
             pulls: (0..num_pulls).map(|_| Pull::drawn(load, random)).collect(),
         };
         plan.links.draw_liar(load.nodes.len() as u64, random);
+        // The operator may fix the node that computes the next turn of a conversation.
+        let place = [
+            None,
+            None,
+            Some(ComputePlace::Here),
+            Some(ComputePlace::There),
+        ];
+        plan.placement.compute_place = random.pick(&place);
         for call in &mut load.calls {
             if random.once_in(6) {
                 call.request.objectives.tpot_us = Some(random.pick(&[500, 10_000, 1_000_000]));
