@@ -8,6 +8,8 @@ use std::path::Path;
 pub enum HubError {
     /// The name is malformed, or has no match in the model's repository.
     Name(String),
+    /// The name is one of the table, and has no such tag.
+    Tag(String),
     /// The hub reports that the model or revision does not exist, or is closed to this user.
     Refused(String),
     /// The hub was not reached, or failed.
@@ -30,6 +32,7 @@ impl fmt::Display for HubError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(reason)
+            | Self::Tag(reason)
             | Self::Refused(reason)
             | Self::Unreachable(reason)
             | Self::Corrupt(reason)

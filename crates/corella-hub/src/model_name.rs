@@ -63,9 +63,10 @@ impl ModelName {
             rest = &rest[end..];
         }
         let Some((owner, model)) = repository.split_once('/') else {
-            let Meaning { repository, file } = meaning(repository, file.as_deref())
-                .unwrap_or_else(|| Err("it has no owner".to_owned()))
-                .map_err(|reason| wrong(&reason))?;
+            let meant = meaning(repository, file.as_deref());
+            let Meaning { repository, file } = meant
+                .ok_or_else(|| wrong("it has no owner"))?
+                .map_err(|reason| HubError::Tag(format!("`{text}` is no model: {reason}")))?;
             let whole = Self {
                 repository: repository.to_owned(),
                 file,

@@ -135,8 +135,10 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
     if given.exists() {
         return Ok(None);
     }
-    let Some(name) = given.to_str().and_then(|text| ModelName::parse(text).ok()) else {
-        return Ok(None);
+    let name = match given.to_str().map(ModelName::parse) {
+        Some(Ok(name)) => name,
+        Some(Err(HubError::Tag(reason))) => return Err(Error::Config(reason)),
+        Some(Err(_)) | None => return Ok(None),
     };
     let display = FetchDisplay::new();
     let hub = Hub::new(config::hub(is_offline));
@@ -187,6 +189,14 @@ mod tests {
             forget_built_in(&mut path);
             assert_eq!(path, left.map(PathBuf::from));
         }
+    }
+
+    #[test]
+    fn a_known_name_with_an_unknown_tag_is_no_path() {
+        let told = resolve_path(Path::new("qwen3:9b"), true).map_err(|error| error.to_string());
+        let told = told.expect_err("there is no such tag");
+        assert!(told.contains("qwen3 has the tags 8b, 0.6b"), "{told}");
+        assert!(matches!(resolve_path(Path::new("no:path"), true), Ok(None)));
     }
 
     #[test]
