@@ -37,8 +37,8 @@ pub(crate) use crate::request_state::turn::Leader;
 /// first. Waiting requests are queued in this order too; see `WaitingRank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// 0 for every request unless the policy is `priority`.
-    pub priority: i32,
+    /// The policy's key, or 0 for every request.
+    pub key: i64,
     pub arrival_us: u64,
     /// The number of requests that were submitted before this one.
     pub arrival: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub const FIRST: Self = Self {
-        priority: i32::MIN,
+        key: i64::MIN,
         arrival_us: 0,
         arrival: 0,
     };
@@ -151,6 +151,11 @@ impl RequestState {
 
     pub fn rank(&self) -> Rank {
         self.rank
+    }
+
+    /// Changes its rank, while it is in no list that is sorted by rank, or before the list is sorted again.
+    pub fn set_key(&mut self, key: i64) {
+        self.rank.key = key;
     }
 
     pub fn max_tokens(&self) -> u32 {

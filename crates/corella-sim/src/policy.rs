@@ -4,29 +4,15 @@ use corella_core::{PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy};
 
 /// Whether a request starts before all that arrive after it.
 pub fn starts_in_order(config: &SchedulerConfig) -> bool {
-    let is_fifo = match config.prefill_admission_policy {
-        PrefillAdmissionPolicy::Fifo => true,
-        PrefillAdmissionPolicy::Pack { .. } => false,
-    };
-    is_fifo && ranks_by_arrival(config)
+    config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo && ranks_by_arrival(config)
 }
 
 /// Whether requests are ranked by arrival, though packing may start some before others.
 pub fn ranks_by_arrival(config: &SchedulerConfig) -> bool {
-    match config.scheduling_policy {
-        SchedulingPolicy::Fcfs => true,
-        SchedulingPolicy::Priority
-        | SchedulingPolicy::LongestPrefix { .. }
-        | SchedulingPolicy::ShortestFirst { .. } => false,
-    }
+    config.scheduling_policy == SchedulingPolicy::Fcfs
 }
 
 /// Whether the most urgent request goes first, and may take the place of others.
 pub fn is_by_priority(config: &SchedulerConfig) -> bool {
-    match config.scheduling_policy {
-        SchedulingPolicy::Priority => true,
-        SchedulingPolicy::Fcfs
-        | SchedulingPolicy::LongestPrefix { .. }
-        | SchedulingPolicy::ShortestFirst { .. } => false,
-    }
+    config.scheduling_policy == SchedulingPolicy::Priority
 }

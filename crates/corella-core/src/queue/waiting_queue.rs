@@ -6,16 +6,15 @@ use core::cmp::Reverse;
 use crate::pace::Pace;
 use crate::queue::deadline::Deadlines;
 use crate::request_state::{Leader, Rank, RequestIndex, RequestState, RequestTable, Stage};
+use crate::scheduler_config::policy::Policy;
 use crate::{AdmissionError, Request, SchedulerConfig};
 
-/// The order of the queue. `fcfs` starts requests in this order. So does `priority`, except that it starts aged
-/// requests first and skips requests that would delay an aged one. `lpm` and packing start preempted requests in this
-/// order; among the first few new ones `lpm` starts aged ones, then those with the longest cached prefix, and packing
-/// picks the ones that fit.
+/// The order of the queue. Policies that look ahead sort its first requests by their present keys, and packing picks the
+/// ones that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct WaitingRank {
-    /// False for requests that were preempted, which are sorted before new ones, and for all
-    /// requests under `priority`, which sorts both kinds by rank alone.
+    /// False for requests that were preempted, which are sorted before new ones, and for all requests under a policy
+    /// that preempts, which sorts both kinds as one.
     pub is_new: bool,
     pub rank: Rank,
 }
@@ -26,6 +25,8 @@ pub(crate) struct WaitingRank {
 pub(crate) struct WaitingQueue {
     /// Whether requests that were preempted are sorted before new ones.
     resumes_first: bool,
+    /// Whether requests are sorted by their keys. Otherwise they are sorted by arrival.
+    has_keys: bool,
     /// A request that was preempted this often has aged.
     max_passed_over: u32,
     by_rank: BTreeMap<WaitingRank, RequestIndex>,
@@ -50,9 +51,10 @@ pub(crate) struct WaitingQueue {
 struct PassingRounds(BinaryHeap<Reverse<u64>>);
 
 impl WaitingQueue {
-    pub fn new(config: &SchedulerConfig) -> Self {
+    pub fn new(config: &SchedulerConfig, policy: &Policy) -> Self {
         Self {
-            resumes_first: config.scheduling_policy.resumes_first(),
+            resumes_first: !policy.preempts,
+            has_keys: policy.lookahead.is_none(),
             max_passed_over: config.max_passed_over,
             by_rank: BTreeMap::new(),
             by_ticket: BTreeMap::new(),
@@ -112,9 +114,13 @@ impl WaitingQueue {
 
     /// The rank of a waiting request in the queue.
     fn rank(&self, state: &RequestState) -> WaitingRank {
+        let mut rank = state.rank();
+        if !self.has_keys {
+            rank.key = 0;
+        }
         WaitingRank {
             is_new: state.is_new() && self.resumes_first,
-            rank: state.rank(),
+            rank,
         }
     }
 
@@ -227,24 +233,19 @@ impl WaitingQueue {
 
     /// The first request in the queue that is not in `barred`.
     pub fn first_but(&self, barred: &[RequestIndex]) -> Option<RequestIndex> {
-        let mut indices = self.by_rank.values().copied();
-        indices.find(|index| !barred.contains(index))
+        self.in_order().find(|index| !barred.contains(index))
     }
 
+    /// The first preempted request, if these start before new ones.
     pub fn first_preempted(&self) -> Option<RequestIndex> {
         let (rank, &index) = self.by_rank.first_key_value()?;
-        (!rank.is_new).then_some(index)
+        (self.resumes_first && !rank.is_new).then_some(index)
     }
 
-    pub fn first_new(&self) -> Option<RequestIndex> {
-        self.new_ones().next()
-    }
-
-    /// Requests that have never run, in the order of the queue. Empty under `priority`, where new and preempted
-    /// requests are sorted as one.
-    pub fn new_ones(&self) -> impl Iterator<Item = RequestIndex> {
+    /// Requests that may start, in the order of the queue. Preempted ones are left out if they start before new ones.
+    pub fn in_order(&self) -> impl Iterator<Item = RequestIndex> {
         let first = WaitingRank {
-            is_new: true,
+            is_new: self.resumes_first,
             rank: Rank::FIRST,
         };
         self.by_rank.range(first..).map(|(_, &index)| index)
@@ -320,7 +321,7 @@ mod tests {
         let mut config = SchedulerConfig::new(64, 4, 256);
         config.max_passed_over = max_passed_over;
         config.enable_slo_admission = true;
-        WaitingQueue::new(&config)
+        WaitingQueue::new(&config, &config.scheduling_policy.policy())
     }
 
     /// Adds requests of three tokens with these arrivals.

@@ -1,7 +1,7 @@
-//! The policies.
+//! The policies, as values.
 //!
-//! Each policy's choice has a file in `step/scheduler/policy`. All other code that depends on the policy is a method
-//! here, without a wildcard arm, so that a new policy does not compile before each method covers it.
+//! A [`Policy`] gives each request one key, and says when keys are computed. Admission and preemption compare keys, and
+//! are the same for all policies.
 
 use crate::{ConfigError, SchedulerConfig};
 
@@ -13,8 +13,7 @@ pub enum SchedulingPolicy {
     /// The most urgent request goes first, and among equals the earliest arrival. If no room is free, a request
     /// preempts a less urgent running one.
     Priority,
-    /// The request with the longest cached prefix among the first `lookahead` goes first, as in
-    /// SGLang.
+    /// The request with the longest cached prefix among the first `lookahead` goes first, as in SGLang.
     LongestPrefix { lookahead: u32 },
     /// The request with the least work left among the first `lookahead` goes first: rows that are not cached, and its
     /// expected output (shortest job first).
@@ -33,37 +32,74 @@ pub enum PrefillAdmissionPolicy {
     },
 }
 
-impl SchedulingPolicy {
-    /// Whether preempted requests start before new ones. Otherwise both are sorted by rank alone.
-    pub(crate) fn resumes_first(self) -> bool {
-        match self {
-            Self::Fcfs | Self::LongestPrefix { .. } | Self::ShortestFirst { .. } => true,
-            Self::Priority => false,
-        }
-    }
+/// The state of a request, and its forecast, when its key is computed.
+pub(crate) struct RequestFacts<'a> {
+    /// The caller's; smaller is more urgent.
+    pub priority: i32,
+    /// Tokens of the prompt and drawn ones.
+    pub num_known_tokens: u32,
+    /// Rows in the prefix tree with which a waiting request could start.
+    pub num_cached_rows: u32,
+    /// The output tokens that it has yet to draw, by the median of the outputs that became as long as its own.
+    pub num_tokens_left: &'a dyn Fn() -> u32,
+}
 
+/// A scheduling policy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    /// Smaller is more urgent. Of requests with equal keys, the earliest arrival goes first.
+    pub key: fn(&RequestFacts) -> i64,
+    /// `None` if the key of a waiting request never changes: the queue is sorted by the keys at arrival. Otherwise the
+    /// queue is in order of arrival, and the keys of the first requests, of this number, are computed when some can
+    /// start.
+    pub lookahead: Option<u32>,
+    /// Whether the keys of running requests are computed anew in each step. The requests are planned in the order of
+    /// their keys, and the last of them is preempted first. Otherwise keys at arrival, if any, or arrivals rank them.
+    pub ranks_running: bool,
     /// Whether requests may start before others with earlier tickets, so that the steps in which a request was passed
     /// over are counted. Packing counts for itself.
-    pub(crate) fn overtakes(self) -> bool {
-        match self {
-            Self::Fcfs => false,
-            Self::Priority | Self::LongestPrefix { .. } | Self::ShortestFirst { .. } => true,
-        }
-    }
+    pub overtakes: bool,
+    /// Whether a waiting request takes the place of running ones with larger keys. Preempted requests then wait among
+    /// the others. Otherwise they start before all new ones.
+    pub preempts: bool,
+}
 
-    /// The part of a request's rank that comes from its caller's priority; smaller is more urgent.
-    pub(crate) fn rank_of(self, priority: i32) -> i32 {
-        match self {
-            Self::Fcfs | Self::LongestPrefix { .. } | Self::ShortestFirst { .. } => 0,
-            Self::Priority => priority,
-        }
-    }
+/// First come, first served. Other policies say how they differ.
+const FCFS: Policy = Policy {
+    key: |_| 0,
+    lookahead: None,
+    ranks_running: false,
+    overtakes: false,
+    preempts: false,
+};
 
-    /// Whether running requests are preempted for more urgent waiting ones.
-    pub(crate) fn preempts(self) -> bool {
+impl SchedulingPolicy {
+    pub(crate) fn policy(self) -> Policy {
         match self {
-            Self::Fcfs | Self::LongestPrefix { .. } | Self::ShortestFirst { .. } => false,
-            Self::Priority => true,
+            Self::Fcfs => FCFS,
+            Self::Priority => Policy {
+                key: |facts| facts.priority.into(),
+                overtakes: true,
+                preempts: true,
+                ..FCFS
+            },
+            // A request starts before its cached prefix is evicted.
+            Self::LongestPrefix { lookahead } => Policy {
+                key: |facts| -i64::from(facts.num_cached_rows),
+                lookahead: Some(lookahead),
+                overtakes: true,
+                ..FCFS
+            },
+            // The mean wait is least if the request with the least work starts first (Smith 1956).
+            Self::ShortestFirst { lookahead } => Policy {
+                key: |facts| {
+                    let num_tokens = facts.num_known_tokens + (facts.num_tokens_left)();
+                    num_tokens.saturating_sub(facts.num_cached_rows).into()
+                },
+                lookahead: Some(lookahead),
+                overtakes: true,
+                ..FCFS
+            },
         }
     }
 }
@@ -71,36 +107,32 @@ impl SchedulingPolicy {
 impl SchedulerConfig {
     /// Whether all waiting work is done before the work of a request that arrives now.
     pub(crate) fn starts_in_order(&self) -> bool {
-        let is_packed = match self.prefill_admission_policy {
-            PrefillAdmissionPolicy::Fifo => false,
-            PrefillAdmissionPolicy::Pack { .. } => true,
-        };
-        !self.scheduling_policy.overtakes() && !is_packed
+        let is_packed = self.prefill_admission_policy != PrefillAdmissionPolicy::Fifo;
+        !self.scheduling_policy.policy().overtakes && !is_packed
     }
 
     /// Refuses unusable parameters of policies.
     pub(super) fn validate_policies(&self) -> Result<(), ConfigError> {
-        let (admission_lookahead, is_packed) = match self.prefill_admission_policy {
-            PrefillAdmissionPolicy::Fifo => (1, false),
-            PrefillAdmissionPolicy::Pack { lookahead, .. } => (lookahead, true),
+        let policy = self.scheduling_policy.policy();
+        let packed = match self.prefill_admission_policy {
+            PrefillAdmissionPolicy::Fifo => None,
+            PrefillAdmissionPolicy::Pack { lookahead, .. } => Some(lookahead),
         };
-        let (lookahead, needs_cache, is_fcfs) = match self.scheduling_policy {
-            SchedulingPolicy::Fcfs => (1, false, true),
-            SchedulingPolicy::Priority => (1, false, false),
-            SchedulingPolicy::LongestPrefix { lookahead } => (lookahead, true, false),
-            SchedulingPolicy::ShortestFirst { lookahead } => (lookahead, false, false),
-        };
-        if lookahead == 0 || admission_lookahead == 0 {
+        if [policy.lookahead, packed].contains(&Some(0)) {
             return Err(ConfigError(
                 "prefill_admission_lookahead must be at least 1".into(),
             ));
         }
-        if is_packed && !is_fcfs {
+        if packed.is_some() && policy.overtakes {
             return Err(ConfigError(
                 "prefill_admission_policy pack requires scheduling_policy fcfs".into(),
             ));
         }
-        if needs_cache && !self.enable_prefix_caching {
+        let is_by_prefix = matches!(
+            self.scheduling_policy,
+            SchedulingPolicy::LongestPrefix { .. }
+        );
+        if is_by_prefix && !self.enable_prefix_caching {
             return Err(ConfigError(
                 "scheduling_policy lpm requires the prefix cache, which is disabled".into(),
             ));

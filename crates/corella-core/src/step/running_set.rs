@@ -62,6 +62,13 @@ impl RunningSet {
         }
     }
 
+    /// Restores the order after ranks have changed.
+    pub fn sort(&mut self, requests: &RequestTable) {
+        let rank = |&index: &RequestIndex| requests[index].rank();
+        self.by_rank.sort_unstable_by_key(rank);
+        self.prefilling.sort_unstable_by_key(rank);
+    }
+
     /// # Panics
     /// Panics when the request does not run.
     pub fn remove(&mut self, index: RequestIndex, requests: &RequestTable) {

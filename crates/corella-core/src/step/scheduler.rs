@@ -19,7 +19,8 @@
 //! Subjects that concern several parts have files below this one, which call the methods of the parts:
 //!
 //! * `admission.rs` counts what a waiting request needs, and starts it; `patience.rs` gives every request its turn;
-//!   `policy.rs` starts requests in the order of the policy, which has a file in `policy`
+//!   `start_order.rs` starts requests in the order of the policy's keys, `packing.rs` packs them, and `preemption.rs`
+//!   makes room for urgent ones
 //! * `latency_objective.rs` refuses or ends requests that would be too late
 //! * `decode_turn.rs` gives running requests their next tokens, and pages for them; `window.rs` takes and gives back
 //!   pages of groups with windows; `speculation.rs` fills the rest of a step with drafts
@@ -41,14 +42,16 @@ mod fetch;
 mod hold;
 mod invariant;
 mod latency_objective;
+mod packing;
 mod patience;
-mod policy;
 mod poll;
+mod preemption;
 mod publication;
 pub(crate) mod receipt;
 mod snapshot;
 pub(crate) mod speculation;
 mod spill;
+mod start_order;
 mod view;
 mod window;
 
@@ -62,6 +65,7 @@ use crate::queue::head_room::Outlook;
 use crate::queue::receipt::Receipts;
 use crate::queue::waiting_queue::WaitingQueue;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
+use crate::scheduler_config::policy::Policy;
 use crate::step::inflight_steps::InflightSteps;
 use crate::step::journal::Journal;
 use crate::step::running_set::RunningSet;
@@ -102,6 +106,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
+    policy: Policy,
     requests: RequestTable,
     waiting: WaitingQueue,
     running: RunningSet,
@@ -132,9 +137,10 @@ fn new_cache(config: &SchedulerConfig) -> KvCache {
 impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+        let policy = config.scheduling_policy.policy();
         Ok(Self {
             requests: RequestTable::default(),
-            waiting: WaitingQueue::new(&config),
+            waiting: WaitingQueue::new(&config, &policy),
             running: RunningSet::new(config.max_num_seqs),
             receipts: Receipts::default(),
             holds: Holds::default(),
@@ -144,6 +150,7 @@ impl Scheduler {
             inflight: InflightSteps::default(),
             pace: Pace::default(),
             journal: Journal::default(),
+            policy,
             config,
         })
     }
@@ -196,11 +203,15 @@ impl Scheduler {
             return Err(AdmissionError::DuplicateId(request.id));
         }
         let rank = Rank {
-            priority: self.config.scheduling_policy.rank_of(request.priority),
+            key: 0,
             arrival_us: request.arrival_us,
             arrival: self.requests.num_inserted() + num_before as u64,
         };
-        Ok(RequestState::new(request, rank, max_tokens, &self.config))
+        let mut state = RequestState::new(request, rank, max_tokens, &self.config);
+        if self.policy.lookahead.is_none() {
+            state.set_key(self.key(&state, 0));
+        }
+        Ok(state)
     }
 
     /// Ends a request with one terminal output. Returns false if it had already ended.
@@ -260,6 +271,7 @@ impl Scheduler {
         self.drop_late();
         self.let_go_of_last_step();
         let mut plan = StepPlan::new(self.inflight.next_step(), &self.config, self.running.len());
+        self.rank_running();
         self.preempt_less_urgent(&mut plan);
         loop {
             let num_running = self.running.len();

@@ -46,20 +46,17 @@ pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     if let Some(ChunkSize::AtMost(num_tokens)) = args.chunked_prefill_size {
         limits.max_chunk_tokens = num_tokens;
     }
+    let lookahead = args.prefill_admission_lookahead;
     limits.scheduling_policy = match args.scheduling_policy {
         SchedulingPolicyArg::Fcfs => SchedulingPolicy::Fcfs,
         SchedulingPolicyArg::Priority => SchedulingPolicy::Priority,
-        SchedulingPolicyArg::Lpm => SchedulingPolicy::LongestPrefix {
-            lookahead: args.prefill_admission_lookahead,
-        },
-        SchedulingPolicyArg::Sjf => SchedulingPolicy::ShortestFirst {
-            lookahead: args.prefill_admission_lookahead,
-        },
+        SchedulingPolicyArg::Lpm => SchedulingPolicy::LongestPrefix { lookahead },
+        SchedulingPolicyArg::Sjf => SchedulingPolicy::ShortestFirst { lookahead },
     };
     limits.prefill_admission_policy = match args.prefill_admission_policy {
         AdmissionPolicyArg::Fifo => PrefillAdmissionPolicy::Fifo,
         AdmissionPolicyArg::Pack => PrefillAdmissionPolicy::Pack {
-            lookahead: args.prefill_admission_lookahead,
+            lookahead,
             force_fifo_every: args.prefill_force_fifo_every,
         },
     };

@@ -278,7 +278,7 @@ impl Scheduler {
         state.end_turn();
         self.holds.fetches_mut().unbar();
         plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket()));
-        if self.config.scheduling_policy.overtakes() {
+        if self.policy.overtakes {
             let num_passed_over = self.waiting.num_passed_over(state.ticket());
             let max = &mut self.journal.counters().max_passed_over;
             *max = num_passed_over.max(*max);

@@ -88,7 +88,7 @@ impl Scheduler {
     /// Counts this step as one that passed over every request with an earlier ticket than a
     /// starting one.
     pub(super) fn note_passed_over(&mut self, plan: &StepPlan) {
-        if !self.config.scheduling_policy.overtakes() {
+        if !self.policy.overtakes {
             return;
         }
         if let Some(ticket) = plan.round.latest_ticket {

@@ -10,7 +10,7 @@ impl Scheduler {
     /// Whether this round starts requests in order of arrival despite packing: the first has been passed over too
     /// often, no limit bounds a step's prefill, or the round is always FIFO.
     pub(super) fn is_fifo_round(&self, force_fifo_every: u32) -> bool {
-        let is_head_aged = self.waiting.first_new().is_some_and(|head| {
+        let is_head_aged = self.waiting.first().is_some_and(|head| {
             self.requests[head].num_passed_over() >= self.config.max_passed_over
         });
         let limit = self
@@ -29,7 +29,7 @@ impl Scheduler {
         if !self.has_room_to_start(plan) {
             return;
         }
-        let considered = self.waiting.new_ones().take(lookahead as usize);
+        let considered = self.waiting.in_order().take(lookahead as usize);
         let considered: Vec<_> = considered.collect();
         let candidates: Vec<_> = considered
             .into_iter()

@@ -1,4 +1,4 @@
-//! Priority: the most urgent request starts first, and preempts less urgent running ones if no other room is left.
+//! Preempts running requests for a more urgent waiting one, if no other room is left.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -6,12 +6,9 @@ use alloc::vec::Vec;
 use crate::cache::page_forecast::PageForecast;
 use crate::cache::page_table::{PageTable, PageTables};
 use crate::request_state::{RequestIndex, RequestState};
-use crate::step::scheduler::admission::{Candidate, Held, MAX_FOLLOWERS};
+use crate::step::scheduler::admission::{Candidate, MAX_FOLLOWERS};
 use crate::step::step_plan::{StepBudget, StepPlan};
 use crate::{PageId, Scheduler};
-
-/// The most requests that one step may skip because they would delay the patient one.
-const MAX_BARRED: usize = 64;
 
 /// The free resources for a candidate after the preemption of some running requests.
 #[derive(Clone)]
@@ -33,44 +30,27 @@ impl VictimRoom {
 }
 
 impl Scheduler {
-    /// Starts the requests that have aged, then the most urgent ones that do not delay the next
-    /// aged one.
-    pub(super) fn admit_by_priority(&mut self, plan: &mut StepPlan) {
-        if let Some(patient) = self.admit_aged(plan) {
-            plan.round.patient = self.patient(patient, plan);
-        }
-        let mut barred = Vec::new();
-        while let Some(index) = self.waiting.first_but(&barred) {
-            match self.try_start(index, plan) {
-                Ok(()) | Err(Held::ByLeader) => {}
-                Err(Held::ByPatient) if barred.len() < MAX_BARRED => barred.push(index),
-                Err(Held::NoRoom | Held::ByPatient) => return,
-            }
-        }
-    }
-
     /// Preempts running requests that are less urgent than the first waiting one, if that frees the slot or the pages
     /// that it needs. Aged requests, and requests at the limit of preemptions, are exempt.
-    pub(in crate::step::scheduler) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
-        let may_preempt = self.config.scheduling_policy.preempts();
-        if !may_preempt || self.running.num_leaving() > 0 || self.spills.is_storing() {
+    pub(super) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
+        if !self.policy.preempts || self.running.num_leaving() > 0 || self.spills.is_storing() {
             return;
         }
         let Some(last) = self.running.last() else {
             return;
         };
-        let last_priority = self.requests[last].rank().priority;
-        let is_urgent = |index: RequestIndex| self.requests[index].rank().priority < last_priority;
-        if !self.waiting.first().is_some_and(is_urgent) {
+        let last_key = self.requests[last].rank().key;
+        let urgent = self.most_urgent_waiting(plan);
+        if urgent.is_none_or(|(key, _)| key >= last_key) {
             return;
         }
         self.keep_pages_of_running();
-        let candidate = loop {
-            let Some(head) = self.waiting.first() else {
+        let (key, candidate) = loop {
+            let Some((key, head)) = self.most_urgent_waiting(plan) else {
                 return;
             };
             match self.candidate(head, plan) {
-                Ok(candidate) => break candidate,
+                Ok(candidate) => break (key, candidate),
                 Err(_) if plan.round.num_followers < MAX_FOLLOWERS => {}
                 Err(_) => return,
             }
@@ -82,7 +62,7 @@ impl Scheduler {
         if self.would_delay_patient(&candidate, plan) {
             return;
         }
-        let Some(mut victims) = self.victims_for(&candidate) else {
+        let Some(mut victims) = self.victims_for(&candidate, key) else {
             return;
         };
         victims.sort_unstable();
@@ -96,9 +76,8 @@ impl Scheduler {
 
     /// The requests to preempt, least urgent first, so that the candidate gets a slot and pages. `None` when no
     /// preemption is needed, or when preempting all of them would not suffice.
-    fn victims_for(&self, candidate: &Candidate) -> Option<Vec<RequestIndex>> {
+    fn victims_for(&self, candidate: &Candidate, key: i64) -> Option<Vec<RequestIndex>> {
         let page_size = self.config.page_size;
-        let priority = self.requests[candidate.index].rank().priority;
         let may_go = |state: &RequestState| {
             !state.is_aged() && state.num_preemptions() < self.config.max_preemptions
         };
@@ -108,7 +87,7 @@ impl Scheduler {
                 .map(|index| (index, &self.requests[index]))
         };
         let victims: Vec<_> = { running().rev() }
-            .take_while(|(_, state)| state.rank().priority > priority)
+            .take_while(|(_, state)| state.rank().key > key)
             .filter(|(_, state)| may_go(state))
             .collect();
         let held = victims.iter().map(|(_, state)| state.tables().num_pages());
