@@ -6,7 +6,7 @@ mod pair;
 
 use std::fmt;
 
-use corella_cluster::transport::NixlLibrary;
+use corella_cluster::transport::ROW_PATHS;
 use serde_json::{Value, json};
 
 use crate::BenchError;
@@ -88,8 +88,8 @@ fn speed(
     let mut bare = BareSockets::connect(options.num_connections).map_err(failed)?;
     let tcp = Pair::over_tcp(&layout, options).map_err(failed)?;
     let shm = Pair::inside_host(&layout, options).map_err(failed)?;
-    let nixl = NixlLibrary::find().ok();
-    let nixl = { nixl.as_ref() }.map(|library| Pair::by_nixl(&layout, options, library));
+    let nixl = { ROW_PATHS.iter() }.find(|kind| kind.load.is_some_and(|load| load().is_ok()));
+    let nixl = nixl.map(|kind| Pair::by_path(&layout, options, kind));
     let nixl = nixl.transpose().map_err(failed)?;
     let mut columns = [(); 5].map(|()| Vec::new());
     // The first one warms up.

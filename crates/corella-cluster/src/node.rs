@@ -28,7 +28,7 @@ use metrics::NodeMetrics;
 
 use crate::registry::Role;
 use crate::tls::ClusterTls;
-use crate::transport::{NixlLibrary, TransferThreads};
+use crate::transport::TransferThreads;
 
 /// Time between two checks of a drain for running sessions.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
@@ -44,7 +44,6 @@ struct Node {
     config: NodeConfig,
     model: ServedModel,
     tls: Option<ClusterTls>,
-    nixl: Option<NixlLibrary>,
     /// Counts the outputs of a decode node.
     meter: Arc<dyn OutputMeter>,
     threads: TransferThreads,
@@ -75,7 +74,6 @@ impl ClusterNode {
     pub fn start(
         config: NodeConfig,
         tls: Option<ClusterTls>,
-        nixl: Option<NixlLibrary>,
         listener: Option<NodePort>,
         model: ServedModel,
         meter: Arc<dyn OutputMeter>,
@@ -90,7 +88,6 @@ impl ClusterNode {
         let cluster = Self(Arc::new(Node {
             model,
             tls,
-            nixl,
             meter,
             threads,
             runtime: Handle::current(),

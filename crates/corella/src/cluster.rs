@@ -10,7 +10,6 @@ use corella_cluster::entrance::Site;
 use corella_cluster::node::{
     ClusterNode, ModelFacts, NodeConfig, NodeError, NodePort, RoleConflict, ServedModel,
 };
-use corella_cluster::transport::NixlLibrary;
 use corella_cluster::{ClusterTls, Role};
 use corella_engine::OutputMeter;
 use corella_server::{
@@ -26,7 +25,6 @@ use crate::{Error, Llm, open_files};
 pub fn start(
     mut config: NodeConfig,
     tls: Option<ClusterTls>,
-    nixl: Option<NixlLibrary>,
     port: Option<NodePort>,
     llm: &Llm,
     meter: Arc<dyn OutputMeter>,
@@ -34,15 +32,7 @@ pub fn start(
 ) -> Result<Cluster, Error> {
     // Connections of nodes must leave descriptors for clients of the API.
     config.max_connections = open_files::share(4).clamp(16, config.max_connections);
-    let node = ClusterNode::start(
-        config,
-        tls,
-        nixl,
-        port,
-        served_model(llm),
-        meter,
-        drain_timeout,
-    );
+    let node = ClusterNode::start(config, tls, port, served_model(llm), meter, drain_timeout);
     Ok(Cluster(node?))
 }
 
@@ -78,14 +68,13 @@ impl Cluster {
             Some(_) => ", mutual TLS",
             None => "",
         };
-        let nixl = match config.uses_nixl {
-            true => ", KV rows by NIXL",
-            false => "",
-        };
+        let via: String = { config.row_paths.iter() }
+            .map(|kind| format!(", KV rows by {}", kind.name))
+            .collect();
         match config.role {
             Role::Unified if !config.listens => None,
-            Role::Unified => Some(format!("a proxy may pair this node with others{tls}{nixl}")),
-            role => Some(format!("{} node{registry}{tls}{nixl}", role.name())),
+            Role::Unified => Some(format!("a proxy may pair this node with others{tls}{via}")),
+            role => Some(format!("{} node{registry}{tls}{via}", role.name())),
         }
     }
 }

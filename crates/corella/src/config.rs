@@ -234,12 +234,13 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         // The command line requires all of them or none.
         _ => None,
     };
-    if !args.transport.may_encrypt() && tls.is_some() {
-        return Err(Error::Config(
-            "--transport nixl does not encrypt: leave out --cluster-tls-cert, --cluster-tls-key and \
-             --cluster-tls-ca, or choose --transport tcp"
-                .to_owned(),
-        ));
+    let row_path = args.transport.0;
+    if let Some(path) = row_path.filter(|path| !path.is_private && tls.is_some()) {
+        return Err(Error::Config(format!(
+            "--transport {} does not encrypt: leave out --cluster-tls-cert, --cluster-tls-key and \
+             --cluster-tls-ca, or choose --transport tcp",
+            path.option
+        )));
     }
     if args.block_fetch == BlockFetchArg::Always && args.next_turn == NextTurnArg::Decode {
         return Err(Error::Config(
@@ -269,9 +270,11 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         falls_back: args.fallback == FallbackArg::Local,
         search_timeout: Duration::from_millis(args.decode_search_timeout.into()),
         load_time: Duration::from_millis(args.kv_load_timeout.into()),
-        uses_network: args.transport.uses_network(),
-        uses_host: args.transport.uses_host(),
-        uses_nixl: args.transport.uses_nixl(),
+        uses_network: row_path.is_none_or(|path| !path.is_local),
+        uses_host: row_path.is_none_or(|path| path.is_local),
+        row_paths: { row_path.into_iter() }
+            .filter(|path| path.load.is_some())
+            .collect(),
         max_bandwidth: args.transfer_max_bandwidth,
         num_threads: args.transfer_threads.into(),
         fetches: match args.block_fetch {

@@ -53,7 +53,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         None => None,
     };
     let tls = cluster_config.load_tls()?;
-    let nixl = cluster_config.load_nixl()?;
+    cluster_config.load_paths()?;
     let loading = { socket.start_loading(server_tls.clone()) }
         .map_err(io_error("answering while the model is loaded".to_owned()))?;
     let mut llm = Llm::load(&config.source, &config.options)?;
@@ -92,7 +92,6 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let cluster = cluster::start(
         cluster_config,
         tls,
-        nixl,
         cluster_listener,
         &llm,
         Arc::new(outputs.clone()),

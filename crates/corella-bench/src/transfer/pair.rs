@@ -8,8 +8,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
-    KvReceiver, KvSender, LoadRequest, LoadStatus, NixlAgent, NixlLibrary, PathName, PeerAddress,
-    ReceiverConfig, SenderConfig, TransferThreads,
+    KvReceiver, KvSender, LoadRequest, LoadStatus, PathKind, PathName, PeerAddress, ReceiverConfig,
+    SenderConfig, TransferThreads,
 };
 use corella_core::session::SessionKey;
 use corella_core::{Arithmetic, Incarnation, PageTable, SessionId};
@@ -39,13 +39,13 @@ impl Pair {
         Self::new(layout, options, address, None)
     }
 
-    pub fn by_nixl(
+    pub fn by_path(
         layout: &Layout,
         options: &TransferBenchOptions,
-        library: &NixlLibrary,
+        kind: &PathKind,
     ) -> io::Result<Self> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Self::new(layout, options, address, Some(library))
+        Self::new(layout, options, address, Some(kind))
     }
 
     pub fn inside_host(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
@@ -63,25 +63,23 @@ impl Pair {
         layout: &Layout,
         options: &TransferBenchOptions,
         address: impl Into<PeerAddress>,
-        nixl: Option<&NixlLibrary>,
+        kind: Option<&PathKind>,
     ) -> io::Result<Self> {
         let threads = |_| TransferThreads::start(options.num_connections);
         let [sending, receiving] = [threads(0)?, threads(1)?];
+        let path = |incarnation| {
+            let path = kind.map(|kind| (kind.start)(incarnation));
+            path.transpose().map_err(io::Error::other)
+        };
         let mut config = SenderConfig::new(PREFILL, MODEL, ARITHMETIC);
         config.chunk_bytes = options.chunk_bytes;
-        if let Some(library) = nixl {
-            let agent = NixlAgent::start(library, PREFILL).map_err(io::Error::other)?;
-            config.paths.push(agent);
-        }
+        config.paths.extend(path(PREFILL)?);
         let sender = KvSender::start(config, layout.from.clone(), &sending);
         let sender = sender.map_err(io::Error::other)?;
         let address = sender.listen(address)?;
         let mut config = ReceiverConfig::new(DECODE, MODEL, ARITHMETIC);
         config.connections_per_peer = options.num_connections;
-        if let Some(library) = nixl {
-            let agent = NixlAgent::start(library, DECODE).map_err(io::Error::other)?;
-            config.paths.push(agent);
-        }
+        config.paths.extend(path(DECODE)?);
         let receiver = KvReceiver::new(config, layout.to.clone(), &receiving);
         Ok(Self {
             sender,

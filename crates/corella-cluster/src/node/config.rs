@@ -11,7 +11,7 @@ use crate::blocks::FetchConfig;
 use crate::entrance::Network;
 use crate::registry::{RegistryUrl, Role};
 use crate::tls::{ClusterTls, TlsFiles};
-use crate::transport::NixlLibrary;
+use crate::transport::PathKind;
 
 /// The role of a node and its connections to other nodes.
 #[derive(Clone, Debug)]
@@ -50,7 +50,8 @@ pub struct NodeConfig {
     pub load_time: Duration,
     pub uses_network: bool,
     pub uses_host: bool,
-    pub uses_nixl: bool,
+    /// The row paths besides those of every node.
+    pub row_paths: Vec<PathKind>,
     pub max_bandwidth: Option<u64>,
     pub num_threads: usize,
     /// `None` for a node that fetches no cached blocks from others.
@@ -68,11 +69,12 @@ impl NodeConfig {
             .map_err(|error| NodeError::Config(error.to_string()))
     }
 
-    /// Loads NIXL, if KV rows are to go by it.
-    pub fn load_nixl(&self) -> Result<Option<NixlLibrary>, NodeError> {
-        let library = self.uses_nixl.then(NixlLibrary::find);
-        let library = library.transpose();
-        library.map_err(|error| transport_error("nixl", error))
+    /// Loads the parts of the machine that its row paths need.
+    pub fn load_paths(&self) -> Result<(), NodeError> {
+        self.row_paths.iter().try_for_each(|kind| {
+            let loaded = kind.load.map_or(Ok(()), |load| load());
+            loaded.map_err(|error| transport_error(kind.option, error))
+        })
     }
 
     /// Returns the host at which other nodes reach this one.

@@ -20,7 +20,7 @@ use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
 use crate::session::{
     DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, RegistryPeers, serve_sessions,
 };
-use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, RowPath, TransferThreads};
+use crate::transport::{KvReceiver, PathKind, ReceiverConfig, RowPath, TransferThreads};
 
 /// Time for a registry to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -362,12 +362,11 @@ impl Node {
 
     /// The row paths that the operator has chosen, for this life of the node.
     fn start_paths(&self, hello: &Hello) -> Result<Vec<Arc<dyn RowPath>>, NodeError> {
-        let mut paths: Vec<Arc<dyn RowPath>> = Vec::new();
-        if let Some(library) = &self.nixl {
-            let agent = NixlAgent::start(library, hello.incarnation.0);
-            paths.push(agent.map_err(|error| transport_error("nixl", error))?);
-        }
-        Ok(paths)
+        let start = |kind: &PathKind| {
+            let path = (kind.start)(hello.incarnation.0);
+            path.map_err(|error| transport_error(kind.option, error))
+        };
+        self.config.row_paths.iter().map(start).collect()
     }
 
     fn receiver(&self, hello: &Hello, paths: Vec<Arc<dyn RowPath>>) -> Arc<KvReceiver> {

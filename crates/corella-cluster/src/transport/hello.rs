@@ -6,7 +6,7 @@ use corella_core::Arithmetic;
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 
 use super::frame::{FieldReader, FieldWriter, FrameError};
-use super::path_list::{PathSet, own_paths};
+use super::path::{PathSet, own_paths};
 
 /// The bytes after the kind, `C`.
 const MAGIC: [u8; 3] = *b"KVT";

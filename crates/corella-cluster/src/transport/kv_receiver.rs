@@ -13,7 +13,7 @@ use super::block_client::BlockClient;
 use super::block_message::{self, BlockMessage};
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
 use super::load_request::LoadRequest;
-use super::path_list::PathSet;
+use super::path::PathSet;
 use super::path_name::PathName;
 use super::peer_table::PeerTable;
 use super::receiver_config::ReceiverConfig;

@@ -23,7 +23,7 @@ use super::frame_reader::{FrameReader, violation};
 use super::listener::{Accepted, Listener};
 use super::meeting::propose;
 use super::outgoing::{Outgoing, SendStatus};
-use super::path_list::{PathSet, agreed};
+use super::path::{PathSet, agreed};
 use super::row_path::{Link, PathError};
 use super::sender_config::SenderConfig;
 use super::sender_connection::SenderConnection;

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::frame::{FRAME_BYTES, Frame, PathFrame};
 use super::frame_reader::{FrameReader, violation};
+use super::path::tcp;
 use super::row_path::{Offer, PathError, RowPath, RowReader};
 use super::socket::Socket;
-use super::tcp;
 
 /// Agents with many networks and pieces of memory need some kilobytes to describe themselves.
 const MAX_OFFER_BYTES: u32 = 1 << 20;

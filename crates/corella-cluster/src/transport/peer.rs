@@ -14,7 +14,7 @@ use super::frame::{FRAME_BYTES, Frame};
 use super::frame_reader::violation;
 use super::incoming::{Incoming, LoadFailure};
 use super::meeting::answer;
-use super::path_list::{PathSet, agreed};
+use super::path::{PathSet, agreed};
 use super::path_name::PathName;
 use super::receiver_connection::{ReceiverConnection, SenderMemory};
 use super::receiver_state::ReceiverState;

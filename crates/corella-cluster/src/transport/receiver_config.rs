@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use corella_core::Arithmetic;
 
-use super::path_list::own_paths;
+use super::path::own_paths;
 use super::row_path::RowPath;
 use crate::tls::ClusterTls;
 

@@ -19,12 +19,12 @@ use super::frame::{Frame, MAX_PAYLOAD_BYTES, MAX_STATE_BYTES, PageRun, StateRun,
 use super::frame_reader::{FrameReader, violation};
 use super::incoming::{Incoming, LoadFailure};
 use super::io_parts::IoParts;
+use super::path::tcp::TcpReader;
 use super::path_name::PathName;
 use super::place::{PLACE_BYTES, Place};
 use super::receiver_state::ReceiverState;
 use super::row_path::{RowReader, Target};
 use super::socket::Socket;
-use super::tcp::TcpReader;
 use super::{Hello, Incompatibility};
 
 /// A sender that reads no messages for this long, or whose memory cannot be read for this long, is

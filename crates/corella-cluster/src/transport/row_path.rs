@@ -17,7 +17,24 @@ use super::socket::Socket;
 
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A node has the same path for its sender and its receiver. Each path has a folder, and a place in `path_list.rs`.
+/// A kind of row path. Each path's file has one, which `path.rs` lists.
+#[derive(Clone, Copy, Debug)]
+pub struct PathKind {
+    /// Its name in the greeting.
+    pub name: PathName,
+    /// The value of `--transport` that chooses it.
+    pub option: &'static str,
+    /// Whether nodes that choose it meet inside their host only, or over the network only.
+    pub is_local: bool,
+    /// Whether other hosts cannot read its rows between nodes with certificates.
+    pub is_private: bool,
+    /// Loads the parts of the machine that it needs. Every node has a path that needs none.
+    pub load: Option<fn() -> Result<(), PathError>>,
+    /// Makes the path for a life of a node, with its incarnation.
+    pub start: fn(u64) -> Result<Arc<dyn RowPath>, PathError>,
+}
+
+/// A node has the same path for its sender and its receiver.
 pub trait RowPath: fmt::Debug + Send + Sync {
     /// The path's name in the greeting.
     fn name(&self) -> PathName;

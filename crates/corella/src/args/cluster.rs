@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use corella_cluster::RegistryUrl;
 use corella_cluster::entrance::Network;
+use corella_cluster::transport::{PathKind, ROW_PATHS};
 use corella_core::{ComputePlace, PeerPolicy};
 
 #[derive(Args)]
@@ -81,7 +83,7 @@ pub struct ClusterArgs {
     /// How KV rows reach another node: over TCP, inside the host where both nodes are on the same one
     /// (shm), whichever of these two is possible (auto), or by NIXL, which must be installed, and over
     /// TCP to nodes without it
-    #[arg(long, value_name = "TRANSPORT", default_value = "auto")]
+    #[arg(long, value_name = "TRANSPORT", default_value = "auto", value_parser = transport())]
     pub transport: TransportArg,
     /// Send at most this many bytes of KV rows per second [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = super::parse_size)]
@@ -161,42 +163,14 @@ pub enum FallbackArg {
     None,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TransportArg {
-    Auto,
-    Tcp,
-    Shm,
-    Nixl,
-}
+/// The chosen row path. `None` is `auto`.
+#[derive(Clone, Copy, Debug)]
+pub struct TransportArg(pub Option<PathKind>);
 
-impl TransportArg {
-    /// Rows on an unencrypted path are in the open, even between nodes with certificates.
-    pub fn may_encrypt(self) -> bool {
-        match self {
-            Self::Auto | Self::Tcp | Self::Shm => true,
-            Self::Nixl => false,
-        }
-    }
-
-    pub fn uses_network(self) -> bool {
-        match self {
-            Self::Auto | Self::Tcp | Self::Nixl => true,
-            Self::Shm => false,
-        }
-    }
-
-    /// Rows to a node on the same host stay inside it.
-    pub fn uses_host(self) -> bool {
-        match self {
-            Self::Auto | Self::Shm => true,
-            Self::Tcp | Self::Nixl => false,
-        }
-    }
-
-    pub fn uses_nixl(self) -> bool {
-        match self {
-            Self::Nixl => true,
-            Self::Auto | Self::Tcp | Self::Shm => false,
-        }
-    }
+fn transport() -> impl TypedValueParser<Value = TransportArg> {
+    let names = ROW_PATHS.iter().map(|kind| kind.option);
+    PossibleValuesParser::new(["auto"].into_iter().chain(names)).map(|name| {
+        let kind = ROW_PATHS.into_iter().find(|kind| kind.option == name);
+        TransportArg(kind)
+    })
 }

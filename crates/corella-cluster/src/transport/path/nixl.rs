@@ -13,4 +13,4 @@ mod staging;
 
 pub use agent::NixlAgent;
 pub use library::{NixlError, NixlLibrary, exit};
-pub(super) use path::NAME;
+pub(super) use path::KIND;

@@ -8,15 +8,22 @@ use std::sync::Arc;
 
 use corella_model::KvPages;
 
-use super::io_parts::IoParts;
-use super::path_name::PathName;
-use super::place::Word;
-use super::row_path::{BoxFuture, Link, Offer, PathError, RowPath, RowReader};
-use super::socket::Socket;
+use crate::transport::io_parts::IoParts;
+use crate::transport::path_name::PathName;
+use crate::transport::place::Word;
+use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, PathKind, RowPath, RowReader};
+use crate::transport::socket::Socket;
 
 use host_memory::{HostMemory, allow_reader};
 
-pub const NAME: PathName = PathName::new("shm");
+pub const KIND: PathKind = PathKind {
+    name: PathName::new("shm"),
+    option: "shm",
+    is_local: true,
+    is_private: true,
+    load: None,
+    start: |incarnation| Ok(Arc::new(Shm::new(incarnation))),
+};
 
 /// Half of the word that a receiver reads as a test.
 const WORD: u64 = 0x5bd1_e995_c0de_11a5;
@@ -36,7 +43,7 @@ impl Shm {
 
 impl RowPath for Shm {
     fn name(&self) -> PathName {
-        NAME
+        KIND.name
     }
 
     fn suits(&self, link: Link) -> bool {

@@ -7,21 +7,28 @@ use std::time::Duration;
 use corella_model::{ElementOrder, KvPages, PageForm};
 
 use super::agent::NixlAgent;
-use super::library::NixlError;
+use super::library::{NixlError, NixlLibrary};
 use super::reader::NixlReader;
 use crate::transport::path_name::PathName;
 use crate::transport::place::Word;
-use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, RowPath, RowReader};
+use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, PathKind, RowPath, RowReader};
 use crate::transport::socket::Socket;
 
-pub const NAME: PathName = PathName::new("NIXL");
+pub const KIND: PathKind = PathKind {
+    name: PathName::new("NIXL"),
+    option: "nixl",
+    is_local: false,
+    is_private: false,
+    load: Some(|| Ok(NixlLibrary::find().map(drop)?)),
+    start: |incarnation| Ok(NixlAgent::start(&NixlLibrary::find()?, incarnation)?),
+};
 
 /// Limits the first read, before which networks connect.
 const TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl RowPath for NixlAgent {
     fn name(&self) -> PathName {
-        NAME
+        KIND.name
     }
 
     /// Reads would have to be converted by turns, so pages in their canonical form go over the socket.

@@ -1,18 +1,23 @@
-//! The list of row paths.
+//! The row paths, and their list.
+
+pub(super) mod nixl;
+mod shm;
+pub(super) mod tcp;
 
 use std::sync::Arc;
 
 use super::path_name::PathName;
-use super::row_path::{Link, RowPath};
-use super::{nixl, shm, tcp};
+use super::row_path::{Link, PathKind, RowPath};
 
 /// Greetings have a bit for each place in the list, so a new path is appended. If two paths suit a connection, the
 /// later one is tried.
-const ROW_PATHS: [PathName; 3] = [tcp::NAME, shm::NAME, nixl::NAME];
+pub const ROW_PATHS: [PathKind; 3] = [tcp::KIND, shm::KIND, nixl::KIND];
 
 /// Returns the paths that every node has.
 pub fn own_paths(incarnation: u64) -> Vec<Arc<dyn RowPath>> {
-    vec![Arc::new(tcp::Tcp), Arc::new(shm::Shm::new(incarnation))]
+    let own = ROW_PATHS.iter().filter(|kind| kind.load.is_none());
+    own.map(|kind| (kind.start)(incarnation).expect("a path that needs nothing starts"))
+        .collect()
 }
 
 /// The paths of a node, as in its greeting. Bits of unknown paths are kept.
@@ -33,7 +38,7 @@ impl PathSet {
 }
 
 fn place_of(name: PathName) -> usize {
-    let place = ROW_PATHS.iter().position(|other| *other == name);
+    let place = ROW_PATHS.iter().position(|kind| kind.name == name);
     place.expect("the list has every path")
 }
 
@@ -61,7 +66,7 @@ mod tests {
         };
         let tcp_alone = PathSet(1);
         assert_eq!(PathSet::of(&own), PathSet(0b11));
-        assert_eq!(name(PathSet::ALL, true), Some(shm::NAME));
+        assert_eq!(name(PathSet::ALL, true), Some(shm::KIND.name));
         assert_eq!(name(PathSet::ALL, false), Some(tcp::NAME));
         assert_eq!(name(tcp_alone, true), Some(tcp::NAME));
         // Only the other end knows these paths.

@@ -7,13 +7,22 @@ use std::sync::Arc;
 
 use corella_model::KvPages;
 
-use super::path_name::PathName;
-use super::row_path::{BoxFuture, Link, Offer, PathError, RowPath, RowReader};
-use super::socket::Socket;
+use crate::transport::path_name::PathName;
+use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, PathKind, RowPath, RowReader};
+use crate::transport::socket::Socket;
 
 pub use reader::TcpReader;
 
 pub const NAME: PathName = PathName::new("TCP");
+
+pub const KIND: PathKind = PathKind {
+    name: NAME,
+    option: "tcp",
+    is_local: false,
+    is_private: true,
+    load: None,
+    start: |_| Ok(Arc::new(Tcp)),
+};
 
 /// Every connection has a [`TcpReader`], even with another path, because pages in their canonical form go this way.
 #[derive(Debug)]
