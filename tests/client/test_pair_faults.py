@@ -533,7 +533,7 @@ def test_47_a_burst_at_full_nodes_is_asked_to_come_again(alone):
         wait_at_rest(prefill, decode)
 
 
-def test_49_a_decode_node_that_drains_is_taken_off_the_list_and_finishes(alone):
+def test_49_a_decode_node_that_drains_says_so_and_finishes(alone):
     num_tokens = 300
     with Fleet() as fleet:
         leaving, staying = (fleet.decode(*SLOW) for _ in range(2))
@@ -546,16 +546,18 @@ def test_49_a_decode_node_that_drains_is_taken_off_the_list_and_finishes(alone):
         with slowed(leaving):
             leaving.terminate()
             wait_until(lambda: leaving.status_of("/ready") != 200, "it is not ready")
-            # It is on no list any more, although it still runs.
+            # It is listed while it has sessions, and no node brings it more.
             newcomer = fleet.prefill(*SLOW)
+            wait_until(lambda: num_decode_nodes(newcomer, "draining") == 1, "the newcomer knows that it drains")
+            assert num_decode_nodes(prefill, "healthy") == 1
             assert leaving.process.poll() is None
-            assert num_decode_nodes(newcomer, "draining") == 0
         with concurrent.futures.ThreadPoolExecutor(len(streams)) as pool:
             rest = list(pool.map(text_of, streams))
         for prompt, text, more in zip(prompts, texts, rest):
             assert text + more == alone(prompt, num_tokens)
         assert num_remote_tokens(prefill) == len(prompts) * (num_tokens - 1)
         assert leaving.wait() == 0
+        wait_until(lambda: num_decode_nodes(newcomer, "draining") == 0, "it is on no list any more")
         wait_at_rest(prefill, staying)
 
 

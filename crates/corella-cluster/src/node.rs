@@ -128,17 +128,14 @@ impl ClusterNode {
     }
 
     /// Tells the other nodes that the server drains, so that they send no new requests.
-    pub async fn leave(&self) {
-        let role = {
-            let mut state = self.0.lock();
-            state.is_leaving = true;
-            state.role.clone()
-        };
-        role.stop_taking().await;
+    pub fn leave(&self) {
+        let mut state = self.0.lock();
+        state.is_leaving = true;
+        state.role.stop_taking();
     }
 
     /// Waits until the sessions of other nodes have ended and no prompt is kept for them, but no longer than the drain
-    /// timeout.
+    /// timeout. Then this node is on no list.
     pub async fn finish(&self) {
         let num_obligations = || {
             let state = self.0.lock();
@@ -152,6 +149,7 @@ impl ClusterNode {
                 "cut off while running for other nodes"
             );
         }
+        self.running_role().deregister().await;
     }
 
     /// Begins to change at once. The future ends when the role has changed; dropping it does not stop the change.
@@ -231,7 +229,7 @@ impl Node {
         };
         let from = old.role();
         tracing::info!("changing the role from {} to {}", from.name(), to.name());
-        old.stop_taking().await;
+        old.stop_taking();
         let is_leaving = || self.lock().is_leaving;
         let num_left =
             wait_for_none(|| old.num_obligations(), self.drain_timeout, is_leaving).await;
@@ -245,6 +243,7 @@ impl Node {
                 "sessions of the previous role are finishing"
             );
         }
+        old.deregister().await;
         old.stop_listening();
         self.retire();
         drop(old);

@@ -147,8 +147,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes this node off the list and waits until it is gone, so that no new sessions come. The
-    /// other nodes stay known.
+    /// Tells the other nodes that this one takes no new sessions. Registries of mere addresses cannot, and Kubernetes
+    /// knows by itself.
+    pub fn drain(&self) {
+        let drain = |own: &mut NodeRecord| own.is_draining = true;
+        self.own.send_modify(|own| own.iter_mut().for_each(drain));
+    }
+
+    /// Takes this node off the list and waits until it is gone. The other nodes stay known.
     pub async fn deregister(&self, timeout: Duration) -> Result<(), RegistryError> {
         self.own.send_replace(None);
         let mut published = self.published.clone();

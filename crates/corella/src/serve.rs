@@ -176,7 +176,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         let leaving = async {
             state.draining().await;
             supervisor::notify("STOPPING=1");
-            cluster.0.leave().await;
+            cluster.0.leave();
         };
         let (mut served, mut leaving) = (std::pin::pin!(served), std::pin::pin!(leaving));
         tokio::select! {

@@ -140,17 +140,27 @@ impl RunningRole {
         num_obligations + num_kept
     }
 
-    /// Takes nothing new from other nodes from now on.
-    pub async fn stop_taking(&self) {
-        let registry = match self {
+    fn registry(&self) -> Option<&Registry> {
+        match self {
             Self::Unified(_) => None,
             Self::Prefill(role) => Some(&role.registry),
-            Self::Decode(role) => {
-                role.node.set_draining(true);
-                role.registry.as_ref()
-            }
-        };
-        if let Some(registry) = registry
+            Self::Decode(role) => role.registry.as_ref(),
+        }
+    }
+
+    /// Takes nothing new from other nodes from now on, and tells them.
+    pub fn stop_taking(&self) {
+        if let Self::Decode(role) = self {
+            role.node.set_draining(true);
+        }
+        if let Some(registry) = self.registry() {
+            registry.drain();
+        }
+    }
+
+    /// Takes the node off the list of the others.
+    pub async fn deregister(&self) {
+        if let Some(registry) = self.registry()
             && registry.is_published()
             && let Err(error) = registry.deregister(DEREGISTER_TIMEOUT).await
         {

@@ -11,7 +11,8 @@ use crate::proxy::Proxy;
 use crate::registry::etcd_lease::until_renewed;
 use crate::registry::etcd_server::{EtcdServer, url_at};
 use crate::registry::fleet::{
-    decode, greet, instances, is_healthy, node, observer, peer_id, prefill, record, start, until,
+    a_draining_node_is_chosen_no_more, decode, greet, instances, is_healthy, node, observer,
+    peer_id, prefill, record, start, until,
 };
 
 /// Tells `a_node_in_a_process_of_its_own` where to register.
@@ -72,6 +73,12 @@ async fn nodes_find_each_other() {
         "it still knows the others"
     );
     assert!(!second.is_published() && third.is_published());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_drains_is_chosen_no_more() {
+    let server = EtcdServer::start("drain");
+    a_draining_node_is_chosen_no_more(&server.url()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

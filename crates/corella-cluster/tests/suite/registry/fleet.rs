@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
-use corella_core::{NodeId, PeerFacts, PeerStanding};
+use corella_core::{
+    Fleet, NodeId, PeerFacts, PeerStanding, Placement, PlacementConfig, PlacementRequest,
+};
 use corella_test::wait_until_async;
 
 /// Long enough for a node on a busy machine to renew its lease in time.
@@ -96,6 +98,37 @@ pub fn is_healthy(registry: &Registry, peer_id: NodeId) -> bool {
         .peers()
         .with(|directory, _| directory.peers.standing(peer_id));
     standing == Some(PeerStanding::Healthy)
+}
+
+/// Places a request that this node must not decode itself.
+fn place(registry: &Registry) -> Placement {
+    let nodes = registry
+        .peers()
+        .with(|directory, now_us| directory.peers.decode_nodes(now_us));
+    let fleet = Fleet {
+        nodes: &nodes,
+        takes_locally: false,
+        kv_bytes_per_token: 1000,
+        prefill_us: 0,
+    };
+    let request = PlacementRequest {
+        num_prompt_tokens: 100,
+        num_expected_output_tokens: 28,
+        max_tpot_us: None,
+    };
+    fleet.place(&PlacementConfig::default(), &request, 0, &[])
+}
+
+/// The only decode node drains. No probe asks it meanwhile, and a list without any node would not be believed.
+pub async fn a_draining_node_is_chosen_no_more(url: &str) {
+    let (first, second) = (prefill(url, "prefill-1"), decode(url, "decode-1"));
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    let life = greet(&first, "decode-1");
+    assert_eq!(place(&first), Placement::Remote(life));
+    second.drain();
+    until(Placement::Full, || place(&first)).await;
+    // Its sessions continue.
+    assert_eq!(peer_id(&first, "decode-1"), Some(life));
 }
 
 /// Waits until `look` returns the expected value.

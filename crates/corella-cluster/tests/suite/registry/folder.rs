@@ -6,7 +6,8 @@ use std::time::Duration;
 use corella_cluster::Role;
 
 use crate::registry::fleet::{
-    TestFolder, decode, greet, instances, is_healthy, node, peer_id, prefill, record, until,
+    TestFolder, a_draining_node_is_chosen_no_more, decode, greet, instances, is_healthy, node,
+    peer_id, prefill, record, until,
 };
 
 fn url(folder: &TestFolder) -> String {
@@ -42,6 +43,12 @@ async fn nodes_find_each_other() {
     second.deregister(Duration::from_mins(5)).await.unwrap();
     assert!(!folder.0.join("nodes/decode-1.json").exists());
     until(vec!["decode-3".to_owned()], || instances(&first)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_drains_is_chosen_no_more() {
+    let folder = TestFolder::new("folder-drain");
+    a_draining_node_is_chosen_no_more(&url(&folder)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
