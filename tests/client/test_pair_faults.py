@@ -39,6 +39,8 @@ from server_process import ServerProcess, free_port
 # Chunks of a prompt take tens of milliseconds each, so that a fault can hit between two.
 CHUNKS = ("--max-prefill-tokens", 64)
 NUM_TOKENS = 60
+# The reasons for which a prefill node of two or more decode nodes may go on by itself.
+FALLBACK_REASONS = ("peer_lost", "not_taken", "first_token_timed_out", "load_failed", "load_timed_out", "out_of_pages")
 # Pairs of identical requests.
 NUM_PAIRS = 60
 
@@ -123,30 +125,37 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_another(alo
         return server.client.completions.create(prompt=prompt_of(100 + number), **options)
 
     def read(chunks):
-        """Returns all that the client sees of tokens."""
-        choices = [chunk.choices[0] for chunk in chunks]
-        return [(choice.text, choice.logprobs and choice.logprobs.model_dump(), choice.finish_reason) for choice in choices]
+        return [chunk.choices[0] for chunk in chunks]
 
-    with Fleet() as fleet, ServerProcess(*SLOW) as single:
-        wanted = [read(start(single, number, way)) for number, way in enumerate(ways)]
-        decode = [fleet.decode(*SLOW)]
-        prefill = fleet.prefill(*SLOW, "--fallback", "none")
-        streams = [start(prefill, number, way) for number, way in enumerate(ways)]
-        seen = [read([next(chunks) for _ in range(10)]) for chunks in streams]
-        for num_more in (10, 0):
-            decode.append(fleet.decode(*SLOW))
-            wait_for_decode_nodes(prefill, 2)
-            decode[-2].kill()
-            for so_far, chunks in zip(seen, streams, strict=True):
-                so_far += read([next(chunks) for _ in range(num_more)] if num_more else chunks)
-            if num_more:
-                wait_for_decode_nodes(prefill, 1)
-        assert ["".join(text for text, *_ in answer) for answer in seen] == [
-            "".join(text for text, *_ in answer) for answer in wanted
-        ]
-        assert seen == wanted
-        assert num_steps(decode[-1]) > 0
-        wait_at_rest(prefill, decode[-1])
+    def whole(choices):
+        """Returns all that the client sees, however many tokens a chunk has."""
+        logprobs = [number for choice in choices if choice.logprobs for number in choice.logprobs.token_logprobs]
+        return "".join(choice.text for choice in choices), logprobs, choices[-1].finish_reason
+
+    with ServerProcess(*SLOW) as single:
+        wanted = [whole(read(start(single, number, way))) for number, way in enumerate(ways)]
+
+    def moves():
+        """Returns whether decode nodes have done it alone. A node on a busy machine may look lost."""
+        with Fleet() as fleet:
+            decode = [fleet.decode(*SLOW)]
+            prefill = fleet.prefill(*SLOW)
+            streams = [start(prefill, number, way) for number, way in enumerate(ways)]
+            seen = [read([next(chunks) for _ in range(10)]) for chunks in streams]
+            for num_more in (10, 0):
+                decode.append(fleet.decode(*SLOW))
+                wait_for_decode_nodes(prefill, 2)
+                decode[-2].kill()
+                for so_far, chunks in zip(seen, streams, strict=True):
+                    so_far += read([next(chunks) for _ in range(num_more)] if num_more else chunks)
+                if num_more:
+                    wait_for_decode_nodes(prefill, 1)
+            assert [whole(choices) for choices in seen] == wanted
+            wait_at_rest(prefill, decode[-1])
+            has_fallen_back = any(num_fallbacks(prefill, reason) for reason in FALLBACK_REASONS)
+            return num_steps(decode[-1]) > 0 and not has_fallen_back
+
+    assert any(moves() for _ in range(5))
 
 
 @pytest.mark.parametrize("limit", [("--max-queued-requests", 2), ("--max-queued-tokens", 70)], ids=["requests", "tokens"])

@@ -69,7 +69,6 @@ pub use cache::page_map::{PageMap, PageState};
 pub use cache::page_table::PageTable;
 pub use cache::prefix_tree::{Parent, PrefixMatch};
 pub use cache::spill::SpillTask;
-pub use fleet::block_source_map::{BlockSite, BlockSourceMap};
 pub use fleet::compute_choice::{ComputeCost, ComputePlace, ComputeSite};
 pub use fleet::peer::{PeerFacts, ReservationId};
 pub use fleet::peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};

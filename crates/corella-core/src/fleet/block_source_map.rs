@@ -2,12 +2,13 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
-use crate::{Incarnation, NodeId, PageHash};
+use crate::{NodeId, PageHash};
 
 /// Maps the last block of sequences to the node that has them. Forgets the least recently
-/// used sequence first. An entry is a hint: a lookup tells which blocks the node still has.
+/// used sequence first. An entry is a hint: a lookup tells which blocks the node still has. A node that is started
+/// again has another number.
 #[derive(Clone, Debug)]
-pub struct BlockSourceMap {
+pub(crate) struct BlockSourceMap {
     max_len: usize,
     by_hash: BTreeMap<PageHash, Site>,
     by_use: BTreeSet<(u64, PageHash)>,
@@ -18,15 +19,13 @@ pub struct BlockSourceMap {
 #[derive(Clone, Copy, Debug)]
 struct Site {
     node: NodeId,
-    incarnation: Incarnation,
     last_used: u64,
 }
 
 /// A node that reportedly has the beginning of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockSite {
+pub(crate) struct BlockSite {
     pub node: NodeId,
-    pub incarnation: Incarnation,
     /// The number of blocks from the beginning of the sequence.
     pub num_blocks: u32,
 }
@@ -43,7 +42,7 @@ impl BlockSourceMap {
     }
 
     /// Records that a node has a sequence whose last block has this hash.
-    pub fn note(&mut self, last: PageHash, node: NodeId, incarnation: Incarnation) {
+    pub fn note(&mut self, last: PageHash, node: NodeId) {
         self.forget(last);
         if self.by_hash.len() == self.max_len
             && let Some(&(_, oldest)) = self.by_use.first()
@@ -53,7 +52,6 @@ impl BlockSourceMap {
         self.clock += 1;
         let site = Site {
             node,
-            incarnation,
             last_used: self.clock,
         };
         self.by_hash.insert(last, site);
@@ -65,43 +63,17 @@ impl BlockSourceMap {
         let at = { hashes.iter() }.rposition(|hash| self.by_hash.contains_key(hash))?;
         let last = hashes[at];
         let site = self.by_hash[&last];
-        self.note(last, site.node, site.incarnation);
+        self.note(last, site.node);
         Some(BlockSite {
             node: site.node,
-            incarnation: site.incarnation,
             num_blocks: at as u32 + 1,
         })
     }
 
-    /// Forgets a report that has proved wrong.
-    pub fn forget(&mut self, last: PageHash) {
+    fn forget(&mut self, last: PageHash) {
         if let Some(site) = self.by_hash.remove(&last) {
             self.by_use.remove(&(site.last_used, last));
         }
-    }
-
-    /// Forgets a node's earlier incarnations, or the node if `incarnation` is `None`. Their blocks are lost.
-    pub fn forget_node(&mut self, node: NodeId, incarnation: Option<Incarnation>) {
-        let is_lost = |site: &Site| {
-            site.node == node
-                && incarnation.is_none_or(|incarnation| site.incarnation < incarnation)
-        };
-        let by_use = &mut self.by_use;
-        self.by_hash.retain(|&hash, site| {
-            let is_lost = is_lost(site);
-            if is_lost {
-                by_use.remove(&(site.last_used, hash));
-            }
-            !is_lost
-        });
-    }
-
-    pub fn len(&self) -> usize {
-        self.by_hash.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.by_hash.is_empty()
     }
 }
 
@@ -111,12 +83,9 @@ mod tests {
 
     use super::*;
 
-    const ONE: Incarnation = Incarnation(1);
-
     fn site(node: u32, num_blocks: u32) -> Option<BlockSite> {
         Some(BlockSite {
             node: NodeId(node),
-            incarnation: ONE,
             num_blocks,
         })
     }
@@ -126,37 +95,19 @@ mod tests {
         let hashes: Vec<_> = (10..16).map(PageHash).collect();
         let mut map = BlockSourceMap::new(2);
         assert_eq!(map.find(&hashes), None);
-        map.note(hashes[1], NodeId(1), ONE);
-        map.note(hashes[3], NodeId(2), ONE);
+        map.note(hashes[1], NodeId(1));
+        map.note(hashes[3], NodeId(2));
         assert_eq!(map.find(&hashes), site(2, 4));
         assert_eq!(map.find(&hashes[..3]), site(1, 2));
         // The entry of node 2 was used before that of node 1.
-        map.note(hashes[5], NodeId(3), ONE);
-        assert_eq!(map.len(), 2);
+        map.note(hashes[5], NodeId(3));
+        assert_eq!(map.by_hash.len(), 2);
         assert_eq!(map.find(&hashes[..5]), site(1, 2));
         map.forget(hashes[5]);
         assert_eq!(map.find(&hashes), site(1, 2));
         // A later turn is on another node.
-        map.note(hashes[1], NodeId(4), ONE);
+        map.note(hashes[1], NodeId(4));
         assert_eq!(map.find(&hashes), site(4, 2));
-        assert_eq!(map.len(), 1);
-    }
-
-    #[test]
-    fn a_node_that_starts_again_has_nothing_of_before() {
-        let mut map = BlockSourceMap::new(8);
-        for hash in 0..4 {
-            map.note(
-                PageHash(hash),
-                NodeId(hash as u32 % 2),
-                Incarnation(1 + hash as u64),
-            );
-        }
-        map.forget_node(NodeId(0), Some(Incarnation(3)));
-        let left = |map: &BlockSourceMap| map.by_hash.keys().map(|hash| hash.0).collect::<Vec<_>>();
-        assert_eq!(left(&map), [1, 2, 3]);
-        map.forget_node(NodeId(1), None);
-        assert_eq!(left(&map), [2]);
-        assert_eq!(map.by_use.len(), 1);
+        assert_eq!(map.by_hash.len(), 1);
     }
 }

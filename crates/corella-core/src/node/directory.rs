@@ -7,7 +7,7 @@ use crate::fleet::block_source_map::BlockSourceMap;
 use crate::fleet::peer::ReservationId;
 use crate::fleet::peer_table::{PeerTable, PeerTableConfig};
 use crate::session::Peer;
-use crate::{DecodeNode, NodeId, PageHash, PlacementConfig, SessionId};
+use crate::{DecodeNode, Incarnation, NodeId, PageHash, PlacementConfig, SessionId};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryConfig {
@@ -71,11 +71,11 @@ impl Directory {
     /// restarted has nothing of before.
     pub fn holder(&mut self, hashes: &[PageHash]) -> Option<Holder> {
         let site = self.sent.find(hashes)?;
-        let incarnation = self.peers.incarnation(site.node)?;
-        (incarnation == site.incarnation.0).then_some(Holder {
+        let incarnation = Incarnation(self.peers.incarnation(site.node)?);
+        Some(Holder {
             peer: Peer {
                 node: site.node,
-                incarnation: site.incarnation,
+                incarnation,
             },
             num_rows: site.num_blocks * self.config.page_size,
         })
@@ -91,7 +91,7 @@ impl Directory {
         granted_as: Option<u64>,
     ) {
         if let Some(last) = last {
-            self.sent.note(last, peer.node, peer.incarnation);
+            self.sent.note(last, peer.node);
         }
         // The session may have moved to another node since.
         if let Some(granted_as) = granted_as
