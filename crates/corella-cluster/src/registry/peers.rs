@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use corella_core::{Directory, DirectoryConfig, NodeId, PeerChange, PeerStanding};
 use tokio::sync::watch;
+use tonic::transport::Channel;
 
 use super::NodeRecord;
 
@@ -26,6 +27,8 @@ struct State {
     listed: BTreeMap<String, NodeRecord>,
     /// The records of exactly the peers in the directory.
     records: BTreeMap<NodeId, NodeRecord>,
+    /// Connections to peers in the directory.
+    channels: BTreeMap<NodeId, Channel>,
     /// Listed peers that have not answered yet. A list of addresses also names nodes that do not run.
     unreached: BTreeMap<NodeId, String>,
 }
@@ -38,6 +41,7 @@ impl Peers {
                 directory: Directory::new(config),
                 listed: BTreeMap::new(),
                 records: BTreeMap::new(),
+                channels: BTreeMap::new(),
                 unreached: BTreeMap::new(),
             }),
             version: watch::Sender::new(0),
@@ -54,6 +58,21 @@ impl Peers {
 
     pub fn record(&self, peer_id: NodeId) -> Option<NodeRecord> {
         self.lock().records.get(&peer_id).cloned()
+    }
+
+    /// Returns the connection to a peer. The first call makes it by `connect`, and it is kept.
+    pub fn channel(
+        &self,
+        peer_id: NodeId,
+        connect: impl FnOnce(&NodeRecord) -> Option<Channel>,
+    ) -> Option<Channel> {
+        let mut state = self.lock();
+        if let Some(channel) = state.channels.get(&peer_id) {
+            return Some(channel.clone());
+        }
+        let channel = connect(state.records.get(&peer_id)?)?;
+        state.channels.insert(peer_id, channel.clone());
+        Some(channel)
     }
 
     /// Returns all peers, regardless of their health.
@@ -146,6 +165,8 @@ impl Peers {
         }
         let State {
             directory,
+            records,
+            channels,
             unreached,
             ..
         } = state;
@@ -161,6 +182,7 @@ impl Peers {
             },
         );
         if has_changed {
+            channels.retain(|peer_id, _| records.contains_key(peer_id));
             self.version.send_modify(|version| *version += 1);
         }
     }

@@ -31,14 +31,8 @@ pub struct RegistryPeers {
     /// The address from which decode nodes load rows.
     kv_address: KvAddress,
     tls: Option<ClusterTls>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    channels: HashMap<NodeId, Channel>,
     /// The addresses from which cached blocks are loaded, of nodes that compute the same bits as this one.
-    kv_addresses: HashMap<NodeId, KvAddress>,
+    kv_addresses: Mutex<HashMap<NodeId, KvAddress>>,
 }
 
 impl RegistryPeers {
@@ -55,7 +49,7 @@ impl RegistryPeers {
             hello,
             kv_address,
             tls,
-            state: Mutex::default(),
+            kv_addresses: Mutex::default(),
         });
         let weak = Arc::downgrade(&this);
         tokio::spawn(async move {
@@ -73,8 +67,9 @@ impl RegistryPeers {
         this
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kv_addresses(&self) -> MutexGuard<'_, HashMap<NodeId, KvAddress>> {
+        let addresses = self.kv_addresses.lock();
+        addresses.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks a node for its name and load.
@@ -109,7 +104,7 @@ impl RegistryPeers {
             return self.note_incompatible(peer, theirs.incarnation, &mismatch);
         }
         if self.hello.computes_like(&theirs) {
-            self.lock().kv_addresses.insert(peer, kv_address);
+            self.kv_addresses().insert(peer, kv_address);
         }
         let hello = PeerFacts {
             incarnation: theirs.incarnation.0,
@@ -154,24 +149,20 @@ impl RegistryPeers {
 
     /// Connects to a node before the first request, and keeps the connection.
     fn connect(&self, peer: NodeId) -> Option<Channel> {
-        let mut state = self.lock();
-        if let Some(channel) = state.channels.get(&peer) {
-            return Some(channel.clone());
-        }
-        let record = self.peers.record(peer)?;
-        let endpoint = Endpoint::from_shared(format!("http://{}", record.session_address)).ok()?;
-        let endpoint = endpoint
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true);
-        let channel = match &self.tls {
-            None => endpoint.connect_lazy(),
-            Some(tls) => endpoint.connect_with_connector_lazy(SecureConnector(tls.clone())),
-        };
-        state.channels.insert(peer, channel.clone());
-        Some(channel)
+        self.peers.channel(peer, |record| {
+            let address = format!("http://{}", record.session_address);
+            let endpoint = Endpoint::from_shared(address).ok()?;
+            let endpoint = endpoint
+                .connect_timeout(CONNECT_TIMEOUT)
+                .tcp_nodelay(true)
+                .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+                .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+                .keep_alive_while_idle(true);
+            Some(match &self.tls {
+                None => endpoint.connect_lazy(),
+                Some(tls) => endpoint.connect_with_connector_lazy(SecureConnector(tls.clone())),
+            })
+        })
     }
 
     /// Tells the operator why a client gets 503 although this node could answer.
@@ -186,12 +177,10 @@ impl RegistryPeers {
         );
     }
 
-    /// Closes connections to nodes that have left.
+    /// Forgets the addresses of nodes that have left.
     fn forget_gone(&self) {
-        let mut state = self.lock();
-        let is_listed = |peer: &NodeId| self.peers.record(*peer).is_some();
-        state.channels.retain(|peer, _| is_listed(peer));
-        state.kv_addresses.retain(|peer, _| is_listed(peer));
+        self.kv_addresses()
+            .retain(|&peer, _| self.peers.record(peer).is_some());
     }
 }
 
@@ -217,7 +206,7 @@ impl DecodePeers for RegistryPeers {
     }
 
     fn kv_address(&self, node: NodeId) -> Option<KvAddress> {
-        self.lock().kv_addresses.get(&node).cloned()
+        self.kv_addresses().get(&node).cloned()
     }
 
     fn mark_suspect(&self, node: NodeId) {
