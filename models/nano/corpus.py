@@ -23,8 +23,7 @@ LAST = False
 FRESH_MIX = {"story": 10, "reading": 48, "json": 19, "sums": 10, "talk": 9, "lists": 2, "facts": 2}
 FRESH = False
 # At the end come the first things that people type, which are short and name nothing to copy.
-FIRST_SHARE = 0.25
-FIRST_THINGS = False
+FIRST_SHARE = 0.0
 # At the very end, so many times more unknown words stand in requests and statements.
 STRANGER = 1
 
@@ -1015,9 +1014,9 @@ def first_words(ctx):
     table = [(18, both("HELLO", hello), HELLO), (14, both("WHO", FIRST_WORDINGS["WHO"], who), [ABOUT]), (16, FIRST_WORDINGS["ABLE"], [ABOUT]),
              (5, FIRST_WORDINGS["TEST"], HERE_I_AM), (7, both("JOKE", joke), JOKES), (9, FIRST_WORDINGS["GERMAN"], [ENGLISH]),
              (8, FIRST_WORDINGS["CHINESE"], [ENGLISH]), (5, FIRST_WORDINGS["OTHER"], [ENGLISH]),
-             (2, FIRST_WORDINGS["SKY"], ["The sky is blue because the air scatters blue light more than red light."]),
-             (2, FIRST_WORDINGS["LIFE"], ["Some say that it is 42."]),
-             (2, FIRST_WORDINGS["PROGRAM"], ["Ada Lovelace wrote the first program."])]
+             (4, FIRST_WORDINGS["SKY"], ["The sky is blue because the air scatters blue light more than red light."]),
+             (4, FIRST_WORDINGS["LIFE"], ["Some say that it is 42."]),
+             (4, FIRST_WORDINGS["PROGRAM"], ["Ada Lovelace wrote the first program."])]
     _, wording, replies = ctx.rng.choices(table, [row[0] for row in table])[0]
     text = wording.say(ctx)
     if wording.name == "FIRST_CHINESE" and ctx.chance(0.4):
@@ -1052,7 +1051,7 @@ SKILLS = {"story": story, "reading": reading, "json": json_skill, "sums": sums, 
 
 def dialogue(rng):
     """One training dialogue."""
-    if FIRST_THINGS and rng.random() < FIRST_SHARE:
+    if FIRST_SHARE and rng.random() < FIRST_SHARE:
         return first_things(Context(rng)).messages
     mix = FRESH_MIX if FRESH else LAST_MIX if LAST else MIX
     messages = SKILLS[rng.choices(list(mix), list(mix.values()))[0]](Context(rng)).messages
@@ -1063,7 +1062,7 @@ def dialogue(rng):
 
 def plain_text(rng):
     ctx = Context(rng)
-    if FIRST_THINGS and ctx.chance(0.6):  # as people begin a text that is to be continued
+    if FIRST_SHARE and ctx.chance(0.6):  # as people begin a text that is to be continued
         ctx.plain = True
         p = story_parts(ctx, rng.randint(1, 3))
         return expand(rng, rng.choice(PLAIN_START), p) + " " + story_text(ctx, p)

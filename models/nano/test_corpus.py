@@ -17,7 +17,7 @@ from words import LISTS, is_held_word, made_up
 @pytest.fixture(autouse=True)
 def end_of_the_plan(monkeypatch):
     """The corpus as training sees it last: with all that joined it on the way."""
-    for name, value in (("PHRASES", True), ("LAST", True), ("STRANGER", 3), ("FRESH", True), ("FIRST_THINGS", True)):
+    for name, value in (("PHRASES", True), ("LAST", True), ("STRANGER", 3), ("FRESH", True), ("FIRST_SHARE", 0.25)):
         monkeypatch.setattr(corpus, name, value)
 
 
@@ -34,7 +34,7 @@ def test_the_same_seed_writes_the_same_text():
 
 def test_the_held_out_set_does_not_know_the_plan(monkeypatch):
     late = [d.messages for d in corpus.held_out(3, 4)]
-    for name, value in (("PHRASES", False), ("LAST", False), ("STRANGER", 1), ("FRESH", False), ("FIRST_THINGS", False)):
+    for name, value in (("PHRASES", False), ("LAST", False), ("STRANGER", 1), ("FRESH", False), ("FIRST_SHARE", 0.0)):
         monkeypatch.setattr(corpus, name, value)
     assert late == [d.messages for d in corpus.held_out(3, 4)]
 

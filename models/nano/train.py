@@ -72,12 +72,12 @@ def row_of(ids, weights, length):
     return ids[:-1], ids[1:], weights[1:]
 
 
-def make_chunk(seed, number, long_share, phrases, last, stranger, fresh, first):
+def make_chunk(seed, number, long_share, first_share, phrases, last, stranger, fresh):
     """CHUNK batches of (ids, targets, weights), each about BATCH_TOKENS big, in their order."""
     global _encoder
     _encoder = enc = _encoder or Encoder()
     rng = random.Random(f"{seed}-{number}")
-    corpus.PHRASES, corpus.LAST, corpus.STRANGER, corpus.FRESH, corpus.FIRST_THINGS = phrases, last, 3 if stranger else 1, fresh, first
+    corpus.PHRASES, corpus.LAST, corpus.STRANGER, corpus.FRESH, corpus.FIRST_SHARE = phrases, last, 3 if stranger else 1, fresh, first_share
     size = lambda messages: 3 + len(enc.dialogue(messages)[0])
     batches = []
     for length in LONG:
@@ -88,7 +88,7 @@ def make_chunk(seed, number, long_share, phrases, last, stranger, fresh, first):
     want = CHUNK - len(batches)
     while sum(len(rows) // (BATCH_TOKENS // length) for length, rows in buckets.items()) < want:
         r = rng.random()
-        if r < (0.04 if first else 0.02):
+        if r < (0.04 if first_share else 0.02):
             ids, weights = enc.plain(corpus.plain_text(rng))
         elif r < 0.2:
             limit = rng.choice((256, 256, 512))
@@ -240,7 +240,8 @@ def main():
         for n in (number, number + 1):
             if n not in ahead:
                 share = plan["long_share"] if n * CHUNK >= plan["long_from"] else 0.0
-                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, *(n * CHUNK >= plan[part] for part in ("phrases_from", "last_from", "stranger_from", "fresh_from", "first_from")))
+                first_share = max((knot for knot in plan["first_share"] if n * CHUNK >= knot[0]), default=(0, 0.0))[1]
+                ahead[n] = pool.submit(make_chunk, plan["seed"], n, share, first_share, *(n * CHUNK >= plan[part] for part in ("phrases_from", "last_from", "stranger_from", "fresh_from")))
         return ahead.pop(number).result()
 
     stop = []
