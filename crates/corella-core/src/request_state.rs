@@ -29,6 +29,7 @@ use crate::{
     FinishReason, Pooling, Request, RequestId, SchedulerConfig, SlotId, SlotStart, TokenId, Yield,
 };
 
+pub(crate) use crate::request_state::expectation::quantile_of;
 pub(crate) use crate::request_state::place::HeldSnapshot;
 pub(crate) use crate::request_state::table::{RequestIndex, RequestSet, RequestTable};
 pub(crate) use crate::request_state::turn::Leader;

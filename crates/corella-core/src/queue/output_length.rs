@@ -26,15 +26,6 @@ const MAX_NAMESPACES: usize = 64;
 /// A namespace's own curve is used once this many outputs have ended in it.
 const MIN_ENDED: u32 = 32 * ONE;
 
-/// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
-pub(crate) const GOLDEN_SHARE: u32 = 0x9e37_79b9;
-
-/// The quantile of the `number`-th request. Those of consecutive requests are spread evenly, so that the sum of their
-/// expected lengths is right.
-pub(crate) fn quantile_of(number: u64) -> u32 {
-    (number as u32).wrapping_mul(GOLDEN_SHARE)
-}
-
 /// The survival curve of all outputs, and the curves of the most recently used namespaces.
 #[derive(Debug)]
 pub(crate) struct OutputLengths {

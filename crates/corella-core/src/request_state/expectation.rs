@@ -1,8 +1,16 @@
 //! The expected output length of a request.
 
 use crate::cache::page_forecast::Contribution;
-use crate::queue::output_length::{GOLDEN_SHARE, quantile_of};
 use crate::request_state::RequestState;
+
+/// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
+const GOLDEN_SHARE: u32 = 0x9e37_79b9;
+
+/// The quantile of the `number`-th request. Those of consecutive requests are spread evenly, so that the sum of their
+/// expected lengths is right.
+pub(crate) fn quantile_of(number: u64) -> u32 {
+    (number as u32).wrapping_mul(GOLDEN_SHARE)
+}
 
 #[derive(Debug)]
 pub(super) struct Expectation {

@@ -6,7 +6,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::queue::output_length::{OutputLengths, quantile_of};
+use crate::queue::output_length::OutputLengths;
+use crate::request_state::quantile_of;
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::export_book::{ExportBook, ExportFault, ExportTask};
 use crate::session::message::Mismatch;

@@ -597,7 +597,8 @@ impl PrefillSession {
         }
         if let Some(SessionFinish::Finished(reason)) = &finish {
             let num_tokens = self.output.len() as u32;
-            { &mut context.lengths }.note_finished(namespace, stopping, num_tokens, reason);
+            let lengths = &mut context.lengths;
+            lengths.note_finished(namespace, stopping, num_tokens, reason);
         }
         let accounting = self.accounting;
         let event = ClientEvent {

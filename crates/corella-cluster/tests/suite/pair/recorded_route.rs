@@ -20,7 +20,7 @@ use crate::pair::fixture::*;
 /// A decision, and all that it was made from.
 enum Decision {
     Route {
-        query: OwnedQuery,
+        query: Box<OwnedQuery>,
         route: Route,
     },
     Compute {
@@ -56,7 +56,7 @@ impl OwnedQuery {
             },
             hashes: query.hashes.to_vec(),
             tried: query.tried.to_vec(),
-            here: query.here.clone(),
+            here: *query.here,
         }
     }
 
@@ -102,7 +102,7 @@ impl DecodePeers for Recorder {
         self.record(
             |directory, now_us| directory.route(query, now_us),
             |&route| Decision::Route {
-                query: OwnedQuery::new(query),
+                query: Box::new(OwnedQuery::new(query)),
                 route,
             },
         )

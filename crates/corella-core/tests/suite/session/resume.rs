@@ -212,7 +212,6 @@ fn a_decode_node_counts_from_the_tokens_that_it_was_told() {
         _ => None,
     });
     assert_eq!(reserved.expect("pages are asked for").output, [3, 4]);
-    drop(did);
     let allocated = Allocated {
         num_cached_rows: 4,
         granted_as: Some(1),
@@ -224,7 +223,6 @@ fn a_decode_node_counts_from_the_tokens_that_it_was_told() {
         _ => None,
     });
     assert_eq!(loaded, Some(NUM_ROWS + 2));
-    drop(did);
     end.handle_message(PREFILL, key, ToDecode::FirstToken(first_token(5)), 0);
     end.handle_load_done(key, 0);
     end.handle_local_output(key, output(1, Some(6), Some(FinishReason::EndToken)), 0);
