@@ -80,3 +80,57 @@ fn a_source_is_bounded() {
         let _ = rendered(&source);
     }
 }
+
+/// Each of these is tried by itself: most hostile templates meet the bound of their steps first.
+#[test]
+fn values_are_bounded_in_depth() {
+    let nested = |num_levels: usize| {
+        format!(
+            "{{% set ns = namespace(v=[]) %}}{{% for i in range({num_levels}) %}}{{% set ns.v = [ns.v] %}}{{% endfor %}}"
+        )
+    };
+    rendered(&nested(200)).expect("it is not too deep");
+    let error = rendered(&nested(300))
+        .expect_err("it is too deep")
+        .to_string();
+    assert!(error.contains("levels deep"), "{error}");
+    for source in [
+        "{% set a = namespace() %}{% set b = namespace() %}{% set a.b = b %}",
+        "{% set a = namespace() %}{% set a.a = a %}",
+        "{% set a = namespace() %}{% for i in [1] %}{% set a.l = loop %}{% endfor %}",
+        "{% set a = namespace() %}{% set b = [a] %}",
+        "{% set a = namespace() %}{% set b = {'a': a} %}",
+        "{% set a = namespace() %}{% set b = namespace(a=a) %}",
+        "{% set a = namespace() %}{% set b = dict(a=a) %}",
+        "{% set a = namespace() %}{% set b = cycler(a) %}",
+    ] {
+        let error = rendered(source).expect_err(source).to_string();
+        assert!(
+            error.contains("cannot be part of another value"),
+            "{source}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_width_is_bounded() {
+    assert!(rendered("{{ '{:>1000}'.format(1) }}").is_ok());
+    assert!(rendered("{{ '{:>1001}'.format(1) }}").is_err());
+}
+
+/// Some templates look at all messages for each.
+#[test]
+fn a_long_conversation_may_take_more_steps() {
+    let source =
+        "{% for m in messages %}{% for n in messages %}{{ n.role[:0] }}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::new(source, SpecialTokens::default()).expect("it parses");
+    let messages = vec![json!({"role": "user", "content": "x".repeat(400)}); 400];
+    let prompt = template.render(ChatInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: None,
+    });
+    assert_eq!(prompt.expect("it is paid for"), "");
+}

@@ -107,9 +107,18 @@ fn schemas_of_too_much_work_are_refused() {
         ),
         (
             json!({"patternProperties": many(100, json!({}))}),
-            "`patternProperties`",
+            "`patternProperties` has too many",
+        ),
+        (
+            json!({"required": (0..201).map(|at| format!("p{at}")).collect::<Value>()}),
+            "`required`",
         ),
         (json!({"type": "string", "allOf": texts(30)}), "`pattern`"),
+        // Whether a text can have both patterns takes long to tell.
+        (
+            json!({"type": "string", "pattern": "a", "anyOf": texts(200)}),
+            "too many combinations",
+        ),
         (json!({"allOf": crossed}), "`allOf`"),
         (
             json!({"anyOf": (0..4000).map(|at| json!({"minimum": at * 7919})).collect::<Value>()}),

@@ -218,6 +218,15 @@ fn what_cannot_be_followed_names_its_keyword() {
             ["`const`", "9007199254740993"],
         ),
         (json!({"enum": [1, {"a": [1e300]}]}), ["`enum`", "300"]),
+        // Its double has other digits, which llguidance writes.
+        (
+            json!({"const": 9_223_372_036_854_774_000u64}),
+            ["`const`", "9223372036854774000"],
+        ),
+        (json!({"const": 1e19}), ["`const`", "9223372036854774784"]),
+        (json!({"multipleOf": 4097}), ["`multipleOf`", "4097"]),
+        (json!({"multipleOf": 0.07}), ["`multipleOf`", "0.07"]),
+        (json!({"multipleOf": 1e-30}), ["`multipleOf`", "digits"]),
     ] {
         let mut fields = schema.as_object().expect("an object").clone();
         let reason = set_numbers(&mut fields).expect_err(&schema.to_string());
@@ -225,6 +234,42 @@ fn what_cannot_be_followed_names_its_keyword() {
             assert!(reason.contains(word), "{reason}");
         }
     }
+}
+
+/// Conditions that llguidance alone would follow by doubles, each with its only answer.
+#[test]
+fn conditions_with_one_answer_have_it() {
+    let compiler = compiler();
+    for (schema, expected) in [
+        // 0.3 is no multiple of 0.1 in doubles.
+        (
+            json!({"type": "number", "minimum": 0.25, "maximum": 0.35, "multipleOf": 0.1}),
+            "0.3",
+        ),
+        // The integers among multiples.
+        (
+            json!({"type": "integer", "minimum": 1, "maximum": 4000, "multipleOf": 40.98}),
+            "2049",
+        ),
+        // Draft 4.
+        (
+            json!({"type": "integer", "minimum": 0, "exclusiveMinimum": true, "maximum": 2, "exclusiveMaximum": true}),
+            "1",
+        ),
+    ] {
+        let grammar = compiler.compile(&GrammarSource::JsonSchema(schema.clone()));
+        let grammar = grammar.unwrap_or_else(|error| panic!("{schema}: {error}"));
+        for seed in 0..8 {
+            let answer = draw(&grammar, seed, 60).expect("it ends");
+            assert!(
+                Fixed::of(&answer) == Fixed::of(expected),
+                "{schema}: {answer}"
+            );
+        }
+    }
+    // A bound without its counterpart has as many digits as 64 bits.
+    let far = json!({"type": "integer", "minimum": 2e18});
+    assert!(check(&compiler, &far, 1) > 0);
 }
 
 #[test]
