@@ -520,7 +520,7 @@ impl Node {
         let client = state.sessions.client(key.session);
         let client = client.as_deref();
         let trace_id = client.and_then(|client| client.trace_id.as_deref());
-        let span = tracing::info_span!("session", %key, trace_id);
+        let span = tracing::info_span!(parent: None, "session", %key, trace_id);
         let trace = client.and_then(|client| client.facts.trace.as_ref());
         let trace = trace.map(TraceScope::child);
         let context = trace.as_ref().map(TraceScope::context);
