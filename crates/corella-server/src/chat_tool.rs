@@ -77,6 +77,9 @@ mod tests {
         });
         assert_eq!(fitted(STRICT, bare.clone()), whole);
         assert_eq!(fitted(LENIENT, bare.clone()), bare);
+        let untyped = json!({"name": "f", "description": "", "parameters": {"type": "object"}});
+        assert_eq!(fitted(STRICT, untyped.clone()), whole);
+        assert_eq!(fitted(LENIENT, untyped.clone()), untyped);
         let typed = json!({"name": "f", "description": null, "parameters": {"properties": {"a": {"type": "string"}}}});
         let described = json!({
             "name": "f", "description": "",

@@ -90,4 +90,18 @@ mod tests {
         }
         assert_eq!(in_json_words("missing field `a`"), "missing field `a`");
     }
+
+    #[test]
+    fn a_long_value_is_cut() {
+        let message = format!(
+            "invalid type: string \"{}\", expected u32",
+            "x".repeat(1000)
+        );
+        let words = in_json_words(&message);
+        assert!(
+            words.starts_with("must be a whole number from 0 up, not \"xxx"),
+            "{words}"
+        );
+        assert!(words.len() < 400, "{words}");
+    }
 }

@@ -413,6 +413,30 @@ async fn named_items_are_bounded_like_a_body() {
     assert!(message.contains("more than 6000 bytes"), "{message}");
 }
 
+/// Each of two responses is read anew for an item behind one of the other's.
+#[tokio::test]
+async fn the_responses_that_are_read_for_named_items_are_bounded() {
+    let mut setup = Setup::new().ending_at(5);
+    setup.serve.max_model_len = 1 << 20;
+    let server = setup.start().await;
+    let values = (0..16).map(|key| (key.to_string(), json!("x".repeat(512))));
+    let metadata: Value = values.collect::<serde_json::Map<_, _>>().into();
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let body = json!({
+            "input": [{"role": "user", "content": "a"}], "metadata": metadata, "max_output_tokens": 1,
+        });
+        let first = post(server.address, PATH, &body).await.json();
+        ids.push(format!("item_{}_0", first["id"].as_str().expect("an id")));
+    }
+    let named: Vec<_> = (0..8000).map(|at| json!({"id": ids[at % 2]})).collect();
+    let body = json!({"input": named, "max_output_tokens": 1});
+    let refused = post(server.address, PATH, &body).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    let message = refused.error()["message"].to_string();
+    assert!(message.contains("more than 67108864 bytes"), "{message}");
+}
+
 #[tokio::test]
 async fn members_of_calls_that_openai_makes_itself_may_be_asked_for() {
     let server = TestServer::start().await;
