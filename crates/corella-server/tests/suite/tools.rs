@@ -375,3 +375,17 @@ async fn what_is_wrong_with_tools_is_named() {
         (400, &json!("tools"))
     );
 }
+
+/// Templates like gpt-oss's fail without a description.
+#[tokio::test]
+async fn tools_are_fitted_to_their_template() {
+    let mut setup = hermes(&["Hi."]);
+    setup.template = "{# <tool_call> #}{% for t in tools %}{{ t.function.name + t.function.description }}{% endfor %}<|assistant|>";
+    let server = setup.start().await;
+    let body = json!({
+        "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1,
+        "tools": [{"type": "function", "function": {"name": "time"}}],
+    });
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+}
