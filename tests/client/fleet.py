@@ -23,6 +23,10 @@ ROW_BYTES = 3072
 # Every eighth token ends a request with these stop tokens.
 STOP_TOKENS = list(range(300, 2000, 8))
 
+# The built-in model's end tokens and marks of messages, which have no text: a model that draws them to prompts of random
+# tokens would send no chunks.
+NO_MARKS = {str(token): -100 for token in range(3)}
+
 # A decode node's connections for the KV rows of one prefill node.
 KV_CONNECTIONS = 2
 
@@ -219,7 +223,7 @@ def complete_remotely(prefill, prompt, **options):
 
 def complete_greedily(server, prompt, num_tokens, complete=complete, **options):
     """Returns this many tokens as text."""
-    options = {"temperature": 0, "extra_body": {"ignore_eos": True}} | options
+    options = {"temperature": 0, "logit_bias": NO_MARKS, "extra_body": {"ignore_eos": True}} | options
     ((text, reason, *_),) = complete(server, prompt, max_tokens=num_tokens, **options)
     assert reason == "length"
     return text
@@ -242,6 +246,7 @@ def stream(server, prompt, num_tokens, **options):
         max_tokens=num_tokens,
         temperature=0,
         stream=True,
+        logit_bias=NO_MARKS,
         extra_body={"ignore_eos": True},
         **options,
     )

@@ -13,6 +13,7 @@ import re
 import openai
 import pytest
 from fleet import (
+    NO_MARKS,
     ROW_BYTES,
     SLOW,
     THREADS,
@@ -116,11 +117,11 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_another(alo
     ways = [
         {"temperature": 0},
         {"temperature": 1, "seed": 5, "logprobs": 2, "presence_penalty": 0.5},
-        {"temperature": 1, "seed": 6, "extra_body": {"response_format": answer_format, "ignore_eos": False}},
+        {"temperature": 1, "seed": 6, "logit_bias": {}, "extra_body": {"response_format": answer_format, "ignore_eos": False}},
     ]
 
     def start(server, number, way):
-        options = {"model": server.model(), "max_tokens": 4 * NUM_TOKENS, "stream": True} | way
+        options = {"model": server.model(), "max_tokens": 4 * NUM_TOKENS, "stream": True, "logit_bias": NO_MARKS} | way
         options["extra_body"] = {"ignore_eos": True} | way.get("extra_body", {})
         return server.client.completions.create(prompt=prompt_of(100 + number), **options)
 

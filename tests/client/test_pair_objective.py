@@ -3,6 +3,7 @@
 import openai
 import pytest
 from fleet import (
+    NO_MARKS,
     ROW_BYTES,
     SLOW as PORTABLE,
     THREADS,
@@ -73,6 +74,7 @@ def test_a_decode_node_is_asked_for_the_room_that_an_answer_is_expected_to_need(
                 prompt=prompt_of(100, max_tokens),
                 max_tokens=max_tokens,
                 stream=True,
+                logit_bias=NO_MARKS if ignore_eos else {},
                 extra_body={"ignore_eos": ignore_eos},
             )
             next(chunks)
