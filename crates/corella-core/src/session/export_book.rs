@@ -103,7 +103,7 @@ struct Run {
     /// Some attempt was given the rows, and the pages are not released yet.
     is_export: bool,
     rows: RowTable,
-    /// Attempts that may be reading. Two at most, because a session retries only once.
+    /// Attempts that may be reading. A session bounds its attempts.
     readers: Vec<SessionKey>,
     /// The key that others need to ask for the rows, if the prompt is kept for anybody.
     kept_as: Option<SessionKey>,

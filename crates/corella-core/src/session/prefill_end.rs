@@ -31,7 +31,7 @@ use crate::{
 ///   must be called; earlier calls do no harm
 ///
 /// A session looks for a decode node, computes the prompt here for it, and passes on the tokens
-/// that the decode node sends. A prompt of which the decode node has most may be computed there. A
+/// that the decode node sends. The decode node may compute a prompt that it has most of. A
 /// decode node that refuses, or fails before it has reserved pages, is replaced by another within the
 /// same search. If it fails later, the session searches once more: the next decode node gets the rows
 /// of the prompt and of all tokens that the client has. Once that node has drawn a token, the session

@@ -1,4 +1,4 @@
-//! A running node decides by the core's functions alone: its decisions are made again from what it knew.
+//! Replays 1,000 decisions of running nodes with the directory as it was before each.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -184,7 +184,7 @@ async fn decisions_of_running_nodes_are_made_again_alike() {
                     disaggregate_min_tokens: 8,
                     ..PlacementConfig::default()
                 },
-                // What is kept for each decision is small.
+                // The test keeps a copy of the directory for each decision.
                 max_sent: 32,
                 ..DirectoryConfig::default()
             },

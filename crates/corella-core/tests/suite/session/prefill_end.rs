@@ -482,7 +482,7 @@ fn what_is_still_read_takes_the_place_of_a_session() {
     assert_eq!(end.submit(submission(2), None, 4), Ok(()));
 }
 
-/// Placement reserves what outputs are expected to need, not what they may need at most.
+/// Placement reserves pages for the expected output, not for `max_tokens`.
 #[test]
 fn outputs_are_expected_to_be_as_long_as_earlier_ones() {
     let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");

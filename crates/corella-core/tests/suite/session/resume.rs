@@ -53,7 +53,7 @@ fn grant(end: &mut PrefillEnd, key: SessionKey) -> Vec<PrefillAction> {
     say(end, key, ToPrefill::Allocated(allocated), 5)
 }
 
-/// The client has tokens 3 and 4, of which the second came from a decode node that is lost, and node 3 is asked.
+/// The client has tokens 3 and 4. The decode node that drew token 4 is lost, and node 3 is asked.
 fn moved() -> (PrefillEnd, Vec<PrefillAction>) {
     let mut end = transferring();
     say(&mut end, key(1, 0), ToPrefill::LoadDone, 1);
