@@ -143,6 +143,9 @@ pub struct GenerateArgs {
     /// Whether what is piped in stands before the prompt, as with `corella run`.
     #[arg(skip)]
     pub with_input: bool,
+    /// System message before the prompt
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "prompt_tokens"])]
+    pub system: Option<String>,
     /// Continue the prompt as plain text, without the chat template
     #[arg(long)]
     pub raw: bool,
@@ -158,6 +161,9 @@ pub struct GenerateArgs {
     /// Do not measure the machine's limits for comparison
     #[arg(long)]
     pub no_limits: bool,
+    /// Whether to leave out the speed, as `corella run` does.
+    #[arg(skip)]
+    pub no_speed: bool,
     /// Show the time that each operation took, beside the machine's limits
     #[arg(long, conflicts_with = "no_limits")]
     pub profile: bool,

@@ -48,6 +48,7 @@ pub fn run(config: config::Chat) -> Result<(), Error> {
         system: config.system,
         turns: Vec::new(),
         settings: Settings::new(config.settings),
+        is_verbose: config.is_verbose,
         last: None,
         runtime: &runtime,
         server: &server,
@@ -90,6 +91,7 @@ struct Conversation<'a> {
     /// Messages and their answers.
     turns: Vec<(String, String)>,
     settings: Settings,
+    is_verbose: bool,
     last: Option<AnswerStats>,
     runtime: &'a Runtime,
     server: &'a Server,
@@ -109,10 +111,8 @@ impl Conversation<'_> {
             Command::ShowSettings => eprintln!("{}", self.settings.display()),
             Command::Set(name, value) => self.settings.set(&name, &value)?,
             Command::Unset(name) => self.settings.unset(&name)?,
-            Command::Stats => match &self.last {
-                Some(stats) => eprintln!("{}", display(stats, self.server.max_model_len())),
-                None => eprintln!("there is no answer yet"),
-            },
+            Command::Verbose(is_verbose) => self.is_verbose = is_verbose,
+            Command::Stats => self.show_stats(),
             Command::Clear => {
                 self.turns.clear();
                 self.last = None;
@@ -196,7 +196,17 @@ impl Conversation<'_> {
         }
         self.turns.push((message, text));
         self.last = Some(stats);
+        if self.is_verbose {
+            self.show_stats();
+        }
         Ok(())
+    }
+
+    fn show_stats(&self) {
+        match &self.last {
+            Some(stats) => eprintln!("{}", display(stats, self.server.max_model_len())),
+            None => eprintln!("there is no answer yet"),
+        }
     }
 
     /// Returns the request for an answer to `message`.

@@ -98,6 +98,7 @@ pub struct Generate {
     pub params: GenerateParams,
     /// Whether to measure the machine's limits, and to print speeds beside them.
     pub compare_with_limits: bool,
+    pub shows_speed: bool,
 }
 
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
@@ -305,10 +306,11 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
     let prompt = match (args.prompt_tokens, args.prompt) {
         (Some(num_tokens), _) => Prompt::MadeUp { num_tokens },
         (None, text) => {
-            let text = prompt::text(text, args.with_input)?;
+            let message = prompt::text(text, args.with_input)?;
+            let system = args.system;
             match args.raw {
-                true => Prompt::Raw(text),
-                false => Prompt::Chat(text),
+                true => Prompt::Raw(message),
+                false => Prompt::Chat { system, message },
             }
         }
     };
@@ -329,6 +331,7 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
             ignore_eos: args.ignore_eos,
         },
         compare_with_limits: !args.no_limits,
+        shows_speed: !args.no_speed,
     })
 }
 

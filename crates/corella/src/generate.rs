@@ -16,7 +16,7 @@ pub fn run(config: Generate) -> Result<(), Error> {
     // Packed weights are written to the cache while a server runs; here that would slow the answer.
     llm.weight_keepers.clear();
     let prompt = match config.prompt {
-        Prompt::Chat(text) => llm.encode_chat(&text)?,
+        Prompt::Chat { system, message } => llm.encode_chat(system.as_deref(), &message)?,
         Prompt::Raw(text) => llm.encode(&text)?,
         Prompt::MadeUp { num_tokens } => made_up_prompt(num_tokens, llm.config.spec.vocab_size),
     };
@@ -43,7 +43,9 @@ pub fn run(config: Generate) -> Result<(), Error> {
         Some(before) => Some(before.best_of(&measure()?)),
         None => None,
     };
-    speed.report(&llm, limits.as_ref(), config.options.profile.as_deref());
+    if config.shows_speed {
+        speed.report(&llm, limits.as_ref(), config.options.profile.as_deref());
+    }
     Ok(())
 }
 

@@ -167,7 +167,7 @@ impl Llm {
             num_prompt_tokens: 0,
             num_output_tokens: 0,
         };
-        for event in self.stream(self.encode_chat(prompt)?, params)? {
+        for event in self.stream(self.encode_chat(None, prompt)?, params)? {
             let event = event?;
             generation.text.push_str(&event.text);
             generation.num_prompt_tokens = event.num_prompt_tokens;
@@ -256,13 +256,22 @@ impl Llm {
         (self.config.has_head && !ends.is_empty()).then(|| format!("answers end with {ends}"))
     }
 
-    /// Returns the tokens of a conversation of one message.
-    pub fn encode_chat(&self, message: &str) -> Result<Vec<TokenId>, Error> {
+    /// Returns the tokens of a conversation of one message, behind a system message if there is one.
+    pub fn encode_chat(&self, system: Option<&str>, message: &str) -> Result<Vec<TokenId>, Error> {
         let Some(template) = &self.chat_template else {
-            return self.encode(message);
+            return match system {
+                None => self.encode(message),
+                Some(_) => Err(Error::Config(
+                    "a system message needs a chat template, and this model has none: write the text \
+                     into the prompt"
+                        .to_owned(),
+                )),
+            };
         };
+        let system = system.map(|system| json!({"role": "system", "content": system}));
+        let message = json!({"role": "user", "content": message});
         let prompt = template.render(ChatInput {
-            messages: &[json!({"role": "user", "content": message})],
+            messages: &{ system.into_iter() }.chain([message]).collect::<Vec<_>>(),
             tools: None,
             add_generation_prompt: true,
             continue_final_message: false,

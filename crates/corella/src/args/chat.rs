@@ -42,6 +42,9 @@ pub struct ChatArgs {
     /// Generate at most this many tokens for each answer [default: as many as the context allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: Option<u32>,
+    /// Show tokens and times after each answer, as /stats does
+    #[arg(long)]
+    pub verbose: bool,
     /// Neither read nor write the input history. Otherwise the last 1000 messages are kept in
     /// ~/.local/state/corella/chat_history
     #[arg(long, env = "CORELLA_NO_HISTORY", value_parser = FalseyValueParser::new())]
@@ -84,6 +87,7 @@ mod tests {
             "top_k",
             "top_p",
             "url",
+            "verbose",
         ];
         assert_eq!(allowed, expected);
         let typed = ["corella", "chat", "--url", "x", "--threads", "2"];

@@ -16,9 +16,15 @@ pub struct RunArgs {
     /// is piped in, or else a conversation]
     #[arg(value_name = "PROMPT")]
     pub prompt: Vec<String>,
+    /// System message before the prompt, or at the beginning of the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
     /// Generate at most this many tokens for each answer [default: as many as the context allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: Option<u32>,
+    /// Show the speed of each answer
+    #[arg(long)]
+    pub verbose: bool,
     /// In a conversation, neither read nor write the input history
     #[arg(long, env = "CORELLA_NO_HISTORY", value_parser = FalseyValueParser::new())]
     pub no_history: bool,
@@ -36,8 +42,9 @@ impl RunArgs {
                 config_file: self.config_file,
                 url: None,
                 api_key: None,
-                system: None,
+                system: self.system,
                 max_tokens: self.max_tokens,
+                verbose: self.verbose,
                 no_history: self.no_history,
                 own: self.own,
             }));
@@ -47,11 +54,13 @@ impl RunArgs {
             config_file: self.config_file,
             with_input: !self.prompt.is_empty(),
             prompt: (!self.prompt.is_empty()).then(|| self.prompt.join(" ")),
+            system: self.system,
             raw: false,
             prompt_tokens: None,
             max_tokens: self.max_tokens,
             ignore_eos: false,
             no_limits: true,
+            no_speed: !self.verbose,
             profile: false,
             own: self.own,
         }))
@@ -76,20 +85,25 @@ mod tests {
     #[test]
     fn a_prompt_is_answered_once_and_without_one_there_is_a_conversation() {
         for line in [
-            "corella run some/model Tell me more --seed 3",
-            "corella run some/model --seed 3 Tell me more",
-            "corella run --seed 3 some/model -- Tell me more",
+            "corella run some/model Tell me more --seed 3 --system Hm",
+            "corella run some/model --seed 3 --system Hm Tell me more",
+            "corella run --seed 3 --system=Hm some/model -- Tell me more",
         ] {
             let Command::Generate(args) = command(line, true) else {
                 panic!("{line} converses");
             };
             assert_eq!(args.model.model, Some("some/model".into()), "{line}");
             assert_eq!(args.prompt.as_deref(), Some("Tell me more"), "{line}");
+            assert_eq!(args.system.as_deref(), Some("Hm"), "{line}");
             assert_eq!(args.own.sampling.seed, Some(3), "{line}");
-            assert!(args.with_input && args.no_limits, "{line}");
+            assert!(args.with_input && args.no_limits && args.no_speed, "{line}");
         }
-        let line = "corella run some/model --max-tokens 5";
-        assert!(matches!(command(line, true), Command::Chat(args) if args.max_tokens == Some(5)));
+        let line = "corella run some/model --max-tokens 5 --system Hm --verbose";
+        let Command::Chat(args) = command(line, true) else {
+            panic!("{line} does not converse");
+        };
+        assert!(args.verbose && args.max_tokens == Some(5));
+        assert_eq!(args.system.as_deref(), Some("Hm"));
         // What is piped in is a prompt.
         assert!(matches!(
             command(line, false),

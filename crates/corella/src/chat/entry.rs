@@ -22,6 +22,8 @@ pub enum Command {
     ShowSettings,
     Set(String, String),
     Unset(String),
+    /// Whether each answer is followed by what `Stats` shows.
+    Verbose(bool),
     Stats,
     Clear,
     Save(String),
@@ -41,7 +43,8 @@ pub const HELP: &str = "\
 /system TEXT      replace the system message; /system shows it, /system off removes it
 /set NAME VALUE   set a field of the requests, such as temperature; /set shows what is set,
                   /set NAME goes back to the default
-/stats            tokens and times of the last answer, and how full the context is
+/stats            tokens and times of the last answer, and how full the context is; /set verbose
+                  shows them after each answer, until /set quiet
 /clear            begin a new conversation; system message and settings stay
 /retry            ask for another answer to the last message
 /save FILE        write the conversation with its system message and settings to a file
@@ -115,7 +118,8 @@ fn set(rest: &str) -> Result<Command, String> {
         ("parameter", rest) => set(rest),
         ("system", "") => Ok(Command::ShowSystem),
         ("system", text) => Ok(Command::SetSystem(text.trim_matches('"').to_owned())),
-        ("verbose" | "quiet", "") => Err("/stats shows tokens and times of the last answer".to_owned()),
+        ("verbose", "") => Ok(Command::Verbose(true)),
+        ("quiet", "") => Ok(Command::Verbose(false)),
         ("think" | "nothink", _) => Err(
             "the chat template decides about thinking: --default-chat-template-kwargs '{\"enable_thinking\": \
              false}' when the chat is started"
@@ -200,6 +204,8 @@ mod tests {
             Command::SetSystem("Be brief.\nBe kind.".to_owned())
         );
         assert_eq!(command("/set"), Command::ShowSettings);
+        assert_eq!(command("/set verbose"), Command::Verbose(true));
+        assert_eq!(command("/set quiet"), Command::Verbose(false));
         assert_eq!(command("/set seed"), Command::Unset("seed".to_owned()));
         let set = |name: &str, value: &str| Command::Set(name.to_owned(), value.to_owned());
         assert_eq!(command("/set parameter top_p 0.5"), set("top_p", "0.5"));
@@ -220,7 +226,6 @@ mod tests {
             ("/clear all", "/clear takes no argument"),
             ("/bye bye", "/bye takes no argument"),
             ("/save", "/save needs the name of a file"),
-            ("/set verbose", "/stats shows"),
             ("/set nothink", "enable_thinking"),
             ("/show info", "`corella inspect MODEL`"),
             ("/show parameters", "/set shows"),

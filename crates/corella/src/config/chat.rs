@@ -16,6 +16,8 @@ pub struct Chat {
     pub system: Option<String>,
     /// Fields of each request, with the changes of `/set`.
     pub settings: Vec<(&'static str, Value)>,
+    /// Whether each answer is followed by its tokens and times.
+    pub is_verbose: bool,
     /// Whether a user types the input, instead of a file or another program.
     pub is_typed: bool,
     /// Whether typed lines are edited, which needs a terminal with a movable cursor.
@@ -51,6 +53,7 @@ pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
         settings: { settings.into_iter() }
             .filter_map(|(name, value)| Some((name, value?)))
             .collect(),
+        is_verbose: args.verbose,
         is_typed,
         is_edited: is_typed && is_controllable(&io::stdout()),
         history: (!args.no_history).then(history).flatten(),

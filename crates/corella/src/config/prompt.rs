@@ -8,9 +8,14 @@ use std::os::unix::fs::FileTypeExt;
 use crate::Error;
 
 pub enum Prompt {
-    Chat(String),
+    Chat {
+        system: Option<String>,
+        message: String,
+    },
     Raw(String),
-    MadeUp { num_tokens: usize },
+    MadeUp {
+        num_tokens: usize,
+    },
 }
 
 /// More than any context holds.

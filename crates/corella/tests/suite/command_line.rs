@@ -537,6 +537,30 @@ fn generate_writes_the_answer_and_its_speed() {
     assert_eq!(run(&arguments("2")).stdout, one.stdout);
 }
 
+/// The whole prompt is written out by hand, in the marks of the built-in model.
+#[test]
+fn a_system_message_stands_before_the_prompt() {
+    let system = "You tell stories for children.";
+    let whole = format!(
+        "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n"
+    );
+    let answer = |words: &[&str]| {
+        let output = run(&[words, &["--temperature", "0", "--max-tokens", "20"]].concat());
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{text}");
+        let is_prefill = |line: &&str| line.starts_with("prefill");
+        let line = text.lines().find(is_prefill).expect(&text).to_owned();
+        let num_tokens = line.split_whitespace().nth(1).map(str::to_owned);
+        (output.stdout, num_tokens)
+    };
+    let by_hand = answer(&["generate", "--no-limits", "--raw", "-p", &whole]);
+    for command in ["generate --no-limits -p", "run --verbose corella-nano"] {
+        let mut words: Vec<_> = command.split(' ').collect();
+        words.extend(["Tell me a story.", "--system", system]);
+        assert_eq!(answer(&words), by_hand, "{command}");
+    }
+}
+
 /// A model that fits the processor's caches may decode faster than memory bandwidth allows.
 #[test]
 fn no_share_of_a_limit_is_above_100_without_a_word() {

@@ -60,8 +60,8 @@ impl Pair {
             let read = |llm: &Llm, skip| llm.tokenizer.decode(&ids, skip).unwrap();
             assert_eq!(read(folder, true), read(file, true), "{text:?}");
             assert_eq!(read(folder, false), read(file, false), "{text:?}");
-            let prompt = folder.encode_chat(text).unwrap();
-            assert_eq!(prompt, file.encode_chat(text).unwrap(), "{text:?}");
+            let prompt = folder.encode_chat(None, text).unwrap();
+            assert_eq!(prompt, file.encode_chat(None, text).unwrap(), "{text:?}");
         }
         for id in 0..folder.config.spec.vocab_size as u32 {
             let (a, b) = (&folder.tokenizer, &file.tokenizer);
