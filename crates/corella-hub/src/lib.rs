@@ -24,7 +24,7 @@ pub use hub::{Fetched, Hub, HubConfig};
 pub use listing::Digest;
 pub use model_name::ModelName;
 pub use selection::DEFAULT_QUANTISATION;
-pub use short_name::short_names;
+pub use short_name::{library_names, short_names};
 
 /// An event of a fetch, for display. Events come from several threads.
 #[derive(Clone, Debug, PartialEq)]

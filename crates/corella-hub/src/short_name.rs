@@ -37,6 +37,11 @@ fn families() -> &'static [Family] {
     FAMILIES.get_or_init(|| serde_json::from_str(NAMES).unwrap_or_default())
 }
 
+/// The names of Ollama's library that are known.
+pub fn library_names() -> impl Iterator<Item = &'static str> {
+    families().iter().map(|family| family.name.as_str())
+}
+
 /// The meaning of a name and a tag: those of Ollama's library, or a repository's own name in any case. `None` for an
 /// unknown name. The error for an unknown tag says which there are.
 pub fn meaning(name: &str, tag: Option<&str>) -> Option<Result<Meaning, String>> {

@@ -10,6 +10,7 @@ use crate::args::{BenchCommand, Command, InspectArgs, LlmArgs, ModelArgs, Specul
 use crate::built_in;
 use crate::config;
 use crate::fetch_display::FetchDisplay;
+use crate::nearest_name::nearest_name;
 
 /// Replaces names by paths in the arguments of a command.
 pub fn resolve(command: &mut Command) -> Result<(), Error> {
@@ -138,7 +139,7 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
     let name = match given.to_str().map(ModelName::parse) {
         Some(Ok(name)) => name,
         Some(Err(HubError::Tag(reason))) => return Err(Error::Config(reason)),
-        Some(Err(_)) | None => return Ok(None),
+        Some(Err(_)) | None => return unknown_name(given).map_or(Ok(None), Err),
     };
     let display = FetchDisplay::new();
     let hub = Hub::new(config::hub(is_offline));
@@ -156,20 +157,35 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
     }
 }
 
+/// Refuses a single word, which may be meant as a path or as a name of another library.
+fn unknown_name(given: &Path) -> Option<Error> {
+    let word = given.to_str()?;
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+    if !word.chars().all(is_word) || word.ends_with(".gguf") {
+        return None;
+    }
+    let near = nearest_name(word, corella_hub::library_names());
+    let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+    Some(Error::Config(format!(
+        "{word} is neither a folder or file, nor a name that Corella knows: name a model of the hub with its owner, as \
+         OWNER/MODEL{near}"
+    )))
+}
+
 /// Explains why a name led to no model. Only a reached hub can say that the model is unknown.
 fn not_found(given: &Path, name: &ModelName, error: &HubError) -> String {
-    let given = given.display().to_string();
-    let meant = match name.to_string() {
-        name if name == given => String::new(),
-        name => format!(", which is {name} on the hub"),
-    };
+    let mut given = given.display().to_string();
+    let name = name.to_string();
+    if name != given {
+        given += &format!(", which is {name} on the hub,");
+    }
     match error {
         HubError::Unreachable(reason) => format!(
-            "{given} is not a local file or folder, and the hub cannot be reached to fetch it{meant}: {reason}; \
+            "{given} is not a local file or folder, and the hub cannot be reached to fetch it: {reason}; \
              check the network, or set HF_ENDPOINT to a mirror"
         ),
         _ => format!(
-            "{given} is not a local file or folder, and not found as a model of the hub{meant}: {error}"
+            "{given} is not a local file or folder, and not found as a model of the hub: {error}"
         ),
     }
 }
@@ -196,7 +212,18 @@ mod tests {
         let told = resolve_path(Path::new("qwen3:9b"), true).map_err(|error| error.to_string());
         let told = told.expect_err("there is no such tag");
         assert!(told.contains("qwen3 has the tags 8b, 0.6b"), "{told}");
-        assert!(matches!(resolve_path(Path::new("no:path"), true), Ok(None)));
+        let told = resolve_path(Path::new("lama3.2"), true).map_err(|error| error.to_string());
+        let told = told.expect_err("there is no such name");
+        assert!(
+            told.contains("OWNER/MODEL; did you mean llama3.2?"),
+            "{told}"
+        );
+        for path in ["./no-path", "no/such/path", "no.gguf", "no path"] {
+            assert!(
+                matches!(resolve_path(Path::new(path), true), Ok(None)),
+                "{path}"
+            );
+        }
     }
 
     #[test]

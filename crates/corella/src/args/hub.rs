@@ -3,6 +3,8 @@
 use clap::Args;
 use corella_hub::ModelName;
 
+use crate::built_in;
+
 #[derive(Args)]
 pub struct PullArgs {
     /// Model on the Hugging Face hub: OWNER/MODEL; OWNER/MODEL:Q4_K_M for one of its GGUF files;
@@ -23,5 +25,8 @@ pub struct RmArgs {
 }
 
 fn parse_name(text: &str) -> Result<ModelName, String> {
+    if text == built_in::NAME {
+        return Err("it is part of the program".to_owned());
+    }
     ModelName::parse(text).map_err(|error| error.to_string())
 }
