@@ -27,6 +27,15 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
     let mut notes = Vec::new();
     let words = translate_verb(words, &mut notes)?;
     let (command, begin) = subcommand(program, &words);
+    let is_other_word = |word: &OsString| word.to_str().is_none_or(|word| !is_flag(word));
+    if command.has_subcommands() && words.get(begin).is_some_and(is_other_word) {
+        // What is typed behind an unknown command belongs to it.
+        return Ok(Translation {
+            words,
+            warnings: Vec::new(),
+            notes,
+        });
+    }
     let mut walk = Walk {
         command,
         name: words[..begin.min(words.len())]

@@ -9,12 +9,14 @@ pub fn translate_verb(
     mut words: Vec<OsString>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<OsString>, Vec<String>> {
-    let typed = words.get(1).and_then(|word| word.to_str());
-    let Some(typed) = typed
-        .filter(|word| !word.starts_with('-'))
-        .map(str::to_owned)
-    else {
-        return Ok(words);
+    let word = |at: usize| {
+        let word = words.get(at).and_then(|word| word.to_str());
+        word.filter(|word| !word.starts_with('-'))
+    };
+    let typed = match (word(1), word(2)) {
+        (Some("bench"), Some(part)) => format!("bench {part}"),
+        (Some(typed), _) => typed.to_owned(),
+        (None, _) => return Ok(words),
     };
     let mut verbs = flag_table::verbs()
         .into_iter()

@@ -268,6 +268,10 @@ fn a_verb_without_a_counterpart_says_what_to_do() {
             "`corella batch IN.jsonl MODEL -o OUT.jsonl`",
         ),
         ("corella launch claude", "coding agents"),
+        (
+            "corella bench throughput --model x --input-len 8",
+            "`corella bench offline`",
+        ),
         ("corella version", "`corella --version`"),
         ("corella -m x.gguf -p hi", "`corella generate` first"),
         ("corella -v", "did you mean -V?"),
@@ -275,5 +279,12 @@ fn a_verb_without_a_counterpart_says_what_to_do() {
         let reasons = typed(line).unwrap_err();
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(reasons[0].contains(advice), "{reasons:?}");
+    }
+    // The parser of the command line refuses an unknown one by its name, whatever is behind it.
+    for line in [
+        "corella bnech serve --model x",
+        "corella bench sreve --prompts x",
+    ] {
+        assert_eq!(words(line), line);
     }
 }
