@@ -200,6 +200,8 @@ def test_prompts_of_no_known_kind_are_refused(llm):
     for prompts in (3, [3.5], {"text": "x"}, None, b"bytes are not token ids", [b"x"]):
         with pytest.raises((TypeError, ValueError)):
             llm.generate(prompts)
+    with pytest.raises(TypeError, match="a conversation is a list of messages"):
+        llm.chat("Tell me a story.")
 
 
 def test_a_closed_model_says_so():

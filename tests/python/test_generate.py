@@ -6,7 +6,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from corella import LLM, SamplingParams
+from corella import LLM, SamplingParams, StructuredOutputsParams
 from patience import PATIENCE_S, wait_until
 
 SUBJECTS = ["a fox", "an owl", "a bear and a lantern", "rain", "two snails"]
@@ -117,7 +117,7 @@ def test_logprobs_are_those_of_the_api(llm):
 
 
 def test_answers_obey_a_format(llm):
-    params = SamplingParams(max_tokens=32, seed=1, structured_outputs={"choice": ["yes", "no"]})
+    params = SamplingParams(max_tokens=32, seed=1, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
     assert {output.text for output in llm.generate(["Is it?", "Or not?"], params)} <= {"yes", "no"}
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     [output] = llm.chat(

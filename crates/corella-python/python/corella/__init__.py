@@ -24,7 +24,7 @@ from corella.pooled_output import (
     ScoringRequestOutput,
 )
 from corella.request import Message, Prompt
-from corella.sampling_params import SamplingParams
+from corella.sampling_params import SamplingParams, StructuredOutputsParams
 from corella.stream import AsyncStream, Stream
 from corella.tokenizer import Tokenizer
 
@@ -52,6 +52,7 @@ __all__ = [
     "ScoringOutput",
     "ScoringRequestOutput",
     "Stream",
+    "StructuredOutputsParams",
     "Tokenizer",
     "UnsupportedError",
     "__version__",

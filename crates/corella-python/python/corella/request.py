@@ -42,6 +42,8 @@ def chat_requests(
     chat_template_kwargs: Mapping[str, Any] | None,
     fields: Mapping[str, Any],
 ) -> list[tuple[str, str | None]]:
+    if isinstance(messages, str):
+        raise TypeError("a conversation is a list of messages, such as [{'role': 'user', 'content': TEXT}]")
     conversations = [messages] if _is_conversation(messages) else list(messages)
     params = _params_of_each(sampling_params, len(conversations))
     given = _given({"tools": tools, "chat_template_kwargs": chat_template_kwargs, **fields})

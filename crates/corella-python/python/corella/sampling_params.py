@@ -5,7 +5,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypedDict
+
+
+class StructuredOutputsParams(TypedDict, total=False):
+    """What an answer must look like, by one of these.
+
+    >>> StructuredOutputsParams(choice=["yes", "no"])
+    {'choice': ['yes', 'no']}
+    """
+
+    json: str | Mapping[str, Any]
+    """JSON that this schema describes."""
+    json_object: bool
+    """Any JSON object."""
+    regex: str
+    """A text that the regular expression matches as a whole."""
+    choice: Sequence[str]
+    """One of these texts."""
+    grammar: str
+    """A text of a grammar in Lark's notation."""
 
 
 @dataclass
@@ -64,7 +83,7 @@ class SamplingParams:
     skip_special_tokens: bool | None = None
     """Whether special tokens are left out of the text, as they are by default."""
     structured_outputs: Mapping[str, Any] | None = None
-    """What the answer must look like: `{"json": SCHEMA}`, `{"regex": ...}`, `{"choice": [...]}` and so on."""
+    """What the answer must look like: `StructuredOutputsParams`, or such a dict."""
     priority: int | None = None
     """Smaller is more urgent, with `scheduling_policy="priority"`."""
     cache_salt: str | None = None
