@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use corella_core::session::{
-    BlockLoader, BlockSource, DecodeAction, DecodeEnd, LoaderAction, PrefillAction, PrefillEnd,
-    SourceAction,
+    BlockLoader, BlockSource, DecodeAction, DecodeEnd, LoaderAction, SourceAction,
 };
+use corella_core::{NodeAction, PrefillNode};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -148,7 +148,7 @@ macro_rules! session_ends {
 }
 
 session_ends! {
-    PrefillEnd => PrefillAction,
+    PrefillNode => NodeAction,
     DecodeEnd => DecodeAction,
     BlockSource => SourceAction,
     BlockLoader => LoaderAction,

@@ -31,6 +31,7 @@ mod tls;
 pub mod transport;
 
 pub use registry::{
-    NodeRecord, Peers, Registry, RegistryConfig, RegistryError, RegistryUrl, RegistryUrlError, Role,
+    NodeList, NodeRecord, Peers, Registry, RegistryConfig, RegistryError, RegistryUrl,
+    RegistryUrlError, Role,
 };
 pub use tls::{ClusterTls, TlsError, TlsFiles};

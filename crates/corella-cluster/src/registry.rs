@@ -18,7 +18,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corella_core::DirectoryConfig;
 use corella_engine::RareLine;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -31,7 +30,7 @@ use kubernetes::Kubernetes;
 use source::{Exchange, Source};
 
 pub use node_record::{NodeRecord, Role};
-pub use peers::Peers;
+pub use peers::{NodeList, PeerBook, Peers};
 pub(crate) use url::host_and_port;
 pub use url::{RegistryUrl, RegistryUrlError};
 
@@ -45,7 +44,6 @@ pub struct RegistryConfig {
     pub peer_role: Role,
     /// The group of this node and of its peers.
     pub group: String,
-    pub directory: DirectoryConfig,
     /// Time for which a node stays listed after its last sign of life.
     pub lease_ttl: Duration,
     /// Time between two reads of a folder.
@@ -64,7 +62,6 @@ impl RegistryConfig {
         Self {
             peer_role,
             group: String::new(),
-            directory: DirectoryConfig::default(),
             lease_ttl: Duration::from_secs(10),
             file_interval: Duration::from_millis(500),
             dns_interval: Duration::from_secs(5),
@@ -93,45 +90,39 @@ pub struct Registry {
     url: RegistryUrl,
     own: watch::Sender<Option<NodeRecord>>,
     published: watch::Receiver<bool>,
-    peers: Arc<Peers>,
     driver: JoinHandle<()>,
 }
 
 impl Registry {
-    /// Begins to follow the registry, and to publish `own` if present. An unreachable registry is
-    /// retried forever. Must be called within a runtime.
+    /// Begins to follow the registry for `nodes`, and to publish `own` if present. An unreachable
+    /// registry is retried forever. Must be called within a runtime.
     pub fn start(
         url: &RegistryUrl,
         own: Option<NodeRecord>,
         config: RegistryConfig,
+        nodes: Arc<dyn NodeList>,
     ) -> Result<Self, RegistryError> {
         if let Some(own) = &own {
             own.check().map_err(RegistryError)?;
         }
         let source = source_of(url, &config);
-        let peers = Arc::new(Peers::new(config.directory.clone()));
         let (own, own_receiver) = watch::channel(own);
         let (published_sender, published) = watch::channel(false);
         let role = (config.peer_role, config.group.clone());
-        let exchange = Exchange::new(own_receiver, published_sender, Arc::clone(&peers), role);
+        let exchange = Exchange::new(own_receiver, published_sender, Arc::clone(&nodes), role);
         let driver = Driver {
             url: url.clone(),
             source,
             exchange,
-            peers: Arc::clone(&peers),
+            nodes,
             backoff: Backoff::new(config.min_retry, config.max_retry),
         };
         Ok(Self {
             url: url.clone(),
             own,
             published,
-            peers,
             driver: tokio::spawn(driver.drive()),
         })
-    }
-
-    pub fn peers(&self) -> &Arc<Peers> {
-        &self.peers
     }
 
     /// Returns whether the other nodes can find this one. Fixed addresses, DNS and Kubernetes list
@@ -214,7 +205,7 @@ struct Driver {
     url: RegistryUrl,
     source: Box<dyn Source>,
     exchange: Exchange,
-    peers: Arc<Peers>,
+    nodes: Arc<dyn NodeList>,
     backoff: Backoff,
 }
 
@@ -224,7 +215,7 @@ impl Driver {
         loop {
             let began_at = Instant::now();
             let error = self.source.follow(&mut self.exchange).await;
-            self.peers.handle_outage();
+            self.nodes.handle_outage();
             // A registry that fails right after each list has not worked.
             if began_at.elapsed() > STEADY {
                 self.backoff.reset();

@@ -2,4 +2,5 @@
 //! these functions and choose nothing themselves.
 
 pub(crate) mod directory;
+pub(crate) mod prefill_node;
 pub(crate) mod route;

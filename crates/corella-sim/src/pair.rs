@@ -5,6 +5,7 @@
 //! repeat themselves, links of which one direction is dead, nodes that die and come back. A seed
 //! writes the [`PairLoad`], [`simulate_pair`] plays it, and a watcher sees what goes in and comes out.
 
+mod call_route;
 mod client_watch;
 mod decode_node;
 pub(crate) mod engine;
@@ -14,7 +15,6 @@ mod fleet_plan;
 mod lease_watch;
 pub(crate) mod pair_load;
 mod pair_totals;
-mod peer_search;
 mod peers;
 mod prefill_node;
 mod row_sender;

@@ -128,7 +128,7 @@ fn outcomes(
 fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     match role {
         RunningRole::Unified(_) => Ok(()),
-        RunningRole::Prefill(PrefillRole { node, registry, .. }) => {
+        RunningRole::Prefill(PrefillRole { node, .. }) => {
             let stats = node.stats();
             gauge(
                 encoder,
@@ -155,9 +155,7 @@ fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::
                 PeerStanding::Incompatible,
                 PeerStanding::Draining,
             ];
-            let known = registry
-                .peers()
-                .with(|directory, now_us| directory.peers.decode_nodes(now_us));
+            let known = node.with_peers(|peers, now_us| peers.decode_nodes(now_us));
             for standing in standings {
                 let num_nodes = { known.iter() }
                     .filter(|node| node.standing == standing)

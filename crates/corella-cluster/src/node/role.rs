@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use corella_core::session::{Hello, SessionConfig};
-use corella_core::{DirectoryConfig, PeerStanding, PlacementConfig};
+use corella_core::{DirectoryConfig, PeerStanding, PeerTableConfig, PlacementConfig};
 use corella_engine::Generate;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -16,9 +16,9 @@ use super::kv_outlet::{CachedBlocks, KvOutlet};
 use super::listener::NodePort;
 use crate::blocks::SourceNode;
 use crate::entrance::{AllowedPeers, Entrance, KeptPrompts, Network, Puller, Site};
-use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
+use crate::registry::{NodeRecord, Peers, Registry, RegistryConfig, Role};
 use crate::session::{
-    DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, RegistryPeers, serve_sessions,
+    DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, serve_sessions,
 };
 use crate::transport::{KvReceiver, PathKind, ReceiverConfig, RowPath, TransferThreads};
 
@@ -57,6 +57,8 @@ pub struct PrefillRole {
 pub struct DecodeRole {
     pub node: Arc<DecodeNode>,
     pub registry: Option<Registry>,
+    /// The prefill nodes that the registry lists.
+    pub peers: Arc<Peers>,
     /// Loads KV rows for the node.
     pub receiver: Arc<KvReceiver>,
     entrance: Entrance,
@@ -183,8 +185,9 @@ impl RunningRole {
 impl PrefillRole {
     /// Whether a decode node answers and takes new requests.
     fn has_decode_node(&self) -> bool {
-        let peers = self.registry.peers();
-        let nodes = peers.with(|directory, now_us| directory.peers.decode_nodes(now_us));
+        let nodes = self
+            .node
+            .with_peers(|peers, now_us| peers.decode_nodes(now_us));
         let mut standings = nodes.iter().map(|node| node.standing);
         standings.any(|standing| standing == PeerStanding::Healthy)
     }
@@ -238,19 +241,6 @@ impl Node {
             first_cursor: hello.incarnation.0,
             ..DirectoryConfig::default()
         };
-        let registry_config = RegistryConfig {
-            directory,
-            group: config.group.clone(),
-            ..RegistryConfig::new(Role::Decode)
-        };
-        let registry = Registry::start(url, None, registry_config);
-        let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
-        let peers = RegistryPeers::start(
-            registry.peers().clone(),
-            hello.clone(),
-            kv.address.clone(),
-            self.tls.clone(),
-        );
         let puller = self.puller(&hello, receiver);
         let session = SessionConfig {
             allocate_budget_us: config.search_timeout.as_micros() as u64,
@@ -265,13 +255,21 @@ impl Node {
             PrefillParts {
                 sender: kv.sender.clone(),
                 kv_address: kv.address.clone(),
-                peers,
+                directory,
+                tls: self.tls.clone(),
                 kept: Some(kept.clone()),
                 fetcher: blocks.fetcher.clone(),
                 fetches_always: config.fetches.is_some_and(|fetches| fetches.is_forced),
+                watch: None,
             },
         );
         let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
+        let registry_config = RegistryConfig {
+            group: config.group.clone(),
+            ..RegistryConfig::new(Role::Decode)
+        };
+        let registry = Registry::start(url, None, registry_config, Arc::new(node.clone()));
+        let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
         let entrance = Entrance {
             kept: Some(kept.clone()),
             puller: Some(puller),
@@ -305,6 +303,7 @@ impl Node {
         };
         let listener = TcpListener::from_std(listener.listener)
             .map_err(|error| NodeError::Io("listening for sessions".to_owned(), error))?;
+        let peers = Arc::new(Peers::new(PeerTableConfig::default()));
         let registry = match &config.registry {
             Some(url) => {
                 let mut own = NodeRecord::at(&hello.instance, &reachable);
@@ -316,7 +315,7 @@ impl Node {
                     group: config.group.clone(),
                     ..RegistryConfig::new(Role::Prefill)
                 };
-                let registry = Registry::start(url, Some(own), registry_config);
+                let registry = Registry::start(url, Some(own), registry_config, peers.clone());
                 Some(registry.map_err(|error| NodeError::Config(error.to_string()))?)
             }
             None => None,
@@ -358,6 +357,7 @@ impl Node {
         Ok(DecodeRole {
             node,
             registry,
+            peers,
             receiver,
             entrance,
             outlet: Outlet {

@@ -1,109 +1,48 @@
-//! The directory of peers with a clock and a lock, and the addresses of its peers.
+//! The listed nodes by the registry's records: their addresses, and connections to them.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use corella_core::{Directory, DirectoryConfig, NodeId, PeerChange, PeerStanding};
+use corella_core::{NodeId, PeerChange, PeerRecord, PeerStanding, PeerTable, PeerTableConfig};
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
 use super::NodeRecord;
+use crate::clock::Clock;
 
-/// The directory that all parts of a node share. Locked for moments, once or twice for each
-/// request, never for a token.
-#[derive(Debug)]
-pub struct Peers {
-    start: Instant,
-    state: Mutex<State>,
+/// Takes a registry's lists.
+pub trait NodeList: Send + Sync + 'static {
+    /// Takes a complete list, without this node.
+    fn handle_list(&self, list: Vec<NodeRecord>);
+
+    /// The registry cannot be read.
+    fn handle_outage(&self);
+}
+
+/// What a peer table does not know of its peers.
+#[derive(Debug, Default)]
+pub struct PeerBook {
+    /// The registry's last list, by instance id.
+    listed: BTreeMap<String, NodeRecord>,
+    /// The records of exactly the peers in the table.
+    records: BTreeMap<NodeId, NodeRecord>,
+    /// Connections to peers in the table.
+    channels: BTreeMap<NodeId, Channel>,
+    /// Listed peers that have not answered yet. A list of addresses also names nodes that do not run.
+    unreached: BTreeMap<NodeId, String>,
     /// Counts changes, for owners of connections to the peers.
     version: watch::Sender<u64>,
 }
 
-#[derive(Debug)]
-struct State {
-    directory: Directory,
-    /// The registry's last list, by instance id.
-    listed: BTreeMap<String, NodeRecord>,
-    /// The records of exactly the peers in the directory.
-    records: BTreeMap<NodeId, NodeRecord>,
-    /// Connections to peers in the directory.
-    channels: BTreeMap<NodeId, Channel>,
-    /// Listed peers that have not answered yet. A list of addresses also names nodes that do not run.
-    unreached: BTreeMap<NodeId, String>,
-}
-
-impl Peers {
-    pub(super) fn new(config: DirectoryConfig) -> Self {
-        Self {
-            start: Instant::now(),
-            state: Mutex::new(State {
-                directory: Directory::new(config),
-                listed: BTreeMap::new(),
-                records: BTreeMap::new(),
-                channels: BTreeMap::new(),
-                unreached: BTreeMap::new(),
-            }),
-            version: watch::Sender::new(0),
-        }
-    }
-
-    /// Gives access to the directory, together with the present time on its clock.
-    pub fn with<T>(&self, act: impl FnOnce(&mut Directory, u64) -> T) -> T {
-        let mut state = self.lock();
-        let outcome = act(&mut state.directory, self.now_us());
-        self.follow_changes(&mut state);
-        outcome
-    }
-
-    pub fn record(&self, peer_id: NodeId) -> Option<NodeRecord> {
-        self.lock().records.get(&peer_id).cloned()
-    }
-
-    /// Returns the connection to a peer. The first call makes it by `connect`, and it is kept.
-    pub fn channel(
-        &self,
-        peer_id: NodeId,
-        connect: impl FnOnce(&NodeRecord) -> Option<Channel>,
-    ) -> Option<Channel> {
-        let mut state = self.lock();
-        if let Some(channel) = state.channels.get(&peer_id) {
-            return Some(channel.clone());
-        }
-        let channel = connect(state.records.get(&peer_id)?)?;
-        state.channels.insert(peer_id, channel.clone());
-        Some(channel)
-    }
-
-    /// Returns all peers, regardless of their health.
-    pub fn records(&self) -> Vec<(NodeId, NodeRecord)> {
-        let state = self.lock();
-        { state.records.iter() }
-            .map(|(&peer_id, record)| (peer_id, record.clone()))
-            .collect()
-    }
-
-    /// Changes whenever a peer comes, goes or is restarted, or its record changes.
-    pub fn version(&self) -> watch::Receiver<u64> {
-        self.version.subscribe()
-    }
-
-    pub(super) fn handle_list(&self, list: Vec<NodeRecord>) {
-        let peer_records: Vec<_> = list.iter().map(NodeRecord::peer_record).collect();
-        let mut state = self.lock();
-        let listed: BTreeMap<_, _> = { list.into_iter() }
-            .map(|record| (record.instance_id.clone(), record))
-            .collect();
-        let now_us = self.now_us();
-        state.listed = listed;
-        state.directory.peers.handle_list(&peer_records, now_us);
-        self.follow_changes(&mut state);
-        let State {
-            listed, records, ..
-        } = &mut *state;
+impl PeerBook {
+    /// Takes the registry's list, and returns it for the table.
+    pub fn handle_list(&mut self, list: Vec<NodeRecord>) -> Vec<PeerRecord> {
+        let records = list.iter().map(NodeRecord::peer_record).collect();
+        let listed = { list.into_iter() }.map(|record| (record.instance_id.clone(), record));
+        self.listed = listed.collect();
         let mut has_changed = false;
-        for record in records.values_mut() {
-            if let Some(newest) = listed.get(&record.instance_id)
+        for record in self.records.values_mut() {
+            if let Some(newest) = self.listed.get(&record.instance_id)
                 && newest != record
             {
                 record.clone_from(newest);
@@ -113,65 +52,56 @@ impl Peers {
         if has_changed {
             self.version.send_modify(|version| *version += 1);
         }
+        records
     }
 
-    pub(super) fn handle_outage(&self) {
-        self.with(|directory, now_us| directory.peers.handle_outage(now_us));
-    }
-
-    fn follow_changes(&self, state: &mut State) {
-        let mut has_changed = false;
-        while let Some(change) = state.directory.peers.poll_change() {
-            has_changed = true;
+    /// Follows the changes of the table.
+    pub fn follow(&mut self, changes: Vec<PeerChange>, table: &PeerTable) {
+        let has_changed = !changes.is_empty();
+        for change in changes {
             match change {
                 PeerChange::Added {
                     instance_id,
                     peer_id,
                 } => {
                     tracing::info!("node {instance_id} is listed, and joins when it answers");
-                    if let Some(record) = state.listed.get(&instance_id) {
-                        state.records.insert(peer_id, record.clone());
+                    if let Some(record) = self.listed.get(&instance_id) {
+                        self.records.insert(peer_id, record.clone());
                     }
-                    state.unreached.insert(peer_id, instance_id);
+                    self.unreached.insert(peer_id, instance_id);
                 }
                 PeerChange::Restarted {
                     instance_id,
                     old,
                     new,
                 } => {
-                    match state.unreached.remove(&old) {
+                    match self.unreached.remove(&old) {
                         None => tracing::info!("node {instance_id} was restarted"),
                         Some(_) => {
-                            state.unreached.insert(new, instance_id.clone());
+                            self.unreached.insert(new, instance_id.clone());
                         }
                     }
-                    let record = state.records.remove(&old);
-                    let record = state.listed.get(&instance_id).cloned().or(record);
+                    let record = self.records.remove(&old);
+                    let record = self.listed.get(&instance_id).cloned().or(record);
                     if let Some(record) = record {
-                        state.records.insert(new, record);
+                        self.records.insert(new, record);
                     }
                 }
                 PeerChange::Removed {
                     instance_id,
                     peer_id,
                 } => {
-                    match state.unreached.remove(&peer_id) {
+                    match self.unreached.remove(&peer_id) {
                         None => tracing::info!("node {instance_id} is gone"),
                         Some(_) => tracing::info!("node {instance_id} is no longer listed"),
                     }
-                    state.records.remove(&peer_id);
+                    self.records.remove(&peer_id);
                 }
             }
         }
-        let State {
-            directory,
-            records,
-            channels,
-            unreached,
-            ..
-        } = state;
-        unreached.retain(
-            |&peer_id, instance_id| match directory.peers.standing(peer_id) {
+        let standing = |peer_id: &NodeId| table.standing(*peer_id);
+        self.unreached
+            .retain(|peer_id, instance_id| match standing(peer_id) {
                 Some(PeerStanding::Healthy | PeerStanding::Draining) => {
                     tracing::info!("node {instance_id} has joined");
                     false
@@ -179,24 +109,90 @@ impl Peers {
                 // An incompatible peer has its own warning.
                 Some(PeerStanding::Suspect | PeerStanding::Incompatible) => true,
                 None => false,
-            },
-        );
+            });
         if has_changed {
-            channels.retain(|peer_id, _| records.contains_key(peer_id));
+            let records = &self.records;
+            self.channels
+                .retain(|peer_id, _| records.contains_key(peer_id));
             self.version.send_modify(|version| *version += 1);
         }
     }
 
-    fn now_us(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    pub fn record(&self, peer_id: NodeId) -> Option<&NodeRecord> {
+        self.records.get(&peer_id)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in one request must not end all others. The directory is never left half
-        // changed across a call that could panic.
-        self.state
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Returns all peers, regardless of their health.
+    pub fn records(&self) -> &BTreeMap<NodeId, NodeRecord> {
+        &self.records
+    }
+
+    /// Returns the connection to a peer. The first call makes it by `connect`, and it is kept.
+    pub fn channel(
+        &mut self,
+        peer_id: NodeId,
+        connect: impl FnOnce(&NodeRecord) -> Option<Channel>,
+    ) -> Option<Channel> {
+        if let Some(channel) = self.channels.get(&peer_id) {
+            return Some(channel.clone());
+        }
+        let channel = connect(self.records.get(&peer_id)?)?;
+        self.channels.insert(peer_id, channel.clone());
+        Some(channel)
+    }
+}
+
+/// The peers of a node that chooses none of them.
+#[derive(Debug)]
+pub struct Peers {
+    clock: Clock,
+    state: Mutex<(PeerTable, PeerBook)>,
+}
+
+impl Peers {
+    pub fn new(config: PeerTableConfig) -> Self {
+        Self {
+            clock: Clock::start(),
+            state: Mutex::new((PeerTable::new(config), PeerBook::default())),
+        }
+    }
+
+    /// Gives access to the table, together with the present time on its clock.
+    pub fn with<T>(&self, act: impl FnOnce(&mut PeerTable, u64) -> T) -> T {
+        let (table, book) = &mut *self.lock();
+        let outcome = act(table, self.clock.now_us());
+        book.follow(std::iter::from_fn(|| table.poll_change()).collect(), table);
+        outcome
+    }
+
+    /// Returns all peers, regardless of their health.
+    pub fn records(&self) -> Vec<(NodeId, NodeRecord)> {
+        let (_, book) = &*self.lock();
+        let records = book.records().iter();
+        records
+            .map(|(&peer_id, record)| (peer_id, record.clone()))
+            .collect()
+    }
+
+    /// Changes whenever a peer comes, goes or is restarted, or its record changes.
+    pub fn version(&self) -> watch::Receiver<u64> {
+        self.lock().1.version.subscribe()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (PeerTable, PeerBook)> {
+        // A panic in one request must not end all others.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl NodeList for Peers {
+    fn handle_list(&self, list: Vec<NodeRecord>) {
+        let records = self.lock().1.handle_list(list);
+        self.with(|table, now_us| table.handle_list(&records, now_us));
+    }
+
+    fn handle_outage(&self) {
+        self.with(|table, now_us| table.handle_outage(now_us));
     }
 }
 
@@ -207,7 +203,7 @@ mod tests {
     use super::*;
 
     fn unreached(peers: &Peers) -> Vec<String> {
-        peers.lock().unreached.values().cloned().collect()
+        peers.lock().1.unreached.values().cloned().collect()
     }
 
     fn answer(peers: &Peers, name: &str, incarnation: u64) {
@@ -215,8 +211,7 @@ mod tests {
             incarnation,
             page_size: 16,
         };
-        peers.with(|directory, now_us| {
-            let table = &mut directory.peers;
+        peers.with(|table, now_us| {
             let peer_id = table.peer_id(name).expect("it is listed");
             table.handle_hello(peer_id, facts, now_us);
         });
@@ -225,7 +220,7 @@ mod tests {
     /// Fixed addresses also list nodes that do not run.
     #[test]
     fn a_node_joins_when_it_answers() {
-        let peers = Peers::new(DirectoryConfig::default());
+        let peers = Peers::new(PeerTableConfig::default());
         let list = || ["a:1", "b:1"].map(|address| NodeRecord::at(address, address));
         peers.handle_list(list().into());
         assert_eq!(unreached(&peers), ["a:1", "b:1"]);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{NodeRecord, Peers, Role};
+use super::{NodeList, NodeRecord, Role};
 
 /// Why a registry cannot be used now, for an operator.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) trait Source: Send {
 pub(super) struct Exchange {
     own: watch::Receiver<Option<NodeRecord>>,
     published: watch::Sender<bool>,
-    peers: Arc<Peers>,
+    nodes: Arc<dyn NodeList>,
     /// Nodes of other roles and groups are not peers. Nodes with an unknown role may be.
     peer_role: Role,
     group: String,
@@ -53,13 +53,13 @@ impl Exchange {
     pub fn new(
         own: watch::Receiver<Option<NodeRecord>>,
         published: watch::Sender<bool>,
-        peers: Arc<Peers>,
+        nodes: Arc<dyn NodeList>,
         (peer_role, group): (Role, String),
     ) -> Self {
         Self {
             own,
             published,
-            peers,
+            nodes,
             peer_role,
             group,
             last_own: None,
@@ -108,6 +108,6 @@ impl Exchange {
             self.has_lists = true;
             self.is_outage_logged = false;
         }
-        self.peers.handle_list(list);
+        self.nodes.handle_list(list);
     }
 }

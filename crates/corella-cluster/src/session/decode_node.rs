@@ -10,7 +10,7 @@ use corella_core::session::{
     Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToDecode,
     ToPrefill,
 };
-use corella_core::{AdmissionError, Arithmetic, LostKv, NodeId, PageTable, RequestId, SnapshotId};
+use corella_core::{Arithmetic, LoadReport, LostKv, NodeId, PageTable, RequestId, SnapshotId};
 use corella_engine::{
     ConstraintMaker, Engine, EngineState, KvExchange, OutputMeter, Receipt, SpanKind, StreamEvent,
     Submission, SubmitError, TraceScope, rare_line,
@@ -417,7 +417,7 @@ impl DecodeNode {
                     self.with(|end, now_us| end.handle_reserved(key, Ok(allocated), now_us));
                 }
                 StreamEvent::Refused(error) => {
-                    let refusal = admission_refusal(&error);
+                    let refusal = Refusal::from(&error);
                     self.lock().requests.remove(&key);
                     self.with(|end, now_us| end.handle_reserved(key, Err(refusal), now_us));
                 }
@@ -463,21 +463,6 @@ impl DecodeNode {
         }
     }
 
-    fn load_report(&self) -> wire::Load {
-        let stats = self.engine.stats().scheduler;
-        wire::Load {
-            // Cached pages are freed on demand.
-            num_free_pages: (stats.num_free_pages + stats.num_cached_pages) as u32,
-            num_running: stats.num_running as u32,
-            num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
-            num_reservations: stats.num_reservations,
-            is_draining: !self.is_serving(),
-            prefill_us: stats.bulk_prefill_us,
-            tpot_us: stats.expected_tpot_us,
-            max_prompt_tokens: self.max_prompt_tokens,
-        }
-    }
-
     /// Serves a prefill node's stream, from its first message to its end.
     async fn serve_stream(
         self: Arc<Self>,
@@ -499,7 +484,9 @@ impl DecodeNode {
             // A probe only asks for this node's facts; its sender may bring requests later.
             self.expect_loads(hello, &kv_address);
             let mut answer = wire::hello(&self.hello, &self.kv_address);
-            answer.load = Some(self.load_report());
+            let stats = self.engine.stats().scheduler;
+            let (is_draining, max_prompt_tokens) = (!self.is_serving(), self.max_prompt_tokens);
+            answer.load = Some(LoadReport::of(&stats, is_draining, max_prompt_tokens).into());
             let answer = Envelope {
                 key: None,
                 body: Some(Body::Hello(answer)),
@@ -604,23 +591,6 @@ fn refusal(error: &SubmitError) -> Refusal {
     match error {
         SubmitError::QueueFull { .. } => Refusal::Exhausted,
         SubmitError::Draining | SubmitError::Lost(_) => Refusal::Draining,
-        SubmitError::Refused(error) => admission_refusal(error),
-    }
-}
-
-fn admission_refusal(error: &AdmissionError) -> Refusal {
-    match error {
-        AdmissionError::NoRoom { .. }
-        | AdmissionError::QueueFull { .. }
-        | AdmissionError::QueuedTokensFull { .. } => Refusal::Exhausted,
-        AdmissionError::ObjectiveMissed(missed) => Refusal::TooSlow(*missed),
-        AdmissionError::NoDecodeNode
-        | AdmissionError::EmptyPrompt
-        | AdmissionError::ZeroMaxTokens
-        | AdmissionError::OutputComplete { .. }
-        | AdmissionError::DuplicateId(_)
-        | AdmissionError::ContextExceeded { .. }
-        | AdmissionError::PoolExceeded { .. }
-        | AdmissionError::StepExceeded { .. } => Refusal::Never,
+        SubmitError::Refused(error) => error.into(),
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn start_thread(node: &Arc<Node>, facts: KvFacts, kept: Option<Arc<Ke
             let Some(present) = node.upgrade() else {
                 return;
             };
-            present.with(|end, now_us| end.handle_kv_fact(&fact, now_us));
+            present.with(|node, now_us| node.sessions().handle_kv_fact(&fact, now_us));
             drop(present);
             next = facts.try_next();
             // All requests of one step are handled together: its layers finish one after the other.
@@ -81,6 +81,6 @@ fn follow_layers(step: StepId, pages: &dyn KvPages, node: &Weak<Node>) {
         let Some(node) = node.upgrade() else {
             return;
         };
-        node.with(|end, _| end.handle_layer_done(step, layer));
+        node.with(|node, _| node.sessions().handle_layer_done(step, layer));
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use corella_core::session as core;
 use corella_core::{
-    FinishReason, Incarnation, Logprobs, MissedObjective, Namespace, ObjectiveKind, RequestError,
-    Sample, SamplingParams, SessionId, StoppingCriteria, TokenRules,
+    FinishReason, Incarnation, LoadReport, Logprobs, MissedObjective, Namespace, ObjectiveKind,
+    RequestError, Sample, SamplingParams, SessionId, StoppingCriteria, TokenRules,
 };
 
 use crate::transport::PeerAddress;
@@ -70,6 +70,36 @@ impl fmt::Display for WireError {
 }
 
 impl std::error::Error for WireError {}
+
+impl From<LoadReport> for Load {
+    fn from(report: LoadReport) -> Self {
+        Self {
+            num_free_pages: report.num_free_pages,
+            num_running: report.num_running,
+            num_waiting: report.num_waiting,
+            num_reservations: report.num_reservations,
+            is_draining: report.is_draining,
+            prefill_us: report.prefill_us,
+            tpot_us: report.tpot_us,
+            max_prompt_tokens: report.max_prompt_tokens,
+        }
+    }
+}
+
+impl From<Load> for LoadReport {
+    fn from(load: Load) -> Self {
+        Self {
+            num_free_pages: load.num_free_pages,
+            num_running: load.num_running,
+            num_waiting: load.num_waiting,
+            num_reservations: load.num_reservations,
+            is_draining: load.is_draining,
+            prefill_us: load.prefill_us,
+            tpot_us: load.tpot_us,
+            max_prompt_tokens: load.max_prompt_tokens,
+        }
+    }
+}
 
 impl From<core::SessionKey> for Key {
     fn from(key: core::SessionKey) -> Self {

@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-use crate::{ComputePlace, NodeId};
+use crate::{ComputePlace, NodeId, SchedulerStats};
 
 /// A transfer may take this much longer than computing its rows, or than a transfer to another node, before its link counts
 /// as slow. Round trips and waits for a core make up so much of a small transfer, whose speed says little of a large one.
@@ -76,6 +76,23 @@ pub struct LoadReport {
     pub tpot_us: u64,
     /// The longest prompt that the node takes, if it has a limit.
     pub max_prompt_tokens: Option<u32>,
+}
+
+impl LoadReport {
+    /// A decode node's report from the state of its engine.
+    pub fn of(stats: &SchedulerStats, is_draining: bool, max_prompt_tokens: Option<u32>) -> Self {
+        Self {
+            // Cached pages are freed on demand.
+            num_free_pages: (stats.num_free_pages + stats.num_cached_pages) as u32,
+            num_running: stats.num_running as u32,
+            num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
+            num_reservations: stats.num_reservations,
+            is_draining,
+            prefill_us: stats.bulk_prefill_us,
+            tpot_us: stats.expected_tpot_us,
+            max_prompt_tokens,
+        }
+    }
 }
 
 /// One decode node as this node knows it.

@@ -27,14 +27,14 @@ const MAX_NAMESPACES: usize = 64;
 const MIN_ENDED: u32 = 32 * ONE;
 
 /// The survival curve of all outputs, and the curves of the most recently used namespaces.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct OutputLengths {
     overall: Curve,
     namespaces: BTreeMap<Namespace, NamespaceCurve>,
     num_notes: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct NamespaceCurve {
     curve: Box<Curve>,
     last_noted: u64,
@@ -42,7 +42,7 @@ struct NamespaceCurve {
 
 /// For each bucket of lengths, the number of outputs that have reached its first length, and of
 /// outputs that ended within it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Curve {
     reached: [u32; NUM_LOG_BUCKETS],
     ended: [u32; NUM_LOG_BUCKETS],

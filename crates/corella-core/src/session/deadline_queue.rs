@@ -2,7 +2,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct DeadlineQueue<K> {
     by_time: BTreeSet<(u64, K)>,
     by_key: BTreeMap<K, u64>,

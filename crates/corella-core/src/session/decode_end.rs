@@ -255,18 +255,6 @@ impl DecodeEnd {
         }
     }
 
-    /// All streams from the node have closed.
-    pub fn handle_peer_lost(&mut self, node: NodeId, now_us: u64) {
-        self.note_time(now_us);
-        self.end_of_node(node, |_| true);
-    }
-
-    /// The node has been started again: sessions of its earlier starts are over.
-    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
-        self.note_time(now_us);
-        self.end_of_node(node, |of| of < incarnation);
-    }
-
     /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
     pub fn poll_timeout(&self) -> Option<u64> {
         let deadlines = [self.timers.first_us(), self.ended.first_us()];

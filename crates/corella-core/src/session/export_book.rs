@@ -28,7 +28,7 @@ use row_table::RowTable;
 /// [`poll_task`](Self::poll_task), until it returns `None` after every call: each reader of a run
 /// gets what there is of its rows and then every change, and the engine releases the pages when the
 /// session needs them no more and the last reader has stopped.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ExportBook {
     page_size: u32,
     num_layers: u32,
@@ -89,7 +89,7 @@ pub(super) enum ExportFault {
     LeaseEnded,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Run {
     /// `None` until the engine has taken it.
     request: Option<RequestId>,

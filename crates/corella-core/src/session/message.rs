@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::{
-    Arithmetic, FinishReason, Incarnation, LatencyObjectives, MissedObjective, Namespace, Request,
-    RequestId, Sample, SamplingParams, SessionId, StoppingCriteria, TokenId,
+    AdmissionError, Arithmetic, FinishReason, Incarnation, LatencyObjectives, MissedObjective,
+    Namespace, Request, RequestId, Sample, SamplingParams, SessionId, StoppingCriteria, TokenId,
 };
 
 /// Messages of a prefill node. `Hello` and then `Allocate` come first.
@@ -148,6 +148,25 @@ pub enum Refusal {
     Ended,
     /// The node takes no new work.
     Draining,
+}
+
+impl From<&AdmissionError> for Refusal {
+    fn from(error: &AdmissionError) -> Self {
+        match error {
+            AdmissionError::NoRoom { .. }
+            | AdmissionError::QueueFull { .. }
+            | AdmissionError::QueuedTokensFull { .. } => Self::Exhausted,
+            AdmissionError::ObjectiveMissed(missed) => Self::TooSlow(*missed),
+            AdmissionError::NoDecodeNode
+            | AdmissionError::EmptyPrompt
+            | AdmissionError::ZeroMaxTokens
+            | AdmissionError::OutputComplete { .. }
+            | AdmissionError::DuplicateId(_)
+            | AdmissionError::ContextExceeded { .. }
+            | AdmissionError::PoolExceeded { .. }
+            | AdmissionError::StepExceeded { .. } => Self::Never,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

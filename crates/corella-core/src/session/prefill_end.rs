@@ -36,7 +36,7 @@ use crate::{
 /// same search. If it fails later, the session searches once more: the next decode node gets the rows
 /// of the prompt and of all tokens that the client has. Once that node has drawn a token, the session
 /// may search again. Otherwise the request goes on here, unless `resumes_locally` is off.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PrefillEnd {
     config: SessionConfig,
     hello: Hello,
@@ -173,12 +173,14 @@ pub enum SessionFinish {
 }
 
 /// Why a submission is not taken. Nothing was kept of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubmissionError {
     TooManySessions {
         limit: u32,
     },
     DuplicateSession,
+    /// Its route leads nowhere.
+    Refused(AdmissionError),
     /// It was cancelled before it came, or it has ended.
     Ended,
 }
@@ -290,7 +292,7 @@ impl PrefillEnd {
     }
 
     /// The node has been started again: sessions with its earlier starts are over.
-    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
+    fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
         self.handle_lost_keys(now_us, |peer, key| {
             peer == node && key.decode_incarnation < incarnation
         });
@@ -420,6 +422,17 @@ impl PrefillEnd {
     /// The request of a session that has not ended.
     pub fn request(&self, id: SessionId) -> Option<&Request> {
         self.sessions.get(&id).map(|session| &session.request)
+    }
+
+    /// The decode node of a session's present attempt.
+    pub(crate) fn node_of(&self, key: SessionKey) -> Option<NodeId> {
+        let (node, present) = self.sessions.get(&key.session)?.peer()?;
+        (present == key).then_some(node)
+    }
+
+    /// The latest time that it was told.
+    pub(crate) fn now_us(&self) -> u64 {
+        self.now_us
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
@@ -559,6 +572,7 @@ impl fmt::Display for SubmissionError {
                 write!(f, "{limit} sessions are open already, and no more may be")
             }
             Self::DuplicateSession => f.write_str("a session with this id is open already"),
+            Self::Refused(error) => error.fmt(f),
             Self::Ended => f.write_str("the session has ended, or was cancelled before it began"),
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     Sample, SessionId, TokenId,
 };
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PrefillSession {
     pub(super) id: SessionId,
     pub(super) request: Request,
@@ -60,7 +60,7 @@ pub(super) struct PrefillSession {
 }
 
 /// What decode nodes have to do with the session now.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Remote {
     Nothing,
     /// Placement was asked for one.
@@ -69,7 +69,7 @@ pub(super) enum Remote {
 }
 
 /// The present attempt.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) key: SessionKey,
     pub(super) node: NodeId,

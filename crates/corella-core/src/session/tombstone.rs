@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 
 /// All tombstones stay equally long, so that the oldest is always the next to go. `V` says how it
 /// ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Tombstones<K, V = ()> {
     stay_us: u64,
     max_len: usize,

@@ -9,4 +9,5 @@ mod fixture;
 mod greeting;
 mod local_run;
 mod prefill_end;
+mod prefill_node;
 mod resume;

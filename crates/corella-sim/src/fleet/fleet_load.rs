@@ -143,6 +143,7 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
         is_compatible: true,
         arithmetic: 0,
         protocol_minor: LATEST_MINOR,
+        max_prompt_tokens: None,
     }
 }
 

@@ -196,6 +196,6 @@ fn max_silence_us(load: &PairLoad) -> u64 {
     // A choice may wait for another one's rows before it loads its own.
     let load_us = sessions.load_timeout_us(60);
     // Requests wait for blocks that their node loads.
-    let blocks_us = { load.fleet.as_ref() }.map_or(0, |_| 1_000_000);
+    let blocks_us = if load.fleet.fetches { 1_000_000 } else { 0 };
     2 * num_tokens * token_us.unwrap_or(0) + 2 * attempt_us + 2 * load_us + blocks_us
 }

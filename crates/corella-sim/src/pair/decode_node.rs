@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use corella_core::session::{
-    AbortReason, Allocate, Allocated, DecodeAction, DecodeEnd, Refusal, SessionKey, ToDecode,
-    ToPrefill,
+    AbortReason, Allocate, Allocated, DecodeAction, DecodeEnd, Refusal, SessionConfig, SessionKey,
+    ToDecode, ToPrefill,
 };
 use corella_core::{
-    AdmissionError, FinishReason, Incarnation, LoadReport, LostKv, NodeId, PageTable, RequestError,
-    RequestId, SnapshotId,
+    FinishReason, Incarnation, LoadReport, LostKv, NodeId, PageTable, RequestError, RequestId,
+    SnapshotId,
 };
 
 use crate::blocks::exchange::Exchange;
@@ -38,8 +38,7 @@ pub struct DecodeNode {
     asked: BTreeMap<SessionKey, (Box<Allocate>, u64)>,
     loads: BTreeMap<SessionKey, Load>,
     told: ToldTokens,
-    /// Only in a fleet.
-    pub exchange: Option<Exchange>,
+    pub exchange: Exchange,
     wake_us: Option<u64>,
 }
 
@@ -70,7 +69,10 @@ impl DecodeNode {
         let load = world.load;
         let plan = &load.nodes[id.0 as usize];
         let hello = load.hello(id, incarnation);
-        let sessions = load.sessions.clone();
+        let sessions = SessionConfig {
+            max_prompt_tokens: plan.max_prompt_tokens.unwrap_or(u32::MAX),
+            ..load.sessions.clone()
+        };
         Self {
             id,
             incarnation,
@@ -84,7 +86,7 @@ impl DecodeNode {
             asked: BTreeMap::new(),
             loads: BTreeMap::new(),
             told: ToldTokens::default(),
-            exchange: { load.fleet.as_ref() }.map(|_| Exchange::new(id, incarnation, world)),
+            exchange: Exchange::new(id, incarnation, world),
             wake_us: None,
         }
     }
@@ -155,9 +157,7 @@ impl DecodeNode {
                 }
                 self.wake_us = None;
                 self.end.handle_timeout(now_us);
-                if let Some(exchange) = &mut self.exchange {
-                    exchange.handle_timeout(now_us);
-                }
+                self.exchange.handle_timeout(now_us);
             }
             LocalEvent::StepReturns => self.engine.return_step(),
             LocalEvent::CopyEnds => {
@@ -177,7 +177,7 @@ impl DecodeNode {
             LocalEvent::LayerDone { .. }
             | LocalEvent::Read(_)
             | LocalEvent::Stopped(_)
-            | LocalEvent::Decide(_) => {
+            | LocalEvent::LookUp(_) => {
                 unreachable!("a decode node sends no rows")
             }
         }
@@ -217,9 +217,7 @@ impl DecodeNode {
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
             } else if let Some(copy_us) = self.engine.begin_copy() {
                 self.push(now_us + copy_us, LocalEvent::CopyEnds, world);
-            } else if let Some(exchange) = &mut self.exchange
-                && exchange.settle(&mut self.engine, world)?
-            {
+            } else if self.exchange.settle(&mut self.engine, world)? {
                 continue;
             } else {
                 break;
@@ -241,7 +239,7 @@ impl DecodeNode {
             && self.engine.has_empty_host()
             && engine.num_fetching_pages + engine.num_block_holds == 0
             && self.loads.is_empty();
-        let blocks = { self.exchange.as_ref() }.map_or_else(String::new, Exchange::leftovers);
+        let blocks = self.exchange.leftovers();
         match is_clean && blocks.is_empty() {
             true => String::new(),
             false => format!("{end:?} {engine:?} {blocks}"),
@@ -284,6 +282,11 @@ impl DecodeNode {
                 if self.requests.contains_key(&key) || self.asked.contains_key(&key) {
                     let what = format!("{key} is reserved again");
                     return Err(world.violation("an allocation is made once", what));
+                }
+                let limit = world.load.nodes[self.id.0 as usize].max_prompt_tokens;
+                if limit.is_some_and(|limit| allocate.prompt.len() > limit as usize) {
+                    let what = format!("{key} has {} tokens", allocate.prompt.len());
+                    return Err(world.violation("a node takes no longer prompts", what));
                 }
                 world.sessions.reserving(key);
                 self.asked.insert(key, (allocate, deadline_us));
@@ -416,11 +419,7 @@ impl DecodeNode {
                 granted_as: Some(reservation.granted_as),
             }
         });
-        let answer = answer.map_err(|error| match error {
-            AdmissionError::NoRoom { .. } => Refusal::Exhausted,
-            AdmissionError::ObjectiveMissed(missed) => Refusal::TooSlow(missed),
-            _ => Refusal::Never,
-        });
+        let answer = answer.map_err(|error| Refusal::from(&error));
         self.end.handle_reserved(key, answer, world.now_us);
     }
 
@@ -504,16 +503,11 @@ impl DecodeNode {
             incarnation: self.incarnation.0,
             page_size: self.engine.page_size(),
             is_compatible: world.load.nodes[self.id.0 as usize].is_compatible,
-            report: LoadReport {
-                num_free_pages: (stats.num_free_pages + stats.num_cached_pages) as u32,
-                num_running: stats.num_running as u32,
-                num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
-                num_reservations: stats.num_reservations,
-                is_draining: self.is_draining,
-                prefill_us: stats.bulk_prefill_us,
-                tpot_us: stats.expected_tpot_us,
-                max_prompt_tokens: None,
-            },
+            report: LoadReport::of(
+                &stats,
+                self.is_draining,
+                world.load.nodes[self.id.0 as usize].max_prompt_tokens,
+            ),
         }
     }
 
@@ -529,7 +523,7 @@ impl DecodeNode {
     fn plan_wake(&mut self, world: &mut World<'_>) {
         let deadlines = [
             self.end.poll_timeout(),
-            { self.exchange.as_ref() }.and_then(Exchange::poll_timeout),
+            self.exchange.poll_timeout(),
             // Past deadlines wait for the step that holds the scheduler up.
             self.engine
                 .scheduler()

@@ -54,12 +54,11 @@ impl Node {
     }
 
     /// What it does for loads of blocks, with its engine.
-    pub(super) fn exchange(&mut self) -> Option<(&mut Exchange, &mut Engine)> {
-        let (exchange, engine) = match self {
+    pub(super) fn exchange(&mut self) -> (&mut Exchange, &mut Engine) {
+        match self {
             Self::Prefill(node) => (&mut node.exchange, &mut node.engine),
             Self::Decode(node) => (&mut node.exchange, &mut node.engine),
-        };
-        Some((exchange.as_mut()?, engine))
+        }
     }
 }
 
@@ -81,12 +80,10 @@ impl<'a> Fleet<'a> {
             nodes: load.nodes.iter().map(|_| None).collect(),
             world,
         };
-        if let Some(plan) = &load.fleet {
-            for (index, pull) in plan.pulls.iter().enumerate() {
-                fleet.world.push(pull.at_us, Event::Pull(index));
-            }
-            fleet.world.push(1, Event::List);
+        for (index, pull) in load.fleet.pulls.iter().enumerate() {
+            fleet.world.push(pull.at_us, Event::Pull(index));
         }
+        fleet.world.push(0, Event::List);
         for index in 0..load.nodes.len() {
             let id = NodeId(index as u32);
             fleet.start(id, Incarnation(1));
@@ -115,9 +112,7 @@ impl<'a> Fleet<'a> {
                 Node::Prefill(node) => (node.leftovers(), node.engine.stats()),
                 Node::Decode(node) => (node.leftovers(), node.engine.stats()),
             };
-            if self.world.load.fleet.is_some() {
-                self.world.net().totals.num_fetched_blocks += stats.num_fetched_blocks;
-            }
+            self.world.net().totals.num_fetched_blocks += stats.num_fetched_blocks;
             if !leftovers.is_empty() {
                 return Err(self
                     .world
@@ -153,23 +148,8 @@ impl<'a> Fleet<'a> {
                 self.start(node, incarnation);
             }
             Event::Registered(node, incarnation) => {
-                world.note_incarnation(node, incarnation);
-                for other in self.nodes.iter_mut().flatten() {
-                    match other {
-                        Node::Prefill(other) => {
-                            other.handle_incarnation(node, incarnation, world.now_us);
-                        }
-                        Node::Decode(other) => {
-                            other
-                                .end
-                                .handle_incarnation(node, incarnation, world.now_us);
-                        }
-                    }
-                    if let Some((exchange, _)) = other.exchange() {
-                        exchange.handle_incarnation(node, incarnation, world.now_us);
-                    }
-                    other.settle(world)?;
-                }
+                let known = world.registry.entry(node).or_insert(incarnation);
+                *known = incarnation.max(*known);
             }
             Event::EndDrain(node) => {
                 if let Some(Node::Decode(node)) = &mut self.nodes[node.0 as usize] {
@@ -198,13 +178,6 @@ impl<'a> Fleet<'a> {
             } => self.probed(by, peer, node, answer)?,
             Event::Pull(index) => self.pull(index)?,
             Event::Block(event) => self.load(*event)?,
-            Event::Place(id, incarnation, session, tried) => {
-                if let Some(Node::Prefill(node)) = &mut self.nodes[id.0 as usize]
-                    && node.incarnation == incarnation
-                {
-                    node.place(session, &tried, world)?;
-                }
-            }
             Event::Local(id, incarnation, event) => {
                 if let Some(node) = &mut self.nodes[id.0 as usize]
                     && node.incarnation() == incarnation
@@ -262,9 +235,7 @@ impl<'a> Fleet<'a> {
                 let Some(mut lost) = self.nodes[node.0 as usize].take() else {
                     return Ok(());
                 };
-                if let Some((exchange, _)) = lost.exchange() {
-                    world.net().totals.num_loaders_lost += exchange.num_open_loads();
-                }
+                world.net().totals.num_loaders_lost += lost.exchange().0.num_open_loads();
                 world.totals.num_crashes += 1;
                 world.totals.num_clients_lost += world.clients.node_lost(node);
                 world.sessions.node_lost(node);

@@ -18,19 +18,20 @@ impl Fleet<'_> {
     /// The registry lists the decode nodes, or is out of order.
     pub(super) fn list(&mut self) -> Result<(), Violation> {
         let world = &mut self.world;
-        let Some(plan) = &world.load.fleet else {
-            return Ok(());
-        };
+        let plan = &world.load.fleet;
         let now_us = world.now_us;
         let next_us = now_us + plan.list_interval_us;
-        if next_us < plan.until_us {
+        if next_us < world.load.lists_until_us() {
             world.push(next_us, Event::List);
         }
         let knows_starts = world.load.registry_delay_us.is_some();
         let records = world.load.decode_nodes().map(|node| PeerRecord {
             instance_id: Peers::instance(node),
             incarnation: knows_starts.then(|| world.registry[&node].0),
-            max_prompt_tokens: u32::MAX,
+            // A registry of addresses does not know it.
+            max_prompt_tokens: { world.load.nodes[node.0 as usize].max_prompt_tokens }
+                .filter(|_| knows_starts)
+                .unwrap_or(u32::MAX),
             is_draining: false,
         });
         let records: Vec<_> = records.collect();
@@ -45,14 +46,37 @@ impl Fleet<'_> {
                 false => &records[..],
             };
             let listed = (!is_out).then_some(listed);
-            if let Some(Node::Prefill(node)) = &mut self.nodes[index]
-                && let Some(peers) = &mut node.peers
-            {
-                peers.handle_list(listed, now_us);
+            if let Some(Node::Prefill(node)) = &mut self.nodes[index] {
+                { &mut node.peers }.handle_list(&mut node.brain, listed, now_us);
                 node.settle(world)?;
             }
         }
+        if now_us == 0 && !plan.fetches {
+            self.meet();
+        }
         Ok(())
+    }
+
+    /// All nodes know each other before the first call.
+    fn meet(&mut self) {
+        let world = &mut self.world;
+        let (prefill, decode) = self.nodes.split_at_mut(world.load.num_prefill_nodes);
+        for node in prefill {
+            let Some(Node::Prefill(node)) = node else {
+                continue;
+            };
+            while let Some((peer, place)) = { &mut node.peers }.poll_probe(&mut node.brain, 0) {
+                let there = &decode[place.0 as usize - world.load.num_prefill_nodes];
+                if let Some(Node::Decode(there)) = there {
+                    let answer = Answer {
+                        // That it does not fit shows in its sessions.
+                        is_compatible: true,
+                        ..there.answer(world)
+                    };
+                    { &mut node.peers }.handle_answer(&mut node.brain, peer, Some(answer), 0);
+                }
+            }
+        }
     }
 
     /// A probe comes to a decode node, which answers if it is there.
@@ -97,10 +121,10 @@ impl Fleet<'_> {
         }
         if let Some(Node::Prefill(prefill)) = &mut self.nodes[by.0.0 as usize]
             && prefill.incarnation == by.1
-            && let Some(peers) = &mut prefill.peers
         {
             world.placement.num_silent_probes += u64::from(answer.is_none());
-            peers.handle_answer(peer, answer.map(|answer| *answer), world.now_us);
+            let (answer, now_us) = (answer.map(|answer| *answer), world.now_us);
+            { &mut prefill.peers }.handle_answer(&mut prefill.brain, peer, answer, now_us);
             prefill.settle(world)?;
         }
         Ok(())
@@ -109,10 +133,7 @@ impl Fleet<'_> {
     /// A node loads the blocks of a prompt from any other.
     pub(super) fn pull(&mut self, index: usize) -> Result<(), Violation> {
         let world = &mut self.world;
-        let Some(plan) = &world.load.fleet else {
-            return Ok(());
-        };
-        let pull = &plan.pulls[index];
+        let pull = &world.load.fleet.pulls[index];
         let request = &world.load.calls[pull.call].request;
         let wanted = Wanted {
             source: Peer {
@@ -127,10 +148,9 @@ impl Fleet<'_> {
         let Some(node) = &mut self.nodes[pull.node.0 as usize] else {
             return Ok(());
         };
-        if let Some((exchange, engine)) = node.exchange() {
-            world.placement.num_other_pulls += 1;
-            exchange.start_load(wanted, engine, world);
-        }
+        let (exchange, engine) = node.exchange();
+        world.placement.num_other_pulls += 1;
+        exchange.start_load(wanted, engine, world);
         node.settle(world)
     }
 
@@ -154,7 +174,7 @@ impl Fleet<'_> {
             // A read of a process that is gone fails.
             source.filter(|source| source.incarnation() == of)
         });
-        let read = match (source.and_then(Node::exchange), &event) {
+        let read = match (source.map(Node::exchange), &event) {
             (Some((exchange, engine)), BlockEvent::Local(_, _, event)) => {
                 exchange.read_part(id, event, engine)
             }
@@ -167,13 +187,12 @@ impl Fleet<'_> {
             return Ok(());
         }
         let world = &mut self.world;
-        if let Some((exchange, engine)) = node.exchange() {
-            match event {
-                BlockEvent::Arrive {
-                    from, key, packet, ..
-                } => exchange.arrive(from, key, packet, engine, world),
-                BlockEvent::Local(_, _, event) => exchange.local(event, read, engine, world)?,
-            }
+        let (exchange, engine) = node.exchange();
+        match event {
+            BlockEvent::Arrive {
+                from, key, packet, ..
+            } => exchange.arrive(from, key, packet, engine, world),
+            BlockEvent::Local(_, _, event) => exchange.local(event, read, engine, world)?,
         }
         node.settle(world)
     }

@@ -8,7 +8,7 @@ use corella_core::{
 };
 
 use crate::blocks::block_net::{Links, load_config};
-use crate::pair::pair_load::PairLoad;
+use crate::pair::pair_load::{NodePlan, PairLoad};
 use crate::random::Random;
 
 #[derive(Clone, Debug)]
@@ -21,9 +21,9 @@ pub struct FleetPlan {
     pub list_interval_us: u64,
     /// One list of so many cannot be had, and one of as many is empty.
     pub lists_fail_once_in: u64,
-    /// Nodes are listed and probed until then. Later calls use what is known.
-    pub until_us: u64,
-    /// Prompts of decode nodes are brought back, whatever is quicker.
+    /// Whether prefill nodes fetch the blocks of prompts from decode nodes, and whether they do so even if computing is
+    /// quicker.
+    pub fetches: bool,
     pub pulls_always: bool,
     pub kv_bytes_per_token: u64,
     pub links: Links,
@@ -59,16 +59,44 @@ impl FleetPlan {
         for node in &mut load.nodes {
             exchange_blocks(&mut node.config, page_size, random);
         }
-        let num_groups = load.nodes[0].config.kv_groups.len();
-        let num_layers = vec![load.num_layers; num_groups];
-        let lives_us = { load.calls.iter().map(|call| call.at_us) }
-            .chain(load.faults.iter().map(|fault| fault.at_us))
-            .max();
         let num_pulls = random.below(12);
-        let mut plan = Self {
+        let mut plan = Self::plain(&load.nodes, load.num_layers, random);
+        plan.fetches = true;
+        plan.pulls_always = random.once_in(4);
+        plan.placement.disaggregate_min_tokens = random.pick(&[0, 0, 8]);
+        plan.lists_fail_once_in = random.pick(&[0, 0, 6]);
+        plan.pulls = (0..num_pulls).map(|_| Pull::drawn(load, random)).collect();
+        plan.links.draw_liar(load.nodes.len() as u64, random);
+        let num_nodes = load.nodes.len() as u64;
+        for node in &mut load.nodes {
+            node.max_prompt_tokens = random.pick(&[None, None, None, Some(12)]);
+        }
+        for call in &mut load.calls {
+            let hint = NodeId(random.below(num_nodes) as u32);
+            let is_hinted = random.once_in(6) && hint != call.node;
+            call.hint = is_hinted.then_some(hint);
+            if random.once_in(6) {
+                call.request.objectives.tpot_us = Some(random.pick(&[500, 10_000, 1_000_000]));
+            }
+        }
+        plan
+    }
+
+    /// Draws how the nodes of a load find each other. None loads blocks.
+    pub fn plain(nodes: &[NodePlan], num_layers: u32, random: &mut Random) -> Self {
+        let page_size = nodes[0].config.page_size;
+        let num_layers = vec![num_layers; nodes[0].config.kv_groups.len()];
+        // The operator may fix the node that computes the next turn of a conversation.
+        let places = [
+            None,
+            None,
+            Some(ComputePlace::Here),
+            Some(ComputePlace::There),
+        ];
+        Self {
             placement: PlacementConfig {
                 policy: random.pick(&[PeerPolicy::Weighted, PeerPolicy::RoundRobin]),
-                disaggregate_min_tokens: random.pick(&[0, 0, 8]),
+                compute_place: random.pick(&places),
                 ..PlacementConfig::default()
             },
             peer_table: PeerTableConfig {
@@ -78,30 +106,15 @@ impl FleetPlan {
             },
             max_sent: random.pick(&[1, 8, 1_000]),
             list_interval_us: random.pick(&[200_000, 1_000_000]),
-            lists_fail_once_in: random.pick(&[0, 0, 6]),
-            until_us: lives_us.unwrap_or(0) + 5_000_000,
-            pulls_always: random.once_in(4),
+            lists_fail_once_in: 0,
+            fetches: false,
+            pulls_always: false,
             // Links are measured by transfers of a megabyte and more.
             kv_bytes_per_token: 1 << 20,
             loads: load_config(page_size, num_layers, random),
             links: Links::drawn(random),
-            pulls: (0..num_pulls).map(|_| Pull::drawn(load, random)).collect(),
-        };
-        plan.links.draw_liar(load.nodes.len() as u64, random);
-        // The operator may fix the node that computes the next turn of a conversation.
-        let place = [
-            None,
-            None,
-            Some(ComputePlace::Here),
-            Some(ComputePlace::There),
-        ];
-        plan.placement.compute_place = random.pick(&place);
-        for call in &mut load.calls {
-            if random.once_in(6) {
-                call.request.objectives.tpot_us = Some(random.pick(&[500, 10_000, 1_000_000]));
-            }
+            pulls: Vec::new(),
         }
-        plan
     }
 }
 

@@ -28,8 +28,8 @@ pub struct PairLoad {
     /// How long after a node starts the registry tells the other nodes about it. If `None`, nodes
     /// learn of a restart only from each other.
     pub registry_delay_us: Option<u64>,
-    /// How nodes find each other and load blocks. Without it, decode nodes are drawn.
-    pub fleet: Option<FleetPlan>,
+    /// How nodes find each other and load blocks.
+    pub fleet: FleetPlan,
 }
 
 /// The latest minor version of the protocol between prefill and decode nodes.
@@ -49,6 +49,8 @@ pub struct NodePlan {
     pub arithmetic: u64,
     /// The minor version of the protocol that it speaks.
     pub protocol_minor: u32,
+    /// The longest prompt that it decodes, if it has a limit.
+    pub max_prompt_tokens: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -76,8 +78,8 @@ pub struct PairCall {
     pub goes_remote: bool,
     /// The session of the first choice, where several calls are choices of one request.
     pub siblings: Option<SessionId>,
-    /// Its decode node may be left the prompt.
-    pub asks_first: bool,
+    /// The request names a node that may have a part of its prompt.
+    pub hint: Option<NodeId>,
     pub output: Vec<TokenId>,
     pub finish: FinishReason,
 }
@@ -127,6 +129,9 @@ impl PairLoad {
             false => (1, 1),
         };
         let mut load = writer.write(num_prefill_nodes, num_decode_nodes, seed);
+        if Random(seed ^ 0x50e7).once_in(2) {
+            sort_by_time(&mut load.calls);
+        }
         keep_states(&mut load.nodes, seed);
         vary_arithmetics(&mut load.nodes, seed);
         for node in &mut load.nodes {
@@ -145,7 +150,7 @@ impl PairLoad {
         let seed = random.next();
         let mut load = Writer::new(seed).write(num_prefill_nodes, num_decode_nodes, seed);
         sort_by_time(&mut load.calls);
-        load.fleet = Some(FleetPlan::drawn(&mut load, &mut random));
+        load.fleet = FleetPlan::drawn(&mut load, &mut random);
         vary_arithmetics(&mut load.nodes, seed);
         load
     }
@@ -173,6 +178,13 @@ impl PairLoad {
             instruction_set: "portable".into(),
             group: "".into(),
         }
+    }
+
+    /// Nodes are listed and probed until then. Later calls use what is known.
+    pub fn lists_until_us(&self) -> u64 {
+        let times = { self.calls.iter() }.map(|call| call.at_us);
+        let times = times.chain(self.faults.iter().map(|fault| fault.at_us));
+        times.max().unwrap_or(0) + 5_000_000
     }
 
     pub fn decode_nodes(&self) -> impl Iterator<Item = NodeId> {
@@ -245,10 +257,12 @@ impl Writer {
                 self.call(id, node, &nodes[node].config)
             })
             .collect();
-        let mut calls = with_choices(calls, seed);
-        ask_first(&mut nodes, &mut calls, seed);
+        let calls = with_choices(calls, seed);
+        vary_versions(&mut nodes, seed);
+        let num_layers = 1 + self.random.below(3) as u32;
         let mut load = PairLoad {
-            num_layers: 1 + self.random.below(3) as u32,
+            fleet: FleetPlan::plain(&nodes, num_layers, &mut Random(seed ^ 0xf1ee_7402)),
+            num_layers,
             alphabet: self.alphabet,
             links: self.links(num_decode_nodes),
             faults: Vec::new(),
@@ -258,7 +272,6 @@ impl Writer {
             num_prefill_nodes,
             nodes,
             calls,
-            fleet: None,
         };
         if !self.random.once_in(5) {
             let num_faults = 1 + self.random.below(5);
@@ -273,7 +286,7 @@ impl Writer {
         config.min_bandwidth_bytes_per_s = self.random.pick(&[1_000_000, 100_000, 10_000]);
         config.resumes_locally = !self.random.once_in(6);
         config.first_token_timeout_us = self.random.pick(&[500_000, 60_000_000]);
-        config.hold_lease_us = self.random.pick(&[4_000_000, 30_000_000]);
+        config.hold_lease_us = self.random.pick(&[3_500_000, 4_000_000, 30_000_000]);
         config.max_asked_peers = 1 + self.random.below(3) as u32;
         if self.random.once_in(8) {
             config.max_sessions = 1 + self.random.below(6) as u32;
@@ -313,6 +326,7 @@ impl Writer {
             is_compatible: true,
             arithmetic: 0,
             protocol_minor: LATEST_MINOR,
+            max_prompt_tokens: None,
         }
     }
 
@@ -398,7 +412,7 @@ impl Writer {
             cancel_us: cancel.then(|| (at_us + self.random.below(600_000)).saturating_sub(20_000)),
             goes_remote: !self.random.once_in(8),
             siblings: None,
-            asks_first: false,
+            hint: None,
             request,
             output,
             finish,
@@ -498,8 +512,8 @@ fn keep_states(nodes: &mut [NodePlan], seed: u64) {
     }
 }
 
-/// Has the calls of some loads ask their decode node first, from a generator of its own. A node may be too old for that.
-fn ask_first(nodes: &mut [NodePlan], calls: &mut [PairCall], seed: u64) {
+/// Gives some nodes an earlier version of the protocol, from a generator of its own.
+fn vary_versions(nodes: &mut [NodePlan], seed: u64) {
     let mut random = Random(seed ^ 0xa5_f125);
     if random.once_in(2) {
         return;
@@ -507,10 +521,6 @@ fn ask_first(nodes: &mut [NodePlan], calls: &mut [PairCall], seed: u64) {
     for node in nodes {
         let latest = LATEST_MINOR;
         node.protocol_minor = random.pick(&[0, 1, latest, latest, latest, latest]);
-    }
-    let skips_once_in = random.pick(&[2, 10]);
-    for call in calls {
-        call.asks_first = call.goes_remote && !random.once_in(skips_once_in);
     }
 }
 

@@ -33,8 +33,6 @@ counts! {
         num_moved,
         num_suspects,
         num_incompatible,
-        /// Told by the node itself, before the registry had it.
-        num_restarts_noticed,
         num_crashes,
         num_blocks,
         num_cut_connections,
@@ -91,6 +89,8 @@ counts! {
         /// Decisions by predicted cost.
         num_decided_here,
         num_decided_there,
+        /// Calls that name a node with a part of their prompt.
+        num_hinted,
         /// Loads from the node that has a part of a prompt, before its prefill, and others.
         num_pulls,
         num_other_pulls,

@@ -1,14 +1,16 @@
-//! A prefill node: engine, session end, and what the node does for its decode nodes.
+//! A prefill node: the core's machine, its engine, and what the node does for its decode nodes.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use corella_core::session::{
-    AbortReason, CacheStore, CacheStoreConfig, ExportTask, LoadKey, Peer, PrefillAction,
-    PrefillEnd, SessionKey, Submission, SubmissionError, ToDecode, ToPrefill,
+    AbortReason, CacheStore, CacheStoreConfig, ExportTask, LoadKey, SessionKey, ToDecode, ToPrefill,
 };
-use corella_core::{Incarnation, KvFact, NodeId, RequestId, SessionId, StepId};
+use corella_core::{
+    DirectoryConfig, Fetching, Incarnation, KvFact, NodeAction, NodeId, PrefillNode as Brain,
+    RequestId, SessionId, StepId,
+};
 
 use crate::blocks::exchange::Exchange;
 use crate::pair::engine::{Engine, PlannedStep};
@@ -24,7 +26,7 @@ pub struct PrefillNode {
     pub id: NodeId,
     pub incarnation: Incarnation,
     pub engine: Engine,
-    pub end: PrefillEnd,
+    pub brain: Brain,
     pub(super) store: CacheStore<Rc<RefCell<Offer>>, Load>,
     pub(super) num_layers: u32,
     num_requests: u64,
@@ -33,17 +35,14 @@ pub struct PrefillNode {
     leases: LeaseWatch,
     pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
-    /// Only in a fleet.
-    pub exchange: Option<Exchange>,
-    pub(super) peers: Option<Peers>,
+    pub exchange: Exchange,
+    pub peers: Peers,
     /// The peer of each attempt.
     pub(super) asked: BTreeMap<SessionKey, NodeId>,
-    /// The node of the first choice of a prompt.
-    pub(super) choices: BTreeMap<SessionId, NodeId>,
     /// Goes on when a load has begun or ended.
     pub(super) pulling: BTreeMap<LoadKey, Behind>,
-    /// Sessions whose prompt may be left to a decode node, and how many rows that has.
-    pub(super) undecided: BTreeMap<SessionId, (SessionKey, u32)>,
+    /// Sessions whose prompt may be left to a decode node.
+    undecided: BTreeMap<SessionId, SessionKey>,
     /// Sessions whose prompt was left to a decode node, and whether it still has it.
     left: BTreeMap<SessionId, bool>,
 }
@@ -52,6 +51,8 @@ pub struct PrefillNode {
 #[derive(Clone, Copy)]
 pub enum Behind {
     Call(usize),
+    /// A request that has named the load's source.
+    Hint(usize, Fetching),
     /// The node that computes a prompt is named then.
     Decision(SessionKey),
 }
@@ -62,6 +63,16 @@ impl PrefillNode {
         let plan = &load.nodes[id.0 as usize];
         let hello = load.hello(id, incarnation);
         let sessions = load.sessions.clone();
+        let fleet = &load.fleet;
+        let directory = DirectoryConfig {
+            peer_table: fleet.peer_table.clone(),
+            placement: fleet.placement.clone(),
+            takes_locally: sessions.starts_locally,
+            page_size: plan.config.page_size,
+            kv_bytes_per_token: fleet.kv_bytes_per_token,
+            max_sent: fleet.max_sent,
+            first_cursor: 0,
+        };
         // Fewer than there may be sessions, so that some are refused.
         let max_stored = (sessions.max_sessions as usize).div_ceil(2);
         Self {
@@ -75,84 +86,28 @@ impl PrefillNode {
                 tombstone_us: sessions.tombstone_us,
                 max_tombstones: sessions.max_tombstones as usize,
             }),
-            end: PrefillEnd::new(sessions, hello).expect("loads have valid times"),
+            brain: Brain::new(sessions, directory, hello).expect("loads have valid times"),
             num_layers: load.num_layers,
             num_requests: 0,
             runs: BTreeMap::new(),
             leases: LeaseWatch::default(),
             senders: BTreeMap::new(),
             wake_us: None,
-            exchange: { load.fleet.as_ref() }.map(|_| Exchange::new(id, incarnation, world)),
-            peers: { load.fleet.as_ref() }.map(|fleet| {
-                Peers::new(fleet, plan.config.page_size, load.sessions.starts_locally)
-            }),
+            exchange: Exchange::new(id, incarnation, world),
+            peers: Peers::new(load.lists_until_us()),
             asked: BTreeMap::new(),
-            choices: BTreeMap::new(),
             pulling: BTreeMap::new(),
             undecided: BTreeMap::new(),
             left: BTreeMap::new(),
         }
     }
 
-    pub fn call(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
-        let call = &world.load.calls[index];
-        world.totals.num_requests += 1;
-        if world.load.fleet.is_some() {
-            return self.call_in_fleet(index, world);
-        }
-        let peer = match call.goes_remote {
-            true => world.place(self.id, &[]),
-            false => None,
-        };
-        self.submit(index, peer, call.asks_first, world)
-    }
-
-    pub(super) fn submit(
-        &mut self,
-        index: usize,
-        peer: Option<Peer>,
-        asks_first: bool,
-        world: &mut World<'_>,
-    ) -> Result<(), Violation> {
-        let call = &world.load.calls[index];
-        let session = SessionId(index as u128);
-        let submission = Submission {
-            session,
-            request: call.request.clone(),
-            max_tokens: call.max_tokens,
-            deadline_us: call.deadline_us,
-            siblings: call.siblings,
-            adapter: None,
-            constraint: None,
-            trace_id: None,
-            asks_first,
-        };
-        let was_cancelled = call
-            .cancel_us
-            .is_some_and(|cancel_us| cancel_us <= world.now_us);
-        match self.end.submit(submission, peer, world.now_us) {
-            Ok(()) => {
-                world.clients.submitted(session, index, world.now_us);
-                return Ok(());
-            }
-            Err(SubmissionError::TooManySessions { .. }) => {
-                world.totals.num_too_many_sessions += 1;
-            }
-            Err(SubmissionError::Ended) if was_cancelled => {
-                world.totals.num_cancelled_before += 1;
-            }
-            Err(error) => return Err(world.violation("a call is taken", error.to_string())),
-        }
-        self.leave(session);
-        Ok(())
-    }
-
     pub fn cancel(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
         let session = SessionId(index as u128);
         let is_waiting = world.clients.is_waiting(session);
         world.clients.cancelled(session);
-        let is_cancelled = self.end.cancel(session, world.now_us);
-        let again = self.end.cancel(session, world.now_us);
+        let is_cancelled = self.brain.cancel(session, world.now_us);
+        let again = self.brain.cancel(session, world.now_us);
         if is_cancelled == is_waiting && !again {
             return Ok(());
         }
@@ -173,12 +128,12 @@ impl PrefillNode {
                 if matches!(message, ToPrefill::Allocated(_)) {
                     world.sessions.allocated(PREFILL, key, now_us);
                 }
-                self.account(key, &message, world);
+                self.note_transfer(key, &message, world);
                 world.totals.num_refusals += u64::from(matches!(message, ToPrefill::Refused(_)));
                 world.totals.num_aborts += u64::from(matches!(message, ToPrefill::Abort(_)));
                 let may_end = matches!(message, ToPrefill::Tokens(_) | ToPrefill::Finish(_));
                 let was_waiting = world.clients.is_waiting(key.session);
-                self.end.handle_message(key, message, now_us);
+                self.brain.handle_message(key, message, now_us);
                 self.settle(world)?;
                 let has_ended = was_waiting && !world.clients.is_waiting(key.session);
                 world.totals.num_completed_remotely += u64::from(may_end && has_ended);
@@ -188,7 +143,7 @@ impl PrefillNode {
                 deadline_us,
             } => self.handle_load(id, first_row, deadline_us, world),
             Packet::Closed if id.wire == Wire::Control => {
-                self.end.handle_stream_closed(key, now_us);
+                self.brain.sessions().handle_stream_closed(key, now_us);
             }
             Packet::Closed => self.handle_load_closed(key, world),
             Packet::ToDecode(_) | Packet::Rows { .. } | Packet::State(_) => {
@@ -207,18 +162,19 @@ impl PrefillNode {
                     return Ok(());
                 }
                 self.wake_us = None;
-                self.end.handle_timeout(now_us);
+                self.brain.handle_timeout(now_us);
                 self.time_out_loads(world)?;
-                self.handle_fleet_timeout(world);
+                self.exchange.handle_timeout(now_us);
+                self.probe(world);
             }
             LocalEvent::StepReturns => self.engine.return_step(),
             LocalEvent::LayerDone { step, layer } => {
                 self.engine.handle_layer_done(step);
-                self.end.handle_layer_done(step, layer);
+                self.brain.sessions().handle_layer_done(step, layer);
             }
             LocalEvent::Read(key) => self.read(key, world)?,
             LocalEvent::Stopped(key) => self.handle_stopped(key, world),
-            LocalEvent::Decide(key) => self.decide(key, world),
+            LocalEvent::LookUp(key) => self.look_up(key, world),
             LocalEvent::LoadCancelled(_) | LocalEvent::Reserve(_) | LocalEvent::CopyEnds => {
                 unreachable!("a prefill node loads nothing")
             }
@@ -226,20 +182,10 @@ impl PrefillNode {
         self.settle(world)
     }
 
-    pub fn place(
-        &mut self,
-        session: SessionId,
-        tried: &[NodeId],
-        world: &mut World<'_>,
-    ) -> Result<(), Violation> {
-        self.try_next(session, tried, world)?;
-        self.settle(world)
-    }
-
     /// Carries out the actions of the machines until none is left.
     pub fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
         loop {
-            if let Some(action) = self.end.poll_action() {
+            if let Some(action) = self.brain.poll_action() {
                 self.act(action, world)?;
             } else if let Some(fact) = self.engine.poll_kv_fact() {
                 self.handle_fact(fact, world)?;
@@ -248,7 +194,9 @@ impl PrefillNode {
                     let (session, _) = self.runs[&output.request];
                     world.clients.failed(session);
                 }
-                self.end.handle_local_output(output, world.now_us);
+                self.brain
+                    .sessions()
+                    .handle_local_output(output, world.now_us);
             } else if let Some(step) = self.engine.try_step(world.now_us, &mut world.random) {
                 let mut exports = None;
                 while let Some(fact) = self.engine.poll_kv_fact() {
@@ -261,7 +209,7 @@ impl PrefillNode {
                     self.plan_layers(id, &step, world);
                 }
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
-            } else if self.settle_fleet(world)? {
+            } else if self.settle_loads(world)? {
                 continue;
             } else if let Some(fact) = self.engine.poll_kv_fact() {
                 // A lease has ended, and there is no step.
@@ -272,7 +220,7 @@ impl PrefillNode {
         }
         let verdict = self.leases.check(world.now_us);
         verdict.map_err(|what| world.violation("held pages have a lease", what))?;
-        self.end.check_invariants();
+        self.brain.check_invariants();
         self.store.check_invariants();
         self.engine.scheduler().check_invariants();
         self.plan_wake(world);
@@ -283,7 +231,7 @@ impl PrefillNode {
     pub fn leftovers(&mut self) -> String {
         // Tombstones go by themselves.
         let store = self.store.stats(u64::MAX);
-        let (end, engine) = (self.end.stats(), self.engine.stats());
+        let (end, engine) = (self.brain.sessions().stats(), self.engine.stats());
         let is_clean = end == Default::default()
             && store == Default::default()
             && engine.num_in_use_pages + engine.num_held_pages == 0
@@ -291,39 +239,40 @@ impl PrefillNode {
             && engine.num_fetching_pages + engine.num_block_holds == 0
             && self.senders.is_empty()
             && self.pulling.is_empty();
-        let blocks = { self.exchange.as_ref() }.map_or_else(String::new, Exchange::leftovers);
-        let placed = { self.peers.as_ref() }.map_or_else(String::new, Peers::leftovers);
+        let blocks = self.exchange.leftovers();
+        let placed = self.placed();
         match is_clean && blocks.is_empty() && placed.is_empty() {
             true => String::new(),
             false => format!("{end:?} {store:?} {engine:?} {blocks} {placed}"),
         }
     }
 
-    fn act(&mut self, action: PrefillAction, world: &mut World<'_>) -> Result<(), Violation> {
+    /// Reservations that were left behind when all sessions had ended.
+    fn placed(&mut self) -> String {
+        let num_reservations = self.brain.directory().num_reservations();
+        let nodes = self.brain.peers().decode_nodes(0);
+        let num_pages: u32 = nodes.iter().map(|node| node.num_unreported_pages).sum();
+        match num_pages == 0 && num_reservations == 0 {
+            true => String::new(),
+            false => format!("{num_pages} pages, {num_reservations} reservations"),
+        }
+    }
+
+    fn act(&mut self, action: NodeAction, world: &mut World<'_>) -> Result<(), Violation> {
         let now_us = world.now_us;
         let control = |key| ConnectionId {
             key,
             wire: Wire::Control,
         };
         match action {
-            PrefillAction::TryNext { session, tried } => match world.random.below(20) {
-                // Placement may never answer.
-                0 => {}
-                1 | 2 => {
-                    let at_us = now_us + world.random.below(60_000);
-                    let event = Event::Place(self.id, self.incarnation, session, tried);
-                    world.push(at_us, event);
-                }
-                _ => self.try_next(session, &tried, world)?,
-            },
-            PrefillAction::OpenStream { key, node } => {
+            NodeAction::OpenStream { key, node } => {
                 world.totals.num_attempts += 1;
                 world.totals.num_second_attempts += u64::from(key.attempt > 0);
                 self.asked.insert(key, node);
-                world.open(control(key), self.id, self.place_of(node));
+                world.open(control(key), self.id, self.peers.place(node));
                 world.sessions.opened(PREFILL, key, self.id, now_us);
             }
-            PrefillAction::Send { key, message } => {
+            NodeAction::Send { key, message } => {
                 if message == ToDecode::Abort(AbortReason::ProtocolViolated) {
                     let what = format!("{key} is given up by its prefill node");
                     return Err(world.violation("these nodes break no protocol", what));
@@ -335,7 +284,7 @@ impl PrefillNode {
                 let packet = Packet::ToDecode(message);
                 world.send(control(key), Direction::ToDecode, packet);
             }
-            PrefillAction::CloseStream { key } => {
+            NodeAction::CloseStream { key } => {
                 if key.attempt == 0 {
                     // Only the first node is asked.
                     self.left
@@ -344,33 +293,29 @@ impl PrefillNode {
                 }
                 world.close(control(key), Direction::ToDecode);
                 world.sessions.closed(PREFILL, key);
-                self.leave(key.session);
             }
-            PrefillAction::Decide {
-                key,
-                num_cached_rows,
-                ..
-            } => {
+            NodeAction::LookUp { key } => {
                 world.totals.num_asked_first += 1;
                 world.sessions.undecided(key);
-                self.undecided.insert(key.session, (key, num_cached_rows));
+                self.undecided.insert(key.session, key);
                 match world.random.below(10) {
-                    // The node may never come to an answer.
+                    // The engine may never come to an answer.
                     0 => {}
                     1..=3 => {
                         let at_us = now_us + world.random.below(120_000);
-                        self.push(at_us, LocalEvent::Decide(key), world);
+                        self.push(at_us, LocalEvent::LookUp(key), world);
                     }
-                    _ => self.decide(key, world),
+                    _ => self.look_up(key, world),
                 }
             }
-            PrefillAction::SubmitLocally {
+            NodeAction::Fetch { key, source } => self.fetch(key, source, world),
+            NodeAction::SubmitLocally {
                 session,
                 run,
                 is_accepted,
                 mut request,
             } => {
-                if let Some((key, _)) = self.undecided.remove(&session) {
+                if let Some(key) = self.undecided.remove(&session) {
                     world.sessions.decided(key);
                 }
                 if self.left.get(&session) == Some(&true) {
@@ -390,42 +335,32 @@ impl PrefillNode {
                     Ok(()) => {
                         self.runs.insert(id, (session, run));
                         world.clients.accepted(session);
-                        self.end.handle_submitted(session, run, id, now_us);
+                        self.brain
+                            .sessions()
+                            .handle_submitted(session, run, id, now_us);
                     }
-                    Err(error) => self.end.handle_local_refused(session, run, error, now_us),
+                    Err(error) => self
+                        .brain
+                        .sessions()
+                        .handle_local_refused(session, run, error, now_us),
                 }
             }
-            PrefillAction::AbortLocal { request, .. } => {
+            NodeAction::AbortLocal { request, .. } => {
                 self.engine.scheduler().abort_request(request);
             }
-            PrefillAction::Export(task) => self.carry_out(task, world)?,
-            PrefillAction::Emit { session, event } => {
+            NodeAction::Export(task) => self.carry_out(task, world)?,
+            NodeAction::Emit { session, event } => {
                 let verdict = world.clients.told(session, &event, now_us);
                 verdict.map_err(|what| {
                     world.violation("a client gets the lone run's tokens and one end", what)
                 })?;
                 if let Some(finish) = &event.finish {
                     world.totals.count_end(finish);
-                    self.leave(session);
                 }
             }
-            PrefillAction::MarkSuspect { node } => {
-                world.totals.num_suspects += 1;
-                self.suspect(node, world);
-            }
-            PrefillAction::MarkRestarted { node, incarnation } => {
-                world.totals.num_restarts_noticed += 1;
-                world.note_incarnation(self.place_of(node), incarnation);
-                if self.peers.is_some() {
-                    self.suspect(node, world);
-                }
-            }
-            PrefillAction::MarkIncompatible { node, .. } => {
+            NodeAction::WarnIncompatible { node, .. } => {
                 world.totals.num_incompatible += 1;
-                if let Some(peers) = &mut self.peers {
-                    peers.handle_incompatible(node, now_us);
-                }
-                let node = self.place_of(node);
+                let node = self.peers.place(node);
                 if world.load.nodes[node.0 as usize].is_compatible {
                     let what = format!("node {node} is said to be incompatible");
                     return Err(world.violation("nodes know who they can work with", what));
@@ -505,7 +440,7 @@ impl PrefillNode {
                 self.check_lease(request, world)?;
             }
         }
-        self.end.handle_kv_fact(&fact, world.now_us);
+        self.brain.sessions().handle_kv_fact(&fact, world.now_us);
         Ok(())
     }
 
@@ -574,9 +509,10 @@ impl PrefillNode {
 
     fn plan_wake(&mut self, world: &mut World<'_>) {
         let deadlines = [
-            self.end.poll_timeout(),
+            self.brain.poll_timeout(),
             self.store.poll_timeout(),
-            self.fleet_timeout(),
+            self.exchange.poll_timeout(),
+            self.peers.next_probe_us(&self.brain),
             // Past deadlines wait for the step that holds the scheduler up.
             self.engine
                 .scheduler()

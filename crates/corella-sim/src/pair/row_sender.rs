@@ -97,7 +97,7 @@ impl PrefillNode {
         let stored = self.store.store(key, offer.clone(), now_us);
         world.sessions.unsubscribed(key);
         let Ok(waiting) = stored else {
-            return self.end.handle_load_failed(key, now_us);
+            return self.brain.sessions().handle_load_failed(key, now_us);
         };
         if let Some(load) = waiting {
             self.serve(key, offer, load, world);
@@ -207,7 +207,9 @@ impl PrefillNode {
             },
         );
         self.push(world.now_us + transfer_us, LocalEvent::Read(key), world);
-        self.end.handle_load_progress(key, world.now_us);
+        self.brain
+            .sessions()
+            .handle_load_progress(key, world.now_us);
         Ok(())
     }
 
@@ -234,7 +236,9 @@ impl PrefillNode {
         let wire = Wire::Data;
         let id = ConnectionId { key, wire };
         world.send(id, Direction::ToDecode, Packet::State(found));
-        self.end.handle_load_progress(key, world.now_us);
+        self.brain
+            .sessions()
+            .handle_load_progress(key, world.now_us);
         Ok(())
     }
 
@@ -281,9 +285,11 @@ impl PrefillNode {
         world.sessions.unsubscribed(key);
         self.store.cancel(key, |_| true);
         match self.senders.remove(&key) {
-            Some(sender) if sender.is_stopping => self.end.handle_deleted(key, world.now_us),
+            Some(sender) if sender.is_stopping => {
+                self.brain.sessions().handle_deleted(key, world.now_us)
+            }
             Some(sender) if !sender.has_sent_all() => {
-                self.end.handle_load_failed(key, world.now_us);
+                self.brain.sessions().handle_load_failed(key, world.now_us);
             }
             _ => {}
         }
@@ -302,7 +308,7 @@ impl PrefillNode {
                 let at_us = world.now_us + world.stop_us();
                 self.push(at_us, LocalEvent::Stopped(key), world);
             }
-            None => self.end.handle_deleted(key, world.now_us),
+            None => self.brain.sessions().handle_deleted(key, world.now_us),
         }
     }
 
@@ -327,7 +333,7 @@ impl PrefillNode {
         if self.senders.remove(&key).is_some() {
             let wire = Wire::Data;
             world.close(ConnectionId { key, wire }, Direction::ToDecode);
-            self.end.handle_deleted(key, world.now_us);
+            self.brain.sessions().handle_deleted(key, world.now_us);
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use corella_core::session::{Peer, SessionKey};
-use corella_core::{Incarnation, NodeId, SessionId, StepId};
+use corella_core::session::SessionKey;
+use corella_core::{Incarnation, NodeId, StepId};
 
 use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::pair::client_watch::ClientWatch;
@@ -47,8 +47,6 @@ pub enum Event {
     /// A node is to load blocks.
     Pull(usize),
     Block(Box<BlockEvent>),
-    /// Placement answers late.
-    Place(NodeId, Incarnation, SessionId, Vec<NodeId>),
     /// The rest are matters of one process.
     Local(NodeId, Incarnation, LocalEvent),
 }
@@ -70,8 +68,8 @@ pub enum LocalEvent {
     Stopped(SessionKey),
     /// A load that was cancelled writes no more.
     LoadCancelled(SessionKey),
-    /// It is decided late which node computes a prompt.
-    Decide(SessionKey),
+    /// The engine answers late how much of a prompt it has.
+    LookUp(SessionKey),
     /// The scheduler comes to a reservation that it was asked for.
     Reserve(SessionKey),
 }
@@ -81,17 +79,15 @@ pub struct World<'a> {
     pub now_us: u64,
     pub random: Random,
     pub network: Network,
-    /// What prefill nodes think the decode nodes are.
+    /// The starts that the registry lists.
     pub registry: BTreeMap<NodeId, Incarnation>,
-    suspect_until_us: BTreeMap<(NodeId, NodeId), u64>,
     events: BinaryHeap<Reverse<(u64, u64, Queued)>>,
     num_events: u64,
     pub clients: ClientWatch<'a>,
     pub sessions: SessionWatch,
     pub totals: SessionTotals,
     pub placement: PlacementTotals,
-    /// Only in a fleet.
-    net: Option<BlockNet>,
+    net: BlockNet,
 }
 
 /// Ordered by time and number only.
@@ -125,14 +121,13 @@ impl<'a> World<'a> {
             random: Random(!seed),
             network: Network::default(),
             registry: BTreeMap::new(),
-            suspect_until_us: BTreeMap::new(),
             events: BinaryHeap::new(),
             num_events: 0,
             clients: ClientWatch::new(load),
             sessions: SessionWatch::new(load.sessions.clone()),
             totals: SessionTotals::default(),
             placement: PlacementTotals::default(),
-            net: { load.fleet.as_ref() }.map(|fleet| BlockNet::new(&fleet.links, &fleet.loads)),
+            net: BlockNet::new(&load.fleet.links, &load.fleet.loads),
         }
     }
 
@@ -141,7 +136,7 @@ impl<'a> World<'a> {
         PairTotals {
             sessions: self.totals,
             placement: self.placement,
-            loads: self.net.map(|net| net.totals).unwrap_or_default(),
+            loads: self.net.totals,
         }
     }
 
@@ -182,36 +177,6 @@ impl<'a> World<'a> {
     pub fn stop_us(&mut self) -> u64 {
         let max_stop_us = self.links().max_stop_us;
         self.random.below(max_stop_us + 1)
-    }
-
-    /// A decode node that is none of `tried`, as a placement policy would choose one.
-    pub fn place(&mut self, by: NodeId, tried: &[NodeId]) -> Option<Peer> {
-        let nodes: Vec<NodeId> = self
-            .load
-            .decode_nodes()
-            .filter(|node| !tried.contains(node))
-            .filter(|&node| {
-                let until_us = self.suspect_until_us.get(&(by, node));
-                until_us.is_none_or(|&until_us| until_us <= self.now_us)
-            })
-            .collect();
-        if nodes.is_empty() {
-            return None;
-        }
-        let node = self.random.pick(&nodes);
-        let incarnation = self.registry[&node];
-        Some(Peer { node, incarnation })
-    }
-
-    /// A node is known to have been started again, and placement uses its new incarnation.
-    pub fn note_incarnation(&mut self, node: NodeId, incarnation: Incarnation) {
-        let known = self.registry.entry(node).or_insert(incarnation);
-        *known = incarnation.max(*known);
-    }
-
-    pub fn suspect(&mut self, by: NodeId, node: NodeId) {
-        let until_us = self.now_us + 200_000;
-        self.suspect_until_us.insert((by, node), until_us);
     }
 
     pub fn open(&mut self, id: ConnectionId, prefill: NodeId, decode: NodeId) {
@@ -339,9 +304,7 @@ impl Surroundings for World<'_> {
     }
 
     fn net(&mut self) -> &mut BlockNet {
-        self.net
-            .as_mut()
-            .expect("only nodes of a fleet load blocks")
+        &mut self.net
     }
 
     fn push_block_event(&mut self, at_us: u64, event: BlockEvent) {

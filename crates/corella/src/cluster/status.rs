@@ -1,10 +1,9 @@
 //! This node's status and its peers', for watchers of the engine.
 
-use std::collections::BTreeMap;
-
+use corella_cluster::NodeRecord;
 use corella_cluster::node::{DecodeRole, PrefillRole, RunningRole, standing_name};
-use corella_cluster::{NodeRecord, Registry};
-use corella_core::{DecodeNode, NodeId};
+use corella_cluster::session::PrefillNode;
+use corella_core::DecodeNode;
 use corella_server::{ClusterStatus, MAX_NODES, NodeStatus, RoleStatus};
 
 /// `None` for a node that other nodes cannot reach.
@@ -17,9 +16,9 @@ pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<Cluster
     };
     match running {
         RunningRole::Unified(_) => running.entrance().map(|_| status),
-        RunningRole::Prefill(PrefillRole { node, registry, .. }) => {
+        RunningRole::Prefill(PrefillRole { node, .. }) => {
             let stats = node.stats();
-            let (num_nodes, nodes) = nodes_of(registry);
+            let (num_nodes, nodes) = nodes_of(node);
             Some(ClusterStatus {
                 sessions: stats.num_sessions,
                 loads: stats.num_waiting_loads,
@@ -32,12 +31,11 @@ pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<Cluster
         }
         RunningRole::Decode(DecodeRole {
             node,
-            registry,
+            peers,
             receiver,
             ..
         }) => {
-            let known = registry.as_ref().map(|registry| registry.peers().records());
-            let known = known.unwrap_or_default();
+            let known = peers.records();
             Some(ClusterStatus {
                 sessions: node.num_sessions(),
                 loads: receiver.stats().num_loads,
@@ -53,10 +51,9 @@ pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<Cluster
 }
 
 /// Returns the number of decode nodes that a prefill node knows, and the first of them.
-fn nodes_of(registry: &Registry) -> (usize, Vec<NodeStatus>) {
-    let peers = registry.peers();
-    let records: BTreeMap<NodeId, NodeRecord> = peers.records().into_iter().collect();
-    let known = peers.with(|directory, now_us| directory.peers.decode_nodes(now_us));
+fn nodes_of(node: &PrefillNode) -> (usize, Vec<NodeStatus>) {
+    let records = node.records();
+    let known = node.with_peers(|peers, now_us| peers.decode_nodes(now_us));
     let nodes = { known.iter() }
         .filter_map(|node| Some(node_status(records.get(&node.peer_id)?, Some(node))))
         .take(MAX_NODES);

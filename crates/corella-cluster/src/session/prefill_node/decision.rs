@@ -1,76 +1,52 @@
-//! Chooses the node that computes the rest of a prompt that a decode node has in part.
+//! Looks up and fetches the blocks of a prompt that a decode node has in part.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use corella_core::session::SessionKey;
-use corella_core::{ComputePlace, ComputeQuery, ComputeSite, Fetching, NodeId};
+use corella_core::{Fetching, NodeId};
 
 use super::{Node, State};
 use crate::driver::Driver;
 use crate::entrance::Prefix;
 
-/// Decisions since the start, by the node that computes the prompt.
-#[derive(Debug, Default)]
-pub(super) struct DecisionCounts {
-    num_here: AtomicU64,
-    num_there: AtomicU64,
-}
-
-impl DecisionCounts {
-    fn count(&self, place: ComputePlace) -> &AtomicU64 {
-        match place {
-            ComputePlace::Here => &self.num_here,
-            ComputePlace::There => &self.num_there,
-        }
-    }
-
-    pub fn get(&self, place: ComputePlace) -> u64 {
-        self.count(place).load(Ordering::Relaxed)
-    }
-}
-
 impl Node {
-    /// Asks the engine how much of the prompt it has cached, and decides. If the engine answers too late, the session
+    /// Asks the engine how much of a session's prompt it has cached. If the engine answers too late, the session
     /// continues without a decision.
-    pub(super) fn decide(
-        self: &Arc<Self>,
-        state: &mut State,
-        key: SessionKey,
-        node: NodeId,
-        num_cached_rows: u32,
-    ) {
-        let Some(request) = state.end.request(key.session) else {
+    pub(super) fn look_up(self: &Arc<Self>, state: &mut State, key: SessionKey) {
+        let hashes = state.node.hashes(key.session).cloned();
+        let Some((hashes, request)) = hashes.zip(state.node.sessions().request(key.session)) else {
             return;
         };
-        let (namespace, prompt) = (request.namespace.clone(), request.prompt.clone());
-        let Some(client) = state.sessions.client(key.session) else {
-            return;
-        };
-        let (trace_id, hashes) = (client.trace_id.clone(), client.facts.hashes.clone());
         let blocks = self.engine.block_exchange();
+        let list = blocks.list(&request.namespace, &request.prompt, &hashes);
         let this = self.clone();
         self.spawn(async move {
-            let list = blocks.list(&namespace, &prompt, &hashes);
             let num_blocks = blocks.look_up(list).await.unwrap_or(0);
             let num_cached_here = num_blocks * blocks.page_size();
+            let here = this.engine.stats().scheduler;
             let fetcher = this.fetcher.as_ref();
-            let query = ComputeQuery {
-                node,
-                num_prompt_tokens: prompt.len() as u32,
-                num_cached_rows,
-                here: ComputeSite::of(&this.engine.stats().scheduler, num_cached_here),
-                fetching: fetcher.map_or(Fetching::Never, |fetcher| {
-                    Fetching::IfQuicker(fetcher.loader().pace())
-                }),
-            };
-            let decision = this.peers.decide(&query);
-            tracing::debug!(%key, ?decision, ?query, "it is decided which node computes a prompt");
-            this.decisions
-                .count(decision.place)
-                .fetch_add(1, Ordering::Relaxed);
-            if decision.fetches
-                && let Some((fetcher, source)) = this.source(node)
+            let fetching = fetcher.map_or(Fetching::Never, |fetcher| {
+                Fetching::IfQuicker(fetcher.loader().pace())
+            });
+            this.with(|node, now_us| {
+                node.handle_looked_up(key, num_cached_here, fetching, &here, now_us);
+            });
+        });
+    }
+
+    /// Begins to fetch the blocks of a session's prompt.
+    pub(super) fn fetch(self: &Arc<Self>, state: &mut State, key: SessionKey, node: NodeId) {
+        let hashes = state.node.hashes(key.session).cloned();
+        let request = state.node.sessions().request(key.session);
+        let known = hashes.zip(request.map(|it| (it.namespace.clone(), it.prompt.clone())));
+        let client = state.sessions.client(key.session);
+        let trace_id = client.and_then(|client| client.trace_id.clone());
+        let source = self.source(state, node);
+        let source = source.map(|(fetcher, source)| (fetcher.clone(), source));
+        let this = self.clone();
+        self.spawn(async move {
+            if let Some((fetcher, source)) = source
+                && let Some((hashes, (namespace, prompt))) = known
             {
                 let prefix = Prefix {
                     namespace: &namespace,
@@ -79,7 +55,7 @@ impl Node {
                 };
                 fetcher.begin(prefix, &hashes, source).await;
             }
-            this.with(|end, now_us| end.handle_decision(key, decision.place, now_us));
+            this.with(|node, now_us| node.handle_fetch_begun(key, now_us));
         });
     }
 }

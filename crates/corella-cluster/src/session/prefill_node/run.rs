@@ -43,7 +43,10 @@ impl Node {
                     .read_outputs(session, run, stream, exported_since);
                 let reader = self.spawn(reader).abort_handle();
                 state.sessions.add_reader(session, id, reader);
-                return state.end.handle_submitted(session, run, id, now_us);
+                return state
+                    .node
+                    .sessions()
+                    .handle_submitted(session, run, id, now_us);
             }
             Err(SubmitError::Refused(error)) => error,
             Err(SubmitError::QueueFull { num_waiting, limit }) => {
@@ -51,10 +54,16 @@ impl Node {
             }
             Err(error) => {
                 let reason = error.to_string().into();
-                return state.end.handle_engine_lost(session, run, reason, now_us);
+                return state
+                    .node
+                    .sessions()
+                    .handle_engine_lost(session, run, reason, now_us);
             }
         };
-        state.end.handle_local_refused(session, run, error, now_us);
+        state
+            .node
+            .sessions()
+            .handle_local_refused(session, run, error, now_us);
     }
 
     async fn read_outputs(
@@ -75,8 +84,9 @@ impl Node {
                         client.accept();
                     }
                 }
-                StreamEvent::Refused(error) => self.tell(&mut state, |end, now_us| {
-                    end.handle_local_refused(session, run, error, now_us);
+                StreamEvent::Refused(error) => self.tell(&mut state, |node, now_us| {
+                    node.sessions()
+                        .handle_local_refused(session, run, error, now_us);
                 }),
                 StreamEvent::Output(output) => {
                     if output.sample.is_some()
@@ -84,8 +94,8 @@ impl Node {
                     {
                         self.times.prefill.observe(since.elapsed().as_secs_f64());
                     }
-                    self.tell(&mut state, |end, now_us| {
-                        end.handle_local_output(output, now_us);
+                    self.tell(&mut state, |node, now_us| {
+                        node.sessions().handle_local_output(output, now_us);
                     });
                 }
             }
@@ -100,8 +110,8 @@ impl Node {
             Exported::Stored(key, _status) => {
                 self.spawn(self.clone().watch_progress(key));
             }
-            Exported::NotStored(key) => state.end.handle_load_failed(key, now_us),
-            Exported::Deleted(key) => state.end.handle_deleted(key, now_us),
+            Exported::NotStored(key) => state.node.sessions().handle_load_failed(key, now_us),
+            Exported::Deleted(key) => state.node.sessions().handle_deleted(key, now_us),
         }
     }
 
@@ -114,7 +124,7 @@ impl Node {
             };
             if account.num_bytes > num_bytes {
                 num_bytes = account.num_bytes;
-                self.with(|end, now_us| end.handle_load_progress(key, now_us));
+                self.with(|node, now_us| node.sessions().handle_load_progress(key, now_us));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use corella_core::session::SessionKey;
-use corella_core::{PageHash, RequestId, SessionId};
+use corella_core::{RequestId, SessionId};
 use corella_engine::{LoadedAdapter, StreamEvent, StreamRelay, TokenConstraint, TraceScope};
 use tokio::task::AbortHandle;
 
@@ -36,8 +36,6 @@ pub struct ClientFacts {
     pub adapter: Option<Arc<LoadedAdapter>>,
     pub constraint: Option<Arc<dyn TokenConstraint>>,
     pub trace: Option<TraceScope>,
-    /// The hashes of the whole blocks of its prompt.
-    pub hashes: Arc<[PageHash]>,
 }
 
 /// The stream to a decode node.

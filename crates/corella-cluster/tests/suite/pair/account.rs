@@ -1,18 +1,18 @@
 //! A prefill node places requests by its knowledge of the decode nodes.
 
 use std::future::poll_fn;
-use std::time::Duration;
+use std::sync::Arc;
 
-use corella_cluster::session::{KvAddress, RegistryPeers};
 use corella_cluster::{Registry, RegistryConfig, Role};
-use corella_core::{DecodeNode, FinishReason, PeerStanding, SamplingParams, StayReason, TokenId};
+use corella_core::{
+    DecodeNode, FinishReason, PeerPolicy, PeerStanding, SamplingParams, StayReason, TokenId,
+};
 use corella_engine::StreamEvent;
-use corella_model::{CostModel, Executor, MockConfig, MockExecutor};
+use corella_model::{CostModel, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
 
 use crate::pair::fixture::*;
 
-const HOUR: Duration = Duration::from_hours(1);
 /// Bytes of a key and a value of two 32-bit numbers each, in one layer.
 const MOCK_ROW_BYTES: u64 = 16;
 
@@ -21,7 +21,7 @@ const MOCK_ROW_BYTES: u64 = 16;
 struct Pair {
     prefill: Prefill,
     decode: Decode,
-    registry: Registry,
+    _registry: Registry,
     model: MockConfig,
 }
 
@@ -30,28 +30,21 @@ impl Pair {
         let decode = Decode::start(&decode, 11).await;
         let url = format!("static:{}", decode.address);
         let url = url.parse().expect("a registry");
-        let hour_us = HOUR.as_micros() as u64;
-        let mut config = RegistryConfig::new(Role::Decode);
-        config.directory.peer_table.probe_interval_us = hour_us;
-        config.directory.placement.max_report_age_us = hour_us;
-        config.directory.page_size = PAGE_SIZE;
-        config.directory.kv_bytes_per_token = MOCK_ROW_BYTES * u64::from(model.num_layers);
-        let registry = Registry::start(&url, None, config);
+        let mut options = PrefillOptions {
+            max_bandwidth,
+            ..PrefillOptions::default()
+        };
+        options.directory.placement.policy = PeerPolicy::Weighted;
+        options.directory.kv_bytes_per_token = MOCK_ROW_BYTES * u64::from(model.num_layers);
+        let engine = start_engine(Box::new(MockExecutor::new(model.clone())));
+        let prefill = Prefill::start_on(engine, options);
+        let nodes = Arc::new(prefill.node.clone());
+        let registry = Registry::start(&url, None, RegistryConfig::new(Role::Decode), nodes);
         let registry = registry.expect("its configuration is valid");
-        let executor = MockExecutor::new(model.clone());
-        let pages = executor.kv_pages();
-        let peers = RegistryPeers::start(
-            registry.peers().clone(),
-            hello("prefill", PREFILL_INCARNATION, &*pages),
-            // The decode node learns the address with the first session.
-            KvAddress::default(),
-            None,
-        );
-        let prefill = Prefill::start_among(Box::new(executor), peers, max_bandwidth);
         let pair = Self {
             prefill,
             decode,
-            registry,
+            _registry: registry,
             model,
         };
         pair.until("it answers", |node| {
@@ -63,8 +56,8 @@ impl Pair {
 
     /// Returns the decode node's facts for placement.
     fn seen(&self) -> Option<DecodeNode> {
-        let peers = self.registry.peers();
-        peers.with(|directory, now_us| directory.peers.decode_nodes(now_us).first().copied())
+        let nodes = { &self.prefill.node }.with_peers(|peers, now_us| peers.decode_nodes(now_us));
+        nodes.first().copied()
     }
 
     fn num_unreported_pages(&self) -> u32 {
@@ -78,17 +71,14 @@ impl Pair {
     /// Probes the decode node, as after a broken session.
     fn probe(&self) {
         let peer = self.seen().expect("it is known").peer_id;
-        let peers = self.registry.peers();
-        peers.with(|directory, now_us| directory.peers.handle_session_lost(peer, now_us));
+        { &self.prefill.node }.with_peers(|peers, now_us| peers.handle_session_lost(peer, now_us));
     }
 
     /// Records a transfer of this size and time to the decode node.
     fn note_transfer(&self, num_bytes: u64, elapsed_us: u64) {
         let peer = self.seen().expect("it is known").peer_id;
-        self.registry.peers().with(|directory, now_us| {
-            directory
-                .peers
-                .handle_transfer(peer, num_bytes, elapsed_us * 1000, now_us);
+        self.prefill.node.with_peers(|peers, now_us| {
+            peers.handle_transfer(peer, num_bytes, elapsed_us * 1000, now_us);
         });
     }
 

@@ -3,8 +3,8 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use corella_cluster::session::KvAddress;
-use corella_core::{ComputePlace, FinishReason, NodeId, SamplingParams, TokenId};
+use corella_cluster::session::{KvAddress, NodeSite};
+use corella_core::{ComputePlace, FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, StreamEvent};
 use corella_model::{CostModel, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
@@ -38,8 +38,8 @@ async fn first_turn(prefill: &Prefill, decode: &Decode, model: &MockConfig) -> V
     assert_eq!(answer, (expected, FinishReason::Length));
     at_rest(&prefill.engine).await;
     at_rest(&decode.engine).await;
-    // Neither node had a row of it.
-    assert_eq!(prefill.node.num_decisions(ComputePlace::Here), 1);
+    // No node was known to have a row of it.
+    assert_eq!(prefill.node.num_decisions(ComputePlace::Here), 0);
     [prompt, answer.0].concat()
 }
 
@@ -75,21 +75,34 @@ async fn the_next_turn_is_computed_where_the_last_one_was_decoded() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_prompt_that_stays_lacks_is_fetched() {
     let model = timed_model();
-    let decode = Decode::start(&model, 11).await;
-    let there = Blocks::start(&decode.engine, 11, Way::Tcp);
-    let mut peers = FixedPeers::new(&[&decode], Some(NodeId(0)));
-    peers.num_running = 9;
-    peers.kv_address = Some(KvAddress {
-        address: there.address.to_string(),
-        ..KvAddress::default()
-    });
+    let (engine, pages) = start_engine(Box::new(MockExecutor::new(model.clone())));
+    let there = Blocks::start(&engine, 11, Way::Tcp);
+    let site = NodeSite {
+        kv_address: KvAddress {
+            address: there.address.to_string(),
+            ..KvAddress::default()
+        },
+        host: None,
+    };
+    let decode = Decode::start_at((engine, pages), 11, "any", site).await;
     let started = start_engine(Box::new(MockExecutor::new(model.clone())));
     let here = Blocks::start(&started.0, PREFILL_INCARNATION, Way::Tcp);
-    let fetcher = Some(here.fetcher.clone());
-    let prefill = Prefill::start_on(started, Arc::new(peers), None, fetcher);
+    let options = PrefillOptions {
+        fetcher: Some(here.fetcher.clone()),
+        ..PrefillOptions::default()
+    };
+    let prefill = Prefill::start_on(started, options);
+    prefill.list(&[&decode]);
+    prefill.meet_all().await;
     let mut prompt = first_turn(&prefill, &decode, &model).await;
     prompt.extend([4, 2, 4]);
     let computed = prefill.engine.stats().scheduler.num_scheduled_tokens;
+    prefill.node.with_peers(|peers, now_us| {
+        let mut known = peers.decode_nodes(now_us).remove(0);
+        let report = known.report.as_mut().expect("it has reported");
+        report.num_waiting = 9;
+        peers.handle_report(known.peer_id, *report, now_us);
+    });
 
     let expected = model.lone_tokens(&prompt, &seeded(2), 8);
     let asked = submission(prompt.clone(), 8, seeded(2));
@@ -100,39 +113,37 @@ async fn what_a_prompt_that_stays_lacks_is_fetched() {
     here.at_rest().await;
     there.at_rest().await;
 
-    // This node would compute 14 of 42 tokens, the decode node 4 after ten waiting requests.
-    assert_eq!(prefill.node.num_decisions(ComputePlace::Here), 2);
     // This node has seven of the decode node's nine blocks.
     assert_eq!(here.num_blocks(), 2);
     let stats = prefill.engine.stats().scheduler;
     assert_eq!(stats.num_scheduled_tokens - computed, 42 - 36);
 }
 
-/// By costs, the prefill node would compute the first prompt, because no node has a row of it, and the decode node the
-/// second.
+/// By costs, the decode node would compute the next turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fixed_node_computes_every_prompt_whatever_it_costs() {
+async fn a_fixed_node_computes_every_next_turn_whatever_it_costs() {
     for place in [ComputePlace::Here, ComputePlace::There] {
         let model = timed_model();
         let decode = Decode::start(&model, 11).await;
-        let prefill = Prefill::start_placing(&model, &[&decode], Some(place));
-        let mut prompt: Vec<TokenId> = (0..30).collect();
-        for _ in 0..2 {
-            let expected = model.lone_tokens(&prompt, &seeded(1), 9);
-            let asked = submission(prompt.clone(), 9, seeded(1));
-            let answer = finish(prefill.submit(asked).remove(0)).await;
-            assert_eq!(answer, (expected, FinishReason::Length));
-            at_rest(&prefill.engine).await;
-            at_rest(&decode.engine).await;
-            prompt.extend(answer.0);
-            prompt.extend([4, 2, 4]);
-        }
-        // The decode node always draws all tokens but the first, 8 for each prompt.
+        let executor = Box::new(MockExecutor::new(model.clone()));
+        let prefill = Prefill::start_placing(executor, &[&decode], Some(place));
+        let mut prompt = first_turn(&prefill, &decode, &model).await;
         let num_computed = |engine: &Engine| engine.stats().scheduler.num_scheduled_tokens;
+        let num_sent = || prefill.node.stats().num_bytes_sent;
+        let (here, there) = (num_computed(&prefill.engine), num_computed(&decode.engine));
+        let sent = num_sent();
+        prompt.extend([4, 2, 4]);
+        let expected = model.lone_tokens(&prompt, &seeded(1), 9);
+        let asked = submission(prompt, 9, seeded(1));
+        let answer = finish(prefill.submit(asked).remove(0)).await;
+        assert_eq!(answer, (expected, FinishReason::Length));
+        at_rest(&prefill.engine).await;
+        at_rest(&decode.engine).await;
+        // The decode node draws all tokens but the first, which have 8 rows.
         let is_here = place == ComputePlace::Here;
-        assert_eq!(num_computed(&prefill.engine) > 0, is_here);
-        assert_eq!(num_computed(&decode.engine) == 16, is_here);
-        assert_eq!(prefill.node.stats().num_bytes_sent > 0, is_here);
+        assert_eq!(num_computed(&prefill.engine) > here, is_here);
+        assert_eq!(num_computed(&decode.engine) - there == 8, is_here);
+        assert_eq!(num_sent() > sent, is_here);
     }
 }
 

@@ -3,24 +3,23 @@
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use corella_cluster::entrance::BlockFetcher;
 use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
-    DecodeNode, DecodePeers, KvAddress, NodeListener, NodeSite, PrefillNode, PrefillParts,
+    DecodeNode, KvAddress, NodeListener, NodeSite, PrefillNode, PrefillParts, RouteWatch,
     serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
 };
-use corella_core::session::{Hello, Mismatch, Peer, SessionConfig};
+use corella_cluster::{NodeList, NodeRecord};
+use corella_core::session::{Hello, SessionConfig};
 use corella_core::{
-    ComputeDecision, ComputePlace, ComputeQuery, Directory, DirectoryConfig, FinishReason,
-    Incarnation, KvGroup, LoadReport, LostKv, Namespace, NodeId, PeerRecord, PlacementConfig,
-    PromptLogprob, RecurrentState, Route, RouteQuery, SamplingParams, SchedulerConfig, StayReason,
-    StoppingCriteria, TokenId,
+    ComputePlace, DirectoryConfig, FinishReason, Incarnation, KvGroup, LoadReport, LostKv,
+    Namespace, PeerFacts, PeerPolicy, PeerStanding, PeerTableConfig, PlacementConfig,
+    PromptLogprob, RecurrentState, SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
@@ -29,7 +28,6 @@ use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tonic::transport::{Channel, Endpoint};
 
 use crate::pair::constraint::EvenMaker;
 
@@ -160,9 +158,19 @@ impl Decode {
 
     /// Starts a decode node with weights in a format of this name.
     pub async fn start_on(
+        engine: (Engine, Arc<dyn KvPages>),
+        incarnation: u64,
+        weight_format: &str,
+    ) -> Self {
+        Self::start_at(engine, incarnation, weight_format, NodeSite::default()).await
+    }
+
+    /// Starts a decode node whose cached blocks others load from `site`.
+    pub async fn start_at(
         (engine, pages): (Engine, Arc<dyn KvPages>),
         incarnation: u64,
         weight_format: &str,
+        site: NodeSite,
     ) -> Self {
         let instance = format!("decode-{incarnation}");
         let hello = hello_with(&instance, incarnation, &*pages, weight_format);
@@ -178,7 +186,7 @@ impl Decode {
             engine.clone(),
             receiver,
             Some(Arc::new(EvenMaker)),
-            NodeSite::default(),
+            site,
             None,
         );
         let node = node.expect("its configuration is valid");
@@ -205,104 +213,50 @@ impl Decode {
         }
     }
 
+    /// Its name in registries of names.
+    fn name(&self) -> String {
+        format!("decode-{}", self.incarnation)
+    }
+
     /// Vanishes like a killed process: nothing that it holds is released to others.
     pub fn kill(&self) {
         self.server.abort();
     }
 }
 
-/// Chooses the nodes in turn.
-pub struct FixedPeers {
-    nodes: Vec<(Peer, Channel)>,
-    next: AtomicUsize,
-    holder: Option<NodeId>,
-    /// The source of each node's blocks.
-    pub kv_address: Option<KvAddress>,
-    /// The number of requests that each node reports.
-    pub num_running: u32,
-    compute_place: Option<ComputePlace>,
+/// The pause between two probes of one node: no probe changes what a test has set.
+const HOUR_US: u64 = 3_600_000_000;
+
+/// A prefill node's parts that tests vary.
+pub struct PrefillOptions {
+    pub directory: DirectoryConfig,
+    pub max_bandwidth: Option<u64>,
+    pub fetcher: Option<Arc<BlockFetcher>>,
+    pub watch: Option<RouteWatch>,
 }
 
-impl FixedPeers {
-    pub fn new(decode: &[&Decode], holder: Option<NodeId>) -> Self {
-        let nodes = decode.iter().enumerate().map(|(i, decode)| {
-            let peer = Peer {
-                node: NodeId(i as u32),
-                incarnation: Incarnation(decode.incarnation),
-            };
-            let endpoint = Endpoint::from_shared(format!("http://{}", decode.address));
-            (peer, endpoint.expect("an address").connect_lazy())
-        });
+impl Default for PrefillOptions {
+    /// Decode nodes take turns.
+    fn default() -> Self {
         Self {
-            nodes: nodes.collect(),
-            next: AtomicUsize::new(0),
-            holder,
-            kv_address: None,
-            num_running: 0,
-            compute_place: None,
+            directory: DirectoryConfig {
+                peer_table: PeerTableConfig {
+                    probe_interval_us: HOUR_US,
+                    ..PeerTableConfig::default()
+                },
+                placement: PlacementConfig {
+                    policy: PeerPolicy::RoundRobin,
+                    max_report_age_us: HOUR_US,
+                    ..PlacementConfig::default()
+                },
+                kv_bytes_per_token: session_config().row_bytes,
+                ..DirectoryConfig::default()
+            },
+            max_bandwidth: None,
+            fetcher: None,
+            watch: None,
         }
     }
-}
-
-impl DecodePeers for FixedPeers {
-    fn route(&self, query: &RouteQuery<'_>) -> Route {
-        let may_ask = query.seeks_holder
-            && query.num_choices == 1
-            && self.compute_place != Some(ComputePlace::Here);
-        let holder = self.holder.filter(|_| may_ask);
-        let next = || self.next.fetch_add(1, Ordering::Relaxed);
-        let first = { holder.or(query.sibling) }.map_or_else(next, |node| node.0 as usize);
-        let num_nodes = self.nodes.len();
-        let mut nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
-        let chosen = match query.stays {
-            Some(reason) => return Route::Here(reason),
-            None => nodes.find(|peer| !query.tried.contains(&peer.node)),
-        };
-        chosen.map_or(Route::Here(StayReason::NoRoom), |peer| Route::Session {
-            peer,
-            asks_first: holder == Some(peer.node),
-        })
-    }
-
-    /// Decides as a directory that knows these nodes and their load.
-    fn decide(&self, query: &ComputeQuery) -> ComputeDecision {
-        let mut directory = Directory::new(DirectoryConfig {
-            placement: PlacementConfig {
-                compute_place: self.compute_place,
-                ..PlacementConfig::default()
-            },
-            page_size: PAGE_SIZE,
-            kv_bytes_per_token: session_config().row_bytes,
-            ..DirectoryConfig::default()
-        });
-        let records: Vec<_> = { 0..self.nodes.len() }
-            .map(|index| PeerRecord {
-                instance_id: index.to_string(),
-                incarnation: None,
-                max_prompt_tokens: u32::MAX,
-                is_draining: false,
-            })
-            .collect();
-        directory.peers.handle_list(&records, 0);
-        let report = LoadReport {
-            num_running: self.num_running,
-            ..LoadReport::default()
-        };
-        directory.peers.handle_report(query.node, report, 0);
-        directory.decide(query, 0)
-    }
-
-    fn channel(&self, node: NodeId) -> Option<Channel> {
-        Some(self.nodes[node.0 as usize].1.clone())
-    }
-
-    fn kv_address(&self, _: NodeId) -> Option<KvAddress> {
-        self.kv_address.clone()
-    }
-
-    fn mark_suspect(&self, _: NodeId) {}
-
-    fn mark_incompatible(&self, _: NodeId, _: &Mismatch) {}
 }
 
 pub struct Prefill {
@@ -318,58 +272,42 @@ impl Prefill {
         Self::start_with(Box::new(MockExecutor::new(model.clone())), decode)
     }
 
+    /// Starts a node that computes every prompt itself.
     pub fn start_with(executor: Box<dyn Executor>, decode: &[&Decode]) -> Self {
-        let peers = FixedPeers::new(decode, None);
-        Self::start_among(executor, Arc::new(peers), None)
+        Self::start_placing(executor, decode, Some(ComputePlace::Here))
     }
 
-    /// Starts a node that asks the first decode node how much of a prompt it has before computing the prompt.
+    /// Starts a node that may leave a prompt to the decode node that has most of it.
     pub fn start_asking(model: &MockConfig, decode: &[&Decode]) -> Self {
-        Self::start_placing(model, decode, None)
+        Self::start_placing(Box::new(MockExecutor::new(model.clone())), decode, None)
     }
 
-    /// Does the same with a fixed node for the rest of a prompt.
     pub fn start_placing(
-        model: &MockConfig,
+        executor: Box<dyn Executor>,
         decode: &[&Decode],
         compute_place: Option<ComputePlace>,
     ) -> Self {
-        let peers = FixedPeers {
-            compute_place,
-            ..FixedPeers::new(decode, Some(NodeId(0)))
-        };
-        let executor = Box::new(MockExecutor::new(model.clone()));
-        Self::start_among(executor, Arc::new(peers), None)
+        let mut options = PrefillOptions::default();
+        options.directory.placement.compute_place = compute_place;
+        let prefill = Self::start_on(start_engine(executor), options);
+        prefill.know(decode);
+        prefill
     }
 
-    pub fn start_among(
-        executor: Box<dyn Executor>,
-        peers: Arc<dyn DecodePeers>,
-        max_bandwidth: Option<u64>,
-    ) -> Self {
-        Self::start_on(start_engine(executor), peers, max_bandwidth, None)
-    }
-
-    pub fn start_on(
-        engine: (Engine, Arc<dyn KvPages>),
-        peers: Arc<dyn DecodePeers>,
-        max_bandwidth: Option<u64>,
-        fetcher: Option<Arc<BlockFetcher>>,
-    ) -> Self {
+    pub fn start_on(engine: (Engine, Arc<dyn KvPages>), options: PrefillOptions) -> Self {
         let hello = hello("prefill", PREFILL_INCARNATION, &*engine.1);
-        Self::start_as(hello, engine, peers, max_bandwidth, fetcher)
+        Self::start_as(hello, engine, options)
     }
 
     pub fn start_as(
         hello: Hello,
         (engine, pages): (Engine, Arc<dyn KvPages>),
-        peers: Arc<dyn DecodePeers>,
-        max_bandwidth: Option<u64>,
-        fetcher: Option<Arc<BlockFetcher>>,
+        options: PrefillOptions,
     ) -> Self {
         let threads = TransferThreads::start(1).expect("threads start");
         let mut config = SenderConfig::new(PREFILL_INCARNATION, FINGERPRINT, hello.arithmetic());
-        config.max_bandwidth = max_bandwidth;
+        config.max_bandwidth = options.max_bandwidth;
+        let page_size = pages.geometry().page_size;
         let sender = KvSender::start(config, pages, &threads).unwrap();
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         let kv_address = sender.listen(local).expect("a port is free");
@@ -383,10 +321,15 @@ impl Prefill {
                     address: kv_address.to_string(),
                     ..KvAddress::default()
                 },
-                peers,
+                directory: DirectoryConfig {
+                    page_size,
+                    ..options.directory
+                },
+                tls: None,
                 kept: None,
-                fetcher,
+                fetcher: options.fetcher,
                 fetches_always: false,
+                watch: options.watch,
             },
         );
         Self {
@@ -394,6 +337,45 @@ impl Prefill {
             node: node.expect("its configuration is valid"),
             _threads: threads,
         }
+    }
+
+    /// Lists decode nodes, and sets their answers to the first probe: they have room for all requests.
+    pub fn know(&self, decode: &[&Decode]) {
+        self.list(decode);
+        for decode in decode {
+            let facts = PeerFacts {
+                incarnation: decode.incarnation,
+                page_size: PAGE_SIZE,
+            };
+            let report = LoadReport {
+                num_free_pages: 1 << 20,
+                ..LoadReport::default()
+            };
+            self.node.with_peers(|peers, now_us| {
+                let peer = peers.peer_id(&decode.name()).expect("it is listed");
+                peers.handle_hello(peer, facts, now_us);
+                peers.handle_report(peer, report, now_us);
+            });
+        }
+    }
+
+    /// Lists decode nodes, which are probed.
+    pub fn list(&self, decode: &[&Decode]) {
+        let records = { decode.iter() }
+            .map(|decode| NodeRecord::at(&decode.name(), &decode.address.to_string()));
+        self.node.handle_list(records.collect());
+    }
+
+    /// Waits until all listed nodes have answered.
+    pub async fn meet_all(&self) {
+        let is_met = |node: &corella_core::DecodeNode| {
+            node.standing == PeerStanding::Healthy && node.report.is_some()
+        };
+        wait_until_async("the decode nodes answer", || {
+            let nodes = { &self.node }.with_peers(|peers, now_us| peers.decode_nodes(now_us));
+            !nodes.is_empty() && nodes.iter().all(is_met)
+        })
+        .await;
     }
 
     pub fn submit(&self, submission: Submission) -> Vec<TokenStream> {

@@ -228,8 +228,8 @@ async fn rows_of_a_session_between_formats_are_found_by_such_sessions_alone() {
             let decode = Decode::start_on(start(there), 11, &weight_format).await;
             let engine = start(sent);
             let hello = hello_of(sent, PREFILL_INCARNATION, &*engine.1);
-            let peers = Arc::new(FixedPeers::new(&[&decode], None));
-            let prefill = Prefill::start_as(hello, engine, peers, None, None);
+            let prefill = Prefill::start_as(hello, engine, PrefillOptions::default());
+            prefill.know(&[&decode]);
             let num_sent = || prefill.node.stats().num_bytes_sent;
             let mut turn = prompt.clone();
             let mut sizes = Vec::new();

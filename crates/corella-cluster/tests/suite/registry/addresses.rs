@@ -1,22 +1,20 @@
 //! Nodes at given addresses, and behind a name.
 
-use corella_cluster::{Registry, Role};
+use corella_cluster::Role;
 use corella_core::PeerStanding;
 
-use crate::registry::fleet::{config, instances, node, observer, until};
+use crate::registry::fleet::{Member, config, instances, node, observer, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fixed_addresses_are_peers_but_for_the_own_one() {
-    let url = "static:10.0.0.1:9000,10.0.0.2:9000,[::1]:9000"
-        .parse()
-        .unwrap();
+    let url = "static:10.0.0.1:9000,10.0.0.2:9000,[::1]:9000";
     let mut own = node("decode-2", Role::Prefill);
     own.session_address = "10.0.0.2:9000".into();
-    let registry = Registry::start(&url, Some(own), config(Role::Decode)).unwrap();
+    let registry = Member::start(url, Some(own), config(Role::Decode)).unwrap();
     let others = ["10.0.0.1:9000", "[::1]:9000"].map(String::from);
     until(others.to_vec(), || instances(&registry)).await;
     // They have not been probed yet.
-    let nodes = { registry.peers() }.with(|directory, now_us| directory.peers.decode_nodes(now_us));
+    let nodes = { registry.peers() }.with(|peers, now_us| peers.decode_nodes(now_us));
     assert!(
         nodes
             .iter()
@@ -37,9 +35,8 @@ async fn a_name_leads_to_addresses() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_impossible_record_is_refused_at_once() {
-    let url = "static:a:1".parse().unwrap();
     let own = node("../escape", Role::Decode);
-    let error = Registry::start(&url, Some(own), config(Role::Prefill))
+    let error = Member::start("static:a:1", Some(own), config(Role::Prefill))
         .err()
         .unwrap();
     assert!(error.to_string().contains("instance id"), "{error}");

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use corella_cluster::{Registry, Role};
+use corella_cluster::Role;
 use corella_test::HeldProcess;
 
 use crate::proxy::Proxy;
@@ -276,7 +276,7 @@ async fn a_node_in_a_process_of_its_own() {
     let Ok(url) = std::env::var(CHILD_REGISTRY) else {
         return;
     };
-    let _registry: Registry = decode(&url, "decode-child");
+    let _member = decode(&url, "decode-child");
     // The process ends when the parent has gone.
     let wait = || std::io::stdin().read(&mut [0]);
     let _ = tokio::task::spawn_blocking(wait).await;

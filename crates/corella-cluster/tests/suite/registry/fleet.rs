@@ -1,12 +1,15 @@
 //! A few nodes for a test.
 
 use std::fmt::Debug;
+use std::ops::Deref;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
+use corella_cluster::{NodeRecord, Peers, Registry, RegistryConfig, RegistryError, Role};
 use corella_core::{
-    Fleet, NodeId, PeerFacts, PeerStanding, Placement, PlacementConfig, PlacementRequest,
+    Fleet, NodeId, PeerFacts, PeerStanding, PeerTableConfig, Placement, PlacementConfig,
+    PlacementRequest,
 };
 use corella_test::wait_until_async;
 
@@ -29,38 +32,71 @@ pub fn config(peer_role: Role) -> RegistryConfig {
     // Nodes list anew only on a change.
     config.list_interval = Duration::from_secs(600);
     config.max_retry = Duration::from_millis(500);
-    // A node on a busy machine may register again late.
-    config.directory.peer_table.outage_grace_us = HOUR_US;
-    config.directory.peer_table.empty_lists_us = HOUR_US;
     config
 }
 
+/// A node's part in a registry, and the peers that it knows from there.
+pub struct Member {
+    registry: Registry,
+    peers: Arc<Peers>,
+}
+
+impl Member {
+    pub fn start(
+        url: &str,
+        own: Option<NodeRecord>,
+        config: RegistryConfig,
+    ) -> Result<Self, RegistryError> {
+        let table = PeerTableConfig {
+            // A node on a busy machine may register again late.
+            outage_grace_us: HOUR_US,
+            empty_lists_us: HOUR_US,
+            ..PeerTableConfig::default()
+        };
+        let peers = Arc::new(Peers::new(table));
+        let registry = Registry::start(&url.parse().unwrap(), own, config, peers.clone())?;
+        Ok(Self { registry, peers })
+    }
+
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+}
+
+impl Deref for Member {
+    type Target = Registry;
+
+    fn deref(&self) -> &Registry {
+        &self.registry
+    }
+}
+
 /// Registers a prefill node that looks for decode nodes.
-pub fn prefill(url: &str, instance_id: &str) -> Registry {
+pub fn prefill(url: &str, instance_id: &str) -> Member {
     start(url, node(instance_id, Role::Prefill), LEASE_TTL)
 }
 
 /// Registers a decode node that looks for prefill nodes.
-pub fn decode(url: &str, instance_id: &str) -> Registry {
+pub fn decode(url: &str, instance_id: &str) -> Member {
     start(url, node(instance_id, Role::Decode), LEASE_TTL)
 }
 
-pub fn start(url: &str, own: NodeRecord, lease_ttl: Duration) -> Registry {
+pub fn start(url: &str, own: NodeRecord, lease_ttl: Duration) -> Member {
     let peer_role = match own.role {
         Some(Role::Decode) => Role::Prefill,
         _ => Role::Decode,
     };
     let mut config = config(peer_role);
     config.lease_ttl = lease_ttl;
-    Registry::start(&url.parse().unwrap(), Some(own), config).unwrap()
+    Member::start(url, Some(own), config).unwrap()
 }
 
 /// Follows decode nodes without registering.
-pub fn observer(url: &str) -> Registry {
-    Registry::start(&url.parse().unwrap(), None, config(Role::Decode)).unwrap()
+pub fn observer(url: &str) -> Member {
+    Member::start(url, None, config(Role::Decode)).unwrap()
 }
 
-pub fn instances(registry: &Registry) -> Vec<String> {
+pub fn instances(registry: &Member) -> Vec<String> {
     let mut instances: Vec<_> = { registry.peers().records().into_iter() }
         .map(|(_, record)| record.instance_id)
         .collect();
@@ -68,43 +104,39 @@ pub fn instances(registry: &Registry) -> Vec<String> {
     instances
 }
 
-pub fn record(registry: &Registry, instance_id: &str) -> Option<NodeRecord> {
+pub fn record(registry: &Member, instance_id: &str) -> Option<NodeRecord> {
     let mut records = registry.peers().records().into_iter();
     let found = records.find(|(_, record)| record.instance_id == instance_id);
     found.map(|(_, record)| record)
 }
 
-pub fn peer_id(registry: &Registry, instance_id: &str) -> Option<NodeId> {
-    registry
-        .peers()
-        .with(|directory, _| directory.peers.peer_id(instance_id))
+pub fn peer_id(registry: &Member, instance_id: &str) -> Option<NodeId> {
+    registry.peers().with(|peers, _| peers.peer_id(instance_id))
 }
 
 /// Records a successful probe.
-pub fn greet(registry: &Registry, instance_id: &str) -> NodeId {
+pub fn greet(registry: &Member, instance_id: &str) -> NodeId {
     let peer_id = peer_id(registry, instance_id).unwrap();
     let hello = PeerFacts {
         incarnation: 1,
         page_size: 16,
     };
-    let alive = { registry.peers() }
-        .with(|directory, now_us| directory.peers.handle_hello(peer_id, hello, now_us));
+    let alive =
+        { registry.peers() }.with(|peers, now_us| peers.handle_hello(peer_id, hello, now_us));
     assert_eq!(alive, Some(peer_id));
     peer_id
 }
 
-pub fn is_healthy(registry: &Registry, peer_id: NodeId) -> bool {
-    let standing = registry
-        .peers()
-        .with(|directory, _| directory.peers.standing(peer_id));
+pub fn is_healthy(registry: &Member, peer_id: NodeId) -> bool {
+    let standing = registry.peers().with(|peers, _| peers.standing(peer_id));
     standing == Some(PeerStanding::Healthy)
 }
 
 /// Places a request that this node must not decode itself.
-fn place(registry: &Registry) -> Placement {
+fn place(registry: &Member) -> Placement {
     let nodes = registry
         .peers()
-        .with(|directory, now_us| directory.peers.decode_nodes(now_us));
+        .with(|peers, now_us| peers.decode_nodes(now_us));
     let fleet = Fleet {
         nodes: &nodes,
         takes_locally: false,

@@ -8,7 +8,7 @@ use super::ExportTask;
 use crate::session::SessionKey;
 use crate::{PageTable, SnapshotId};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct RowTable {
     /// The table of each KV group, as far as steps that compute its rows are planned.
     tables: Vec<PageTable>,

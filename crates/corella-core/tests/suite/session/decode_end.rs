@@ -210,8 +210,10 @@ fn sessions_of_a_peer_end_with_its_streams_and_others_go_on() {
     }
     end.handle_reserved(beside, Ok(reserved(4)), 0);
     actions(&mut end);
-    end.handle_peer_lost(PREFILL, 10);
-    assert_eq!(actions(&mut end), quarantine(lost, None));
+    end.handle_stream_closed(lost, 10);
+    let mut expected = vec![DecodeAction::MarkSuspect { node: PREFILL }];
+    expected.extend(quarantine(lost, None));
+    assert_eq!(actions(&mut end), expected);
     assert_eq!(end.stats().num_quarantined, 1);
     end.handle_load_done(beside, 20);
     let done = DecodeAction::Send {
@@ -330,17 +332,6 @@ fn a_restarted_peer_ends_its_earlier_sessions_at_once() {
     let refused = send(late, ToPrefill::Refused(Refusal::StaleIncarnation));
     assert_eq!(did[1], refused);
     assert_eq!(end.stats().num_sessions, 2);
-}
-
-/// Rule 46: another node may have told of the restart.
-#[test]
-fn sessions_of_a_peer_end_when_its_restart_is_known() {
-    let key = key(1, 0);
-    let mut end = loading(key, 0);
-    end.handle_incarnation(PREFILL, Incarnation(5), 1);
-    assert_eq!(actions(&mut end), []);
-    end.handle_incarnation(PREFILL, Incarnation(6), 2);
-    assert_eq!(actions(&mut end), quarantine(key, None));
 }
 
 #[test]

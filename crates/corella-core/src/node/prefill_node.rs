@@ -1,0 +1,447 @@
+//! A prefill node: its sessions, and the directory from which it chooses their decode nodes.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+
+use crate::fleet::compute_choice::{ComputePlace, ComputeSite};
+use crate::fleet::peer_table::{PeerChange, PeerTable};
+use crate::node::directory::{Directory, DirectoryConfig};
+use crate::node::route::{ComputeQuery, Fetching, Route, RouteQuery, StayReason};
+use crate::session::{
+    ClientEvent, ExportTask, Hello, Mismatch, Peer, PrefillAction, PrefillEnd, SessionConfig,
+    SessionConfigError, SessionKey, Submission, SubmissionError, ToDecode, ToPrefill,
+};
+use crate::stats::SchedulerStats;
+use crate::{
+    AdmissionError, Namespace, NodeId, PageHash, Request, RequestId, SessionId, StoppingCriteria,
+};
+
+/// Routes requests and runs their sessions.
+///
+/// * Commands: [`route`](Self::route), then [`submit`](Self::submit) for each choice; [`cancel`](Self::cancel)
+/// * Facts: `handle_*`, those of [`sessions`](Self::sessions) and of [`peers`](Self::peers)
+/// * Actions: [`poll_action`](Self::poll_action) and [`poll_change`](Self::poll_change), after every call until both
+///   return `None`
+/// * Time: [`poll_timeout`](Self::poll_timeout) gives the time of the next [`handle_timeout`](Self::handle_timeout)
+#[derive(Clone, Debug)]
+pub struct PrefillNode {
+    end: PrefillEnd,
+    directory: Directory,
+    /// The sessions whose client waits.
+    calls: BTreeMap<SessionId, PlacedCall>,
+    /// This node's engine, as of the last call.
+    here: SchedulerStats,
+    fetches: VecDeque<NodeAction>,
+    num_decisions: [u64; 2],
+}
+
+/// A session's prompt, and the node chosen first for it or its other choices.
+#[derive(Clone, Debug)]
+struct PlacedCall {
+    hashes: Arc<[PageHash]>,
+    node: Option<NodeId>,
+    /// The attempt that waits for the choice of the node that computes the prompt, and the rows that the decode node has.
+    undecided: Option<(SessionKey, u32)>,
+}
+
+/// A client's request before it has a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    pub session: SessionId,
+    pub namespace: &'a Namespace,
+    pub num_prompt_tokens: u32,
+    pub stopping: &'a StoppingCriteria,
+    /// The longest useful time per output token, in microseconds.
+    pub max_tpot_us: Option<u64>,
+    /// The hashes of the whole blocks of its prompt.
+    pub hashes: &'a [PageHash],
+    /// Choices of the same prompt, each with its own session.
+    pub num_choices: u32,
+    /// The session of the first choice, for another one.
+    pub sibling: Option<SessionId>,
+    /// Why it cannot leave this node, if so.
+    pub stays: Option<StayReason>,
+    /// `None` behind a fetch.
+    pub fetching: Option<Fetching>,
+}
+
+/// What the driver is to do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NodeAction {
+    /// Opens the attempt's stream. What is sent before it is open waits for it.
+    OpenStream {
+        key: SessionKey,
+        node: NodeId,
+    },
+    Send {
+        key: SessionKey,
+        message: ToDecode,
+    },
+    /// Closes the stream behind what has been sent on it. Nothing that comes from it matters.
+    CloseStream {
+        key: SessionKey,
+    },
+    /// Asks this node's engine how much of the session's prompt it has cached. The answer is
+    /// [`PrefillNode::handle_looked_up`]. If it comes too late, the session continues without it.
+    LookUp {
+        key: SessionKey,
+    },
+    /// Fetches the blocks of the session's prompt from its decode node. The answer is
+    /// [`PrefillNode::handle_fetch_begun`], with or without success.
+    Fetch {
+        key: SessionKey,
+        source: Peer,
+    },
+    /// See [`PrefillAction::SubmitLocally`].
+    SubmitLocally {
+        session: SessionId,
+        run: u32,
+        is_accepted: bool,
+        request: Box<Request>,
+    },
+    /// The outputs of a run no longer matter.
+    AbortLocal {
+        session: SessionId,
+        request: RequestId,
+    },
+    /// See [`PrefillAction::Export`].
+    Export(ExportTask),
+    Emit {
+        session: SessionId,
+        event: ClientEvent,
+    },
+    /// Tells the operator that a node cannot work with this one. Rare enough for a log.
+    WarnIncompatible {
+        node: NodeId,
+        mismatch: Mismatch,
+    },
+}
+
+impl PrefillNode {
+    /// `hello` is this node's greeting.
+    pub fn new(
+        sessions: SessionConfig,
+        directory: DirectoryConfig,
+        hello: Hello,
+    ) -> Result<Self, SessionConfigError> {
+        Ok(Self {
+            end: PrefillEnd::new(sessions, hello)?,
+            directory: Directory::new(directory),
+            calls: BTreeMap::new(),
+            here: SchedulerStats::default(),
+            fetches: VecDeque::new(),
+            num_decisions: [0; 2],
+        })
+    }
+
+    /// Chooses the route of a call, and counts its pages as taken on the node that decodes it. `here` is the state of
+    /// this node's engine.
+    pub fn route(&mut self, call: &Call<'_>, here: &SchedulerStats, now_us: u64) -> Route {
+        self.here = *here;
+        let num_expected_output_tokens =
+            { &self.end }.expected_output(call.session, call.namespace, call.stopping);
+        let sibling = call.sibling.and_then(|sibling| self.calls.get(&sibling));
+        let query = RouteQuery {
+            session: call.session,
+            num_prompt_tokens: call.num_prompt_tokens,
+            num_expected_output_tokens,
+            max_tpot_us: call.max_tpot_us,
+            hashes: call.hashes,
+            num_choices: call.num_choices,
+            stays: call.stays,
+            tried: &[],
+            sibling: sibling.and_then(|sibling| sibling.node),
+            seeks_holder: call.fetching.is_some(),
+            fetching: call.fetching.unwrap_or(Fetching::Never),
+            here,
+        };
+        let route = self.directory.route(&query, now_us);
+        if let Route::Session { peer, .. } = route
+            && let Some(sibling) = call.sibling
+            && let Some(sibling) = self.calls.get_mut(&sibling)
+        {
+            sibling.node.get_or_insert(peer.node);
+        }
+        route
+    }
+
+    /// Begins the session of a call by its route. After an error nothing is kept of it.
+    pub fn submit(
+        &mut self,
+        submission: Submission,
+        hashes: Arc<[PageHash]>,
+        route: Route,
+        now_us: u64,
+    ) -> Result<(), SubmissionError> {
+        let session = submission.session;
+        let (peer, asks_first) = match route {
+            Route::Session { peer, asks_first } => (Some(peer), asks_first),
+            Route::Here(_) => (None, false),
+            Route::TooSlow(missed) => {
+                let error = AdmissionError::ObjectiveMissed(missed);
+                return Err(SubmissionError::Refused(error));
+            }
+            Route::Fetch(_) | Route::Refused => {
+                return Err(SubmissionError::Refused(AdmissionError::NoDecodeNode));
+            }
+        };
+        let call = PlacedCall {
+            hashes,
+            node: peer.map(|peer| peer.node),
+            undecided: None,
+        };
+        let submission = Submission {
+            asks_first,
+            ..submission
+        };
+        let submitted = self.end.submit(submission, peer, now_us);
+        match submitted {
+            Ok(()) => drop(self.calls.insert(session, call)),
+            Err(_) => self.directory.handle_left(session),
+        }
+        submitted
+    }
+
+    /// Gives up a call that was routed and is not submitted.
+    pub fn give_up(&mut self, session: SessionId) {
+        self.directory.handle_left(session);
+    }
+
+    /// Ends a session for its client, as [`PrefillEnd::cancel`] does.
+    pub fn cancel(&mut self, session: SessionId, now_us: u64) -> bool {
+        let was_known = self.end.cancel(session, now_us);
+        if was_known {
+            self.forget(session);
+        }
+        was_known
+    }
+
+    pub fn handle_message(&mut self, key: SessionKey, message: ToPrefill, now_us: u64) {
+        if let ToPrefill::Allocated(allocated) = &message
+            && let Some(node) = self.end.node_of(key)
+        {
+            let peer = Peer {
+                node,
+                incarnation: key.decode_incarnation,
+            };
+            let call = self.calls.get(&key.session);
+            let last = call.and_then(|call| call.hashes.last().copied());
+            { &mut self.directory }.handle_allocated(key.session, last, peer, allocated.granted_as);
+        }
+        self.end.handle_message(key, message, now_us);
+    }
+
+    /// The answer to [`NodeAction::LookUp`]: chooses the node that computes the rest of the prompt. `here` is the state of
+    /// this node's engine.
+    pub fn handle_looked_up(
+        &mut self,
+        key: SessionKey,
+        num_cached_here: u32,
+        fetching: Fetching,
+        here: &SchedulerStats,
+        now_us: u64,
+    ) {
+        self.here = *here;
+        let undecided = { self.calls.get_mut(&key.session) }
+            .and_then(|call| call.undecided.take_if(|(asked, _)| *asked == key));
+        let (Some((_, num_cached_rows)), Some(node), Some(request)) = (
+            undecided,
+            self.end.node_of(key),
+            self.end.request(key.session),
+        ) else {
+            return;
+        };
+        let query = ComputeQuery {
+            node,
+            num_prompt_tokens: request.prompt.len() as u32,
+            num_cached_rows,
+            here: ComputeSite::of(here, num_cached_here),
+            fetching,
+        };
+        let decision = self.directory.decide(&query, now_us);
+        self.num_decisions[decision.place as usize] += 1;
+        match decision.fetches {
+            true => self.fetches.push_back(NodeAction::Fetch {
+                key,
+                source: Peer {
+                    node,
+                    incarnation: key.decode_incarnation,
+                },
+            }),
+            false => self.end.handle_decision(key, decision.place, now_us),
+        }
+    }
+
+    /// The answer to [`NodeAction::Fetch`]. The prompt's run waits for the blocks that are on their way.
+    pub fn handle_fetch_begun(&mut self, key: SessionKey, now_us: u64) {
+        self.end.handle_decision(key, ComputePlace::Here, now_us);
+    }
+
+    /// The decode node of an attempt has received `num_bytes`, which takes `elapsed_ns` at the speed of its link. Returns
+    /// the speed in bytes per second when it becomes known.
+    pub fn handle_transfer(
+        &mut self,
+        node: NodeId,
+        num_bytes: u64,
+        elapsed_ns: u64,
+        now_us: u64,
+    ) -> Option<u64> {
+        let peers = &mut self.directory.peers;
+        peers.handle_transfer(node, num_bytes, elapsed_ns, now_us)
+    }
+
+    /// Takes facts of the sessions: streams, loads, runs, exported rows.
+    pub fn sessions(&mut self) -> &mut PrefillEnd {
+        &mut self.end
+    }
+
+    /// Takes the registry's lists and the answers to probes.
+    pub fn peers(&mut self) -> &mut PeerTable {
+        &mut self.directory.peers
+    }
+
+    pub fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// The hashes of a prompt's blocks, while its client waits.
+    pub fn hashes(&self, session: SessionId) -> Option<&Arc<[PageHash]>> {
+        self.calls.get(&session).map(|call| &call.hashes)
+    }
+
+    /// Prompts of which a decode node was likely to have most, by the node chosen to compute the rest.
+    pub fn num_decisions(&self, place: ComputePlace) -> u64 {
+        self.num_decisions[place as usize]
+    }
+
+    pub fn poll_action(&mut self) -> Option<NodeAction> {
+        if let Some(fetch) = self.fetches.pop_front() {
+            return Some(fetch);
+        }
+        loop {
+            let action = self.end.poll_action()?;
+            let now_us = self.end.now_us();
+            return Some(match action {
+                PrefillAction::TryNext { session, tried } => {
+                    let peer = self.next_peer(session, &tried, now_us);
+                    self.end.handle_placement(session, peer, now_us);
+                    continue;
+                }
+                PrefillAction::Decide {
+                    key,
+                    num_cached_rows,
+                    ..
+                } => {
+                    let Some(call) = self.calls.get_mut(&key.session) else {
+                        continue;
+                    };
+                    call.undecided = Some((key, num_cached_rows));
+                    NodeAction::LookUp { key }
+                }
+                // A suspected node is probed, which also shows whether it was restarted.
+                PrefillAction::MarkSuspect { node } | PrefillAction::MarkRestarted { node, .. } => {
+                    self.directory.peers.handle_session_lost(node, now_us);
+                    continue;
+                }
+                PrefillAction::MarkIncompatible { node, mismatch } => {
+                    let peers = &mut self.directory.peers;
+                    let incarnation = peers.incarnation(node);
+                    match incarnation {
+                        Some(start) if peers.handle_incompatible(node, start, now_us) => {
+                            NodeAction::WarnIncompatible { node, mismatch }
+                        }
+                        _ => continue,
+                    }
+                }
+                PrefillAction::CloseStream { key } => {
+                    self.directory.handle_left(key.session);
+                    NodeAction::CloseStream { key }
+                }
+                PrefillAction::Emit { session, event } => {
+                    if event.finish.is_some() {
+                        self.forget(session);
+                    }
+                    NodeAction::Emit { session, event }
+                }
+                PrefillAction::OpenStream { key, node } => NodeAction::OpenStream { key, node },
+                PrefillAction::Send { key, message } => NodeAction::Send { key, message },
+                PrefillAction::SubmitLocally {
+                    session,
+                    run,
+                    is_accepted,
+                    request,
+                } => NodeAction::SubmitLocally {
+                    session,
+                    run,
+                    is_accepted,
+                    request,
+                },
+                PrefillAction::AbortLocal { session, request } => {
+                    NodeAction::AbortLocal { session, request }
+                }
+                PrefillAction::Export(task) => NodeAction::Export(task),
+            });
+        }
+    }
+
+    /// Returns the next change among the peers. Sessions with an earlier start of a node are over.
+    pub fn poll_change(&mut self, now_us: u64) -> Option<PeerChange> {
+        let change = self.directory.peers.poll_change()?;
+        if let PeerChange::Restarted { old, .. } = &change {
+            self.end.handle_peer_lost(*old, now_us);
+        }
+        Some(change)
+    }
+
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.end.poll_timeout()
+    }
+
+    pub fn handle_timeout(&mut self, now_us: u64) {
+        self.end.handle_timeout(now_us);
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self) {
+        self.end.check_invariants();
+        for &session in self.calls.keys() {
+            let is_open = self.end.request(session).is_some();
+            assert!(
+                is_open,
+                "session {session} has ended, and its prompt is kept"
+            );
+        }
+    }
+
+    /// Chooses another decode node for a session.
+    fn next_peer(&mut self, session: SessionId, tried: &[NodeId], now_us: u64) -> Option<Peer> {
+        let request = self.end.request(session)?;
+        let (namespace, stopping) = (&request.namespace, &request.stopping);
+        let query = RouteQuery {
+            session,
+            num_prompt_tokens: request.prompt.len() as u32,
+            num_expected_output_tokens: self.end.expected_output(session, namespace, stopping),
+            max_tpot_us: request.objectives.tpot_us,
+            hashes: &[],
+            num_choices: 1,
+            stays: None,
+            tried,
+            sibling: None,
+            seeks_holder: false,
+            fetching: Fetching::Never,
+            here: &self.here,
+        };
+        match self.directory.route(&query, now_us) {
+            Route::Session { peer, .. } => Some(peer),
+            Route::Here(_) | Route::Fetch(_) | Route::Refused | Route::TooSlow(_) => None,
+        }
+    }
+
+    /// The client of a session has its last event, or has left.
+    fn forget(&mut self, session: SessionId) {
+        self.calls.remove(&session);
+        self.directory.handle_left(session);
+    }
+}

@@ -1,0 +1,233 @@
+//! How a prefill node carries out the routes of its calls.
+
+use std::sync::Arc;
+
+use corella_core::session::{LoadKey, Peer, SessionKey, Submission, SubmissionError, ToPrefill};
+use corella_core::{
+    BlockList, Call, ComputePlace, Fetching, NodeId, PageHash, Request, Route, SessionId,
+    StayReason,
+};
+
+use crate::blocks::exchange::Wanted;
+use crate::pair::prefill_node::{Behind, PrefillNode};
+use crate::pair::wire::{ConnectionId, Wire};
+use crate::pair::world::{Event, World};
+use crate::violation::Violation;
+
+impl PrefillNode {
+    pub fn call(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
+        let (call, fleet) = (&world.load.calls[index], &world.load.fleet);
+        world.totals.num_requests += 1;
+        let fetching = match call.deadline_us {
+            // A call with a deadline is watched from its beginning.
+            Some(_) => Fetching::Never,
+            None if fleet.pulls_always => Fetching::Always,
+            None => self.fetching(world),
+        };
+        if let Some(node) = call.hint.filter(|_| call.deadline_us.is_none()) {
+            let incarnation = world.registry[&node];
+            let source = Peer { node, incarnation };
+            if let Some(load) = self.pull(source, &call.request, world) {
+                world.placement.num_hinted += 1;
+                self.pulling.insert(load, Behind::Hint(index, fetching));
+                return Ok(());
+            }
+        }
+        self.route_call(index, Some(fetching), world)
+    }
+
+    fn fetching(&self, world: &World<'_>) -> Fetching {
+        match world.load.fleet.fetches {
+            true => Fetching::IfQuicker(self.exchange.loader.pace()),
+            false => Fetching::Never,
+        }
+    }
+
+    /// Submits a call by its route. `fetching` is `None` behind a fetch.
+    fn route_call(
+        &mut self,
+        index: usize,
+        fetching: Option<Fetching>,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        let planned = &world.load.calls[index];
+        let session = SessionId(index as u128);
+        let Request {
+            namespace,
+            prompt,
+            stopping,
+            objectives,
+            ..
+        } = &planned.request;
+        let hasher = self.engine.block_hasher();
+        let hashes = hasher.hashes(namespace, prompt, self.engine.page_size());
+        let hashes: Arc<[PageHash]> = hashes.collect();
+        let call = Call {
+            session,
+            namespace,
+            num_prompt_tokens: prompt.len() as u32,
+            stopping,
+            max_tpot_us: objectives.tpot_us,
+            hashes: &hashes,
+            // Choices are calls of their own here.
+            num_choices: 1,
+            sibling: planned.siblings.filter(|&first| first != session),
+            stays: (!planned.goes_remote).then_some(StayReason::PromptOutputs),
+            fetching: fetching.filter(|_| planned.siblings.is_none()),
+        };
+        let route = { &mut self.brain }.route(&call, &self.engine.stats(), world.now_us);
+        match route {
+            Route::Fetch(holder) => {
+                let source = self.place_of(holder.peer);
+                return match self.pull(source, &planned.request, world) {
+                    Some(load) => {
+                        world.placement.num_pulls += 1;
+                        self.pulling.insert(load, Behind::Call(index));
+                        Ok(())
+                    }
+                    None => self.route_call(index, Some(Fetching::Never), world),
+                };
+            }
+            Route::Session { asks_first, .. } => {
+                world.placement.num_near += u64::from(asks_first);
+                world.placement.num_elsewhere += u64::from(!asks_first);
+            }
+            Route::Here(_) => world.placement.num_here += 1,
+            Route::Refused | Route::TooSlow(_) => world.placement.num_nobody += 1,
+        }
+        let submission = Submission {
+            session,
+            request: planned.request.clone(),
+            max_tokens: planned.max_tokens,
+            deadline_us: planned.deadline_us,
+            siblings: planned.siblings,
+            adapter: None,
+            constraint: None,
+            trace_id: None,
+            asks_first: false,
+        };
+        let was_cancelled = { planned.cancel_us }.is_some_and(|at_us| at_us <= world.now_us);
+        match { &mut self.brain }.submit(submission, hashes, route, world.now_us) {
+            Ok(()) => {
+                world.clients.submitted(session, index, world.now_us);
+                Ok(())
+            }
+            Err(SubmissionError::TooManySessions { .. }) => {
+                world.totals.num_too_many_sessions += 1;
+                Ok(())
+            }
+            Err(SubmissionError::Ended) if was_cancelled => {
+                world.totals.num_cancelled_before += 1;
+                Ok(())
+            }
+            Err(SubmissionError::Refused(_)) if !world.load.sessions.starts_locally => Ok(()),
+            Err(error) => Err(world.violation("a call is taken", error.to_string())),
+        }
+    }
+
+    /// A peer by its place in the network.
+    fn place_of(&self, peer: Peer) -> Peer {
+        let node = self.peers.place(peer.node);
+        Peer { node, ..peer }
+    }
+
+    /// Begins to load a prompt's blocks.
+    fn pull(&mut self, source: Peer, request: &Request, world: &mut World<'_>) -> Option<LoadKey> {
+        let soft_us = world.now_us + world.random.pick(&[0, 1_000, 20_000, 200_000]);
+        let wanted = Wanted {
+            source,
+            namespace: request.namespace.clone(),
+            tokens: request.prompt.clone(),
+            soft_us,
+            hard_us: soft_us + world.random.pick(&[1, 20_000, 1_000_000]),
+        };
+        { &mut self.exchange }.start_load(wanted, &mut self.engine, world)
+    }
+
+    /// Measures the link to a decode node that has loaded a prompt.
+    pub(super) fn note_transfer(
+        &mut self,
+        key: SessionKey,
+        message: &ToPrefill,
+        world: &mut World<'_>,
+    ) {
+        if !matches!(message, ToPrefill::LoadDone) {
+            return;
+        }
+        let Some((&node, place)) = self.asked.get(&key).zip(place_of(key, world)) else {
+            return;
+        };
+        let request = &world.load.calls[key.session.0 as usize].request;
+        let num_rows = request.prompt.len() as u64;
+        let decode_index = place.0 as usize - world.load.num_prefill_nodes;
+        let elapsed_ns = num_rows * world.links().row_us[decode_index] * 1000;
+        let num_bytes = num_rows * world.load.fleet.kv_bytes_per_token;
+        { &mut self.brain }.handle_transfer(node, num_bytes, elapsed_ns, world.now_us);
+        world.placement.num_transfers += 1;
+    }
+
+    /// The engine tells how much of a prompt it has.
+    pub(super) fn look_up(&mut self, key: SessionKey, world: &mut World<'_>) {
+        let request = &world.load.calls[key.session.0 as usize].request;
+        let (namespace, prompt) = (request.namespace.clone(), request.prompt.clone());
+        let (page_size, stats) = (self.engine.page_size(), self.engine.stats());
+        let list = BlockList::new(namespace, prompt, self.engine.block_hasher(), page_size);
+        let num_cached_here = self.engine.scheduler().look_up_blocks(&list) * page_size;
+        let fetching = self.fetching(world);
+        let num_here = self.brain.num_decisions(ComputePlace::Here);
+        let num_there = self.brain.num_decisions(ComputePlace::There);
+        self.brain
+            .handle_looked_up(key, num_cached_here, fetching, &stats, world.now_us);
+        world.placement.num_decided_here += self.brain.num_decisions(ComputePlace::Here) - num_here;
+        world.placement.num_decided_there +=
+            self.brain.num_decisions(ComputePlace::There) - num_there;
+    }
+
+    /// Loads what a decode node has of a prompt that is computed here.
+    pub(super) fn fetch(&mut self, key: SessionKey, source: Peer, world: &mut World<'_>) {
+        let request = &world.load.calls[key.session.0 as usize].request;
+        match self.pull(self.place_of(source), request, world) {
+            Some(load) => {
+                world.placement.num_pulls += 1;
+                self.pulling.insert(load, Behind::Decision(key));
+            }
+            None => self.brain.handle_fetch_begun(key, world.now_us),
+        }
+    }
+
+    /// Carries out the actions of loads, and goes on behind those that have begun or ended. Returns whether there was any.
+    pub(super) fn settle_loads(&mut self, world: &mut World<'_>) -> Result<bool, Violation> {
+        let exchange = &mut self.exchange;
+        if exchange.settle(&mut self.engine, world)? {
+            return Ok(true);
+        }
+        let mut pulling = self.pulling.iter();
+        let known = pulling.find(|&(&load, _)| !exchange.is_undecided(load));
+        let Some((&load, &behind)) = known else {
+            return Ok(false);
+        };
+        self.pulling.remove(&load);
+        match behind {
+            Behind::Call(index) => self.route_call(index, None, world)?,
+            Behind::Hint(index, fetching) => self.route_call(index, Some(fetching), world)?,
+            Behind::Decision(key) => self.brain.handle_fetch_begun(key, world.now_us),
+        }
+        Ok(true)
+    }
+
+    pub(super) fn probe(&mut self, world: &mut World<'_>) {
+        let now_us = world.now_us;
+        while let Some((peer, node)) = { &mut self.peers }.poll_probe(&mut self.brain, now_us) {
+            world.placement.num_probes += 1;
+            let by = (self.id, self.incarnation);
+            let at_us = now_us + world.latency_us();
+            world.push(at_us, Event::Probe { by, peer, node });
+        }
+    }
+}
+
+fn place_of(key: SessionKey, world: &World<'_>) -> Option<NodeId> {
+    let wire = Wire::Control;
+    let connection = world.network.connections.get(&ConnectionId { key, wire });
+    connection.map(|connection| connection.decode)
+}
