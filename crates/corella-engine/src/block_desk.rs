@@ -1,5 +1,7 @@
 //! The loop's side of loads and fetches of blocks.
 
+use std::iter;
+
 use corella_core::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, HeldBlocks, HoldId,
     HoldRefusal, Scheduler,
@@ -8,6 +10,7 @@ use corella_core::{
 use crate::answer::Reply;
 use crate::block_exchange::BlockFact;
 use crate::feed::{Feed, Subscriber};
+use crate::kv_disk::KvDisk;
 
 /// A question or a report about blocks.
 pub(crate) enum BlockCommand {
@@ -130,24 +133,26 @@ impl BlockDesk {
     /// waited for it since its soft deadline, and its pages count against
     /// [`max_fetched_pages`](corella_core::SchedulerConfig::max_fetched_pages) until then. So a writer that does not
     /// read facts has to stop at the hard deadline by itself.
-    pub fn forward(&mut self, scheduler: &mut Scheduler, now_us: u64) {
+    ///
+    /// Holds and fetches of the disk are its own: it stops by itself.
+    pub fn forward(&mut self, scheduler: &mut Scheduler, disk: Option<&KvDisk>, now_us: u64) {
         let ended = &mut self.ended;
         self.facts.forward(|| {
-            if let Some(id) = scheduler.poll_ended_hold() {
+            if let Some(id) = next_ended_hold(scheduler, disk) {
                 ended.push(id);
                 return Some(BlockFact::HoldEnded(id));
             }
-            let cancelled = scheduler.poll_fetch_cancel();
+            let cancelled = next_cancelled_fetch(scheduler, disk);
             cancelled.map(BlockFact::FetchCancelled)
         });
         if self.facts.has_subscriber() {
             return;
         }
         self.release_ended(scheduler, now_us);
-        while let Some(id) = scheduler.poll_ended_hold() {
+        while let Some(id) = next_ended_hold(scheduler, disk) {
             scheduler.release_blocks(id, now_us);
         }
-        while scheduler.poll_fetch_cancel().is_some() {}
+        while next_cancelled_fetch(scheduler, disk).is_some() {}
     }
 
     fn release_ended(&mut self, scheduler: &mut Scheduler, now_us: u64) {
@@ -155,6 +160,16 @@ impl BlockDesk {
             scheduler.release_blocks(id, now_us);
         }
     }
+}
+
+fn next_ended_hold(scheduler: &mut Scheduler, disk: Option<&KvDisk>) -> Option<HoldId> {
+    let is_other = |id: &HoldId| !disk.is_some_and(|disk| disk.has_hold(*id));
+    iter::from_fn(|| scheduler.poll_ended_hold()).find(is_other)
+}
+
+fn next_cancelled_fetch(scheduler: &mut Scheduler, disk: Option<&KvDisk>) -> Option<FetchId> {
+    let is_other = |id: &FetchId| !disk.is_some_and(|disk| disk.handle_fetch_cancelled(*id));
+    iter::from_fn(|| scheduler.poll_fetch_cancel()).find(is_other)
 }
 
 #[cfg(test)]

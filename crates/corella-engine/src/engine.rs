@@ -27,6 +27,7 @@ use crate::engine_stats::EngineStats;
 use crate::engine_watch::{EngineWatch, watch};
 use crate::feed::{Feed, subscription};
 use crate::head_drafter::HeadDrafter;
+use crate::kv_disk::{KvDisk, KvDiskConfig, Tier};
 use crate::kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
 use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
@@ -46,6 +47,8 @@ pub struct EngineConfig {
     pub step_log_len: usize,
     /// The file of the dump. Each dump replaces the previous one.
     pub step_log_path: PathBuf,
+    /// A disk that keeps blocks of the prefix cache.
+    pub kv_disk: Option<KvDiskConfig>,
 }
 
 impl EngineConfig {
@@ -57,6 +60,7 @@ impl EngineConfig {
             step_deadline: Duration::from_secs(300),
             step_log_len: 64,
             step_log_path: std::env::temp_dir().join(file),
+            kv_disk: None,
         }
     }
 }
@@ -70,6 +74,7 @@ pub struct Engine {
     kv_pages: Arc<dyn KvPages>,
     adapters: Option<Arc<dyn Adapters>>,
     served_adapters: Arc<AdapterIndex>,
+    kv_disk: Option<Arc<Tier>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +106,8 @@ impl Engine {
         mut executor: Box<dyn Executor>,
         draft_model: Option<DraftModel>,
     ) -> Result<Self, EngineError> {
-        let scheduler = Scheduler::new(config.scheduler.clone()).map_err(EngineError::Config)?;
+        let mut scheduler =
+            Scheduler::new(config.scheduler.clone()).map_err(EngineError::Config)?;
         let layout = executor.kv_layout();
         let limits = &config.scheduler;
         if (layout.num_pages, layout.page_size) != (limits.num_pages, limits.page_size) {
@@ -165,6 +171,16 @@ impl Engine {
                 Some(thread.map_err(EngineError::Thread)?)
             }
         };
+        let kv_disk = match &config.kv_disk {
+            None => None,
+            Some(disk) => {
+                check_disk_limits(&shared.limits).map_err(EngineError::Config)?;
+                let pages = kv_pages.clone();
+                let disk = KvDisk::start(disk, pages, &mut scheduler, doorbell.clone());
+                Some(disk.map_err(EngineError::Thread)?)
+            }
+        };
+        let tier = kv_disk.as_ref().map(|disk| disk.tier().clone());
         let masks = MaskTable::start(doorbell.clone());
         let masks = masks.map_err(EngineError::Thread)?;
         let watchdog = |subject| {
@@ -194,6 +210,7 @@ impl Engine {
             kv_facts: Feed::default(),
             blocks: BlockDesk::default(),
             spill_thread,
+            kv_disk,
             masks,
             unsampled: None,
             in_flight: InFlight::new(watchdog, shared.clone()),
@@ -213,6 +230,7 @@ impl Engine {
                 kv_pages,
                 adapters,
                 served_adapters: Arc::default(),
+                kv_disk: tier,
             }),
             Ok(Err(error)) => Err(EngineError::WarmUp(error)),
             Err(_) => Err(EngineError::WarmUp(ExecutorError::Lost {
@@ -347,6 +365,15 @@ impl Engine {
             .unwrap_or_else(|_| Err(ResetError::Lost(self.shared.lost_reason())))
     }
 
+    /// Does the same, and erases the blocks on the disk.
+    pub fn reset_prefix_cache_and_tiers(&self) -> Result<(), ResetError> {
+        self.reset_prefix_cache()?;
+        if let Some(disk) = &self.kv_disk {
+            disk.erase();
+        }
+        Ok(())
+    }
+
     /// Computes a prefix and pins its full KV pages. Returns the number of newly pinned pages. Blocks until it is done.
     pub fn pin_prefix(&self, tokens: Vec<TokenId>) -> Result<usize, PinPrefixError> {
         let submission = Submission {
@@ -425,7 +452,9 @@ impl Engine {
 
     /// The counters as of the last step. Does not wait for the engine's thread.
     pub fn stats(&self) -> EngineStats {
-        self.shared.lock().stats.clone()
+        let mut stats = self.shared.lock().stats.clone();
+        stats.kv_disk = self.kv_disk.as_ref().map(|disk| disk.stats());
+        stats
     }
 
     pub fn state(&self) -> EngineState {
@@ -473,6 +502,20 @@ const MAX_UNREAD_KV_NEWS: usize = 1024;
 
 /// The most requests that may be live, which limits the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;
+
+/// A slot of the disk has one page for each block, and blocks are held and fetched as for other nodes.
+fn check_disk_limits(limits: &SchedulerConfig) -> Result<(), ConfigError> {
+    let is_plain = limits.kv_groups.len() == 1 && limits.kv_groups[0].window.is_none();
+    let has_blocks = limits.enable_prefix_caching && limits.recurrent_state.is_none();
+    match is_plain && has_blocks && limits.max_served_pages > 0 && limits.max_fetched_pages > 0 {
+        true => Ok(()),
+        false => Err(ConfigError(
+            "kv_disk needs prefix caching, one KV group without a window, no recurrent layers, max_served_pages and \
+             max_fetched_pages"
+                .to_owned(),
+        )),
+    }
+}
 
 /// Runs the engine's thread. At any end of the loop, every stream ends, because dropping the loop drops their senders.
 fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorError>>) {

@@ -23,6 +23,7 @@ use crate::engine_snapshot::{EngineSnapshot, MAX_CELLS, MAX_REQUESTS};
 use crate::engine_watch::WatchEnd;
 use crate::feed::Feed;
 use crate::head_drafter::HeadDrafter;
+use crate::kv_disk::KvDisk;
 use crate::kv_exchange::KvCommand;
 use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
@@ -46,6 +47,8 @@ pub(crate) struct EngineLoop {
     pub(crate) blocks: BlockDesk,
     /// `None` if no request may keep its KV in host memory.
     pub(crate) spill_thread: Option<SpillThread>,
+    /// `None` without a disk for blocks.
+    pub(crate) kv_disk: Option<KvDisk>,
     pub(crate) masks: MaskTable,
     /// The last submitted step, if it waits for its masks.
     pub(crate) unsampled: Option<StepId>,
@@ -114,6 +117,10 @@ impl EngineLoop {
     fn take_ended_copies(&mut self) {
         if let Some(spill_thread) = &mut self.spill_thread {
             spill_thread.take_ended(&mut self.scheduler);
+            self.check_invariants();
+        }
+        if let Some(disk) = &mut self.kv_disk {
+            disk.take_reports(&mut self.scheduler, self.shared.now_us());
             self.check_invariants();
         }
     }
@@ -209,8 +216,12 @@ impl EngineLoop {
         if !self.kv_facts.has_subscriber() {
             self.let_go_of_exports();
         }
+        let now_us = self.shared.now_us();
+        if let Some(disk) = &mut self.kv_disk {
+            disk.store_next(&mut self.scheduler, now_us);
+        }
         self.blocks
-            .forward(&mut self.scheduler, self.shared.now_us());
+            .forward(&mut self.scheduler, self.kv_disk.as_ref(), now_us);
         // The counters come before the outputs: a caller that sees its request end also sees the counts after it.
         let stats = self.scheduler.stats();
         self.shared.lock().stats.scheduler = stats;
@@ -336,6 +347,13 @@ impl EngineLoop {
                 constraint,
                 is_accepted,
             } => {
+                if let Some(disk) = &mut self.kv_disk
+                    && let Some(request) = requests.first()
+                {
+                    let now_us = self.shared.now_us();
+                    self.scheduler.note_time(now_us);
+                    disk.begin_fetch(request, &mut self.scheduler, now_us);
+                }
                 let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
                 if let Some(constraint) = &constraint {
                     for request in &requests {
@@ -411,6 +429,9 @@ impl EngineLoop {
                 self.kv_events.subscribe(subscriber);
             }
             Command::ResetPrefixCache(reply) => {
+                if let Some(disk) = &mut self.kv_disk {
+                    disk.end_copy(&mut self.scheduler, self.shared.now_us());
+                }
                 let result = self.scheduler.reset_prefix_cache();
                 let _ = reply.send(result.map_err(|_| ResetError::Busy));
             }

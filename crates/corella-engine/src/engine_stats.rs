@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use corella_core::SchedulerStats;
 
+use crate::kv_disk::KvDiskStats;
 use crate::step_tokens::StepTokens;
 
 /// A snapshot of the engine's counters. They count from the engine's start and never shrink, except
@@ -30,4 +31,6 @@ pub struct EngineStats {
     /// Total time of all steps. A step's time begins when it is submitted or when the step before
     /// it has returned, whichever is later, and ends when it returns.
     pub step_time: Duration,
+    /// `None` without a disk for blocks.
+    pub kv_disk: Option<KvDiskStats>,
 }

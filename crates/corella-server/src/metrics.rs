@@ -2,6 +2,7 @@
 
 mod adapter_use;
 mod call_timer;
+mod kv_disk;
 mod output;
 mod process;
 mod rendering;
@@ -11,6 +12,7 @@ mod text_format;
 
 pub use self::adapter_use::{AdapterMetrics, AdapterUses};
 pub use self::call_timer::{CallTimer, ChoiceTimes};
+pub use self::kv_disk::KvDiskMetrics;
 pub use self::output::OutputMetrics;
 pub use self::series::encode;
 pub use self::text_format::prefers_open_metrics;

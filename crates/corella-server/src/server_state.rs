@@ -21,7 +21,7 @@ use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
 use crate::kv_transfer::KvTransfer;
-use crate::metrics::{AdapterMetrics, Metrics, OutputMetrics};
+use crate::metrics::{AdapterMetrics, KvDiskMetrics, Metrics, OutputMetrics};
 use crate::response_store::ResponseStore;
 use crate::role::RoleControl;
 use crate::serve_config::{ServeConfig, TextModel};
@@ -122,6 +122,9 @@ impl ServerState {
                 uses: adapters.uses().clone(),
                 max_adapters: config.max_num_adapters,
             }));
+        }
+        if engine.stats().kv_disk.is_some() {
+            collectors.push(Box::new(KvDiskMetrics(engine.clone())));
         }
         Arc::new(Self {
             batches,

@@ -12,6 +12,7 @@ mod files;
 mod format_choice;
 mod hub;
 mod inspect;
+mod kv_disk;
 mod llm;
 mod manual;
 mod mock_time;
@@ -46,6 +47,7 @@ pub use files::FilesArgs;
 pub use format_choice::FormatChoice;
 pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
+pub use kv_disk::KvDiskArgs;
 pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use mock_time::MockTimeArgs;
@@ -123,6 +125,8 @@ pub struct ServeArgs {
     pub speculation: SpeculationArgs,
     #[command(flatten)]
     pub cache: CacheArgs,
+    #[command(flatten)]
+    pub kv_disk: KvDiskArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
     #[command(flatten)]

@@ -27,8 +27,8 @@ use crate::option_file;
 use crate::option_name::in_options;
 use crate::otlp::OtlpConfig;
 use crate::{
-    CalibrationText, Device, DraftOptions, Error, GenerateParams, KvSpill, LlmOptions, ModelSource,
-    QuantizeFormat, QuantizeOptions,
+    CalibrationText, Device, DraftOptions, Error, GenerateParams, KvDiskOptions, KvSpill,
+    LlmOptions, ModelSource, QuantizeFormat, QuantizeOptions,
 };
 
 mod adapter;
@@ -114,6 +114,18 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     options.exchanges_kv = may_decode_for_others;
     if may_decode_for_others && args.cache.kv_spill_memory.is_none() {
         options.kv_spill = KvSpill::QuarterOfCache;
+    }
+    options.kv_disk = args.kv_disk.kv_disk.map(|disk| KvDiskOptions {
+        folder: disk.folder,
+        max_bytes: disk.max_bytes,
+    });
+    let has_other_nodes = may_decode_for_others || args.cluster.role != RoleArg::Unified;
+    if options.kv_disk.is_some() && has_other_nodes {
+        return Err(Error::Config(
+            "--kv-disk is for a server without other nodes so far: leave it out, or --role, --registry and \
+             --cluster-listen"
+                .to_owned(),
+        ));
     }
     set_device(&mut options, &args.device)?;
     let adapter = adapter(&mut options, args.adapter)?;

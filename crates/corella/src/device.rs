@@ -14,6 +14,7 @@ use corella_text::Tokenizer;
 use crate::draft_model::DraftCheckpoint;
 use crate::encoder_limit;
 use crate::end_token;
+use crate::kv_disk_limit;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::option_name::in_options;
 use crate::recurrent_limit;
@@ -369,6 +370,8 @@ pub(crate) fn load(
     };
     scheduler.max_served_pages = num_loaded_pages;
     scheduler.max_fetched_pages = num_loaded_pages;
+    let is_on_host = options.device != Device::Cuda;
+    kv_disk_limit::set_limits(&mut scheduler, options, is_on_host, is_encoder)?;
     let spill = match is_recurrent {
         true => KvSpill::Bytes(0),
         false => options.kv_spill,

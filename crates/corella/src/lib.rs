@@ -19,6 +19,7 @@ mod end_token;
 mod error;
 mod generation_choice;
 mod inspect;
+mod kv_disk_limit;
 mod kv_plan;
 mod llm;
 mod model_identity;
@@ -101,7 +102,9 @@ pub use kv_plan::display_bytes;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
 pub use local_server::LocalServer;
 pub use model_identity::ModelIdentity;
-pub use options::{Device, DraftOptions, KvSpill, LlmOptions, LoadWatcher, ModelSource};
+pub use options::{
+    Device, DraftOptions, KvDiskOptions, KvSpill, LlmOptions, LoadWatcher, ModelSource,
+};
 pub use patient_client::{PatientClient, PatientResponse};
 pub use perplexity::Perplexity;
 pub use quantize::{CalibrationText, QuantizeOptions, quantize};

@@ -6,7 +6,7 @@ use corella_core::{
     FinishReason, Namespace, SamplingParams, SchedulerConfig, Speculation, StoppingCriteria,
     TokenId,
 };
-use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
+use corella_engine::{Engine, EngineConfig, KvDiskConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, CheckpointError, ModelConfig, SentenceConfig, gguf_model_name};
 use corella_text::{ChatInput, ChatTemplate, TOOL_USE_FILE, TemplateFiles, TextStream, Tokenizer};
 use serde_json::json;
@@ -111,6 +111,11 @@ impl Llm {
         let max_model_len = loaded.scheduler.max_model_len;
         let mut engine_config = EngineConfig::new(loaded.scheduler);
         engine_config.step_deadline = options.step_deadline;
+        engine_config.kv_disk = options.kv_disk.as_ref().map(|disk| KvDiskConfig {
+            folder: disk.folder.clone(),
+            max_bytes: disk.max_bytes,
+            identity: identity.digest(loaded.hardware.arithmetic()),
+        });
         let tokenizer = tokenizer.get()?.clone();
         end_token::add(&mut config, &tokenizer, |name| checkpoint.file(name))?;
         if config.has_head && config.end_tokens.is_empty() {

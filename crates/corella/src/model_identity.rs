@@ -21,6 +21,12 @@ impl ModelIdentity {
         })
     }
 
+    /// A digest of the model and the arithmetic of its rows.
+    pub fn digest(&self, arithmetic: Arithmetic) -> u128 {
+        let parts = [self.model.0, arithmetic.0.into()];
+        xxh3_128(&parts.map(u128::to_le_bytes).concat())
+    }
+
     /// Names blocks such that nodes whose rows have other bits share no name.
     pub fn block_hasher(&self, arithmetic: Arithmetic) -> BlockHasher {
         let model = xxh3_64_with_seed(&self.model.0.to_le_bytes(), 0);

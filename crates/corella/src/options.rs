@@ -53,6 +53,14 @@ pub enum KvSpill {
     QuarterOfCache,
 }
 
+/// A disk that keeps KV pages of prompts that come again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvDiskOptions {
+    pub folder: PathBuf,
+    /// The size of the model's file in the folder.
+    pub max_bytes: u64,
+}
+
 /// Called after each layer of the model and of its draft model, with the number of layers whose weights are in memory,
 /// and the number of all layers.
 #[derive(Clone)]
@@ -101,6 +109,8 @@ pub struct LlmOptions {
     pub max_logprobs: u32,
     /// Memory for the KV of preempted requests, beside the KV cache.
     pub kv_spill: KvSpill,
+    /// Default: none.
+    pub kv_disk: Option<KvDiskOptions>,
     /// Whether other nodes may load KV pages from this one, or send some.
     pub exchanges_kv: bool,
     /// Limits the tokens of a prompt and its output together. Default: the most that the model and
@@ -155,6 +165,7 @@ impl Default for LlmOptions {
             is_batch_invariant: true,
             max_logprobs: 20,
             kv_spill: KvSpill::Bytes(0),
+            kv_disk: None,
             exchanges_kv: false,
             max_model_len: None,
             pinned_prefixes: Vec::new(),

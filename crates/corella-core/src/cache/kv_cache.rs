@@ -1,6 +1,7 @@
 //! All KV pages: their writers, their readers, and the order of their eviction.
 
 mod announcement;
+mod copy_offer;
 mod eviction;
 pub(crate) mod pin;
 mod recurrence;
@@ -10,6 +11,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use crate::cache::kv_cache::copy_offer::CopyOffers;
 use crate::cache::kv_cache::eviction::Removed;
 use crate::cache::kv_cache::pin::Pins;
 use crate::cache::kv_event::KvWatch;
@@ -47,6 +49,7 @@ pub struct KvCache {
     /// Buffer for evicted blocks and pages, reused so that an eviction does not allocate.
     removed: Removed,
     pins: Pins,
+    offers: CopyOffers,
     /// The subscription to KV events, if any.
     watch: Option<Box<KvWatch>>,
 }
@@ -102,6 +105,7 @@ impl KvCache {
             num_evicted: 0,
             removed: Removed::default(),
             pins: Pins::new(num_pages),
+            offers: CopyOffers::default(),
             watch: None,
         }
     }

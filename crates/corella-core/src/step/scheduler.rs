@@ -29,12 +29,14 @@
 //! * `feedback.rs` processes a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
 //! * `receipt.rs` accepts requests whose prompt another node computes, `hold.rs` exports to other nodes, and `spill.rs`
-//!   stores KV of preempted requests; `fetch.rs` fetches blocks, and `block_hold.rs` keeps blocks that other nodes load
+//!   stores KV of preempted requests; `fetch.rs` fetches blocks, `block_hold.rs` keeps blocks that others load, and
+//!   `copy_offer.rs` offers blocks to a lower tier
 //! * `poll.rs` answers a driver's polls, in a fixed order; `view.rs` shows requests and pages
 //! * `invariant.rs` checks that the parts agree
 
 pub(crate) mod admission;
 mod block_hold;
+mod copy_offer;
 mod decode_turn;
 mod departure;
 mod feedback;
@@ -89,6 +91,8 @@ use crate::{
 ///   [`poll_fetch_cancel`](Self::poll_fetch_cancel), [`handle_fetch_ended`](Self::handle_fetch_ended)
 /// * Blocks for elsewhere: [`look_up_blocks`](Self::look_up_blocks), [`hold_blocks`](Self::hold_blocks),
 ///   [`poll_ended_hold`](Self::poll_ended_hold), [`release_blocks`](Self::release_blocks)
+/// * Blocks for a lower tier: [`offer_copies`](Self::offer_copies), [`poll_copy_offer`](Self::poll_copy_offer),
+///   [`retract_copy_offer`](Self::retract_copy_offer)
 /// * KV in host memory: [`poll_spill_task`](Self::poll_spill_task),
 ///   [`handle_stored`](Self::handle_stored), [`handle_restored`](Self::handle_restored)
 /// * Plan: [`schedule`](Self::schedule), and with a draft model before it

@@ -8,6 +8,7 @@ mod draft_model;
 mod fault;
 mod fixture;
 mod hidden_state;
+mod kv_disk;
 mod kv_exchange;
 mod load;
 mod lone_run;

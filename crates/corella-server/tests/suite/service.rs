@@ -181,6 +181,15 @@ async fn the_prefix_cache_is_reset_only_when_nobody_uses_it() {
     let reset = post(server.address, "/reset_prefix_cache", &json!({})).await;
     assert_eq!(reset.status, 200, "{}", reset.text());
     assert_eq!(cached().await, Some(0));
+
+    let reset = async |body| post(server.address, "/reset_prefix_cache", &body).await;
+    let with_tiers = reset(json!({"tiers": true})).await;
+    assert_eq!(with_tiers.status, 200, "{}", with_tiers.text());
+    assert_eq!(cached().await, Some(0));
+    let wrong = reset(json!({"tiers": "all"})).await;
+    assert_eq!((wrong.status, &wrong.error()["param"]), (400, &json!("tiers")));
+    assert_eq!(reset(json!({"levels": true})).await.status, 400);
+    assert!(cached().await > Some(0), "nothing was reset");
 }
 
 #[tokio::test]

@@ -261,6 +261,9 @@ impl Scheduler {
         let filled_by = blocks.map(|&block| self.kv.block_filled_by(block));
         let num_shared_pages = filled_by.take_while(|filled_by| *filled_by == Some(step));
         let num_shared_pages = num_shared_pages.count();
+        if let Some(&end) = path[..path.len() - num_shared_pages].last() {
+            self.kv.note_reused(end);
+        }
         let num_shared_pages = num_shared_pages as u64;
         let num_shared_tokens = num_shared_pages * u64::from(self.config.page_size);
         let num_copied_tokens = { donor.as_ref() }.map_or(0, |donor| u64::from(donor.num_rows));

@@ -1,0 +1,229 @@
+//! Blocks that are worth a copy in a lower tier: those that a later request used again, and those that are next to be
+//! evicted. The others are never offered, because most prompts do not come back and disks wear out.
+//!
+//! A block is offered once with all blocks before it. Its number may be reused after its eviction, and the number of
+//! its insertion tells both apart.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::cache::kv_cache::KvCache;
+use crate::{BlockId, Namespace, StepId, TokenId};
+
+/// The most paths that wait for a poll. A path beyond is offered at its next use.
+const MAX_WAITING: usize = 64;
+/// Eviction is near when fewer than one in so many pages are free.
+const FREE_SHARE: usize = 8;
+/// The number of pages next to be evicted among which a poll looks for a block.
+const MAX_LOOKED_AT: usize = 64;
+
+#[derive(Debug, Default)]
+pub(crate) struct CopyOffers {
+    is_on: bool,
+    /// The ends of paths that were used again, with the numbers of their insertions.
+    reused: VecDeque<(BlockId, u64)>,
+    /// The insertion of each offered block, indexed by block.
+    offered: Vec<u64>,
+}
+
+impl CopyOffers {
+    fn has(&self, block: BlockId, insertion: u64) -> bool {
+        self.offered.get(block.0 as usize) == Some(&insertion)
+    }
+
+    fn set(&mut self, block: BlockId, insertion: u64) {
+        let at = block.0 as usize;
+        if self.offered.len() <= at {
+            self.offered.resize(at + 1, 0);
+        }
+        self.offered[at] = insertion;
+    }
+}
+
+impl KvCache {
+    /// Records that a request found the path up to `end`, which an earlier step has filled.
+    pub(crate) fn note_reused(&mut self, end: BlockId) {
+        if !self.offers.is_on || self.offers.reused.len() == MAX_WAITING {
+            return;
+        }
+        if let Some(insertion) = self.insertion(end)
+            && !self.offers.has(end, insertion)
+        {
+            self.offers.reused.push_back((end, insertion));
+        }
+    }
+
+    pub(crate) fn begin_copy_offers(&mut self) {
+        self.offers.is_on = true;
+    }
+
+    /// The tokens of the next path to copy, whose last block was not offered before.
+    pub(crate) fn poll_copy_offer(
+        &mut self,
+        last_returned: Option<StepId>,
+    ) -> Option<Vec<TokenId>> {
+        if !self.offers.is_on {
+            return None;
+        }
+        while let Some(&(end, insertion)) = self.offers.reused.front() {
+            let is_there = self.insertion(end) == Some(insertion);
+            if is_there && self.block_filled_by(end) > last_returned {
+                break;
+            }
+            self.offers.reused.pop_front();
+            if is_there && let Some(tokens) = self.offer(end) {
+                return Some(tokens);
+            }
+        }
+        if self.num_free() * FREE_SHARE >= self.pool.num_pages() {
+            return None;
+        }
+        let coldest = self.evictable.iter().take(MAX_LOOKED_AT);
+        let coldest = coldest.filter_map(|&(_, page)| self.block_of(page));
+        let is_ready = |block: &BlockId| self.block_filled_by(*block) <= last_returned;
+        let ready: Vec<_> = coldest.filter(is_ready).collect();
+        ready.into_iter().find_map(|block| self.offer(block))
+    }
+
+    /// Marks a block and those before it as offered. Returns the tokens of the whole ones, or `None` if these were
+    /// offered before, or have a salt or an adapter.
+    fn offer(&mut self, end: BlockId) -> Option<Vec<TokenId>> {
+        if self
+            .insertion(end)
+            .is_none_or(|insertion| self.offers.has(end, insertion))
+        {
+            return None;
+        }
+        let page_size = self.page_size() as usize;
+        let mut path = Vec::new();
+        let mut is_new = false;
+        let mut at = Some(end);
+        while let Some(block) = at {
+            let is_whole = self.tree.block_tokens(block).len() == page_size;
+            if let Some(insertion) = self.insertion(block) {
+                is_new |= is_whole && !self.offers.has(block, insertion);
+                self.offers.set(block, insertion);
+            }
+            if is_whole {
+                path.push(block);
+            }
+            at = self.tree.block_before(block);
+        }
+        let is_kept = self.tree.namespace(end) == Some(&Namespace::default());
+        if !is_new || !is_kept {
+            return None;
+        }
+        let path = path.iter().rev();
+        Some(
+            path.flat_map(|&block| self.tree.block_tokens(block))
+                .copied()
+                .collect(),
+        )
+    }
+
+    pub(crate) fn retract_copy_offer(&mut self, tokens: &[TokenId]) {
+        for block in self.match_prefix(&Namespace::default(), tokens).blocks {
+            self.offers.set(block, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{KvGroup, Parent};
+
+    const LAST: Option<StepId> = Some(StepId(1));
+
+    /// A pool of eight pages of two tokens.
+    fn cache() -> KvCache {
+        let mut cache = KvCache::new(8, 2, &[KvGroup::default()]);
+        cache.begin_copy_offers();
+        cache
+    }
+
+    /// Publishes blocks that `filled_by` fills, and unlocks their pages.
+    fn publish(
+        kv: &mut KvCache,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+        filled_by: u64,
+    ) -> BlockId {
+        let mut pages = Vec::new();
+        assert!(kv.try_allocate(tokens.len().div_ceil(2), &mut pages));
+        let mut end = None;
+        for (block, &page) in tokens.chunks(2).zip(&pages) {
+            let parent = end.map_or(Parent::Root(namespace), Parent::Block);
+            let published = kv.publish(parent, block, |_| Some(page), StepId(filled_by));
+            end = Some(published.unwrap_or_else(|there| there));
+        }
+        kv.unlock_all(pages);
+        end.unwrap()
+    }
+
+    #[test]
+    fn a_path_that_is_used_again_is_offered_once() {
+        let mut kv = cache();
+        let end = publish(&mut kv, &Namespace::default(), &[1, 2, 3, 4], 1);
+        assert_eq!(kv.poll_copy_offer(LAST), None);
+        kv.note_reused(end);
+        assert_eq!(
+            kv.poll_copy_offer(Some(StepId(0))),
+            None,
+            "its step has not returned"
+        );
+        assert_eq!(kv.poll_copy_offer(LAST), Some(alloc::vec![1, 2, 3, 4]));
+        kv.note_reused(end);
+        assert_eq!(kv.poll_copy_offer(LAST), None);
+        kv.retract_copy_offer(&[1, 2, 3, 4]);
+        kv.note_reused(end);
+        assert_eq!(kv.poll_copy_offer(LAST), Some(alloc::vec![1, 2, 3, 4]));
+        // Another block with its number is another block.
+        kv.note_reused(end);
+        kv.clear();
+        let other = publish(&mut kv, &Namespace::default(), &[5, 6, 7, 8], 1);
+        kv.note_reused(other);
+        assert_eq!(kv.poll_copy_offer(LAST), Some(alloc::vec![5, 6, 7, 8]));
+    }
+
+    /// With no page free, the leaf that was released first is the next to be evicted.
+    #[test]
+    fn a_path_next_to_be_evicted_is_offered() {
+        let mut kv = cache();
+        publish(&mut kv, &Namespace::default(), &[1, 2, 3, 4], 1);
+        publish(&mut kv, &Namespace::default(), &[5, 6, 7, 8, 9, 10], 1);
+        assert_eq!(kv.poll_copy_offer(LAST), None, "three pages are free");
+        publish(&mut kv, &Namespace::default(), &[11, 12, 13, 14, 15], 2);
+        assert_eq!(kv.poll_copy_offer(LAST), Some(alloc::vec![1, 2, 3, 4]));
+        assert_eq!(
+            kv.poll_copy_offer(LAST),
+            Some(alloc::vec![5, 6, 7, 8, 9, 10])
+        );
+        assert_eq!(
+            kv.poll_copy_offer(LAST),
+            None,
+            "the last path is not computed"
+        );
+        let whole = Some(alloc::vec![11, 12, 13, 14]);
+        assert_eq!(kv.poll_copy_offer(Some(StepId(2))), whole);
+        assert_eq!(kv.poll_copy_offer(Some(StepId(2))), None);
+    }
+
+    #[test]
+    fn a_path_with_a_salt_or_an_adapter_is_not_offered() {
+        let mut kv = cache();
+        let salted = Namespace {
+            cache_salt: Some("a".into()),
+            ..Namespace::default()
+        };
+        let adapted = Namespace {
+            lora: Some("a".into()),
+            ..Namespace::default()
+        };
+        for namespace in [salted, adapted] {
+            let end = publish(&mut kv, &namespace, &[1, 2, 3, 4, 5, 6, 7, 8], 1);
+            kv.note_reused(end);
+        }
+        assert_eq!((kv.num_free(), kv.poll_copy_offer(LAST)), (0, None));
+    }
+}

@@ -1,0 +1,436 @@
+//! The disk tier: blocks of the prefix cache that outlive memory and restarts.
+//!
+//! * One preallocated file for each model and layout (`kv_disk/folder.rs`), locked by its process, with slots of one
+//!   size (`slot.rs`). A torn, damaged or foreign slot is an absent block (`block_store.rs`).
+//! * A thread opens and scans the file while requests are served, and then stores. Another thread reads.
+//! * Blocks are stored that a request used again, and those next to be evicted
+//!   ([`poll_copy_offer`](Scheduler::poll_copy_offer)). The core holds them while they are copied to memory, as it holds
+//!   blocks for other nodes: the hold is given up when requests need the pages, and the copy is then void. The disk is
+//!   written after the hold.
+//! * A request whose prefix continues on the disk begins a fetch before it is queued, if that is quicker than computing
+//!   by the closed form for loads from other nodes, with the measured speed of the disk. It then waits for the fetch like
+//!   a follower, until the time in which it could have computed the blocks.
+//! * Only blocks without salt and adapter are stored and looked up, of models with one KV group without a window.
+//! * An error of the disk switches the tier off until the next start. Fetches under way are lost, so that their requests
+//!   compute; nothing else changes.
+
+mod block_index;
+mod block_store;
+mod file_layer;
+mod folder;
+mod reader;
+mod slot;
+mod tier;
+mod writer;
+
+pub use tier::KvDiskStats;
+pub(crate) use tier::Tier;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use corella_core::session::{BlockOffer, LoadPace};
+use corella_core::{
+    BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Namespace, Request, Scheduler, TokenId,
+};
+use corella_model::KvPages;
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::doorbell::{Doorbell, LoopSender};
+use reader::ReadTask;
+use writer::WriteTask;
+
+/// Where blocks are kept on a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvDiskConfig {
+    pub folder: PathBuf,
+    /// The size of the model's file.
+    pub max_bytes: u64,
+    /// A digest of the model and of the arithmetic by which its rows are computed.
+    pub identity: u128,
+}
+
+/// The loop's side of the tier.
+pub(crate) struct KvDisk {
+    tier: Arc<Tier>,
+    pages: Arc<dyn KvPages>,
+    /// The path that is being stored.
+    path: Option<StoredPath>,
+    /// The hold whose blocks are being copied.
+    hold: Option<HoldId>,
+    /// Until then, no path is stored: requests need the pages.
+    pause_until_us: u64,
+    /// The fetches under way, with a flag that stops their reads.
+    fetches: HashMap<FetchId, Arc<AtomicBool>>,
+    pace: LoadPace,
+    /// The time of the last measurement of the pace, or of the last read for it.
+    paced_us: u64,
+    writes: Option<Sender<WriteTask>>,
+    reads: Option<Sender<ReadTask>>,
+    reports: Receiver<Report>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct StoredPath {
+    list: BlockList,
+    /// Whether a part of it is being copied or written.
+    is_busy: bool,
+    /// The path's time in the store, and the store's epoch at its beginning.
+    time: u64,
+    epoch: u64,
+}
+
+/// A report of the threads to the loop.
+enum Report {
+    /// Blocks were copied to memory. The answer says whether they stayed unchanged meanwhile.
+    Copied {
+        is_valid: Sender<bool>,
+    },
+    /// A part of the path was written, or could not be.
+    Written {
+        is_done: bool,
+    },
+    Fetched {
+        id: FetchId,
+        num_blocks: u32,
+    },
+    FetchEnded {
+        id: FetchId,
+        end: FetchEnd,
+    },
+    /// The time of some reads.
+    Timed {
+        num_blocks: u32,
+        elapsed_us: u64,
+    },
+}
+
+/// Memory for one copy to the disk.
+const MAX_COPY_BYTES: usize = 16 << 20;
+/// A hold of blocks is for a copy in memory.
+const HOLD_US: u64 = 10_000_000;
+/// After a hold was refused.
+const PAUSE_US: u64 = 100_000;
+/// The most reports that wait for the loop.
+const MAX_REPORTS: usize = 64;
+/// The most fetches that wait for the reader.
+const MAX_READS: usize = 16;
+/// Requests wait at least this long for blocks, or as long as computing them would take.
+const LEAST_WAIT_US: u64 = 200_000;
+/// The longest wait, also while the speed of computing is unknown.
+const LONGEST_WAIT_US: u64 = 30_000_000;
+/// When fetches do not pay, the disk is measured at most this often.
+const MEASURE_AFTER_US: u64 = 10_000_000;
+
+impl KvDisk {
+    pub(crate) fn start(
+        config: &KvDiskConfig,
+        pages: Arc<dyn KvPages>,
+        scheduler: &mut Scheduler,
+        doorbell: Doorbell,
+    ) -> io::Result<Self> {
+        scheduler.offer_copies();
+        let tier = Arc::new(Tier::new(config, pages.geometry()));
+        let (report, reports) = bounded(MAX_REPORTS);
+        let report = LoopSender::new(report, doorbell);
+        let (writes, write_tasks) = bounded(1);
+        let (reads, read_tasks) = bounded(MAX_READS);
+        let writer = writer::start(tier.clone(), pages.clone(), write_tasks, report.clone())?;
+        let reader = reader::start(tier.clone(), pages.clone(), read_tasks, report)?;
+        Ok(Self {
+            tier,
+            pages,
+            path: None,
+            hold: None,
+            pause_until_us: 0,
+            fetches: HashMap::new(),
+            pace: LoadPace::default(),
+            paced_us: 0,
+            writes: Some(writes),
+            reads: Some(reads),
+            reports,
+            threads: vec![writer, reader],
+        })
+    }
+
+    pub(crate) fn tier(&self) -> &Arc<Tier> {
+        &self.tier
+    }
+
+    /// Begins to fetch the blocks of a new request that are on the disk, if that pays.
+    pub(crate) fn begin_fetch(
+        &mut self,
+        request: &Request,
+        scheduler: &mut Scheduler,
+        now_us: u64,
+    ) {
+        let Some(store) = self.tier.store() else {
+            return;
+        };
+        let limits = scheduler.config();
+        let (page_size, hasher) = (limits.page_size, limits.block_hasher);
+        let is_stored = request.namespace == Namespace::default();
+        if !is_stored || request.sampling.is_told_of_prompt() {
+            return;
+        }
+        let tokens: Vec<_> = { request.prompt.iter().chain(&request.output) }
+            .copied()
+            .collect();
+        // The last token is always computed, because its logits are needed.
+        let num_blocks = tokens.len().saturating_sub(1) / page_size as usize;
+        let tokens = tokens[..num_blocks * page_size as usize].to_vec();
+        let mut list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
+        let num_blocks = num_blocks as u32;
+        let num_here = scheduler.look_up_blocks(&list);
+        let num_offered = num_here + store.num_here(&list.hashes, num_here);
+        if num_offered == num_here {
+            return;
+        }
+        let offer = BlockOffer {
+            num_blocks,
+            num_here,
+            num_offered,
+        };
+        let stats = scheduler.stats();
+        let num_worth = self.pace.num_worth(offer, &stats, page_size);
+        if num_worth <= num_here {
+            return self.measure(&list, num_here, now_us);
+        }
+        list.tokens.truncate((num_worth * page_size) as usize);
+        list.hashes.truncate(num_worth as usize);
+        let num_tokens = u64::from(num_worth - num_here) * u64::from(page_size);
+        let wait_us = match stats.prefill_us {
+            0 => LONGEST_WAIT_US,
+            prefill_us => prefill_us.saturating_mul(num_tokens) / 1024,
+        };
+        let wait_us = wait_us.clamp(LEAST_WAIT_US, LONGEST_WAIT_US);
+        let granted = scheduler.begin_fetch(FetchRequest {
+            namespace: Namespace::default(),
+            tokens: list.tokens.clone(),
+            soft_us: now_us + wait_us,
+            hard_us: now_us + LONGEST_WAIT_US,
+        });
+        let grant = match granted {
+            Ok(grant) => grant,
+            Err(refusal) => return tracing::debug!(?refusal, "no blocks come from the disk"),
+        };
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let task = ReadTask {
+            fetch: Some(grant.id),
+            pages: grant.tables[0].pages.clone(),
+            first: grant.num_found,
+            list,
+            is_stopped: is_stopped.clone(),
+        };
+        match self.try_read(task) {
+            true => {
+                self.paced_us = now_us;
+                self.fetches.insert(grant.id, is_stopped);
+            }
+            false => {
+                scheduler.handle_fetch_ended(grant.id, FetchEnd::Lost);
+            }
+        }
+    }
+
+    /// Reads a block for its time alone: without it, a disk that was slow once would never be used again.
+    fn measure(&mut self, list: &BlockList, first: u32, now_us: u64) {
+        if now_us.saturating_sub(self.paced_us) < MEASURE_AFTER_US {
+            return;
+        }
+        self.paced_us = now_us;
+        let num_tokens = list.tokens.len() / list.hashes.len() * (first as usize + 1);
+        let list = BlockList {
+            namespace: Namespace::default(),
+            tokens: list.tokens[..num_tokens].to_vec(),
+            hashes: list.hashes[..=first as usize].to_vec(),
+        };
+        let task = ReadTask {
+            fetch: None,
+            pages: Vec::new(),
+            first,
+            list,
+            is_stopped: Arc::default(),
+        };
+        // If the reader is busy, its fetches measure.
+        self.try_read(task);
+    }
+
+    /// Returns false if too many reads wait.
+    fn try_read(&self, task: ReadTask) -> bool {
+        { self.reads.as_ref() }.is_some_and(|reads| reads.try_send(task).is_ok())
+    }
+
+    /// Stops the reads of a cancelled fetch. Returns false if another driver has it.
+    pub(crate) fn handle_fetch_cancelled(&self, id: FetchId) -> bool {
+        let fetch = self.fetches.get(&id);
+        if let Some(is_stopped) = fetch {
+            is_stopped.store(true, Ordering::Relaxed);
+        }
+        fetch.is_some()
+    }
+
+    /// Whether a hold is this driver's. It is released when its copy has ended, which takes milliseconds.
+    pub(crate) fn has_hold(&self, id: HoldId) -> bool {
+        self.hold == Some(id)
+    }
+
+    /// Reports what the threads have done to the scheduler.
+    pub(crate) fn take_reports(&mut self, scheduler: &mut Scheduler, now_us: u64) {
+        while let Ok(report) = self.reports.try_recv() {
+            self.handle(report, scheduler, now_us);
+        }
+    }
+
+    /// Waits until no copy holds blocks. Copies in memory take milliseconds.
+    pub(crate) fn end_copy(&mut self, scheduler: &mut Scheduler, now_us: u64) {
+        while self.hold.is_some()
+            && let Ok(report) = self.reports.recv()
+        {
+            self.handle(report, scheduler, now_us);
+        }
+    }
+
+    fn handle(&mut self, report: Report, scheduler: &mut Scheduler, now_us: u64) {
+        match report {
+            Report::Copied { is_valid } => {
+                let released =
+                    { self.hold.take() }.and_then(|id| scheduler.release_blocks(id, now_us));
+                let _ = is_valid.send(released == Some(true));
+            }
+            Report::Written { is_done } => {
+                if let Some(path) = &mut self.path {
+                    path.is_busy = false;
+                }
+                if !is_done {
+                    self.give_up_path(scheduler, now_us);
+                }
+            }
+            Report::Fetched { id, num_blocks } => {
+                scheduler.handle_fetched(id, num_blocks);
+            }
+            Report::FetchEnded { id, end } => {
+                self.fetches.remove(&id);
+                scheduler.handle_fetch_ended(id, end);
+            }
+            Report::Timed {
+                num_blocks,
+                elapsed_us,
+            } => self.pace.note_load(num_blocks, elapsed_us),
+        }
+    }
+
+    fn give_up_path(&mut self, scheduler: &mut Scheduler, now_us: u64) {
+        if let Some(path) = self.path.take() {
+            scheduler.retract_copy_offer(&path.list.tokens);
+            self.pause_until_us = now_us + PAUSE_US;
+        }
+    }
+
+    /// Begins to store the next blocks that are worth it.
+    pub(crate) fn store_next(&mut self, scheduler: &mut Scheduler, now_us: u64) {
+        let tier = self.tier.clone();
+        let Some(store) = tier.store_to_write() else {
+            return;
+        };
+        while now_us >= self.pause_until_us {
+            if self.path.is_none() {
+                let Some(tokens) = scheduler.poll_copy_offer() else {
+                    return;
+                };
+                self.path = self.new_path(tokens, scheduler);
+            }
+            let Some(path) = &mut self.path else {
+                continue;
+            };
+            if path.is_busy {
+                return;
+            }
+            let first = store.num_here(&path.list.hashes, 0);
+            if first as usize == path.list.hashes.len() || store.epoch() != path.epoch {
+                self.path = None;
+                continue;
+            }
+            if !self.hold_next(first, scheduler, now_us) {
+                return self.give_up_path(scheduler, now_us);
+            }
+        }
+    }
+
+    fn new_path(&self, tokens: Vec<TokenId>, scheduler: &Scheduler) -> Option<StoredPath> {
+        let store = self.tier.store()?;
+        let limits = scheduler.config();
+        let (page_size, hasher) = (limits.page_size, limits.block_hasher);
+        let mut list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
+        // The beginning of a path that is longer than the file is kept.
+        let num_blocks = list.hashes.len().min(store.num_slots() as usize);
+        list.hashes.truncate(num_blocks);
+        list.tokens.truncate(num_blocks * page_size as usize);
+        Some(StoredPath {
+            time: store.begin_path(&list.hashes),
+            epoch: store.epoch(),
+            list,
+            is_busy: false,
+        })
+    }
+
+    /// Holds the next blocks of the path for a copy. Returns false if they are not here, or requests need the pages.
+    fn hold_next(&mut self, first: u32, scheduler: &mut Scheduler, now_us: u64) -> bool {
+        let Some(path) = &mut self.path else {
+            return false;
+        };
+        let page_size = scheduler.config().page_size as usize;
+        let max_blocks = (MAX_COPY_BYTES / self.pages.geometry().page_bytes()).max(1);
+        let end = path.list.hashes.len().min(first as usize + max_blocks);
+        let list = BlockList {
+            namespace: Namespace::default(),
+            tokens: path.list.tokens[..end * page_size].to_vec(),
+            hashes: path.list.hashes[..end].to_vec(),
+        };
+        scheduler.note_time(now_us);
+        let held = match scheduler.hold_blocks(&list, first, now_us + HOLD_US) {
+            Ok(held) => held,
+            Err(refusal) => {
+                tracing::debug!(?refusal, "blocks are not stored on the disk now");
+                return false;
+            }
+        };
+        let task = WriteTask {
+            list,
+            first,
+            pages: held.tables[0].pages.clone(),
+            time: path.time,
+            epoch: path.epoch,
+        };
+        let is_sent = { self.writes.as_ref() }.is_some_and(|writes| writes.try_send(task).is_ok());
+        match is_sent {
+            true => {
+                self.hold = Some(held.id);
+                path.is_busy = true;
+            }
+            false => {
+                scheduler.release_blocks(held.id, now_us);
+            }
+        }
+        is_sent
+    }
+}
+
+impl Drop for KvDisk {
+    fn drop(&mut self) {
+        self.tier.stop();
+        for is_stopped in self.fetches.values() {
+            is_stopped.store(true, Ordering::Relaxed);
+        }
+        (self.writes, self.reads) = (None, None);
+        // The threads must find no reader for their reports.
+        self.reports = crossbeam_channel::never();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

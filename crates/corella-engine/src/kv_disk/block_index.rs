@@ -1,0 +1,178 @@
+//! Which block is in which slot, and which slot is taken next.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+
+use corella_core::PageHash;
+
+#[derive(Debug, Default)]
+pub(super) struct BlockIndex {
+    by_hash: HashMap<PageHash, u32>,
+    slots: Vec<Option<Entry>>,
+    /// Least recently used first, and of one path the last block first: a block is useless without those before it.
+    by_use: BTreeSet<(u64, Reverse<u32>, u32)>,
+    free: Vec<u32>,
+    /// The time of the newest use.
+    clock: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    hash: PageHash,
+    depth: u32,
+    used: u64,
+}
+
+impl BlockIndex {
+    /// An index that finds nothing and has no free slot.
+    pub fn new(num_slots: u32) -> Self {
+        Self {
+            slots: vec![None; num_slots as usize],
+            ..Self::default()
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_hash.len()
+    }
+
+    pub fn slot(&self, hash: PageHash) -> Option<u32> {
+        self.by_hash.get(&hash).copied()
+    }
+
+    /// Begins a new time for the blocks of a path. It is later than all earlier ones, also those in the file.
+    pub fn next_time(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Enters a block that a slot has. If two slots have it, the newer one counts.
+    pub fn insert(&mut self, slot: u32, hash: PageHash, depth: u32, used: u64) {
+        if let Some(there) = self.by_hash.get(&hash).copied() {
+            let there_used = self.slots[there as usize].map_or(0, |entry| entry.used);
+            if there_used >= used {
+                return;
+            }
+            self.remove(there);
+        }
+        self.clock = self.clock.max(used);
+        self.by_hash.insert(hash, slot);
+        self.slots[slot as usize] = Some(Entry { hash, depth, used });
+        self.by_use.insert((used, Reverse(depth), slot));
+    }
+
+    /// Makes all slots without a block free.
+    pub fn free_others(&mut self) {
+        let empty = |slot: &u32| self.slots[*slot as usize].is_none();
+        self.free = (0..self.slots.len() as u32).rev().filter(empty).collect();
+    }
+
+    pub fn touch(&mut self, hash: PageHash, time: u64) {
+        if let Some(&slot) = self.by_hash.get(&hash)
+            && let Some(entry) = &mut self.slots[slot as usize]
+        {
+            self.by_use
+                .remove(&(entry.used, Reverse(entry.depth), slot));
+            entry.used = time;
+            self.by_use.insert((time, Reverse(entry.depth), slot));
+        }
+    }
+
+    /// A slot for another block: a free one, or the least recently used before `time`, whose block is forgotten.
+    pub fn take_slot(&mut self, time: u64) -> Option<u32> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        let &(used, _, slot) = self.by_use.first()?;
+        (used < time).then(|| {
+            self.remove(slot);
+            slot
+        })
+    }
+
+    pub fn give_back(&mut self, slot: u32) {
+        self.free.push(slot);
+    }
+
+    /// Forgets a block that proved absent, unless its slot has another one by now.
+    pub fn forget(&mut self, hash: PageHash, slot: u32) {
+        if self.by_hash.get(&hash) == Some(&slot) {
+            self.remove(slot);
+            self.free.push(slot);
+        }
+    }
+
+    fn remove(&mut self, slot: u32) {
+        if let Some(entry) = self.slots[slot as usize].take() {
+            self.by_hash.remove(&entry.hash);
+            self.by_use
+                .remove(&(entry.used, Reverse(entry.depth), slot));
+        }
+    }
+
+    pub fn clear(&mut self) {
+        let clock = self.clock;
+        *self = Self::new(self.slots.len() as u32);
+        self.clock = clock;
+        self.free_others();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three slots: a path of two blocks, and a later one of one block.
+    fn index() -> BlockIndex {
+        let mut index = BlockIndex::new(4);
+        index.insert(2, PageHash(20), 0, 5);
+        index.insert(0, PageHash(21), 1, 5);
+        index.insert(3, PageHash(30), 0, 6);
+        index.free_others();
+        index
+    }
+
+    #[test]
+    fn the_end_of_the_oldest_path_goes_first() {
+        let mut index = index();
+        let time = index.next_time();
+        assert_eq!(time, 7);
+        let slots = [1, 0, 2, 3].map(|_| index.take_slot(time));
+        assert_eq!(slots, [Some(1), Some(0), Some(2), Some(3)]);
+        assert_eq!((index.take_slot(time), index.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_block_that_was_used_outlives_others() {
+        let mut index = index();
+        let time = index.next_time();
+        index.touch(PageHash(20), time);
+        index.touch(PageHash(99), time);
+        let slots = [1, 0, 3].map(|_| index.take_slot(time));
+        assert_eq!(slots, [Some(1), Some(0), Some(3)]);
+        assert_eq!(
+            index.take_slot(time),
+            None,
+            "the path that is being stored stays"
+        );
+        assert_eq!(index.slot(PageHash(20)), Some(2));
+    }
+
+    #[test]
+    fn of_two_slots_with_one_block_the_newer_counts() {
+        let mut index = index();
+        index.insert(1, PageHash(30), 0, 4);
+        assert_eq!(index.slot(PageHash(30)), Some(3));
+        index.insert(1, PageHash(30), 0, 8);
+        assert_eq!(index.slot(PageHash(30)), Some(1));
+        index.free_others();
+        // The other slot is free. A late report about it changes nothing.
+        index.forget(PageHash(30), 3);
+        assert_eq!(index.take_slot(9), Some(3));
+        index.forget(PageHash(30), 1);
+        assert_eq!(
+            (index.slot(PageHash(30)), index.take_slot(9)),
+            (None, Some(1))
+        );
+    }
+}

@@ -1,0 +1,288 @@
+//! Crashes at random points of writing, and faults of the file.
+
+use std::collections::HashMap;
+
+use super::*;
+
+const SHAPE: SlotShape = SlotShape {
+    layout: 7,
+    page_size: 2,
+    row_bytes: 700,
+};
+const NUM_SLOTS: u32 = 12;
+static RUNNING: AtomicBool = AtomicBool::new(false);
+
+/// Numbers from a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
+    }
+}
+
+/// A file in memory. At a crash, any part of the sectors written since the last sync is lost.
+struct LossyFile(Mutex<Content>);
+
+struct Content {
+    bytes: Vec<u8>,
+    synced: Vec<u8>,
+    /// The number of operations until all fail.
+    num_left: u64,
+}
+
+impl LossyFile {
+    fn new(bytes: Vec<u8>, num_left: u64) -> Self {
+        let synced = bytes.clone();
+        Self(Mutex::new(Content {
+            bytes,
+            synced,
+            num_left,
+        }))
+    }
+
+    fn begin(&self) -> io::Result<MutexGuard<'_, Content>> {
+        let mut content = self.0.lock().unwrap();
+        if content.num_left == 0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        content.num_left -= 1;
+        Ok(content)
+    }
+
+    /// The file after a crash.
+    fn after_crash(&self, random: &mut Random) -> Vec<u8> {
+        let content = self.0.lock().unwrap();
+        let mut bytes = content.synced.clone();
+        bytes.resize(content.bytes.len(), 0);
+        // Devices write sectors; most crashes keep most of them, and some few.
+        let num_kept_of_four = random.below(5);
+        let sectors = bytes.chunks_mut(512).zip(content.bytes.chunks(512));
+        for (sector, written) in sectors {
+            if random.below(4) < num_kept_of_four {
+                sector.copy_from_slice(written);
+            }
+        }
+        bytes
+    }
+}
+
+impl FileLayer for LossyFile {
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        let content = self.0.lock().unwrap();
+        let there = content.bytes.get(at as usize..at as usize + bytes.len());
+        bytes.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let mut content = self.begin()?;
+        let at = at as usize;
+        // A write that is interrupted has written a part.
+        let len = match content.num_left {
+            0 => bytes.len() / 2,
+            _ => bytes.len(),
+        };
+        content.bytes[at..at + len].copy_from_slice(&bytes[..len]);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut content = self.begin()?;
+        content.synced = content.bytes.clone();
+        Ok(())
+    }
+
+    fn resize(&self, len: u64) -> io::Result<()> {
+        let mut content = self.begin()?;
+        content.bytes.resize(len as usize, 0);
+        if len == 0 {
+            content.synced.clear();
+        }
+        Ok(())
+    }
+}
+
+/// A path of blocks that is known by the number of its first token.
+struct Path {
+    tokens: Vec<u32>,
+    hashes: Vec<PageHash>,
+}
+
+impl Path {
+    fn new(first: u32, num_blocks: u32) -> Self {
+        let tokens: Vec<u32> = (0..2 * num_blocks).map(|at| first * 100 + at).collect();
+        let hasher = corella_core::BlockHasher::new(3);
+        let hashes = hasher.hashes(&Default::default(), &tokens, 2).collect();
+        Self { tokens, hashes }
+    }
+
+    fn names(&self) -> Vec<BlockName<'_>> {
+        let blocks = self.hashes.iter().zip(self.tokens.chunks(2)).enumerate();
+        let name = |(at, (&hash, tokens)): (usize, (&PageHash, _))| BlockName {
+            hash,
+            parent: at.checked_sub(1).map(|at| self.hashes[at]),
+            depth: at as u32,
+            tokens,
+        };
+        blocks.map(name).collect()
+    }
+
+    fn rows(&self, version: u64) -> Vec<u8> {
+        let rows = self.hashes.iter().flat_map(|hash| {
+            let mut random = Random(hash.0 as u64 ^ version);
+            std::iter::repeat_with(move || random.below(256) as u8).take(SHAPE.row_bytes)
+        });
+        rows.collect()
+    }
+}
+
+fn open(file: LossyFile) -> BlockStore<LossyFile> {
+    let max_bytes = u64::from(NUM_SLOTS) * SHAPE.slot_bytes() as u64 + 100;
+    let store = BlockStore::new(file, SHAPE, max_bytes);
+    store.preallocate().unwrap();
+    store.scan(&RUNNING).unwrap();
+    store
+}
+
+fn store_path(store: &BlockStore<LossyFile>, path: &Path) -> io::Result<u32> {
+    let (time, epoch) = (store.begin_path(&path.hashes), store.epoch());
+    store.store(&path.names(), &path.rows(0), time, epoch)
+}
+
+/// Checks that each block is right or absent. Returns the number of right ones.
+fn check(store: &BlockStore<LossyFile>, path: &Path) -> usize {
+    let mut slot = vec![0; store.slot_bytes()];
+    let rows = path.rows(0);
+    let rows = rows.chunks(SHAPE.row_bytes);
+    let names = path.names();
+    let is_right = |(block, rows): (&BlockName, &[u8])| match store.read(block, &mut slot) {
+        Ok(Found::Rows(found)) => {
+            assert_eq!(found, rows, "a block has other rows");
+            true
+        }
+        Ok(Found::Nothing | Found::Damaged) => false,
+        Err(error) => panic!("{error}"),
+    };
+    names
+        .iter()
+        .zip(rows)
+        .map(is_right)
+        .filter(|&right| right)
+        .count()
+}
+
+#[test]
+fn after_a_crash_at_any_write_each_block_is_right_or_absent() {
+    let mut counts = [0; 3];
+    for seed in 0..1_000 {
+        let random = &mut Random(seed);
+        let mut bytes = Vec::new();
+        let mut paths: HashMap<u32, Path> = HashMap::new();
+        for _ in 0..4 {
+            let num_left = 1 + random.below(60);
+            let store = open(LossyFile::new(bytes, 1 + num_left));
+            for path in paths.values() {
+                check(&store, path);
+            }
+            let mut last = None;
+            loop {
+                let first = random.below(9) as u32;
+                let num_blocks = 1 + first % 5;
+                let path = Path::new(first, num_blocks);
+                let stored = store_path(&store, &path);
+                paths.insert(first, path);
+                match stored {
+                    Ok(_) => last = Some(first),
+                    Err(_) => break,
+                }
+            }
+            bytes = store.file.after_crash(random);
+            let reopened = open(LossyFile::new(bytes.clone(), u64::MAX));
+            let num_right: usize = paths.values().map(|path| check(&reopened, path)).sum();
+            assert!(num_right <= NUM_SLOTS as usize);
+            counts[0] += num_right;
+            counts[1] += paths.values().map(|path| path.hashes.len()).sum::<usize>() - num_right;
+            // The interrupted path may have replaced blocks of the one before it, but only when it needed their slots.
+            if let Some(last) = last {
+                counts[2] += usize::from(check(&reopened, &paths[&last]) > 0);
+            }
+        }
+    }
+    assert!(counts.iter().all(|&count| count > 1_000), "{counts:?}");
+}
+
+#[test]
+fn a_stored_path_survives_the_loss_of_all_later_writes() {
+    let store = open(LossyFile::new(Vec::new(), u64::MAX));
+    let (kept, lost) = (Path::new(1, 4), Path::new(2, 5));
+    assert_eq!(store_path(&store, &kept).unwrap(), 4);
+    assert_eq!(store_path(&store, &kept).unwrap(), 0, "they are there");
+    store.file.0.lock().unwrap().num_left = 3;
+    store_path(&store, &lost).unwrap_err();
+    let synced = store.file.0.lock().unwrap().synced.clone();
+    let reopened = open(LossyFile::new(synced, u64::MAX));
+    assert_eq!((reopened.num_blocks(), check(&reopened, &kept)), (4, 4));
+    assert_eq!(check(&reopened, &lost), 0);
+}
+
+#[test]
+fn the_least_recently_used_path_makes_room() {
+    let store = open(LossyFile::new(Vec::new(), u64::MAX));
+    let paths = [1, 2, 3].map(|first| Path::new(first, 5));
+    assert_eq!(store_path(&store, &paths[0]).unwrap(), 5);
+    assert_eq!(store_path(&store, &paths[1]).unwrap(), 5);
+    store.begin_path(&paths[0].hashes);
+    assert_eq!(store_path(&store, &paths[2]).unwrap(), 5);
+    assert_eq!(check(&store, &paths[0]), 5);
+    assert_eq!(check(&store, &paths[2]), 5);
+    // Three of its blocks went, from its end on.
+    assert_eq!(store.num_here(&paths[1].hashes, 0), 2);
+    assert_eq!(store.num_here(&paths[1].hashes, 2), 0);
+    // A path that is longer than the file keeps its beginning.
+    let long = Path::new(4, 20);
+    assert_eq!(store_path(&store, &long).unwrap(), NUM_SLOTS);
+    assert_eq!(store.num_here(&long.hashes, 0), NUM_SLOTS);
+}
+
+#[test]
+fn a_damaged_block_is_absent_and_the_others_stay() {
+    let store = open(LossyFile::new(Vec::new(), u64::MAX));
+    let path = Path::new(1, 4);
+    store_path(&store, &path).unwrap();
+    let at = store.index().slot(path.hashes[1]).unwrap() as usize * SHAPE.slot_bytes();
+    store.file.0.lock().unwrap().bytes[at + 600] ^= 1;
+    let mut slot = vec![0; store.slot_bytes()];
+    let names = path.names();
+    assert_eq!(store.read(&names[1], &mut slot).unwrap(), Found::Damaged);
+    assert_eq!(store.read(&names[1], &mut slot).unwrap(), Found::Nothing);
+    assert_eq!((store.num_blocks(), check(&store, &path)), (3, 3));
+    assert_eq!(store_path(&store, &path).unwrap(), 1, "it is stored again");
+    assert_eq!(check(&store, &path), 4);
+    // A file of another layout has no block.
+    let bytes = store.file.0.lock().unwrap().bytes.clone();
+    let foreign = SlotShape { layout: 8, ..SHAPE };
+    let foreign = BlockStore::new(LossyFile::new(bytes, 9), foreign, 9_000);
+    foreign.scan(&RUNNING).unwrap();
+    assert_eq!(foreign.num_blocks(), 0);
+}
+
+#[test]
+fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
+    let store = open(LossyFile::new(Vec::new(), u64::MAX));
+    let path = Path::new(1, 4);
+    store_path(&store, &path).unwrap();
+    let (time, epoch) = (store.begin_path(&[]), store.epoch());
+    store.erase().unwrap();
+    let late = Path::new(2, 2);
+    let stored = store.store(&late.names(), &late.rows(0), time, epoch);
+    assert_eq!(stored.unwrap(), 0);
+    let bytes = store.file.0.lock().unwrap().bytes.clone();
+    assert!(bytes.iter().all(|&byte| byte == 0));
+    assert_eq!(store.num_blocks(), 0);
+    assert_eq!(store_path(&store, &path).unwrap(), 4);
+    assert_eq!(check(&store, &path), 4);
+}

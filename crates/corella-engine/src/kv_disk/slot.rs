@@ -1,0 +1,195 @@
+//! A slot of the file: a header that names a block, and the block's rows.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0 | magic number with the version of this layout |
+//! | 8 | digest of everything that decides the bits of a block |
+//! | 24 | hash of the block, chained from the beginning of its sequence |
+//! | 40 | hash of the block before it; 0 for the first |
+//! | 56 | generation: later paths have larger ones |
+//! | 64 | number of blocks before it |
+//! | 68 | number of tokens |
+//! | 72 | checksum of the rows |
+//! | 88 | checksum of the other bytes of the header up to the last token |
+//! | 96 | tokens |
+//!
+//! Numbers are little-endian. The header is padded to a multiple of 512 bytes.
+
+use corella_core::{PageHash, TokenId};
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"CORKV\0\0\x01");
+const TOKENS_AT: usize = 96;
+const CHECKSUM_AT: usize = 88;
+const SECTOR: usize = 512;
+
+/// The measures that all slots of a file share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SlotShape {
+    /// Different where a block has other bits: model, arithmetic, KV format, page size and order of elements.
+    pub layout: u128,
+    pub page_size: u32,
+    pub row_bytes: usize,
+}
+
+/// The name of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlockName<'a> {
+    pub hash: PageHash,
+    /// `None` for the first block of a sequence.
+    pub parent: Option<PageHash>,
+    /// The number of blocks before it.
+    pub depth: u32,
+    pub tokens: &'a [TokenId],
+}
+
+/// The facts in a header that a scan needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub hash: PageHash,
+    pub depth: u32,
+    pub generation: u64,
+}
+
+impl SlotShape {
+    pub fn header_bytes(&self) -> usize {
+        (TOKENS_AT + 4 * self.page_size as usize).next_multiple_of(SECTOR)
+    }
+
+    pub fn slot_bytes(&self) -> usize {
+        (self.header_bytes() + self.row_bytes).next_multiple_of(SECTOR)
+    }
+
+    pub fn header(&self, block: &BlockName, generation: u64, rows: &[u8]) -> Vec<u8> {
+        let mut header = vec![0; self.header_bytes()];
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            header[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        put(&MAGIC.to_le_bytes());
+        put(&self.layout.to_le_bytes());
+        put(&block.hash.0.to_le_bytes());
+        put(&block.parent.map_or(0, |parent| parent.0).to_le_bytes());
+        put(&generation.to_le_bytes());
+        put(&block.depth.to_le_bytes());
+        put(&(block.tokens.len() as u32).to_le_bytes());
+        put(&xxh3_128(rows).to_le_bytes());
+        put(&[0; 8]);
+        for token in block.tokens {
+            put(&token.to_le_bytes());
+        }
+        let checksum = self.checksum(&header);
+        header[CHECKSUM_AT..TOKENS_AT].copy_from_slice(&checksum.to_le_bytes());
+        header
+    }
+
+    fn checksum(&self, header: &[u8]) -> u64 {
+        let mut hasher = Xxh3::new();
+        hasher.update(&header[..CHECKSUM_AT]);
+        hasher.update(&header[TOKENS_AT..TOKENS_AT + 4 * self.page_size as usize]);
+        hasher.digest()
+    }
+
+    /// `None` for a slot that is empty, torn, damaged or of another file.
+    pub fn read_header(&self, header: &[u8]) -> Option<Header> {
+        let is_whole = number(header, 0, 8) == u128::from(MAGIC)
+            && number(header, 8, 16) == self.layout
+            && number(header, 68, 4) == u128::from(self.page_size)
+            && number(header, CHECKSUM_AT, 8) == u128::from(self.checksum(header));
+        is_whole.then(|| Header {
+            hash: PageHash(number(header, 24, 16)),
+            depth: number(header, 64, 4) as u32,
+            generation: number(header, 56, 8) as u64,
+        })
+    }
+
+    /// The rows of a slot, if they are those of `block`. Equal hashes alone do not prove equal tokens.
+    pub fn rows<'a>(&self, slot: &'a [u8], block: &BlockName) -> Option<&'a [u8]> {
+        let (header, rows) = slot.split_at(self.header_bytes());
+        let rows = &rows[..self.row_bytes];
+        let is_it = self.read_header(header)?.hash == block.hash
+            && number(header, 40, 16) == block.parent.map_or(0, |parent| parent.0);
+        let tokens = header[TOKENS_AT..].chunks_exact(4);
+        let tokens = tokens.take(block.tokens.len());
+        let has_tokens = tokens.eq(block.tokens.iter().map(|token| token.to_le_bytes()));
+        let is_whole = || number(header, 72, 16) == xxh3_128(rows);
+        (is_it && has_tokens && is_whole()).then_some(rows)
+    }
+}
+
+fn number(bytes: &[u8], at: usize, len: usize) -> u128 {
+    let mut number = [0; 16];
+    number[..len].copy_from_slice(&bytes[at..at + len]);
+    u128::from_le_bytes(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: SlotShape = SlotShape {
+        layout: 7,
+        page_size: 4,
+        row_bytes: 100,
+    };
+    const BLOCK: BlockName = BlockName {
+        hash: PageHash(5 << 100),
+        parent: Some(PageHash(3)),
+        depth: 2,
+        tokens: &[1, 2, 3, u32::MAX],
+    };
+
+    fn slot() -> Vec<u8> {
+        let rows: Vec<u8> = (0..100).collect();
+        let mut slot = SHAPE.header(&BLOCK, 9, &rows);
+        slot.extend(&rows);
+        slot.resize(SHAPE.slot_bytes(), 0);
+        slot
+    }
+
+    #[test]
+    fn a_slot_says_which_block_it_has() {
+        let slot = slot();
+        assert_eq!(slot.len(), 1024);
+        let header = Header {
+            hash: BLOCK.hash,
+            depth: 2,
+            generation: 9,
+        };
+        assert_eq!(SHAPE.read_header(&slot), Some(header));
+        assert_eq!(SHAPE.rows(&slot, &BLOCK), Some(&slot[512..612]));
+        let others = [
+            BlockName {
+                hash: PageHash(5),
+                ..BLOCK
+            },
+            BlockName {
+                parent: None,
+                ..BLOCK
+            },
+            BlockName {
+                tokens: &[1, 2, 4, u32::MAX],
+                ..BLOCK
+            },
+        ];
+        for other in others {
+            assert_eq!(SHAPE.rows(&slot, &other), None, "{other:?}");
+        }
+        let foreign = SlotShape { layout: 8, ..SHAPE };
+        assert_eq!(foreign.read_header(&slot), None);
+        let empty = vec![0; SHAPE.slot_bytes()];
+        assert_eq!(SHAPE.read_header(&empty), None);
+    }
+
+    #[test]
+    fn each_changed_bit_makes_a_block_absent() {
+        let slot = slot();
+        // Behind the tokens, and behind the rows, is padding.
+        for at in (0..96 + 16).chain(512..612) {
+            let mut damaged = slot.clone();
+            damaged[at] ^= 1 << (at % 8);
+            assert_eq!(SHAPE.rows(&damaged, &BLOCK), None, "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The part of the tier that the loop, its threads and callers share.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use corella_model::KvGeometry;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::block_store::BlockStore;
+use super::slot::SlotShape;
+use super::{KvDiskConfig, folder};
+
+pub(crate) struct Tier {
+    folder: PathBuf,
+    max_bytes: u64,
+    shape: SlotShape,
+    store: OnceLock<BlockStore<File>>,
+    is_scanned: AtomicBool,
+    is_off: AtomicBool,
+    is_stopping: AtomicBool,
+    pub(super) counts: Counts,
+}
+
+#[derive(Default)]
+pub(super) struct Counts {
+    pub num_stored: AtomicU64,
+    pub bytes_written: AtomicU64,
+    pub num_read: AtomicU64,
+    pub bytes_read: AtomicU64,
+    pub num_damaged: AtomicU64,
+    pub num_errors: AtomicU64,
+}
+
+/// The present state of the disk tier, and its counts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvDiskStats {
+    /// Whether the file has been opened and no error has switched the tier off.
+    pub is_on: bool,
+    pub num_blocks: usize,
+    /// The number of blocks for which the file has room.
+    pub max_blocks: u32,
+    pub num_stored: u64,
+    pub bytes_written: u64,
+    /// Blocks that were read for requests.
+    pub num_read: u64,
+    pub bytes_read: u64,
+    /// Blocks of the file that proved torn or damaged when they were read.
+    pub num_damaged: u64,
+    /// Errors of the disk.
+    pub num_errors: u64,
+}
+
+impl Tier {
+    pub(super) fn new(config: &KvDiskConfig, geometry: &KvGeometry) -> Self {
+        // All that decides the meaning of a page's bytes. Any number of pages may be in use.
+        let geometry = KvGeometry {
+            num_pages: 0,
+            ..geometry.clone()
+        };
+        let layout = format!("{:032x} {geometry:?}", config.identity);
+        Self {
+            folder: config.folder.clone(),
+            max_bytes: config.max_bytes,
+            shape: SlotShape {
+                layout: xxh3_128(layout.as_bytes()),
+                page_size: geometry.page_size,
+                row_bytes: geometry.page_bytes(),
+            },
+            store: OnceLock::new(),
+            is_scanned: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Opens the file, and finds the blocks in it.
+    pub(super) fn open(&self) {
+        match self.try_open() {
+            Ok(()) => self.is_scanned.store(true, Ordering::Release),
+            Err(error) => self.switch_off("opening its file", &error),
+        }
+    }
+
+    fn try_open(&self) -> io::Result<()> {
+        let file = folder::open(&self.folder, self.shape.layout)?;
+        let store = BlockStore::new(file, self.shape, self.max_bytes);
+        if store.num_slots() == 0 {
+            let slot_bytes = self.shape.slot_bytes();
+            let reason = format!("a block takes {slot_bytes} bytes: give it a larger SIZE");
+            return Err(io::Error::other(reason));
+        }
+        while let Err(error) = store.preallocate() {
+            let is_full = matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            );
+            match folder::remove_oldest(&self.folder)? {
+                Some(path) if is_full => tracing::info!(
+                    path = %path.display(),
+                    "the KV blocks of another model made room on the disk"
+                ),
+                _ => return Err(error),
+            }
+        }
+        let store = self.store.get_or_init(|| store);
+        store.scan(&self.is_stopping)?;
+        tracing::info!(
+            folder = %self.folder.display(),
+            num_blocks = store.num_blocks(),
+            max_blocks = store.num_slots(),
+            "the disk has KV blocks"
+        );
+        Ok(())
+    }
+
+    /// `None` before the file is open, and after an error.
+    pub(super) fn store(&self) -> Option<&BlockStore<File>> {
+        let store = self.store.get();
+        store.filter(|_| !self.is_off.load(Ordering::Relaxed))
+    }
+
+    /// `None` also while the file is scanned.
+    pub(super) fn store_to_write(&self) -> Option<&BlockStore<File>> {
+        let store = self.store();
+        store.filter(|_| self.is_scanned.load(Ordering::Acquire))
+    }
+
+    pub(super) fn switch_off(&self, what: &str, error: &io::Error) {
+        self.counts.num_errors.fetch_add(1, Ordering::Relaxed);
+        if !self.is_off.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                folder = %self.folder.display(),
+                "{what} has failed: {error}; --kv-disk is off until the next start, and prompts are computed as \
+                 without it"
+            );
+        }
+    }
+
+    /// Ends a scan under way.
+    pub(super) fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Erases all blocks of the file.
+    pub(crate) fn erase(&self) {
+        if let Some(store) = self.store()
+            && let Err(error) = store.erase()
+        {
+            self.switch_off("erasing its file", &error);
+        }
+    }
+
+    pub(crate) fn stats(&self) -> KvDiskStats {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = &self.counts;
+        let store = self.store();
+        KvDiskStats {
+            is_on: store.is_some(),
+            num_blocks: store.map_or(0, BlockStore::num_blocks),
+            max_blocks: store.map_or(0, BlockStore::num_slots),
+            num_stored: count(&counts.num_stored),
+            bytes_written: count(&counts.bytes_written),
+            num_read: count(&counts.num_read),
+            bytes_read: count(&counts.bytes_read),
+            num_damaged: count(&counts.num_damaged),
+            num_errors: count(&counts.num_errors),
+        }
+    }
+}

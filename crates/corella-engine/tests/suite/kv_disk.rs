@@ -1,0 +1,293 @@
+//! Blocks on a disk: another engine finds them, and no fault of the disk changes an answer. The mock executor checks
+//! the rows that it reads.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use corella_core::{Namespace, SchedulerConfig, TokenId};
+use corella_engine::{Engine, EngineConfig, KvDiskConfig, KvDiskStats, StreamEvent};
+use corella_test::wait_until;
+
+use crate::fixture::*;
+
+/// A folder that is removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("corella-kv-disk-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&path);
+        Self(path)
+    }
+
+    fn file(&self) -> PathBuf {
+        let mut entries = fs::read_dir(&self.0).unwrap();
+        entries.next().unwrap().unwrap().path()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn engine_of(limits: SchedulerConfig, folder: &Path, identity: u128) -> Engine {
+    let mock = model(&limits);
+    let mut config = EngineConfig::new(SchedulerConfig {
+        max_fetched_pages: limits.num_pages,
+        max_served_pages: limits.num_pages,
+        ..limits
+    });
+    config.kv_disk = Some(KvDiskConfig {
+        folder: folder.to_owned(),
+        max_bytes: 1 << 20,
+        identity,
+    });
+    start_with(config, mock)
+}
+
+fn engine(folder: &Path) -> Engine {
+    engine_of(limits(64, 1), folder, 1)
+}
+
+fn stats(engine: &Engine) -> KvDiskStats {
+    engine.stats().kv_disk.expect("it has a disk")
+}
+
+fn prompt(first: TokenId) -> Vec<TokenId> {
+    (0..26).map(|at| (first + at * 7) % 50).collect()
+}
+
+/// The tokens of an answer, and the number of cached prompt tokens.
+fn ask(engine: &Engine, prompt: Vec<TokenId>, namespace: Namespace) -> (Vec<TokenId>, u32) {
+    let mut request = submission(prompt, 5);
+    request.namespace = namespace;
+    let mut stream = submit_one(engine, request);
+    assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
+    let (mut tokens, mut num_cached) = (Vec::new(), 0);
+    while let Some(event) = stream.next_blocking() {
+        let StreamEvent::Output(output) = event else {
+            panic!("{event:?}");
+        };
+        num_cached = output.num_cached_tokens;
+        tokens.extend(output.sample.map(|sample| sample.token));
+    }
+    assert_eq!(tokens.len(), 5);
+    (tokens, num_cached)
+}
+
+fn ask_plain(engine: &Engine, first: TokenId) -> (Vec<TokenId>, u32) {
+    ask(engine, prompt(first), Namespace::default())
+}
+
+fn stop(engine: Engine) {
+    assert_at_rest(&engine);
+    engine.shutdown();
+}
+
+fn wait_opened(engine: &Engine) {
+    wait_until("the file is open", || stats(engine).is_on);
+}
+
+fn wait_stored(engine: &Engine, num_blocks: u64) {
+    wait_until("the blocks are stored", || {
+        stats(engine).num_stored >= num_blocks
+    });
+}
+
+/// A prompt of 26 tokens has six whole blocks of four.
+#[test]
+fn a_prompt_that_came_twice_is_found_by_the_next_engine() {
+    let folder = Folder::new("twice");
+    let first = engine(&folder.0);
+    wait_opened(&first);
+    let (tokens, num_cached) = ask_plain(&first, 1);
+    assert_eq!(num_cached, 0);
+    let (other_tokens, _) = ask_plain(&first, 2);
+    assert_eq!(stats(&first).num_stored, 0, "no prompt came twice");
+    assert_eq!(ask_plain(&first, 1), (tokens.clone(), 25));
+    wait_stored(&first, 6);
+    assert_eq!(stats(&first).num_blocks, 6);
+    let mode = fs::metadata(folder.file()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(
+        fs::metadata(&folder.0).unwrap().permissions().mode() & 0o777,
+        0o700
+    );
+    stop(first);
+
+    let second = engine(&folder.0);
+    wait_until("the file is scanned", || stats(&second).num_blocks == 6);
+    assert_eq!(ask_plain(&second, 1), (tokens.clone(), 24));
+    assert_eq!(ask_plain(&second, 2), (other_tokens, 0));
+    let found = stats(&second);
+    assert_eq!(
+        (found.num_read, found.num_damaged, found.num_errors),
+        (6, 0, 0)
+    );
+    assert_eq!(second.stats().scheduler.num_fetched_blocks, 6);
+    // The blocks are in memory now.
+    assert_eq!(ask_plain(&second, 1), (tokens, 25));
+    assert_eq!(stats(&second).num_read, 6);
+    stop(second);
+
+    // Rows of another model are in another file.
+    let other = engine_of(limits(64, 1), &folder.0, 2);
+    wait_opened(&other);
+    assert_eq!(ask_plain(&other, 1).1, 0);
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2);
+    stop(other);
+}
+
+/// The pool has room for one prompt and its answer at a time.
+#[test]
+fn blocks_next_to_be_evicted_are_found_again() {
+    let folder = Folder::new("evicted");
+    let engine = engine_of(limits(18, 1), &folder.0, 1);
+    wait_opened(&engine);
+    let answers: Vec<_> = (0..4).map(|first| ask_plain(&engine, first).0).collect();
+    wait_until("a prompt that came once is stored", || {
+        for first in 0..4 {
+            assert_eq!(ask_plain(&engine, first).0, answers[first as usize]);
+        }
+        stats(&engine).num_read > 0
+    });
+    assert!(engine.stats().scheduler.num_evicted_pages > 0);
+    stop(engine);
+}
+
+#[test]
+fn prompts_with_a_salt_are_not_stored() {
+    let folder = Folder::new("salt");
+    let engine = engine(&folder.0);
+    wait_opened(&engine);
+    let salted = Namespace {
+        cache_salt: Some("secret".into()),
+        ..Namespace::default()
+    };
+    for _ in 0..2 {
+        ask(&engine, prompt(1), salted.clone());
+    }
+    for _ in 0..2 {
+        ask_plain(&engine, 2);
+    }
+    // The paths are stored in order.
+    wait_stored(&engine, 6);
+    assert_eq!(stats(&engine).num_blocks, 6);
+    stop(engine);
+}
+
+#[test]
+fn a_damaged_or_short_file_costs_only_time() {
+    let folder = Folder::new("damaged");
+    let first = engine(&folder.0);
+    wait_opened(&first);
+    let tokens = ask_plain(&first, 1).0;
+    ask_plain(&first, 1);
+    wait_stored(&first, 6);
+    stop(first);
+    let file = folder.file();
+    let whole = fs::read(&file).unwrap();
+
+    // Rows of the fourth block. Paths are stored from the first slot on.
+    let slot_bytes = slot_bytes(&whole);
+    let mut damaged = whole.clone();
+    damaged[3 * slot_bytes + 512] ^= 0x10;
+    fs::write(&file, &damaged).unwrap();
+    let second = engine(&folder.0);
+    wait_until("the file is scanned", || stats(&second).num_blocks == 6);
+    assert_eq!(ask_plain(&second, 1), (tokens.clone(), 12));
+    wait_until("the read has ended", || stats(&second).num_damaged == 1);
+    stop(second);
+
+    // The file is cut off while the engine runs.
+    fs::write(&file, &whole).unwrap();
+    let third = engine(&folder.0);
+    wait_until("the file is scanned", || stats(&third).num_blocks == 6);
+    let short = fs::OpenOptions::new().write(true).open(&file).unwrap();
+    short.set_len(2 * slot_bytes as u64).unwrap();
+    assert_eq!(ask_plain(&third, 1), (tokens.clone(), 8));
+    stop(third);
+}
+
+/// The magic number of the first slot comes again in the second one.
+fn slot_bytes(file: &[u8]) -> usize {
+    let mut sectors = file.chunks(512).skip(1);
+    let num_between = sectors.position(|sector| sector[..8] == file[..8]);
+    512 * (1 + num_between.expect("there are several slots"))
+}
+
+#[test]
+fn without_a_usable_file_requests_are_served() {
+    // The folder is a file.
+    let folder = Folder::new("file");
+    fs::write(&folder.0, "").unwrap();
+    let engine_without = engine(&folder.0);
+    wait_until("it is off", || stats(&engine_without).num_errors == 1);
+    let expected = ask_plain(&engine_without, 1);
+    assert_eq!(ask_plain(&engine_without, 1).0, expected.0);
+    assert!(!stats(&engine_without).is_on);
+    stop(engine_without);
+
+    // Another engine has it.
+    let folder = Folder::new("locked");
+    let first = engine(&folder.0);
+    wait_opened(&first);
+    let second = engine(&folder.0);
+    wait_until("it is off", || stats(&second).num_errors == 1);
+    assert_eq!(ask_plain(&second, 1), expected);
+    stop(second);
+    assert!(stats(&first).is_on);
+    stop(first);
+    let third = engine(&folder.0);
+    wait_opened(&third);
+    stop(third);
+}
+
+#[test]
+fn a_reset_of_the_tiers_erases_the_file() {
+    let folder = Folder::new("erased");
+    let engine = engine(&folder.0);
+    wait_opened(&engine);
+    let expected = ask_plain(&engine, 1);
+    ask_plain(&engine, 1);
+    wait_stored(&engine, 6);
+    wait_until("no page is in use", || engine.reset_prefix_cache().is_ok());
+    assert_eq!(ask_plain(&engine, 1).0, expected.0);
+    wait_until("the blocks are read again", || stats(&engine).num_read == 6);
+    wait_until("no page is in use", || {
+        engine.reset_prefix_cache_and_tiers().is_ok()
+    });
+    assert_eq!(stats(&engine).num_blocks, 0);
+    assert!(
+        fs::read(folder.file())
+            .unwrap()
+            .iter()
+            .all(|&byte| byte == 0)
+    );
+    assert_eq!(ask_plain(&engine, 1), expected);
+    stop(engine);
+}
+
+#[test]
+fn limits_without_plain_blocks_are_refused() {
+    let mut limits = limits(64, 1);
+    limits.enable_prefix_caching = false;
+    let mock = model(&limits);
+    let mut config = EngineConfig::new(limits);
+    config.kv_disk = Some(KvDiskConfig {
+        folder: PathBuf::from("/nowhere"),
+        max_bytes: 1 << 20,
+        identity: 1,
+    });
+    let executor = Box::new(corella_model::MockExecutor::new(mock));
+    let refusal = Engine::start(config, executor).err().unwrap().to_string();
+    assert!(
+        refusal.contains("kv_disk needs prefix caching"),
+        "{refusal}"
+    );
+}

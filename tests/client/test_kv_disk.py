@@ -1,0 +1,203 @@
+"""Tests prompts on a disk: they outlive a killed server, and no fault of the disk changes an answer."""
+
+import random
+import re
+import signal
+import stat
+
+import golden_model
+import pytest
+from server_process import ServerProcess
+
+STORY = "Once upon a time there was a fox who lived in a box by the sea, and every morning it went to the mill. " * 4
+SMALL = ("--threads", 1, "--kv-cache-memory", "64M")
+
+
+def disk(folder, size="32M"):
+    return ("--kv-disk", f"{folder},{size}")
+
+
+def ask(server, prompt=STORY, **fields):
+    """Returns an answer with the log-probabilities of its tokens, and the number of cached prompt tokens."""
+    answer = server.client.completions.create(
+        model=server.model(), prompt=prompt, max_tokens=12, temperature=0, logprobs=3, extra_body=fields
+    )
+    (choice,) = answer.choices
+    return (choice.text, choice.logprobs.model_dump()), answer.usage.prompt_tokens_details.cached_tokens
+
+
+def num_stored(server):
+    return server.metric("corella_kv_disk_blocks_stored_total")
+
+
+def num_read(server):
+    return server.metric("corella_kv_disk_hits_total")
+
+
+def wait_open(server):
+    server.wait_until(lambda: server.metric("corella_kv_disk_on") == 1, "the file is open")
+
+
+def wait_found(server, num_blocks):
+    server.wait_until(lambda: server.metric("corella_kv_disk_blocks") == num_blocks, "the file is scanned")
+
+
+def store(server, **fields):
+    """Stores the story, and returns its answer and the number of its blocks."""
+    wait_open(server)
+    expected, num_cached = ask(server, **fields)
+    assert num_cached == 0
+    assert num_stored(server) == 0, "it came once"
+    again, num_cached = ask(server, **fields)
+    assert again == expected
+    num_blocks = num_cached // 16
+    assert num_blocks > 4
+    server.wait_until(lambda: num_stored(server) >= num_blocks, "its blocks are stored")
+    return expected, num_blocks
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The answer of a server without a disk."""
+    with ServerProcess(*SMALL) as server:
+        answer, num_cached = ask(server)
+        assert num_cached == 0
+        assert "corella_kv_disk" not in server.client._client.get(server.base_url + "/metrics").text
+        return answer
+
+
+def test_a_prompt_outlives_a_killed_server(tmp_path, expected):
+    folder = tmp_path / "kv"
+    with ServerProcess(*SMALL, *disk(folder)) as server:
+        answer, num_blocks = store(server)
+        assert answer == expected
+        (file,) = folder.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert 31 << 20 < file.stat().st_size <= 32 << 20
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with ServerProcess(*SMALL, *disk(folder)) as server:
+        wait_found(server, num_blocks)
+        answer, num_cached = ask(server)
+        assert answer == expected
+        assert num_cached == num_blocks * 16
+        assert num_read(server) == num_blocks
+        assert server.metric("corella_kv_disk_read_bytes_total") > 0
+        # What follows the story is computed.
+        longer, num_cached = ask(server, STORY + "The end of it is this:")
+        assert num_cached >= num_blocks * 16
+    with ServerProcess(*SMALL) as server:
+        assert ask(server, STORY + "The end of it is this:")[0] == longer
+
+
+def test_a_server_killed_while_it_stores_gives_the_same_answers(tmp_path):
+    draw = random.Random(5)
+    words = STORY.split()
+    prompts = [" ".join(draw.choices(words, k=150)) for _ in range(6)]
+    with ServerProcess(*SMALL) as server:
+        expected = [ask(server, prompt)[0] for prompt in prompts]
+    num_found = 0
+    for _ in range(5):
+        with ServerProcess(*SMALL, *disk(tmp_path)) as server:
+            wait_open(server)
+            for index in draw.choices(range(len(prompts)), k=draw.randrange(2, 12)):
+                assert ask(server, prompts[index])[0] == expected[index]
+            assert server.metric("corella_kv_disk_damaged_blocks_total") == 0
+            num_found += num_read(server)
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait()
+    assert num_found > 0
+
+
+def test_a_salted_prompt_is_not_on_the_disk(tmp_path):
+    with ServerProcess(*SMALL, *disk(tmp_path)) as server:
+        wait_open(server)
+        for _ in range(2):
+            ask(server, cache_salt="mine")
+        _, num_blocks = store_other(server)
+        # Paths are stored in order, so that the salted one would be there by now.
+        assert num_stored(server) == num_blocks
+
+
+def store_other(server):
+    prompt = "Another story of a lantern and a river, which was told in the village. " * 4
+    answer, _ = ask(server, prompt)
+    again, num_cached = ask(server, prompt)
+    assert again == answer
+    server.wait_until(lambda: num_stored(server) >= num_cached // 16, "its blocks are stored")
+    return answer, num_cached // 16
+
+
+def test_damage_and_another_process_cost_only_time(tmp_path, expected):
+    with ServerProcess(*SMALL, *disk(tmp_path)) as server:
+        _, num_blocks = store(server)
+        with ServerProcess(*SMALL, *disk(tmp_path)) as other:
+            other.wait_until(lambda: other.metric("corella_kv_disk_errors_total") == 1, "it has no file")
+            assert ask(other) == (expected, 0)
+            assert ask(other)[0] == expected
+            assert num_stored(other) == 0
+            (line,) = re.findall(".*--kv-disk is off.*", other.log())
+            assert "another process" in line
+    (file,) = tmp_path.iterdir()
+    with file.open("r+b") as content:
+        first_slot = content.read(1 << 16)
+        slot_bytes = first_slot.index(first_slot[:24], 512)
+        content.seek(2 * slot_bytes + 1000)
+        content.write(b"\xff\x00\xff\x00")
+    with ServerProcess(*SMALL, *disk(tmp_path)) as server:
+        wait_found(server, num_blocks)
+        assert ask(server) == (expected, 32)
+        assert server.metric("corella_kv_disk_damaged_blocks_total") == 1
+        # It is stored anew.
+        server.wait_until(lambda: ask(server)[0] == expected and num_stored(server) > 0, "it is stored again")
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_without_a_usable_file_requests_are_served(tmp_path, expected, is_file):
+    folder = tmp_path / "kv"
+    if is_file:
+        folder.write_text("")
+    with ServerProcess(*SMALL, *disk(folder, "32M" if is_file else "1K")) as server:
+        server.wait_until(lambda: server.metric("corella_kv_disk_errors_total") == 1, "it is off")
+        assert ask(server) == (expected, 0)
+        assert ask(server)[0] == expected
+        assert server.metric("corella_kv_disk_on") == 0
+        assert len(re.findall("--kv-disk is off", server.log())) == 1
+
+
+def test_a_reset_of_the_tiers_erases_the_file(tmp_path, expected):
+    with ServerProcess(*SMALL, *disk(tmp_path)) as server:
+        _, num_blocks = store(server)
+
+        def reset(**fields):
+            answer = server.client._client.post(server.base_url + "/reset_prefix_cache", json=fields)
+            return answer.status_code
+
+        assert reset(tiers="all") == 400
+        assert reset(other=True) == 400
+        server.wait_until(lambda: reset() == 200, "no page is in use")
+        assert ask(server)[0] == expected
+        server.wait_until(lambda: num_read(server) == num_blocks, "the blocks are read again")
+        server.wait_until(lambda: reset(tiers=True) == 200, "no page is in use")
+        (file,) = tmp_path.iterdir()
+        assert not any(file.read_bytes())
+        assert ask(server) == (expected, 0)
+
+
+def refusal(*arguments):
+    with pytest.raises(AssertionError, match="exited with 2") as refused, ServerProcess(*arguments):
+        pass
+    return str(refused.value)
+
+
+def test_a_model_or_a_node_that_it_is_not_for_is_refused(tmp_path):
+    disk_folder = tmp_path / "kv"
+    windowed = golden_model.make("gemma3", tmp_path / "windowed")
+    assert "sliding windows" in refusal(windowed, *disk(disk_folder))
+    recurrent = golden_model.make("qwen3-next", tmp_path / "recurrent")
+    assert "recurrent layers" in refusal(recurrent, *disk(disk_folder))
+    assert "--no-enable-prefix-caching" in refusal("--no-enable-prefix-caching", *disk(disk_folder))
+    assert "other nodes" in refusal("--role", "decode", *disk(disk_folder))
+    assert "the size" in refusal("--kv-disk", f"{disk_folder},x")
+    assert not disk_folder.exists()
