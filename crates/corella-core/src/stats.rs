@@ -1,5 +1,7 @@
 //! The scheduler's counters.
 
+use crate::SchedulerConfig;
+
 /// The scheduler's present state and past work. The fields up to `num_snapshots` describe the present state; the others
 /// count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub struct SchedulerStats {
     /// Scheduled draft tokens, and those of them that proved right.
     pub num_draft_tokens: u64,
     pub num_accepted_draft_tokens: u64,
+    /// The same, split by position.
+    pub accepted_by_position: AcceptedByPosition,
     /// Tokens looked up in the prefix cache when a request starts or resumes, and those found
     /// there.
     pub num_prefix_query_tokens: u64,
@@ -86,4 +90,15 @@ pub struct PrefixHits {
     pub num_shared_tokens: u64,
     /// Tokens that a preempted request found cached when it resumed, from any source.
     pub num_resumed_tokens: u64,
+}
+
+/// Draft tokens that proved right, by their place among the drafts of a request in a step. They add up to
+/// `num_accepted_draft_tokens`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AcceptedByPosition(pub [u64; SchedulerConfig::MAX_DRAFT_TOKENS as usize]);
+
+impl Default for AcceptedByPosition {
+    fn default() -> Self {
+        Self([0; SchedulerConfig::MAX_DRAFT_TOKENS as usize])
+    }
 }

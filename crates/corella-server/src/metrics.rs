@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use corella_core::SchedulerConfig;
+use corella_core::{SchedulerConfig, Speculation};
 use corella_engine::{Engine, EngineStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -75,6 +75,11 @@ struct SourceLabels {
     source: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PositionLabels {
+    position: usize,
+}
+
 /// Times up to the first token, which are short on a fast machine.
 const FIRST_TOKEN_BUCKETS: [f64; 20] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -119,7 +124,7 @@ impl Metrics {
         outputs.register(&mut registry);
         Self {
             outputs,
-            engine: EngineMetrics::new(&mut registry),
+            engine: EngineMetrics::new(&mut registry, limits),
             text_work_waiting: ours(
                 &mut registry,
                 "text_work_waiting",
@@ -288,6 +293,8 @@ struct EngineMetrics {
     num_drafts: Counter,
     num_draft_tokens: Counter,
     num_accepted_draft_tokens: Counter,
+    /// One counter for each draft token that a request may have in a step.
+    accepted_by_position: Vec<Counter>,
     num_missed_objectives: Counter,
     num_evicted_pages: Counter,
     num_steps: Counter,
@@ -298,7 +305,21 @@ struct EngineMetrics {
 }
 
 impl EngineMetrics {
-    fn new(registry: &mut Registry) -> Self {
+    fn new(registry: &mut Registry, limits: &SchedulerConfig) -> Self {
+        let accepted_by_position = both(
+            registry,
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Generated tokens that had been drafted, by their place among the draft tokens",
+            Family::<PositionLabels, Counter>::default(),
+        );
+        let num_positions = match limits.speculation {
+            Speculation::Off => 0,
+            _ => limits.max_draft_tokens as usize,
+        };
+        let accepted_by_position = (0..num_positions)
+            .map(|position| PositionLabels { position })
+            .map(|labels| accepted_by_position.get_or_create_owned(&labels))
+            .collect();
         let num_evicted_pages = ours(
             registry,
             "kv_pages_evicted",
@@ -405,6 +426,7 @@ impl EngineMetrics {
         );
         Self {
             prefix_cache_hit_tokens,
+            accepted_by_position,
             num_pinned_pages,
             max_passed_over,
             num_evicted_pages,
@@ -540,7 +562,9 @@ impl EngineMetrics {
                 .get_or_create(&SourceLabels { source });
             counter.inner().fetch_max(count, Ordering::Relaxed);
         }
-        for (counter, count) in copies {
+        let by_position = scheduler.accepted_by_position.0;
+        let by_position = self.accepted_by_position.iter().zip(by_position);
+        for (counter, count) in copies.into_iter().chain(by_position) {
             // Two concurrent scrapes may bring their snapshots out of order.
             counter.inner().fetch_max(count, Ordering::Relaxed);
         }

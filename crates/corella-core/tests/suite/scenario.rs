@@ -360,7 +360,12 @@ impl World {
             "drafts" => {
                 let stats = self.scheduler.stats();
                 let (drafted, accepted) = (stats.num_draft_tokens, stats.num_accepted_draft_tokens);
-                self.say(&format!("{accepted} of {drafted} held"));
+                let by_position = stats.accepted_by_position.0;
+                let num_positions = by_position.iter().take_while(|count| **count > 0).count();
+                self.say(&format!(
+                    "{accepted} of {drafted} held, by position: {:?}",
+                    &by_position[..num_positions]
+                ));
             }
             "share" => {
                 let share = self.scheduler.stats().head_room_share;

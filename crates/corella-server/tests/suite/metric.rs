@@ -1,5 +1,6 @@
 //! `/metrics`.
 
+use corella_core::Speculation;
 use serde_json::json;
 
 use crate::client::{get, post};
@@ -89,7 +90,7 @@ async fn counts_appear_under_both_names() {
 }
 
 /// The series of the dashboards in `examples/observability` of vLLM (September 2026) that a server with one engine and
-/// without KV offloading has.
+/// without KV offloading has if it speculates.
 const OF_VLLMS_DASHBOARDS: &str = "
     cache_config_info e2e_request_latency_seconds_bucket e2e_request_latency_seconds_count
     e2e_request_latency_seconds_sum generation_tokens_total inter_token_latency_seconds_bucket
@@ -104,14 +105,16 @@ const OF_VLLMS_DASHBOARDS: &str = "
     request_prefill_time_seconds_bucket request_prefill_time_seconds_sum request_prompt_tokens_bucket
     request_prompt_tokens_count request_prompt_tokens_sum request_queue_time_seconds_bucket
     request_queue_time_seconds_count request_queue_time_seconds_sum request_success_total
-    request_time_per_output_token_seconds_bucket spec_decode_num_accepted_tokens_total
-    spec_decode_num_draft_tokens_total spec_decode_num_drafts_total time_per_output_token_seconds_bucket
-    time_to_first_token_seconds_bucket time_to_first_token_seconds_count time_to_first_token_seconds_sum
+    request_time_per_output_token_seconds_bucket spec_decode_num_accepted_tokens_per_pos_total
+    spec_decode_num_accepted_tokens_total spec_decode_num_draft_tokens_total spec_decode_num_drafts_total
+    time_per_output_token_seconds_bucket time_to_first_token_seconds_bucket time_to_first_token_seconds_count time_to_first_token_seconds_sum
 ";
 
 #[tokio::test]
 async fn vllms_dashboards_find_their_series() {
-    let server = TestServer::start().await;
+    let mut setup = Setup::new();
+    setup.scheduler.speculation = Speculation::Ngram;
+    let server = setup.start().await;
     let body = json!({"prompt": "count", "max_tokens": 9, "n": 2, "ignore_eos": true});
     let reply = post(server.address, "/v1/completions", &body).await;
     assert_eq!(reply.status, 200);

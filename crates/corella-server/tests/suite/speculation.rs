@@ -62,6 +62,21 @@ async fn answers_are_the_same_with_guesses() {
         let times = count(&guessing, "drafts").await;
         assert!(0.0 < times && times < drafts, "{times} of {drafts}");
         assert_eq!(count(&plain, "draft_tokens").await, 0.0);
+        // A draft token holds only behind those before it that hold, and there are eight at most.
+        let name = format!("{prefix}spec_decode_num_accepted_tokens_per_pos_total");
+        let mut by_position = Vec::new();
+        for position in 0..8 {
+            let label = format!("position=\"{position}\"");
+            by_position.push(guessing.metric(&name, &[&label]).await.expect(&label));
+        }
+        assert!(by_position.is_sorted_by(|a, b| a >= b), "{by_position:?}");
+        assert!(
+            0.0 < by_position[1] && by_position[0] < times,
+            "{by_position:?}"
+        );
+        assert_eq!(by_position.iter().sum::<f64>(), accepted);
+        assert_eq!(guessing.metric(&name, &["position=\"8\""]).await, None);
+        assert_eq!(plain.metric(&name, &[]).await, None);
     }
 }
 

@@ -215,7 +215,9 @@ impl Scheduler {
         for (at, (_, sample)) in samples.iter().enumerate() {
             if at > 0 {
                 self.requests[index].note_accepted();
-                self.journal.counters().num_accepted_draft_tokens += 1;
+                let counters = self.journal.counters();
+                counters.num_accepted_draft_tokens += 1;
+                counters.accepted_by_position.0[at - 1] += 1;
             }
             if !self.append_token(index, sample.clone()) {
                 return;
