@@ -167,7 +167,7 @@ fn unknown_name(given: &Path) -> Option<Error> {
     let near = nearest_name(word, corella_hub::library_names());
     let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
     Some(Error::Config(format!(
-        "{word} is neither a folder or file, nor a name that Corella knows: name a model of the hub with its owner, as \
+        "{word} is no folder or file, and no name that Corella knows: name a model of the hub with its owner, as \
          OWNER/MODEL{near}"
     )))
 }
