@@ -55,3 +55,38 @@ pub(super) fn remove_oldest(folder: &Path) -> io::Result<Option<PathBuf>> {
     }
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_file_that_no_process_uses_is_removed() {
+        let name = format!("corella-kv-folder-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&folder);
+        let files: Vec<_> = (1..5)
+            .map(|layout| open(&folder, layout).unwrap())
+            .collect();
+        let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        for (age, file) in files.iter().enumerate() {
+            file.set_modified(start - Duration::from_secs(age as u64))
+                .unwrap();
+        }
+        let other = folder.join("notes.txt");
+        fs::write(&other, "").unwrap();
+        let path = |layout: u128| folder.join(format!("{layout:032x}.{SUFFIX}"));
+        // The oldest is in use, and so are those that stay open.
+        assert_eq!(remove_oldest(&folder).unwrap(), None);
+        let [first, second, third, fourth] = files.try_into().unwrap();
+        drop((second, third));
+        assert_eq!(remove_oldest(&folder).unwrap(), Some(path(3)));
+        assert_eq!(remove_oldest(&folder).unwrap(), Some(path(2)));
+        assert_eq!(remove_oldest(&folder).unwrap(), None);
+        drop((first, fourth));
+        assert!(path(1).exists() && path(4).exists() && other.exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -171,3 +171,6 @@ impl Tier {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -70,7 +70,7 @@ fn copy(pages: &dyn KvPages, held: &[PageId], rows: &mut Vec<u8>) {
     }
 }
 
-fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
+pub(super) fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
     let Some(store) = tier.store_to_write() else {
         return false;
     };

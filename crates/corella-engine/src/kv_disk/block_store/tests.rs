@@ -215,6 +215,24 @@ fn after_a_crash_at_any_write_each_block_is_right_or_absent() {
     assert!(counts.iter().all(|&count| count > 1_000), "{counts:?}");
 }
 
+/// In a slot that was never used, a header proves its rows, so that no fetch begins in vain.
+#[test]
+fn after_a_crash_a_header_has_its_rows() {
+    let mut num_found = 0;
+    for seed in 0..300 {
+        let random = &mut Random(seed);
+        let store = open(LossyFile::new(Vec::new(), 2 + random.below(13)));
+        let path = Path::new(1, 5);
+        store_path(&store, &path).ok();
+        let bytes = store.file.after_crash(random);
+        let reopened = open(LossyFile::new(bytes, u64::MAX));
+        let num_blocks = reopened.num_blocks();
+        assert_eq!(check(&reopened, &path), num_blocks, "seed {seed}");
+        num_found += num_blocks;
+    }
+    assert!(num_found > 300, "{num_found}");
+}
+
 #[test]
 fn a_stored_path_survives_the_loss_of_all_later_writes() {
     let store = open(LossyFile::new(Vec::new(), u64::MAX));

@@ -1,0 +1,108 @@
+//! Errors of the disk while it is in use.
+
+use std::fs::OpenOptions;
+use std::sync::Arc;
+
+use corella_core::{BlockHasher, BlockList, FetchEnd, FetchId, Namespace, PageId, SchedulerConfig};
+use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
+use crossbeam_channel::bounded;
+
+use super::*;
+use crate::doorbell::{LoopSender, doorbell};
+use crate::kv_disk::Report;
+use crate::kv_disk::reader::{self, ReadTask};
+use crate::kv_disk::writer::{WriteTask, write};
+
+const NUM_BLOCKS: usize = 2;
+
+/// Pages of four tokens, and a tier whose file is opened by these options.
+fn tier(name: &str, options: &OpenOptions) -> (Arc<Tier>, Arc<dyn KvPages>) {
+    let limits = SchedulerConfig::new(8, 4, 32);
+    let pages = MockExecutor::new(MockConfig::new(50, limits.num_pages, 4)).kv_pages();
+    let folder = std::env::temp_dir();
+    let path = folder.join(format!("corella-kv-tier-{name}-{}", std::process::id()));
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let config = KvDiskConfig {
+        folder,
+        max_bytes: 1 << 20,
+        identity: 1,
+    };
+    let tier = Tier::new(&config, pages.geometry());
+    let file = options.open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    let store = BlockStore::new(file, tier.shape, tier.max_bytes);
+    store.scan(&tier.is_stopping).ok();
+    tier.store.set(store).ok().unwrap();
+    tier.is_scanned.store(true, Ordering::Release);
+    (Arc::new(tier), pages)
+}
+
+fn list() -> BlockList {
+    let tokens = (0..4 * NUM_BLOCKS as u32).collect();
+    BlockList::new(Namespace::default(), tokens, &BlockHasher::new(1), 4)
+}
+
+fn write_task(tier: &Tier) -> WriteTask {
+    let store = tier.store().unwrap();
+    let list = list();
+    WriteTask {
+        first: 0,
+        pages: vec![PageId(0), PageId(1)],
+        time: store.begin_path(&list.hashes),
+        epoch: store.epoch(),
+        list,
+    }
+}
+
+fn rows(tier: &Tier) -> Vec<u8> {
+    vec![5; NUM_BLOCKS * tier.shape.row_bytes]
+}
+
+#[test]
+fn a_failed_write_switches_the_tier_off() {
+    let (tier, _) = tier("write", OpenOptions::new().read(true));
+    let task = write_task(&tier);
+    assert!(!write(&tier, &task, &rows(&tier)));
+    let stats = tier.stats();
+    assert_eq!(
+        (stats.is_on, stats.num_errors, stats.num_stored),
+        (false, 1, 0)
+    );
+    // Nothing more is tried.
+    assert!(!write(&tier, &task, &rows(&tier)));
+    assert_eq!(tier.stats().num_errors, 1);
+}
+
+#[test]
+fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
+    let (tier, pages) = tier("read", OpenOptions::new().write(true));
+    // The blocks are in the index, and the file cannot be read.
+    let store = tier.store().unwrap();
+    store.erase().unwrap();
+    assert!(write(&tier, &write_task(&tier), &rows(&tier)));
+    let (bell, _ear) = doorbell();
+    let (report, reports) = bounded(8);
+    let (tasks, read_tasks) = bounded(1);
+    let report = LoopSender::new(report, bell);
+    let thread = reader::start(tier.clone(), pages, read_tasks, report).unwrap();
+    let task = ReadTask {
+        fetch: Some(FetchId(3)),
+        list: list(),
+        first: 0,
+        pages: vec![PageId(2), PageId(3)],
+        is_stopped: Arc::default(),
+    };
+    tasks.send(task).unwrap();
+    drop(tasks);
+    thread.join().unwrap();
+    let ended = reports.iter().find_map(|report| match report {
+        Report::FetchEnded { id, end } => Some((id, end)),
+        _ => None,
+    });
+    assert_eq!(ended, Some((FetchId(3), FetchEnd::Lost)));
+    let stats = tier.stats();
+    assert_eq!(
+        (stats.is_on, stats.num_errors, stats.num_read),
+        (false, 1, 0)
+    );
+}
