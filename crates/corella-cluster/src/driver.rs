@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use corella_core::PrefillNode;
 use corella_core::session::{
-    BlockLoader, BlockSource, DecodeAction, DecodeEnd, LoaderAction, SourceAction,
+    BlockLoader, BlockSource, DecodeAction, DecodeEnd, LoaderAction, PrefillAction, SourceAction,
 };
-use corella_core::{NodeAction, PrefillNode};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -148,7 +148,7 @@ macro_rules! session_ends {
 }
 
 session_ends! {
-    PrefillNode => NodeAction,
+    PrefillNode => PrefillAction,
     DecodeEnd => DecodeAction,
     BlockSource => SourceAction,
     BlockLoader => LoaderAction,

@@ -82,7 +82,7 @@ pub use id::{
 };
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use node::directory::{Directory, DirectoryConfig, Holder};
-pub use node::prefill_node::{Call, NodeAction, PrefillNode};
+pub use node::prefill_node::{CachedRows, Call, PrefillNode};
 pub use node::route::{ComputeDecision, ComputeQuery, Fetching, Route, RouteQuery, StayReason};
 pub use request::{
     AdmissionError, Arithmetic, FinishReason, NOT_MASKED, Namespace, Request, RequestError,

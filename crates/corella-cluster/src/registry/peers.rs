@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corella_core::{NodeId, PeerChange, PeerRecord, PeerStanding, PeerTable, PeerTableConfig};
-use tokio::sync::watch;
 use tonic::transport::Channel;
 
 use super::NodeRecord;
@@ -30,8 +29,6 @@ pub struct PeerBook {
     channels: BTreeMap<NodeId, Channel>,
     /// Listed peers that have not answered yet. A list of addresses also names nodes that do not run.
     unreached: BTreeMap<NodeId, String>,
-    /// Counts changes, for owners of connections to the peers.
-    version: watch::Sender<u64>,
 }
 
 impl PeerBook {
@@ -40,24 +37,16 @@ impl PeerBook {
         let records = list.iter().map(NodeRecord::peer_record).collect();
         let listed = { list.into_iter() }.map(|record| (record.instance_id.clone(), record));
         self.listed = listed.collect();
-        let mut has_changed = false;
         for record in self.records.values_mut() {
-            if let Some(newest) = self.listed.get(&record.instance_id)
-                && newest != record
-            {
+            if let Some(newest) = self.listed.get(&record.instance_id) {
                 record.clone_from(newest);
-                has_changed = true;
             }
-        }
-        if has_changed {
-            self.version.send_modify(|version| *version += 1);
         }
         records
     }
 
     /// Follows the changes of the table.
     pub fn follow(&mut self, changes: Vec<PeerChange>, table: &PeerTable) {
-        let has_changed = !changes.is_empty();
         for change in changes {
             match change {
                 PeerChange::Added {
@@ -110,12 +99,9 @@ impl PeerBook {
                 Some(PeerStanding::Suspect | PeerStanding::Incompatible) => true,
                 None => false,
             });
-        if has_changed {
-            let records = &self.records;
-            self.channels
-                .retain(|peer_id, _| records.contains_key(peer_id));
-            self.version.send_modify(|version| *version += 1);
-        }
+        let records = &self.records;
+        self.channels
+            .retain(|peer_id, _| records.contains_key(peer_id));
     }
 
     pub fn record(&self, peer_id: NodeId) -> Option<&NodeRecord> {
@@ -172,11 +158,6 @@ impl Peers {
         records
             .map(|(&peer_id, record)| (peer_id, record.clone()))
             .collect()
-    }
-
-    /// Changes whenever a peer comes, goes or is restarted, or its record changes.
-    pub fn version(&self) -> watch::Receiver<u64> {
-        self.lock().1.version.subscribe()
     }
 
     fn lock(&self) -> MutexGuard<'_, (PeerTable, PeerBook)> {

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use corella_core::session::{
-    ClientEvent, ExportTask, Hello, SessionConfig, SessionConfigError, SessionFinish,
-    Submission as SessionSubmission, SubmissionError,
+    ClientEvent, ExportTask, Hello, PrefillAction, SessionConfig, SessionConfigError,
+    SessionFinish, Submission as SessionSubmission, SubmissionError,
 };
 use corella_core::{
-    Call, ComputePlace, DirectoryConfig, Fetching, FinishReason, LatencyObjectives, NodeAction,
-    NodeId, PageHash, PeerTable, PrefillNode as Machine, Request, RequestError, RequestId,
-    RequestOutput, Route, SchedulerStats, SessionId, StayReason,
+    Call, ComputePlace, DirectoryConfig, Fetching, FinishReason, LatencyObjectives, NodeId,
+    PageHash, PeerTable, PrefillNode as Machine, Request, RequestError, RequestId, RequestOutput,
+    Route, SchedulerStats, SessionId, StayReason,
 };
 use corella_engine::{
     Engine, EngineState, Entry, Generate, StreamEvent, Submission, SubmitError, TokenStream,
@@ -424,15 +424,18 @@ impl Driver for Node {
         &mut state.node
     }
 
-    fn act(self: &Arc<Self>, state: &mut State, action: NodeAction) {
+    fn act(self: &Arc<Self>, state: &mut State, action: PrefillAction) {
         tracing::trace!(now_us = self.clock().now_us(), ?action);
         match action {
-            NodeAction::OpenStream { key, node } => self.open(state, key, node),
-            NodeAction::Send { key, message } => self.send(state, key, message),
-            NodeAction::CloseStream { key } => state.sessions.close(key),
-            NodeAction::LookUp { key } => self.look_up(state, key),
-            NodeAction::Fetch { key, source } => self.fetch(state, key, source.node),
-            NodeAction::SubmitLocally {
+            PrefillAction::OpenStream { key, node } => self.open(state, key, node),
+            PrefillAction::Send { key, message } => self.send(state, key, message),
+            PrefillAction::CloseStream { key } => state.sessions.close(key),
+            PrefillAction::Decide {
+                key,
+                num_cached_rows,
+                ..
+            } => self.decide(state, key, num_cached_rows),
+            PrefillAction::SubmitLocally {
                 session,
                 run,
                 is_accepted,
@@ -445,16 +448,20 @@ impl Driver for Node {
                 };
                 self.submit_locally(state, session, run, *request, entry);
             }
-            NodeAction::AbortLocal { session, request } => {
+            PrefillAction::AbortLocal { session, request } => {
                 if let Some(reader) = state.sessions.take_reader(session, request) {
                     reader.abort();
                 }
             }
-            NodeAction::Export(task) => self.export(state, task),
-            NodeAction::Emit { session, event } => self.emit(state, session, event),
-            NodeAction::WarnIncompatible { node, mismatch } => {
+            PrefillAction::Export(task) => self.export(state, task),
+            PrefillAction::Emit { session, event } => self.emit(state, session, event),
+            PrefillAction::MarkIncompatible { node, mismatch } => {
                 probe::warn_incompatible(state, node, &mismatch);
             }
+            // The directory has done it.
+            PrefillAction::TryNext { .. }
+            | PrefillAction::MarkSuspect { .. }
+            | PrefillAction::MarkRestarted { .. } => {}
         }
     }
 }

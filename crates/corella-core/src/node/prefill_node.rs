@@ -1,7 +1,6 @@
 //! A prefill node: its sessions, and the directory from which it chooses their decode nodes.
 
-use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 
 use crate::fleet::compute_choice::{ComputePlace, ComputeSite};
@@ -9,13 +8,11 @@ use crate::fleet::peer_table::{PeerChange, PeerTable};
 use crate::node::directory::{Directory, DirectoryConfig};
 use crate::node::route::{ComputeQuery, Fetching, Route, RouteQuery, StayReason};
 use crate::session::{
-    ClientEvent, ExportTask, Hello, Mismatch, Peer, PrefillAction, PrefillEnd, SessionConfig,
-    SessionConfigError, SessionKey, Submission, SubmissionError, ToDecode, ToPrefill,
+    Hello, Peer, PrefillAction, PrefillEnd, SessionConfig, SessionConfigError, SessionKey,
+    Submission, SubmissionError, ToPrefill,
 };
 use crate::stats::SchedulerStats;
-use crate::{
-    AdmissionError, Namespace, NodeId, PageHash, Request, RequestId, SessionId, StoppingCriteria,
-};
+use crate::{AdmissionError, Namespace, NodeId, PageHash, SessionId, StoppingCriteria};
 
 /// Routes requests and runs their sessions.
 ///
@@ -32,7 +29,6 @@ pub struct PrefillNode {
     calls: BTreeMap<SessionId, PlacedCall>,
     /// This node's engine, as of the last call.
     here: SchedulerStats,
-    fetches: VecDeque<NodeAction>,
     num_decisions: [u64; 2],
 }
 
@@ -41,8 +37,6 @@ pub struct PrefillNode {
 struct PlacedCall {
     hashes: Arc<[PageHash]>,
     node: Option<NodeId>,
-    /// The attempt that waits for the choice of the node that computes the prompt, and the rows that the decode node has.
-    undecided: Option<(SessionKey, u32)>,
 }
 
 /// A client's request before it has a session.
@@ -66,56 +60,11 @@ pub struct Call<'a> {
     pub fetching: Option<Fetching>,
 }
 
-/// What the driver is to do, in this order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum NodeAction {
-    /// Opens the attempt's stream. What is sent before it is open waits for it.
-    OpenStream {
-        key: SessionKey,
-        node: NodeId,
-    },
-    Send {
-        key: SessionKey,
-        message: ToDecode,
-    },
-    /// Closes the stream behind what has been sent on it. Nothing that comes from it matters.
-    CloseStream {
-        key: SessionKey,
-    },
-    /// Asks this node's engine how much of the session's prompt it has cached. The answer is
-    /// [`PrefillNode::handle_looked_up`]. If it comes too late, the session continues without it.
-    LookUp {
-        key: SessionKey,
-    },
-    /// Fetches the blocks of the session's prompt from its decode node. The answer is
-    /// [`PrefillNode::handle_fetch_begun`], with or without success.
-    Fetch {
-        key: SessionKey,
-        source: Peer,
-    },
-    /// See [`PrefillAction::SubmitLocally`].
-    SubmitLocally {
-        session: SessionId,
-        run: u32,
-        is_accepted: bool,
-        request: Box<Request>,
-    },
-    /// The outputs of a run no longer matter.
-    AbortLocal {
-        session: SessionId,
-        request: RequestId,
-    },
-    /// See [`PrefillAction::Export`].
-    Export(ExportTask),
-    Emit {
-        session: SessionId,
-        event: ClientEvent,
-    },
-    /// Tells the operator that a node cannot work with this one. Rare enough for a log.
-    WarnIncompatible {
-        node: NodeId,
-        mismatch: Mismatch,
-    },
+/// The leading rows of a prompt that two nodes have.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedRows {
+    pub num_here: u32,
+    pub num_there: u32,
 }
 
 impl PrefillNode {
@@ -130,7 +79,6 @@ impl PrefillNode {
             directory: Directory::new(directory),
             calls: BTreeMap::new(),
             here: SchedulerStats::default(),
-            fetches: VecDeque::new(),
             num_decisions: [0; 2],
         })
     }
@@ -189,7 +137,6 @@ impl PrefillNode {
         let call = PlacedCall {
             hashes,
             node: peer.map(|peer| peer.node),
-            undecided: None,
         };
         let submission = Submission {
             asks_first,
@@ -232,48 +179,37 @@ impl PrefillNode {
         self.end.handle_message(key, message, now_us);
     }
 
-    /// The answer to [`NodeAction::LookUp`]: chooses the node that computes the rest of the prompt. `here` is the state of
-    /// this node's engine.
+    /// Takes the engine's answer to how much of the prompt of [`PrefillAction::Decide`] it has cached, and chooses the node
+    /// that computes the rest. `here` is the state of this node's engine. Returns the decode node if its blocks are to be
+    /// fetched first; [`handle_fetch_begun`](Self::handle_fetch_begun) follows then.
     pub fn handle_looked_up(
         &mut self,
         key: SessionKey,
-        num_cached_here: u32,
+        cached: CachedRows,
         fetching: Fetching,
         here: &SchedulerStats,
         now_us: u64,
-    ) {
+    ) -> Option<Peer> {
         self.here = *here;
-        let undecided = { self.calls.get_mut(&key.session) }
-            .and_then(|call| call.undecided.take_if(|(asked, _)| *asked == key));
-        let (Some((_, num_cached_rows)), Some(node), Some(request)) = (
-            undecided,
-            self.end.node_of(key),
-            self.end.request(key.session),
-        ) else {
-            return;
-        };
+        let (node, request) = (self.end.node_of(key)?, self.end.request(key.session)?);
         let query = ComputeQuery {
             node,
             num_prompt_tokens: request.prompt.len() as u32,
-            num_cached_rows,
-            here: ComputeSite::of(here, num_cached_here),
+            num_cached_rows: cached.num_there,
+            here: ComputeSite::of(here, cached.num_here),
             fetching,
         };
         let decision = self.directory.decide(&query, now_us);
         self.num_decisions[decision.place as usize] += 1;
-        match decision.fetches {
-            true => self.fetches.push_back(NodeAction::Fetch {
-                key,
-                source: Peer {
-                    node,
-                    incarnation: key.decode_incarnation,
-                },
-            }),
-            false => self.end.handle_decision(key, decision.place, now_us),
+        if decision.fetches {
+            let incarnation = key.decode_incarnation;
+            return Some(Peer { node, incarnation });
         }
+        self.end.handle_decision(key, decision.place, now_us);
+        None
     }
 
-    /// The answer to [`NodeAction::Fetch`]. The prompt's run waits for the blocks that are on their way.
+    /// Blocks of the prompt are on their way, for which its run waits, or none come.
     pub fn handle_fetch_begun(&mut self, key: SessionKey, now_us: u64) {
         self.end.handle_decision(key, ComputePlace::Here, now_us);
     }
@@ -315,73 +251,37 @@ impl PrefillNode {
         self.num_decisions[place as usize]
     }
 
-    pub fn poll_action(&mut self) -> Option<NodeAction> {
-        if let Some(fetch) = self.fetches.pop_front() {
-            return Some(fetch);
-        }
+    /// Returns the next action of the sessions. Those that concern the directory are carried out already, and are for
+    /// logs and checks. Of actions about an incompatible node, only those that are rare enough for a log come.
+    pub fn poll_action(&mut self) -> Option<PrefillAction> {
         loop {
             let action = self.end.poll_action()?;
             let now_us = self.end.now_us();
-            return Some(match action {
+            match &action {
                 PrefillAction::TryNext { session, tried } => {
-                    let peer = self.next_peer(session, &tried, now_us);
-                    self.end.handle_placement(session, peer, now_us);
-                    continue;
+                    let peer = self.next_peer(*session, tried, now_us);
+                    self.end.handle_placement(*session, peer, now_us);
                 }
-                PrefillAction::Decide {
-                    key,
-                    num_cached_rows,
-                    ..
-                } => {
-                    let Some(call) = self.calls.get_mut(&key.session) else {
-                        continue;
-                    };
-                    call.undecided = Some((key, num_cached_rows));
-                    NodeAction::LookUp { key }
-                }
-                // A suspected node is probed, which also shows whether it was restarted.
+                // A suspected node is probed again, which also shows whether it was restarted.
                 PrefillAction::MarkSuspect { node } | PrefillAction::MarkRestarted { node, .. } => {
-                    self.directory.peers.handle_session_lost(node, now_us);
-                    continue;
+                    self.directory.peers.handle_session_lost(*node, now_us);
                 }
-                PrefillAction::MarkIncompatible { node, mismatch } => {
+                PrefillAction::MarkIncompatible { node, .. } => {
                     let peers = &mut self.directory.peers;
-                    let incarnation = peers.incarnation(node);
-                    match incarnation {
-                        Some(start) if peers.handle_incompatible(node, start, now_us) => {
-                            NodeAction::WarnIncompatible { node, mismatch }
-                        }
-                        _ => continue,
+                    let start = peers.incarnation(*node);
+                    let warns =
+                        start.is_some_and(|it| peers.handle_incompatible(*node, it, now_us));
+                    if !warns {
+                        continue;
                     }
                 }
-                PrefillAction::CloseStream { key } => {
-                    self.directory.handle_left(key.session);
-                    NodeAction::CloseStream { key }
+                PrefillAction::CloseStream { key } => self.directory.handle_left(key.session),
+                PrefillAction::Emit { session, event } if event.finish.is_some() => {
+                    self.forget(*session);
                 }
-                PrefillAction::Emit { session, event } => {
-                    if event.finish.is_some() {
-                        self.forget(session);
-                    }
-                    NodeAction::Emit { session, event }
-                }
-                PrefillAction::OpenStream { key, node } => NodeAction::OpenStream { key, node },
-                PrefillAction::Send { key, message } => NodeAction::Send { key, message },
-                PrefillAction::SubmitLocally {
-                    session,
-                    run,
-                    is_accepted,
-                    request,
-                } => NodeAction::SubmitLocally {
-                    session,
-                    run,
-                    is_accepted,
-                    request,
-                },
-                PrefillAction::AbortLocal { session, request } => {
-                    NodeAction::AbortLocal { session, request }
-                }
-                PrefillAction::Export(task) => NodeAction::Export(task),
-            });
+                _ => {}
+            }
+            return Some(action);
         }
     }
 

@@ -520,19 +520,6 @@ impl BlockLoader {
         }
     }
 
-    /// A node is known to have been started again.
-    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation) {
-        let is_of_earlier = |load: &Load| {
-            let source = load.request.source;
-            source.node == node && source.incarnation < incarnation
-        };
-        let lost = self.loads.iter().filter(|(_, load)| is_of_earlier(load));
-        let lost: alloc::vec::Vec<_> = lost.map(|(&key, _)| key).collect();
-        for key in lost {
-            self.end(key, LoadEnd::SourceLost);
-        }
-    }
-
     /// The way to the source of a load is lost, with all that was sent in either direction.
     pub fn handle_source_lost(&mut self, key: LoadKey) {
         self.end(key, LoadEnd::SourceLost);

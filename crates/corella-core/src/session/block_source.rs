@@ -338,16 +338,6 @@ impl BlockSource {
         self.forget(load, has_lived.then_some(num_blocks));
     }
 
-    /// A node is known to have been started again. What it loaded before is over.
-    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
-        self.note_time(now_us);
-        let loads = self.loads.keys().copied();
-        let lost = loads.filter(|(other, key)| *other == node && key.loader < incarnation);
-        for load in lost.collect::<Vec<_>>() {
-            self.end(load, None);
-        }
-    }
-
     /// The way to this life of a node is lost, and its loads are over.
     pub fn handle_loader_lost(&mut self, loader: Incarnation, now_us: u64) {
         self.note_time(now_us);

@@ -187,7 +187,10 @@ async fn the_prefix_cache_is_reset_only_when_nobody_uses_it() {
     assert_eq!(with_tiers.status, 200, "{}", with_tiers.text());
     assert_eq!(cached().await, Some(0));
     let wrong = reset(json!({"tiers": "all"})).await;
-    assert_eq!((wrong.status, &wrong.error()["param"]), (400, &json!("tiers")));
+    assert_eq!(
+        (wrong.status, &wrong.error()["param"]),
+        (400, &json!("tiers"))
+    );
     assert_eq!(reset(json!({"levels": true})).await.status, 400);
     assert!(cached().await > Some(0), "nothing was reset");
 }

@@ -32,8 +32,8 @@ pub struct Exchange {
     pub(super) fetches: BTreeMap<FetchId, Fetched>,
     /// When the engine comes to what it was last told of fetches.
     told_us: u64,
-    /// Loads that have not ended, each with the time by which they must.
-    pub(super) open: BTreeMap<LoadKey, u64>,
+    /// Loads that have not ended, each with its source and the time by which it must.
+    pub(super) open: BTreeMap<LoadKey, (Peer, u64)>,
     /// Loads of others whose pages may belong to somebody else by now.
     pub(super) released: BTreeSet<LoadId>,
     /// Holds of others' loads, and the loads whose hold has ended too early.
@@ -43,6 +43,11 @@ pub struct Exchange {
     pub(super) held: BTreeMap<LoadId, Held>,
     /// Blocks of which a part was read in another node's memory after that node had released them.
     pub(super) read_late: BTreeSet<(LoadKey, u32)>,
+}
+
+/// Incarnations are unique among all nodes.
+pub fn first_incarnation(node: NodeId) -> Incarnation {
+    Incarnation(1000 * (1 + u64::from(node.0)))
 }
 
 /// Blocks that a node is to load.
@@ -148,16 +153,23 @@ impl Exchange {
         let key = self.loader.start(request, world.now_us());
         match key {
             Some(key) => {
-                self.open.insert(key, hard_us);
+                self.open.insert(key, (source, hard_us));
             }
             None => world.net().totals.num_refused_loads += 1,
         }
         key
     }
 
-    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
-        self.loader.handle_incarnation(node, incarnation);
-        self.source.handle_incarnation(node, incarnation, now_us);
+    /// A node has started as `new`: the connections to its earlier starts are lost.
+    pub fn handle_restart(&mut self, node: NodeId, new: Incarnation, now_us: u64) {
+        let is_lost = |source: Peer| source.node == node && source.incarnation < new;
+        let lost = self.open.iter().filter(|(_, (source, _))| is_lost(*source));
+        for key in lost.map(|(&key, _)| key).collect::<Vec<_>>() {
+            self.loader.handle_source_lost(key);
+        }
+        for start in first_incarnation(node).0..new.0 {
+            self.source.handle_loader_lost(Incarnation(start), now_us);
+        }
     }
 
     pub fn arrive(

@@ -94,8 +94,8 @@ impl Exchange {
     }
 
     fn rename(&mut self, key: LoadKey, next: LoadKey) {
-        if let Some(hard_us) = self.open.remove(&key) {
-            self.open.insert(next, hard_us);
+        if let Some(load) = self.open.remove(&key) {
+            self.open.insert(next, load);
         }
         let mut fetches = self.fetches.values_mut();
         if let Some(fetched) = fetches.find(|fetched| fetched.key == key) {
@@ -113,8 +113,8 @@ impl Exchange {
         let links = &world.net().links;
         let slack_us = 2 * (links.max_part_us + links.max_answer_us) + 2;
         match self.open.remove(&key) {
-            Some(hard_us) if world.now_us() <= hard_us + slack_us => Ok(()),
-            Some(hard_us) => {
+            Some((_, hard_us)) if world.now_us() <= hard_us + slack_us => Ok(()),
+            Some((_, hard_us)) => {
                 let what = format!("{key:?} was to end at {hard_us}");
                 Err(world.violation("loads end in time", what))
             }

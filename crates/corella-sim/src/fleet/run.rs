@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use corella_core::{FinishReason, Incarnation, NodeId, RequestId, RequestOutput, TokenId};
 
 use crate::blocks::block_net::{BlockEvent, LocalEvent as BlockLocal, Surroundings};
+use crate::blocks::exchange::first_incarnation;
 use crate::fleet::fleet_load::FleetLoad;
 use crate::fleet::fleet_totals::FleetTotals;
 use crate::fleet::node::Node;
@@ -45,14 +46,16 @@ impl<'a> Run<'a> {
         }
         let mut run = Self {
             nodes: load.nodes.iter().map(|_| None).collect(),
-            incarnations: vec![Incarnation(0); load.nodes.len()],
+            incarnations: Vec::new(),
             world,
             clients: BTreeMap::new(),
         };
         for index in 0..load.nodes.len() {
-            run.start(NodeId(index as u32));
             let id = NodeId(index as u32);
-            run.world.registry.insert(id, Incarnation(1));
+            let first = first_incarnation(id);
+            run.incarnations.push(first);
+            run.start(id, first);
+            run.world.registry.insert(id, first);
         }
         run
     }
@@ -127,14 +130,17 @@ impl<'a> Run<'a> {
                 Ok(None)
             }
             Event::Start(node) => {
-                self.start(node);
+                let start = &mut self.incarnations[node.0 as usize];
+                start.0 += 1;
+                let start = *start;
+                self.start(node, start);
                 Ok(None)
             }
             Event::Registered(node, incarnation) => {
                 let known = world.registry.entry(node).or_insert(incarnation);
                 *known = incarnation.max(*known);
                 for other in self.nodes.iter_mut().flatten() {
-                    other.exchange.handle_incarnation(node, incarnation, now_us);
+                    other.exchange.handle_restart(node, incarnation, now_us);
                 }
                 for index in 0..self.nodes.len() {
                     self.settle(NodeId(index as u32))?;
@@ -196,10 +202,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn start(&mut self, id: NodeId) {
-        let incarnation = &mut self.incarnations[id.0 as usize];
-        incarnation.0 += 1;
-        let incarnation = *incarnation;
+    fn start(&mut self, id: NodeId, incarnation: Incarnation) {
         let node = Node::new(id, incarnation, &mut self.world);
         self.nodes[id.0 as usize] = Some(Box::new(node));
         let known_us = self.world.now_us + self.world.load.registry_delay_us;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use corella_core::session::{LoadKey, Peer, SessionKey, Submission, SubmissionError, ToPrefill};
 use corella_core::{
-    BlockList, Call, ComputePlace, Fetching, NodeId, PageHash, Request, Route, SessionId,
-    StayReason,
+    BlockList, CachedRows, Call, ComputePlace, Fetching, NodeId, PageHash, Request, Route,
+    SessionId, StayReason,
 };
 
 use crate::blocks::exchange::Wanted;
@@ -168,24 +168,28 @@ impl PrefillNode {
 
     /// The engine tells how much of a prompt it has.
     pub(super) fn look_up(&mut self, key: SessionKey, world: &mut World<'_>) {
+        let Some(&(_, num_there)) = self.undecided.get(&key.session) else {
+            return;
+        };
         let request = &world.load.calls[key.session.0 as usize].request;
         let (namespace, prompt) = (request.namespace.clone(), request.prompt.clone());
         let (page_size, stats) = (self.engine.page_size(), self.engine.stats());
         let list = BlockList::new(namespace, prompt, self.engine.block_hasher(), page_size);
-        let num_cached_here = self.engine.scheduler().look_up_blocks(&list) * page_size;
+        let num_here = self.engine.scheduler().look_up_blocks(&list) * page_size;
+        let cached = CachedRows {
+            num_here,
+            num_there,
+        };
         let fetching = self.fetching(world);
-        let num_here = self.brain.num_decisions(ComputePlace::Here);
-        let num_there = self.brain.num_decisions(ComputePlace::There);
-        self.brain
-            .handle_looked_up(key, num_cached_here, fetching, &stats, world.now_us);
-        world.placement.num_decided_here += self.brain.num_decisions(ComputePlace::Here) - num_here;
-        world.placement.num_decided_there +=
-            self.brain.num_decisions(ComputePlace::There) - num_there;
-    }
-
-    /// Loads what a decode node has of a prompt that is computed here.
-    pub(super) fn fetch(&mut self, key: SessionKey, source: Peer, world: &mut World<'_>) {
-        let request = &world.load.calls[key.session.0 as usize].request;
+        let before = self.num_decisions();
+        let source =
+            { &mut self.brain }.handle_looked_up(key, cached, fetching, &stats, world.now_us);
+        let after = self.num_decisions();
+        world.placement.num_decided_here += after[0] - before[0];
+        world.placement.num_decided_there += after[1] - before[1];
+        let Some(source) = source else {
+            return;
+        };
         match self.pull(self.place_of(source), request, world) {
             Some(load) => {
                 world.placement.num_pulls += 1;
@@ -193,6 +197,10 @@ impl PrefillNode {
             }
             None => self.brain.handle_fetch_begun(key, world.now_us),
         }
+    }
+
+    fn num_decisions(&self) -> [u64; 2] {
+        [ComputePlace::Here, ComputePlace::There].map(|place| self.brain.num_decisions(place))
     }
 
     /// Carries out the actions of loads, and goes on behind those that have begun or ended. Returns whether there was any.

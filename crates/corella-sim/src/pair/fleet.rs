@@ -3,7 +3,7 @@
 use corella_core::{Incarnation, NodeId};
 
 use crate::blocks::block_net::Surroundings;
-use crate::blocks::exchange::Exchange;
+use crate::blocks::exchange::{Exchange, first_incarnation};
 use crate::pair::decode_node::DecodeNode;
 use crate::pair::engine::Engine;
 use crate::pair::pair_load::{FaultKind, PairLoad};
@@ -86,8 +86,9 @@ impl<'a> Fleet<'a> {
         fleet.world.push(0, Event::List);
         for index in 0..load.nodes.len() {
             let id = NodeId(index as u32);
-            fleet.start(id, Incarnation(1));
-            fleet.world.registry.insert(id, Incarnation(1));
+            let first = first_incarnation(id);
+            fleet.start(id, first);
+            fleet.world.registry.insert(id, first);
         }
         fleet
     }
@@ -150,6 +151,11 @@ impl<'a> Fleet<'a> {
             Event::Registered(node, incarnation) => {
                 let known = world.registry.entry(node).or_insert(incarnation);
                 *known = incarnation.max(*known);
+                for other in self.nodes.iter_mut().flatten() {
+                    let (exchange, _) = other.exchange();
+                    exchange.handle_restart(node, incarnation, world.now_us);
+                    other.settle(world)?;
+                }
             }
             Event::EndDrain(node) => {
                 if let Some(Node::Decode(node)) = &mut self.nodes[node.0 as usize] {

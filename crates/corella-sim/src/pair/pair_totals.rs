@@ -33,6 +33,8 @@ counts! {
         num_moved,
         num_suspects,
         num_incompatible,
+        /// Told by the node itself, before the registry had it.
+        num_restarts_noticed,
         num_crashes,
         num_blocks,
         num_cut_connections,

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use corella_core::session::{
-    AbortReason, CacheStore, CacheStoreConfig, ExportTask, LoadKey, SessionKey, ToDecode, ToPrefill,
+    AbortReason, CacheStore, CacheStoreConfig, ExportTask, LoadKey, PrefillAction, SessionKey,
+    ToDecode, ToPrefill,
 };
 use corella_core::{
-    DirectoryConfig, Fetching, Incarnation, KvFact, NodeAction, NodeId, PrefillNode as Brain,
-    RequestId, SessionId, StepId,
+    DirectoryConfig, Fetching, Incarnation, KvFact, NodeId, PrefillNode as Brain, RequestId,
+    SessionId, StepId,
 };
 
 use crate::blocks::exchange::Exchange;
@@ -41,8 +42,8 @@ pub struct PrefillNode {
     pub(super) asked: BTreeMap<SessionKey, NodeId>,
     /// Goes on when a load has begun or ended.
     pub(super) pulling: BTreeMap<LoadKey, Behind>,
-    /// Sessions whose prompt may be left to a decode node.
-    undecided: BTreeMap<SessionId, SessionKey>,
+    /// Sessions whose prompt may be left to a decode node, and how many rows that has.
+    pub(super) undecided: BTreeMap<SessionId, (SessionKey, u32)>,
     /// Sessions whose prompt was left to a decode node, and whether it still has it.
     left: BTreeMap<SessionId, bool>,
 }
@@ -258,21 +259,21 @@ impl PrefillNode {
         }
     }
 
-    fn act(&mut self, action: NodeAction, world: &mut World<'_>) -> Result<(), Violation> {
+    fn act(&mut self, action: PrefillAction, world: &mut World<'_>) -> Result<(), Violation> {
         let now_us = world.now_us;
         let control = |key| ConnectionId {
             key,
             wire: Wire::Control,
         };
         match action {
-            NodeAction::OpenStream { key, node } => {
+            PrefillAction::OpenStream { key, node } => {
                 world.totals.num_attempts += 1;
                 world.totals.num_second_attempts += u64::from(key.attempt > 0);
                 self.asked.insert(key, node);
                 world.open(control(key), self.id, self.peers.place(node));
                 world.sessions.opened(PREFILL, key, self.id, now_us);
             }
-            NodeAction::Send { key, message } => {
+            PrefillAction::Send { key, message } => {
                 if message == ToDecode::Abort(AbortReason::ProtocolViolated) {
                     let what = format!("{key} is given up by its prefill node");
                     return Err(world.violation("these nodes break no protocol", what));
@@ -284,7 +285,7 @@ impl PrefillNode {
                 let packet = Packet::ToDecode(message);
                 world.send(control(key), Direction::ToDecode, packet);
             }
-            NodeAction::CloseStream { key } => {
+            PrefillAction::CloseStream { key } => {
                 if key.attempt == 0 {
                     // Only the first node is asked.
                     self.left
@@ -294,10 +295,14 @@ impl PrefillNode {
                 world.close(control(key), Direction::ToDecode);
                 world.sessions.closed(PREFILL, key);
             }
-            NodeAction::LookUp { key } => {
+            PrefillAction::Decide {
+                key,
+                num_cached_rows,
+                ..
+            } => {
                 world.totals.num_asked_first += 1;
                 world.sessions.undecided(key);
-                self.undecided.insert(key.session, key);
+                self.undecided.insert(key.session, (key, num_cached_rows));
                 match world.random.below(10) {
                     // The engine may never come to an answer.
                     0 => {}
@@ -308,14 +313,13 @@ impl PrefillNode {
                     _ => self.look_up(key, world),
                 }
             }
-            NodeAction::Fetch { key, source } => self.fetch(key, source, world),
-            NodeAction::SubmitLocally {
+            PrefillAction::SubmitLocally {
                 session,
                 run,
                 is_accepted,
                 mut request,
             } => {
-                if let Some(key) = self.undecided.remove(&session) {
+                if let Some((key, _)) = self.undecided.remove(&session) {
                     world.sessions.decided(key);
                 }
                 if self.left.get(&session) == Some(&true) {
@@ -345,11 +349,11 @@ impl PrefillNode {
                         .handle_local_refused(session, run, error, now_us),
                 }
             }
-            NodeAction::AbortLocal { request, .. } => {
+            PrefillAction::AbortLocal { request, .. } => {
                 self.engine.scheduler().abort_request(request);
             }
-            NodeAction::Export(task) => self.carry_out(task, world)?,
-            NodeAction::Emit { session, event } => {
+            PrefillAction::Export(task) => self.carry_out(task, world)?,
+            PrefillAction::Emit { session, event } => {
                 let verdict = world.clients.told(session, &event, now_us);
                 verdict.map_err(|what| {
                     world.violation("a client gets the lone run's tokens and one end", what)
@@ -358,7 +362,10 @@ impl PrefillNode {
                     world.totals.count_end(finish);
                 }
             }
-            NodeAction::WarnIncompatible { node, .. } => {
+            PrefillAction::TryNext { .. } => {}
+            PrefillAction::MarkSuspect { .. } => world.totals.num_suspects += 1,
+            PrefillAction::MarkRestarted { .. } => world.totals.num_restarts_noticed += 1,
+            PrefillAction::MarkIncompatible { node, .. } => {
                 world.totals.num_incompatible += 1;
                 let node = self.peers.place(node);
                 if world.load.nodes[node.0 as usize].is_compatible {

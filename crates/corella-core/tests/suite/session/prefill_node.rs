@@ -1,11 +1,11 @@
 //! A prefill node's sessions and its directory together.
 
 use corella_core::session::{
-    Allocated, Peer, Refusal, SessionKey, SubmissionError, ToDecode, ToPrefill,
+    Allocated, Peer, PrefillAction, Refusal, SessionKey, SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{
-    AdmissionError, BlockHasher, Call, DirectoryConfig, Fetching, LoadReport, Namespace,
-    NodeAction, NodeId, PageHash, PeerChange, PeerFacts, PeerPolicy, PeerRecord, PlacementConfig,
+    AdmissionError, BlockHasher, CachedRows, Call, DirectoryConfig, Fetching, LoadReport,
+    Namespace, NodeId, PageHash, PeerChange, PeerFacts, PeerPolicy, PeerRecord, PlacementConfig,
     PrefillNode, Route, SchedulerStats, SessionId,
 };
 
@@ -100,14 +100,14 @@ fn call(
     )
 }
 
-fn actions(node: &mut PrefillNode) -> Vec<NodeAction> {
+fn actions(node: &mut PrefillNode) -> Vec<PrefillAction> {
     std::iter::from_fn(|| node.poll_action()).collect()
 }
 
 /// The nodes to which streams are opened.
-fn opened(actions: &[NodeAction]) -> Vec<u32> {
-    let node = |action: &NodeAction| match action {
-        NodeAction::OpenStream { node, .. } => Some(node.0),
+fn opened(actions: &[PrefillAction]) -> Vec<u32> {
+    let node = |action: &PrefillAction| match action {
+        PrefillAction::OpenStream { node, .. } => Some(node.0),
         _ => None,
     };
     actions.iter().filter_map(node).collect()
@@ -122,6 +122,27 @@ fn allocated(node: &mut PrefillNode, key: SessionKey, num_cached_rows: u32) {
         granted_as: Some(1),
     };
     node.handle_message(key, ToPrefill::Allocated(allocated), 1);
+}
+
+fn decide(key: SessionKey, num_cached_rows: u32) -> PrefillAction {
+    PrefillAction::Decide {
+        key,
+        node: NodeId(0),
+        num_cached_rows,
+    }
+}
+
+/// The engine answers. Returns the node whose blocks are fetched.
+fn looked_up(
+    node: &mut PrefillNode,
+    key: SessionKey,
+    [num_here, num_there]: [u32; 2],
+) -> Option<Peer> {
+    let cached = CachedRows {
+        num_here,
+        num_there,
+    };
+    node.handle_looked_up(key, cached, Fetching::Always, &here(), 2)
 }
 
 fn num_pages_taken(node: &mut PrefillNode) -> u32 {
@@ -192,7 +213,7 @@ fn the_registrys_word_of_a_restart_ends_the_sessions_there() {
     let changes: Vec<_> = std::iter::from_fn(|| node.poll_change(2)).collect();
     assert!(changes.iter().any(restarted), "{changes:?}");
     let did = actions(&mut node);
-    assert!(did.contains(&NodeAction::CloseStream { key: key(1, 0) }));
+    assert!(did.contains(&PrefillAction::CloseStream { key: key(1, 0) }));
     assert_eq!(opened(&did), [1]);
 }
 
@@ -224,10 +245,7 @@ fn the_node_with_a_prompt_is_asked_first_and_left_the_rest() {
     actions(&mut node);
     allocated(&mut node, key(1, 0), 0);
     let did = actions(&mut node);
-    assert!(
-        !did.contains(&NodeAction::LookUp { key: key(1, 0) }),
-        "{did:?}"
-    );
+    assert!(!did.contains(&decide(key(1, 0), 0)), "{did:?}");
     // The first session told where the prompt is.
     let (route, submitted) = call(&mut node, 2, None);
     assert!(
@@ -244,15 +262,15 @@ fn the_node_with_a_prompt_is_asked_first_and_left_the_rest() {
     actions(&mut node);
     let key = key(2, 0);
     allocated(&mut node, key, 9);
-    assert_eq!(actions(&mut node), [NodeAction::LookUp { key }]);
-    node.handle_looked_up(key, 4, Fetching::Never, &here(), 2);
-    let compute = NodeAction::Send {
+    assert_eq!(actions(&mut node), [decide(key, 9)]);
+    looked_up(&mut node, key, [4, 9]);
+    let compute = PrefillAction::Send {
         key,
         message: ToDecode::Compute,
     };
     assert_eq!(actions(&mut node), [compute]);
     // A second answer changes nothing.
-    node.handle_looked_up(key, 4, Fetching::Never, &here(), 3);
+    looked_up(&mut node, key, [4, 9]);
     assert_eq!(actions(&mut node), []);
 }
 
@@ -277,14 +295,15 @@ fn what_a_prompt_that_stays_lacks_is_fetched_before_it_is_computed() {
         ..LoadReport::default()
     };
     node.peers().handle_report(NodeId(0), report, 2);
-    node.handle_looked_up(key, 0, Fetching::Always, &here(), 2);
+    let asked = looked_up(&mut node, key, [0, 8]);
     let source = Peer {
         node: NodeId(0),
         incarnation: key.decode_incarnation,
     };
-    assert_eq!(actions(&mut node), [NodeAction::Fetch { key, source }]);
+    assert_eq!(asked, Some(source));
+    assert_eq!(actions(&mut node), []);
     node.handle_fetch_begun(key, 3);
     let did = actions(&mut node);
-    let runs = |action: &NodeAction| matches!(action, NodeAction::SubmitLocally { .. });
+    let runs = |action: &PrefillAction| matches!(action, PrefillAction::SubmitLocally { .. });
     assert!(did.iter().any(runs), "{did:?}");
 }

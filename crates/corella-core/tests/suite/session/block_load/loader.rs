@@ -219,7 +219,7 @@ fn every_stage_of_a_loader_has_an_end() {
     // The scheduler has not answered yet. Its late grant is given back.
     let mut loader = loading();
     assert_eq!(loader.poll_timeout(), Some(9_010));
-    loader.handle_incarnation(SOURCE, Incarnation(8));
+    loader.handle_source_lost(key());
     assert_eq!(loader_actions(&mut loader), []);
     let grant = FetchGrant {
         id: FetchId(4),

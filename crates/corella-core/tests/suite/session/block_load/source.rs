@@ -188,7 +188,7 @@ fn every_stage_of_a_source_has_an_end() {
     let mut source = BlockSource::new(config(), Incarnation(7));
     source.handle_message(LOADER, key(), load_blocks(), 10);
     source_actions(&mut source);
-    source.handle_incarnation(LOADER, Incarnation(6), 20);
+    source.handle_loader_lost(Incarnation(5), 20);
     source.handle_held(load, Err(HoldRefusal::NothingHere), 30);
     assert_eq!(source_actions(&mut source), []);
     assert_eq!(source.num_loads(), 0);
