@@ -95,12 +95,10 @@ impl Node {
     /// Measures the stages of an attempt by its decode node's messages.
     fn account(&self, key: SessionKey, node: NodeId, message: &ToPrefill, progress: &mut Progress) {
         match message {
-            ToPrefill::Allocated(_) => {
-                if !std::mem::replace(&mut progress.is_allocated, true) {
-                    let seconds = progress.opened_at.elapsed().as_secs_f64();
-                    self.times.allocate.observe(seconds);
-                    tracing::debug!(%node, "a decode node takes the request");
-                }
+            ToPrefill::Allocated(_) if !std::mem::replace(&mut progress.is_allocated, true) => {
+                let seconds = progress.opened_at.elapsed().as_secs_f64();
+                self.times.allocate.observe(seconds);
+                tracing::debug!(%node, "a decode node takes the request");
             }
             ToPrefill::LoadDone => {
                 if let Some(account) = self.exporter.sender.handle_loaded(&key) {
