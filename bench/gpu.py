@@ -109,7 +109,7 @@ def unpacked(pack):
     if not folder.exists():
         # Concurrent stages find all binaries or none.
         with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished, tarfile.open(pack) as binaries:
-            binaries.extractall(f"{unfinished}/pack", filter="data")
+            binaries.extractall(f"{unfinished}/pack")
             with contextlib.suppress(OSError):
                 os.rename(f"{unfinished}/pack", folder)
     return folder

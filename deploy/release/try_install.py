@@ -232,7 +232,7 @@ def change_configuration(root):
 def payload(release):
     """Returns the files of a release's packages."""
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(only(release, "corella-*-gnu.tar.gz")) as archive:
-        archive.extractall(scratch, filter="data")
+        archive.extractall(scratch)
         return Payload(only(Path(scratch), "*/corella"), b"", b"")
 
 
