@@ -434,3 +434,6 @@ impl Drop for KvDisk {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

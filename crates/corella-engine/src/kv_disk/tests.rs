@@ -1,0 +1,218 @@
+//! The tier beside a scheduler whose time is the test's.
+
+use std::fs;
+
+use corella_core::{
+    Batch, BatchOutput, RequestId, Sample, SamplingParams, SchedulerConfig, StoppingCriteria,
+};
+use corella_model::{Executor, MockConfig, MockExecutor};
+use corella_test::wait_until;
+
+use super::*;
+use crate::doorbell::{DoorbellEar, doorbell};
+use crate::submission::Submission;
+
+/// A prompt of six whole blocks and a part of a seventh.
+const NUM_BLOCKS: u64 = 6;
+
+struct Bench {
+    disk: KvDisk,
+    scheduler: Scheduler,
+    now_us: u64,
+    num_requests: u64,
+    folder: PathBuf,
+    _ear: DoorbellEar,
+}
+
+impl Bench {
+    fn new(name: &str) -> Self {
+        let mut limits = SchedulerConfig::new(64, 4, 64);
+        (limits.max_fetched_pages, limits.max_served_pages) = (64, 64);
+        let mut scheduler = Scheduler::new(limits).unwrap();
+        let name = format!("corella-kv-bench-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&folder);
+        let config = KvDiskConfig {
+            folder: folder.clone(),
+            max_bytes: 1 << 20,
+            identity: 1,
+        };
+        let pages = MockExecutor::new(MockConfig::new(50, 64, 4)).kv_pages();
+        let (bell, ear) = doorbell();
+        let disk = KvDisk::start(&config, pages, &mut scheduler, bell).unwrap();
+        wait_until("the file is open", || disk.tier.store_to_write().is_some());
+        Self {
+            disk,
+            scheduler,
+            now_us: 1,
+            num_requests: 0,
+            folder,
+            _ear: ear,
+        }
+    }
+
+    fn request(&mut self) -> Request {
+        let submission = Submission {
+            prompt: (0..26).collect(),
+            output: Vec::new(),
+            exports_kv: false,
+            sampling: SamplingParams::GREEDY,
+            num_choices: 1,
+            stopping: StoppingCriteria {
+                max_tokens: Some(1),
+                ..StoppingCriteria::default()
+            },
+            priority: 0,
+            objectives: Default::default(),
+            namespace: Namespace::default(),
+            constraint: None,
+            adapter: None,
+            trace_id: None,
+            trace: None,
+        };
+        self.num_requests += 1;
+        submission.into_request(RequestId(self.num_requests), self.now_us)
+    }
+
+    /// Computes the prompt in a step of 26 ms, a millisecond for each token.
+    fn compute(&mut self) {
+        let request = self.request();
+        self.scheduler.add_requests(vec![request]).unwrap();
+        let Batch { step, spans, .. } = self.scheduler.schedule(self.now_us).unwrap();
+        self.now_us += 26_000;
+        let sample = Sample {
+            token: 1,
+            logprobs: None,
+        };
+        self.scheduler.update_from_output(&BatchOutput {
+            step,
+            samples: vec![(spans[0].slot, sample)],
+            logprobs: Vec::new(),
+            hidden_states: Vec::new(),
+            undrawn: Vec::new(),
+        });
+        assert!(self.scheduler.schedule(self.now_us).is_none());
+    }
+
+    fn begin_fetch(&mut self) {
+        let request = self.request();
+        self.scheduler.note_time(self.now_us);
+        self.disk
+            .begin_fetch(&request, &mut self.scheduler, self.now_us);
+    }
+
+    /// Passes reports on until a condition holds.
+    fn run_until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
+        wait_until(what, || {
+            self.disk.take_reports(&mut self.scheduler, self.now_us);
+            condition(self)
+        });
+        self.scheduler.check_invariants();
+    }
+
+    /// Stores the prompt, and forgets it in memory.
+    fn store(&mut self) {
+        self.compute();
+        self.compute();
+        self.disk.store_next(&mut self.scheduler, self.now_us);
+        self.run_until("the prompt is stored", |bench| {
+            bench.disk.path.as_ref().is_some_and(|path| !path.is_busy)
+        });
+        assert_eq!(self.disk.tier.stats().num_stored, NUM_BLOCKS);
+        self.disk.store_next(&mut self.scheduler, self.now_us);
+        assert!(self.disk.path.is_none(), "all of it is there");
+        self.scheduler.reset_prefix_cache().unwrap();
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn a_prompt_on_the_disk_is_fetched_before_it_is_known_to_be_slow() {
+    let mut bench = Bench::new("fetched");
+    bench.store();
+    bench.begin_fetch();
+    assert_eq!(bench.disk.fetches.len(), 1);
+    // A request with the same prompt waits for it.
+    let request = bench.request();
+    bench.scheduler.add_requests(vec![request]).unwrap();
+    assert!(bench.scheduler.schedule(bench.now_us).is_none());
+    bench.run_until("it is fetched", |bench| bench.disk.fetches.is_empty());
+    assert_eq!(bench.scheduler.stats().num_fetched_blocks, NUM_BLOCKS);
+    let batch = bench.scheduler.schedule(bench.now_us).unwrap();
+    assert_eq!(batch.num_tokens(), 26 - 4 * NUM_BLOCKS as usize);
+    assert!(bench.disk.pace.kiloblock_us() > 0);
+}
+
+/// A block takes 4 ms to compute. Reads of a minute each are not chosen, until short ones have been measured.
+#[test]
+fn a_slow_disk_is_measured_and_not_used() {
+    let mut bench = Bench::new("slow");
+    bench.store();
+    bench.disk.pace.note_load(1, 60_000_000);
+    let slow_us = bench.disk.pace.kiloblock_us();
+    bench.begin_fetch();
+    assert_eq!(
+        bench.disk.tier.stats().bytes_read,
+        0,
+        "it was measured just now"
+    );
+    bench.now_us += MEASURE_AFTER_US;
+    bench.begin_fetch();
+    assert!(bench.disk.fetches.is_empty());
+    bench.run_until("a block is measured", |bench| {
+        bench.disk.pace.kiloblock_us() < slow_us
+    });
+    assert_eq!(bench.disk.tier.stats().num_read, 0, "no request has it");
+    assert_eq!(bench.scheduler.stats().num_fetching_pages, 0);
+    bench.disk.pace = LoadPace::default();
+    bench.disk.pace.note_load(1000, 1000);
+    bench.begin_fetch();
+    assert_eq!(bench.disk.fetches.len(), 1);
+    bench.run_until("it is fetched", |bench| bench.disk.fetches.is_empty());
+}
+
+/// The hold of a copy ends when requests need its pages, or at its time.
+#[test]
+fn a_copy_whose_hold_has_ended_is_not_written() {
+    let mut bench = Bench::new("held");
+    bench.compute();
+    bench.compute();
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    assert_eq!(bench.scheduler.stats().num_block_holds, 1);
+    bench.now_us += HOLD_US;
+    bench.scheduler.note_time(bench.now_us);
+    let ended = bench.scheduler.poll_ended_hold().unwrap();
+    assert!(bench.disk.has_hold(ended));
+    bench.run_until("the copy is given up", |bench| bench.disk.path.is_none());
+    let stats = bench.disk.tier.stats();
+    assert_eq!((stats.num_stored, stats.bytes_written), (0, 0));
+    assert_eq!(bench.scheduler.stats().num_block_holds, 0);
+    // It is offered again at its next use, after a pause.
+    bench.compute();
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    assert_eq!(bench.scheduler.stats().num_block_holds, 0);
+    bench.now_us += PAUSE_US;
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    bench.run_until("it is stored", |bench| {
+        bench.disk.tier.stats().num_stored == NUM_BLOCKS
+    });
+}
+
+#[test]
+fn a_cancelled_fetch_ends_and_gives_its_pages_back() {
+    let mut bench = Bench::new("cancelled");
+    bench.store();
+    bench.begin_fetch();
+    bench.now_us += LONGEST_WAIT_US;
+    bench.scheduler.note_time(bench.now_us);
+    let id = bench.scheduler.poll_fetch_cancel().unwrap();
+    assert!(bench.disk.handle_fetch_cancelled(id));
+    assert!(!bench.disk.handle_fetch_cancelled(FetchId(99)));
+    bench.run_until("it has ended", |bench| bench.disk.fetches.is_empty());
+    assert_eq!(bench.scheduler.stats().num_in_use_pages, 0);
+}
