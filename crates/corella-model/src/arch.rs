@@ -45,6 +45,7 @@ pub use self::outline::{Outline, OutlineSizes};
 use std::fmt;
 
 use serde_json::{Map, Value};
+use strsim::levenshtein;
 
 use crate::tensor_part;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
@@ -249,9 +250,12 @@ fn supported<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
 /// The name that is closest to an unknown one, the first of several; `None` if all differ in more than half of their
 /// characters, because these would be close by chance.
 fn closest<'a>(names: &[&'a str], unknown: &str) -> Option<&'a str> {
-    let distance = |name: &&&str| num_edits(stem(unknown), stem(name));
+    // A file may contain a name of any length; no close name is longer than this.
+    let unknown: String = stem(unknown).chars().take(100).collect();
+    let unknown = unknown.to_lowercase();
+    let distance = |name: &&&str| levenshtein(&unknown, &stem(name).to_lowercase());
     let closest = names.iter().min_by_key(distance)?;
-    let is_close = 2 * distance(&closest) <= stem(unknown).len();
+    let is_close = 2 * distance(&closest) <= unknown.len();
     is_close.then_some(*closest)
 }
 
@@ -261,23 +265,6 @@ fn stem(name: &str) -> &str {
         .into_iter()
         .filter_map(|end| name.find(end));
     &name[..ends.min().unwrap_or(name.len())]
-}
-
-/// The least number of characters to insert, remove or replace between two names.
-fn num_edits(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().map(|c| c.to_ascii_lowercase()).collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    // A file may contain a name of any length; no close name is longer than this.
-    for (i, from) in from.chars().take(100).enumerate() {
-        let mut before = row[0];
-        row[0] = i + 1;
-        for (j, to) in to.iter().enumerate() {
-            let replaced = before + usize::from(*to != from.to_ascii_lowercase());
-            before = row[j + 1];
-            row[j + 1] = replaced.min(before + 1).min(row[j] + 1);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]

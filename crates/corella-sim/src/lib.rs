@@ -9,6 +9,7 @@
 mod blocks;
 mod checker;
 mod count;
+mod event_queue;
 mod executor;
 mod fetcher;
 mod fleet;

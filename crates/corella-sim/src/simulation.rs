@@ -1,7 +1,6 @@
 //! One run: the scheduler plays a load in virtual time while the checkers watch.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{
     AdmissionError, Batch, FetchId, FinishReason, HoldId, InputToken, KvEvent, PageHash, Request,
@@ -9,6 +8,7 @@ use corella_core::{
 };
 
 use crate::checker::{self, Checker, Planned, Verdict};
+use crate::event_queue::EventQueue;
 use crate::executor::{CheckingExecutor, Returned, root_row};
 use crate::fetcher::Fetcher;
 use crate::host_memory::HostMemory;
@@ -28,7 +28,7 @@ pub fn simulate(load: &Load, seed: u64) -> Result<Totals, Violation> {
     Ok(simulation.totals)
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 enum Event {
     Call(usize),
     Reset,
@@ -44,8 +44,7 @@ struct Simulation<'a> {
     load: &'a Load,
     random: Random,
     now_us: u64,
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    num_events: u64,
+    events: EventQueue<Event>,
     scheduler: Scheduler,
     executor: CheckingExecutor,
     host: HostMemory,
@@ -87,8 +86,7 @@ impl<'a> Simulation<'a> {
             load,
             random: Random(!seed),
             now_us: 0,
-            events: BinaryHeap::new(),
-            num_events: 0,
+            events: EventQueue::new(),
             host: HostMemory::new(&scheduler, load.max_copy_us, load.copies_fail_once_in, seed),
             fetcher: Fetcher::new(&scheduler, load.max_page_us, seed),
             reader: Reader::new(
@@ -132,12 +130,11 @@ impl<'a> Simulation<'a> {
     }
 
     fn push(&mut self, at_us: u64, event: Event) {
-        self.num_events += 1;
-        self.events.push(Reverse((at_us, self.num_events, event)));
+        self.events.push(at_us, event);
     }
 
     fn run(&mut self) -> Result<(), Violation> {
-        while let Some(Reverse((at_us, _, event))) = self.events.pop() {
+        while let Some((at_us, event)) = self.events.pop() {
             self.now_us = at_us;
             match event {
                 Event::Call(index) => self.call(index)?,
@@ -175,7 +172,7 @@ impl<'a> Simulation<'a> {
         if self.load.config.has_windows() {
             self.totals.num_window_hit_tokens = stats.num_prefix_hit_tokens;
         }
-        self.totals.num_events = self.num_events;
+        self.totals.num_events = self.events.num_events();
         self.totals.num_failed_copies = self.host.num_failed();
         self.totals.num_fetches = self.fetcher.num_begun();
         self.totals.num_cancelled_fetches = self.fetcher.num_cancelled();

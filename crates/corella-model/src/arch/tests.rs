@@ -8,7 +8,6 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-use super::num_edits;
 use crate::{
     AttentionSpec, Checkpoint, DecoderSpec, FeedForward, LayerTensor, ModelConfig, RotaryScaling,
 };
@@ -634,17 +633,4 @@ fn an_unknown_name_is_answered_with_the_closest() {
     assert!(answer.starts_with(start), "{answer}");
     assert_eq!(answer.matches(" gemma3,").count(), 1, "{answer}");
     assert!(answer.len() < 700, "{answer}");
-}
-
-#[test]
-fn edits_are_counted() {
-    for (from, to, expected) in [
-        ("", "", 0),
-        ("kitten", "sitting", 3),
-        ("Llama", "llama", 0),
-        ("abc", "", 3),
-        ("", "ab", 2),
-    ] {
-        assert_eq!(num_edits(from, to), expected, "{from}, {to}");
-    }
 }

@@ -1,12 +1,11 @@
 //! What the nodes of a fleet share: time, chance, and the network.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::collections::BinaryHeap;
 
 use corella_core::{Incarnation, NodeId};
 
 use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
+use crate::event_queue::EventQueue;
 use crate::fleet::fleet_load::FleetLoad;
 use crate::fleet::fleet_totals::{CallTotals, FleetTotals};
 use crate::random::Random;
@@ -34,9 +33,7 @@ pub struct World<'a> {
     pub now_us: u64,
     pub random: Random,
     pub registry: BTreeMap<NodeId, Incarnation>,
-    events: BinaryHeap<Reverse<(u64, u64)>>,
-    queued: BTreeMap<u64, Event>,
-    num_events: u64,
+    events: EventQueue<Event>,
     net: BlockNet,
     pub totals: CallTotals,
 }
@@ -48,29 +45,24 @@ impl<'a> World<'a> {
             now_us: 0,
             random: Random(!seed),
             registry: BTreeMap::new(),
-            events: BinaryHeap::new(),
-            queued: BTreeMap::new(),
-            num_events: 0,
+            events: EventQueue::new(),
             net: BlockNet::new(&load.links, &load.config),
             totals: CallTotals::default(),
         }
     }
 
     pub fn push(&mut self, at_us: u64, event: Event) {
-        let number = self.num_events;
-        self.num_events += 1;
-        self.events.push(Reverse((at_us.max(self.now_us), number)));
-        self.queued.insert(number, event);
+        self.events.push(at_us.max(self.now_us), event);
     }
 
     pub fn pop(&mut self) -> Option<Event> {
-        let Reverse((at_us, number)) = self.events.pop()?;
+        let (at_us, event) = self.events.pop()?;
         self.now_us = at_us;
-        self.queued.remove(&number)
+        Some(event)
     }
 
     pub fn num_events(&self) -> u64 {
-        self.num_events
+        self.events.num_events()
     }
 
     /// What the run has come to.

@@ -1,12 +1,12 @@
 //! What nodes share: time, the network, chance, and whoever watches.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, NodeId, StepId};
 
 use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
+use crate::event_queue::EventQueue;
 use crate::pair::client_watch::ClientWatch;
 use crate::pair::fleet_plan::Answer;
 use crate::pair::pair_load::{LinkPlan, PairLoad};
@@ -81,36 +81,12 @@ pub struct World<'a> {
     pub network: Network,
     /// The starts that the registry lists.
     pub registry: BTreeMap<NodeId, Incarnation>,
-    events: BinaryHeap<Reverse<(u64, u64, Queued)>>,
-    num_events: u64,
+    events: EventQueue<Event>,
     pub clients: ClientWatch<'a>,
     pub sessions: SessionWatch,
     pub totals: SessionTotals,
     pub placement: PlacementTotals,
     net: BlockNet,
-}
-
-/// Ordered by time and number only.
-struct Queued(Event);
-
-impl PartialEq for Queued {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Queued {}
-
-impl PartialOrd for Queued {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Queued {
-    fn cmp(&self, _: &Self) -> std::cmp::Ordering {
-        std::cmp::Ordering::Equal
-    }
 }
 
 impl<'a> World<'a> {
@@ -121,8 +97,7 @@ impl<'a> World<'a> {
             random: Random(!seed),
             network: Network::default(),
             registry: BTreeMap::new(),
-            events: BinaryHeap::new(),
-            num_events: 0,
+            events: EventQueue::new(),
             clients: ClientWatch::new(load),
             sessions: SessionWatch::new(load.sessions.clone()),
             totals: SessionTotals::default(),
@@ -141,14 +116,11 @@ impl<'a> World<'a> {
     }
 
     pub fn push(&mut self, at_us: u64, event: Event) {
-        self.num_events += 1;
-        let at_us = at_us.max(self.now_us);
-        self.events
-            .push(Reverse((at_us, self.num_events, Queued(event))));
+        self.events.push(at_us.max(self.now_us), event);
     }
 
     pub fn pop(&mut self) -> Option<Event> {
-        let Reverse((at_us, _, Queued(event))) = self.events.pop()?;
+        let (at_us, event) = self.events.pop()?;
         self.now_us = at_us;
         Some(event)
     }
@@ -290,7 +262,7 @@ impl<'a> World<'a> {
     }
 
     pub fn num_events(&self) -> u64 {
-        self.num_events
+        self.events.num_events()
     }
 }
 
