@@ -157,11 +157,8 @@ impl PrefillNode {
 
     /// Ends a session for its client, as [`PrefillEnd::cancel`] does.
     pub fn cancel(&mut self, session: SessionId, now_us: u64) -> bool {
-        let was_known = self.end.cancel(session, now_us);
-        if was_known {
-            self.forget(session);
-        }
-        was_known
+        self.calls.remove(&session);
+        self.end.cancel(session, now_us)
     }
 
     pub fn handle_message(&mut self, key: SessionKey, message: ToPrefill, now_us: u64) {
@@ -277,7 +274,7 @@ impl PrefillNode {
                 }
                 PrefillAction::CloseStream { key } => self.directory.handle_left(key.session),
                 PrefillAction::Emit { session, event } if event.finish.is_some() => {
-                    self.forget(*session);
+                    self.calls.remove(session);
                 }
                 _ => {}
             }
@@ -337,11 +334,5 @@ impl PrefillNode {
             Route::Session { peer, .. } => Some(peer),
             Route::Here(_) | Route::Fetch(_) | Route::Refused | Route::TooSlow(_) => None,
         }
-    }
-
-    /// The client of a session has its last event, or has left.
-    fn forget(&mut self, session: SessionId) {
-        self.calls.remove(&session);
-        self.directory.handle_left(session);
     }
 }
