@@ -266,10 +266,13 @@ impl KvSender {
         Some(outgoing.handle_loaded(Instant::now()))
     }
 
-    /// Returns the bandwidth at which this incarnation of a decode node takes rows, once measured.
+    /// Returns the bandwidth at which this incarnation of a decode node takes rows, once measured. A burst may be faster
+    /// than the limit of this node, and says nothing of a whole prompt.
     pub fn bandwidth_bytes_per_s(&self, decode_incarnation: u64) -> Option<f64> {
         let meter = self.state.meters().get(&decode_incarnation)?.clone();
-        lock(&meter).bytes_per_s()
+        let measured = lock(&meter).bytes_per_s()?;
+        let limit = self.state.config.max_bandwidth;
+        Some(limit.map_or(measured, |limit| measured.min(limit as f64)))
     }
 
     pub fn stats(&self) -> SenderStats {
