@@ -313,7 +313,8 @@ impl EngineMetrics {
             Family::<PositionLabels, Counter>::default(),
         );
         let num_positions = match limits.speculation {
-            Speculation::Off => 0,
+            // Its name is printed like those of the other counters.
+            Speculation::Off => 1,
             _ => limits.max_draft_tokens as usize,
         };
         let accepted_by_position = (0..num_positions)
