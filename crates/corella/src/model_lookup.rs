@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use corella_hub::{Fetched, Hub, HubError, ModelName};
 
 use crate::Error;
-use crate::args::{BenchCommand, Command, InspectArgs, LlmArgs, ModelArgs, SpeculationArgs};
+use crate::args::{
+    BenchCommand, Command, InspectArgs, LlmArgs, ModelArgs, SpeculateArg, SpeculationArgs,
+};
 use crate::built_in;
 use crate::config;
 use crate::fetch_display::FetchDisplay;
@@ -123,7 +125,9 @@ fn resolve_inspected(args: &mut InspectArgs) -> Result<(), Error> {
 }
 
 fn resolve_draft(args: &mut SpeculationArgs, is_offline: bool) -> Result<(), Error> {
-    if let Some(given) = &mut args.draft_model
+    // Otherwise it is refused, and must not be fetched before.
+    if args.speculate == SpeculateArg::Draft
+        && let Some(given) = &mut args.draft_model
         && let Some((path, _)) = resolve_path(given, is_offline)?
     {
         *given = path;
