@@ -32,6 +32,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use corella_core::session::{BlockOffer, LoadPace};
 use corella_core::{
@@ -279,17 +280,17 @@ impl KvDisk {
         self.hold == Some(id)
     }
 
-    /// Reports what the threads have done to the scheduler.
+    /// Passes the threads' reports to the scheduler.
     pub(crate) fn take_reports(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         while let Ok(report) = self.reports.try_recv() {
             self.handle(report, scheduler, now_us);
         }
     }
 
-    /// Waits until no copy holds blocks. Copies in memory take milliseconds.
+    /// Waits until no copy holds blocks. Copies in memory take milliseconds, and a thread that has died reports nothing.
     pub(crate) fn end_copy(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         while self.hold.is_some()
-            && let Ok(report) = self.reports.recv()
+            && let Ok(report) = self.reports.recv_timeout(Duration::from_micros(HOLD_US))
         {
             self.handle(report, scheduler, now_us);
         }

@@ -29,7 +29,7 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
     let (command, begin) = subcommand(program, &words);
     let is_other_word = |word: &OsString| word.to_str().is_none_or(|word| !is_flag(word));
     if command.has_subcommands() && words.get(begin).is_some_and(is_other_word) {
-        // What is typed behind an unknown command belongs to it.
+        // Words behind an unknown command belong to it.
         return Ok(Translation {
             words,
             warnings: Vec::new(),

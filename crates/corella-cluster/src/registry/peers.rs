@@ -18,7 +18,7 @@ pub trait NodeList: Send + Sync + 'static {
     fn handle_outage(&self);
 }
 
-/// What a peer table does not know of its peers.
+/// The records of a peer table's peers, and connections to them.
 #[derive(Debug, Default)]
 pub struct PeerBook {
     /// The registry's last list, by instance id.

@@ -128,11 +128,6 @@ impl Directory {
         nodes.find(|known| known.peer_id == node)
     }
 
-    /// The time of the next probe.
-    pub fn next_probe_us(&self) -> Option<u64> {
-        self.peers.next_probe_us()
-    }
-
     /// The number of sessions with reserved pages.
     pub fn num_reservations(&self) -> usize {
         self.reservations.len()

@@ -243,7 +243,7 @@ impl PrefillNode {
         self.calls.get(&session).map(|call| &call.hashes)
     }
 
-    /// Prompts of which a decode node was likely to have most, by the node chosen to compute the rest.
+    /// The number of prompts whose rest was given to the node at `place`, where a decode node had a part.
     pub fn num_decisions(&self, place: ComputePlace) -> u64 {
         self.num_decisions[place as usize]
     }

@@ -180,7 +180,7 @@ impl PairLoad {
         }
     }
 
-    /// Nodes are listed and probed until then. Later calls use what is known.
+    /// The end of lists and probes. Later calls use the last ones.
     pub fn lists_until_us(&self) -> u64 {
         let times = { self.calls.iter() }.map(|call| call.at_us);
         let times = times.chain(self.faults.iter().map(|fault| fault.at_us));

@@ -38,7 +38,7 @@ impl Peers {
 
     /// The time of the next probe.
     pub fn next_probe_us(&self, node: &PrefillNode) -> Option<u64> {
-        let next_us = node.directory().next_probe_us()?;
+        let next_us = node.directory().peers.next_probe_us()?;
         (next_us < self.until_us).then_some(next_us)
     }
 

@@ -1,4 +1,4 @@
-//! A prefill node: the core's machine, its engine, and what the node does for its decode nodes.
+//! A prefill node: the core's machine, an engine, and the store of rows for decode nodes.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

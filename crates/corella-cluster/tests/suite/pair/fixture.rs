@@ -224,7 +224,7 @@ impl Decode {
     }
 }
 
-/// The pause between two probes of one node: no probe changes what a test has set.
+/// The pause between two probes of one node, so that a test's settings stay.
 const HOUR_US: u64 = 3_600_000_000;
 
 /// A prefill node's parts that tests vary.

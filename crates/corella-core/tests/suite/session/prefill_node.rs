@@ -193,6 +193,29 @@ fn a_route_that_leads_nowhere_leaves_nothing() {
     assert!(call(&mut node, 1, None).1.is_err(), "it has not answered");
 }
 
+/// Its driver finds that no engine can serve it.
+#[test]
+fn a_call_that_is_given_up_takes_no_pages() {
+    let mut node = node(1, true);
+    let stopping = submission(1).request.stopping;
+    let call = Call {
+        session: SessionId(1),
+        namespace: &Namespace::default(),
+        num_prompt_tokens: NUM_ROWS,
+        stopping: &stopping,
+        max_tpot_us: None,
+        hashes: &[],
+        num_choices: 1,
+        sibling: None,
+        stays: None,
+        fetching: None,
+    };
+    node.route(&call, &here(), 0);
+    assert_eq!(num_pages_taken(&mut node), 5);
+    node.give_up(SessionId(1));
+    assert_eq!(num_pages_taken(&mut node), 0);
+}
+
 /// A session that cannot be opened gives its pages back.
 #[test]
 fn a_session_that_was_cancelled_before_it_came_takes_no_pages() {
