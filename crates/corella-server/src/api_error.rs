@@ -8,10 +8,10 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use crate::field_table::Endpoint;
 use crate::rate_limit::ResetTime;
 use crate::serve_config::ServeConfig;
-use crate::short_text::{ShortText, shown};
+use crate::wire::field_table::Endpoint;
+use crate::wire::short_text::{ShortText, shown};
 
 /// An error object, `{"error": {"message", "type", "param", "code"}}`, and its HTTP status.
 #[derive(Clone, Debug, PartialEq)]

@@ -20,12 +20,12 @@ use serde_json::{Map, Value};
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::json_response;
-use crate::field_table::Endpoint;
-use crate::field_table::batch::EXPIRY;
 use crate::files::{life_s, new_id};
 use crate::list_page::ListQuery;
 use crate::request_body::RequestBody;
 use crate::server_state::{ServerState, unix_now_s};
+use crate::wire::field_table::Endpoint;
+use crate::wire::field_table::batch::EXPIRY;
 
 use record::{BatchCounts, BatchRecord, BatchStatus, BatchTimes};
 

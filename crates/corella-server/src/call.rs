@@ -15,8 +15,6 @@ use serde_json::{Map, Value};
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::chat_completions::ChatFields;
-use crate::field_check::FieldCheck;
-use crate::field_table;
 use crate::generation::{ChoiceDelta, Generation, PromptTokens, Usage};
 use crate::kv_transfer::KvTransferCall;
 use crate::metrics::CallTimer;
@@ -27,6 +25,8 @@ use crate::scored_prompt::PromptLogprobs;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::sse::{ChunkEncoder, sse_response};
 use crate::text_thread::Caller;
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table;
 
 /// One API call, validated and tokenised.
 pub struct Call<F> {

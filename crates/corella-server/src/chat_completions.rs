@@ -22,8 +22,6 @@ use crate::chat_role::fit_roles;
 use crate::chat_tool::fit_tools;
 use crate::chat_turn::fit_turns;
 use crate::choice_metrics::ChoiceMetrics;
-use crate::field_check::FieldCheck;
-use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::request_body::RequestBody;
 use crate::sampling_fields::{EndpointFields, StreamUsage, check_logprobs};
@@ -35,6 +33,8 @@ use crate::text_thread::Caller;
 use crate::thinking_switch::effort_switch;
 use crate::token_logprob::{ChatLogprobs, TokenNames};
 use crate::tool_fields::{OfferedTools, ToolFields};
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table;
 
 pub async fn chat_completions(
     State(state): State<Arc<ServerState>>,

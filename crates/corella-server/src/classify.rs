@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
-use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
 use crate::pooled_call::{PoolingFields, PoolingUsage, TextForm, pool, pooled_prompts};
 use crate::prompt::PromptField;
 use crate::request_body::RequestBody;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::text_thread::Caller;
+use crate::wire::field_table::Endpoint;
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]

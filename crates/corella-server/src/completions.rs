@@ -13,7 +13,6 @@ use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
 use crate::choice_metrics::ChoiceMetrics;
-use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
@@ -26,6 +25,7 @@ use crate::sse::{ChunkEncoder, Events};
 use crate::suffix::Suffix;
 use crate::text_thread::Caller;
 use crate::token_logprob::{CompletionLogprobs, TokenNames};
+use crate::wire::field_table;
 
 pub async fn completions(
     State(state): State<Arc<ServerState>>,

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
-use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
 use crate::pooled_call::{PoolingFields, PoolingUsage, TextForm, pool, pooled_prompts};
 use crate::prompt::PromptField;
@@ -20,6 +19,7 @@ use crate::request_body::RequestBody;
 use crate::serve_config::ServeConfig;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::text_thread::Caller;
+use crate::wire::field_table::Endpoint;
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]

@@ -21,10 +21,6 @@ use crate::call::{
 };
 use crate::chat_completions::ChatFields;
 use crate::chat_reply::call_id;
-use crate::cut_json::object_of;
-use crate::field_check::FieldCheck;
-use crate::field_table;
-use crate::field_table::messages::{OUTPUT_CONFIG, THINKING};
 use crate::generation::{ChoiceDelta, Finish, StopReason, Usage};
 use crate::output_format::message_format;
 use crate::reply_block::ReplyBlock;
@@ -33,6 +29,10 @@ use crate::sampling_fields::{EndpointFields, StreamUsage};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 use crate::thinking_switch::thinking_switch;
+use crate::wire::cut_json::object_of;
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table;
+use crate::wire::field_table::messages::{OUTPUT_CONFIG, THINKING};
 
 use conversation::conversation;
 use event::MessageEvents;

@@ -9,8 +9,8 @@ use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 
 use crate::api_error::ApiError;
-use crate::constant_answer::ConstantAnswer;
 use crate::server_state::ServerState;
+use crate::wire::constant_answer::ConstantAnswer;
 
 /// A file of a page.
 struct Asset {

@@ -8,11 +8,11 @@ use serde::de::{DeserializeOwned, DeserializeSeed};
 
 use crate::api_error::ApiError;
 use crate::body_memory::BodyShare;
-use crate::field_check::FieldCheck;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
-use crate::type_mismatch::in_json_words;
-use crate::value_count::{MAX_VALUES, crowded_field};
+use crate::wire::field_check::FieldCheck;
+use crate::wire::type_mismatch::in_json_words;
+use crate::wire::value_count::{MAX_VALUES, crowded_field};
 
 /// A complete body, not yet parsed as JSON. Each struct parses its own fields, so a body may be parsed several times;
 /// `check_fields` finds the fields that no struct reads.

@@ -24,9 +24,7 @@ use crate::health::{health, load, metrics, ready, version};
 use crate::llama_server;
 use crate::messages::{count_tokens, in_anthropic_shape, messages};
 use crate::model_list::{list_models, retrieve_model};
-use crate::nearest_route::{advice, methods};
 use crate::ollama;
-use crate::openapi::openapi;
 use crate::page::{docs, page, page_asset};
 use crate::prefix_cache::reset_prefix_cache;
 use crate::request_head::check_head;
@@ -37,6 +35,8 @@ use crate::score::{rerank, score};
 use crate::server_state::ServerState;
 use crate::tokenization::{detokenize, tokenize};
 use crate::unread_body::read_rest;
+use crate::wire::nearest_route::{advice, methods};
+use crate::wire::openapi::openapi;
 
 pub fn router(state: Arc<ServerState>) -> Router {
     let root_path = state.config.root_path.clone();

@@ -13,7 +13,6 @@ use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
 use crate::embeddings::prompt;
-use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
 use crate::pooled_call::{
     PooledPrompt, PooledStates, PoolingFields, PoolingParams, PoolingUsage, TextForm,
@@ -23,6 +22,7 @@ use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::text_thread::Caller;
+use crate::wire::field_table::Endpoint;
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]

@@ -16,16 +16,16 @@ use crate::api_key::{ApiKey, ApiKeys};
 use crate::batches::Batches;
 use crate::body_memory::BodyMemory;
 use crate::caller_grammars::CallerGrammars;
-use crate::constant_answer::ConstantAnswer;
 use crate::engine_feed::EngineFeed;
-use crate::field_check::FieldCheck;
-use crate::field_table::Endpoint;
 use crate::kv_transfer::KvTransfer;
 use crate::metrics::{AdapterMetrics, KvDiskMetrics, Metrics, OutputMetrics};
 use crate::response_store::ResponseStore;
 use crate::role::RoleControl;
 use crate::serve_config::{ServeConfig, TextModel};
 use crate::text_thread::{Caller, TextThreads, TextWork};
+use crate::wire::constant_answer::ConstantAnswer;
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::Endpoint;
 
 pub struct ServerState {
     pub(crate) config: ServeConfig,

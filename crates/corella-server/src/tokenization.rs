@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use crate::api_error::ApiError;
 use crate::call::{check_model, json_response};
 use crate::chat_completions::ChatFields;
-use crate::field_table::Endpoint;
 use crate::request_body::RequestBody;
 use crate::sampling_fields::{check_num_tokens, check_token_ids};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
+use crate::wire::field_table::Endpoint;
 
 /// Fields of `/tokenize` besides a conversation's.
 #[derive(Deserialize)]

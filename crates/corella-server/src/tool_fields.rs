@@ -7,9 +7,9 @@ use corella_text::{ChatTemplate, ToolSet, WantedCalls};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
-use crate::field_check::FieldCheck;
-use crate::field_table::{FUNCTION, TOOL};
 use crate::server_state::ServerState;
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::{FUNCTION, TOOL};
 
 /// The fields as sent.
 pub struct ToolFields {

@@ -11,10 +11,10 @@ use serde_json::json;
 use crate::api_error::ApiError;
 use crate::call::{check_model, json_response};
 use crate::chat_completions::ChatFields;
-use crate::field_table::Endpoint;
 use crate::request_body::RequestBody;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
+use crate::wire::field_table::Endpoint;
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]

@@ -8,7 +8,6 @@ use serde_json::Value;
 use super::answer::AnswerFormat;
 use crate::api_error::ApiError;
 use crate::call::check_model;
-use crate::field_check::FieldCheck;
 use crate::output_format::{OutputFormat, json_schema};
 use crate::request_body::RequestBody;
 use crate::sampling_fields::{
@@ -16,6 +15,7 @@ use crate::sampling_fields::{
 };
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
+use crate::wire::field_check::FieldCheck;
 
 /// The fields as sent; `null` counts as absent.
 #[derive(Deserialize)]

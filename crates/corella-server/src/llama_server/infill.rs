@@ -14,7 +14,6 @@ use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{Call, Endpoint, ResponseHead, serve_call};
 use crate::completions::tokenize_prompt;
-use crate::field_table;
 use crate::generation::{ChoiceDelta, Usage};
 use crate::ollama::end_with_context;
 use crate::prompt::Prompt;
@@ -22,6 +21,7 @@ use crate::request_body::RequestBody;
 use crate::sampling_fields::StreamUsage;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
+use crate::wire::field_table;
 
 pub async fn infill(
     State(state): State<Arc<ServerState>>,

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
-use crate::field_check::FieldCheck;
-use crate::field_table::messages::{BLOCK, MESSAGE, THINKING_BLOCK, TOOL_RESULT, TOOL_USE};
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::messages::{BLOCK, MESSAGE, THINKING_BLOCK, TOOL_RESULT, TOOL_USE};
 
 /// `system` becomes the first message. Errors name places in the request.
 pub fn conversation(

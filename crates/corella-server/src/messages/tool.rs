@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
-use crate::field_check::FieldCheck;
-use crate::field_table::messages::{TOOL, TOOL_CHOICE};
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::messages::{TOOL, TOOL_CHOICE};
 
 /// Returns the tools in the form that chat templates read.
 pub fn chat_tools(

@@ -13,13 +13,13 @@ use super::error::ErrorLine;
 use crate::api_error::ApiError;
 use crate::call::json_response;
 use crate::chat_reply::call_id;
-use crate::cut_json::object_of;
 use crate::generation::{ChoiceDelta, Finish, Usage};
 use crate::metrics::ChoiceTimes;
 use crate::reply_block::ReplyBlock;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::token_logprob::{ChatLogprobs, TokenNames};
+use crate::wire::cut_json::object_of;
 
 /// The endpoint of the answer, which determines the place of a line's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
-use crate::field_check::FieldCheck;
-use crate::field_table::ollama::{CALL, CALLED_FUNCTION, MESSAGE};
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::ollama::{CALL, CALLED_FUNCTION, MESSAGE};
 
 /// Errors name places in the request.
 pub fn conversation(

@@ -13,7 +13,6 @@ use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::json_response;
 use crate::embeddings::{check_dimensions, check_vectors, prompt, vector};
-use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
 use crate::pooled_call::{
     PooledPrompt, PoolingParams, PoolingUsage, TextForm, pool, pooled_prompts,
@@ -23,6 +22,7 @@ use crate::request_body::RequestBody;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
+use crate::wire::field_table::Endpoint;
 
 use super::options::{check_options, served_model};
 

@@ -12,7 +12,6 @@ use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{Call, Endpoint, ResponseHead, serve_call};
 use crate::chat_completions::ChatFields;
-use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, Usage};
 use crate::prompt::Prompt;
 use crate::request_body::RequestBody;
@@ -20,6 +19,7 @@ use crate::sampling_fields::{EndpointFields, StreamUsage};
 use crate::server_state::ServerState;
 use crate::suffix::Suffix;
 use crate::text_thread::Caller;
+use crate::wire::field_table;
 
 use super::answer::{AnswerLines, Door, whole_answer};
 use super::options::{CommonFields, end_with_context};

@@ -7,9 +7,6 @@ use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::call::check_model;
-use crate::field_check::FieldCheck;
-use crate::field_table::Endpoint;
-use crate::field_table::ollama::OPTIONS;
 use crate::generation::PromptTokens;
 use crate::output_format::{OutputFormat, json_schema};
 use crate::request_body::RequestBody;
@@ -19,6 +16,9 @@ use crate::sampling_fields::{
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 use crate::thinking_switch::thinking_switch;
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::Endpoint;
+use crate::wire::field_table::ollama::OPTIONS;
 
 /// The fields as sent; `null` counts as absent.
 #[derive(Deserialize)]

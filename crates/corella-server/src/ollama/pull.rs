@@ -14,9 +14,9 @@ use super::options::served_model;
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::json_response;
-use crate::field_table::Endpoint;
 use crate::request_body::RequestBody;
 use crate::server_state::ServerState;
+use crate::wire::field_table::Endpoint;
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]

@@ -8,9 +8,9 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
-use crate::field_check::FieldCheck;
-use crate::field_table::responses::{CALL, CALL_OUTPUT, CONTENT, MESSAGE, THOUGHT};
 use crate::response_store::Turn;
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::responses::{CALL, CALL_OUTPUT, CONTENT, MESSAGE, THOUGHT};
 
 /// The value of the field.
 pub enum InputField {

@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
-use crate::field_check::FieldCheck;
-use crate::field_table::responses::REFERENCE;
 use crate::response_store::ResponseKey;
 use crate::server_state::ServerState;
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::responses::REFERENCE;
 
 /// Limits the JSON of kept responses that is read for one request.
 const MAX_READ_BYTES: usize = 64 << 20;

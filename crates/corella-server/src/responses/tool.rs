@@ -5,8 +5,8 @@ use corella_engine::rare_line;
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
-use crate::field_check::FieldCheck;
-use crate::field_table::responses::TOOL;
+use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::responses::TOOL;
 
 /// Kinds of tools that OpenAI's servers run, or that no chat template can describe. Codex offers them to every model.
 const SKIPPED: [&str; 16] = [

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use strsim::osa_distance;
 
 use crate::api_error::ApiError;
-use crate::field_table::{Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
+use crate::wire::field_table::{Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
 
 /// Checks the fields of a request to one endpoint.
 #[derive(Clone, Copy)]
@@ -172,7 +172,7 @@ pub fn closest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::field_table::{
+    use crate::wire::field_table::{
         BODY, CONTENT_PART, MESSAGE, TOKENIZE, llama_server, messages, ollama, pooling, responses,
     };
 

@@ -1,6 +1,6 @@
 //! Describes a field of the wrong type in JSON's terms: serde names Rust's types.
 
-use crate::short_text::shown;
+use crate::wire::short_text::shown;
 
 /// Rewrites "invalid type: integer `-1`, expected u32" as "must be a whole number from 0 up, not -1". Other messages
 /// stay unchanged.

@@ -14,11 +14,11 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::constant_answer::ConstantAnswer;
-use crate::field_table::{Endpoint, FieldTable, Treatment};
-use crate::nearest_route::Route;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
+use crate::wire::constant_answer::ConstantAnswer;
+use crate::wire::field_table::{Endpoint, FieldTable, Treatment};
+use crate::wire::nearest_route::Route;
 
 use field_schema::FieldSchemas;
 use operation::{OPERATIONS, Operation};
@@ -269,7 +269,7 @@ mod tests {
     fn every_route_is_described() {
         let config = ServeConfig::new("model", 64, 100, 16);
         let document = document(&config);
-        let router = include_str!("router.rs");
+        let router = include_str!("../router.rs");
         let routes: Vec<&str> = { router.split(".route(\"").skip(1) }
             .filter_map(|rest| rest.split('"').next())
             .collect();
@@ -303,7 +303,7 @@ mod tests {
         let blanks = Blanks::of(&ServeConfig::new("model", 64, 100, 16));
         let mut folders = vec![
             PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-                .join("src")
+                .join("src/wire")
                 .join("openapi"),
         ];
         let mut num_files = 0;

@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Made by `tests/fields/make_fields.py`.
-const FIELDS: &str = include_str!("../../../../tests/fields/fields.json");
+const FIELDS: &str = include_str!("../../../../../tests/fields/fields.json");
 
 const PAGE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),

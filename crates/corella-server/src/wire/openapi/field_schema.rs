@@ -4,7 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::table_schema;
 use super::template::Blanks;
-use crate::field_table::{self, Endpoint, FieldTable, Treatment, messages, ollama, responses};
+use crate::wire::field_table::{
+    self, Endpoint, FieldTable, Treatment, messages, ollama, responses,
+};
 
 /// The schemas of fields, in groups by endpoint. Group `all` serves endpoints whose own group lacks a field.
 pub const FIELDS: [&str; 8] = [

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use crate::field_check::closest;
-use crate::openapi::routes;
+use crate::wire::field_check::closest;
+use crate::wire::openapi::routes;
 
 /// A path and its methods. `{…}` stands for one step, or at the end for the rest of the path.
 #[derive(Debug)]

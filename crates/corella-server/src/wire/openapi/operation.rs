@@ -1,6 +1,6 @@
 //! The endpoints whose bodies have a table of fields. `paths/*.json` has the others.
 
-use crate::field_table::Endpoint;
+use crate::wire::field_table::Endpoint;
 
 /// An endpoint with a body.
 pub struct Operation {
