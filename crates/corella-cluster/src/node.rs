@@ -1,4 +1,7 @@
 //! A node of a cluster: its role, and how the role changes while the node serves.
+//!
+//! The server submits to a [`ClusterNode`]. At a change, the old role takes nothing new, finishes its obligations and
+//! leaves the port to the next, while the engine serves. Each start of a role is a new incarnation to other nodes.
 
 mod config;
 mod error;

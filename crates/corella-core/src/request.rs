@@ -115,7 +115,7 @@ pub struct Namespace {
 }
 
 /// A digest of everything that decides the bits of KV rows apart from the model and the tokens. Nodes with equal ones
-/// compute the same rows.
+/// compute the same rows. It salts the hashes of blocks, so that a node finds no block of other bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arithmetic(pub u64);
 

@@ -1,4 +1,5 @@
-//! The drafter: a smaller model guesses tokens for the served model to check.
+//! The drafter: a smaller model guesses tokens for the served model to check. It never runs during a step. If it fails,
+//! it is dropped, and no request fails with it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! Adapters as PEFT stores them: low-rank updates of a model's matrices (LoRA, Hu et al. 2021).
+//!
+//! An adapter belongs to the rows of a slot: its product is computed beside each dense layer, and requests with and
+//! without adapters share steps.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;

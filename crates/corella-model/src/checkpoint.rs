@@ -1,4 +1,7 @@
 //! The formats of a model: a Hugging Face folder, the same files inside the binary, or one GGUF file.
+//!
+//! Each becomes the same configuration, tokenizer files and tensors: the family's file in `arch` makes a
+//! [`DecoderSpec`](crate::DecoderSpec), and the table in `layer_tensor` names the tensors.
 
 mod draft_head;
 mod head;

@@ -1,4 +1,7 @@
 //! The parts of an encoder beyond a decoder's (BERT and its relatives).
+//!
+//! An encoder's layers are decoder layers with attention in both directions. A text is a request for a hidden state,
+//! and one step computes all of it: the layers share the rows of the step's pages, which are free again after the step.
 
 use crate::{NormSpec, Tensor};
 

@@ -1,4 +1,6 @@
 //! KV memory that other threads read and write while the executor runs.
+//!
+//! Equal layouts exchange native bytes. Others exchange a canonical form, which the receiver converts.
 
 use std::iter;
 use std::ptr::NonNull;

@@ -1,4 +1,5 @@
-//! The API keys of callers: their permissions, and their limits per minute.
+//! The API keys of callers: their permissions, and their limits per minute. The tokens of a prompt are taken from the
+//! limit before it is submitted, the tokens of an answer as they come.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};

@@ -1,4 +1,5 @@
-//! Responses kept in memory for a while, so that later requests can name them.
+//! Responses kept in memory for a while, so that later requests can name them. A response is a turn, which later
+//! responses share. It counts its bytes until the last of them is gone, so that the bound is exact.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,6 +3,9 @@
 //! A parser takes pieces of text from the detokenizer, and returns the parts that are certain. It holds back only text
 //! that may still prove to be markup, or the beginning of a call whose name is not complete. The joined parts do not
 //! depend on the division of the text.
+//!
+//! Each format has a parser, which the chat template decides (`reply_format`), and a grammar for the replies that a
+//! request demands (`reply_grammar`).
 
 mod call_grammar;
 mod call_object;

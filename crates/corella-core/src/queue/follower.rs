@@ -1,5 +1,5 @@
-//! Followers: requests that wait while their leader, another request, computes the prefix that they
-//! share.
+//! Followers: requests that wait while their leader, another request, computes the prefix that they share. They are not
+//! in the queue meanwhile, so that they do not delay later requests.
 
 use crate::cache::kv_cache::FoundPrefix;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};

@@ -1,4 +1,7 @@
 //! The expected lengths of requests, and the pages that are kept for them until their ends.
+//!
+//! A waiting request starts when the forecast has room for it at every later step. If the forecast was too low, the
+//! last of the least urgent requests is preempted.
 
 use crate::cache::page_forecast::{PageDemand, PageForecast};
 use crate::queue::output_length::OutputLengths;

@@ -3,7 +3,7 @@
 //!
 //! Commands enter at the first stage and pass through all of them in order. Each stage keeps its own account of slots
 //! and pages from the same batches; only rows of the residual stream go from one to the next, and drawn tokens from the
-//! last to the first.
+//! last to the first. A step that fails in one stage fails as a whole, and alone.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -1,4 +1,6 @@
-//! One batch: its lines are checked, answered, and each answer is written at once.
+//! One batch: its lines are checked, answered, and each answer is written at once. An answer is appended when it is
+//! complete, so the files record the progress, even after a crash. Only the status is a separate record, which is
+//! replaced as a whole.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

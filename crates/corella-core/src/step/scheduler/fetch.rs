@@ -5,6 +5,8 @@
 //! progress with [`handle_fetched`](Scheduler::handle_fetched), stops writers that
 //! [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) names, and reports with
 //! [`handle_fetch_ended`](Scheduler::handle_fetch_ended) that a writer has stopped.
+//!
+//! A fetch is given up before a request is preempted for its pages.
 
 use crate::cache::fetch::{Fetch, MAX_FETCHES};
 use crate::cache::page_table::PageTables;
