@@ -31,7 +31,8 @@ impl VictimRoom {
 
 impl Scheduler {
     /// Preempts running requests that are less urgent than the first waiting one, if that frees the slot or the pages
-    /// that it needs. Aged requests, and requests at the limit of preemptions, are exempt.
+    /// that it needs. Aged requests, requests that this preemption would age, and requests at the limit of preemptions are
+    /// exempt: an aged victim would start again in place of the urgent request.
     pub(super) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
         if !self.policy.preempts || self.running.num_leaving() > 0 || self.spills.is_storing() {
             return;
@@ -79,7 +80,10 @@ impl Scheduler {
     fn victims_for(&self, candidate: &Candidate, key: i64) -> Option<Vec<RequestIndex>> {
         let page_size = self.config.page_size;
         let may_go = |state: &RequestState| {
-            !state.is_aged() && state.num_preemptions() < self.config.max_preemptions
+            let num_preemptions = state.num_preemptions();
+            !state.is_aged()
+                && num_preemptions < self.config.max_preemptions
+                && num_preemptions + 1 < self.config.max_passed_over
         };
         let running = || {
             self.running
