@@ -26,7 +26,7 @@ use config::Endpoint;
 pub use config::KvEventsConfig;
 use hub::Hub;
 
-use crate::metrics::encode;
+use crate::wire::metric_series::encode;
 
 /// A running publisher. It lasts as long as the engine and the runtime.
 #[derive(Clone, Debug)]

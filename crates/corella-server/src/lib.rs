@@ -1,97 +1,50 @@
 //! The HTTP front end, which speaks OpenAI's API, Anthropic's, Ollama's and llama-server's.
 //!
-//! A request passes `router`, then `chat_completions`, `completions`, `responses`, `messages`, `ollama` or
-//! `llama_server` (which parse, check and tokenise it on a thread of `text_thread`), then `generation` (which reads the
-//! engine's token streams as text), and leaves as events of `sse` or as one JSON object. `embeddings` and `score` need
-//! vectors instead of text, which `pooled_call` computes.
+//! A request passes `http/router.rs`, then an endpoint, such as `endpoint/chat_completions.rs`, which has it parsed,
+//! checked and tokenised on a thread of `text/text_thread.rs`. `call/generation.rs` reads the engine's token streams as
+//! text, which leaves as events of `call/sse.rs` or as one JSON object. Embeddings and scores need vectors instead of
+//! text, which `call/pooled_call.rs` computes.
+//!
+//! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
+//!
+//! * `clock`: the time of day, and seeds.
+//! * `config`: the configuration of the server.
+//! * `wire`: the bodies and fields of requests, errors, and the description of the API.
+//! * `adapter`: the served adapters.
+//! * `kv_events`: tells routers which blocks the prefix cache holds.
+//! * `text`: what a request asks for, as tokens and parameters.
+//! * `call`: what is computed for a call, its caller, and its metrics.
+//! * `store`: responses, files and batches that are kept for callers.
+//! * `state`: the state that handlers share.
+//! * `endpoint`: endpoints that compute or keep something for a caller.
+//! * `admin`: endpoints about the server itself.
+//! * `http`: routes, and the layers of every request.
+//! * `local_client`: calls within the process.
+//! * `batch_run`: answers the requests of batches.
+//! * `serve`: connections, from the start of the server to its end.
 
-mod accounting;
 mod adapter;
-mod api_error;
-mod api_key;
-mod auth;
-mod batch_file;
-mod batch_line;
-mod batches;
-mod body_memory;
+mod admin;
+mod batch_run;
 mod call;
-mod call_message;
-mod caller_grammars;
-mod chat_call;
-mod chat_completions;
-mod chat_message;
-mod chat_reply;
-mod chat_role;
-mod chat_tool;
-mod chat_turn;
-mod choice_metrics;
-mod classify;
-mod cluster_status;
-mod completions;
-mod cors;
-mod embeddings;
-mod engine_event;
-mod engine_feed;
-mod files;
-mod first_token;
-mod generation;
-mod grammar_constraint;
-mod health;
+mod clock;
+mod config;
+mod endpoint;
+mod http;
 mod kv_events;
-mod kv_transfer;
-mod list_page;
-mod listener;
-mod llama_server;
-mod loading;
 mod local_client;
-mod messages;
-mod metrics;
-mod model_list;
-mod ollama;
-mod output_format;
-mod page;
-mod pooled_call;
-mod prefix_cache;
-mod prompt;
-mod rate_limit;
-mod recent_latency;
-mod reply_block;
-mod reply_constraint;
-mod request_body;
-mod request_head;
-mod request_id;
-mod request_line;
-mod request_trace;
-mod response_store;
-mod responses;
-mod role;
-mod router;
-mod sampling_fields;
-mod score;
-mod scored_prompt;
 mod serve;
-mod serve_config;
-mod server_state;
-mod shutdown;
-mod sse;
-mod suffix;
-mod text_thread;
-mod thinking_switch;
-mod tls;
-mod token_logprob;
-mod token_rule;
-mod tokenization;
-mod tool_fields;
-mod unread_body;
+mod state;
+mod store;
+mod text;
 mod wire;
-mod write_deadline;
 
 /// Files of requests and answers, shared by `corella batch` and `/v1/batches`.
 pub mod batch {
-    pub use crate::batch_file::{BatchFileError, Lines, Output, check_input};
-    pub use crate::batch_line::{RequestLine, ResultError, ResultResponse, result_line};
-    pub use crate::batches::Batches;
-    pub use crate::files::FilesConfig;
+    pub use crate::store::batch_file::{BatchFileError, Lines, Output, check_input};
+    pub use crate::store::batch_line::{RequestLine, ResultError, ResultResponse, result_line};
+    pub use crate::store::batch_table::Batches;
+    pub use crate::store::file_store::FilesConfig;
 }
 
 /// The reader of ZeroMQ peers.
@@ -101,21 +54,21 @@ pub mod zmtp {
     };
 }
 
-pub use adapter::AdapterLoader;
-pub use api_key::{ApiKey, Clock, KeyDigest};
-pub use cluster_status::{ClusterStatus, MAX_NODES, NodeStatus};
-pub use cors::AllowedOrigins;
-pub use grammar_constraint::GrammarMaker;
+pub use adapter::served_adapter::AdapterLoader;
+pub use call::kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
+pub use call::metrics::OutputMetrics;
+pub use config::allowed_origins::AllowedOrigins;
+pub use config::api_key::{ApiKey, Clock, KeyDigest};
+pub use config::serve_config::{GenerationDefaults, ModelFacts, ServeConfig, TextModel};
+pub use config::tls::{ServerTls, TlsError};
+pub use http::router::router;
 pub use kv_events::{KvEvents, KvEventsConfig};
-pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
-pub use listener::Listener;
-pub use loading::Loading;
 pub use local_client::{LocalClient, LocalResponse};
-pub use metrics::OutputMetrics;
-pub use role::{BlockSite, RoleChange, RoleControl, RoleError, RoleStatus};
-pub use router::router;
+pub use serve::listener::Listener;
+pub use serve::loading::Loading;
+pub use serve::shutdown::{Shutdown, ShutdownSender, shutdown_signal};
 pub use serve::{DrainReport, serve};
-pub use serve_config::{GenerationDefaults, ModelFacts, ServeConfig, TextModel};
-pub use server_state::{Backend, ServerState};
-pub use shutdown::{Shutdown, ShutdownSender, shutdown_signal};
-pub use tls::{ServerTls, TlsError};
+pub use state::cluster_status::{ClusterStatus, MAX_NODES, NodeStatus};
+pub use state::role_control::{BlockSite, RoleChange, RoleControl, RoleError, RoleStatus};
+pub use state::server_state::{Backend, ServerState};
+pub use text::grammar_constraint::GrammarMaker;

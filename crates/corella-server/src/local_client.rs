@@ -9,10 +9,10 @@ use axum::http::{Extensions, HeaderValue, Method, Request, Uri};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 
-use crate::api_key::Account;
-use crate::auth::Background;
-use crate::router::{batch_router, router};
-use crate::server_state::ServerState;
+use crate::call::account::Account;
+use crate::call::call_context::Background;
+use crate::http::router::{batch_router, router};
+use crate::state::server_state::ServerState;
 
 /// Sends requests to a server that need not listen on a socket. It behaves like a client over a
 /// socket: the same checks, limits, errors and events.

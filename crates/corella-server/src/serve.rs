@@ -1,5 +1,10 @@
 //! Accepts connections, bounds their number, and drains them on a signal.
 
+pub mod listener;
+pub mod loading;
+pub mod shutdown;
+mod write_deadline;
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +22,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::batches::run_batches;
-use crate::listener::{Connection, Listener};
-use crate::router::router;
-use crate::server_state::ServerState;
-use crate::shutdown::Shutdown;
-use crate::tls::ServerTls;
-use crate::write_deadline::WriteDeadline;
+use crate::batch_run::run_batches;
+use crate::config::tls::ServerTls;
+use crate::http::router::router;
+use crate::serve::listener::{Connection, Listener};
+use crate::serve::shutdown::Shutdown;
+use crate::serve::write_deadline::WriteDeadline;
+use crate::state::server_state::ServerState;
 
 /// The outcome of a server's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +98,7 @@ pub async fn serve(
     let engine = state.engine.state();
     drop(listener);
     let num_cut_off = *state.num_in_flight.borrow();
-    state.cut_off();
+    state.calls.cut_off();
     connections.close().await;
     // Gives batches the time to write their last answers.
     let _ = timeout_at(Instant::now() + FLUSH_PERIOD, runner.join_next()).await;

@@ -1,11 +1,20 @@
 //! JSON as clients write and read it: the fields of requests and their check, and the description of the API.
 
+pub mod api_error;
+pub mod body_memory;
 pub mod constant_answer;
 pub mod cut_json;
 pub mod field_check;
+pub mod field_limit;
 pub mod field_table;
+pub mod json_response;
+pub mod list_page;
+pub mod metric_series;
 pub mod nearest_route;
 pub mod openapi;
+pub mod request_body;
+pub mod reset_time;
 pub mod short_text;
 pub mod type_mismatch;
+pub mod usage;
 pub mod value_count;

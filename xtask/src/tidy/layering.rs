@@ -32,10 +32,11 @@ const EXCEPTIONS: [(&str, &str); 3] = [
 
 /// Folders of crates with rooms. The documentation of their `lib.rs` lists the rooms, from bottom to top, in lines of
 /// the form "//! * `room`: its content".
-const WITH_ROOMS: [&str; 3] = [
+const WITH_ROOMS: [&str; 4] = [
     "crates/corella-core/src/",
     "crates/corella-cpu/src/",
     "crates/corella-cluster/src/",
+    "crates/corella-server/src/",
 ];
 
 /// Both work without `std`. The hash identifies pages outside the process.

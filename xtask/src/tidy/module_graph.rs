@@ -8,7 +8,11 @@ use super::{Tree, rust_code};
 const MAX_CIRCLE: usize = 3;
 
 /// The crates checked for circles.
-const CRATES: [&str; 2] = ["crates/corella-core/src/", "crates/corella-cluster/src/"];
+const CRATES: [&str; 3] = [
+    "crates/corella-core/src/",
+    "crates/corella-cluster/src/",
+    "crates/corella-server/src/",
+];
 
 pub fn circles(tree: &Tree) -> Vec<String> {
     let crates = CRATES.iter().map(|folder| ModuleGraph::of(tree, folder));

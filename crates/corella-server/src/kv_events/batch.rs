@@ -7,7 +7,7 @@
 
 use corella_core::{KvEvent, Namespace, PageHash, TokenId};
 
-use crate::adapter::served_name;
+use crate::adapter::adapter_name::served_name;
 
 /// vLLM's name of the pool that steps read from. Routers rate other media lower.
 const MEDIUM: &str = "GPU";

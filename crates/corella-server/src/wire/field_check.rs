@@ -6,7 +6,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use strsim::osa_distance;
 
-use crate::api_error::ApiError;
+use crate::wire::api_error::ApiError;
 use crate::wire::field_table::{Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
 
 /// Checks the fields of a request to one endpoint.

@@ -1,4 +1,4 @@
-//! `/openapi.json`: describes this server's API as an OpenAPI 3.1 document.
+//! Describes this server's API as an OpenAPI 3.1 document.
 //!
 //! The fields of a body come from the tables that check requests, so that the document describes the server's treatment
 //! of each field. The rest is in JSON files.
@@ -7,16 +7,9 @@ mod field_schema;
 mod operation;
 mod template;
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::serve_config::ServeConfig;
-use crate::server_state::ServerState;
-use crate::wire::constant_answer::ConstantAnswer;
+use crate::config::serve_config::ServeConfig;
 use crate::wire::field_table::{Endpoint, FieldTable, Treatment};
 use crate::wire::nearest_route::Route;
 
@@ -46,13 +39,6 @@ const ANSWERS: [&str; 9] = [
     include_str!("openapi/answers/error.json"),
 ];
 
-pub async fn openapi(State(state): State<Arc<ServerState>>, headers: HeaderMap) -> Response {
-    let answer = state.openapi.get_or_init(|| {
-        ConstantAnswer::new(document(&state.config).to_string(), "application/json")
-    });
-    answer.respond(&headers)
-}
-
 /// The paths of the document, with their methods.
 pub fn routes() -> Vec<Route> {
     let document = document(&ServeConfig::new("", 1, 1, 1));
@@ -66,7 +52,7 @@ pub fn routes() -> Vec<Route> {
     routes.collect()
 }
 
-fn document(config: &ServeConfig) -> Value {
+pub fn document(config: &ServeConfig) -> Value {
     let blanks = Blanks::of(config);
     let schemas = FieldSchemas::new(&blanks);
     let mut paths = Map::new();
@@ -269,7 +255,7 @@ mod tests {
     fn every_route_is_described() {
         let config = ServeConfig::new("model", 64, 100, 16);
         let document = document(&config);
-        let router = include_str!("../router.rs");
+        let router = include_str!("../http/router.rs");
         let routes: Vec<&str> = { router.split(".route(\"").skip(1) }
             .filter_map(|rest| rest.split('"').next())
             .collect();

@@ -162,7 +162,7 @@ fn is_shown(_: &str, treatment: &Treatment) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve_config::ServeConfig;
+    use crate::config::serve_config::ServeConfig;
 
     #[test]
     fn every_table_has_its_object() {

@@ -3,16 +3,12 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::batches::ENDPOINTS;
-use crate::files::DEFAULT_LIFE_S;
-use crate::output_format::MAX_CHOICES;
-use crate::pooled_call::MAX_NUM_PROMPTS;
-use crate::sampling_fields::{
-    F32_BOUND, MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
+use crate::config::serve_config::ServeConfig;
+use crate::wire::field_limit::{
+    BATCH_ENDPOINTS, F32_BOUND, MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS,
+    MAX_CACHE_SALT_BYTES, MAX_FILE_LIFE_S, MAX_GUIDED_CHOICES, MAX_NUM_PROMPTS, MAX_STOP_BYTES,
+    MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MAX_TOOL_NAME_BYTES,
 };
-use crate::serve_config::ServeConfig;
-use crate::token_rule::{MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS};
-use crate::tool_fields::MAX_NAME_BYTES as MAX_TOOL_NAME_BYTES;
 
 /// The values of the texts in angle brackets.
 pub struct Blanks(Vec<(&'static str, Value)>);
@@ -27,7 +23,7 @@ impl Blanks {
             ("<version>", json!(env!("CARGO_PKG_VERSION"))),
             ("<license>", json!(env!("CARGO_PKG_LICENSE"))),
             ("<model_names>", Value::Array(model_names)),
-            ("<batch_endpoints>", json!(ENDPOINTS)),
+            ("<batch_endpoints>", json!(BATCH_ENDPOINTS)),
             ("<f32_bound>", json!(F32_BOUND)),
         ];
         let poolings = match config.is_encoder {
@@ -50,8 +46,8 @@ impl Blanks {
             ("<max_bad_word_bytes>", MAX_BAD_WORD_BYTES as u64),
             ("<max_bad_words>", MAX_BAD_WORDS as u64),
             ("<max_cache_salt_bytes>", MAX_CACHE_SALT_BYTES as u64),
-            ("<max_file_life_s>", DEFAULT_LIFE_S),
-            ("<max_guided_choices>", MAX_CHOICES as u64),
+            ("<max_file_life_s>", MAX_FILE_LIFE_S),
+            ("<max_guided_choices>", MAX_GUIDED_CHOICES as u64),
             ("<max_num_prompts>", MAX_NUM_PROMPTS as u64),
             ("<max_stop_bytes>", MAX_STOP_BYTES as u64),
             ("<max_stop_strings>", MAX_STOP_STRINGS as u64),

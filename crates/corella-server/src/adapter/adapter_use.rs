@@ -1,0 +1,127 @@
+//! The adapters that calls and requests of other nodes use: vLLM's `lora_requests_info`, by which gateways choose a
+//! server with a running adapter.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::clock::unix_now_s;
+use crate::wire::metric_series::encode;
+
+/// Counts the calls of each adapter, and requests from other nodes. The names are at most as many as adapters and
+/// calls.
+#[derive(Debug, Default)]
+pub struct AdapterUses {
+    by_name: Mutex<BTreeMap<String, CallCount>>,
+}
+
+#[derive(Debug, Default)]
+struct CallCount {
+    /// Calls without an output.
+    num_waiting: usize,
+    /// Calls with an output.
+    num_running: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UseLabels {
+    max_lora: String,
+    running_lora_adapters: String,
+    waiting_lora_adapters: String,
+}
+
+impl AdapterUses {
+    /// Counts a submitted call until the value is dropped.
+    pub fn begin(self: &Arc<Self>, name: &str) -> AdapterCall {
+        self.lock().entry(name.to_owned()).or_default().num_waiting += 1;
+        AdapterCall {
+            uses: self.clone(),
+            name: name.to_owned(),
+            is_running: false,
+        }
+    }
+
+    fn labels(&self, max_adapters: usize) -> UseLabels {
+        let by_name = self.lock();
+        let names = |is_one: fn(&CallCount) -> bool| {
+            let names = by_name.iter().filter(|(_, count)| is_one(count));
+            names
+                .map(|(name, _)| name.as_str())
+                .collect::<Vec<_>>()
+                .join(",")
+        };
+        UseLabels {
+            max_lora: max_adapters.to_string(),
+            running_lora_adapters: names(|count| count.num_running > 0),
+            waiting_lora_adapters: names(|count| count.num_waiting > 0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, CallCount>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Registers with the metrics.
+#[derive(Debug)]
+pub struct AdapterMetrics {
+    pub uses: Arc<AdapterUses>,
+    pub max_adapters: usize,
+}
+
+impl Collector for AdapterMetrics {
+    /// As in vLLM, the value is the time of the scrape, by which a gateway recognises the latest of several series.
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let family = Family::<UseLabels, Gauge>::default();
+        family
+            .get_or_create(&self.uses.labels(self.max_adapters))
+            .set(unix_now_s() as i64);
+        let help = "Adapters of calls that wait for their first output, and of those that have one";
+        for name in ["corella_lora_requests_info", "vllm:lora_requests_info"] {
+            encode(&mut encoder, name, help, &family)?;
+        }
+        Ok(())
+    }
+}
+
+/// A call that uses an adapter.
+#[derive(Debug)]
+pub struct AdapterCall {
+    uses: Arc<AdapterUses>,
+    name: String,
+    is_running: bool,
+}
+
+impl AdapterCall {
+    /// Notes an output. Only the first output takes the lock.
+    pub fn handle_output(&mut self) {
+        if self.is_running {
+            return;
+        }
+        self.is_running = true;
+        if let Some(count) = self.uses.lock().get_mut(&self.name) {
+            count.num_waiting -= 1;
+            count.num_running += 1;
+        }
+    }
+}
+
+impl Drop for AdapterCall {
+    fn drop(&mut self) {
+        let mut by_name = self.uses.lock();
+        if let Some(count) = by_name.get_mut(&self.name) {
+            match self.is_running {
+                true => count.num_running -= 1,
+                false => count.num_waiting -= 1,
+            }
+            if (count.num_waiting, count.num_running) == (0, 0) {
+                by_name.remove(&self.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, in vLLM's form.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::state::server_state::ServerState;
+use crate::wire::api_error::ApiError;
+use crate::wire::json_response::json_response;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
+struct LoadFields {
+    lora_name: Option<String>,
+    lora_path: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
+struct UnloadFields {
+    lora_name: Option<String>,
+    /// vLLM numbers its adapters; Corella uses names only.
+    #[serde(rename = "lora_int_id")]
+    _lora_int_id: Option<i64>,
+}
+
+/// `POST /v1/load_lora_adapter`
+pub async fn load_adapter(
+    State(state): State<Arc<ServerState>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = state.bodies.read(body).await?;
+    let fields: LoadFields = body.parse()?;
+    let name = required("lora_name", fields.lora_name)?;
+    let path = required("lora_path", fields.lora_path)?;
+    state.served.adapters.load(&name, &path).await?;
+    Ok(json_response(
+        &json!({"id": name, "object": "model", "root": path}),
+    ))
+}
+
+/// `POST /v1/unload_lora_adapter`
+pub async fn unload_adapter(
+    State(state): State<Arc<ServerState>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = state.bodies.read(body).await?;
+    let fields: UnloadFields = body.parse()?;
+    let name = required("lora_name", fields.lora_name)?;
+    state.served.adapters.unload(&name)?;
+    Ok(json_response(
+        &json!({"id": name, "object": "model", "deleted": true}),
+    ))
+}
+
+fn required(field: &'static str, value: Option<String>) -> Result<String, ApiError> {
+    value.ok_or_else(|| ApiError::invalid(field, "is required"))
+}

@@ -1,0 +1,111 @@
+//! `/engine/events`: snapshots of the engine, several times a second while it has readers.
+//!
+//! One task makes the snapshots for all readers. It begins with the first reader and ends when the last has left.
+//! Without it the engine keeps no records. A slow reader misses snapshots: only the newest one is kept.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::State;
+use axum::response::Response;
+use hyper::body::Frame;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::admin::engine_event::{Latency, ServerEvent, SnapshotEvent};
+use crate::call::sse::{Events, event_stream};
+use crate::state::server_state::ServerState;
+
+const INTERVAL: Duration = Duration::from_millis(250);
+
+pub async fn engine_events(State(state): State<Arc<ServerState>>) -> Response {
+    let mut first = Events::default();
+    let interval_ms = INTERVAL.as_millis() as u64;
+    first.push_named("server", &ServerEvent::of(&state, interval_ms));
+    let recent = &state.metrics.outputs.recent_latency;
+    let make = || drop(tokio::spawn(make_snapshots(state.clone())));
+    let reader = state.engine_feed.subscribe(recent, make);
+    event_stream(Body::new(FeedBody {
+        first: Some(first.into()),
+        next: Some(Box::pin(next_event(reader, state.clone()))),
+        state,
+    }))
+}
+
+async fn make_snapshots(state: Arc<ServerState>) {
+    let feed = &state.engine_feed;
+    let recent = &state.metrics.outputs.recent_latency;
+    let mut watch = state.engine.watch();
+    let mut number = 0;
+    let mut due = Instant::now();
+    while !feed.try_stop(recent) {
+        // A lost engine ends the watch. A stuck loop sends no news, which readers see.
+        if let Ok(Some(snapshot)) = timeout(INTERVAL, watch.snapshot()).await {
+            let latency = Latency {
+                time_to_first_token: recent.time_to_first_token.take(),
+                inter_token: recent.inter_token.take(),
+            };
+            let mut events = Events::default();
+            let snapshot = SnapshotEvent::of(&state, number, snapshot, latency);
+            events.push_named("snapshot", &snapshot);
+            number += 1;
+            feed.publish(events.into());
+        }
+        due = (due + INTERVAL).max(Instant::now());
+        sleep_until(due).await;
+    }
+}
+
+type NextEvent = Pin<Box<dyn Future<Output = Option<(Bytes, watch::Receiver<Bytes>)>> + Send>>;
+
+/// The body of a stream. It ends when the server drains, because it would delay the shutdown.
+struct FeedBody {
+    first: Option<Bytes>,
+    /// `None` after the last event.
+    next: Option<NextEvent>,
+    state: Arc<ServerState>,
+}
+
+impl HttpBody for FeedBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        if let Some(first) = this.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        let Some(next) = &mut this.next else {
+            return Poll::Ready(None);
+        };
+        let Poll::Ready(event) = next.as_mut().poll(cx) else {
+            return Poll::Pending;
+        };
+        this.next = None;
+        let Some((event, reader)) = event else {
+            return Poll::Ready(None);
+        };
+        this.next = Some(Box::pin(next_event(reader, this.state.clone())));
+        Poll::Ready(Some(Ok(Frame::data(event))))
+    }
+}
+
+async fn next_event(
+    mut reader: watch::Receiver<Bytes>,
+    state: Arc<ServerState>,
+) -> Option<(Bytes, watch::Receiver<Bytes>)> {
+    tokio::select! {
+        () = state.draining() => None,
+        changed = reader.changed() => {
+            changed.ok()?;
+            let newest = reader.borrow_and_update().clone();
+            Some((newest, reader))
+        }
+    }
+}

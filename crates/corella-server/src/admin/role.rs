@@ -1,0 +1,46 @@
+//! `/role`: this server's role among the nodes of a cluster, and its changes.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+
+use crate::state::role_control::{RoleControl, RoleError};
+use crate::state::server_state::ServerState;
+use crate::wire::api_error::ApiError;
+use crate::wire::json_response::json_response;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
+struct RoleFields {
+    role: Option<String>,
+}
+
+pub async fn role(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
+    Ok(json_response(&roles(&state)?.status()))
+}
+
+/// Answers when the role has changed.
+pub async fn change_role(
+    State(state): State<Arc<ServerState>>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = state.bodies.read(body).await?;
+    let fields: RoleFields = body.parse()?;
+    let role = { fields.role }.ok_or_else(|| ApiError::invalid("role", "is required"))?;
+    let roles = roles(&state)?;
+    roles.change(&role).await.map_err(|error| match error {
+        RoleError::Unknown => {
+            ApiError::invalid("role", r#"must be "unified", "prefill" or "decode""#)
+        }
+        RoleError::Conflict(reason) => ApiError::conflict(reason),
+    })?;
+    Ok(json_response(&roles.status()))
+}
+
+fn roles(state: &ServerState) -> Result<&dyn RoleControl, ApiError> {
+    let roles = state.roles.as_deref();
+    roles.ok_or_else(|| ApiError::conflict("This server serves alone, and has no other role."))
+}

@@ -1,0 +1,49 @@
+//! Runs batches after the requests of waiting clients.
+
+mod ending;
+mod input_check;
+mod job;
+mod line_answer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::state::server_state::ServerState;
+
+use crate::store::batch_table::Batches;
+use job::run_job;
+
+/// Time between two searches for expired files.
+const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+
+/// Runs batches until the server begins to drain, and then waits for the lines in progress. The next start continues
+/// with the rest.
+pub async fn run_batches(state: Arc<ServerState>, batches: Arc<Batches>) {
+    let mut jobs = JoinSet::new();
+    while !state.is_draining() {
+        while let Some(job) = batches.take_job() {
+            jobs.spawn(run_job(state.clone(), batches.clone(), job));
+        }
+        tokio::select! {
+            () = batches.has_work.notified() => {}
+            Some(_) = jobs.join_next() => {}
+            () = sleep(SWEEP_PERIOD) => sweep(&batches).await,
+            () = state.draining() => {}
+        }
+    }
+    while jobs.join_next().await.is_some() {}
+}
+
+async fn sweep(batches: &Arc<Batches>) {
+    let batches = batches.clone();
+    let swept = tokio::task::spawn_blocking(move || {
+        let is_needed = |id: &str| batches.user_of(id).is_some();
+        batches.files.sweep(is_needed)
+    });
+    if let Ok(Err(error)) = swept.await {
+        tracing::error!(%error, "files whose time is over cannot be deleted");
+    }
+}

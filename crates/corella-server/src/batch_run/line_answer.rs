@@ -1,0 +1,165 @@
+//! One line of a batch: its request, and how it is sent to the server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_engine::EngineState;
+use tokio::time::sleep;
+
+use crate::call::account::Account;
+use crate::local_client::LocalClient;
+use crate::state::server_state::ServerState;
+use crate::store::batch_line::{RequestLine, ResultError, ResultResponse};
+
+use crate::store::batch_table::Batches;
+
+/// A line to be answered.
+pub struct PendingLine {
+    pub custom_id: String,
+    path: String,
+    /// The JSON of the request, or the reason not to send it.
+    body: Result<Vec<u8>, ResultError>,
+}
+
+impl PendingLine {
+    pub fn new(request: RequestLine) -> Self {
+        let body = match request.refusal() {
+            Some(error) => Err(error),
+            None => Ok(serde_json::Value::Object(request.body)
+                .to_string()
+                .into_bytes()),
+        };
+        Self {
+            custom_id: request.custom_id,
+            path: request.url,
+            body,
+        }
+    }
+
+    /// Returns the memory that the line takes until it is answered.
+    pub fn num_bytes(&self) -> usize {
+        self.custom_id.len() + self.body.as_ref().map_or(0, Vec::len)
+    }
+}
+
+/// The result of a line.
+pub struct LineAnswer {
+    pub custom_id: String,
+    /// The memory that the line took.
+    pub num_bytes: usize,
+    pub outcome: LineOutcome,
+}
+
+pub enum LineOutcome {
+    Answered(Result<ResultResponse, ResultError>),
+    /// The server ends; the line is answered after its next start.
+    Later,
+    /// The key that pays for the line is no longer valid.
+    KeyIsGone,
+}
+
+/// Sends requests on behalf of a batch.
+#[derive(Clone)]
+pub struct Asker {
+    pub state: Arc<ServerState>,
+    pub batches: Arc<Batches>,
+    pub client: LocalClient,
+    /// The name of the key that made the batch.
+    pub owner: Option<Arc<str>>,
+}
+
+/// The key that made a batch is no longer valid.
+pub struct KeyIsGone;
+
+impl Asker {
+    /// Returns the account that pays for the next tokens. Keys may be changed while a batch runs.
+    pub fn account(&self) -> Result<Option<Arc<Account>>, KeyIsGone> {
+        let Some(owner) = &self.owner else {
+            return Ok(None);
+        };
+        let keys = &self.state.api_keys;
+        match keys.named(owner) {
+            None if keys.are_required() => Err(KeyIsGone),
+            account => Ok(account),
+        }
+    }
+
+    pub async fn answer(self, line: PendingLine) -> LineAnswer {
+        let num_bytes = line.num_bytes();
+        let PendingLine {
+            custom_id,
+            path,
+            body,
+        } = line;
+        let outcome = match body {
+            Ok(body) => self.ask(&path, body).await,
+            Err(error) => LineOutcome::Answered(Err(error)),
+        };
+        LineAnswer {
+            custom_id,
+            num_bytes,
+            outcome,
+        }
+    }
+
+    /// Retries while the server is too busy. Leaves a line for later if the server ends.
+    async fn ask(self, path: &str, body: Vec<u8>) -> LineOutcome {
+        const RETRY: Duration = Duration::from_secs(1);
+        let Self { state, batches, .. } = &self;
+        loop {
+            // A line that waits for the limit of its key does not keep other batches waiting.
+            let Ok(permit) = batches.permits.acquire().await else {
+                return LineOutcome::Later;
+            };
+            wait_for_others(state).await;
+            if state.is_draining() {
+                return LineOutcome::Later;
+            }
+            let Ok(account) = self.account() else {
+                return LineOutcome::KeyIsGone;
+            };
+            let client = self.client.paid_by(account);
+            let result = ask(&client, path, body.clone()).await;
+            drop(permit);
+            match &result {
+                Ok(response) if response.is_queue_full() || response.is_rate_limited() => {}
+                Ok(response) if response.status_code == 503 => {}
+                // An answer interrupted by the server's end does not count.
+                Err(_) if state.is_draining() => return LineOutcome::Later,
+                // Nor does the error of a request whose engine was lost.
+                Ok(response) if response.status_code >= 500 && is_lost(state) => {
+                    return LineOutcome::Later;
+                }
+                _ => return LineOutcome::Answered(result),
+            }
+            tokio::select! {
+                () = sleep(RETRY) => {}
+                () = state.draining() => return LineOutcome::Later,
+            }
+        }
+    }
+}
+
+/// Sends a line's request to a server.
+async fn ask(
+    client: &LocalClient,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<ResultResponse, ResultError> {
+    let response = client.post(path, body).await;
+    let mut response = response.map_err(ResultError::invalid_url)?;
+    let body = response.bytes().await;
+    ResultResponse::new(path, response.status, response.request_id, body)
+}
+
+fn is_lost(state: &ServerState) -> bool {
+    matches!(state.engine.state(), EngineState::Lost(_))
+}
+
+/// Requests of waiting clients come first under every scheduling policy.
+async fn wait_for_others(state: &ServerState) {
+    const PERIOD: Duration = Duration::from_millis(10);
+    while state.engine.stats().scheduler.num_waiting > 0 && !state.is_draining() {
+        sleep(PERIOD).await;
+    }
+}

@@ -1,0 +1,76 @@
+//! The caller of a request.
+
+use std::sync::Arc;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use corella_engine::TraceScope;
+
+use crate::call::account::Account;
+use crate::call::request_id::RequestName;
+use crate::call::request_line::RequestLine;
+use crate::config::serve_config::ServeConfig;
+use crate::wire::api_error::ApiError;
+
+/// Marks the requests of batches, whose clients do not wait.
+#[derive(Clone, Copy)]
+pub struct Background;
+
+/// The caller's facts, as found by the layers before a handler.
+#[derive(Clone)]
+pub struct CallContext {
+    pub name: RequestName,
+    /// `None` if the server requires no key.
+    pub account: Option<Arc<Account>>,
+    /// `None` if the request is not traced.
+    pub trace: Option<TraceScope>,
+    /// `None` if the call has no line in the log.
+    pub line: Option<Arc<RequestLine>>,
+    /// Whether other requests come first.
+    pub is_background: bool,
+}
+
+impl CallContext {
+    /// Returns the owner of objects that the call leaves on the server: the name of its API key.
+    pub fn owner(&self) -> Option<Arc<str>> {
+        let account = self.account.as_ref();
+        account.map(|account| account.name().into())
+    }
+
+    /// Returns the priority of the call's requests, if the caller may not choose it.
+    pub fn priority(&self) -> Option<i32> {
+        match (self.is_background, &self.account) {
+            (true, _) => Some(i32::MAX),
+            (false, account) => account.as_ref().and_then(|account| account.priority()),
+        }
+    }
+
+    /// Refuses models that the key may not use, as if they did not exist.
+    pub fn check_model(&self, config: &ServeConfig, model: &str) -> Result<(), ApiError> {
+        let Some(account) = &self.account else {
+            return Ok(());
+        };
+        match { config.names_like(model) }.any(|name| account.may_use(name)) {
+            true => Ok(()),
+            false => Err(ApiError::model_not_allowed(model)),
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for CallContext {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let name = parts.extensions.get::<RequestName>().cloned();
+        let name = name.ok_or_else(|| ApiError::engine("The request has no name."))?;
+        let account = parts.extensions.get::<Arc<Account>>().cloned();
+        let trace = parts.extensions.get::<TraceScope>().cloned();
+        Ok(Self {
+            name,
+            account,
+            trace,
+            line: parts.extensions.get::<Arc<RequestLine>>().cloned(),
+            is_background: parts.extensions.get::<Background>().is_some(),
+        })
+    }
+}

@@ -1,0 +1,537 @@
+//! One API call in the engine: submits its prompts and reads its token streams as text.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use corella_core::{FinishReason, Logprobs, RequestError, RequestOutput, TokenId};
+use corella_engine::{Generate, StreamEvent, Submission, SubmitError, TokenStream};
+use corella_text::{Detokenizer, ReplyParser, ReplyPart, TextStream};
+use serde::Serialize;
+
+use crate::call::call_engine::CallEngine;
+use crate::call::metrics::{CallTimer, ChoiceTimes};
+use crate::call::request_id::RequestName;
+use crate::text::prompt_tokens::PromptTokens;
+use crate::text::sampling_fields::GenerationParams;
+use crate::text::scored_prompt::ScoredPrompt;
+use crate::wire::api_error::ApiError;
+use crate::wire::usage::Usage;
+
+/// All choices of all prompts of one call. Dropping it aborts the running ones.
+pub struct Generation {
+    engine: Arc<CallEngine>,
+    choices: Vec<Choice>,
+    choices_per_prompt: usize,
+    /// The number of choices of each prompt in the answer.
+    num_best: usize,
+    num_unfinished: usize,
+    /// The choice to poll first next time, so that no choice waits for the backlog of another.
+    next: usize,
+    timer: CallTimer,
+}
+
+/// New text of one choice. The last delta of a choice, and only the last, has `finish`.
+#[derive(Debug)]
+pub struct ChoiceDelta {
+    /// Index of the choice within the call: prompt × number of choices + choice.
+    pub index: usize,
+    /// The new text of a completion. It is empty in a reply of a conversation, which has parts.
+    pub text: String,
+    /// New parts of a reply, as soon as they are known not to be markup.
+    pub parts: Vec<ReplyPart>,
+    /// Log-probabilities of the tokens since the last delta; empty unless requested.
+    pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
+    /// The prompt's log-probabilities, if requested, in the first delta of the choice.
+    pub prompt: Option<ScoredPrompt>,
+    /// All tokens drawn since the last delta, including the end token; empty unless requested.
+    pub tokens: Vec<TokenId>,
+    /// The prompt's tokens, if token ids were requested, in the first delta of the choice.
+    pub prompt_tokens: Option<Arc<[TokenId]>>,
+    /// The prompt and the tokens of this choice up to here.
+    pub usage: Usage,
+    /// The durations of the choice's stages, in its last delta.
+    pub times: Option<ChoiceTimes>,
+    pub finish: Option<Finish>,
+}
+
+/// All choices of an answer.
+pub struct Generated {
+    pub choices: Vec<ChoiceDelta>,
+    pub usage: Usage,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// `stop` or `length`.
+    pub reason: &'static str,
+    pub stop_reason: Option<StopReason>,
+}
+
+/// The stop string or stop token of the caller that ended a choice.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    Text(String),
+    Token(TokenId),
+}
+
+/// The first output tokens are decoded after this many prompt tokens, so that their texts join.
+const PROMPT_TAIL_TOKENS: usize = 8;
+
+impl Generation {
+    /// Returns when the engine has accepted every choice, so that a refusal can still become the
+    /// status of the response. Either all choices are accepted or none.
+    pub async fn start(
+        engine: &Arc<CallEngine>,
+        generator: &dyn Generate,
+        prompts: Vec<PromptTokens>,
+        params: &GenerationParams,
+        prompt_field: &'static str,
+        name: &RequestName,
+        mut timer: CallTimer,
+    ) -> Result<Self, ApiError> {
+        timer.handle_params(params.num_choices, params.stopping.max_tokens);
+        timer.handle_submission(prompts.iter().map(|prompt| prompt.tokens.len()).sum());
+        let mut choices = Vec::with_capacity(prompts.len() * params.num_choices as usize);
+        for prompt in prompts {
+            let tail = prompt.tokens.len().saturating_sub(PROMPT_TAIL_TOKENS);
+            let reply = prompt.reply.as_ref();
+            let markers = reply.map_or_else(Vec::new, |reply| reply.format.markers());
+            let text = |_| {
+                let detokenizer = Detokenizer::new(
+                    engine.served.tokenizer.clone(),
+                    params.skip_special_tokens,
+                    &prompt.tokens[tail..],
+                )
+                .keeping(&markers);
+                let text = TextStream::with_detokenizer(
+                    detokenizer,
+                    params.stop.clone(),
+                    params.include_stop,
+                );
+                ChoiceText {
+                    stream: text.with_min_tokens(params.stopping.min_tokens),
+                    reply: reply.map(ReplyParser::new),
+                    beginning: prompt.echo.clone().unwrap_or_default(),
+                }
+            };
+            let scored = params.sampling.prompt_logprobs.and(prompt.tokens.first());
+            let scored = scored.map(|&first| ScoredPrompt {
+                first,
+                others: Vec::new(),
+            });
+            let texts: Vec<_> = (0..params.num_choices).map(text).collect();
+            let returned = params.returns_token_ids;
+            let returned = returned.then(|| Arc::<[TokenId]>::from(&prompt.tokens[..]));
+            let streams = generator
+                .submit(Submission {
+                    prompt: prompt.tokens,
+                    output: Vec::new(),
+                    exports_kv: false,
+                    sampling: params.sampling.clone(),
+                    num_choices: params.num_choices,
+                    stopping: params.stopping.clone(),
+                    priority: params.priority,
+                    objectives: params.objectives,
+                    namespace: params.namespace.clone(),
+                    constraint: params.constraint.clone(),
+                    adapter: params.adapter.clone(),
+                    trace_id: Some(name.to_shared()),
+                    trace: timer.trace().cloned(),
+                })
+                .map_err(|error| submit_error(error, prompt_field))?;
+            for (stream, text) in streams.into_iter().zip(texts) {
+                choices.push(Choice::new(
+                    choices.len(),
+                    stream,
+                    text,
+                    params,
+                    scored.clone(),
+                    returned.clone(),
+                ));
+            }
+        }
+        let mut generation = Self {
+            engine: engine.clone(),
+            // A refused call has not begun, so it does not count as aborted.
+            num_unfinished: 0,
+            choices_per_prompt: params.num_choices as usize,
+            num_best: params.num_best as usize,
+            choices,
+            next: 0,
+            timer,
+        };
+        for choice in &mut generation.choices {
+            std::future::poll_fn(|cx| match engine.is_cutting_off() {
+                true => Poll::Ready(Err(ApiError::cut_off())),
+                false => choice.poll_accepted(cx, prompt_field),
+            })
+            .await?;
+        }
+        generation.num_unfinished = generation.choices.len();
+        Ok(generation)
+    }
+
+    /// Returns `None` when every choice has finished. Nothing follows an error.
+    pub fn poll_delta(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<ChoiceDelta, ApiError>>> {
+        if self.num_unfinished == 0 {
+            return Poll::Ready(None);
+        }
+        if self.engine.is_cutting_off() {
+            return Poll::Ready(Some(Err(self.fail(ApiError::cut_off()))));
+        }
+        let num_choices = self.choices.len();
+        for _ in 0..num_choices {
+            let choice = &mut self.choices[self.next];
+            self.next = (self.next + 1) % num_choices;
+            match choice.poll_delta(cx, &mut self.timer) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(mut delta)) => {
+                    if let Some(finish) = &delta.finish {
+                        delta.times = self.timer.times(delta.index);
+                        self.num_unfinished -= 1;
+                        self.timer.handle_finish(delta.index, finish.reason);
+                    }
+                    if self.num_unfinished == 0 {
+                        self.timer.handle_end();
+                    }
+                    return Poll::Ready(Some(Ok(delta)));
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(self.fail(error)))),
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Aborts the running choices.
+    fn fail(&mut self, error: ApiError) -> ApiError {
+        self.timer.handle_failure(self.num_unfinished, &error);
+        self.num_unfinished = 0;
+        self.choices.clear();
+        error
+    }
+
+    /// Waits for the end and returns the choices of the answer as one delta each, in order.
+    pub async fn collect(&mut self) -> Result<Generated, ApiError> {
+        let mut finished: Vec<_> = (0..self.choices.len())
+            .map(|index| ChoiceDelta {
+                index,
+                text: String::new(),
+                parts: Vec::new(),
+                logprobs: Vec::new(),
+                prompt: None,
+                tokens: Vec::new(),
+                prompt_tokens: None,
+                usage: Usage::default(),
+                times: None,
+                finish: None,
+            })
+            .collect();
+        while let Some(delta) = std::future::poll_fn(|cx| self.poll_delta(cx)).await {
+            let delta = delta?;
+            let choice = &mut finished[delta.index];
+            choice.text.push_str(&delta.text);
+            for part in delta.parts {
+                part.append_to(&mut choice.parts);
+            }
+            choice.logprobs.extend(delta.logprobs);
+            choice.prompt = choice.prompt.take().or(delta.prompt);
+            choice.tokens.extend(delta.tokens);
+            choice.prompt_tokens = choice.prompt_tokens.take().or(delta.prompt_tokens);
+            choice.usage = delta.usage;
+            choice.times = delta.times;
+            choice.finish = delta.finish;
+        }
+        if self.num_best < self.choices_per_prompt {
+            finished = self.best(finished);
+        }
+        Ok(Generated {
+            choices: finished,
+            usage: self.usage(),
+        })
+    }
+
+    /// Keeps the best choices of each prompt, the best one first: the ones with the highest mean log-probability per
+    /// token, which is OpenAI's definition of `best_of`. (vLLM, before it dropped the field, compared sums, which
+    /// favour short choices.)
+    fn best(&self, choices: Vec<ChoiceDelta>) -> Vec<ChoiceDelta> {
+        let mut best = Vec::with_capacity(choices.len());
+        let mut choices = choices.into_iter();
+        while best.len() < self.choices.len() / self.choices_per_prompt * self.num_best {
+            let mut of_prompt: Vec<_> = choices.by_ref().take(self.choices_per_prompt).collect();
+            let mean = |choice: &ChoiceDelta| self.choices[choice.index].mean_logprob();
+            // The sort is stable, so equal ones keep their order.
+            of_prompt.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+            best.extend(of_prompt.into_iter().take(self.num_best));
+        }
+        for (index, choice) in best.iter_mut().enumerate() {
+            choice.index = index;
+        }
+        best
+    }
+
+    /// A prompt's tokens count once for all of its choices. Generated choices outside the answer count, as OpenAI says.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for prompt in self.choices.chunks(self.choices_per_prompt) {
+            usage.prompt_tokens += u64::from(prompt[0].num_prompt_tokens);
+            usage.prompt_tokens_details.cached_tokens += u64::from(prompt[0].num_cached_tokens);
+            for choice in prompt {
+                usage.completion_tokens += u64::from(choice.num_output_tokens);
+                if let Some(num_tokens) = choice.num_reasoning_tokens() {
+                    let details = usage.completion_tokens_details.get_or_insert_default();
+                    details.reasoning_tokens += u64::from(num_tokens);
+                }
+            }
+        }
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
+        usage
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if self.num_unfinished > 0 {
+            self.timer.handle_abort(self.num_unfinished);
+        }
+    }
+}
+
+struct Choice {
+    index: usize,
+    /// `None` when the choice has finished.
+    stream: Option<TokenStream>,
+    text: TextStream,
+    reply: Option<ReplyParser>,
+    stop: Vec<String>,
+    wants_logprobs: bool,
+    /// Sum and number of the log-probabilities of all drawn tokens, including the end token.
+    logprob_sum: f64,
+    num_logprobs: u32,
+    /// Text, parts of a reply, and log-probabilities that are not yet part of a delta.
+    pending_text: String,
+    pending_parts: Vec<ReplyPart>,
+    pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
+    /// The prompt, until its log-probabilities are part of a delta.
+    prompt: Option<ScoredPrompt>,
+    returns_token_ids: bool,
+    /// Tokens of the prompt and the output that are not yet part of a delta.
+    prompt_tokens: Option<Arc<[TokenId]>>,
+    pending_tokens: Vec<TokenId>,
+    num_prompt_tokens: u32,
+    num_cached_tokens: u32,
+    num_output_tokens: u32,
+}
+
+/// Converts a choice's tokens to text or to the parts of a reply.
+struct ChoiceText {
+    stream: TextStream,
+    reply: Option<ReplyParser>,
+    /// The beginning of the text.
+    beginning: String,
+}
+
+impl Choice {
+    fn new(
+        index: usize,
+        stream: TokenStream,
+        text: ChoiceText,
+        params: &GenerationParams,
+        prompt: Option<ScoredPrompt>,
+        prompt_tokens: Option<Arc<[TokenId]>>,
+    ) -> Self {
+        Self {
+            index,
+            stream: Some(stream),
+            text: text.stream,
+            reply: text.reply,
+            stop: params.stop.clone(),
+            wants_logprobs: params.wants_logprobs,
+            logprob_sum: 0.0,
+            num_logprobs: 0,
+            pending_text: text.beginning,
+            pending_parts: Vec::new(),
+            pending_logprobs: Vec::new(),
+            prompt,
+            returns_token_ids: params.returns_token_ids,
+            prompt_tokens,
+            pending_tokens: Vec::new(),
+            num_prompt_tokens: 0,
+            num_cached_tokens: 0,
+            num_output_tokens: 0,
+        }
+    }
+
+    fn poll_accepted(
+        &mut self,
+        cx: &mut Context<'_>,
+        prompt_field: &str,
+    ) -> Poll<Result<(), ApiError>> {
+        let Some(stream) = &mut self.stream else {
+            return Poll::Ready(Err(ended_early()));
+        };
+        stream.poll_next(cx).map(|event| match event {
+            Some(StreamEvent::Accepted) => Ok(()),
+            Some(StreamEvent::Refused(error)) => Err(ApiError::admission(&error, prompt_field)),
+            Some(StreamEvent::Output(output)) => match output.finish {
+                Some(FinishReason::Error(error)) => Err(ApiError::request(&error)),
+                _ => Err(ended_early()),
+            },
+            None => Err(ended_early()),
+        })
+    }
+
+    fn poll_delta(
+        &mut self,
+        cx: &mut Context<'_>,
+        timer: &mut CallTimer,
+    ) -> Poll<Result<ChoiceDelta, ApiError>> {
+        while let Some(stream) = &mut self.stream {
+            let Poll::Ready(event) = stream.poll_next(cx) else {
+                return Poll::Pending;
+            };
+            let Some(StreamEvent::Output(output)) = event else {
+                return Poll::Ready(Err(ended_early()));
+            };
+            timer.handle_output(self.index, &output);
+            match self.handle_output(output) {
+                Ok(None) => {}
+                Ok(Some(delta)) => return Poll::Ready(Ok(delta)),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Pending
+    }
+
+    fn num_reasoning_tokens(&self) -> Option<u32> {
+        self.reply.as_ref().map(ReplyParser::num_reasoning_tokens)
+    }
+
+    fn mean_logprob(&self) -> f64 {
+        self.logprob_sum / f64::from(self.num_logprobs.max(1))
+    }
+
+    fn handle_output(&mut self, output: RequestOutput) -> Result<Option<ChoiceDelta>, ApiError> {
+        self.num_prompt_tokens = output.num_prompt_tokens;
+        self.num_cached_tokens = output.num_cached_tokens;
+        self.num_output_tokens = output.num_output_tokens;
+        if let Some(prompt) = &mut self.prompt {
+            prompt.others.extend(output.prompt_logprobs);
+        }
+        if output.sample.is_none() && output.finish.is_none() {
+            return Ok(None);
+        }
+        let mut finish = match output.finish {
+            None => None,
+            Some(FinishReason::EndToken) => Some(Finish {
+                reason: "stop",
+                stop_reason: None,
+            }),
+            Some(FinishReason::StopToken) => Some(Finish {
+                reason: "stop",
+                stop_reason: output
+                    .sample
+                    .as_ref()
+                    .map(|sample| StopReason::Token(sample.token)),
+            }),
+            Some(FinishReason::Length) => Some(Finish {
+                reason: "length",
+                stop_reason: None,
+            }),
+            Some(FinishReason::Aborted) => {
+                return Err(ApiError::engine("The server has aborted the request."));
+            }
+            Some(FinishReason::Error(error)) => return Err(ApiError::request(&error)),
+        };
+        let logprobs = { output.sample.iter() }.filter_map(|sample| sample.logprobs.as_ref());
+        for logprobs in logprobs {
+            self.logprob_sum += f64::from(logprobs.token);
+            self.num_logprobs += 1;
+        }
+        if self.returns_token_ids {
+            let drawn = output.sample.iter().map(|sample| sample.token);
+            self.pending_tokens.extend(drawn);
+        }
+        // The end token or stop token itself is not part of the text.
+        let ended_by_token = finish
+            .as_ref()
+            .is_some_and(|finish| finish.reason == "stop");
+        let mut has_token = false;
+        if let Some(sample) = output.sample
+            && !ended_by_token
+        {
+            has_token = true;
+            let delta = self.text.push(sample.token);
+            self.pending_text.push_str(&delta.text);
+            if let Some(logprobs) = sample.logprobs
+                && self.wants_logprobs
+            {
+                self.pending_logprobs.push((sample.token, logprobs));
+            }
+        }
+        if finish.is_some() {
+            let rest = self.text.finish();
+            self.pending_text.push_str(&rest);
+        }
+        if let Some(stop) = self.text.stopped() {
+            finish = Some(Finish {
+                reason: "stop",
+                stop_reason: Some(StopReason::Text(self.stop[stop].clone())),
+            });
+        }
+        if finish.is_some() {
+            self.stream = None;
+        }
+        if let Some(reply) = &mut self.reply {
+            let text = std::mem::take(&mut self.pending_text);
+            self.pending_parts = match has_token {
+                true => reply.push_token(&text),
+                false => reply.push(&text),
+            };
+            if finish.is_some() {
+                for part in reply.finish() {
+                    part.append_to(&mut self.pending_parts);
+                }
+            }
+        }
+        if finish.is_none() && self.pending_text.is_empty() && self.pending_parts.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(ChoiceDelta {
+            index: self.index,
+            text: std::mem::take(&mut self.pending_text),
+            parts: std::mem::take(&mut self.pending_parts),
+            logprobs: std::mem::take(&mut self.pending_logprobs),
+            prompt: self.prompt.take(),
+            tokens: std::mem::take(&mut self.pending_tokens),
+            prompt_tokens: self.prompt_tokens.take(),
+            usage: Usage::new(
+                self.num_prompt_tokens,
+                self.num_cached_tokens,
+                self.num_output_tokens,
+                self.num_reasoning_tokens(),
+            ),
+            times: None,
+            finish,
+        }))
+    }
+}
+
+pub fn submit_error(error: SubmitError, prompt_field: &str) -> ApiError {
+    match error {
+        SubmitError::QueueFull { num_waiting, limit } => ApiError::admission(
+            &corella_core::AdmissionError::QueueFull { num_waiting, limit },
+            prompt_field,
+        ),
+        SubmitError::Draining => ApiError::draining(),
+        SubmitError::Lost(reason) => ApiError::not_ready(&reason),
+        SubmitError::Refused(error) => ApiError::admission(&error, prompt_field),
+    }
+}
+
+pub fn ended_early() -> ApiError {
+    ApiError::request(&RequestError::from("the engine ended the stream early"))
+}

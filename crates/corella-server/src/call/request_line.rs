@@ -1,0 +1,149 @@
+//! The log line of an answered request.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::extract::Request;
+
+use crate::call::call_context::Background;
+use crate::call::request_trace::EndedRequest;
+use crate::wire::api_error::ApiError;
+
+/// Collects a request's facts for its log line.
+#[derive(Debug)]
+pub struct RequestLine {
+    /// The path as the client wrote it, without its query, which may contain a key.
+    path: String,
+    num_prompt_tokens: AtomicU64,
+    num_cached_tokens: AtomicU64,
+    num_output_tokens: AtomicU64,
+    details: Mutex<Details>,
+}
+
+/// The facts that come once.
+#[derive(Debug, Default)]
+struct Details {
+    /// The model or adapter that the caller named.
+    model: Option<String>,
+    /// The name of the caller's API key.
+    key: Option<String>,
+    time_to_first_token: Option<Duration>,
+    /// The reason of the choice that finished last.
+    finish: Option<&'static str>,
+    /// The code of an error, or the type of one without a code.
+    error: Option<&'static str>,
+    /// The message of an error behind the status, which the status does not show.
+    reason: Option<String>,
+}
+
+/// Probes and scrapes come every few seconds and would hide all other lines. A browser asks for each of the page's
+/// files.
+const UNLOGGED_PATHS: [&str; 7] = [
+    "/health",
+    "/v1/health",
+    "/ping",
+    "/ready",
+    "/metrics",
+    "/",
+    "/docs",
+];
+const FILES_OF_THE_PAGE: &str = "/page/";
+/// Clients choose the path, and lines must stay short.
+const MAX_PATH_CHARS: usize = 256;
+
+impl RequestLine {
+    /// Returns `None` for probes, scrapes, files of the page and the lines of batches, whose results are in the batch's
+    /// own file.
+    pub fn of(request: &Request) -> Option<Arc<Self>> {
+        let path = request.uri().path();
+        let is_of_batch = request.extensions().get::<Background>().is_some();
+        if is_of_batch || UNLOGGED_PATHS.contains(&path) || path.starts_with(FILES_OF_THE_PAGE) {
+            return None;
+        }
+        Some(Arc::new(Self {
+            path: path.chars().take(MAX_PATH_CHARS).collect(),
+            num_prompt_tokens: AtomicU64::new(0),
+            num_cached_tokens: AtomicU64::new(0),
+            num_output_tokens: AtomicU64::new(0),
+            details: Mutex::default(),
+        }))
+    }
+
+    pub fn set_model(&self, model: &str) {
+        self.details().model = Some(model.to_owned());
+    }
+
+    pub fn set_key(&self, name: &str) {
+        self.details().key = Some(name.to_owned());
+    }
+
+    pub fn add_prompt(&self, num_tokens: usize) {
+        let num_tokens = num_tokens as u64;
+        self.num_prompt_tokens
+            .fetch_add(num_tokens, Ordering::Relaxed);
+    }
+
+    pub fn add_cached(&self, num_tokens: u32) {
+        self.num_cached_tokens
+            .fetch_add(num_tokens.into(), Ordering::Relaxed);
+    }
+
+    pub fn add_output_token(&self) {
+        self.num_output_tokens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn set_time_to_first_token(&self, time: Duration) {
+        self.details().time_to_first_token = Some(time);
+    }
+
+    pub fn set_finish(&self, reason: &'static str) {
+        self.details().finish = Some(reason);
+    }
+
+    /// Takes an error that the status shows.
+    pub fn set_refusal(&self, error: &ApiError) {
+        self.details().error = Some(error.code_or_type());
+    }
+
+    /// Takes an error that came while the answer was generated. The status of a stream has been sent by then.
+    pub fn set_failure(&self, error: &ApiError) {
+        let mut details = self.details();
+        details.finish = Some("error");
+        details.error = Some(error.code_or_type());
+        details.reason = Some(error.message().to_owned());
+    }
+
+    pub fn write(&self, ended: &EndedRequest) {
+        let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let details = self.details();
+        tracing::info!(
+            // The span of the request has the same id, and is open only if its client has left early.
+            parent: None,
+            id = ended.id,
+            method = ended.method,
+            path = self.path,
+            model = details.model.as_deref(),
+            key = details.key.as_deref(),
+            status = ended.status,
+            error = details.error,
+            reason = details.reason.as_deref(),
+            prompt_tokens = count(&self.num_prompt_tokens),
+            cached_tokens = count(&self.num_cached_tokens),
+            output_tokens = count(&self.num_output_tokens),
+            finish = details.finish,
+            ttft = details.time_to_first_token.map(seconds),
+            seconds = seconds(ended.arrival.elapsed()),
+            "answered"
+        );
+    }
+
+    fn details(&self) -> MutexGuard<'_, Details> {
+        self.details.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whole milliseconds: further digits would hide the rest of the line.
+fn seconds(time: Duration) -> f64 {
+    time.as_millis() as f64 / 1e3
+}

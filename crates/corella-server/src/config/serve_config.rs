@@ -1,0 +1,194 @@
+//! The configuration of the server: its limits, and the facts about the model.
+
+use std::time::Duration;
+
+use corella_core::{Pooling, TokenId};
+use corella_engine::Tracer;
+use corella_model::SentenceConfig;
+use corella_text::{ChatTemplate, ReplyFormat, Tokenizer};
+use serde::Serialize;
+
+use crate::config::allowed_origins::AllowedOrigins;
+use crate::config::api_key::{ApiKey, Clock};
+use crate::config::tls::ServerTls;
+
+/// Requests that exceed a limit are refused with an error that names it.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// Names of the model. The first is used in responses and metrics; the others are aliases.
+    pub served_model_names: Vec<String>,
+    /// Further accepted names that are not listed, such as Ollama's `qwen3:0.6b`.
+    pub other_names: Vec<String>,
+    /// The facts about the model for clients.
+    pub model_facts: ModelFacts,
+    /// The keys for endpoints with costs or changes. Without any, no key is required.
+    pub api_keys: Vec<ApiKey>,
+    /// The clock of the keys' limits.
+    pub clock: Clock,
+    pub max_model_len: u32,
+    /// Limits the adapters loaded at a time.
+    pub max_num_adapters: usize,
+    /// Number of rows of the model's embedding. A tokenizer may have more tokens, or fewer.
+    pub vocab_size: usize,
+    /// Length of the model's hidden states, the most dimensions of an embedding.
+    pub hidden_size: usize,
+    /// Whether the model can generate text. Without a head, it makes embeddings only.
+    pub has_head: bool,
+    /// Whether the model is an encoder, whose tokens see the whole text.
+    pub is_encoder: bool,
+    /// How hidden states become vectors and scores.
+    pub sentence: SentenceConfig,
+    pub end_token_ids: Vec<TokenId>,
+    pub generation_defaults: GenerationDefaults,
+    /// Seed of requests that give none; `None` draws a different seed for each request.
+    pub seed: Option<u64>,
+    /// Limits the alternatives of `logprobs`.
+    pub max_logprobs: u32,
+    /// Limits the choices of one API call: the number of its prompts times `n`.
+    pub max_num_choices: u32,
+    pub max_body_bytes: usize,
+    /// Memory for all bodies being read or prepared.
+    pub max_body_memory: usize,
+    /// Memory for responses that later requests may name; 0 keeps none.
+    pub max_stored_response_bytes: usize,
+    /// Time from the end of the headers to the end of the body.
+    pub body_timeout: Duration,
+    /// Time for complete request headers, and for the next request of an idle connection.
+    pub header_timeout: Duration,
+    /// A connection is closed when its client takes no byte of a waiting answer for this long.
+    pub write_timeout: Duration,
+    pub max_num_connections: usize,
+    /// Encrypts connections; without it they are plain HTTP.
+    pub tls: Option<ServerTls>,
+    pub allowed_origins: AllowedOrigins,
+    /// A prefix of all paths, such as `/llm`, by which a proxy finds this server. Paths without it are accepted too,
+    /// because some proxies remove it. Empty for none.
+    pub root_path: String,
+    /// Receives the spans of requests, if tracing is on.
+    pub tracer: Option<Tracer>,
+    /// Whether the log gets a line for each answered request.
+    pub logs_requests: bool,
+    /// Limits the time to read an adapter.
+    pub adapter_load_timeout: Duration,
+    /// Whether fields with unknown names are ignored instead of refused.
+    pub allow_unknown_fields: bool,
+    /// Time for running requests to finish after a signal to stop.
+    pub drain_timeout: Duration,
+}
+
+impl ServeConfig {
+    pub fn new(
+        served_model_name: impl Into<String>,
+        max_model_len: u32,
+        vocab_size: usize,
+        hidden_size: usize,
+    ) -> Self {
+        Self {
+            served_model_names: vec![served_model_name.into()],
+            other_names: Vec::new(),
+            model_facts: ModelFacts::default(),
+            api_keys: Vec::new(),
+            clock: Clock::default(),
+            max_model_len,
+            max_num_adapters: 16,
+            vocab_size,
+            hidden_size,
+            has_head: true,
+            is_encoder: false,
+            sentence: SentenceConfig::default(),
+            end_token_ids: Vec::new(),
+            generation_defaults: GenerationDefaults::default(),
+            seed: None,
+            max_logprobs: 20,
+            max_num_choices: 256,
+            max_body_bytes: 8 << 20,
+            max_body_memory: 256 << 20,
+            max_stored_response_bytes: 64 << 20,
+            body_timeout: Duration::from_secs(60),
+            header_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            max_num_connections: 16_384,
+            tls: None,
+            allowed_origins: AllowedOrigins::default(),
+            root_path: String::new(),
+            tracer: None,
+            logs_requests: false,
+            adapter_load_timeout: Duration::from_secs(300),
+            allow_unknown_fields: false,
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
+
+    pub(crate) fn model_name(&self) -> &str {
+        self.served_model_names
+            .first()
+            .map_or("default", String::as_str)
+    }
+
+    /// Returns the length of the model's vectors.
+    pub(crate) fn vector_len(&self) -> usize {
+        self.sentence.head.output_len(self.hidden_size)
+    }
+
+    /// Returns the default pooling of hidden states: the one in the model's files, or
+    /// sentence-transformers' for an encoder without such files.
+    pub(crate) fn default_pooling(&self) -> Pooling {
+        let unsaid = match self.is_encoder {
+            true => Pooling::Mean,
+            false => Pooling::LastToken,
+        };
+        self.sentence.pooling.unwrap_or(unsaid)
+    }
+
+    /// Returns the names equivalent to `name`, including itself. A served name has its own permissions, and a short
+    /// name the permissions of all.
+    pub(crate) fn names_like<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let is_among = |names: &[String]| names.iter().any(|known| known == name);
+        let short = &self.other_names;
+        let (served, short) = match (is_among(short), is_among(&self.served_model_names)) {
+            (true, _) => (&*self.served_model_names, &**short),
+            (false, true) => (&[][..], &**short),
+            (false, false) => (&[][..], &[][..]),
+        };
+        { served.iter().chain(short) }
+            .map(String::as_str)
+            .chain([name])
+    }
+}
+
+/// The facts about a model. An empty text or 0 means unknown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelFacts {
+    /// The family of its architecture, such as `qwen3`.
+    pub family: String,
+    pub num_parameters: u64,
+    /// Size of its files, in bytes.
+    pub file_bytes: u64,
+    /// Size of its weights in memory, in bytes.
+    pub weight_bytes: u64,
+    /// The part of its weights in the memory of a GPU.
+    pub gpu_weight_bytes: u64,
+    /// The format of its weights in memory, such as `int8`.
+    pub weight_format: String,
+    /// The format of keys and values, such as `bf16`.
+    pub kv_format: String,
+}
+
+/// Sampling defaults from the model's `generation_config.json`. `None` means OpenAI's default.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GenerationDefaults {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+}
+
+/// The tokenizer and the chat template of the model.
+pub struct TextModel {
+    pub tokenizer: Tokenizer,
+    /// Without a chat template, only `/v1/completions` generates.
+    pub chat_template: Option<ChatTemplate>,
+    /// How the model marks tool calls and reasoning in its replies.
+    pub reply_format: ReplyFormat,
+}

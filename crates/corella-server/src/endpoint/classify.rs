@@ -1,0 +1,107 @@
+//! `/classify`, in vLLM's form: the class of a text.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+
+use crate::call::call_context::CallContext;
+use crate::call::pooled_call::PoolingUsage;
+use crate::clock::unix_now_s;
+use crate::config::serve_config::ServeConfig;
+use crate::endpoint::pooling_endpoint::{Pooled, PooledTexts, serve_pooled};
+use crate::state::server_state::ServerState;
+use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
+use crate::text::prompt::PromptField;
+use crate::text::served_model::ServedModel;
+use crate::text::text_thread::Caller;
+use crate::wire::api_error::ApiError;
+use crate::wire::field_table::Endpoint;
+use crate::wire::json_response::json_response;
+use crate::wire::request_body::RequestBody;
+
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct ClassifyFields {
+    input: Option<PromptField>,
+}
+
+pub async fn classify(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let prepare = |served: &ServedModel, body: &RequestBody, caller: &Caller| {
+        let pooling: PoolingFields = body.parse()?;
+        let fields: ClassifyFields = body.parse()?;
+        body.check_fields(served.field_check(Endpoint::Classify))?;
+        let model = served.check_name(pooling.model.as_deref())?;
+        // A decoder that reranks only takes pairs.
+        let head = served.config.sentence.classes.as_ref();
+        let Some(head) = head.filter(|_| served.config.is_encoder) else {
+            return Err(ApiError::no_classes(served.config.model_name()));
+        };
+        let mut params = pooling.params(&served.config)?;
+        params.pooling = head.pooling;
+        let input = { fields.input }.ok_or_else(|| ApiError::invalid("input", "is required"))?;
+        let form = TextForm {
+            add_special_tokens: pooling.add_special_tokens,
+            prefix: "",
+        };
+        Ok(PooledTexts {
+            prompts: pooled_prompts(served, "input", input, form, caller)?,
+            field: "input",
+            params,
+            model,
+            format: (),
+        })
+    };
+    let id = format!("classify-{}", context.name);
+    let write = move |pooled: Pooled<()>, config: &ServeConfig| {
+        let Some(head) = &config.sentence.classes else {
+            return Err(ApiError::no_classes(config.model_name()));
+        };
+        let data = pooled.states.iter().enumerate().map(|(index, state)| {
+            let probs = head.probabilities(state);
+            let likeliest = probs.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+            let label = likeliest.and_then(|(class, _)| head.labels.get(class));
+            Classified {
+                index,
+                label: label.map_or("", String::as_str),
+                num_classes: probs.len(),
+                probs,
+            }
+        });
+        Ok(json_response(&Classes {
+            id: &id,
+            object: "list",
+            created: unix_now_s(),
+            model: &pooled.model,
+            data: data.collect(),
+            usage: pooled.usage,
+        }))
+    };
+    serve_pooled(&state, &context, body, prepare, write).await
+}
+
+#[derive(Serialize)]
+struct Classes<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    data: Vec<Classified<'a>>,
+    usage: PoolingUsage,
+}
+
+#[derive(Serialize)]
+struct Classified<'a> {
+    index: usize,
+    /// The likeliest class.
+    label: &'a str,
+    /// One probability for each class.
+    probs: Vec<f32>,
+    num_classes: usize,
+}

@@ -1,0 +1,8 @@
+//! The way of a request to its handler: routes, and the layers of every request.
+
+pub mod accounting;
+pub mod auth;
+pub mod cors;
+pub mod request_head;
+pub mod router;
+pub mod unread_body;

@@ -1,0 +1,166 @@
+//! Counts every HTTP request once, with the status that its client gets.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::Response;
+use corella_engine::TraceScope;
+use hyper::body::{Frame, SizeHint};
+
+use crate::call::request_id::RequestName;
+use crate::call::request_line::RequestLine;
+use crate::call::request_trace::{EndedRequest, begin_trace};
+use crate::state::server_state::ServerState;
+use crate::wire::api_error::ApiError;
+
+pub async fn count_request(
+    State(state): State<Arc<ServerState>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    // The body of an answer to HEAD is never read.
+    let expects_body = request.method() != Method::HEAD;
+    let name = request.extensions().get::<RequestName>().cloned();
+    let tracer = state.config.tracer.as_ref();
+    let trace = tracer.and_then(|tracer| begin_trace(tracer, request.headers()));
+    if let Some(trace) = trace.clone() {
+        request.extensions_mut().insert(trace);
+    }
+    let line = match state.config.logs_requests {
+        true => RequestLine::of(&request),
+        false => None,
+    };
+    if let Some(line) = line.clone() {
+        request.extensions_mut().insert(line);
+    }
+    let method = request.method().clone();
+    let mut record = Record::new(state, name, method, path, trace);
+    record.line = line;
+    let response = next.run(request).await;
+    record.status = response.status().as_u16();
+    if let (Some(line), Some(error)) = (&record.line, response.extensions().get::<ApiError>()) {
+        line.set_refusal(error);
+    }
+    let (parts, body) = response.into_parts();
+    let body = CountedBody {
+        body,
+        record,
+        ended: !expects_body,
+    };
+    Response::from_parts(parts, Body::new(body))
+}
+
+/// The status that nginx logs when a client closes the connection before its answer is complete.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// Counts its request when it is dropped. A client that leaves drops the handler and with it this
+/// record, which then has no status.
+struct Record {
+    state: Arc<ServerState>,
+    name: Option<RequestName>,
+    method: Method,
+    path: Option<MatchedPath>,
+    trace: Option<TraceScope>,
+    /// `None` if the request has no line in the log.
+    line: Option<Arc<RequestLine>>,
+    status: u16,
+    arrival: Instant,
+}
+
+impl Record {
+    fn new(
+        state: Arc<ServerState>,
+        name: Option<RequestName>,
+        method: Method,
+        path: Option<MatchedPath>,
+        trace: Option<TraceScope>,
+    ) -> Self {
+        state.num_in_flight.send_modify(|num| *num += 1);
+        Self {
+            state,
+            name,
+            method,
+            path,
+            trace,
+            line: None,
+            status: CLIENT_CLOSED_REQUEST,
+            arrival: Instant::now(),
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        // Only existing paths become labels, so that the number of labels is bounded.
+        let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
+        self.state.metrics.handle_response(path, self.status);
+        let ended = EndedRequest {
+            arrival: self.arrival,
+            method: self.method.as_str(),
+            route: path,
+            status: self.status,
+            id: self.name.as_ref().map_or("", RequestName::as_str),
+        };
+        if let Some(trace) = &self.trace {
+            ended.record(trace);
+        }
+        match &self.line {
+            Some(line) => line.write(&ended),
+            None => tracing::debug!(
+                id = ended.id,
+                path,
+                status = ended.status,
+                seconds = self.arrival.elapsed().as_secs_f32(),
+                "answered"
+            ),
+        }
+        self.state.num_in_flight.send_modify(|num| *num -= 1);
+    }
+}
+
+/// A response body that knows whether it was read to its end.
+struct CountedBody {
+    body: Body,
+    record: Record,
+    ended: bool,
+}
+
+impl HttpBody for CountedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = self.get_mut();
+        let frame = Pin::new(&mut this.body).poll_frame(cx);
+        if let Poll::Ready(None) = &frame {
+            this.ended = true;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for CountedBody {
+    fn drop(&mut self) {
+        if !self.ended && !self.body.is_end_stream() {
+            self.record.status = CLIENT_CLOSED_REQUEST;
+        }
+    }
+}

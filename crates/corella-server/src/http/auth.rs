@@ -1,0 +1,76 @@
+//! Checks the API key of a request, and counts the request against the key's limits.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, HeaderName, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::call::account::Account;
+use crate::call::request_line::RequestLine;
+use crate::state::server_state::ServerState;
+use crate::wire::api_error::ApiError;
+
+/// The header by which Anthropic's clients send a key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Passes requests with a valid key. Requests that only read (GET) do not count against its limits.
+pub async fn require_api_key(
+    State(state): State<Arc<ServerState>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    if !state.api_keys.are_required() {
+        return next.run(request).await;
+    }
+    let presented = presented(request.headers());
+    let Some(account) = presented.and_then(|key| state.api_keys.find(key)) else {
+        return ApiError::unauthorized().into_response();
+    };
+    if let Some(line) = request.extensions().get::<Arc<RequestLine>>() {
+        line.set_key(account.name());
+    }
+    let taken = match *request.method() {
+        Method::GET | Method::HEAD => Ok(()),
+        _ => account.take_request(),
+    };
+    let mut response = match taken {
+        Ok(()) => {
+            request.extensions_mut().insert(account.clone());
+            next.run(request).await
+        }
+        Err(refused) => {
+            tracing::debug!(key = account.name(), "refused by its limit of requests");
+            refused.into_response()
+        }
+    };
+    account.write_headers(response.headers_mut());
+    response
+}
+
+/// Passes only keys that may change the server. This layer comes after `require_api_key`.
+pub async fn require_admin(request: Request, next: Next) -> Response {
+    match request.extensions().get::<Arc<Account>>() {
+        Some(account) if !account.is_admin() => {
+            ApiError::forbidden("This API key may not change the server.").into_response()
+        }
+        _ => next.run(request).await,
+    }
+}
+
+fn presented(headers: &HeaderMap) -> Option<&[u8]> {
+    match headers.get(AUTHORIZATION) {
+        Some(value) => bearer(value.as_bytes()),
+        None => headers.get(X_API_KEY).map(|value| value.as_bytes()),
+    }
+}
+
+/// The token of an `Authorization: Bearer` header. The name of the scheme is case-insensitive.
+fn bearer(header: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = header.split_at_checked("Bearer ".len())?;
+    scheme
+        .eq_ignore_ascii_case(b"Bearer ")
+        .then(|| token.trim_ascii())
+}

@@ -1,0 +1,187 @@
+//! Maps paths to handlers, and adds the layers of every request.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+
+use crate::admin::adapter_load::{load_adapter, unload_adapter};
+use crate::admin::api_description::openapi;
+use crate::admin::engine_stream::engine_events;
+use crate::admin::health::{health, load, metrics, ready, version};
+use crate::admin::model_list::{list_models, retrieve_model};
+use crate::admin::page::{docs, page, page_asset};
+use crate::admin::prefix_cache::reset_prefix_cache;
+use crate::admin::role::{change_role, role};
+use crate::call::request_id::name_request;
+use crate::endpoint::batches::{cancel_batch, create_batch, list_batches, retrieve_batch};
+use crate::endpoint::chat_completions::Chat;
+use crate::endpoint::classify::classify;
+use crate::endpoint::completions::Completion;
+use crate::endpoint::embeddings::{embeddings, pooling};
+use crate::endpoint::files::{delete_file, file_content, list_files, retrieve_file, upload_file};
+use crate::endpoint::generating_endpoint::serve_call;
+use crate::endpoint::llama_server;
+use crate::endpoint::messages::{Messages, count_tokens, in_anthropic_shape};
+use crate::endpoint::ollama::{self, OllamaChat, OllamaGenerate};
+use crate::endpoint::responses::{Responses, delete_response, list_input_items, retrieve_response};
+use crate::endpoint::score::{rerank, score};
+use crate::endpoint::tokenization::{detokenize, tokenize};
+use crate::http::accounting::count_request;
+use crate::http::auth::{require_admin, require_api_key};
+use crate::http::cors::allow_origins;
+use crate::http::request_head::check_head;
+use crate::http::unread_body::read_rest;
+use crate::state::server_state::ServerState;
+use crate::wire::api_error::ApiError;
+use crate::wire::nearest_route::{advice, methods};
+
+pub fn router(state: Arc<ServerState>) -> Router {
+    let root_path = state.config.root_path.clone();
+    let plain = plain_router(state.clone());
+    match root_path.is_empty() {
+        true => plain,
+        false => Router::new()
+            .nest(&root_path, plain.clone())
+            // A nested route has no final slash.
+            .route(&format!("{root_path}/"), get(page).with_state(state))
+            .fallback_service(plain),
+    }
+}
+
+/// Returns all paths, without the root path.
+fn plain_router(state: Arc<ServerState>) -> Router {
+    let admin = Router::new()
+        .route("/v1/load_lora_adapter", post(load_adapter))
+        .route("/v1/unload_lora_adapter", post(unload_adapter))
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/role", get(role).post(change_role))
+        .route_layer(from_fn(require_admin));
+    let protected = Router::new()
+        .route("/v1/chat/completions", post(serve_call::<Chat>))
+        .route("/v1/completions", post(serve_call::<Completion>))
+        .route("/v1/responses", post(serve_call::<Responses>))
+        .route(
+            "/v1/responses/{id}",
+            get(retrieve_response).delete(delete_response),
+        )
+        .route("/v1/responses/{id}/input_items", get(list_input_items))
+        .route("/v1/files", get(list_files).post(upload_file))
+        .route("/v1/files/{id}", get(retrieve_file).delete(delete_file))
+        .route("/v1/files/{id}/content", get(file_content))
+        .route("/v1/batches", get(list_batches).post(create_batch))
+        .route("/v1/batches/{id}", get(retrieve_batch))
+        .route("/v1/batches/{id}/cancel", post(cancel_batch))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/score", post(score))
+        .route("/v1/score", post(score))
+        .route("/rerank", post(rerank))
+        .route("/v1/rerank", post(rerank))
+        .route("/v2/rerank", post(rerank))
+        .route("/pooling", post(pooling))
+        .route("/classify", post(classify))
+        .route("/load", get(load))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{*name}", get(retrieve_model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/engine/events", get(engine_events))
+        .merge(llama_server_routes())
+        .merge(admin)
+        .route_layer(from_fn_with_state(state.clone(), require_api_key));
+    let anthropic = Router::new()
+        .route("/v1/messages", post(serve_call::<Messages>))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .route_layer(from_fn_with_state(state.clone(), require_api_key))
+        .route_layer(from_fn(in_anthropic_shape));
+    let ollama = Router::new()
+        .route("/api/chat", post(serve_call::<OllamaChat>))
+        .route("/api/generate", post(serve_call::<OllamaGenerate>))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running_models))
+        .route("/api/show", post(ollama::show_model))
+        .route("/api/pull", post(ollama::pull_model))
+        .route("/api/version", get(ollama::version))
+        .route_layer(from_fn_with_state(state.clone(), require_api_key))
+        .route_layer(from_fn(ollama::in_ollama_shape));
+    Router::new()
+        .route("/", get(page))
+        .route("/docs", get(docs))
+        .route("/page/{*file}", get(page_asset))
+        .route("/health", get(health))
+        .route("/v1/health", get(health))
+        .route("/ping", get(health).post(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/version", get(version))
+        .route("/openapi.json", get(openapi))
+        .merge(protected)
+        .merge(anthropic)
+        .merge(ollama)
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(state.clone(), allow_origins))
+        .layer(from_fn(check_head))
+        .layer(from_fn_with_state(state.clone(), count_request))
+        .layer(from_fn(name_request))
+        .layer(from_fn(read_rest))
+        .with_state(state)
+}
+
+/// llama-server's own paths, and OpenAI's without `/v1`.
+fn llama_server_routes() -> Router<Arc<ServerState>> {
+    Router::new()
+        .route("/completion", post(serve_call::<llama_server::Completion>))
+        .route("/completions", post(serve_call::<llama_server::Completion>))
+        .route("/infill", post(serve_call::<llama_server::Infill>))
+        .route("/embedding", post(llama_server::embedding))
+        .route("/embeddings", post(llama_server::embedding))
+        .route("/apply-template", post(llama_server::apply_template))
+        .route("/props", get(llama_server::props))
+        .route("/slots", get(llama_server::slots))
+        .route("/chat/completions", post(serve_call::<Chat>))
+        .route("/responses", post(serve_call::<Responses>))
+        .route("/models", get(list_models))
+        .route("/reranking", post(rerank))
+        .route("/v1/reranking", post(rerank))
+}
+
+/// Returns the endpoints whose requests batches may have, below the layers that check a caller.
+pub fn batch_router(state: Arc<ServerState>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(serve_call::<Chat>))
+        .route("/v1/completions", post(serve_call::<Completion>))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/v1/responses", post(serve_call::<Responses>))
+        .layer(from_fn_with_state(state.clone(), count_request))
+        .layer(from_fn(name_request))
+        .with_state(state)
+}
+
+async fn unknown_path(State(state): State<Arc<ServerState>>, request: Request) -> Response {
+    let path = request.uri().path();
+    let known = path.strip_prefix(&*state.config.root_path).unwrap_or(path);
+    let advice = advice(request.method().as_str(), known);
+    refusal(path, ApiError::unknown_path(path, &advice))
+}
+
+async fn wrong_method(State(state): State<Arc<ServerState>>, request: Request) -> Response {
+    let path = request.uri().path();
+    let known = path.strip_prefix(&*state.config.root_path).unwrap_or(path);
+    let error = ApiError::wrong_method(request.method().as_str(), path, &methods(known));
+    refusal(path, error)
+}
+
+/// Ollama's clients also ask for unknown paths, and only read errors in its form.
+fn refusal(path: &str, error: ApiError) -> Response {
+    let response = error.into_response();
+    match path.starts_with("/api/") {
+        true => ollama::with_ollama_error(response),
+        false => response,
+    }
+}

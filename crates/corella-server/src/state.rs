@@ -1,0 +1,6 @@
+//! The state that handlers share, and the parts of it that others provide.
+
+pub mod cluster_status;
+pub mod engine_feed;
+pub mod role_control;
+pub mod server_state;

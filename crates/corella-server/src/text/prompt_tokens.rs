@@ -1,0 +1,90 @@
+//! Tokenised prompts, and checks of tokens that callers send.
+
+use corella_core::TokenId;
+use corella_text::ReplyContext;
+
+use crate::config::serve_config::ServeConfig;
+use crate::text::prompt::Prompt;
+use crate::text::served_model::ServedModel;
+use crate::text::text_thread::Caller;
+use crate::wire::api_error::ApiError;
+
+/// A tokenised prompt, and the text that begins the answer if `echo` is set.
+#[derive(Debug)]
+pub struct PromptTokens {
+    pub tokens: Vec<TokenId>,
+    pub echo: Option<String>,
+    /// The format of a reply with parts; `None` keeps plain text.
+    pub reply: Option<ReplyContext>,
+}
+
+/// Checks and tokenises a prompt of the field `prompt`.
+pub fn tokenize_prompt(
+    served: &ServedModel,
+    prompt: Prompt,
+    echo: bool,
+    add_special_tokens: bool,
+    caller: &Caller,
+) -> Result<PromptTokens, ApiError> {
+    match prompt {
+        Prompt::Text(text) => {
+            let tokens = served.encode("prompt", &text, add_special_tokens, caller)?;
+            let echo = echo.then_some(text);
+            Ok(PromptTokens {
+                tokens,
+                echo,
+                reply: None,
+            })
+        }
+        Prompt::Tokens(tokens) => {
+            check_num_tokens("prompt", tokens.len(), &served.config)?;
+            check_token_ids("prompt", &tokens, served.config.vocab_size)?;
+            let echo = echo
+                .then(|| served.tokenizer.decode(&tokens, true))
+                .transpose()
+                .map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
+            Ok(PromptTokens {
+                tokens,
+                echo,
+                reply: None,
+            })
+        }
+    }
+}
+
+/// Refuses more tokens than the context holds, before any other use of them.
+pub fn check_num_tokens(
+    param: &str,
+    num_tokens: usize,
+    config: &ServeConfig,
+) -> Result<(), ApiError> {
+    match num_tokens > config.max_model_len as usize {
+        true => Err(ApiError::prompt_too_long(
+            param,
+            num_tokens,
+            config.max_model_len,
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Token ids come from outside and index the vocabulary, so they are checked.
+pub fn check_token_ids(
+    param: &str,
+    token_ids: &[TokenId],
+    vocab_size: usize,
+) -> Result<(), ApiError> {
+    match token_ids
+        .iter()
+        .position(|&token| token as usize >= vocab_size)
+    {
+        None => Ok(()),
+        Some(at) => Err(ApiError::invalid(
+            format!("{param}[{at}]"),
+            format!(
+                "token {} is outside the vocabulary of {vocab_size}",
+                token_ids[at]
+            ),
+        )),
+    }
+}

@@ -1,0 +1,532 @@
+//! The fields that both generating endpoints share: sampling, stopping and reporting.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use corella_core::{LatencyObjectives, Namespace, SamplingParams, StoppingCriteria, TokenId};
+use corella_engine::{LoadedAdapter, TokenConstraint};
+use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::clock::random_seed;
+use crate::config::serve_config::ServeConfig;
+use crate::text::grammar_constraint::GrammarConstraint;
+use crate::text::output_format::{OutputFormat, OutputFormatFields};
+use crate::text::prompt_tokens::check_token_ids;
+use crate::text::served_model::ServedModel;
+use crate::text::text_thread::Caller;
+use crate::text::token_rule::TokenRuleFields;
+use crate::wire::api_error::ApiError;
+use crate::wire::field_limit::{
+    F32_BOUND, MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
+};
+use crate::wire::usage::Usage;
+
+/// The fields as sent; `null` counts as absent.
+#[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "a JSON object")]
+pub struct SamplingFields {
+    pub model: Option<String>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    pub n: Option<u32>,
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub presence_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub logit_bias: Option<BTreeMap<String, f64>>,
+    pub allowed_token_ids: Option<Vec<TokenId>>,
+    pub bad_words: Option<Vec<String>>,
+    pub seed: Option<i64>,
+    pub max_tokens: Option<u32>,
+    pub max_completion_tokens: Option<u32>,
+    pub min_tokens: Option<u32>,
+    pub stop: Option<StopField>,
+    pub stop_token_ids: Option<Vec<TokenId>>,
+    pub include_stop_str_in_output: Option<bool>,
+    pub skip_special_tokens: Option<bool>,
+    pub ignore_eos: Option<bool>,
+    pub priority: Option<i32>,
+    pub ttft_slo_ms: Option<u32>,
+    pub tpot_slo_ms: Option<u32>,
+    pub cache_salt: Option<String>,
+    pub kv_transfer_params: Option<Map<String, Value>>,
+    pub prompt_logprobs: Option<u32>,
+    pub response_format: Option<Value>,
+    pub structured_outputs: Option<Value>,
+    pub guided_json: Option<Value>,
+    pub guided_json_object: Option<bool>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Vec<String>>,
+    pub guided_grammar: Option<String>,
+    pub return_token_ids: Option<bool>,
+    pub return_tokens_as_token_ids: Option<bool>,
+    pub return_metrics: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct StreamOptions {
+    include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
+}
+
+/// The chunks of a stream that have `usage`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamUsage {
+    Never,
+    /// An additional last chunk, for the whole call.
+    Last,
+    /// All chunks: the additional last one for the whole call, the others for their choice so far.
+    Every,
+}
+
+impl StreamUsage {
+    /// The field `usage` of a chunk whose choice has used `usage` so far. OpenAI sends `null` in all chunks but the
+    /// last.
+    pub fn of_choice(self, usage: &Usage) -> Option<Option<&Usage>> {
+        match self {
+            Self::Never => None,
+            Self::Last => Some(None),
+            Self::Every => Some(Some(usage)),
+        }
+    }
+}
+
+/// The field `stop`, which is a string or an array of strings.
+#[derive(Debug)]
+pub struct StopField(Vec<String>);
+
+/// The endpoint's values of the fields that it reads in its own way.
+#[derive(Clone, Debug, Default)]
+pub struct EndpointFields {
+    /// Without it, `max_tokens` is the rest of the context.
+    pub default_max_tokens: Option<u32>,
+    /// The checked number of alternatives with log-probabilities.
+    pub logprobs: Option<u32>,
+    pub best_of: Option<u32>,
+    /// Whether the answer begins with the prompt.
+    pub echo: bool,
+    /// Tokens that end an answer besides the model's end tokens.
+    pub more_end_token_ids: Vec<TokenId>,
+}
+
+/// The parameters of one API call for the engine, without the prompts.
+#[derive(Clone, Debug)]
+pub struct GenerationParams {
+    /// The number of choices of each prompt that are generated.
+    pub num_choices: u32,
+    /// The number of choices in the answer: the most likely ones.
+    pub num_best: u32,
+    /// Whether log-probabilities are part of the answer. They also rank the best choices.
+    pub wants_logprobs: bool,
+    pub sampling: SamplingParams,
+    pub stopping: StoppingCriteria,
+    pub stop: Vec<String>,
+    pub include_stop: bool,
+    pub skip_special_tokens: bool,
+    pub priority: i32,
+    pub objectives: LatencyObjectives,
+    pub namespace: Namespace,
+    /// The adapter that the caller named instead of the model.
+    pub adapter: Option<Arc<LoadedAdapter>>,
+    pub stream: bool,
+    pub stream_usage: StreamUsage,
+    /// Whether the token ids of prompt and output are part of the answer.
+    pub returns_token_ids: bool,
+    /// Whether log-probabilities name tokens by their ids.
+    pub tokens_as_ids: bool,
+    /// Whether the times of each choice are part of the answer.
+    pub returns_metrics: bool,
+    /// Read only by another server; `kv_transfer.rs` passes them on.
+    pub kv_transfer_params: Option<Map<String, Value>>,
+    /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
+    pub prompt_logprobs: Option<u32>,
+    /// The format of every answer's text.
+    pub output_format: Option<OutputFormat>,
+    /// The format of every answer as the engine's constraint.
+    pub constraint: Option<Arc<dyn TokenConstraint>>,
+}
+
+/// Lower temperatures make a softmax in f32 greedy or NaN; vLLM also raises them to this value.
+const MIN_TEMPERATURE: f32 = 0.01;
+
+impl GenerationParams {
+    /// Constrains every answer to the format, if any, from its first token on. Compiling it may take a second, so this is
+    /// for text threads. It ends with its caller.
+    pub fn set_text_constraint(
+        &mut self,
+        served: &ServedModel,
+        caller: &Caller,
+    ) -> Result<(), ApiError> {
+        if let Some(format) = &self.output_format {
+            let grammar = served.grammars(caller)?.compile(&format.source);
+            let grammar = grammar.map_err(|error| format.error(&error))?;
+            self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
+        }
+        self.check_first_token(served)
+    }
+}
+
+impl SamplingFields {
+    /// Sets the stop strings, which the request has under another name.
+    pub fn set_stop(&mut self, stop: Option<Vec<String>>) {
+        self.stop = stop.map(StopField);
+    }
+
+    /// Sets the limit of tokens, which the request has under another name.
+    pub fn set_max_tokens(&mut self, max_tokens: Option<u32>) {
+        self.max_tokens = max_tokens;
+    }
+
+    /// Checks all fields. Formats are checked when the constraint is made.
+    pub fn validate(
+        mut self,
+        served: &ServedModel,
+        caller: &Caller,
+        own: EndpointFields,
+    ) -> Result<GenerationParams, ApiError> {
+        let config = &served.config;
+        let defaults = &config.generation_defaults;
+        let num_best = self.n.unwrap_or(1);
+        if num_best == 0 || num_best > config.max_num_choices {
+            return Err(ApiError::invalid(
+                "n",
+                format!("must be between 1 and {}", config.max_num_choices),
+            ));
+        }
+        let stream = self.stream.unwrap_or(false);
+        let num_choices = own.best_of.unwrap_or(num_best);
+        if num_choices < num_best || num_choices > config.max_num_choices {
+            return Err(ApiError::invalid(
+                "best_of",
+                format!(
+                    "must be between n, which is {num_best}, and {}",
+                    config.max_num_choices
+                ),
+            ));
+        }
+        if stream && num_choices > num_best {
+            return Err(ApiError::invalid(
+                "best_of",
+                "must not exceed n in a stream, since the best choices are known only at the end",
+            ));
+        }
+        let prompt_logprobs = self.prompt_logprobs(config, stream)?;
+        let may_draw_nothing = own.echo || prompt_logprobs.is_some();
+        let mut stopping = self.stopping(config, own.default_max_tokens, may_draw_nothing)?;
+        if self.ignore_eos != Some(true) {
+            stopping.end_token_ids.extend(own.more_end_token_ids);
+        }
+        let rules = TokenRuleFields {
+            logit_bias: self.logit_bias.take(),
+            allowed_token_ids: self.allowed_token_ids.take(),
+            bad_words: self.bad_words.take(),
+        };
+        let mut sampling = SamplingParams {
+            temperature: self.temperature(defaults.temperature.map(f64::from))?,
+            top_k: self.top_k(defaults.top_k)?,
+            top_p: within(
+                "top_p",
+                { self.top_p.or(defaults.top_p.map(f64::from)) }.unwrap_or(1.0),
+                |p| p > 0.0 && p <= 1.0,
+                "above 0 and at most 1",
+            )?,
+            min_p: within(
+                "min_p",
+                { self.min_p.or(defaults.min_p.map(f64::from)) }.unwrap_or(0.0),
+                |p| (0.0..=1.0).contains(&p),
+                "between 0 and 1",
+            )?,
+            presence_penalty: penalty("presence_penalty", self.presence_penalty)?,
+            frequency_penalty: penalty("frequency_penalty", self.frequency_penalty)?,
+            repetition_penalty: within(
+                "repetition_penalty",
+                self.repetition_penalty
+                    .or(defaults.repetition_penalty.map(f64::from))
+                    .unwrap_or(1.0),
+                |penalty| penalty as f32 > 0.0 && penalty < F32_BOUND,
+                "above 0",
+            )?,
+            seed: self
+                .seed
+                .map(|seed| seed as u64)
+                .or(config.seed)
+                .unwrap_or_else(random_seed),
+            choice: 0,
+            logprobs: own.logprobs.or((num_choices > num_best).then_some(0)),
+            rules: rules.checked(served, caller)?,
+            prompt_logprobs: prompt_logprobs.max(own.logprobs.filter(|_| own.echo)),
+            pooling: None,
+            second_text: None,
+        };
+        if stopping.max_tokens == Some(0) {
+            // The engine ends a request without a token only if it has another output.
+            sampling.prompt_logprobs = sampling.prompt_logprobs.or(Some(0));
+        }
+        if self.stream_options.is_some() && !stream {
+            return Err(ApiError::invalid(
+                "stream_options",
+                "only allowed with stream = true",
+            ));
+        }
+        let output_format = OutputFormatFields {
+            response_format: self.response_format.take(),
+            structured_outputs: self.structured_outputs.take(),
+            guided_json: self.guided_json.take(),
+            guided_json_object: self.guided_json_object,
+            guided_regex: self.guided_regex.take(),
+            guided_choice: self.guided_choice.take(),
+            guided_grammar: self.guided_grammar.take(),
+        };
+        let output_format = output_format.checked()?;
+        Ok(GenerationParams {
+            num_choices,
+            num_best,
+            wants_logprobs: own.logprobs.is_some(),
+            sampling,
+            stopping,
+            include_stop: self.include_stop_str_in_output.unwrap_or(false),
+            skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
+            priority: self.priority.unwrap_or(0),
+            objectives: LatencyObjectives {
+                ttft_us: objective_us("ttft_slo_ms", self.ttft_slo_ms)?,
+                tpot_us: objective_us("tpot_slo_ms", self.tpot_slo_ms)?,
+            },
+            stream,
+            stream_usage: stream_usage(self.stream_options.as_ref())?,
+            returns_token_ids: self.return_token_ids.unwrap_or(false),
+            tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
+            returns_metrics: self.return_metrics.unwrap_or(false),
+            namespace: Namespace {
+                cache_salt: check_cache_salt(self.cache_salt.as_deref())?,
+                ..Namespace::default()
+            },
+            adapter: None,
+            stop: stop_strings(self.stop)?,
+            kv_transfer_params: self.kv_transfer_params,
+            prompt_logprobs,
+            output_format,
+            constraint: None,
+        })
+    }
+
+    fn prompt_logprobs(&self, config: &ServeConfig, stream: bool) -> Result<Option<u32>, ApiError> {
+        let Some(num_logprobs) = self.prompt_logprobs else {
+            return Ok(None);
+        };
+        if stream {
+            let reason = "is not available with stream = true";
+            return Err(ApiError::invalid("prompt_logprobs", reason));
+        }
+        check_logprobs("prompt_logprobs", num_logprobs, config).map(Some)
+    }
+
+    fn temperature(&self, default: Option<f64>) -> Result<f32, ApiError> {
+        let temperature = within(
+            "temperature",
+            self.temperature.or(default).unwrap_or(1.0),
+            |temperature| (0.0..F32_BOUND).contains(&temperature),
+            "a number from 0 up",
+        )?;
+        Ok(if temperature == 0.0 {
+            0.0
+        } else {
+            temperature.max(MIN_TEMPERATURE)
+        })
+    }
+
+    /// Both −1 and 0 keep all tokens, as in vLLM.
+    fn top_k(&self, default: Option<u32>) -> Result<u32, ApiError> {
+        match self.top_k {
+            None => Ok(default.unwrap_or(0)),
+            Some(-1) => Ok(0),
+            Some(top_k) => u32::try_from(top_k).map_err(|_| {
+                ApiError::invalid(
+                    "top_k",
+                    "must be -1 or 0 (all tokens), or a positive number",
+                )
+            }),
+        }
+    }
+
+    fn stopping(
+        &self,
+        config: &ServeConfig,
+        default_max_tokens: Option<u32>,
+        may_draw_nothing: bool,
+    ) -> Result<StoppingCriteria, ApiError> {
+        let (max_tokens_field, max_tokens) = match self.max_completion_tokens {
+            Some(max_tokens) => ("max_completion_tokens", Some(max_tokens)),
+            None => ("max_tokens", self.max_tokens.or(default_max_tokens)),
+        };
+        if max_tokens == Some(0) && !may_draw_nothing {
+            return Err(ApiError::invalid(max_tokens_field, "must be at least 1"));
+        }
+        let mut min_tokens = self.min_tokens.unwrap_or(0);
+        if self.is_first_of_two() {
+            // A proxy has set `max_tokens` to 1 and left the rest of its client's request unchanged.
+            min_tokens = min_tokens.min(max_tokens.unwrap_or(min_tokens));
+        }
+        if min_tokens > max_tokens.unwrap_or(config.max_model_len) {
+            return Err(ApiError::invalid(
+                "min_tokens",
+                format!("must not exceed {max_tokens_field} or the model's context"),
+            ));
+        }
+        let stop_token_ids = self.stop_token_ids.clone().unwrap_or_default();
+        if stop_token_ids.len() > MAX_STOP_TOKEN_IDS {
+            return Err(ApiError::invalid(
+                "stop_token_ids",
+                format!("at most {MAX_STOP_TOKEN_IDS} are allowed"),
+            ));
+        }
+        check_token_ids("stop_token_ids", &stop_token_ids, config.vocab_size)?;
+        Ok(StoppingCriteria {
+            max_tokens,
+            min_tokens,
+            end_token_ids: if self.ignore_eos.unwrap_or(false) {
+                Vec::new()
+            } else {
+                config.end_token_ids.clone()
+            },
+            stop_token_ids,
+        })
+    }
+
+    /// Returns whether only the prompt is computed, because another server will answer.
+    fn is_first_of_two(&self) -> bool {
+        let params = self.kv_transfer_params.as_ref();
+        params.is_some_and(|params| params.get("do_remote_decode") == Some(&Value::Bool(true)))
+    }
+}
+
+pub fn check_cache_salt(salt: Option<&str>) -> Result<Option<Arc<str>>, ApiError> {
+    match salt {
+        Some(salt) if salt.is_empty() || salt.len() > MAX_CACHE_SALT_BYTES => {
+            Err(ApiError::invalid(
+                "cache_salt",
+                format!("must have between 1 and {MAX_CACHE_SALT_BYTES} bytes"),
+            ))
+        }
+        salt => Ok(salt.map(Into::into)),
+    }
+}
+
+fn stream_usage(options: Option<&StreamOptions>) -> Result<StreamUsage, ApiError> {
+    let is_set =
+        |option: fn(&StreamOptions) -> Option<bool>| options.and_then(option) == Some(true);
+    let in_last = is_set(|options| options.include_usage);
+    let in_every = is_set(|options| options.continuous_usage_stats);
+    match (in_last, in_every) {
+        (false, false) => Ok(StreamUsage::Never),
+        (true, false) => Ok(StreamUsage::Last),
+        (true, true) => Ok(StreamUsage::Every),
+        (false, true) => Err(ApiError::invalid(
+            "stream_options.continuous_usage_stats",
+            "only allowed with include_usage = true",
+        )),
+    }
+}
+
+/// Checks the number of alternatives. `param` is the field's name at this endpoint.
+pub fn check_logprobs(
+    param: &str,
+    num_logprobs: u32,
+    config: &ServeConfig,
+) -> Result<u32, ApiError> {
+    if num_logprobs <= config.max_logprobs {
+        Ok(num_logprobs)
+    } else {
+        Err(ApiError::invalid(
+            param,
+            format!("must be at most {}", config.max_logprobs),
+        ))
+    }
+}
+
+fn penalty(param: &str, value: Option<f64>) -> Result<f32, ApiError> {
+    within(
+        param,
+        value.unwrap_or(0.0),
+        |penalty| (-2.0..=2.0).contains(&penalty),
+        "between -2 and 2",
+    )
+}
+
+/// Checks a number before rounding: 2.00000001 is not "at most 2".
+fn within(
+    param: &str,
+    value: f64,
+    valid: fn(f64) -> bool,
+    expected: &str,
+) -> Result<f32, ApiError> {
+    if valid(value) {
+        Ok(value as f32)
+    } else {
+        Err(ApiError::invalid(
+            param,
+            format!("must be {expected}, not {value}"),
+        ))
+    }
+}
+
+fn stop_strings(stop: Option<StopField>) -> Result<Vec<String>, ApiError> {
+    let stop = stop.map_or_else(Vec::new, |stop| stop.0);
+    if stop.len() > MAX_STOP_STRINGS {
+        return Err(ApiError::invalid(
+            "stop",
+            format!("at most {MAX_STOP_STRINGS} stop strings are allowed"),
+        ));
+    }
+    if stop
+        .iter()
+        .any(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES)
+    {
+        return Err(ApiError::invalid(
+            "stop",
+            format!("a stop string must have between 1 and {MAX_STOP_BYTES} bytes"),
+        ));
+    }
+    Ok(stop)
+}
+
+fn objective_us(field: &str, ms: Option<u32>) -> Result<Option<u64>, ApiError> {
+    match ms {
+        Some(0) => Err(ApiError::invalid(field, "must be at least 1")),
+        ms => Ok(ms.map(|ms| u64::from(ms) * 1000)),
+    }
+}
+
+impl<'de> Deserialize<'de> for StopField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StopVisitor;
+
+        impl<'de> Visitor<'de> for StopVisitor {
+            type Value = StopField;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an array of strings")
+            }
+
+            fn visit_str<E>(self, stop: &str) -> Result<StopField, E> {
+                Ok(StopField(vec![stop.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<StopField, A::Error> {
+                let mut stop = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    stop.push(item);
+                }
+                Ok(StopField(stop))
+            }
+        }
+
+        deserializer.deserialize_any(StopVisitor)
+    }
+}

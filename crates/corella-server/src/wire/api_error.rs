@@ -1,0 +1,537 @@
+//! Every failure as OpenAI's error object, written for the caller who can correct it.
+
+mod engine;
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::config::serve_config::ServeConfig;
+use crate::wire::field_table::Endpoint;
+use crate::wire::reset_time::ResetTime;
+use crate::wire::short_text::{ShortText, shown};
+
+/// An error object, `{"error": {"message", "type", "param", "code"}}`, and its HTTP status.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    body: ErrorBody,
+    /// Time until the caller may retry, if known.
+    retry_after_us: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct ErrorBody {
+    message: ShortText,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<ShortText>,
+    code: Option<&'static str>,
+}
+
+/// The `retry-after` of a 429. Every request that ends frees a place in the queue, so this is a pace for retries and
+/// not a prediction.
+const RETRY_AFTER_S: &str = "1";
+
+/// OpenAI's clients prefer it to `retry-after`, which has whole seconds.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let message: String = message.into();
+        Self {
+            status,
+            body: ErrorBody {
+                message: message.into(),
+                kind,
+                param: None,
+                code: None,
+            },
+            retry_after_us: None,
+        }
+    }
+
+    /// A field whose value cannot be served.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let param: String = param.into();
+        let message = format!("{param}: {}", message.into());
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        error.body.param = Some(param.into());
+        error
+    }
+
+    /// A request for text to a model that generates none.
+    pub fn no_head(config: &ServeConfig) -> Self {
+        let model = config.model_name();
+        let message = match (config.is_encoder, &config.sentence.classes) {
+            (false, _) => format!(
+                "{model} is an embedding model: it has no output head (lm_head), so it generates no \
+                 text; use /v1/embeddings, /score or /rerank"
+            ),
+            (true, None) => format!(
+                "{model} is an encoder: it reads whole texts and generates none; use \
+                 /v1/embeddings, /score or /rerank"
+            ),
+            (true, Some(_)) => format!(
+                "{model} is an encoder that classifies texts and generates none; use /classify, \
+                 /score or /rerank"
+            ),
+        };
+        Self::invalid("model", message)
+    }
+
+    /// A request for vectors to a model that only gives scores.
+    pub fn no_vectors(config: &ServeConfig) -> Self {
+        let model = config.model_name();
+        let message = match config.is_encoder {
+            true => format!(
+                "{model} classifies texts, or pairs of texts, and makes no embeddings; use /classify, \
+                 /score or /rerank"
+            ),
+            false => format!(
+                "{model} scores pairs of texts, and makes no embeddings; use /score or /rerank"
+            ),
+        };
+        Self::invalid("model", message)
+    }
+
+    /// A request for scores to a decoder whose files have no template for pairs of texts.
+    pub fn no_pairs(model: &str) -> Self {
+        let message = format!("{model} has no chat template for pairs of a query and a document");
+        Self::invalid("model", message)
+    }
+
+    /// A request for one score to a model that has several.
+    pub fn many_classes(model: &str, num_classes: usize) -> Self {
+        let message = format!(
+            "{model} gives scores of {num_classes} classes, not one score of a pair of texts; use \
+             /classify"
+        );
+        Self::invalid("model", message)
+    }
+
+    pub fn message(&self) -> &str {
+        &self.body.message
+    }
+
+    pub fn param(&self) -> Option<&str> {
+        self.body.param.as_deref()
+    }
+
+    /// The same error, attributed to a field.
+    pub fn with_param(mut self, param: &str) -> Self {
+        self.body.param = Some(param.into());
+        self
+    }
+
+    /// The code, or the type of an error without one.
+    pub fn code_or_type(&self) -> &'static str {
+        self.body.code.unwrap_or(self.body.kind)
+    }
+
+    pub fn code(&self) -> Option<&'static str> {
+        self.body.code
+    }
+
+    /// The same error of a field with another name at this endpoint, or of a place within it.
+    pub fn renamed(mut self, from: &str, to: &str) -> Self {
+        let Some(rest) = self.param().and_then(|param| param.strip_prefix(from)) else {
+            return self;
+        };
+        if rest.is_empty() || rest.starts_with(['.', '[']) {
+            let param = format!("{to}{rest}");
+            if let Some(message) = self.body.message.strip_prefix(&format!("{from}{rest}: ")) {
+                self.body.message = format!("{param}: {message}").into();
+            }
+            self.body.param = Some(param.into());
+        }
+        self
+    }
+
+    /// The same error of a place in one of the tools, whose members have other names at this endpoint.
+    pub fn within_tools(self, from: &str, to: &str) -> Self {
+        let param = self.param().unwrap_or_default();
+        let Some((tool, _)) = param.split_once(&format!(".{from}")) else {
+            return self;
+        };
+        match tool.starts_with("tools[") {
+            true => {
+                let (from, to) = (format!("{tool}.{from}"), format!("{tool}.{to}"));
+                self.renamed(&from, &to)
+            }
+            false => self,
+        }
+    }
+
+    /// The same error of a tool or of a tool choice, at an endpoint where its members have no `function` around them.
+    pub fn without_function(self) -> Self {
+        let param = self.param().unwrap_or_default();
+        let is_of_tool = ["tools[", "tool_choice."]
+            .iter()
+            .any(|field| param.starts_with(field));
+        match param.split_once(".function").filter(|_| is_of_tool) {
+            Some((tool, _)) => {
+                let tool = tool.to_owned();
+                self.renamed(&format!("{tool}.function"), &tool)
+            }
+            None => self,
+        }
+    }
+
+    /// The same error with the tool's place in the request. `places` are the places of the kept tools.
+    pub fn of_kept_tools(self, places: &[usize]) -> Self {
+        let param = self.param().unwrap_or_default();
+        let index = { param.strip_prefix("tools[") }.and_then(|rest| rest.split_once(']'));
+        let index = index.and_then(|(index, _)| index.parse::<usize>().ok());
+        match index.and_then(|index| Some((index, places.get(index)?))) {
+            Some((index, place)) => {
+                self.renamed(&format!("tools[{index}]"), &format!("tools[{place}]"))
+            }
+            None => self,
+        }
+    }
+
+    /// A field that neither Corella nor another known server has.
+    pub fn unknown_field(path: &str, name: &str, closest: Option<&str>) -> Self {
+        let shown = shown(name);
+        let (dot, place) = match path {
+            "" => ("", String::new()),
+            path => (".", format!(" in {path}")),
+        };
+        let advice = match closest {
+            Some(closest) => format!("did you mean `{closest}`?"),
+            None => "leave it out".to_owned(),
+        };
+        let message = format!("unknown field `{shown}`{place}; {advice}");
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        error.body.param = Some(format!("{path}{dot}{shown}").into());
+        error.body.code = Some("unknown_parameter");
+        error
+    }
+
+    /// A field that belongs to another endpoint.
+    pub fn misplaced(name: &str, endpoint: Endpoint, endpoints: &[Endpoint]) -> Self {
+        let paths: Vec<_> = endpoints.iter().map(|endpoint| endpoint.path()).collect();
+        let message = format!(
+            "{} has no such field; it is one of {}",
+            endpoint.path(),
+            paths.join(" and ")
+        );
+        let mut error = Self::invalid(name, message);
+        error.body.code = Some("unknown_parameter");
+        error
+    }
+
+    /// A field that other servers support and Corella does not.
+    pub fn unsupported(param: impl Into<String>, advice: &str) -> Self {
+        let message = format!("not supported by this server; {advice}");
+        let mut error = Self::invalid(param, message);
+        error.body.code = Some("unsupported_parameter");
+        error
+    }
+
+    /// A body that is not JSON, or not an object.
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    pub fn model_not_found(model: &str, served: &str) -> Self {
+        let model = shown(model);
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!(
+                "The model `{model}` does not exist; this server has `{served}`: ask for that, or leave `model` out."
+            ),
+        );
+        error.body.param = Some("model".into());
+        error.body.code = Some("model_not_found");
+        error
+    }
+
+    /// A caller asks to fetch a model from a server that fetches none.
+    pub fn not_pulled(model: &str, served: &str) -> Self {
+        let mut error = Self::model_not_found(model, served);
+        let message = format!(
+            "{} It fetches no other: run `corella pull {}` on its machine, and serve that.",
+            error.message(),
+            shown(model)
+        );
+        error.body.message = message.into();
+        error
+    }
+
+    /// A response that the caller names and that does not exist, for this reason.
+    pub fn response_not_found(id: &str, reason: &str) -> Self {
+        Self::not_found("response", id, reason, "response_not_found")
+    }
+
+    /// The same error about the response that a request wants to continue, in the form of OpenAI's API: clients that
+    /// see this code send the whole conversation instead.
+    pub fn into_previous_response_error(mut self) -> Self {
+        self.status = StatusCode::BAD_REQUEST;
+        self.body.code = Some("previous_response_not_found");
+        self.with_param("previous_response_id")
+    }
+
+    /// The same error about the response whose item a request names.
+    pub fn into_item_error(mut self) -> Self {
+        self.body.code = Some("item_not_found");
+        self
+    }
+
+    pub fn item_not_found(id: &str, reason: &str) -> Self {
+        Self::not_found("item", id, reason, "item_not_found")
+    }
+
+    pub fn file_not_found(id: &str, reason: &str) -> Self {
+        Self::not_found("file", id, reason, "file_not_found")
+    }
+
+    pub fn batch_not_found(id: &str) -> Self {
+        Self::not_found("batch", id, "does not exist", "batch_not_found")
+    }
+
+    /// The server was started without a folder for files.
+    pub fn no_files() -> Self {
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            "This server keeps no files and runs no batches; it has to be started with --files-dir DIR.",
+        );
+        error.body.code = Some("no_files");
+        error
+    }
+
+    pub fn file_too_large(limit: u64) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            format!("A file may have at most {limit} bytes (--max-file-bytes)."),
+        )
+    }
+
+    /// The disk limit leaves no room for more files.
+    pub fn insufficient_storage(message: impl Into<String>) -> Self {
+        let mut error = Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            message.into(),
+        );
+        error.body.code = Some("storage_full");
+        error
+    }
+
+    /// An object of the caller's that does not exist.
+    fn not_found(kind: &str, id: &str, reason: &str, code: &'static str) -> Self {
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!("The {kind} `{}` {reason}.", shown(id)),
+        );
+        error.body.code = Some(code);
+        error
+    }
+
+    pub fn unauthorized() -> Self {
+        let mut error = Self::new(
+            StatusCode::UNAUTHORIZED,
+            "authentication_error",
+            "Missing or wrong API key; send `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+        );
+        error.body.code = Some("invalid_api_key");
+        error
+    }
+
+    /// The key is valid, but does not permit this.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::FORBIDDEN, "permission_error", message);
+        error.body.code = Some("insufficient_permissions");
+        error
+    }
+
+    /// A model that the caller's key may not use. The error does not reveal which models exist.
+    pub fn model_not_allowed(model: &str) -> Self {
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!(
+                "The model `{}` does not exist, or your API key may not use it.",
+                shown(model)
+            ),
+        );
+        error.body.param = Some("model".into());
+        error.body.code = Some("model_not_found");
+        error
+    }
+
+    /// The caller's key has used up a limit, which has room again after `wait_us`.
+    pub fn rate_limited(message: impl Into<String>, wait_us: u64) -> Self {
+        let mut error = Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            format!(
+                "{} Try again in {}.",
+                message.into(),
+                ResetTime { time_us: wait_us }
+            ),
+        );
+        error.body.code = Some("rate_limit_exceeded");
+        error.retry_after_us = Some(wait_us);
+        error
+    }
+
+    /// A prompt longer than the caller's key may use in a minute.
+    pub fn beyond_rate(prompt_field: &str, num_tokens: usize, per_minute: u32) -> Self {
+        let message = format!(
+            "has {num_tokens} tokens, and this API key may use {per_minute} tokens per minute"
+        );
+        let mut error = Self::invalid(prompt_field, message);
+        error.body.code = Some("rate_limit_exceeded");
+        error
+    }
+
+    /// `advice` is a sentence.
+    pub fn unknown_path(path: &str, advice: &str) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!("There is no {} here. {advice}", shown(path)),
+        )
+    }
+
+    pub fn wrong_method(method: &str, path: &str, methods: &[&str]) -> Self {
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "invalid_request_error",
+            format!(
+                "{} does not answer {}; send {}.",
+                shown(path),
+                shown(method),
+                methods.join(" or ")
+            ),
+        )
+    }
+
+    /// A request for labels to a model without any.
+    pub fn no_classes(model: &str) -> Self {
+        let message = format!(
+            "{model} has no classification head, so it knows no labels; use /score or /rerank, or \
+             structured_outputs.choice of /v1/chat/completions"
+        );
+        Self::invalid("model", message)
+    }
+
+    pub fn body_too_large(limit: u64) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            format!("The request body is larger than {limit} bytes."),
+        )
+    }
+
+    pub fn body_memory_full() -> Self {
+        let mut error = Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            "The bodies of other requests take all of --max-body-memory; try again later.",
+        );
+        error.body.code = Some("body_memory_full");
+        error
+    }
+
+    pub fn body_too_slow(limit_s: u64) -> Self {
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "invalid_request_error",
+            format!("The request body did not arrive within {limit_s} seconds."),
+        )
+    }
+
+    pub fn to_json(&self) -> String {
+        #[derive(Serialize)]
+        struct Envelope<'a> {
+            error: &'a ErrorBody,
+        }
+        serde_json::to_string(&Envelope { error: &self.body }).unwrap_or_default()
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::from(self.to_json()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                match self.retry_after_us {
+                    None => {
+                        headers.insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+                    }
+                    Some(time_us) => {
+                        headers.insert(RETRY_AFTER, time_us.div_ceil(1_000_000).into());
+                        headers.insert(RETRY_AFTER_MS, time_us.div_ceil(1000).into());
+                    }
+                }
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        // The layer of another API reads the error here and rewrites it in that API's shape.
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// Returns the codes in the sources of all errors, by the two ways in which errors get them.
+    fn codes() -> BTreeSet<&'static str> {
+        let source = include_str!("api_error.rs");
+        let (source, _) = source
+            .split_once("#[cfg(test)]")
+            .expect("the tests are last");
+        let mut codes = BTreeSet::new();
+        for source in [source, include_str!("api_error/engine.rs")] {
+            let set = { source.split("body.code = Some(\"").skip(1) }
+                .filter_map(|rest| rest.split('"').next());
+            let given = { source.split("Self::not_found(").skip(1) }
+                .filter_map(|rest| rest.split(')').next()?.rsplit('"').nth(1));
+            codes.extend(set.chain(given));
+        }
+        codes
+    }
+
+    /// A caller looks for the code of an error in the book.
+    #[test]
+    fn every_code_is_in_the_book() {
+        let codes = codes();
+        for known in ["unknown_parameter", "file_not_found", "queue_full"] {
+            assert!(codes.contains(known), "{codes:?}");
+        }
+        let troubleshooting = include_str!("../../../../docs/src/troubleshooting.md");
+        let headings: String = { troubleshooting.lines() }
+            .filter(|line| line.starts_with("### "))
+            .collect();
+        let reference = include_str!("../../../../docs/src/reference/api.md");
+        let (_, table) = reference.split_once("\n## Errors\n").expect("it is there");
+        for code in codes {
+            let shown = format!("`{code}`");
+            assert!(
+                headings.contains(&shown),
+                "troubleshooting.md has no heading with {shown}"
+            );
+            assert!(
+                table.contains(&shown),
+                "api.md does not list {shown} under Errors"
+            );
+        }
+    }
+}

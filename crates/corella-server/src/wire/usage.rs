@@ -1,0 +1,54 @@
+//! The numbers of tokens that an answer reports.
+
+use serde::Serialize;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    pub prompt_tokens: u64,
+    pub completion_tokens: u64,
+    pub total_tokens: u64,
+    pub prompt_tokens_details: PromptTokensDetails,
+    /// Present only for replies of conversations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+impl Usage {
+    pub fn new(
+        num_prompt_tokens: u32,
+        num_cached_tokens: u32,
+        num_output_tokens: u32,
+        num_reasoning_tokens: Option<u32>,
+    ) -> Self {
+        let (prompt_tokens, completion_tokens) =
+            (num_prompt_tokens.into(), num_output_tokens.into());
+        Self {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: num_cached_tokens.into(),
+            },
+            completion_tokens_details: num_reasoning_tokens.map(|reasoning_tokens| {
+                CompletionTokensDetails {
+                    reasoning_tokens: reasoning_tokens.into(),
+                }
+            }),
+        }
+    }
+
+    pub fn reasoning_tokens(&self) -> u64 {
+        let details = self.completion_tokens_details.as_ref();
+        details.map_or(0, |details| details.reasoning_tokens)
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    pub cached_tokens: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompletionTokensDetails {
+    pub reasoning_tokens: u64,
+}
