@@ -2,7 +2,7 @@
 
 pub(crate) mod deadline;
 pub(crate) mod follower;
-pub(crate) mod head_room;
+pub(crate) mod length_forecast;
 pub(crate) mod log_buckets;
 pub(crate) mod output_length;
 pub(crate) mod patience;

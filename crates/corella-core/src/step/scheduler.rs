@@ -11,7 +11,7 @@
 //! | [`Holds`] | pages that other nodes still read or write, fetches among them |
 //! | [`Spills`] | KV of preempted requests in host memory |
 //! | [`KvCache`] | pages, and the prefix tree over them |
-//! | [`Outlook`] | the expected lengths of requests, and the pages kept for them |
+//! | [`LengthForecast`] | the expected lengths of requests, and the pages kept for them |
 //! | [`InflightSteps`] | steps that have not returned |
 //! | [`Pace`] | the time, and the duration of steps |
 //! | [`Journal`] | outputs and counts |
@@ -63,7 +63,7 @@ use crate::cache::hold::Holds;
 use crate::cache::kv_cache::KvCache;
 use crate::cache::spill::Spills;
 use crate::pace::Pace;
-use crate::queue::head_room::Outlook;
+use crate::queue::length_forecast::LengthForecast;
 use crate::queue::receipt::Receipts;
 use crate::queue::waiting_queue::WaitingQueue;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
@@ -118,7 +118,7 @@ pub struct Scheduler {
     holds: Holds,
     spills: Spills,
     kv: KvCache,
-    outlook: Outlook,
+    forecast: LengthForecast,
     inflight: InflightSteps,
     pace: Pace,
     journal: Journal,
@@ -150,7 +150,7 @@ impl Scheduler {
             holds: Holds::default(),
             spills: Spills::default(),
             kv: new_cache(&config),
-            outlook: Outlook::new(&config),
+            forecast: LengthForecast::new(&config),
             inflight: InflightSteps::default(),
             pace: Pace::default(),
             journal: Journal::default(),
@@ -189,7 +189,7 @@ impl Scheduler {
         for state in states {
             let index = self.requests.insert(state);
             let state = &mut self.requests[index];
-            self.outlook.note_drawn_elsewhere(state);
+            self.forecast.note_drawn_elsewhere(state);
             self.waiting.add(index, state, &self.pace);
             self.set_branches_to(index);
         }
@@ -330,7 +330,7 @@ impl Scheduler {
         }
         for index in prefills {
             // The forecast's clock has advanced, although these requests have not decoded.
-            self.outlook.recount(&mut self.requests[index]);
+            self.forecast.recount(&mut self.requests[index]);
         }
     }
 
@@ -374,7 +374,7 @@ impl Scheduler {
         let num_rows = state.num_rows();
         let contribution = state.contribution();
         if contribution.is_some_and(|contribution| num_rows >= contribution.max_rows) {
-            self.outlook.recount(&mut self.requests[index]);
+            self.forecast.recount(&mut self.requests[index]);
         }
         self.note_planned(index, was_prefilling, plan);
     }
@@ -397,7 +397,7 @@ impl Scheduler {
             return None;
         }
         plan.batch.released = self.running.take_released_slots();
-        self.outlook.lower_share();
+        self.forecast.lower_share();
         let counters = self.journal.counters();
         counters.num_steps += 1;
         counters.num_scheduled_tokens += plan.batch.num_tokens() as u64;
@@ -432,7 +432,7 @@ impl Scheduler {
             num_evicted_pages: self.kv.num_evicted(),
             num_snapshots: self.kv.num_snapshots(),
             num_queued_tokens: self.waiting.num_new_tokens(),
-            head_room_share: self.outlook.share(),
+            head_room_share: self.forecast.share(),
             prefill_us: self.pace.prefill_us(1024),
             bulk_prefill_us: self.pace.bulk_prefill_us(),
             expected_tpot_us: self.expected_tpot_us(),
@@ -501,11 +501,11 @@ impl Scheduler {
     /// use. Requests without a slot are counted anew: the clock advances, and they take no rows.
     fn keep_pages_of_running(&mut self) {
         for index in self.receipts.iter() {
-            self.outlook.recount(&mut self.requests[index]);
+            self.forecast.recount(&mut self.requests[index]);
         }
         let counted = self.running.iter().chain(self.receipts.iter());
         let requests = &self.requests;
-        self.outlook
+        self.forecast
             .keep_pages(counted.map(|index| &requests[index]));
     }
 
@@ -513,7 +513,7 @@ impl Scheduler {
     fn raise_share(&mut self) {
         let requests = &self.requests;
         let running = self.running.iter().map(|index| &requests[index]);
-        self.outlook.raise_share(running);
+        self.forecast.raise_share(running);
     }
 }
 

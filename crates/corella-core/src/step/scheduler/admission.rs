@@ -80,7 +80,7 @@ impl Scheduler {
     pub(super) fn has_pages_for(&mut self, candidate: &Candidate) -> bool {
         let num_available = self.kv.num_available();
         candidate.num_new_pages <= num_available
-            && candidate.num_new_pages + self.outlook.forecast_mut().peak_with(&candidate.demand)
+            && candidate.num_new_pages + self.forecast.pages_mut().peak_with(&candidate.demand)
                 <= num_available
     }
 
@@ -120,7 +120,7 @@ impl Scheduler {
                 return Err(Held::ByLeader);
             }
         }
-        self.outlook.expect_output(&mut self.requests[index]);
+        self.forecast.expect_output(&mut self.requests[index]);
         let state = &mut self.requests[index];
         state.limit_rows_at_once(self.config.num_rows_at_once(state.num_known_tokens()));
         let num_restored_rows = match self.spills.has(state.id()) {
@@ -199,7 +199,7 @@ impl Scheduler {
             num_uncached_tokens: state.num_known_tokens() - num_matched_tokens,
             num_new_pages: num_pages - num_in_use + num_donors,
             demand: self
-                .outlook
+                .forecast
                 .page_demand(state, num_pages as u32, num_shared as u32),
             found,
         }
@@ -358,6 +358,6 @@ impl Scheduler {
         }
         let chunk = self.end_at_snapshot(index, chunk, plan.batch.step);
         self.plan_span(index, chunk, plan);
-        self.outlook.count(&mut self.requests[index]);
+        self.forecast.count(&mut self.requests[index]);
     }
 }

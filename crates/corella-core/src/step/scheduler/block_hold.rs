@@ -64,7 +64,7 @@ impl Scheduler {
         let is_cached = |page: &PageId| !self.kv.is_locked(*page);
         let num_new_pages = tables.pages().filter(is_cached).count();
         self.keep_pages_of_running();
-        let num_needed_pages = num_new_pages + self.outlook.forecast().peak();
+        let num_needed_pages = num_new_pages + self.forecast.pages().peak();
         let num_available_pages = self.kv.num_available();
         if self.holds.fetches().is_barred() || num_needed_pages > num_available_pages {
             return Err(HoldRefusal::NoRoom {

@@ -37,8 +37,8 @@ impl Scheduler {
             decodes.truncate(max_decodes);
             decodes.sort_unstable_by_key(|&index| requests[index].rank());
         }
-        self.outlook
-            .forecast_mut()
+        self.forecast
+            .pages_mut()
             .advance(decodes.len(), num_wanting);
         for index in decodes {
             // An earlier request of this loop may have preempted it.
@@ -62,7 +62,7 @@ impl Scheduler {
             }
             if self.kv.try_extend(state.tables_mut(), |_| num_entries + 1) {
                 let num_pages = self.config.kv_groups.len();
-                self.outlook.note_taken(state, num_pages);
+                self.forecast.note_taken(state, num_pages);
                 let slot = state.held_slot();
                 plan.extend_tables(state, slot, |_, _| num_entries);
                 return true;

@@ -11,7 +11,7 @@ impl Scheduler {
         reason: FinishReason,
         sample: Option<Sample>,
     ) {
-        self.outlook.note_ended(&self.requests[index], &reason);
+        self.forecast.note_ended(&self.requests[index], &reason);
         self.emit(index, sample, Some(reason));
         self.leave(index, Leaving::Finished);
     }
@@ -46,7 +46,7 @@ impl Scheduler {
             stage @ (Stage::Receiving | Stage::Arrived) => self.leave_receipts(index, stage),
             Stage::Running => {
                 self.running.remove(index, &self.requests);
-                self.outlook.stop_counting(&mut self.requests[index]);
+                self.forecast.stop_counting(&mut self.requests[index]);
                 let requests = &mut self.requests;
                 self.waiting
                     .let_go_of_followers(Leader::Request(index), u32::MAX, requests);

@@ -230,7 +230,7 @@ impl Scheduler {
         self.journal.counters().num_generated_tokens += 1;
         let state = &mut self.requests[index];
         state.push_token(sample.token);
-        self.outlook.note_grown(state);
+        self.forecast.note_grown(state);
         match state.finish_reason() {
             Some(reason) => {
                 self.finish(index, reason, Some(sample));

@@ -49,7 +49,7 @@ impl Scheduler {
         let num_cached = found.pages().filter(|&page| !self.kv.is_locked(page));
         let num_new_pages = num_pages + num_cached.count();
         self.keep_pages_of_running();
-        let num_needed_pages = num_new_pages + self.outlook.forecast().peak();
+        let num_needed_pages = num_new_pages + self.forecast.pages().peak();
         let num_available_pages = self.kv.num_available();
         if is_barred
             || num_needed_pages > num_available_pages

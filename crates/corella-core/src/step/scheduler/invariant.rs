@@ -140,7 +140,7 @@ impl Scheduler {
                 contribution.unwrap_or_else(|| panic!("request {id} is not counted"));
             (contribution, state.tables().num_pages())
         });
-        self.outlook.forecast().check_invariants(counted);
+        self.forecast.pages().check_invariants(counted);
         for state in self.requests.iter() {
             let id = state.id();
             let is_holder = matches!(

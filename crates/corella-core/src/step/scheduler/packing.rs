@@ -40,7 +40,7 @@ impl Scheduler {
 
         let mut num_tokens = plan.budget.prefill_room();
         let mut num_available = self.kv.num_available();
-        let mut forecast = self.outlook.forecast().clone();
+        let mut forecast = self.forecast.pages().clone();
         let num_seqs = (plan.budget.prefill_seqs_left as usize).min(self.running.num_free_slots());
         let mut chosen: Vec<usize> = Vec::new();
         for at in by_size {

@@ -40,7 +40,7 @@ impl Scheduler {
         let num_turns = self.num_decode_turns();
         let now = plan.batch.step.0;
         let due = self.requests[index].due_step(|| {
-            let forecast = self.outlook.forecast();
+            let forecast = self.forecast.pages();
             let num_rows = forecast.num_steps_until(num_needed_pages, num_available);
             StepId(now + u64::from(num_rows) * num_turns)
         });
@@ -72,7 +72,7 @@ impl Scheduler {
         if self.running.num_free_slots() < 2 {
             return true;
         }
-        let num_taken = self.outlook.forecast().pages_after(patient.num_rows_left)
+        let num_taken = self.forecast.pages().pages_after(patient.num_rows_left)
             + (candidate.num_needed_pages() + patient.num_needed_pages) as i64;
         num_taken > self.kv.num_available() as i64
     }

@@ -107,12 +107,12 @@ impl Scheduler {
             num_slots: self.running.num_free_slots() as i64 - self.spills.num_restoring() as i64,
             num_available: self.kv.num_available(),
             num_begun: num_begun * num_groups,
-            forecast: self.outlook.forecast().clone(),
+            forecast: self.forecast.pages().clone(),
         };
         let preempt = |room: &mut VictimRoom, at: usize| {
             let state = victims[at].1;
             let num_held_pages = state.tables().num_pages();
-            let num_kept_pages = self.outlook.num_kept_pages(state, num_held_pages as u32);
+            let num_kept_pages = self.forecast.num_kept_pages(state, num_held_pages as u32);
             if let Some(contribution) = state.contribution() {
                 room.forecast.remove(contribution, num_held_pages);
                 room.forecast.drop_kept_pages(num_kept_pages as usize);

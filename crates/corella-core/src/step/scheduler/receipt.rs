@@ -76,14 +76,14 @@ impl Scheduler {
         let found = self.ready_prefix(index, num_rows - u32::from(is_recurrent));
         let num_cached_rows = found.num_rows(self.config.page_size);
         let state = &mut self.requests[index];
-        self.outlook.expect_output(state);
+        self.forecast.expect_output(state);
         state.limit_rows_at_once(self.config.num_rows_at_once(num_rows));
         state.enter(Stage::Receiving);
         // Its last row may be computed again.
         let candidate = self.count_candidate(index, found, num_rows - 1);
         self.keep_pages_of_running();
         let num_new_pages = candidate.num_new_pages;
-        let peak = self.outlook.forecast_mut().peak_with(&candidate.demand);
+        let peak = self.forecast.pages_mut().peak_with(&candidate.demand);
         let num_needed_pages = num_new_pages + peak;
         let num_available_pages = self.kv.num_available();
         let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
@@ -119,7 +119,7 @@ impl Scheduler {
     pub(super) fn begin_receiving(&mut self, index: RequestIndex, deadline_us: u64) {
         let state = &mut self.requests[index];
         self.receipts.begin(index, state, deadline_us);
-        self.outlook.count(state);
+        self.forecast.count(state);
     }
 
     /// The whole computed pages of its first `num_rows` tokens in the prefix tree.
@@ -150,7 +150,7 @@ impl Scheduler {
         state.push_token(token);
         state.note_kv_of_other_node();
         let is_last = state.finish_reason();
-        self.outlook.note_drawn_elsewhere(state);
+        self.forecast.note_drawn_elsewhere(state);
         self.receipts.arrive(index, num_rows, &mut self.requests);
         if let Some(reason) = is_last {
             self.finish(index, reason, None);
@@ -209,7 +209,7 @@ impl Scheduler {
     pub(super) fn stop_receiving(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         self.receipts.end(index, state);
-        self.outlook.stop_counting(state);
+        self.forecast.stop_counting(state);
         let pages = state.tables_mut().take_pages();
         self.kv.unlock_all(pages);
         state.enter(Stage::Waiting);
@@ -224,7 +224,7 @@ impl Scheduler {
     /// pages, so the pages are held.
     pub(super) fn leave_receipts(&mut self, index: RequestIndex, stage: Stage) {
         let state = &mut self.requests[index];
-        self.outlook.stop_counting(state);
+        self.forecast.stop_counting(state);
         if stage == Stage::Arrived {
             self.receipts.remove_arrived(index);
             return;
@@ -281,7 +281,7 @@ impl Scheduler {
             let num_entries = state.tables().len();
             if self.kv.try_extend(state.tables_mut(), |_| num_entries + 1) {
                 let num_pages = state.tables().num_groups();
-                self.outlook.note_taken(state, num_pages);
+                self.forecast.note_taken(state, num_pages);
                 return true;
             }
             plan.is_short_of_pages = true;
@@ -320,7 +320,7 @@ impl Scheduler {
         self.note_admitted(index);
         self.running.insert(index, &self.requests);
         self.plan_span(index, 1, plan);
-        self.outlook.recount(&mut self.requests[index]);
+        self.forecast.recount(&mut self.requests[index]);
     }
     /// Counts the prompt of a request with KV when it first gets a slot, or loses its pages before that.
     pub(super) fn note_admitted(&mut self, index: RequestIndex) {

@@ -123,8 +123,8 @@ impl Scheduler {
     /// pages. Returns the number of drafts.
     fn draft(&mut self, index: RequestIndex, max: u32, plan: &mut StepPlan) -> u32 {
         let max = max.min(self.num_drafts_before_snapshot(index));
-        let demand = self.outlook.demand_of_running(&self.requests[index]);
-        let num_own_pages = self.outlook.forecast().num_own_pages(&demand);
+        let demand = self.forecast.demand_of_running(&self.requests[index]);
+        let num_own_pages = self.forecast.pages().num_own_pages(&demand);
         let state = &mut self.requests[index];
         // The token drawn behind the last draft may be the request's last.
         let num_left = state.max_tokens() - (state.num_drawn_tokens());
@@ -144,7 +144,7 @@ impl Scheduler {
         let num_entries = (num_rows.div_ceil(page_size) as usize).saturating_sub(first_new);
         let num_pages = num_entries * self.config.kv_groups.len();
         if num_pages > 0 {
-            let num_others_pages = self.outlook.forecast().peak().saturating_sub(num_own_pages);
+            let num_others_pages = self.forecast.pages().peak().saturating_sub(num_own_pages);
             let has_pages = !plan.is_short_of_pages
                 && num_others_pages + num_pages <= self.kv.num_available()
                 && (self.waiting.len() == 0 || num_pages <= num_own_pages);
@@ -153,8 +153,8 @@ impl Scheduler {
                 let slot = state.held_slot();
                 plan.extend_tables(state, slot, |_, _| first_new);
                 let num_kept_pages = num_pages.min(demand.num_kept_pages as usize);
-                self.outlook.forecast_mut().drop_kept_pages(num_kept_pages);
-                self.outlook.note_taken(state, num_pages);
+                self.forecast.pages_mut().drop_kept_pages(num_kept_pages);
+                self.forecast.note_taken(state, num_pages);
             } else {
                 let num_free_rows = first_new as u32 * page_size - state.num_scheduled_tokens();
                 state.truncate_drafts(num_free_rows);

@@ -119,7 +119,7 @@ impl Scheduler {
             num_known_tokens: state.num_known_tokens(),
             num_cached_rows,
             num_tokens_left: &|| {
-                let num_tokens = self.outlook.output_at(state, MEDIAN);
+                let num_tokens = self.forecast.output_at(state, MEDIAN);
                 num_tokens.saturating_sub(state.num_drawn_tokens())
             },
         };

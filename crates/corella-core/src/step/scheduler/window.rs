@@ -36,7 +36,7 @@ impl Scheduler {
         let end = wanted.min(first + num_affordable);
         if end > first && self.kv.try_extend(state.tables_mut(), |_| end) {
             let num_pages = (end - first) * num_window_groups as usize;
-            self.outlook.note_taken(state, num_pages);
+            self.forecast.note_taken(state, num_pages);
             let slot = state.held_slot();
             let groups = &self.config.kv_groups;
             plan.extend_tables(state, slot, |group, table| match groups[group].window {
@@ -101,6 +101,6 @@ impl Scheduler {
                 self.kv.unlock_all(gone);
             }
         }
-        self.outlook.note_given_back(state, num_gone);
+        self.forecast.note_given_back(state, num_gone);
     }
 }

@@ -14,10 +14,10 @@ const HORIZON: u32 = 20;
 /// in ten outputs do not exceed. The quantile is given in units of 1/2^32.
 const RETURNING_QUANTILE: u32 = (1 << 31) / 10 * 18;
 
-/// The expectations about requests. They cover the pages of running requests and of requests whose KV another node or
-/// host memory fills.
+/// The lengths that outputs are expected to have, and the pages for them: of running requests, and of requests whose KV
+/// another node or host memory fills.
 #[derive(Debug)]
-pub(crate) struct Outlook {
+pub(crate) struct LengthForecast {
     config: SchedulerConfig,
     lengths: OutputLengths,
     forecast: PageForecast,
@@ -25,7 +25,7 @@ pub(crate) struct Outlook {
     share: u32,
 }
 
-impl Outlook {
+impl LengthForecast {
     pub fn new(config: &SchedulerConfig) -> Self {
         let is_timed = config.head_room == HeadRoom::Estimate;
         let num_growing_groups = config.num_groups_without_window();
@@ -40,11 +40,11 @@ impl Outlook {
         }
     }
 
-    pub fn forecast(&self) -> &PageForecast {
+    pub fn pages(&self) -> &PageForecast {
         &self.forecast
     }
 
-    pub fn forecast_mut(&mut self) -> &mut PageForecast {
+    pub fn pages_mut(&mut self) -> &mut PageForecast {
         &mut self.forecast
     }
 
@@ -291,29 +291,29 @@ mod tests {
     /// second one is 0.618, and at first 512 lengths are equally likely: 316 tokens.
     #[test]
     fn what_was_expected_to_have_ended_gets_a_new_expectation() {
-        let outlook = Outlook::new(&config(HeadRoom::Estimate));
+        let forecast = LengthForecast::new(&config(HeadRoom::Estimate));
         let mut state = state(vec![9]);
         state.push_token(7);
         state.expect_output(1);
-        outlook.expect_output(&mut state);
+        forecast.expect_output(&mut state);
         assert!((308..=324).contains(&state.expected_output()));
         // Before that time an expectation is unchanged.
         state.expect_output(2);
-        outlook.expect_output(&mut state);
+        forecast.expect_output(&mut state);
         assert_eq!(state.expected_output(), 2);
     }
 
     #[test]
     fn a_share_falls_with_steps_and_rises_to_what_was_used() {
-        let mut outlook = Outlook::new(&config(HeadRoom::Share {
+        let mut forecast = LengthForecast::new(&config(HeadRoom::Share {
             share: 1000,
             min_share: 900,
             num_decay_steps: 4,
         }));
         let shares: Vec<_> = (0..5)
             .map(|_| {
-                outlook.lower_share();
-                outlook.share()
+                forecast.lower_share();
+                forecast.share()
             })
             .collect();
         assert_eq!(shares, [975, 950, 925, 900, 900]);
@@ -322,19 +322,19 @@ mod tests {
         for token in 0..5 {
             state.push_token(token);
         }
-        outlook.raise_share([&state].into_iter());
-        assert_eq!(outlook.share(), HeadRoom::ONE / 20);
+        forecast.raise_share([&state].into_iter());
+        assert_eq!(forecast.share(), HeadRoom::ONE / 20);
     }
 
     /// The subtracted numbers are the added ones, even if the expectation has changed.
     #[test]
     fn a_request_leaves_nothing_in_the_forecast() {
-        let mut outlook = Outlook::new(&config(HeadRoom::Estimate));
+        let mut forecast = LengthForecast::new(&config(HeadRoom::Estimate));
         let mut state = state(vec![9]);
-        outlook.recount(&mut state);
-        assert!(outlook.forecast().peak() > 0);
+        forecast.recount(&mut state);
+        assert!(forecast.pages().peak() > 0);
         state.expect_output(400);
-        outlook.stop_counting(&mut state);
-        outlook.forecast().check_invariants([].into_iter());
+        forecast.stop_counting(&mut state);
+        forecast.pages().check_invariants([].into_iter());
     }
 }
