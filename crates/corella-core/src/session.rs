@@ -49,6 +49,7 @@ mod decode_opening;
 mod decode_search;
 mod decode_session;
 mod export_book;
+mod heartbeat;
 mod key;
 mod landing;
 mod load_config;
@@ -58,7 +59,6 @@ mod message;
 mod prefill_end;
 mod prefill_session;
 mod prompt_work;
-mod pulse;
 mod siblings;
 mod tombstone;
 

@@ -127,7 +127,7 @@ impl DecodeEnd {
     ) {
         self.note_time(now_us);
         if let Some(session) = self.open_session(key) {
-            session.pulse.heard_us = now_us;
+            session.heartbeat.heard_us = now_us;
         }
         match message {
             ToDecode::Heartbeat => {}
@@ -440,7 +440,7 @@ impl DecodeEnd {
         };
         if session.deadline_us.is_some_and(is_due) {
             self.end(key, Some(AbortReason::DeadlinePassed));
-        } else if is_due(session.pulse.lost_us(&self.config)) {
+        } else if is_due(session.heartbeat.lost_us(&self.config)) {
             let node = session.node;
             self.actions.push_back(DecodeAction::MarkSuspect { node });
             self.end(key, Some(AbortReason::PeerLost));
@@ -450,7 +450,7 @@ impl DecodeEnd {
             // The other choice may have no turn yet: this one gets rows of its own.
             self.leave_siblings(key);
             self.stop_waiting(key);
-        } else if is_due(session.pulse.beat_us(&self.config)) {
+        } else if is_due(session.heartbeat.due_us(&self.config)) {
             self.send(key, ToPrefill::Heartbeat);
         }
     }
@@ -531,7 +531,7 @@ impl DecodeEnd {
 
     pub(super) fn send(&mut self, key: SessionKey, message: ToPrefill) {
         if let Some(session) = self.sessions.get_mut(&key) {
-            session.pulse.sent_us = self.now_us;
+            session.heartbeat.sent_us = self.now_us;
         }
         self.actions.push_back(DecodeAction::Send { key, message });
     }

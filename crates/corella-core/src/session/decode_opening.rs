@@ -6,8 +6,8 @@ use alloc::boxed::Box;
 use crate::NodeId;
 use crate::session::decode_end::{DecodeAction, DecodeEnd};
 use crate::session::decode_session::{DecodeSession, Stage};
+use crate::session::heartbeat::Heartbeat;
 use crate::session::message::{AbortReason, Allocate, Allocated, FirstToken, Hello, Refusal};
-use crate::session::pulse::Pulse;
 use crate::session::{SessionKey, ToPrefill};
 
 impl DecodeEnd {
@@ -28,7 +28,7 @@ impl DecodeEnd {
             node,
             arithmetic: { !hello.computes_like(&self.hello) }.then(|| hello.arithmetic()),
             stage: Stage::Greeting,
-            pulse: Pulse::new(self.now_us),
+            heartbeat: Heartbeat::new(self.now_us),
             deadline_us: None,
             num_rows: 0,
             num_earlier_tokens: 0,

@@ -3,10 +3,10 @@
 
 use alloc::boxed::Box;
 
+use crate::session::heartbeat::Heartbeat;
 use crate::session::message::Mismatch;
 use crate::session::prefill_end::PrefillAction;
 use crate::session::prefill_session::{Context, Link, PrefillSession, PromptWork, Remote};
-use crate::session::pulse::Pulse;
 use crate::session::{
     AbortReason, Allocate, Allocated, Hello, Peer, Refusal, SessionKey, ToDecode,
 };
@@ -32,7 +32,7 @@ impl PrefillSession {
         self.remote = Remote::Linked(Link {
             key,
             node: peer.node,
-            pulse: Pulse::new(context.now_us),
+            heartbeat: Heartbeat::new(context.now_us),
             has_answered: false,
             has_greeted: false,
             may_compute: false,

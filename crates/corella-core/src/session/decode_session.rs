@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 
 use crate::session::SessionConfig;
+use crate::session::heartbeat::Heartbeat;
 use crate::session::message::{AbortReason, Allocate, FirstToken};
-use crate::session::pulse::Pulse;
 use crate::{Arithmetic, FinishReason, NodeId, RequestError, SessionId};
 
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(super) struct DecodeSession {
     /// The prefill node's arithmetic, if it is not this node's.
     pub arithmetic: Option<Arithmetic>,
     pub stage: Stage,
-    pub pulse: Pulse,
+    pub heartbeat: Heartbeat,
     /// The request's deadline, by this node's clock.
     pub deadline_us: Option<u64>,
     pub num_rows: u32,
@@ -87,8 +87,8 @@ impl DecodeSession {
         let deadlines = [
             self.deadline_us,
             load,
-            Some(self.pulse.beat_us(config)),
-            Some(self.pulse.lost_us(config)),
+            Some(self.heartbeat.due_us(config)),
+            Some(self.heartbeat.lost_us(config)),
         ];
         deadlines.into_iter().flatten().min()
     }

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use crate::queue::output_length::OutputLengths;
 use crate::session::export_book::ExportBook;
+use crate::session::heartbeat::Heartbeat;
 use crate::session::prefill_end::{ClientEvent, PrefillAction, SessionFinish, Submission};
-use crate::session::pulse::Pulse;
 use crate::session::{
     AbortReason, Finish, FirstToken, Hello, Peer, SessionConfig, SessionKey, ToDecode, ToPrefill,
     Tokens,
@@ -73,7 +73,7 @@ pub(super) enum Remote {
 pub(super) struct Link {
     pub(super) key: SessionKey,
     pub(super) node: NodeId,
-    pub(super) pulse: Pulse,
+    pub(super) heartbeat: Heartbeat,
     pub(super) has_answered: bool,
     pub(super) has_greeted: bool,
     /// The peer understands [`ToDecode::Compute`], and computes the bits that this node computes.
@@ -251,8 +251,8 @@ impl PrefillSession {
         let deadlines = [
             self.deadline_us,
             self.is_allocating().then_some(self.allocate_by_us),
-            link.map(|link| link.pulse.beat_us(config)),
-            link.map(|link| link.pulse.lost_us(config)),
+            link.map(|link| link.heartbeat.due_us(config)),
+            link.map(|link| link.heartbeat.lost_us(config)),
             hold,
         ];
         deadlines.into_iter().flatten().min()
@@ -276,7 +276,7 @@ impl PrefillSession {
         // Messages of an attempt that was given up are ignored.
         let link = self.link_of(key)?;
         let node = link.node;
-        link.pulse.heard_us = context.now_us;
+        link.heartbeat.heard_us = context.now_us;
         link.has_answered = true;
         match message {
             ToPrefill::Heartbeat => {}
@@ -343,7 +343,7 @@ impl PrefillSession {
             Remote::Placing => {}
             Remote::Linked(link) => {
                 let node = link.node;
-                let is_silent = is_due(link.pulse.lost_us(config));
+                let is_silent = is_due(link.heartbeat.lost_us(config));
                 if is_silent || (is_search_over && !link.has_answered) {
                     context.act(PrefillAction::MarkSuspect { node });
                 }
@@ -356,7 +356,7 @@ impl PrefillSession {
                 } else if is_search_over {
                     let reason = AbortReason::AllocateTimedOut;
                     self.lose(reason.clone(), Some(reason), context);
-                } else if is_due(link.pulse.beat_us(config)) {
+                } else if is_due(link.heartbeat.due_us(config)) {
                     self.send(ToDecode::Heartbeat, context);
                 }
             }
@@ -615,7 +615,7 @@ impl PrefillSession {
 
     pub(super) fn send(&mut self, message: ToDecode, context: &mut Context<'_>) {
         if let Remote::Linked(link) = &mut self.remote {
-            link.pulse.sent_us = context.now_us;
+            link.heartbeat.sent_us = context.now_us;
             let key = link.key;
             context.act(PrefillAction::Send { key, message });
         }

@@ -3,12 +3,12 @@
 use crate::session::SessionConfig;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pulse {
+pub(super) struct Heartbeat {
     pub heard_us: u64,
     pub sent_us: u64,
 }
 
-impl Pulse {
+impl Heartbeat {
     pub fn new(now_us: u64) -> Self {
         Self {
             heard_us: now_us,
@@ -22,7 +22,7 @@ impl Pulse {
     }
 
     /// When a heartbeat is due, unless something else is sent before.
-    pub fn beat_us(&self, config: &SessionConfig) -> u64 {
+    pub fn due_us(&self, config: &SessionConfig) -> u64 {
         self.sent_us.saturating_add(config.heartbeat_us)
     }
 }
