@@ -59,7 +59,7 @@ impl SamplingParams {
     };
 
     /// Whether the caller asks for a result about the prompt that only its computation gives.
-    pub fn is_told_of_prompt(&self) -> bool {
+    pub fn wants_prompt_outputs(&self) -> bool {
         self.prompt_logprobs.is_some() || self.pooling.is_some()
     }
 

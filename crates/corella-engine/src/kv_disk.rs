@@ -175,7 +175,7 @@ impl KvDisk {
         let limits = scheduler.config();
         let (page_size, hasher) = (limits.page_size, limits.block_hasher);
         let is_stored = request.namespace == Namespace::default() && store.num_blocks() > 0;
-        if !is_stored || request.sampling.is_told_of_prompt() {
+        if !is_stored || request.sampling.wants_prompt_outputs() {
             return;
         }
         let tokens: Vec<_> = { request.prompt.iter().chain(&request.output) }

@@ -161,7 +161,8 @@ impl BlockFetcher {
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
         }
-        let is_suitable = submission.adapter.is_none() && !submission.sampling.is_told_of_prompt();
+        let is_suitable =
+            submission.adapter.is_none() && !submission.sampling.wants_prompt_outputs();
         let prefix = Prefix::of(&submission);
         if !is_suitable || !self.takes(prefix) {
             self.note(FetchOutcome::Unsuitable, prefix);

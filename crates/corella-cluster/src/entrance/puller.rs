@@ -169,7 +169,7 @@ impl Puller {
         source: &Source,
         submission: &Submission,
     ) -> Result<KeptRows, &'static str> {
-        if submission.sampling.is_told_of_prompt() {
+        if submission.sampling.wants_prompt_outputs() {
             return Err("log-probabilities or a hidden state of the prompt are wanted");
         }
         if self.engine.kv_pages().states().is_some() {

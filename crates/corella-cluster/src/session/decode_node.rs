@@ -199,7 +199,12 @@ impl Driver for DecodeNode {
                     None => self.reserve(state, key, submission, deadline_us),
                     Some(source) => {
                         let reserving = self.clone();
-                        self.spawn(reserving.reserve_held_to(key, source, submission, deadline_us));
+                        self.spawn(reserving.reserve_with_constraint(
+                            key,
+                            source,
+                            submission,
+                            deadline_us,
+                        ));
                     }
                 }
             }
@@ -309,7 +314,7 @@ impl DecodeNode {
     }
 
     /// Reserves pages for a request with a constraint once the constraint is made.
-    async fn reserve_held_to(
+    async fn reserve_with_constraint(
         self: Arc<Self>,
         key: SessionKey,
         source: Arc<str>,

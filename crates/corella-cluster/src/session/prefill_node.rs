@@ -261,7 +261,7 @@ impl PrefillNode {
             sibling: None,
             // Only the node that computes the prompt has its log-probabilities and its hidden state. A constraint without
             // a source, or with a source above 1 MiB, cannot be sent.
-            stays: match submission.sampling.is_told_of_prompt() {
+            stays: match submission.sampling.wants_prompt_outputs() {
                 true => Some(StayReason::PromptOutputs),
                 false => {
                     { constraint.is_some() && source.is_none() }.then_some(StayReason::Constraint)

@@ -63,7 +63,7 @@ impl Scheduler {
         request: Request,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
-        if request.sampling.is_told_of_prompt() {
+        if request.sampling.wants_prompt_outputs() {
             return Err(AdmissionError::NoDecodeNode);
         }
         let max_tokens = self.config.check_request(&request)?;
