@@ -16,11 +16,11 @@ use crate::command::Command;
 pub(crate) struct Doorbell(SyncSender<()>);
 
 /// The loop's end of its doorbell.
-pub(crate) struct DoorbellEar(Receiver<()>);
+pub(crate) struct WakeReceiver(Receiver<()>);
 
-pub(crate) fn doorbell() -> (Doorbell, DoorbellEar) {
+pub(crate) fn doorbell() -> (Doorbell, WakeReceiver) {
     let (sender, receiver) = sync_channel(1);
-    (Doorbell(sender), DoorbellEar(receiver))
+    (Doorbell(sender), WakeReceiver(receiver))
 }
 
 impl Doorbell {
@@ -38,7 +38,7 @@ impl Drop for Doorbell {
     }
 }
 
-impl DoorbellEar {
+impl WakeReceiver {
     /// Forgets earlier rings. The loop looks for news after this, so that it misses none.
     pub(crate) fn clear(&self) {
         let _ = self.0.try_recv();

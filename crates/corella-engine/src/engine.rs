@@ -161,7 +161,7 @@ impl Engine {
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
         let kv_pages = executor.kv_pages();
         let adapters = executor.adapters();
-        let (doorbell, doorbell_ear) = doorbell();
+        let (doorbell, wake_receiver) = doorbell();
         let step_returned = doorbell.clone();
         executor.set_waker(Arc::new(move || step_returned.ring()));
         let spill_thread = match shared.limits.max_spilled_pages {
@@ -205,7 +205,7 @@ impl Engine {
             drafter,
             commands,
             streams: HashMap::new(),
-            doorbell: doorbell_ear,
+            wake_receiver,
             kv_events: Feed::default(),
             kv_facts: Feed::default(),
             blocks: BlockDesk::default(),

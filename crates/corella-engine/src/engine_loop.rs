@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, TryRecvError};
 
 use crate::block_desk::BlockDesk;
 use crate::command::Command;
-use crate::doorbell::DoorbellEar;
+use crate::doorbell::WakeReceiver;
 use crate::drafter::Drafter;
 use crate::engine::Shared;
 use crate::engine_error::ResetError;
@@ -41,7 +41,7 @@ pub(crate) struct EngineLoop {
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
     /// Rings for commands, returned steps, ended copies, and room in a feed.
-    pub(crate) doorbell: DoorbellEar,
+    pub(crate) wake_receiver: WakeReceiver,
     pub(crate) kv_events: Feed<KvEvent>,
     pub(crate) kv_facts: Feed<KvFact>,
     pub(crate) blocks: BlockDesk,
@@ -87,7 +87,7 @@ impl EngineLoop {
     pub(crate) fn run(&mut self) -> Result<Infallible, Stopped> {
         loop {
             // Everything that rings is checked after this, so that no event is missed.
-            self.doorbell.clear();
+            self.wake_receiver.clear();
             self.drain_commands()?;
             self.take_ended_copies();
             self.take_made_masks()?;
@@ -290,7 +290,7 @@ impl EngineLoop {
         let timeout = self.scheduler.poll_deadline().map(|deadline_us| {
             Duration::from_micros(deadline_us.saturating_sub(self.shared.now_us()))
         });
-        self.doorbell.wait(timeout);
+        self.wake_receiver.wait(timeout);
         Ok(self.poll_event()?.unwrap_or(Event::Nothing))
     }
 

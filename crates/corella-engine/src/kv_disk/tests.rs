@@ -9,7 +9,7 @@ use corella_model::{Executor, MockConfig, MockExecutor};
 use corella_test::wait_until;
 
 use super::*;
-use crate::doorbell::{DoorbellEar, doorbell};
+use crate::doorbell::{WakeReceiver, doorbell};
 use crate::submission::Submission;
 
 /// A prompt of six whole blocks and a part of a seventh.
@@ -21,7 +21,7 @@ struct Bench {
     now_us: u64,
     num_requests: u64,
     folder: PathBuf,
-    _ear: DoorbellEar,
+    _wake_receiver: WakeReceiver,
 }
 
 impl Bench {
@@ -38,7 +38,7 @@ impl Bench {
             identity: 1,
         };
         let pages = MockExecutor::new(MockConfig::new(50, 64, 4)).kv_pages();
-        let (bell, ear) = doorbell();
+        let (bell, wake_receiver) = doorbell();
         let disk = KvDisk::start(&config, pages, &mut scheduler, bell).unwrap();
         wait_until("the file is open", || disk.tier.store_to_write().is_some());
         Self {
@@ -47,7 +47,7 @@ impl Bench {
             now_us: 1,
             num_requests: 0,
             folder,
-            _ear: ear,
+            _wake_receiver: wake_receiver,
         }
     }
 

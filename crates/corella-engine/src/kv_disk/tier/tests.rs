@@ -80,7 +80,7 @@ fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
     let store = tier.store().unwrap();
     store.erase().unwrap();
     assert!(write(&tier, &write_task(&tier), &rows(&tier)));
-    let (bell, _ear) = doorbell();
+    let (bell, _wake_receiver) = doorbell();
     let (report, reports) = bounded(8);
     let (tasks, read_tasks) = bounded(1);
     let report = LoopSender::new(report, bell);
