@@ -10,7 +10,7 @@ use corella_core::{
 };
 
 use crate::answer::{Answer, Reply, question};
-use crate::block_desk::BlockCommand;
+use crate::block_command::BlockCommand;
 use crate::command::Command;
 use crate::doorbell::CommandSender;
 use crate::engine::Shared;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use corella_core::{KvEvent, KvFact, PinError, Request, RequestId, Reservation, TokenId};
 use crossbeam_channel::Sender;
 
-use crate::block_desk::BlockCommand;
+use crate::block_command::BlockCommand;
 use crate::block_exchange::BlockFact;
 use crate::engine_error::ResetError;
 use crate::engine_watch::WatchEnd;

@@ -16,7 +16,7 @@ use corella_model::{Adapters, Executor, ExecutorError, KvPages};
 use crossbeam_channel::Sender;
 
 use crate::adapter::AdapterIndex;
-use crate::block_desk::BlockDesk;
+use crate::block_command::BlockCommands;
 use crate::block_exchange::{BlockExchange, BlockFacts};
 use crate::command::Command;
 use crate::doorbell::{CommandSender, doorbell};
@@ -208,7 +208,7 @@ impl Engine {
             wake_receiver,
             kv_events: Feed::default(),
             kv_facts: Feed::default(),
-            blocks: BlockDesk::default(),
+            block_commands: BlockCommands::default(),
             spill_thread,
             kv_disk,
             masks,

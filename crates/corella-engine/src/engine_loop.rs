@@ -13,7 +13,7 @@ use corella_core::{
 use corella_model::{Executor, ExecutorError};
 use crossbeam_channel::{Receiver, TryRecvError};
 
-use crate::block_desk::BlockDesk;
+use crate::block_command::BlockCommands;
 use crate::command::Command;
 use crate::doorbell::WakeReceiver;
 use crate::drafter::Drafter;
@@ -44,7 +44,7 @@ pub(crate) struct EngineLoop {
     pub(crate) wake_receiver: WakeReceiver,
     pub(crate) kv_events: Feed<KvEvent>,
     pub(crate) kv_facts: Feed<KvFact>,
-    pub(crate) blocks: BlockDesk,
+    pub(crate) block_commands: BlockCommands,
     /// `None` if no request may keep its KV in host memory.
     pub(crate) spill_thread: Option<SpillThread>,
     /// `None` without a disk for blocks.
@@ -220,7 +220,7 @@ impl EngineLoop {
         if let Some(disk) = &mut self.kv_disk {
             disk.store_next(&mut self.scheduler, now_us);
         }
-        self.blocks
+        self.block_commands
             .forward(&mut self.scheduler, self.kv_disk.as_ref(), now_us);
         // The counters come before the outputs: a caller that sees its request end also sees the counts after it.
         let stats = self.scheduler.stats();
@@ -408,12 +408,13 @@ impl EngineLoop {
             Command::SubscribeKvFacts(subscriber) => self.kv_facts.subscribe(subscriber),
             Command::Block(command) => {
                 let now_us = self.shared.now_us();
-                self.blocks.carry_out(command, &mut self.scheduler, now_us);
+                self.block_commands
+                    .carry_out(command, &mut self.scheduler, now_us);
                 self.check_invariants();
             }
             Command::SubscribeBlockFacts(subscriber) => {
                 let now_us = self.shared.now_us();
-                self.blocks
+                self.block_commands
                     .subscribe(subscriber, &mut self.scheduler, now_us);
             }
             Command::Abort(id) => {

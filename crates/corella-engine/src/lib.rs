@@ -3,7 +3,7 @@
 
 mod adapter;
 mod answer;
-mod block_desk;
+mod block_command;
 mod block_exchange;
 mod command;
 mod doorbell;

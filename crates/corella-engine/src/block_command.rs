@@ -1,4 +1,4 @@
-//! The loop's side of loads and fetches of blocks.
+//! Commands about cached blocks, which the loop carries out.
 
 use std::iter;
 
@@ -52,16 +52,16 @@ pub(crate) enum BlockCommand {
     },
 }
 
-/// Passes commands on to the scheduler, and facts to the driver of loads.
+/// Passes commands on to the scheduler, and facts to the driver of fetches.
 #[derive(Default)]
-pub(crate) struct BlockDesk {
+pub(crate) struct BlockCommands {
     facts: Feed<BlockFact>,
     /// Holds whose end was reported to the subscriber, and that are not released.
     ended: Vec<HoldId>,
 }
 
-impl BlockDesk {
-    /// Passes a command on. A hold or a fetch whose asker has gone ends at once: its pages are not read or written yet.
+impl BlockCommands {
+    /// Passes a command on. A hold or a fetch whose caller has gone ends at once: its pages are not read or written yet.
     pub fn carry_out(&mut self, command: BlockCommand, scheduler: &mut Scheduler, now_us: u64) {
         // The scheduler's clock may have stopped with the last step, and leases begin now.
         scheduler.note_time(now_us);
@@ -232,7 +232,7 @@ mod tests {
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         match std::pin::Pin::new(answer).poll(&mut cx) {
             std::task::Poll::Ready(answer) => answer,
-            std::task::Poll::Pending => panic!("the desk has not answered"),
+            std::task::Poll::Pending => panic!("the command has not been answered"),
         }
     }
 
@@ -242,7 +242,7 @@ mod tests {
         const NOW_US: u64 = 1000 * LEASE_US;
         for (released_us, has_lived) in [(LEASE_US - 1, true), (LEASE_US, false)] {
             let (mut scheduler, list) = idle_scheduler();
-            let mut desk = BlockDesk::default();
+            let mut commands = BlockCommands::default();
             let (reply, mut answer) = question(drop);
             let until_us = NOW_US + 10 * LEASE_US;
             let hold = BlockCommand::Hold {
@@ -251,14 +251,14 @@ mod tests {
                 until_us,
                 reply,
             };
-            desk.carry_out(hold, &mut scheduler, NOW_US);
+            commands.carry_out(hold, &mut scheduler, NOW_US);
             let held = taken(&mut answer).unwrap().unwrap();
             assert_eq!(held.num_blocks, 2);
             assert_eq!(scheduler.poll_deadline(), Some(NOW_US + LEASE_US));
             let (reply, mut answer) = question(drop);
             let id = held.id;
             let release = BlockCommand::Release { id, reply };
-            desk.carry_out(release, &mut scheduler, NOW_US + released_us);
+            commands.carry_out(release, &mut scheduler, NOW_US + released_us);
             assert_eq!(taken(&mut answer), Some(has_lived));
         }
     }
