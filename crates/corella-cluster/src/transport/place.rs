@@ -39,11 +39,11 @@ impl Place {
     }
 }
 
-/// A word in a sender's memory. A receiver that reads another value there reads the wrong memory.
+/// A number in a sender's memory. A receiver that reads another value there reads the wrong memory.
 #[derive(Debug)]
-pub struct Word(Box<u64>);
+pub struct Canary(Box<u64>);
 
-impl Word {
+impl Canary {
     pub fn new(content: u64) -> Self {
         Self(Box::new(content))
     }
@@ -52,7 +52,7 @@ impl Word {
         NonNull::slice_from_raw_parts(NonNull::from(&*self.0).cast(), size_of::<u64>())
     }
 
-    /// Encodes the word's place and value for the receiver's test.
+    /// Encodes the canary's address and value, which the receiver compares.
     pub fn encode(&self) -> PathData {
         let mut data = PathData::default();
         data[..8].copy_from_slice(&Place::of(self.memory()).address.to_le_bytes());
@@ -60,7 +60,7 @@ impl Word {
         data
     }
 
-    /// Decodes the place of a sender's word and the bytes there.
+    /// Decodes the place and the value of a sender's canary.
     pub fn decode(data: &PathData) -> (Place, [u8; size_of::<u64>()]) {
         let [address, content] =
             [0, 8].map(|at| u64::from_le_bytes(data[at..at + 8].try_into().expect("8 bytes")));

@@ -10,7 +10,7 @@ use corella_model::KvPages;
 
 use crate::transport::io_parts::IoParts;
 use crate::transport::path_name::PathName;
-use crate::transport::place::Word;
+use crate::transport::place::Canary;
 use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, PathKind, RowPath, RowReader};
 use crate::transport::socket::Socket;
 
@@ -25,18 +25,18 @@ pub const KIND: PathKind = PathKind {
     start: |incarnation| Ok(Arc::new(Shm::new(incarnation))),
 };
 
-/// Half of the word that a receiver reads as a test.
-const WORD: u64 = 0x5bd1_e995_c0de_11a5;
+/// Tells the canary from other memory that has the incarnation.
+const CANARY: u64 = 0x5bd1_e995_c0de_11a5;
 
 #[derive(Debug)]
 pub struct Shm {
-    word: Word,
+    canary: Canary,
 }
 
 impl Shm {
     pub fn new(incarnation: u64) -> Self {
         Self {
-            word: Word::new(incarnation ^ WORD),
+            canary: Canary::new(incarnation ^ CANARY),
         }
     }
 }
@@ -53,7 +53,7 @@ impl RowPath for Shm {
     /// All of a process's memory can be read, or none.
     fn offer(&self, _pages: &Arc<dyn KvPages>) -> Result<Option<Offer>, PathError> {
         Ok(Some(Offer {
-            data: self.word.encode(),
+            data: self.canary.encode(),
             bytes: Vec::new(),
         }))
     }
@@ -83,9 +83,9 @@ impl RowPath for Shm {
     }
 }
 
-/// Returns the other process's memory, if its word can be read.
+/// Returns the other process's memory, if its canary can be read.
 fn read_word(socket: &Socket, offer: &Offer) -> Option<HostMemory> {
-    let (place, content) = Word::decode(&offer.data);
+    let (place, content) = Canary::decode(&offer.data);
     let mut memory = HostMemory::new(socket.peer_pid()?);
     let mut bytes = [0; size_of::<u64>()];
     let mut parts = IoParts::default();

@@ -223,7 +223,7 @@ impl Scene {
         self.other.load(&key(1), address, 0, num_rows, table)
     }
 
-    /// Greets with the word at an address of this process's memory.
+    /// Greets with the canary at an address of this process's memory.
     fn greet(&self, address: u64, content: u64) -> UnixStream {
         let (mut stream, _) = self.listener.accept().unwrap();
         stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
@@ -251,9 +251,9 @@ fn receive(stream: &mut UnixStream) -> Frame {
 #[test]
 fn a_memory_that_cannot_be_read_is_said_before_any_load() {
     let scene = Scene::new("unreadable");
-    let word = 0x1122_3344_u64;
-    let address = std::ptr::from_ref(&word).addr() as u64;
-    for (address, content) in [(0, 0), (address, word + 1)] {
+    let canary = 0x1122_3344_u64;
+    let address = std::ptr::from_ref(&canary).addr() as u64;
+    for (address, content) in [(0, 0), (address, canary + 1)] {
         let load = scene.load(&page_ids(0..2), 32);
         let _stream = scene.greet(address, content);
         let status = wait(&load);
@@ -269,14 +269,14 @@ fn a_memory_that_cannot_be_read_is_said_before_any_load() {
 #[test]
 fn wrong_places_fail_their_load() {
     let scene = Scene::new("places");
-    let word = 0x1122_3344_u64;
-    let address = std::ptr::from_ref(&word).addr() as u64;
+    let canary = 0x1122_3344_u64;
+    let address = std::ptr::from_ref(&canary).addr() as u64;
     let page: Vec<u8> = (0..8192).map(content(&key(1), 0, 0)).collect();
     let checksum = xxh3_64(&page);
     let at_page = page.as_ptr().addr() as u64;
     let load = |page: u32| scene.load(&page_ids([page]), 16);
     let mut loads = vec![load(0)];
-    let mut stream = scene.greet(address, word);
+    let mut stream = scene.greet(address, canary);
     loads.extend((1..4).map(load));
     let mut ids = Vec::new();
     while ids.len() < 4 {

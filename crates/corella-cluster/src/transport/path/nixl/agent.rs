@@ -13,15 +13,15 @@ use super::library::{
     Agent, AgentConfig, DRAM, Functions, NixlError, NixlLibrary, RegisterList, SYNC_STRICT, check,
 };
 use super::staging::Staging;
-use crate::transport::place::Word;
+use crate::transport::place::Canary;
 
 /// UCX chooses among the networks of the machine; `UCX_TLS` and its other variables are for the operator.
 const BACKEND: &CStr = c"UCX";
 /// NIXL's thread sleeps until an event, but no longer than this, because some of its networks wake no thread. 0 would
 /// have it never sleep.
 const PROGRESS_DELAY_US: u64 = 10_000;
-/// Half of the word that a receiver reads as a test.
-const WORD: u64 = 0x3c6e_f372_fe94_f82b;
+/// Tells the canary from other memory that has the incarnation.
+const CANARY: u64 = 0x3c6e_f372_fe94_f82b;
 /// Limits unfinished reads of connections that were given up. Each has its own memory.
 const MAX_UNFINISHED: usize = 64;
 
@@ -35,7 +35,7 @@ pub struct NixlAgent {
     num_unfinished: AtomicUsize,
     /// Pages that others may read. They stay as long as the agent, because a read may come late.
     offered: Mutex<Vec<Arc<dyn KvPages>>>,
-    word: Word,
+    canary: Canary,
 }
 
 /// A life of a peer that NIXL knows.
@@ -86,7 +86,7 @@ impl NixlAgent {
             peers: Mutex::default(),
             num_unfinished: AtomicUsize::new(0),
             offered: Mutex::default(),
-            word: Word::new(incarnation ^ WORD),
+            canary: Canary::new(incarnation ^ CANARY),
         };
         this.start_backend()?;
         Ok(Arc::new(this))
@@ -121,14 +121,14 @@ impl NixlAgent {
         self.agent.as_ptr()
     }
 
-    pub(super) fn word(&self) -> &Word {
-        &self.word
+    pub(super) fn canary(&self) -> &Canary {
+        &self.canary
     }
 
     /// Registers a node's KV memory, so that others may read it as long as the agent lives.
     pub(super) fn register_pages(&self, pages: &Arc<dyn KvPages>) -> Result<(), NixlError> {
         let mut regions = pages.regions();
-        regions.push(self.word.memory());
+        regions.push(self.canary.memory());
         // The pages are kept even after an error, because NIXL may have registered some.
         lock(&self.offered).push(pages.clone());
         for region in joined(regions) {

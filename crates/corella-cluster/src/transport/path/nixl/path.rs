@@ -10,7 +10,7 @@ use super::agent::NixlAgent;
 use super::library::{NixlError, NixlLibrary};
 use super::reader::NixlReader;
 use crate::transport::path_name::PathName;
-use crate::transport::place::Word;
+use crate::transport::place::Canary;
 use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, PathKind, RowPath, RowReader};
 use crate::transport::socket::Socket;
 
@@ -43,7 +43,7 @@ impl RowPath for NixlAgent {
         }
         self.register_pages(pages)?;
         Ok(Some(Offer {
-            data: self.word().encode(),
+            data: self.canary().encode(),
             bytes: self.metadata()?,
         }))
     }
@@ -65,18 +65,18 @@ impl RowPath for NixlAgent {
     }
 }
 
-/// Reads the word that the sender has named.
+/// Reads the canary that the sender has named.
 async fn test(
     mut reader: NixlReader,
     socket: &Socket,
     offer: &Offer,
 ) -> Result<NixlReader, NixlError> {
-    let (place, content) = Word::decode(&offer.data);
+    let (place, content) = Canary::decode(&offer.data);
     reader.set_places(&mut [place].into_iter(), content.len());
     match *reader.bytes(socket, TEST_TIMEOUT).await? == content {
         true => Ok(reader),
         false => Err(NixlError::Peer(
-            "what NIXL reads is not the word that it said",
+            "NIXL reads other memory than the sender named",
         )),
     }
 }
