@@ -14,15 +14,15 @@
 //! * `transport`: moves KV rows from memory to memory.
 //! * `exporter`: carries out the export tasks of the core with the sender.
 //! * `blocks`: cached blocks that one node loads from another.
-//! * `entrance`: prompts that a proxy has one node compute for another.
+//! * `kv_connector`: prompts that a proxy has one node compute for another.
 //! * `session`: requests that two nodes serve together.
 //! * `node`: a node and its role.
 
 pub mod blocks;
 mod clock;
 mod driver;
-pub mod entrance;
 mod exporter;
+pub mod kv_connector;
 pub mod node;
 mod peer_log;
 mod registry;

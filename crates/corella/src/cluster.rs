@@ -1,12 +1,12 @@
 //! A cluster node in the form that the server and its options use.
 
-mod entrance;
+mod kv_connector;
 mod status;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::entrance::Site;
+use corella_cluster::kv_connector::Site;
 use corella_cluster::node::{
     ClusterNode, ModelFacts, NodeConfig, NodeError, NodePort, RoleConflict, ServedModel,
 };

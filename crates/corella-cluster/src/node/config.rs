@@ -8,7 +8,7 @@ use corella_engine::Tracer;
 
 use super::error::{NodeError, transport_error};
 use crate::blocks::FetchConfig;
-use crate::entrance::Network;
+use crate::kv_connector::Network;
 use crate::registry::{RegistryUrl, Role};
 use crate::tls::{ClusterTls, TlsFiles};
 use crate::transport::PathKind;

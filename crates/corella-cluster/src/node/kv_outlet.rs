@@ -10,7 +10,7 @@ use super::error::NodeError;
 use super::host_name::host_name;
 use super::listener::NodePort;
 use crate::blocks::{LoaderNode, SourceNode, follow_facts};
-use crate::entrance::{BlockFetcher, KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX, Site};
+use crate::kv_connector::{BlockFetcher, KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX, Site};
 use crate::session::KvAddress;
 use crate::transport::{KvReceiver, KvSender, PeerAddress, RowPath, SenderConfig};
 

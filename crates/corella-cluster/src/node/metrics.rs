@@ -14,7 +14,7 @@ use prometheus_client::registry::Unit;
 use super::ClusterNode;
 use super::role::{DecodeRole, PrefillRole, RunningRole};
 use crate::blocks::SourceStats;
-use crate::entrance::{Entrance, FetchOutcome, KeptEnd, PullOutcome};
+use crate::kv_connector::{FetchOutcome, KeptEnd, KvConnector, PullOutcome};
 
 /// Metrics of the role that the node has when scraped.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ impl Collector for NodeMetrics {
         if let Some(source) = role.block_source() {
             encode_source(source.stats(), &mut encoder)?;
         }
-        match role.entrance() {
-            Some(entrance) => encode_entrance(entrance, &mut encoder),
+        match role.connector() {
+            Some(connector) => encode_connector(connector, &mut encoder),
             None => Ok(()),
         }
     }
@@ -62,8 +62,8 @@ fn encode_source(stats: SourceStats, encoder: &mut DescriptorEncoder<'_>) -> fmt
 }
 
 /// Encodes metrics of requests that proxies paired.
-fn encode_entrance(entrance: &Entrance, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    if let Some(kept) = &entrance.kept {
+fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    if let Some(kept) = &connector.kept {
         gauge(
             encoder,
             "corella_kept_prompts",
@@ -74,7 +74,7 @@ fn encode_entrance(entrance: &Entrance, encoder: &mut DescriptorEncoder<'_>) -> 
         let help = "Prompts that are no longer kept, by what has become of them";
         outcomes(encoder, "corella_kept_prompts_ended", help, &ends)?;
     }
-    if let Some(puller) = &entrance.puller {
+    if let Some(puller) = &connector.puller {
         let ends = PullOutcome::ALL.map(|outcome| (outcome.as_str(), puller.num_requests(outcome)));
         let help = "Requests whose prompt another node had computed for a proxy, by whether its KV rows \
                     were pulled";
@@ -86,7 +86,7 @@ fn encode_entrance(entrance: &Entrance, encoder: &mut DescriptorEncoder<'_>) -> 
             puller.num_rows(),
         )?;
     }
-    if let Some(fetcher) = &entrance.fetcher {
+    if let Some(fetcher) = &connector.fetcher {
         let starts = FetchOutcome::ALL.map(|start| (start.as_str(), fetcher.num_requests(start)));
         let help = "Requests that named a node with blocks of their prompt, by how the fetch began";
         outcomes(encoder, "corella_block_fetches", help, &starts)?;

@@ -15,7 +15,7 @@ use super::host_name::host_name;
 use super::kv_outlet::{CachedBlocks, KvOutlet};
 use super::listener::NodePort;
 use crate::blocks::SourceNode;
-use crate::entrance::{AllowedPeers, Entrance, KeptPrompts, Network, Puller, Site};
+use crate::kv_connector::{AllowedPeers, KeptPrompts, KvConnector, Network, Puller, Site};
 use crate::registry::{NodeRecord, Peers, Registry, RegistryConfig, Role};
 use crate::session::{
     DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, serve_sessions,
@@ -34,7 +34,7 @@ pub enum RunningRole {
 /// The engine alone, unless a proxy pairs it with other nodes.
 #[derive(Default)]
 pub struct UnifiedRole {
-    paired: Option<(Entrance, Outlet)>,
+    paired: Option<(KvConnector, Outlet)>,
 }
 
 /// The ways in which other nodes load from this one.
@@ -50,7 +50,7 @@ pub struct PrefillRole {
     pub registry: Registry,
     /// Whether it decodes requests that no decode node takes.
     falls_back: bool,
-    entrance: Entrance,
+    connector: KvConnector,
     outlet: Outlet,
 }
 
@@ -61,7 +61,7 @@ pub struct DecodeRole {
     pub peers: Arc<Peers>,
     /// Loads KV rows for the node.
     pub receiver: Arc<KvReceiver>,
-    entrance: Entrance,
+    connector: KvConnector,
     outlet: Outlet,
     /// Dropping it ends the server of sessions when the last of them has ended.
     stop: Mutex<Option<oneshot::Sender<()>>>,
@@ -75,11 +75,11 @@ impl RunningRole {
     }
 
     /// Serves the requests that proxies pair.
-    pub fn entrance(&self) -> Option<&Entrance> {
+    pub fn connector(&self) -> Option<&KvConnector> {
         match self {
-            Self::Unified(role) => role.paired.as_ref().map(|(entrance, _)| entrance),
-            Self::Prefill(role) => Some(&role.entrance),
-            Self::Decode(role) => Some(&role.entrance),
+            Self::Unified(role) => role.paired.as_ref().map(|(connector, _)| connector),
+            Self::Prefill(role) => Some(&role.connector),
+            Self::Decode(role) => Some(&role.connector),
         }
     }
 
@@ -112,7 +112,7 @@ impl RunningRole {
     /// Returns the generator that a server submits to, if not its engine.
     pub fn generator(&self) -> Option<Arc<dyn Generate>> {
         match self {
-            Self::Prefill(role) => Some(role.entrance.local.clone()),
+            Self::Prefill(role) => Some(role.connector.local.clone()),
             Self::Unified(_) | Self::Decode(_) => None,
         }
     }
@@ -203,7 +203,7 @@ impl Node {
         following.map_err(|error| NodeError::Io("starting a thread".to_owned(), error))?;
         let receiver = self.receiver(&hello, paths);
         let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
-        let entrance = Entrance {
+        let connector = KvConnector {
             kept: Some(kept.clone()),
             puller: Some(self.puller(&hello, receiver)),
             fetcher: blocks.fetcher.clone(),
@@ -211,7 +211,7 @@ impl Node {
         };
         let kept = Some(kept);
         Ok(UnifiedRole {
-            paired: Some((entrance, Outlet { kv, kept, blocks })),
+            paired: Some((connector, Outlet { kv, kept, blocks })),
         })
     }
 
@@ -270,7 +270,7 @@ impl Node {
         };
         let registry = Registry::start(url, None, registry_config, Arc::new(node.clone()));
         let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
-        let entrance = Entrance {
+        let connector = KvConnector {
             kept: Some(kept.clone()),
             puller: Some(puller),
             fetcher: blocks.fetcher.clone(),
@@ -281,7 +281,7 @@ impl Node {
             node,
             registry,
             falls_back: config.falls_back,
-            entrance,
+            connector,
             outlet: Outlet { kv, kept, blocks },
         })
     }
@@ -295,7 +295,7 @@ impl Node {
         let kv = self.start_outlet(port, &hello, &paths)?;
         let receiver = self.receiver(&hello, paths);
         let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
-        let entrance = Entrance {
+        let connector = KvConnector {
             kept: None,
             puller: Some(self.puller(&hello, receiver.clone())),
             fetcher: blocks.fetcher.clone(),
@@ -359,7 +359,7 @@ impl Node {
             registry,
             peers,
             receiver,
-            entrance,
+            connector,
             outlet: Outlet {
                 kv,
                 kept: None,

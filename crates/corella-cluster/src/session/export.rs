@@ -9,7 +9,7 @@ use corella_model::{KvPages, LayerProgress};
 
 use super::prefill_node::Node;
 use crate::driver::Driver;
-use crate::entrance::KeptPrompts;
+use crate::kv_connector::KeptPrompts;
 
 /// Limits the wait for a layer, after which the thread checks that the node still exists.
 const LAYER_TIMEOUT: Duration = Duration::from_secs(1);

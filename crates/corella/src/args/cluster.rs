@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use corella_cluster::RegistryUrl;
-use corella_cluster::entrance::Network;
+use corella_cluster::kv_connector::Network;
 use corella_cluster::transport::{PathKind, ROW_PATHS};
 use corella_core::{ComputePlace, PeerPolicy};
 

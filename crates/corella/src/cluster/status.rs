@@ -15,7 +15,7 @@ pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<Cluster
         ..ClusterStatus::default()
     };
     match running {
-        RunningRole::Unified(_) => running.entrance().map(|_| status),
+        RunningRole::Unified(_) => running.connector().map(|_| status),
         RunningRole::Prefill(PrefillRole { node, .. }) => {
             let stats = node.stats();
             let (num_nodes, nodes) = nodes_of(node);

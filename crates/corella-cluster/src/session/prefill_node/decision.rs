@@ -7,7 +7,7 @@ use corella_core::{CachedRows, Fetching};
 
 use super::{Node, State};
 use crate::driver::Driver;
-use crate::entrance::Prefix;
+use crate::kv_connector::Prefix;
 
 impl Node {
     /// Asks the engine how much of a session's prompt it has cached, and fetches more if the machine says so. If the

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use corella_cluster::entrance::PullOutcome;
+use corella_cluster::kv_connector::PullOutcome;
 use corella_core::{SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{Engine, LoadedAdapter, Submission};
 use corella_model::{Adapter, Checkpoint, DType, KvFormat};
 
-use crate::pair::entrance::Node;
 use crate::pair::fixture::*;
+use crate::pair::kv_connector::Node;
 
 fn golden(name: &str) -> PathBuf {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::blocks::{FetchConfig, LoadStats, LoaderNode, SourceNode, follow_facts};
-use corella_cluster::entrance::{AllowedPeers, BlockFetcher};
+use corella_cluster::kv_connector::{AllowedPeers, BlockFetcher};
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
 };

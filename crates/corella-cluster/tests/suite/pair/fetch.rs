@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::blocks::FetchConfig;
-use corella_cluster::entrance::FetchOutcome;
+use corella_cluster::kv_connector::FetchOutcome;
 use corella_core::{SamplingParams, TokenId};
 
 use crate::pair::blocks::{FETCHES, Way};

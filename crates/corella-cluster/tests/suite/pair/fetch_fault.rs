@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use corella_cluster::blocks::{FetchConfig, LoadStats};
-use corella_cluster::entrance::FetchOutcome;
+use corella_cluster::kv_connector::FetchOutcome;
 use corella_cluster::transport::{
     BlockMessage, BlockVerb, FRAME_BYTES, Frame, decode_blocks, encode_blocks,
 };

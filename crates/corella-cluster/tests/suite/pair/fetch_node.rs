@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use corella_cluster::blocks::FetchConfig;
-use corella_cluster::entrance::{Entrance, FetchOutcome};
+use corella_cluster::kv_connector::{FetchOutcome, KvConnector};
 use corella_core::{FinishReason, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, Generate, Submission, TokenStream};
 use corella_model::{MockConfig, MockExecutor};
@@ -14,7 +14,7 @@ use crate::pair::fixture::*;
 
 pub struct Node {
     pub engine: Engine,
-    pub entrance: Entrance,
+    pub connector: KvConnector,
     pub blocks: Blocks,
 }
 
@@ -46,7 +46,7 @@ impl Node {
     }
 
     fn of(engine: Engine, blocks: Blocks) -> Self {
-        let entrance = Entrance {
+        let connector = KvConnector {
             kept: None,
             puller: None,
             fetcher: Some(blocks.fetcher.clone()),
@@ -54,14 +54,14 @@ impl Node {
         };
         Self {
             engine,
-            entrance,
+            connector,
             blocks,
         }
     }
 
     /// Submits a request that names `site`.
     pub fn submit(&self, site: &Map<String, Value>, submission: Submission) -> Vec<TokenStream> {
-        let call = self.entrance.begin(site, "a-test");
+        let call = self.connector.begin(site, "a-test");
         let call = call.expect("it is valid").expect("it asks for something");
         call.submit(submission).expect("it is taken")
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::entrance::BlockFetcher;
+use corella_cluster::kv_connector::BlockFetcher;
 use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
     DecodeNode, KvAddress, NodeListener, NodeSite, PrefillNode, PrefillParts, RouteWatch,

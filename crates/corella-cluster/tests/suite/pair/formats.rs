@@ -4,7 +4,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use corella_cluster::entrance::{Entrance, FetchOutcome, PullOutcome};
+use corella_cluster::kv_connector::{FetchOutcome, KvConnector, PullOutcome};
 use corella_core::session::Hello;
 use corella_core::{Sample, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, StreamEvent, Submission, TokenStream};
@@ -12,8 +12,8 @@ use corella_model::{DType, KvFormat, KvPages, WeightFormat};
 use serde_json::{Map, Value};
 
 use crate::pair::blocks::{Blocks, FETCHES, Way};
-use crate::pair::entrance;
 use crate::pair::fixture::*;
+use crate::pair::kv_connector;
 use crate::pair::mixed::{Kind, in_turn};
 
 const NUM_TOKENS: usize = 8;
@@ -69,8 +69,8 @@ async fn plain(engine: &Engine) -> Vec<Sample> {
     samples(streams.remove(0)).await
 }
 
-async fn through(entrance: &Entrance, params: &Map<String, Value>) -> Vec<Sample> {
-    let call = entrance.begin(params, "a-test").expect("it is valid");
+async fn through(connector: &KvConnector, params: &Map<String, Value>) -> Vec<Sample> {
+    let call = connector.begin(params, "a-test").expect("it is valid");
     let call = call.expect("it asks for something");
     let mut streams = call.submit(asked(&prompt())).expect("it is taken");
     samples(streams.remove(0)).await
@@ -138,7 +138,7 @@ async fn a_hint_brings_no_blocks_of_other_bits() {
         for (to, (engine, target)) in targets.iter().enumerate() {
             let pair = format!("{:?} to {:?}", kinds[from], kinds[to]);
             reset(engine).await;
-            let entrance = Entrance {
+            let connector = KvConnector {
                 kept: None,
                 puller: None,
                 fetcher: Some(target.fetcher.clone()),
@@ -147,7 +147,11 @@ async fn a_hint_brings_no_blocks_of_other_bits() {
             let num = |outcome| target.fetcher.num_requests(outcome);
             let before = (num(FetchOutcome::Begun), num(FetchOutcome::Failed));
             let num_blocks = target.loads().num_blocks;
-            assert_eq!(through(&entrance, &source.params).await, lone[to], "{pair}");
+            assert_eq!(
+                through(&connector, &source.params).await,
+                lone[to],
+                "{pair}"
+            );
             assert_eq!(plain(engine).await, lone[to], "{pair}, behind it");
             let after = (num(FetchOutcome::Begun), num(FetchOutcome::Failed));
             let num_loaded = target.loads().num_blocks - num_blocks;
@@ -164,7 +168,7 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
     let kinds = kinds();
     let lone = lone_answers(&kinds).await;
     let [sources, targets] = two_of_each(&kinds, |hello, engine| {
-        entrance::Node::start_as(hello, engine, None, session_config(), CONNECT_TIMEOUT)
+        kv_connector::Node::start_as(hello, engine, None, session_config(), CONNECT_TIMEOUT)
     });
     let prompt = prompt();
     for (from, source) in sources.iter().enumerate() {
@@ -178,7 +182,7 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
             let num_loaded = target.num(PullOutcome::Loaded);
             for time in ["once", "again"] {
                 let params = source.keep(&prompt).await;
-                let answer = through(&target.entrance, &params).await;
+                let answer = through(&target.connector, &params).await;
                 assert_eq!(tokens(&answer), expected, "{pair}, {time}");
                 assert_eq!(plain(&target.engine).await, lone[to], "{pair}, {time}");
             }
@@ -187,7 +191,7 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
             // Rows of other bits are of no use for several choices.
             reset(&target.engine).await;
             let params = source.keep(&prompt).await;
-            let call = target.entrance.begin(&params, "a-test");
+            let call = target.connector.begin(&params, "a-test");
             let call = call.expect("it is valid").expect("it asks for something");
             let twice = Submission {
                 num_choices: 2,
@@ -209,7 +213,7 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
             parts[3] = &own;
             let claimed = parts.join("-");
             params.insert("remote_engine_id".to_owned(), claimed.into());
-            let answer = through(&target.entrance, &params).await;
+            let answer = through(&target.connector, &params).await;
             assert_eq!(answer, lone[to], "{pair}, claimed to be equal");
             assert_eq!(plain(&target.engine).await, lone[to], "{pair}, behind that");
         }

@@ -1,13 +1,13 @@
 //! Passes `kv_transfer_params` of a server's requests to the cluster.
 
-use corella_cluster::entrance::EntranceCall;
+use corella_cluster::kv_connector::ConnectorCall;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use corella_server::{KvTransfer, KvTransferCall, KvTransferError};
 use serde_json::{Map, Value};
 
 use super::Cluster;
 
-struct Call(EntranceCall);
+struct Call(ConnectorCall);
 
 impl KvTransfer for Cluster {
     fn begin(
@@ -16,11 +16,11 @@ impl KvTransfer for Cluster {
         request_name: &str,
     ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError> {
         let role = self.0.running_role();
-        // Between two roles the node has no entrance, and the request is served like any other.
-        let Some(entrance) = role.entrance() else {
+        // Between two roles the node has no connector, and the request is served like any other.
+        let Some(connector) = role.connector() else {
             return Ok(None);
         };
-        let call = entrance.begin(params, request_name);
+        let call = connector.begin(params, request_name);
         let call = call.map_err(|error| KvTransferError {
             field: error.field.to_owned(),
             message: error.message,

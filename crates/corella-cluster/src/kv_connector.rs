@@ -1,10 +1,9 @@
-//! The second entrance: a proxy has one node compute a prompt and another decode, and carries
+//! The connector for proxies: a proxy has one node compute a prompt and another decode, and carries
 //! `kv_transfer_params` from the first answer to the second request.
 //!
 //! llm-d's sidecar (connector `nixlv2`) and vLLM's proxies work this way. The node that computes the prompt keeps its
 //! rows for a bounded time ([`KeptPrompts`]). The node that decodes pulls them ([`Puller`]), and computes the prompt
-//! itself when pulling fails. No session connects the two: `params.rs` holds everything that one has to know of the
-//! other.
+//! itself when pulling fails. No session connects the two: `params.rs` has all that one must know about the other.
 
 mod allowed_peers;
 mod answer;
@@ -31,7 +30,7 @@ use params::Transfer;
 
 /// The parts of a node that serve requests with `kv_transfer_params`.
 #[derive(Clone)]
-pub struct Entrance {
+pub struct KvConnector {
     /// `None` when this node sends no rows.
     pub kept: Option<Arc<KeptPrompts>>,
     /// `None` when this node pulls no rows.
@@ -43,24 +42,24 @@ pub struct Entrance {
 }
 
 /// One request with `kv_transfer_params`.
-pub struct EntranceCall {
-    entrance: Entrance,
+pub struct ConnectorCall {
+    connector: KvConnector,
     transfer: Transfer,
     name: Box<str>,
     ticket: KeptTicket,
 }
 
-impl Entrance {
+impl KvConnector {
     /// Reads the parameters of the request that its client calls `name`. Returns `None` when they
     /// ask for nothing.
     pub fn begin(
         &self,
         fields: &Map<String, Value>,
         name: &str,
-    ) -> Result<Option<EntranceCall>, ParamError> {
+    ) -> Result<Option<ConnectorCall>, ParamError> {
         let transfer = params::parse(fields)?;
-        Ok(transfer.map(|transfer| EntranceCall {
-            entrance: self.clone(),
+        Ok(transfer.map(|transfer| ConnectorCall {
+            connector: self.clone(),
             transfer,
             name: name.into(),
             ticket: KeptTicket::default(),
@@ -68,7 +67,7 @@ impl Entrance {
     }
 }
 
-impl EntranceCall {
+impl ConnectorCall {
     /// Returns whether another node wants the prompt's rows.
     pub fn keeps_prompt(&self) -> bool {
         matches!(self.transfer, Transfer::Keep)
@@ -80,18 +79,18 @@ impl EntranceCall {
     }
 }
 
-impl Generate for EntranceCall {
+impl Generate for ConnectorCall {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
-        let entrance = &self.entrance;
-        let local = &entrance.local;
+        let connector = &self.connector;
+        let local = &connector.local;
         match &self.transfer {
-            Transfer::Keep if let Some(kept) = &entrance.kept => {
+            Transfer::Keep if let Some(kept) = &connector.kept => {
                 kept.submit(submission, &self.name, &self.ticket)
             }
-            Transfer::Pull(source) if let Some(puller) = &entrance.puller => {
+            Transfer::Pull(source) if let Some(puller) = &connector.puller => {
                 puller.submit(submission, source, &self.name, local)
             }
-            Transfer::Fetch(site) if let Some(fetcher) = &entrance.fetcher => {
+            Transfer::Fetch(site) if let Some(fetcher) = &connector.fetcher => {
                 fetcher.submit(submission, site, local)
             }
             _ => local.submit(submission),

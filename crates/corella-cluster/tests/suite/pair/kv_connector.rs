@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::entrance::{
-    AllowedPeers, Entrance, KeepConfig, KeptEnd, KeptPrompts, PullOutcome, Puller, Site,
+use corella_cluster::kv_connector::{
+    AllowedPeers, KeepConfig, KeptEnd, KeptPrompts, KvConnector, PullOutcome, Puller, Site,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
@@ -22,7 +22,7 @@ use crate::pair::fixture::*;
 
 pub struct Node {
     pub engine: Engine,
-    pub entrance: Entrance,
+    pub connector: KvConnector,
     kept: Arc<KeptPrompts>,
     puller: Arc<Puller>,
     // The threads that send and receive rows.
@@ -99,7 +99,7 @@ impl Node {
             arithmetic,
             times,
         );
-        let entrance = Entrance {
+        let connector = KvConnector {
             kept: Some(kept.clone()),
             puller: Some(puller.clone()),
             fetcher: None,
@@ -107,7 +107,7 @@ impl Node {
         };
         Self {
             engine,
-            entrance,
+            connector,
             kept,
             puller,
             _threads: threads,
@@ -124,7 +124,7 @@ impl Node {
     pub async fn keep_for(&self, submission: Submission) -> Map<String, Value> {
         let asked = json!({"do_remote_decode": true, "do_remote_prefill": false});
         let call = self
-            .entrance
+            .connector
             .begin(asked.as_object().expect("an object"), "a-test");
         let call = call.expect("it is valid").expect("it asks for something");
         assert!(call.keeps_prompt());
@@ -143,7 +143,7 @@ impl Node {
         params: &Map<String, Value>,
         submission: Submission,
     ) -> Vec<Vec<TokenId>> {
-        let call = self.entrance.begin(params, "a-test");
+        let call = self.connector.begin(params, "a-test");
         let call = call.expect("it is valid").expect("it asks for something");
         assert!(!call.keeps_prompt());
         let mut answers = Vec::new();
@@ -326,7 +326,7 @@ async fn a_client_that_leaves_takes_everything_along() {
         .expect("a port is free");
     let port = silent.local_addr().expect("it is bound").port();
     params.insert("remote_port".to_owned(), port.into());
-    let call = decode.entrance.begin(&params, "a-test");
+    let call = decode.connector.begin(&params, "a-test");
     let call = call.expect("it is valid").expect("it asks for something");
     let streams = call.submit(submission(prompt.clone(), 12, SamplingParams::GREEDY));
     let (_socket, _) = silent.accept().await.expect("the node connects");
@@ -339,7 +339,7 @@ async fn a_client_that_leaves_takes_everything_along() {
     let kept = prefill.kept.num_kept();
     let asked = json!({"do_remote_decode": true});
     let call = prefill
-        .entrance
+        .connector
         .begin(asked.as_object().expect("an object"), "a-test");
     let call = call.expect("it is valid").expect("it asks for something");
     let streams = call.submit(submission(prompt, 1, SamplingParams::GREEDY));
