@@ -94,7 +94,7 @@ pub use scheduler_config::policy::{PrefillAdmissionPolicy, SchedulingPolicy};
 pub use scheduler_config::recurrent_state::RecurrentState;
 pub use scheduler_config::{ConfigError, HeadRoom, SchedulerConfig, Speculation};
 pub use stats::{AcceptedByPosition, PrefixHits, SchedulerStats};
-pub use step::scheduler::receipt::{LostKv, Reservation};
+pub use step::scheduler::remote_kv::{LostKv, Reservation};
 pub use step::scheduler::speculation::DraftRequest;
 pub use step::scheduler::{CacheInUse, Scheduler};
 pub use token_rule::TokenRules;

@@ -6,5 +6,5 @@ pub(crate) mod length_forecast;
 pub(crate) mod log_buckets;
 pub(crate) mod output_length;
 pub(crate) mod patience;
-pub(crate) mod receipt;
+pub(crate) mod waiting_for_remote_kv;
 pub(crate) mod waiting_queue;

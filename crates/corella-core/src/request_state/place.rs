@@ -21,7 +21,7 @@ pub(super) struct Place {
     /// The pages from which a step copies rows, one of each group. They stay locked until that step has returned.
     donor: Option<(Vec<PageId>, StepId)>,
     /// The time by which its KV must have arrived, while it is receiving.
-    receipt_deadline_us: u64,
+    remote_kv_deadline_us: u64,
     /// Whether its prompt was computed on another node. It is never computed here.
     came_with_kv: bool,
     /// The first rows, which another node has computed.
@@ -59,7 +59,7 @@ impl Default for Place {
             num_shared_pages: 0,
             num_rows_at_once: u32::MAX,
             donor: None,
-            receipt_deadline_us: 0,
+            remote_kv_deadline_us: 0,
             came_with_kv: false,
             num_received_rows: 0,
             num_spill_pages: 0,
@@ -86,7 +86,7 @@ impl RequestState {
         started_step: StepId,
         num_shared_pages: u32,
         num_rows_at_once: u32,
-        receipt_deadline_us: u64,
+        remote_kv_deadline_us: u64,
         came_with_kv: bool,
         num_spill_pages: u32,
         received_state: Option<SnapshotId>,
@@ -179,7 +179,7 @@ impl RequestState {
     }
 
     pub fn receive_until(&mut self, deadline_us: u64) {
-        self.place.receipt_deadline_us = deadline_us;
+        self.place.remote_kv_deadline_us = deadline_us;
     }
 
     pub fn receive_state(&mut self, snapshot: Option<SnapshotId>) {

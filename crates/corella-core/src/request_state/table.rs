@@ -7,7 +7,7 @@ use core::ops::{Index, IndexMut};
 use crate::RequestId;
 use crate::request_state::RequestState;
 
-/// The index of a live request in the `RequestTable`. It does not change while a step or a receipt
+/// The index of a live request in the `RequestTable`. It does not change while a step or a reservation
 /// in flight names the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestIndex(u32);

@@ -7,7 +7,7 @@
 //! | [`RequestTable`] | the live requests; `request_state.rs` has the state of each |
 //! | [`WaitingQueue`] | waiting requests in order, followers, and the times at which latency objectives are checked |
 //! | [`RunningSet`] | running requests by rank, prefilling ones, and the slots |
-//! | [`Receipts`] | requests with pages and without a slot, because others fill the pages |
+//! | [`WaitingForRemoteKv`] | requests with pages and without a slot, because others fill the pages |
 //! | [`Holds`] | pages that other nodes still read or write, fetches among them |
 //! | [`Spills`] | KV of preempted requests in host memory |
 //! | [`KvCache`] | pages, and the prefix tree over them |
@@ -28,7 +28,7 @@
 //! * `publication.rs` enters computed blocks in the prefix tree, and removes void ones
 //! * `feedback.rs` processes a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
-//! * `receipt.rs` accepts requests whose prompt another node computes, `hold.rs` exports to other nodes, and `spill.rs`
+//! * `remote_kv.rs` accepts requests whose prompt another node computes, `hold.rs` exports to other nodes, and `spill.rs`
 //!   stores KV of preempted requests; `fetch.rs` fetches blocks, `block_hold.rs` keeps blocks that others load, and
 //!   `copy_offer.rs` offers blocks to a lower tier
 //! * `poll.rs` answers a driver's polls, in a fixed order; `view.rs` shows requests and pages
@@ -49,7 +49,7 @@ mod patience;
 mod poll;
 mod preemption;
 mod publication;
-pub(crate) mod receipt;
+pub(crate) mod remote_kv;
 mod snapshot;
 pub(crate) mod speculation;
 mod spill;
@@ -64,7 +64,7 @@ use crate::cache::kv_cache::KvCache;
 use crate::cache::spill::Spills;
 use crate::pace::Pace;
 use crate::queue::length_forecast::LengthForecast;
-use crate::queue::receipt::Receipts;
+use crate::queue::waiting_for_remote_kv::WaitingForRemoteKv;
 use crate::queue::waiting_queue::WaitingQueue;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::scheduler_config::policy::Policy;
@@ -114,7 +114,7 @@ pub struct Scheduler {
     requests: RequestTable,
     waiting: WaitingQueue,
     running: RunningSet,
-    receipts: Receipts,
+    remote_kv: WaitingForRemoteKv,
     holds: Holds,
     spills: Spills,
     kv: KvCache,
@@ -146,7 +146,7 @@ impl Scheduler {
             requests: RequestTable::default(),
             waiting: WaitingQueue::new(&config, &policy),
             running: RunningSet::new(config.max_num_seqs),
-            receipts: Receipts::default(),
+            remote_kv: WaitingForRemoteKv::default(),
             holds: Holds::default(),
             spills: Spills::default(),
             kv: new_cache(&config),
@@ -305,7 +305,7 @@ impl Scheduler {
     /// facts between two steps that count time from now.
     pub fn note_time(&mut self, now_us: u64) {
         self.pace.set_now(now_us);
-        self.end_late_receipts();
+        self.end_late_remote_kv();
         self.holds.end_leases(now_us);
         self.holds.of_blocks_mut().end_late(now_us);
         self.end_late_fetches();
@@ -416,8 +416,8 @@ impl Scheduler {
         SchedulerStats {
             num_running: self.running.len(),
             num_waiting: self.waiting.len(),
-            num_receiving: self.receipts.num_receiving(),
-            num_arrived: self.receipts.len() - self.receipts.num_receiving(),
+            num_receiving: self.remote_kv.num_receiving(),
+            num_arrived: self.remote_kv.len() - self.remote_kv.num_receiving(),
             num_held_pages: self.holds.num_pages(),
             num_spilled_pages: self.spills.num_pages(),
             num_fetching_pages: self.holds.fetches().num_pages(),
@@ -500,10 +500,10 @@ impl Scheduler {
     /// The pages that a rule without regard to time keeps change with every token, so they are added up before each
     /// use. Requests without a slot are counted anew: the clock advances, and they take no rows.
     fn keep_pages_of_running(&mut self) {
-        for index in self.receipts.iter() {
+        for index in self.remote_kv.iter() {
             self.forecast.recount(&mut self.requests[index]);
         }
-        let counted = self.running.iter().chain(self.receipts.iter());
+        let counted = self.running.iter().chain(self.remote_kv.iter());
         let requests = &self.requests;
         self.forecast
             .keep_pages(counted.map(|index| &requests[index]));

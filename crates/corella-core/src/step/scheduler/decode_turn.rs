@@ -105,7 +105,7 @@ impl Scheduler {
 
     /// Preempts the last request whose KV has arrived and that has no slot yet, if any.
     pub(super) fn preempt_arrived(&mut self) -> bool {
-        let arrived = self.receipts.last_arrived();
+        let arrived = self.remote_kv.last_arrived();
         if let Some(arrived) = arrived {
             self.preempt(arrived);
         }

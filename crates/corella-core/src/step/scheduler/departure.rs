@@ -43,7 +43,7 @@ impl Scheduler {
         let state = &mut self.requests[index];
         match state.enter(Stage::Leaving(how)) {
             Stage::Waiting => {}
-            stage @ (Stage::Receiving | Stage::Arrived) => self.leave_receipts(index, stage),
+            stage @ (Stage::Receiving | Stage::Arrived) => self.leave_remote_kv(index, stage),
             Stage::Running => {
                 self.running.remove(index, &self.requests);
                 self.forecast.stop_counting(&mut self.requests[index]);

@@ -11,7 +11,7 @@ impl Scheduler {
     pub fn check_invariants(&self) {
         self.check_locks();
         self.check_requests();
-        self.check_receipts();
+        self.check_remote_kv();
         self.check_spills();
         self.check_forecast();
         self.kv.check_invariants();
@@ -72,7 +72,7 @@ impl Scheduler {
         self.waiting.check_invariants(&self.requests);
         self.running
             .check_invariants(&self.requests, self.config.max_num_seqs);
-        let num_unslotted = self.waiting.len() + self.receipts.len();
+        let num_unslotted = self.waiting.len() + self.remote_kv.len();
         let listed = self.running.len() + self.running.num_leaving() + num_unslotted;
         assert_eq!(
             listed,
@@ -81,7 +81,7 @@ impl Scheduler {
         );
     }
 
-    fn check_receipts(&self) {
+    fn check_remote_kv(&self) {
         let mut num_receiving = 0;
         let mut num_arrived = 0;
         let mut num_exporting_pages = 0;
@@ -131,7 +131,7 @@ impl Scheduler {
     /// and all pages that they hold. A request whose count is due has been counted anew.
     fn check_forecast(&self) {
         let running = self.running.iter();
-        let holders = running.chain(self.receipts.iter());
+        let holders = running.chain(self.remote_kv.iter());
         let counted = holders.map(|index| {
             let state = &self.requests[index];
             let id = state.id();

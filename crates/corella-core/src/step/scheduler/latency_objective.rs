@@ -110,7 +110,7 @@ impl Scheduler {
     pub(super) fn expected_tpot_us(&self) -> u64 {
         let decoding = self.running.iter().map(|index| &self.requests[index]);
         let num_decoding = decoding.filter(|state| !state.is_prefilling()).count();
-        let num_decoding = (num_decoding + self.receipts.len()) as u64;
+        let num_decoding = (num_decoding + self.remote_kv.len()) as u64;
         if num_decoding == 0 {
             return 0;
         }

@@ -64,11 +64,11 @@ impl Scheduler {
 
     /// The next deadline. The driver calls [`schedule`](Self::schedule) by then.
     pub fn poll_deadline(&self) -> Option<u64> {
-        let receipt_us = self.receipts.next_deadline_us();
+        let remote_kv_us = self.remote_kv.next_deadline_us();
         let lease_us = self.holds.next_lease_us();
         let fetch_us = self.holds.fetches().next_deadline_us();
         let hold_us = self.holds.of_blocks().next_end_us();
-        { receipt_us.into_iter() }
+        { remote_kv_us.into_iter() }
             .chain(lease_us)
             .chain(fetch_us)
             .chain(hold_us)
@@ -78,7 +78,7 @@ impl Scheduler {
     /// Whether pages are still to be filled, copied or released by others, so that stuck requests may be able to
     /// continue later.
     pub fn waits_for_kv(&self) -> bool {
-        self.receipts.num_receiving() > 0
+        self.remote_kv.num_receiving() > 0
             || !self.holds.is_empty()
             || !self.holds.fetches().is_empty()
             || !self.holds.of_blocks().is_empty()

@@ -1,6 +1,6 @@
 //! Preempted requests keep their KV in host memory, and are restored from it.
 
-use crate::queue::receipt::NO_DEADLINE;
+use crate::queue::waiting_for_remote_kv::NO_DEADLINE;
 use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::step::scheduler::admission::{Candidate, Held};
 use crate::step::step_plan::StepPlan;
@@ -38,7 +38,7 @@ impl Scheduler {
         if is_done {
             self.journal.counters().num_restores += 1;
             let num_rows = self.requests[index].num_rows();
-            self.receipts.arrive(index, num_rows, &mut self.requests);
+            self.remote_kv.arrive(index, num_rows, &mut self.requests);
         } else {
             self.stop_receiving(index);
             self.go_on_without_kv(index, "it could not be copied back from host memory");

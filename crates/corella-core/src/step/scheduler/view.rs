@@ -11,7 +11,7 @@ impl Scheduler {
     pub fn request_views(&self, limit: usize) -> Vec<RequestView> {
         let running = self.running.iter();
         let indices = running
-            .chain(self.receipts.iter())
+            .chain(self.remote_kv.iter())
             .chain(self.waiting.iter());
         let view = |index: RequestIndex| RequestView::new(&self.requests[index]);
         indices.take(limit).map(view).collect()
@@ -31,7 +31,7 @@ impl Scheduler {
     /// belongs to another node or host memory.
     fn pages_for_others(&self) -> (Vec<Option<PageState>>, usize) {
         let came_with_kv = |index: &_| self.requests[*index].came_with_kv();
-        let received = self.receipts.iter();
+        let received = self.remote_kv.iter();
         let received = received.chain(self.running.iter().filter(came_with_kv));
         let mut received = received.peekable();
         let has_fetches = !self.holds.fetches().is_empty();

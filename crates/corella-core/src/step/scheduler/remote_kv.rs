@@ -86,7 +86,7 @@ impl Scheduler {
         let peak = self.forecast.pages_mut().peak_with(&candidate.demand);
         let num_needed_pages = num_new_pages + peak;
         let num_available_pages = self.kv.num_available();
-        let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
+        let is_full = self.remote_kv.len() >= self.config.max_queued_requests as usize;
         let has_room = num_needed_pages.max(num_new_pages) <= num_available_pages && !is_full;
         let last_returned = self.inflight.last_returned();
         let snapshot = match has_room {
@@ -118,7 +118,7 @@ impl Scheduler {
 
     pub(super) fn begin_receiving(&mut self, index: RequestIndex, deadline_us: u64) {
         let state = &mut self.requests[index];
-        self.receipts.begin(index, state, deadline_us);
+        self.remote_kv.begin(index, state, deadline_us);
         self.forecast.count(state);
     }
 
@@ -151,7 +151,7 @@ impl Scheduler {
         state.note_kv_of_other_node();
         let is_last = state.finish_reason();
         self.forecast.note_drawn_elsewhere(state);
-        self.receipts.arrive(index, num_rows, &mut self.requests);
+        self.remote_kv.arrive(index, num_rows, &mut self.requests);
         if let Some(reason) = is_last {
             self.finish(index, reason, None);
         }
@@ -176,7 +176,7 @@ impl Scheduler {
             self.stop_receiving(index);
         } else {
             state.set_received_rows(num_rows - 1);
-            self.receipts
+            self.remote_kv
                 .arrive(index, num_rows - 1, &mut self.requests);
         }
         true
@@ -208,7 +208,7 @@ impl Scheduler {
     /// Gives up a receiving request's pages, to which all writes have ended, and requeues it.
     pub(super) fn stop_receiving(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
-        self.receipts.end(index, state);
+        self.remote_kv.end(index, state);
         self.forecast.stop_counting(state);
         let pages = state.tables_mut().take_pages();
         self.kv.unlock_all(pages);
@@ -220,16 +220,16 @@ impl Scheduler {
         self.drop_snapshot(snapshot);
     }
 
-    /// Removes a leaving request from the receipts. If its KV had not arrived yet, late writes may still reach its
+    /// Removes a leaving request that waits for KV. If its KV had not arrived yet, late writes may still reach its
     /// pages, so the pages are held.
-    pub(super) fn leave_receipts(&mut self, index: RequestIndex, stage: Stage) {
+    pub(super) fn leave_remote_kv(&mut self, index: RequestIndex, stage: Stage) {
         let state = &mut self.requests[index];
         self.forecast.stop_counting(state);
         if stage == Stage::Arrived {
-            self.receipts.remove_arrived(index);
+            self.remote_kv.remove_arrived(index);
             return;
         }
-        self.receipts.end(index, state);
+        self.remote_kv.end(index, state);
         let pages = state.tables_mut().take_pages();
         state.truncate_computed(0);
         let request = state.id();
@@ -244,8 +244,8 @@ impl Scheduler {
     }
 
     /// Ends the requests whose KV has missed its deadline.
-    pub(super) fn end_late_receipts(&mut self) {
-        while let Some(index) = self.receipts.first_late(self.pace.now_us()) {
+    pub(super) fn end_late_remote_kv(&mut self) {
+        while let Some(index) = self.remote_kv.first_late(self.pace.now_us()) {
             let reason = "it was not there at the deadline".into();
             let error = RequestError::KvNotReceived(reason);
             self.finish(index, FinishReason::Error(error), None);
@@ -254,7 +254,7 @@ impl Scheduler {
 
     /// Gives slots to requests whose KV has arrived, by rank, and plans their next token.
     pub(super) fn start_arrived(&mut self, plan: &mut StepPlan) {
-        while let Some(index) = self.receipts.first_arrived() {
+        while let Some(index) = self.remote_kv.first_arrived() {
             let has_budget = plan.budget.tokens_left > 0
                 && plan.entries.len() < self.config.max_decode_seqs as usize;
             if self.running.num_free_slots() == 0
@@ -263,7 +263,7 @@ impl Scheduler {
             {
                 return;
             }
-            self.receipts.remove_arrived(index);
+            self.remote_kv.remove_arrived(index);
             self.start_with_kv(index, plan);
         }
     }
@@ -287,7 +287,7 @@ impl Scheduler {
             plan.is_short_of_pages = true;
             let is_quiet = self.running.is_empty() && self.inflight.is_empty();
             let is_leaving = self.running.num_leaving() > 0 || self.spills.is_storing();
-            let last = self.receipts.last_arrived();
+            let last = self.remote_kv.last_arrived();
             match last.filter(|_| is_quiet && !is_leaving) {
                 Some(last) if last != index => self.preempt(last),
                 Some(_) if !self.waits_for_kv() => {

@@ -10,14 +10,14 @@ pub(crate) const NO_DEADLINE: u64 = u64::MAX;
 
 /// Requests that have pages and no slot.
 #[derive(Debug, Default)]
-pub(crate) struct Receipts {
+pub(crate) struct WaitingForRemoteKv {
     /// Requests whose KV has not arrived.
     by_deadline: BTreeSet<(u64, RequestIndex)>,
     /// Requests whose KV has arrived, by rank.
     arrived: Vec<RequestIndex>,
 }
 
-impl Receipts {
+impl WaitingForRemoteKv {
     pub fn len(&self) -> usize {
         self.by_deadline.len() + self.arrived.len()
     }
@@ -34,7 +34,7 @@ impl Receipts {
     /// Removes a request that no longer receives KV.
     pub fn end(&mut self, index: RequestIndex, state: &RequestState) {
         self.by_deadline
-            .remove(&(state.receipt_deadline_us(), index));
+            .remove(&(state.remote_kv_deadline_us(), index));
     }
 
     /// A receiving request has its KV and waits for a slot, to compute the tokens behind the first
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn what_has_arrived_is_in_order_of_rank_and_never_late() {
         let mut requests = RequestTable::default();
-        let mut receipts = Receipts::default();
+        let mut waiting = WaitingForRemoteKv::default();
         let config = SchedulerConfig::new(64, 4, 256);
         let deadlines = [30, 10, NO_DEADLINE];
         let indices = [2, 1, 0].map(|arrival| {
@@ -108,17 +108,17 @@ mod tests {
             requests.insert(RequestState::new(request, rank, 8, &config))
         });
         for (index, deadline_us) in indices.into_iter().zip(deadlines) {
-            receipts.begin(index, &mut requests[index], deadline_us);
+            waiting.begin(index, &mut requests[index], deadline_us);
         }
-        assert_eq!(receipts.next_deadline_us(), Some(10));
-        assert_eq!(receipts.first_late(9), None);
-        assert_eq!(receipts.first_late(10), Some(indices[1]));
-        receipts.arrive(indices[0], 3, &mut requests);
-        receipts.arrive(indices[1], 3, &mut requests);
-        assert_eq!((receipts.len(), receipts.num_receiving()), (3, 1));
-        assert_eq!(receipts.first_arrived(), Some(indices[1]));
-        assert_eq!(receipts.last_arrived(), Some(indices[0]));
+        assert_eq!(waiting.next_deadline_us(), Some(10));
+        assert_eq!(waiting.first_late(9), None);
+        assert_eq!(waiting.first_late(10), Some(indices[1]));
+        waiting.arrive(indices[0], 3, &mut requests);
+        waiting.arrive(indices[1], 3, &mut requests);
+        assert_eq!((waiting.len(), waiting.num_receiving()), (3, 1));
+        assert_eq!(waiting.first_arrived(), Some(indices[1]));
+        assert_eq!(waiting.last_arrived(), Some(indices[0]));
         // Host memory has no deadline.
-        assert_eq!(receipts.next_deadline_us(), None);
+        assert_eq!(waiting.next_deadline_us(), None);
     }
 }
