@@ -65,7 +65,7 @@ pub(crate) struct RequestState {
     is_length_known: bool,
     /// End and stop tokens, which must not be drawn before `min_tokens` output tokens.
     masked_until_min_tokens: Arc<[TokenId]>,
-    stage: Stage,
+    phase: Phase,
     progress: Progress,
     expectation: Expectation,
     /// The source of drafts. `None` without speculation.
@@ -76,7 +76,7 @@ pub(crate) struct RequestState {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum Phase {
     Waiting,
     /// Another node or host memory fills its pages, and it has no slot.
     Receiving,
@@ -125,7 +125,7 @@ impl RequestState {
             max_tokens,
             is_length_known: stopping.is_length_known(),
             masked_until_min_tokens,
-            stage: Stage::Waiting,
+            phase: Phase::Waiting,
             progress: Progress::new(tokens, num_prompt_tokens, num_scored_tokens),
             expectation: Expectation::new(rank.arrival),
             // No drafts are made behind a token that is drawn through a mask.
@@ -167,17 +167,17 @@ impl RequestState {
         self.is_length_known
     }
 
-    pub fn stage(&self) -> Stage {
-        self.stage
+    pub fn phase(&self) -> Phase {
+        self.phase
     }
 
-    /// Enters another stage, and returns the previous one.
-    pub fn enter(&mut self, stage: Stage) -> Stage {
-        core::mem::replace(&mut self.stage, stage)
+    /// Enters another phase, and returns the previous one.
+    pub fn enter(&mut self, phase: Phase) -> Phase {
+        core::mem::replace(&mut self.phase, phase)
     }
 
     pub fn is_running(&self) -> bool {
-        self.stage == Stage::Running
+        self.phase == Phase::Running
     }
 
     pub fn speculator_mut(&mut self) -> Option<&mut Speculator> {

@@ -1,7 +1,7 @@
 //! The state of a request for people who observe the engine: counts, and no token.
 
 use crate::RequestId;
-use crate::request_state::{Leaving, RequestState, Stage};
+use crate::request_state::{Leaving, Phase, RequestState};
 
 /// The present state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,15 +36,15 @@ pub struct RequestView {
 
 impl RequestView {
     pub(crate) fn new(state: &RequestState) -> Self {
-        let status = match state.stage() {
-            Stage::Running if state.is_prefilling() => RequestStatus::Prefill,
-            Stage::Running => RequestStatus::Decode,
-            Stage::Receiving | Stage::Arrived => RequestStatus::Receiving,
-            Stage::Waiting if state.num_preemptions() == 0 => RequestStatus::Waiting,
-            Stage::Waiting | Stage::Leaving(Leaving::Preempted | Leaving::Reset) => {
+        let status = match state.phase() {
+            Phase::Running if state.is_prefilling() => RequestStatus::Prefill,
+            Phase::Running => RequestStatus::Decode,
+            Phase::Receiving | Phase::Arrived => RequestStatus::Receiving,
+            Phase::Waiting if state.num_preemptions() == 0 => RequestStatus::Waiting,
+            Phase::Waiting | Phase::Leaving(Leaving::Preempted | Leaving::Reset) => {
                 RequestStatus::Preempted
             }
-            Stage::Leaving(Leaving::Finished) => RequestStatus::Decode,
+            Phase::Leaving(Leaving::Finished) => RequestStatus::Decode,
         };
         Self {
             id: state.id(),

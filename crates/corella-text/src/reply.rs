@@ -51,7 +51,7 @@ use llama::LlamaReader;
 use mistral::MistralReader;
 use part_list::PartList;
 use python_reader::PythonReader;
-use reasoning_count::{ReasoningCount, Stage};
+use reasoning_count::{ReasoningCount, ReplyPhase};
 use tagged_reader::TaggedReader;
 use think::ThinkReader;
 
@@ -136,9 +136,9 @@ impl ReplyParser {
 
     /// Adds the text of one more token, which may be empty, and returns the parts that are now certain.
     pub fn push_token(&mut self, text: &str) -> Vec<ReplyPart> {
-        let before = self.stage();
+        let before = self.phase();
         let parts = self.push(text);
-        self.reasoning_count.push(before, self.stage());
+        self.reasoning_count.push(before, self.phase());
         parts
     }
 
@@ -147,10 +147,10 @@ impl ReplyParser {
         self.reasoning_count.num_tokens()
     }
 
-    fn stage(&self) -> Stage {
+    fn phase(&self) -> ReplyPhase {
         match &self.think {
-            Some(think) => think.stage(),
-            None => self.calls.stage(),
+            Some(think) => think.phase(),
+            None => self.calls.phase(),
         }
     }
 

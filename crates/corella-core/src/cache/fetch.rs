@@ -79,7 +79,7 @@ pub enum FetchEnd {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FetchStage {
+enum FetchPhase {
     /// Requests wait for the fetch.
     Open,
     /// Only later requests will use the blocks.
@@ -101,7 +101,7 @@ pub(crate) struct Fetch {
     reserved: PageTables,
     /// Pages on the path that belong to other owners.
     locked: Vec<PageId>,
-    stage: FetchStage,
+    phase: FetchPhase,
     /// The path has lost blocks, so the fetch can publish nothing more.
     is_detached: bool,
 }
@@ -125,7 +125,7 @@ impl Fetch {
             num_brought: 0,
             reserved,
             locked: found.pages().collect(),
-            stage: FetchStage::Open,
+            phase: FetchPhase::Open,
             is_detached: false,
         }
     }
@@ -173,10 +173,10 @@ impl Fetch {
 
     /// The time of the next change by a deadline.
     fn deadline_us(&self) -> Option<u64> {
-        match self.stage {
-            FetchStage::Open => Some(self.request.soft_us),
-            FetchStage::Late => Some(self.request.hard_us),
-            FetchStage::Cancelled => None,
+        match self.phase {
+            FetchPhase::Open => Some(self.request.soft_us),
+            FetchPhase::Late => Some(self.request.hard_us),
+            FetchPhase::Cancelled => None,
         }
     }
 
@@ -258,7 +258,7 @@ impl Fetches {
         let num_all = fetch.request.tokens.len() as u32 / page_size;
         let is_shorter = fetch.num_found < num_blocks && num_blocks < num_all;
         let has_published = fetch.num_published > fetch.num_found;
-        let is_over = fetch.stage == FetchStage::Cancelled || fetch.is_detached;
+        let is_over = fetch.phase == FetchPhase::Cancelled || fetch.is_detached;
         (is_shorter && !has_published && !is_over).then_some(fetch.num_found)
     }
 
@@ -302,7 +302,7 @@ impl Fetches {
         last_returned: StepId,
     ) -> Option<u32> {
         let fetch = self.by_id.get_mut(&id)?;
-        if fetch.stage == FetchStage::Cancelled {
+        if fetch.phase == FetchPhase::Cancelled {
             return None;
         }
         let num_blocks = fetch.num_found.saturating_add(num_fetched);
@@ -337,7 +337,7 @@ impl Fetches {
         };
         if let Some(deadline_us) = fetch.deadline_us() {
             self.by_deadline.remove(&(deadline_us, id));
-            fetch.stage = FetchStage::Cancelled;
+            fetch.phase = FetchPhase::Cancelled;
             self.cancelled.push_back(id);
         }
     }
@@ -352,7 +352,7 @@ impl Fetches {
             .map(|&(deadline_us, _)| deadline_us)
     }
 
-    /// Moves the first fetch with an expired deadline to its next stage, and returns its id. Requests no longer wait
+    /// Moves the first fetch with an expired deadline to its next phase, and returns its id. Requests no longer wait
     /// for it.
     pub fn end_deadline(&mut self, now_us: u64) -> Option<FetchId> {
         let &(deadline_us, id) = self.by_deadline.first()?;
@@ -360,8 +360,8 @@ impl Fetches {
             return None;
         }
         let fetch = self.by_id.get_mut(&id)?;
-        if fetch.stage == FetchStage::Open {
-            fetch.stage = FetchStage::Late;
+        if fetch.phase == FetchPhase::Open {
+            fetch.phase = FetchPhase::Late;
             let hard_us = fetch.request.hard_us;
             self.by_deadline.pop_first();
             self.by_deadline.insert((hard_us, id));
@@ -374,7 +374,7 @@ impl Fetches {
     /// The newest fetch that is not cancelled.
     pub fn newest(&self) -> Option<FetchId> {
         let mut newest = self.by_id.iter().rev();
-        let is_running = |(_, fetch): &(&FetchId, &Fetch)| fetch.stage != FetchStage::Cancelled;
+        let is_running = |(_, fetch): &(&FetchId, &Fetch)| fetch.phase != FetchPhase::Cancelled;
         newest.find(is_running).map(|(&id, _)| id)
     }
 
@@ -382,7 +382,7 @@ impl Fetches {
     /// counts.
     pub fn frees_pages_soon(&self, now_us: u64) -> bool {
         let mut fetches = self.by_id.values();
-        fetches.any(|fetch| fetch.stage == FetchStage::Cancelled && now_us < fetch.request.hard_us)
+        fetches.any(|fetch| fetch.phase == FetchPhase::Cancelled && now_us < fetch.request.hard_us)
     }
 
     pub fn bar(&mut self) {
@@ -399,7 +399,7 @@ impl Fetches {
     ) -> Option<FetchId> {
         let brings = |fetch: &Fetch| {
             let num_common = fetch.num_common_blocks(namespace, tokens, page_size);
-            fetch.stage != FetchStage::Cancelled && num_common > num_found.max(fetch.num_published)
+            fetch.phase != FetchPhase::Cancelled && num_common > num_found.max(fetch.num_published)
         };
         let mut fetches = self.by_id.iter();
         fetches.find(|(_, fetch)| brings(fetch)).map(|(&id, _)| id)
@@ -418,7 +418,7 @@ impl Fetches {
         let open = self
             .by_id
             .iter()
-            .filter(|(_, fetch)| fetch.stage == FetchStage::Open);
+            .filter(|(_, fetch)| fetch.phase == FetchPhase::Open);
         let mut leaders = open.filter_map(|(&id, fetch)| {
             let num_common = fetch.num_common_blocks(namespace, tokens, page_size);
             let num_all = fetch.request.tokens.len() as u32 / page_size;

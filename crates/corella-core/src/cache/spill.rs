@@ -52,7 +52,7 @@ pub(crate) struct Spills {
 
 #[derive(Debug)]
 struct Spill {
-    stage: SpillStage,
+    phase: SpillPhase,
     /// False once the request has ended, or starts over. The record is then removed with its last copy.
     is_wanted: bool,
     /// Pages of host memory.
@@ -74,7 +74,7 @@ pub(crate) struct EndedStore {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SpillStage {
+enum SpillPhase {
     Storing,
     Stored,
     Restoring,
@@ -107,12 +107,12 @@ impl Spills {
 
     pub fn is_restoring(&self, request: RequestId) -> bool {
         let spill = self.by_request.get(&request);
-        spill.is_some_and(|spill| spill.stage == SpillStage::Restoring)
+        spill.is_some_and(|spill| spill.phase == SpillPhase::Restoring)
     }
 
     pub fn is_stored(&self, request: RequestId) -> bool {
         let spill = self.by_request.get(&request);
-        spill.is_some_and(|spill| spill.stage == SpillStage::Stored)
+        spill.is_some_and(|spill| spill.phase == SpillPhase::Stored)
     }
 
     /// The pages from which the request's rows were copied.
@@ -154,7 +154,7 @@ impl Spills {
     pub fn store(&mut self, request: RequestId, source: PageTables) {
         let pages: Vec<_> = source.pages().collect();
         let spill = Spill {
-            stage: SpillStage::Storing,
+            phase: SpillPhase::Storing,
             is_wanted: true,
             num_pages: pages.len() as u32,
             source,
@@ -169,11 +169,11 @@ impl Spills {
     /// Records the end of the copy of a request's pages to host memory. `None` without such a copy.
     pub fn end_store(&mut self, request: RequestId, is_done: bool) -> Option<EndedStore> {
         let spill = self.by_request.get_mut(&request)?;
-        if spill.stage != SpillStage::Storing {
+        if spill.phase != SpillPhase::Storing {
             return None;
         }
         self.num_storing -= 1;
-        spill.stage = SpillStage::Stored;
+        spill.phase = SpillPhase::Stored;
         let ended = EndedStore {
             pages: core::mem::take(&mut spill.locked),
             is_kept: spill.is_wanted && is_done,
@@ -196,7 +196,7 @@ impl Spills {
     pub fn restore(&mut self, request: RequestId, tables: &PageTables, num_found: usize) {
         let spill = self.by_request.get_mut(&request);
         let spill = spill.expect("a stored request has a record");
-        spill.stage = SpillStage::Restoring;
+        spill.phase = SpillPhase::Restoring;
         let mut pages = Vec::new();
         let mut first_stored = 0;
         for (table, stored) in tables.iter().zip(spill.source.iter()) {
@@ -235,13 +235,13 @@ impl Spills {
             return;
         }
         self.num_pages -= spill.num_pages as usize;
-        match spill.stage {
-            SpillStage::Storing => {}
-            SpillStage::Stored => {
+        match spill.phase {
+            SpillPhase::Storing => {}
+            SpillPhase::Stored => {
                 self.by_request.remove(&request);
             }
             // The restoring task forgets them.
-            SpillStage::Restoring => {
+            SpillPhase::Restoring => {
                 self.num_restoring -= 1;
                 return;
             }
@@ -275,12 +275,12 @@ impl Spills {
             "what is kept in host memory is of a live request"
         );
         assert_eq!(
-            count(|spill| spill.stage == SpillStage::Storing),
+            count(|spill| spill.phase == SpillPhase::Storing),
             self.num_storing,
             "requests that are being stored"
         );
         assert_eq!(
-            count(|spill| spill.stage == SpillStage::Restoring && spill.is_wanted),
+            count(|spill| spill.phase == SpillPhase::Restoring && spill.is_wanted),
             self.num_restoring,
             "requests that are being restored"
         );
@@ -295,7 +295,7 @@ impl Spills {
 
 impl Spill {
     fn is_at_rest(&self) -> bool {
-        self.stage == SpillStage::Stored
+        self.phase == SpillPhase::Stored
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::cache::page_forecast::{PageDemand, PageForecast};
 use crate::queue::output_length::OutputLengths;
-use crate::request_state::{RequestState, Stage};
+use crate::request_state::{Phase, RequestState};
 use crate::{FinishReason, HeadRoom, SchedulerConfig};
 
 /// After a preemption, the share covers this many more tokens for each running request.
@@ -90,7 +90,7 @@ impl LengthForecast {
     /// Sets the expected number of output tokens of a request. A running request keeps this number until it is reached.
     pub fn expect_output(&self, state: &mut RequestState) {
         let num_drawn = state.num_drawn_tokens();
-        if state.stage() != Stage::Waiting {
+        if state.phase() != Phase::Waiting {
             if num_drawn < state.expected_output() || state.expected_output() == state.max_tokens()
             {
                 return;
@@ -146,9 +146,9 @@ impl LengthForecast {
     fn num_group_pages(&self, state: &RequestState, num_rows: u32) -> u32 {
         let config = &self.config;
         let num_pages = config.num_pages_of(num_rows, config.max_inflight_steps);
-        let prefills = match state.stage() {
-            Stage::Receiving => false,
-            Stage::Waiting => true,
+        let prefills = match state.phase() {
+            Phase::Receiving => false,
+            Phase::Waiting => true,
             _ => state.is_prefilling(),
         };
         let num_prefill_pages = match prefills {
@@ -283,7 +283,7 @@ mod tests {
         let mut request = Request::greedy(RequestId(0), vec![1, 2, 3], 500);
         request.stopping.end_token_ids = end_token_ids;
         let mut state = RequestState::new(request, Rank::FIRST, 500, &config(HeadRoom::Estimate));
-        state.enter(Stage::Running);
+        state.enter(Phase::Running);
         state
     }
 

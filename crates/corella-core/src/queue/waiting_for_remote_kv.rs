@@ -3,7 +3,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::request_state::{RequestIndex, RequestState, RequestTable, Stage};
+use crate::request_state::{Phase, RequestIndex, RequestState, RequestTable};
 
 /// The deadline of requests whose KV comes from host memory: no other node can fail to send it.
 pub(crate) const NO_DEADLINE: u64 = u64::MAX;
@@ -48,7 +48,7 @@ impl WaitingForRemoteKv {
         let state = &mut requests[index];
         self.end(index, state);
         state.begin_at(num_computed_tokens);
-        state.enter(Stage::Arrived);
+        state.enter(Phase::Arrived);
         let rank = state.rank();
         let is_before = |&other: &RequestIndex| requests[other].rank() < rank;
         let at = self.arrived.partition_point(is_before);

@@ -5,7 +5,7 @@ use core::cmp::Reverse;
 
 use crate::pace::Pace;
 use crate::queue::deadline::Deadlines;
-use crate::request_state::{Leader, Rank, RequestIndex, RequestState, RequestTable, Stage};
+use crate::request_state::{Leader, Phase, Rank, RequestIndex, RequestState, RequestTable};
 use crate::scheduler_config::policy::Policy;
 use crate::{AdmissionError, Request, SchedulerConfig};
 
@@ -295,7 +295,7 @@ impl WaitingQueue {
     /// # Panics
     /// Panics when the counts of new requests differ from the requests.
     pub fn check_invariants(&self, requests: &RequestTable) {
-        let is_queued = |state: &&RequestState| state.stage() == Stage::Waiting && state.is_new();
+        let is_queued = |state: &&RequestState| state.phase() == Phase::Waiting && state.is_new();
         let queued = requests.iter().filter(is_queued);
         let (num_queued, num_tokens) = queued.fold((0, 0), |(num_queued, num_tokens), state| {
             let num_prompt_tokens = u64::from(state.num_prompt_tokens());

@@ -2,14 +2,14 @@
 
 use crate::KvGroup;
 use crate::cache::kv_cache::KvCache;
-use crate::request_state::{Leaving, RequestState, Stage};
+use crate::request_state::{Leaving, Phase, RequestState};
 
 impl RequestState {
     /// # Panics
     /// Panics when the state contradicts itself.
     pub fn check_invariants(&self, kv: &KvCache, groups: &[KvGroup]) {
         self.check_positions(kv.page_size());
-        self.check_stage();
+        self.check_phase();
         self.check_path(kv, groups);
         self.check_tables(kv, groups);
         if self.request.is_masked {
@@ -22,7 +22,7 @@ impl RequestState {
         let (computed, scheduled) = (self.num_computed_tokens(), self.num_scheduled_tokens());
         let total = self.num_total_tokens();
         assert!(
-            computed <= scheduled && scheduled <= total || matches!(self.stage, Stage::Leaving(_)),
+            computed <= scheduled && scheduled <= total || matches!(self.phase, Phase::Leaving(_)),
             "request {id} has positions out of order: computed {computed}, scheduled {scheduled}, \
              total {total}"
         );
@@ -46,21 +46,21 @@ impl RequestState {
         );
     }
 
-    fn check_stage(&self) {
+    fn check_phase(&self) {
         let id = self.id();
         let is_in_flight = self.num_inflight_steps() > 0;
         let has_slot = self.slot().is_some();
-        match self.stage {
-            Stage::Waiting => assert!(
+        match self.phase {
+            Phase::Waiting => assert!(
                 !has_slot && self.tables().is_empty() && self.snapshot().is_none() && !is_in_flight,
                 "request {id} waits, but holds a slot, pages or a snapshot, or is in flight"
             ),
-            Stage::Receiving | Stage::Arrived => assert!(
+            Phase::Receiving | Phase::Arrived => assert!(
                 !has_slot && !is_in_flight,
                 "request {id} has no KV or no slot yet, but holds a slot or is in flight"
             ),
-            Stage::Running => assert!(has_slot, "request {id} runs without a slot"),
-            Stage::Leaving(how) => {
+            Phase::Running => assert!(has_slot, "request {id} runs without a slot"),
+            Phase::Leaving(how) => {
                 assert!(
                     is_in_flight,
                     "request {id} is leaving, but no step in flight names it"

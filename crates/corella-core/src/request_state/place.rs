@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use crate::cache::hold::Export;
 use crate::cache::kv_cache::Donor;
 use crate::cache::page_table::PageTables;
-use crate::request_state::{RequestState, Stage};
+use crate::request_state::{Phase, RequestState};
 use crate::{BlockId, PageId, SlotId, SnapshotId, StepId};
 
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl RequestState {
         self.place.slot = Some(slot);
         self.place.started_step = step;
         self.turn.forget_path();
-        self.stage = Stage::Running;
+        self.phase = Phase::Running;
     }
 
     pub fn take_slot(&mut self) -> Option<SlotId> {

@@ -121,11 +121,11 @@ struct Load {
     num_shortened: u32,
     /// The time of the lookup, and from the grant on that of the request for the blocks.
     asked_us: u64,
-    stage: Stage,
+    phase: LoaderPhase,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum LoaderPhase {
     LookingUp,
     /// It is being decided how many blocks are worth loading.
     Choosing {
@@ -205,7 +205,7 @@ impl BlockLoader {
             request,
             num_shortened: 0,
             asked_us: now_us,
-            stage: Stage::LookingUp,
+            phase: LoaderPhase::LookingUp,
         };
         self.loads.insert(key, load);
         Some(key)
@@ -240,7 +240,7 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        if !matches!(load.stage, Stage::LookingUp) {
+        if !matches!(load.phase, LoaderPhase::LookingUp) {
             return;
         }
         self.pace
@@ -250,7 +250,7 @@ impl BlockLoader {
             self.end(key, LoadEnd::NotFound);
             return;
         }
-        load.stage = Stage::Choosing {
+        load.phase = LoaderPhase::Choosing {
             num_offered: num_blocks,
         };
         let hard_us = load.request.hard_us;
@@ -266,7 +266,7 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        let Stage::Choosing { num_offered } = load.stage else {
+        let LoaderPhase::Choosing { num_offered } = load.phase else {
             return;
         };
         let num_blocks = num_blocks.min(num_offered);
@@ -274,7 +274,7 @@ impl BlockLoader {
             self.end(key, LoadEnd::NotWorth);
             return;
         }
-        load.stage = Stage::Reserving { end: None };
+        load.phase = LoaderPhase::Reserving { end: None };
         load.truncate(num_blocks, self.config.page_size);
         let request = &load.request;
         let fetch = FetchRequest {
@@ -299,7 +299,7 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        let Stage::Reserving { end } = load.stage else {
+        let LoaderPhase::Reserving { end } = load.phase else {
             return;
         };
         let grant = match answer {
@@ -326,7 +326,7 @@ impl BlockLoader {
         load.asked_us = now_us;
         let num_layers = &self.config.num_layers;
         let landing = Landing::new(grant.num_found, grant.num_blocks, grant.tables, num_layers);
-        load.stage = Stage::Loading(Loading {
+        load.phase = LoaderPhase::Loading(Loading {
             fetch: grant.id,
             landing,
             end_told: grant.num_found,
@@ -348,8 +348,8 @@ impl BlockLoader {
     /// A part has begun to arrive. Returns the page that it belongs to, or `None` if nothing of it may be written.
     pub fn begin_part(&mut self, node: NodeId, key: LoadKey, part: BlockPart) -> Option<PageId> {
         let load = self.loads.get_mut(&key)?;
-        match &mut load.stage {
-            Stage::Loading(loading) if load.request.source.node == node => {
+        match &mut load.phase {
+            LoaderPhase::Loading(loading) if load.request.source.node == node => {
                 loading.landing.begin(part)
             }
             _ => None,
@@ -362,28 +362,28 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        match &mut load.stage {
-            Stage::Loading(loading) => {
+        match &mut load.phase {
+            LoaderPhase::Loading(loading) => {
                 if loading.landing.end(part, is_whole) {
                     self.tell_landed(key, now_us);
                 }
             }
-            Stage::Stopping { loading, .. } => {
+            LoaderPhase::Stopping { loading, .. } => {
                 loading.landing.end(part, is_whole);
                 self.end_stopped(key);
             }
-            Stage::LookingUp
-            | Stage::Choosing { .. }
-            | Stage::Reserving { .. }
-            | Stage::Shortening { .. } => {}
+            LoaderPhase::LookingUp
+            | LoaderPhase::Choosing { .. }
+            | LoaderPhase::Reserving { .. }
+            | LoaderPhase::Shortening { .. } => {}
         }
     }
 
     /// All rows of a load begin to arrive, by a transport that has its own order for them and its own credit. Returns
     /// false if nothing may be written.
     pub fn begin_rows(&mut self, key: LoadKey) -> bool {
-        match self.loads.get_mut(&key).map(|load| &mut load.stage) {
-            Some(Stage::Loading(loading)) => {
+        match self.loads.get_mut(&key).map(|load| &mut load.phase) {
+            Some(LoaderPhase::Loading(loading)) => {
                 loading.landing.begin_all();
                 true
             }
@@ -393,7 +393,7 @@ impl BlockLoader {
 
     /// Some rows have arrived, which gives a load time for the next ones.
     pub fn handle_progress(&mut self, key: LoadKey, now_us: u64) {
-        if let Some(Stage::Loading(_)) = self.loads.get(&key).map(|load| &load.stage) {
+        if let Some(LoaderPhase::Loading(_)) = self.loads.get(&key).map(|load| &load.phase) {
             self.set_stall(key, now_us);
         }
     }
@@ -403,22 +403,22 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        match &mut load.stage {
-            Stage::Loading(loading) => {
+        match &mut load.phase {
+            LoaderPhase::Loading(loading) => {
                 loading.landing.end_all(is_whole);
                 match is_whole {
                     true => self.tell_landed(key, now_us),
                     false => self.stop(key, LoadEnd::RowsLost),
                 }
             }
-            Stage::Stopping { loading, .. } => {
+            LoaderPhase::Stopping { loading, .. } => {
                 loading.landing.end_all(is_whole);
                 self.end_stopped(key);
             }
-            Stage::LookingUp
-            | Stage::Choosing { .. }
-            | Stage::Reserving { .. }
-            | Stage::Shortening { .. } => {}
+            LoaderPhase::LookingUp
+            | LoaderPhase::Choosing { .. }
+            | LoaderPhase::Reserving { .. }
+            | LoaderPhase::Shortening { .. } => {}
         }
     }
 
@@ -427,7 +427,7 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        let Stage::Loading(loading) = &mut load.stage else {
+        let LoaderPhase::Loading(loading) = &mut load.phase else {
             return;
         };
         let num_blocks = loading.landing.end_whole();
@@ -444,16 +444,16 @@ impl BlockLoader {
         let Some(load) = self.loads.remove(&key) else {
             return;
         };
-        let stage = match load.stage {
-            Stage::Loading(loading) => {
+        let phase = match load.phase {
+            LoaderPhase::Loading(loading) => {
                 if !loading.landing.is_at_rest() {
                     self.actions.push_back(LoaderAction::StopRows { key });
                 }
-                Stage::Stopping { loading, next }
+                LoaderPhase::Stopping { loading, next }
             }
-            stage => stage,
+            phase => phase,
         };
-        self.loads.insert(key, Load { stage, ..load });
+        self.loads.insert(key, Load { phase, ..load });
         self.end_stopped(key);
     }
 
@@ -462,7 +462,7 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        let Stage::Stopping { loading, next } = &load.stage else {
+        let LoaderPhase::Stopping { loading, next } = &load.phase else {
             return;
         };
         if !loading.landing.is_at_rest() {
@@ -475,7 +475,7 @@ impl BlockLoader {
                 self.forget(key, end);
             }
             Next::Shorten { num_blocks } => {
-                load.stage = Stage::Shortening { fetch, end: None };
+                load.phase = LoaderPhase::Shortening { fetch, end: None };
                 self.actions.push_back(LoaderAction::ShortenFetch {
                     key,
                     fetch,
@@ -490,7 +490,7 @@ impl BlockLoader {
             return;
         };
         let asked_us = load.asked_us;
-        let Stage::Loading(loading) = &mut load.stage else {
+        let LoaderPhase::Loading(loading) = &mut load.phase else {
             return;
         };
         // A source confirms blocks that it was told to have landed. Any other confirmation is not about this load's rows.
@@ -551,7 +551,7 @@ impl BlockLoader {
     /// Ends a load from this side, and tells the source so.
     fn stop(&mut self, key: LoadKey, end: LoadEnd) {
         if let Some(load) = self.loads.get(&key)
-            && let Stage::Loading(_) = load.stage
+            && let LoaderPhase::Loading(_) = load.phase
         {
             self.send(key, load.request.source.node, ToSource::Release);
         }
@@ -564,13 +564,14 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        match &mut load.stage {
-            Stage::LookingUp | Stage::Choosing { .. } => self.forget(key, end),
-            Stage::Loading(_) => self.stop_rows(key, Next::End(end)),
-            Stage::Reserving { end: over, .. } | Stage::Shortening { end: over, .. } => {
+        match &mut load.phase {
+            LoaderPhase::LookingUp | LoaderPhase::Choosing { .. } => self.forget(key, end),
+            LoaderPhase::Loading(_) => self.stop_rows(key, Next::End(end)),
+            LoaderPhase::Reserving { end: over, .. }
+            | LoaderPhase::Shortening { end: over, .. } => {
                 *over = Some(end);
             }
-            Stage::Stopping { next, .. } => {
+            LoaderPhase::Stopping { next, .. } => {
                 if let Next::Shorten { .. } = next {
                     *next = Next::End(end);
                 }

@@ -85,11 +85,11 @@ struct Load {
     blocks: Range<u32>,
     request: LoadBlocks,
     until_us: u64,
-    stage: Stage,
+    phase: SourcePhase,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum SourcePhase {
     /// The scheduler is asked for a hold, which is not wanted any more if the load `is_over`.
     Holding { is_over: bool },
     Sending {
@@ -183,7 +183,7 @@ impl BlockSource {
             blocks: request.first_block..num_blocks,
             request,
             until_us,
-            stage: Stage::Holding { is_over: false },
+            phase: SourcePhase::Holding { is_over: false },
         };
         self.loads.insert(load, begun);
         self.set_stall(load);
@@ -200,14 +200,14 @@ impl BlockSource {
         let Some(begun) = self.loads.get_mut(&load) else {
             return;
         };
-        let Stage::Holding { is_over } = begun.stage else {
+        let SourcePhase::Holding { is_over } = begun.phase else {
             return;
         };
         let failure = match answer {
             Ok(held) if held.num_blocks == begun.blocks.end && !is_over => {
                 self.by_hold.insert(held.id, load);
                 let first_block = begun.blocks.start;
-                begun.stage = Stage::Sending {
+                begun.phase = SourcePhase::Sending {
                     held,
                     end_sent: first_block,
                     end_landed: first_block,
@@ -238,11 +238,11 @@ impl BlockSource {
         let Some(begun) = self.loads.get_mut(&load) else {
             return;
         };
-        let Stage::Sending {
+        let SourcePhase::Sending {
             held,
             end_sent,
             end_landed,
-        } = &mut begun.stage
+        } = &mut begun.phase
         else {
             return;
         };
@@ -269,11 +269,11 @@ impl BlockSource {
             return;
         };
         let all = begun.blocks.end;
-        let Stage::Sending {
+        let SourcePhase::Sending {
             end_sent,
             end_landed,
             ..
-        } = &mut begun.stage
+        } = &mut begun.phase
         else {
             return;
         };
@@ -306,10 +306,10 @@ impl BlockSource {
         let Some(begun) = self.loads.get_mut(&load) else {
             return;
         };
-        let Stage::Stopping { hold, is_whole } = begun.stage else {
+        let SourcePhase::Stopping { hold, is_whole } = begun.phase else {
             return;
         };
-        begun.stage = Stage::Releasing;
+        begun.phase = SourcePhase::Releasing;
         self.by_hold.remove(&hold);
         self.actions.push_back(SourceAction::Release {
             load,
@@ -327,7 +327,7 @@ impl BlockSource {
         let Some(begun) = self.loads.get(&load) else {
             return;
         };
-        if !matches!(begun.stage, Stage::Releasing) {
+        if !matches!(begun.phase, SourcePhase::Releasing) {
             return;
         }
         let num_blocks = begun.blocks.end;
@@ -380,8 +380,8 @@ impl BlockSource {
         };
         if let Some(failure) = failure
             && matches!(
-                begun.stage,
-                Stage::Holding { is_over: false } | Stage::Sending { .. }
+                begun.phase,
+                SourcePhase::Holding { is_over: false } | SourcePhase::Sending { .. }
             )
         {
             self.send(load, ToLoader::Failed(failure));
@@ -389,10 +389,10 @@ impl BlockSource {
         let Some(begun) = self.loads.get_mut(&load) else {
             return;
         };
-        match &mut begun.stage {
-            Stage::Holding { is_over } => *is_over = true,
-            Stage::Sending { .. } => self.stop(load, false),
-            Stage::Stopping { .. } | Stage::Releasing => {}
+        match &mut begun.phase {
+            SourcePhase::Holding { is_over } => *is_over = true,
+            SourcePhase::Sending { .. } => self.stop(load, false),
+            SourcePhase::Stopping { .. } | SourcePhase::Releasing => {}
         }
     }
 
@@ -400,10 +400,10 @@ impl BlockSource {
     fn stop(&mut self, load: LoadId, is_whole: bool) {
         self.deadlines.set(load, None);
         if let Some(begun) = self.loads.get_mut(&load)
-            && let Stage::Sending { held, .. } = &begun.stage
+            && let SourcePhase::Sending { held, .. } = &begun.phase
         {
             let hold = held.id;
-            begun.stage = Stage::Stopping { hold, is_whole };
+            begun.phase = SourcePhase::Stopping { hold, is_whole };
             self.actions.push_back(SourceAction::Stop { load });
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::session::SessionKey;
 use crate::session::decode_end::{DecodeAction, DecodeEnd};
-use crate::session::decode_session::Stage;
+use crate::session::decode_session::DecodePhase;
 use crate::session::message::AbortReason;
 
 impl DecodeEnd {
@@ -11,40 +11,40 @@ impl DecodeEnd {
         let Some(session) = self.sessions.get(&key) else {
             return;
         };
-        match &session.stage {
-            Stage::Loading {
+        match &session.phase {
+            DecodePhase::Loading {
                 has_rows,
                 first_token: None,
                 ..
             } => match has_rows {
                 true => self.compute(key),
                 false => {
-                    self.set_stage(key, Stage::StoppingLoad);
+                    self.set_phase(key, DecodePhase::StoppingLoad);
                     self.actions.push_back(DecodeAction::CancelLoad { key });
                 }
             },
             // The message came twice, or the session is over here.
-            Stage::StoppingLoad
-            | Stage::Decoding {
+            DecodePhase::StoppingLoad
+            | DecodePhase::Decoding {
                 draws_first: true, ..
             }
-            | Stage::Finished
-            | Stage::Quarantined => {}
+            | DecodePhase::Finished
+            | DecodePhase::Quarantined => {}
             // It answers the reservation, and excludes a first token.
-            Stage::Greeting
-            | Stage::Waiting { .. }
-            | Stage::Reserving { .. }
-            | Stage::Loading { .. }
-            | Stage::Decoding { .. } => self.end(key, Some(AbortReason::ProtocolViolated)),
+            DecodePhase::Greeting
+            | DecodePhase::Waiting { .. }
+            | DecodePhase::Reserving { .. }
+            | DecodePhase::Loading { .. }
+            | DecodePhase::Decoding { .. } => self.end(key, Some(AbortReason::ProtocolViolated)),
         }
     }
 
     pub(super) fn compute(&mut self, key: SessionKey) {
         let session = self.sessions.get(&key);
         let num_output_tokens = session.map_or(0, |session| session.num_earlier_tokens);
-        self.set_stage(
+        self.set_phase(
             key,
-            Stage::Decoding {
+            DecodePhase::Decoding {
                 num_output_tokens,
                 draws_first: true,
             },

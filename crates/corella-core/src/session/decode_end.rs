@@ -5,7 +5,7 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use crate::session::deadline_queue::DeadlineQueue;
-use crate::session::decode_session::{DecodeSession, Stage, given_back};
+use crate::session::decode_session::{DecodePhase, DecodeSession, given_back};
 use crate::session::message::{AbortReason, Finish, FirstToken, Tokens};
 use crate::session::siblings::Siblings;
 use crate::session::tombstone::Tombstones;
@@ -152,14 +152,14 @@ impl DecodeEnd {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
-        match &mut session.stage {
-            Stage::Loading { has_rows, .. } if !*has_rows => {
+        match &mut session.phase {
+            DecodePhase::Loading { has_rows, .. } if !*has_rows => {
                 *has_rows = true;
                 self.send(key, ToPrefill::LoadDone);
                 self.arrive(key);
             }
-            Stage::StoppingLoad => self.compute(key),
-            Stage::Quarantined => self.release(key),
+            DecodePhase::StoppingLoad => self.compute(key),
+            DecodePhase::Quarantined => self.release(key),
             _ => {}
         }
     }
@@ -170,14 +170,14 @@ impl DecodeEnd {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
-        match &mut session.stage {
-            Stage::Loading { has_rows, .. } if !*has_rows => {
+        match &mut session.phase {
+            DecodePhase::Loading { has_rows, .. } if !*has_rows => {
                 // There is nothing left to cancel.
                 *has_rows = true;
                 self.end(key, Some(AbortReason::LoadFailed));
             }
-            Stage::StoppingLoad => self.compute(key),
-            Stage::Quarantined => self.release(key),
+            DecodePhase::StoppingLoad => self.compute(key),
+            DecodePhase::Quarantined => self.release(key),
             _ => {}
         }
     }
@@ -185,9 +185,9 @@ impl DecodeEnd {
     /// A load that was cancelled writes no more.
     pub fn handle_load_cancelled(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
-        match self.sessions.get(&key).map(|session| &session.stage) {
-            Some(Stage::StoppingLoad) => self.compute(key),
-            Some(Stage::Quarantined) => self.release(key),
+        match self.sessions.get(&key).map(|session| &session.phase) {
+            Some(DecodePhase::StoppingLoad) => self.compute(key),
+            Some(DecodePhase::Quarantined) => self.release(key),
             _ => {}
         }
     }
@@ -198,9 +198,9 @@ impl DecodeEnd {
         let Some(session) = self.open_session(key) else {
             return;
         };
-        let Stage::Decoding {
+        let DecodePhase::Decoding {
             num_output_tokens, ..
-        } = &mut session.stage
+        } = &mut session.phase
         else {
             // The scheduler has ended the request before its KV was there.
             if output.finish.is_some() {
@@ -231,7 +231,7 @@ impl DecodeEnd {
         let Some(reason) = output.finish else {
             return;
         };
-        self.set_stage(key, Stage::Finished);
+        self.set_phase(key, DecodePhase::Finished);
         match given_back(&reason) {
             Some(reason) => self.end(key, Some(reason)),
             None => {
@@ -277,7 +277,8 @@ impl DecodeEnd {
 
     pub fn stats(&self) -> DecodeEndStats {
         let sessions = self.sessions.values();
-        let quarantined = sessions.filter(|session| matches!(session.stage, Stage::Quarantined));
+        let quarantined =
+            sessions.filter(|session| matches!(session.phase, DecodePhase::Quarantined));
         DecodeEndStats {
             num_sessions: self.sessions.len(),
             num_quarantined: quarantined.count(),
@@ -324,7 +325,7 @@ impl DecodeEnd {
                 "session {key} is over, and others wait for it"
             );
         }
-        let waits = |session: &&DecodeSession| matches!(session.stage, Stage::Waiting { .. });
+        let waits = |session: &&DecodeSession| matches!(session.phase, DecodePhase::Waiting { .. });
         assert!(
             self.siblings
                 .waiting()
@@ -349,8 +350,8 @@ impl DecodeEnd {
             return;
         };
         let load_us = self.config.load_timeout_us(session.num_rows);
-        match &mut session.stage {
-            Stage::Loading {
+        match &mut session.phase {
+            DecodePhase::Loading {
                 by_us, first_token, ..
             } => {
                 if first_token.is_some() {
@@ -361,7 +362,7 @@ impl DecodeEnd {
                 *by_us = now_us.saturating_add(load_us);
                 self.arrive(key);
             }
-            Stage::Waiting {
+            DecodePhase::Waiting {
                 by_us, first_token, ..
             } => {
                 if first_token.is_none() {
@@ -369,22 +370,22 @@ impl DecodeEnd {
                     *by_us = now_us.saturating_add(load_us);
                 }
             }
-            Stage::Reserving {
+            DecodePhase::Reserving {
                 has_waited: true,
                 first_token,
                 ..
             } => {
                 first_token.get_or_insert(told);
             }
-            Stage::Decoding {
+            DecodePhase::Decoding {
                 draws_first: false, ..
             }
-            | Stage::Finished
-            | Stage::Quarantined => {}
-            Stage::Greeting
-            | Stage::Reserving { .. }
-            | Stage::StoppingLoad
-            | Stage::Decoding {
+            | DecodePhase::Finished
+            | DecodePhase::Quarantined => {}
+            DecodePhase::Greeting
+            | DecodePhase::Reserving { .. }
+            | DecodePhase::StoppingLoad
+            | DecodePhase::Decoding {
                 draws_first: true, ..
             } => {
                 self.end(key, Some(AbortReason::ProtocolViolated));
@@ -398,14 +399,14 @@ impl DecodeEnd {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
-        if let Stage::Loading {
+        if let DecodePhase::Loading {
             has_rows: true,
             first_token,
             ..
-        } = &mut session.stage
+        } = &mut session.phase
             && let Some(first_token) = first_token.take()
         {
-            session.stage = Stage::Decoding {
+            session.phase = DecodePhase::Decoding {
                 num_output_tokens: session.num_earlier_tokens + 1,
                 draws_first: false,
             };
@@ -421,16 +422,16 @@ impl DecodeEnd {
         };
         let is_due = |deadline_us: u64| deadline_us <= now_us;
         let has_waited = matches!(
-            &session.stage,
-            Stage::Waiting { by_us, first_token: Some(_), .. } if is_due(*by_us)
+            &session.phase,
+            DecodePhase::Waiting { by_us, first_token: Some(_), .. } if is_due(*by_us)
         );
-        let load = match &session.stage {
-            Stage::Waiting {
+        let load = match &session.phase {
+            DecodePhase::Waiting {
                 by_us,
                 first_token: None,
                 ..
             } => is_due(*by_us).then_some(AbortReason::FirstTokenTimedOut),
-            Stage::Loading {
+            DecodePhase::Loading {
                 by_us, first_token, ..
             } => is_due(*by_us).then_some(match first_token {
                 Some(_) => AbortReason::LoadTimedOut,
@@ -483,24 +484,26 @@ impl DecodeEnd {
         };
         self.by_node
             .remove(&(session.node, key.prefill_incarnation, key));
-        match &mut session.stage {
-            Stage::Greeting | Stage::Waiting { .. } | Stage::Finished => self.forget(key),
-            Stage::Reserving { has_ended, .. } => *has_ended = true,
-            Stage::Loading { has_rows: true, .. } => self.release(key),
-            Stage::Loading { .. } => {
-                session.stage = Stage::Quarantined;
+        match &mut session.phase {
+            DecodePhase::Greeting | DecodePhase::Waiting { .. } | DecodePhase::Finished => {
+                self.forget(key)
+            }
+            DecodePhase::Reserving { has_ended, .. } => *has_ended = true,
+            DecodePhase::Loading { has_rows: true, .. } => self.release(key),
+            DecodePhase::Loading { .. } => {
+                session.phase = DecodePhase::Quarantined;
                 self.actions.push_back(DecodeAction::AbortLocal { key });
                 self.actions.push_back(DecodeAction::CancelLoad { key });
             }
-            Stage::StoppingLoad => {
-                session.stage = Stage::Quarantined;
+            DecodePhase::StoppingLoad => {
+                session.phase = DecodePhase::Quarantined;
                 self.actions.push_back(DecodeAction::AbortLocal { key });
             }
-            Stage::Decoding { .. } => {
+            DecodePhase::Decoding { .. } => {
                 self.actions.push_back(DecodeAction::AbortLocal { key });
                 self.forget(key);
             }
-            Stage::Quarantined => {}
+            DecodePhase::Quarantined => {}
         }
     }
 
@@ -513,9 +516,9 @@ impl DecodeEnd {
         self.sessions.remove(&key);
     }
 
-    pub(super) fn set_stage(&mut self, key: SessionKey, stage: Stage) {
+    pub(super) fn set_phase(&mut self, key: SessionKey, phase: DecodePhase) {
         if let Some(session) = self.sessions.get_mut(&key) {
-            session.stage = stage;
+            session.phase = phase;
         }
         self.set_timer(key);
     }

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 
 use crate::NodeId;
 use crate::session::decode_end::{DecodeAction, DecodeEnd};
-use crate::session::decode_session::{DecodeSession, Stage};
+use crate::session::decode_session::{DecodePhase, DecodeSession};
 use crate::session::heartbeat::Heartbeat;
 use crate::session::message::{AbortReason, Allocate, Allocated, FirstToken, Hello, Refusal};
 use crate::session::{SessionKey, ToPrefill};
@@ -27,7 +27,7 @@ impl DecodeEnd {
         let session = DecodeSession {
             node,
             arithmetic: { !hello.computes_like(&self.hello) }.then(|| hello.arithmetic()),
-            stage: Stage::Greeting,
+            phase: DecodePhase::Greeting,
             heartbeat: Heartbeat::new(self.now_us),
             deadline_us: None,
             num_rows: 0,
@@ -66,11 +66,11 @@ impl DecodeEnd {
             // A session that has ended gets no second answer, and none begins without a `Hello`.
             return;
         };
-        if !matches!(session.stage, Stage::Greeting) {
+        if !matches!(session.phase, DecodePhase::Greeting) {
             return;
         }
         if allocate.prompt.len() > self.config.max_prompt_tokens as usize {
-            self.set_stage(key, Stage::Finished);
+            self.set_phase(key, DecodePhase::Finished);
             self.send(key, ToPrefill::Refused(Refusal::Never));
             return self.end(key, None);
         }
@@ -90,9 +90,9 @@ impl DecodeEnd {
         }
         let by_us = now_us.saturating_add(self.config.first_token_timeout_us);
         let first_token = None;
-        self.set_stage(
+        self.set_phase(
             key,
-            Stage::Waiting {
+            DecodePhase::Waiting {
                 allocate,
                 by_us,
                 first_token,
@@ -117,9 +117,9 @@ impl DecodeEnd {
             .saturating_add(self.config.first_token_timeout_us)
             .saturating_add(load_us)
             .saturating_add(self.config.lost_after_us);
-        self.set_stage(
+        self.set_phase(
             key,
-            Stage::Reserving {
+            DecodePhase::Reserving {
                 has_ended: false,
                 has_waited,
                 first_token,
@@ -145,11 +145,11 @@ impl DecodeEnd {
             return;
         };
         let (node, num_rows, end_us) = (session.node, session.num_rows, session.deadline_us);
-        let Stage::Reserving {
+        let DecodePhase::Reserving {
             has_ended,
             has_waited,
             first_token,
-        } = &mut session.stage
+        } = &mut session.phase
         else {
             return;
         };
@@ -161,11 +161,11 @@ impl DecodeEnd {
                 self.forget(key);
             }
             Err(_) if has_waited => {
-                self.set_stage(key, Stage::Finished);
+                self.set_phase(key, DecodePhase::Finished);
                 self.end(key, Some(AbortReason::OutOfPages));
             }
             Err(refusal) => {
-                self.set_stage(key, Stage::Finished);
+                self.set_phase(key, DecodePhase::Finished);
                 self.send(key, ToPrefill::Refused(refusal));
                 self.end(key, None);
             }
@@ -177,9 +177,9 @@ impl DecodeEnd {
                 };
                 let by_us = now_us.saturating_add(time_us);
                 let has_rows = num_cached_rows >= num_rows;
-                self.set_stage(
+                self.set_phase(
                     key,
-                    Stage::Loading {
+                    DecodePhase::Loading {
                         by_us,
                         has_rows,
                         first_token,
@@ -206,13 +206,13 @@ impl DecodeEnd {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
         };
-        match core::mem::replace(&mut session.stage, Stage::Greeting) {
-            Stage::Waiting {
+        match core::mem::replace(&mut session.phase, DecodePhase::Greeting) {
+            DecodePhase::Waiting {
                 allocate,
                 first_token,
                 ..
             } => self.reserve(key, allocate, first_token, true),
-            other => session.stage = other,
+            other => session.phase = other,
         }
     }
 

@@ -12,7 +12,7 @@ pub(super) struct DecodeSession {
     pub node: NodeId,
     /// The prefill node's arithmetic, if it is not this node's.
     pub arithmetic: Option<Arithmetic>,
-    pub stage: Stage,
+    pub phase: DecodePhase,
     pub heartbeat: Heartbeat,
     /// The request's deadline, by this node's clock.
     pub deadline_us: Option<u64>,
@@ -24,7 +24,7 @@ pub(super) struct DecodeSession {
 }
 
 #[derive(Debug)]
-pub(super) enum Stage {
+pub(super) enum DecodePhase {
     /// The other node has said who it is, and not yet what it wants.
     Greeting,
     /// Another choice receives the rows of the prompt. When they can be found, or that takes too
@@ -66,9 +66,9 @@ impl DecodeSession {
     /// Whether the session still has its stream.
     pub fn is_open(&self) -> bool {
         !matches!(
-            self.stage,
-            Stage::Quarantined
-                | Stage::Reserving {
+            self.phase,
+            DecodePhase::Quarantined
+                | DecodePhase::Reserving {
                     has_ended: true,
                     ..
                 }
@@ -80,8 +80,8 @@ impl DecodeSession {
         if !self.is_open() {
             return None;
         }
-        let load = match self.stage {
-            Stage::Waiting { by_us, .. } | Stage::Loading { by_us, .. } => Some(by_us),
+        let load = match self.phase {
+            DecodePhase::Waiting { by_us, .. } | DecodePhase::Loading { by_us, .. } => Some(by_us),
             _ => None,
         };
         let deadlines = [

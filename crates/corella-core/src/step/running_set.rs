@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use crate::SlotId;
-use crate::request_state::{RequestIndex, RequestState, RequestTable, Stage};
+use crate::request_state::{Phase, RequestIndex, RequestState, RequestTable};
 
 #[derive(Debug)]
 pub(crate) struct RunningSet {
@@ -133,7 +133,7 @@ impl RunningSet {
             prefilling.eq(self.prefilling.iter().copied()),
             "those that prefill are listed, by rank"
         );
-        let is_leaving = |state: &&RequestState| matches!(state.stage(), Stage::Leaving(_));
+        let is_leaving = |state: &&RequestState| matches!(state.phase(), Phase::Leaving(_));
         assert_eq!(
             requests.iter().filter(is_leaving).count(),
             self.num_leaving,

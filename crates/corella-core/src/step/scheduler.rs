@@ -66,7 +66,7 @@ use crate::pace::Pace;
 use crate::queue::length_forecast::LengthForecast;
 use crate::queue::waiting_for_remote_kv::WaitingForRemoteKv;
 use crate::queue::waiting_queue::WaitingQueue;
-use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
+use crate::request_state::{Leaving, Phase, Rank, RequestIndex, RequestState, RequestTable};
 use crate::scheduler_config::policy::Policy;
 use crate::step::inflight_steps::InflightSteps;
 use crate::step::journal::Journal;
@@ -105,7 +105,7 @@ use crate::{
 ///   [`check_invariants`](Self::check_invariants)
 ///
 /// A request waits, runs, may be preempted and wait again, and finishes. When it leaves the running
-/// set while steps in flight still name it, it keeps its slot, pages and locks (`Stage::Leaving`)
+/// set while steps in flight still name it, it keeps its slot, pages and locks (`Phase::Leaving`)
 /// until the last of those steps has returned.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -229,7 +229,7 @@ impl Scheduler {
         let Some(index) = self.requests.find(id) else {
             return false;
         };
-        if self.requests[index].stage() == Stage::Leaving(Leaving::Finished) {
+        if self.requests[index].phase() == Phase::Leaving(Leaving::Finished) {
             return false;
         }
         self.finish(index, reason, None);

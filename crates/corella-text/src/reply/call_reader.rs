@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::part_list::PartList;
-use super::reasoning_count::Stage;
+use super::reasoning_count::ReplyPhase;
 use super::tag::{Sight, find_tag};
 use super::tool_set::ToolSet;
 
@@ -15,8 +15,8 @@ pub(crate) trait CallReader: Send {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize>;
 
     /// Its place in the reply. Most formats mark reasoning separately from calls.
-    fn stage(&self) -> Stage {
-        Stage::Answer
+    fn phase(&self) -> ReplyPhase {
+        ReplyPhase::Answer
     }
 }
 

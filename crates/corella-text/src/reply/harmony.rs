@@ -3,7 +3,7 @@
 
 use super::call_reader::{CallReader, OfferedTools};
 use super::part_list::PartList;
-use super::reasoning_count::Stage;
+use super::reasoning_count::ReplyPhase;
 use super::tag::{Sight, find_tag};
 
 const START: &str = "<|start|>";
@@ -87,11 +87,11 @@ impl HarmonyReader {
 }
 
 impl CallReader for HarmonyReader {
-    fn stage(&self) -> Stage {
+    fn phase(&self) -> ReplyPhase {
         match &self.state {
-            State::Between | State::Header(_) => Stage::Undecided,
-            State::Body(Body::Reasoning) => Stage::Reasoning,
-            State::Body(Body::Text | Body::Call) => Stage::Answer,
+            State::Between | State::Header(_) => ReplyPhase::Undecided,
+            State::Body(Body::Reasoning) => ReplyPhase::Reasoning,
+            State::Body(Body::Text | Body::Call) => ReplyPhase::Answer,
         }
     }
 

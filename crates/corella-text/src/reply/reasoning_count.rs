@@ -1,8 +1,8 @@
 //! Counts the tokens of a model's reasoning before its answer.
 
-/// A reader's place in a reply.
+/// The phase of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum ReplyPhase {
     /// In markup, or before it, that reasoning may follow.
     Undecided,
     Reasoning,
@@ -18,15 +18,15 @@ pub(crate) struct ReasoningCount {
 }
 
 impl ReasoningCount {
-    /// Takes a token with the stages before and after it.
-    pub(crate) fn push(&mut self, before: Stage, after: Stage) {
+    /// Takes a token with the phases before and after it.
+    pub(crate) fn push(&mut self, before: ReplyPhase, after: ReplyPhase) {
         match (before, after) {
-            (Stage::Reasoning, _) | (_, Stage::Reasoning) => {
+            (ReplyPhase::Reasoning, _) | (_, ReplyPhase::Reasoning) => {
                 self.num_tokens += self.num_undecided + 1;
                 self.num_undecided = 0;
             }
-            (_, Stage::Undecided) => self.num_undecided += 1,
-            (_, Stage::Answer) => self.num_undecided = 0,
+            (_, ReplyPhase::Undecided) => self.num_undecided += 1,
+            (_, ReplyPhase::Answer) => self.num_undecided = 0,
         }
     }
 

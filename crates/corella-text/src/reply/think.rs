@@ -1,7 +1,7 @@
 //! Reasoning between tags at the beginning of a reply, such as `<think>…</think>`.
 
 use super::part_list::PartList;
-use super::reasoning_count::Stage;
+use super::reasoning_count::ReplyPhase;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
 /// The tags around reasoning.
@@ -58,11 +58,11 @@ impl ThinkReader {
         }
     }
 
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn phase(&self) -> ReplyPhase {
         match self.state {
-            State::Start => Stage::Undecided,
-            State::Opened | State::Inside => Stage::Reasoning,
-            State::Behind | State::Answer => Stage::Answer,
+            State::Start => ReplyPhase::Undecided,
+            State::Opened | State::Inside => ReplyPhase::Reasoning,
+            State::Behind | State::Answer => ReplyPhase::Answer,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Loads whose source can lend only the first of the blocks.
 
 use crate::session::LoadKey;
-use crate::session::block_loader::{BlockLoader, LoadEnd, LoaderAction, Next, Stage};
+use crate::session::block_loader::{BlockLoader, LoadEnd, LoaderAction, LoaderPhase, Next};
 use crate::{FetchEnd, FetchGrant};
 
 /// A source that has fewer blocks each time that it is asked is asked so often again.
@@ -13,11 +13,11 @@ impl BlockLoader {
         let Some(load) = self.loads.get_mut(&key) else {
             return false;
         };
-        let loading = match &load.stage {
-            Stage::Loading(loading) => loading,
+        let loading = match &load.phase {
+            LoaderPhase::Loading(loading) => loading,
             // The answer was repeated.
-            Stage::Shortening { .. } => return true,
-            Stage::Stopping { next, .. } => return matches!(next, Next::Shorten { .. }),
+            LoaderPhase::Shortening { .. } => return true,
+            LoaderPhase::Stopping { next, .. } => return matches!(next, Next::Shorten { .. }),
             _ => return false,
         };
         let landing = &loading.landing;
@@ -43,7 +43,7 @@ impl BlockLoader {
         let Some(load) = self.loads.get(&key) else {
             return;
         };
-        let Stage::Shortening { fetch, end } = load.stage else {
+        let LoaderPhase::Shortening { fetch, end } = load.phase else {
             return;
         };
         let Some(grant) = answer.filter(|_| end.is_none()) else {

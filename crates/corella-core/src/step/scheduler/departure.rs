@@ -1,6 +1,6 @@
 //! The end of a request's wait or run, and the release of its slot, pages and locks.
 
-use crate::request_state::{Leader, Leaving, RequestIndex, Stage};
+use crate::request_state::{Leader, Leaving, Phase, RequestIndex};
 use crate::{FinishReason, RequestError, Sample, Scheduler};
 
 impl Scheduler {
@@ -34,24 +34,24 @@ impl Scheduler {
     /// Removes a request from the waiting queue or the running set.
     pub(super) fn leave(&mut self, index: RequestIndex, how: Leaving) {
         let state = &mut self.requests[index];
-        if state.stage() == Stage::Waiting {
+        if state.phase() == Phase::Waiting {
             self.waiting.take_out(index, &mut self.requests[index]);
         }
         if how != Leaving::Preempted {
             self.abandon_spill(index);
         }
         let state = &mut self.requests[index];
-        match state.enter(Stage::Leaving(how)) {
-            Stage::Waiting => {}
-            stage @ (Stage::Receiving | Stage::Arrived) => self.leave_remote_kv(index, stage),
-            Stage::Running => {
+        match state.enter(Phase::Leaving(how)) {
+            Phase::Waiting => {}
+            phase @ (Phase::Receiving | Phase::Arrived) => self.leave_remote_kv(index, phase),
+            Phase::Running => {
                 self.running.remove(index, &self.requests);
                 self.forecast.stop_counting(&mut self.requests[index]);
                 let requests = &mut self.requests;
                 self.waiting
                     .let_go_of_followers(Leader::Request(index), u32::MAX, requests);
             }
-            Stage::Leaving(_) => self.running.note_left(),
+            Phase::Leaving(_) => self.running.note_left(),
         }
         self.running.note_leaving();
         if self.requests[index].num_inflight_steps() == 0 {
@@ -83,11 +83,11 @@ impl Scheduler {
         if let Some(slot) = state.take_slot() {
             self.running.give_back_slot(slot);
         }
-        if state.stage() == Stage::Leaving(Leaving::Finished) {
+        if state.phase() == Phase::Leaving(Leaving::Finished) {
             self.requests.remove(index);
             return;
         }
-        state.enter(Stage::Waiting);
+        state.enter(Phase::Waiting);
         state.forget_rows();
         self.waiting
             .add(index, &mut self.requests[index], &self.pace);

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::request_state::{Leaving, RequestIndex, RequestSet, Stage};
+use crate::request_state::{Leaving, Phase, RequestIndex, RequestSet};
 use crate::step::scheduler::publication::Undefined;
 use crate::step::step_plan::{InflightSpan, InflightStep};
 use crate::{
@@ -145,8 +145,8 @@ impl Scheduler {
             panic!("the executor returns other hidden states than the spans yield");
         };
         let has_ended = matches!(
-            self.requests[span.index].stage(),
-            Stage::Leaving(Leaving::Finished | Leaving::Reset)
+            self.requests[span.index].phase(),
+            Phase::Leaving(Leaving::Finished | Leaving::Reset)
         );
         if !has_ended {
             self.emit_hidden_state(span.index, state);
@@ -155,20 +155,20 @@ impl Scheduler {
 
     fn end_undrawn(&mut self, span: &InflightSpan, reason: &str) {
         let index = span.index;
-        match self.requests[index].stage() {
-            Stage::Leaving(Leaving::Finished | Leaving::Reset) => self.release_if_drained(index),
-            Stage::Running | Stage::Leaving(Leaving::Preempted) if span.num_drafts > 0 => {
+        match self.requests[index].phase() {
+            Phase::Leaving(Leaving::Finished | Leaving::Reset) => self.release_if_drained(index),
+            Phase::Running | Phase::Leaving(Leaving::Preempted) if span.num_drafts > 0 => {
                 self.requests[index].stop_speculating();
                 self.reset(index);
             }
-            Stage::Running | Stage::Leaving(Leaving::Preempted) => {
+            Phase::Running | Phase::Leaving(Leaving::Preempted) => {
                 let error = match span.has_hidden_state {
                     true => RequestError::NoHiddenState(reason.into()),
                     false => RequestError::NotDrawn(reason.into()),
                 };
                 self.finish(index, FinishReason::Error(error), None);
             }
-            Stage::Waiting | Stage::Receiving | Stage::Arrived => {
+            Phase::Waiting | Phase::Receiving | Phase::Arrived => {
                 unreachable!("a step names a request without a slot")
             }
         }
@@ -183,9 +183,9 @@ impl Scheduler {
         let index = span.index;
         self.forget_span(span, step);
         let state = &mut self.requests[index];
-        match state.stage() {
-            Stage::Leaving(Leaving::Finished | Leaving::Reset) => {}
-            Stage::Running | Stage::Leaving(Leaving::Preempted) => {
+        match state.phase() {
+            Phase::Leaving(Leaving::Finished | Leaving::Reset) => {}
+            Phase::Running | Phase::Leaving(Leaving::Preempted) => {
                 state.note_computed(span.end, span.num_logprobs);
                 if let Some(speculator) = state.speculator_mut()
                     && span.num_drafts > 0
@@ -202,7 +202,7 @@ impl Scheduler {
                 }
                 self.give_back_pages(index);
             }
-            Stage::Waiting | Stage::Receiving | Stage::Arrived => {
+            Phase::Waiting | Phase::Receiving | Phase::Arrived => {
                 unreachable!("a step names a request without a slot")
             }
         }
@@ -268,7 +268,7 @@ impl Scheduler {
         self.end_undefined_holds(&undefined);
         for span in &failed.spans {
             let index = span.index;
-            if self.requests[index].stage() == Stage::Leaving(Leaving::Finished) {
+            if self.requests[index].phase() == Phase::Leaving(Leaving::Finished) {
                 self.release_if_drained(index);
             } else {
                 let error = RequestError::from(reason);
@@ -282,19 +282,19 @@ impl Scheduler {
         let reason = "what it shares with other requests is undefined";
         let state = &self.requests[index];
         let has_spill = self.spills.has(state.id());
-        match state.stage() {
-            Stage::Leaving(Leaving::Finished | Leaving::Reset) => {}
-            Stage::Waiting if !has_spill => {}
+        match state.phase() {
+            Phase::Leaving(Leaving::Finished | Leaving::Reset) => {}
+            Phase::Waiting if !has_spill => {}
             _ if state.came_with_kv() => self.hand_back(index, reason),
-            Stage::Running | Stage::Arrived | Stage::Leaving(Leaving::Preempted) => {
+            Phase::Running | Phase::Arrived | Phase::Leaving(Leaving::Preempted) => {
                 self.leave(index, Leaving::Reset)
             }
-            Stage::Receiving if has_spill => self.leave(index, Leaving::Reset),
-            Stage::Receiving => {
+            Phase::Receiving if has_spill => self.leave(index, Leaving::Reset),
+            Phase::Receiving => {
                 let error = RequestError::KvNotReceived(reason.into());
                 self.finish(index, FinishReason::Error(error), None);
             }
-            Stage::Waiting => self.abandon_spill(index),
+            Phase::Waiting => self.abandon_spill(index),
         }
     }
 
@@ -323,7 +323,7 @@ impl Scheduler {
 
     fn release_if_drained(&mut self, index: RequestIndex) {
         let is_drained = self.requests.get(index).is_some_and(|state| {
-            matches!(state.stage(), Stage::Leaving(_)) && state.num_inflight_steps() == 0
+            matches!(state.phase(), Phase::Leaving(_)) && state.num_inflight_steps() == 0
         });
         if is_drained {
             self.release(index);

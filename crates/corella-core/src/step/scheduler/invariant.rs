@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 
-use crate::request_state::Stage;
+use crate::request_state::Phase;
 use crate::{PageId, Scheduler};
 
 impl Scheduler {
@@ -86,8 +86,8 @@ impl Scheduler {
         let mut num_arrived = 0;
         let mut num_exporting_pages = 0;
         for state in self.requests.iter() {
-            num_receiving += usize::from(state.stage() == Stage::Receiving);
-            num_arrived += usize::from(state.stage() == Stage::Arrived);
+            num_receiving += usize::from(state.phase() == Phase::Receiving);
+            num_arrived += usize::from(state.phase() == Phase::Arrived);
             num_exporting_pages += state.export().num_pages() as usize;
         }
         let stats = self.stats();
@@ -108,15 +108,15 @@ impl Scheduler {
             let has_spill = self.spills.has(id);
             num_spilled += usize::from(has_spill);
             assert!(
-                state.num_spill_pages() == 0 || matches!(state.stage(), Stage::Leaving(_)),
+                state.num_spill_pages() == 0 || matches!(state.phase(), Phase::Leaving(_)),
                 "request {id} has host memory set aside, and is not leaving"
             );
             assert!(
-                !has_spill || matches!(state.stage(), Stage::Waiting | Stage::Receiving),
+                !has_spill || matches!(state.phase(), Phase::Waiting | Phase::Receiving),
                 "request {id} has KV in host memory, and its pages too"
             );
             assert!(
-                !state.came_with_kv() || state.stage() != Stage::Waiting || has_spill,
+                !state.came_with_kv() || state.phase() != Phase::Waiting || has_spill,
                 "request {id} came with KV and would be computed here"
             );
         }
@@ -144,8 +144,8 @@ impl Scheduler {
         for state in self.requests.iter() {
             let id = state.id();
             let is_holder = matches!(
-                state.stage(),
-                Stage::Running | Stage::Receiving | Stage::Arrived
+                state.phase(),
+                Phase::Running | Phase::Receiving | Phase::Arrived
             );
             assert_eq!(
                 is_holder,

@@ -17,7 +17,7 @@
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::FoundPrefix;
-use crate::request_state::{RequestIndex, Stage};
+use crate::request_state::{Phase, RequestIndex};
 use crate::step::step_plan::StepPlan;
 use crate::{
     AdmissionError, FinishReason, PageTable, Request, RequestError, RequestId, Scheduler,
@@ -78,7 +78,7 @@ impl Scheduler {
         let state = &mut self.requests[index];
         self.forecast.expect_output(state);
         state.limit_rows_at_once(self.config.num_rows_at_once(num_rows));
-        state.enter(Stage::Receiving);
+        state.enter(Phase::Receiving);
         // Its last row may be computed again.
         let candidate = self.count_candidate(index, found, num_rows - 1);
         self.keep_pages_of_running();
@@ -201,7 +201,7 @@ impl Scheduler {
 
     fn receiving(&self, id: RequestId) -> Option<RequestIndex> {
         let index = self.requests.find(id)?;
-        let is_receiving = self.requests[index].stage() == Stage::Receiving;
+        let is_receiving = self.requests[index].phase() == Phase::Receiving;
         (is_receiving && !self.spills.is_restoring(id)).then_some(index)
     }
 
@@ -212,7 +212,7 @@ impl Scheduler {
         self.forecast.stop_counting(state);
         let pages = state.tables_mut().take_pages();
         self.kv.unlock_all(pages);
-        state.enter(Stage::Waiting);
+        state.enter(Phase::Waiting);
         state.forget_rows();
         state.leave_path(&mut self.kv);
         let snapshot = state.take_received_state();
@@ -222,10 +222,10 @@ impl Scheduler {
 
     /// Removes a leaving request that waits for KV. If its KV had not arrived yet, late writes may still reach its
     /// pages, so the pages are held.
-    pub(super) fn leave_remote_kv(&mut self, index: RequestIndex, stage: Stage) {
+    pub(super) fn leave_remote_kv(&mut self, index: RequestIndex, phase: Phase) {
         let state = &mut self.requests[index];
         self.forecast.stop_counting(state);
-        if stage == Stage::Arrived {
+        if phase == Phase::Arrived {
             self.remote_kv.remove_arrived(index);
             return;
         }

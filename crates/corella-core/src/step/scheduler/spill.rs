@@ -1,7 +1,7 @@
 //! Preempted requests keep their KV in host memory, and are restored from it.
 
 use crate::queue::waiting_for_remote_kv::NO_DEADLINE;
-use crate::request_state::{Leaving, RequestIndex, Stage};
+use crate::request_state::{Leaving, Phase, RequestIndex};
 use crate::step::scheduler::admission::{Candidate, Held};
 use crate::step::step_plan::StepPlan;
 use crate::{FinishReason, RequestError, RequestId, Scheduler};
@@ -69,7 +69,7 @@ impl Scheduler {
         let num_reserved_pages = state.num_spill_pages();
         state.set_spill_pages(0);
         self.spills.give_back_reserved(num_reserved_pages);
-        if num_reserved_pages == 0 || state.stage() != Stage::Leaving(Leaving::Preempted) {
+        if num_reserved_pages == 0 || state.phase() != Phase::Leaving(Leaving::Preempted) {
             return;
         }
         debug_assert_eq!(state.num_computed_tokens(), state.num_rows());
@@ -122,7 +122,7 @@ impl Scheduler {
         let index = candidate.index;
         self.take_pages(candidate, plan);
         let state = &mut self.requests[index];
-        state.enter(Stage::Receiving);
+        state.enter(Phase::Receiving);
         state.prefill_to(state.num_rows());
         let num_found = candidate.found.path.len();
         self.spills.restore(state.id(), state.tables(), num_found);
