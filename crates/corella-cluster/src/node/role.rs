@@ -235,7 +235,7 @@ impl Node {
                 compute_place: config.compute_place,
                 ..PlacementConfig::default()
             },
-            takes_locally: config.falls_back,
+            falls_back: config.falls_back,
             page_size: self.model.engine.limits().page_size,
             kv_bytes_per_token: self.model.row_bytes(),
             first_cursor: hello.incarnation.0,
@@ -244,7 +244,7 @@ impl Node {
         let puller = self.puller(&hello, receiver);
         let session = SessionConfig {
             allocate_budget_us: config.search_timeout.as_micros() as u64,
-            starts_locally: config.falls_back,
+            falls_back: config.falls_back,
             resumes_locally: config.falls_back,
             ..self.model.session_config(config)
         };

@@ -119,7 +119,7 @@ impl PrefillNode {
             fetches_always,
             watch,
         } = parts;
-        let falls_back = config.starts_locally;
+        let falls_back = config.falls_back;
         let shared = Shared::new(State {
             node: Machine::new(config, directory, hello.clone())?,
             book: PeerBook::default(),

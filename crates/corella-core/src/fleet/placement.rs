@@ -119,7 +119,7 @@ pub struct Fleet<'a> {
     /// The order must not change from one call to the next.
     pub nodes: &'a [DecodeNode],
     /// Whether this node may decode the request itself, and has room in its queue.
-    pub takes_locally: bool,
+    pub falls_back: bool,
     pub kv_bytes_per_token: u64,
     /// The time for 1,024 prompt tokens here, in microseconds; 0 before the first measurement.
     pub prefill_us: u64,
@@ -162,7 +162,7 @@ impl Fleet<'_> {
         refused: &[NodeId],
     ) -> Placement {
         let is_short = request.num_prompt_tokens < config.disaggregate_min_tokens;
-        if is_short && self.takes_locally {
+        if is_short && self.falls_back {
             return Placement::Local;
         }
         let choice = Choice {
@@ -176,7 +176,7 @@ impl Fleet<'_> {
         if let Some(peer_id) = choice.among(near, cursor) {
             return Placement::Remote(peer_id);
         }
-        if self.takes_locally {
+        if self.falls_back {
             return Placement::Local;
         }
         match choice.among(far, cursor) {

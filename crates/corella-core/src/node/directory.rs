@@ -14,7 +14,7 @@ pub struct DirectoryConfig {
     pub peer_table: PeerTableConfig,
     pub placement: PlacementConfig,
     /// Whether this node may decode requests itself.
-    pub takes_locally: bool,
+    pub falls_back: bool,
     pub page_size: u32,
     pub kv_bytes_per_token: u64,
     /// The most prompts whose node is remembered. An entry takes about 150 bytes, and a conversation has one for each of
@@ -29,7 +29,7 @@ impl Default for DirectoryConfig {
         Self {
             peer_table: PeerTableConfig::default(),
             placement: PlacementConfig::default(),
-            takes_locally: true,
+            falls_back: true,
             page_size: 1,
             kv_bytes_per_token: 0,
             max_sent: 1 << 16,

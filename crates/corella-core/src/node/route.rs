@@ -188,16 +188,16 @@ impl Directory {
         {
             node.num_cached_rows = holder.num_rows;
         }
-        let place_as = |wanted: &PlacementRequest, nodes: &[DecodeNode], takes_locally| {
+        let place_as = |wanted: &PlacementRequest, nodes: &[DecodeNode], falls_back| {
             let fleet = Fleet {
                 nodes,
-                takes_locally,
+                falls_back,
                 kv_bytes_per_token: self.config.kv_bytes_per_token,
                 prefill_us: query.here.prefill_us,
             };
             fleet.place(&self.config.placement, wanted, cursor, query.tried)
         };
-        let place = |nodes: &[DecodeNode], takes_locally| place_as(&wanted, nodes, takes_locally);
+        let place = |nodes: &[DecodeNode], falls_back| place_as(&wanted, nodes, falls_back);
         // The node that would be chosen if its pace did not matter.
         let too_slow = || {
             let max_us = query.max_tpot_us?;
@@ -215,13 +215,13 @@ impl Directory {
                 objective_us: max_us,
             })
         };
-        let takes_locally = self.config.takes_locally;
+        let falls_back = self.config.falls_back;
         let near: Vec<_> = { nodes.iter().copied() }
             .filter(|node| near == Some(node.peer_id))
             .collect();
-        let chosen = match place(&near, takes_locally) {
+        let chosen = match place(&near, falls_back) {
             Placement::Remote(node) => Placement::Remote(node),
-            Placement::Local | Placement::Full => place(&nodes, takes_locally),
+            Placement::Local | Placement::Full => place(&nodes, falls_back),
         };
         let node = match chosen {
             Placement::Remote(node) => node,

@@ -30,11 +30,10 @@ pub struct SessionConfig {
     pub max_prompt_tokens: u32,
     /// When there are more, the oldest are forgotten early.
     pub max_tombstones: u32,
-    /// Whether a request that no decode node takes, although placement wants one for it, is decoded
-    /// on its prefill node. If not, it is refused.
-    pub starts_locally: bool,
-    /// Whether the prefill node goes on with a request whose decode node is lost after the client has got
-    /// tokens, if no other decode node does. If not, it ends with an error.
+    /// Whether a prefill node decodes a request that every decode node refuses. If not, it refuses the request.
+    pub falls_back: bool,
+    /// Whether a prefill node continues a request whose decode node was lost after the client had tokens, if no other
+    /// decode node does. If not, the request ends with an error.
     pub resumes_locally: bool,
 }
 
@@ -54,7 +53,7 @@ impl SessionConfig {
             max_sessions: 4096,
             max_prompt_tokens: u32::MAX,
             max_tombstones: 65_536,
-            starts_locally: true,
+            falls_back: true,
             resumes_locally: true,
         }
     }

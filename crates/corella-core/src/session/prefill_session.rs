@@ -557,7 +557,7 @@ impl PrefillSession {
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
         let reason = self.lost.take().unwrap_or(reason);
-        let stays = context.config.starts_locally || self.was_unsuitable;
+        let stays = context.config.falls_back || self.was_unsuitable;
         if self.output.is_empty() && !stays {
             let error = { self.missed }.map_or(
                 AdmissionError::NoDecodeNode,

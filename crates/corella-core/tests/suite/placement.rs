@@ -38,7 +38,7 @@ fn waiting(mut node: DecodeNode, num_waiting: u32) -> DecodeNode {
 fn fleet(nodes: &[DecodeNode]) -> Fleet<'_> {
     Fleet {
         nodes,
-        takes_locally: true,
+        falls_back: true,
         kv_bytes_per_token: 1000,
         prefill_us: 0,
     }
@@ -86,7 +86,7 @@ fn short_prompts_stay() {
     assert_eq!(fleet.place(&config, &REQUEST, 0, &[]), remote(0));
     // Without room on this node, a short prompt leaves it as well.
     config.disaggregate_min_tokens = 101;
-    fleet.takes_locally = false;
+    fleet.falls_back = false;
     assert_eq!(fleet.place(&config, &REQUEST, 0, &[]), remote(0));
 }
 
@@ -111,7 +111,7 @@ fn all_full_is_full() {
     let nodes = [node(0, 7), node(1, 0)];
     let mut fleet = fleet(&nodes);
     assert_eq!(place(&fleet, 0), Placement::Local);
-    fleet.takes_locally = false;
+    fleet.falls_back = false;
     assert_eq!(place(&fleet, 0), Placement::Full);
     fleet.nodes = &[];
     assert_eq!(place(&fleet, 0), Placement::Full);
@@ -137,14 +137,14 @@ fn only_healthy_nodes_are_chosen() {
 /// 1 MB/s takes 100 ms to send them, which is just tolerated: sending may take 50 ms longer than computing.
 #[test]
 fn what_is_quicker_to_compute_than_to_send_stays() {
-    let at = |bandwidth, takes_locally| {
+    let at = |bandwidth, falls_back| {
         let nodes = [DecodeNode {
             bandwidth: Some(bandwidth),
             ..node(0, 100)
         }];
         let fleet = Fleet {
             prefill_us: 512_000,
-            takes_locally,
+            falls_back,
             ..fleet(&nodes)
         };
         place(&fleet, 0)
@@ -339,7 +339,7 @@ fn who_has_refused_is_not_chosen_again() {
     let placement = here.place(&config(), &REQUEST, 7, &asked);
     assert_eq!(placement, Placement::Local);
     let nowhere = Fleet {
-        takes_locally: false,
+        falls_back: false,
         ..here
     };
     let placement = nowhere.place(&config(), &REQUEST, 7, &asked);
@@ -398,7 +398,7 @@ proptest! {
         num_prompt_tokens in 0..300u32,
         num_expected_output_tokens in 0..300u32,
         cursor: u64,
-        takes_locally: bool,
+        falls_back: bool,
         is_weighted: bool,
         disaggregate_min_tokens in 0..200u32,
         prefill_us in prop_oneof![Just(0), 1..1_000_000u64],
@@ -412,7 +412,7 @@ proptest! {
             disaggregate_min_tokens,
             ..config()
         };
-        let fleet = Fleet { nodes: &nodes, takes_locally, kv_bytes_per_token: 1000, prefill_us };
+        let fleet = Fleet { nodes: &nodes, falls_back, kv_bytes_per_token: 1000, prefill_us };
         let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens, max_tpot_us: None };
         let refused: Vec<_> = (0..num_refused).map(NodeId).collect();
         let is_candidate = |node: &DecodeNode| {
@@ -423,10 +423,10 @@ proptest! {
             Placement::Remote(peer_id) => {
                 prop_assert!(is_candidate(&nodes[peer_id.0 as usize]));
                 let is_short = num_prompt_tokens < disaggregate_min_tokens;
-                prop_assert!(!is_short || !takes_locally);
+                prop_assert!(!is_short || !falls_back);
             }
-            Placement::Local => prop_assert!(takes_locally),
-            Placement::Full => prop_assert!(!takes_locally && !nodes.iter().any(is_candidate)),
+            Placement::Local => prop_assert!(falls_back),
+            Placement::Full => prop_assert!(!falls_back && !nodes.iter().any(is_candidate)),
         }
         prop_assert_eq!(placement, fleet.place(&config, &request, cursor, &refused));
     }

@@ -223,7 +223,7 @@ fn pages_count_as_taken_until_the_session_leaves_or_they_are_reported() {
     known.peers.handle_report(NodeId(0), report, 0);
     assert_eq!(known.route(&query(2, &prompt), 0), session(0, false));
     let refusing = DirectoryConfig {
-        takes_locally: false,
+        falls_back: false,
         ..config()
     };
     let mut known = directory(refusing, 1);
@@ -318,10 +318,10 @@ fn objectives_choose_the_node_and_refuse_where_none_meets_them() {
         max_tpot_us: Some(max_us),
         ..query(session, &prompt)
     };
-    for takes_locally in [true, false] {
+    for falls_back in [true, false] {
         let mut known = directory(
             DirectoryConfig {
-                takes_locally,
+                falls_back,
                 ..config()
             },
             2,
@@ -331,7 +331,7 @@ fn objectives_choose_the_node_and_refuse_where_none_meets_them() {
             assert_eq!(known.route(&within(number, 9_000), 0), session(1, false));
             known.handle_left(SessionId(number));
         }
-        let expected = match takes_locally {
+        let expected = match falls_back {
             true => Route::Here(StayReason::TooSlow),
             false => Route::TooSlow(MissedObjective {
                 kind: ObjectiveKind::Tpot,
@@ -347,7 +347,7 @@ fn objectives_choose_the_node_and_refuse_where_none_meets_them() {
             max_tpot_us: Some(8_999),
             ..query(9, &long)
         };
-        let expected = match takes_locally {
+        let expected = match falls_back {
             true => Route::Here(StayReason::NoRoom),
             false => Route::Refused,
         };

@@ -120,7 +120,7 @@ impl PrefillNode {
                 world.totals.num_cancelled_before += 1;
                 Ok(())
             }
-            Err(SubmissionError::Refused(_)) if !world.load.sessions.starts_locally => Ok(()),
+            Err(SubmissionError::Refused(_)) if !world.load.sessions.falls_back => Ok(()),
             Err(error) => Err(world.violation("a call is taken", error.to_string())),
         }
     }

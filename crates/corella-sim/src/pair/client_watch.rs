@@ -11,7 +11,7 @@ use crate::pair::pair_load::{PairCall, PairLoad};
 
 pub struct ClientWatch<'a> {
     calls: &'a [PairCall],
-    starts_locally: bool,
+    falls_back: bool,
     resumes_locally: bool,
     max_silence_us: u64,
     clients: BTreeMap<SessionId, Client>,
@@ -42,7 +42,7 @@ impl<'a> ClientWatch<'a> {
     pub fn new(load: &'a PairLoad) -> Self {
         Self {
             calls: &load.calls,
-            starts_locally: load.sessions.starts_locally,
+            falls_back: load.sessions.falls_back,
             resumes_locally: load.sessions.resumes_locally,
             max_silence_us: max_silence_us(load),
             clients: BTreeMap::new(),
@@ -140,11 +140,11 @@ impl<'a> ClientWatch<'a> {
                 !self.resumes_locally && client.num_seen > 0 && *reason != AbortReason::Finished
             }
             SessionFinish::Refused(AdmissionError::NoDecodeNode) => {
-                !self.starts_locally && call.goes_remote && client.num_seen == 0
+                !self.falls_back && call.goes_remote && client.num_seen == 0
             }
             SessionFinish::Refused(AdmissionError::ObjectiveMissed(missed)) => {
                 let objective_us = call.request.objectives.tpot_us;
-                !self.starts_locally
+                !self.falls_back
                     && client.num_seen == 0
                     && objective_us == Some(missed.objective_us)
                     && missed.expected_us > missed.objective_us

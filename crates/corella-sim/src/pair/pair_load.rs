@@ -249,7 +249,7 @@ impl Writer {
             split_layers(&mut nodes, &mut groups);
         }
         let mut sessions = self.sessions();
-        sessions.starts_locally = !Random(seed ^ 0x57a7).once_in(6);
+        sessions.falls_back = !Random(seed ^ 0x57a7).once_in(6);
         let num_calls = 2 + self.random.below(30);
         let calls: Vec<_> = (0..num_calls)
             .map(|id| {

@@ -68,7 +68,7 @@ impl PrefillNode {
         let directory = DirectoryConfig {
             peer_table: fleet.peer_table.clone(),
             placement: fleet.placement.clone(),
-            takes_locally: sessions.starts_locally,
+            falls_back: sessions.falls_back,
             page_size: plan.config.page_size,
             kv_bytes_per_token: fleet.kv_bytes_per_token,
             max_sent: fleet.max_sent,

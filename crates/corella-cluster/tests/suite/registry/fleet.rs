@@ -139,7 +139,7 @@ fn place(registry: &Member) -> Placement {
         .with(|peers, now_us| peers.decode_nodes(now_us));
     let fleet = Fleet {
         nodes: &nodes,
-        takes_locally: false,
+        falls_back: false,
         kv_bytes_per_token: 1000,
         prefill_us: 0,
     };

@@ -181,7 +181,7 @@ fn a_request_that_may_not_go_on_here_says_so() {
 #[test]
 fn a_request_that_nobody_takes_may_be_refused_here() {
     let mut config = config();
-    config.starts_locally = false;
+    config.falls_back = false;
     let new = || PrefillEnd::new(config.clone(), hello(5)).expect("valid times");
     let refused = SessionFinish::Refused(AdmissionError::NoDecodeNode);
 

@@ -23,13 +23,13 @@ fn record(instance: u32, incarnation: u64) -> PeerRecord {
 }
 
 /// Knows healthy nodes 0 to `num_nodes` of incarnation 5, which take turns.
-fn node(num_nodes: u32, takes_locally: bool) -> PrefillNode {
+fn node(num_nodes: u32, falls_back: bool) -> PrefillNode {
     let directory = DirectoryConfig {
         placement: PlacementConfig {
             policy: PeerPolicy::RoundRobin,
             ..PlacementConfig::default()
         },
-        takes_locally,
+        falls_back,
         page_size: PAGE_SIZE,
         ..DirectoryConfig::default()
     };
