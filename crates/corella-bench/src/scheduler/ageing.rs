@@ -1,5 +1,4 @@
-//! Measures a queue in which urgent newcomers pass patient requests, until all patient ones age in
-//! one step.
+//! Measures a queue in which urgent newcomers pass other requests, until all of those age in one step.
 
 use super::calls::CallLimits;
 use super::queue_cost::QueueCost;
@@ -10,7 +9,7 @@ const PAGE_SIZE: u32 = 16;
 
 /// In every step an urgent request ends, and an urgent one arrives and takes its slot.
 pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) -> Vec<QueueCost> {
-    const PATIENT: i32 = 1;
+    const OTHERS: i32 = 1;
     let mut traffic = turnover::traffic(PRIORITY, PAGE_SIZE, num_running);
     let make = |id: u64| request(id, NUM_PROMPT_TOKENS, turnover::max_tokens(id, num_running));
     traffic.start(num_running, make);
@@ -21,7 +20,7 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
     }
     traffic.add(num_waiting, |id| {
         let mut request = make(id);
-        request.priority = PATIENT;
+        request.priority = OTHERS;
         request
     });
     let (schedule, _) = turnover::measure(&mut traffic, make, limits);

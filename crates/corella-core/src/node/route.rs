@@ -201,11 +201,11 @@ impl Directory {
         // The node that would be chosen if its pace did not matter.
         let too_slow = || {
             let max_us = query.max_tpot_us?;
-            let patient = PlacementRequest {
+            let unhurried = PlacementRequest {
                 max_tpot_us: None,
                 ..wanted
             };
-            let Placement::Remote(node) = place_as(&patient, &nodes, false) else {
+            let Placement::Remote(node) = place_as(&unhurried, &nodes, false) else {
                 return None;
             };
             let node = { nodes.iter() }.find(|known| known.peer_id == node)?;

@@ -18,7 +18,7 @@
 //!
 //! Subjects that concern several parts have files below this one, which call the methods of the parts:
 //!
-//! * `admission.rs` counts what a waiting request needs, and starts it; `patience.rs` gives every request its turn;
+//! * `admission.rs` counts what a waiting request needs, and starts it; `ageing.rs` gives every request its turn;
 //!   `start_order.rs` starts requests in the order of the policy's keys, `packing.rs` packs them, and `preemption.rs`
 //!   makes room for urgent ones
 //! * `latency_objective.rs` refuses or ends requests that would be too late
@@ -35,6 +35,7 @@
 //! * `invariant.rs` checks that the parts agree
 
 pub(crate) mod admission;
+mod ageing;
 mod block_hold;
 mod copy_offer;
 mod decode_turn;
@@ -45,7 +46,6 @@ mod hold;
 mod invariant;
 mod latency_objective;
 mod packing;
-mod patience;
 mod poll;
 mod preemption;
 mod publication;

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::cache::page_table::PageTable;
-use crate::queue::patience::AdmissionRound;
+use crate::queue::aged_request::AdmissionRound;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
     Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, SlotStart,

@@ -20,7 +20,7 @@ pub(crate) enum Held {
     /// Another request, or a fetch, is about to publish its next block.
     ByLeader,
     /// It would delay a request that was passed over too often.
-    ByPatient,
+    ByAged,
 }
 
 /// The cost of starting a waiting request in this step.
@@ -64,8 +64,8 @@ impl Scheduler {
         if chunk == 0 || !has_room_for_facts || !self.has_pages_for(&candidate) {
             return Err(Held::NoRoom);
         }
-        if self.would_delay_patient(&candidate, plan) {
-            return Err(Held::ByPatient);
+        if self.would_delay_aged(&candidate, plan) {
+            return Err(Held::ByAged);
         }
         self.start(candidate, chunk, plan);
         Ok(())

@@ -56,11 +56,11 @@ impl Scheduler {
                 Err(_) => return,
             }
         };
-        plan.round.patient = self
+        plan.round.aged = self
             .waiting
             .oldest_aged(&self.requests)
-            .and_then(|oldest| self.patient(oldest, plan));
-        if self.would_delay_patient(&candidate, plan) {
+            .and_then(|oldest| self.aged_request(oldest, plan));
+        if self.would_delay_aged(&candidate, plan) {
             return;
         }
         let Some(mut victims) = self.victims_for(&candidate, key) else {

@@ -111,8 +111,8 @@ impl Scheduler {
         if !self.has_pages_for(&candidate) {
             return Err(Held::NoRoom);
         }
-        if self.would_delay_patient(&candidate, plan) {
-            return Err(Held::ByPatient);
+        if self.would_delay_aged(&candidate, plan) {
+            return Err(Held::ByAged);
         }
         self.restore(&candidate, plan);
         Ok(())

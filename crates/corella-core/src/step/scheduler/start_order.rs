@@ -12,7 +12,7 @@ use crate::{PrefillAdmissionPolicy, Scheduler};
 /// found.
 const MAX_COMPARED_TOKENS: usize = 1 << 16;
 
-/// The most requests that one step may skip because they would delay the patient one.
+/// The most requests that one step may skip because they would delay the aged one.
 const MAX_BARRED: usize = 64;
 
 /// The quantile that half of the outputs do not exceed, in units of 1/2^32.
@@ -38,7 +38,7 @@ impl Scheduler {
     fn admit_by_policy(&mut self, plan: &mut StepPlan) {
         while let Some(index) = self.waiting.first_preempted() {
             let started = self.try_start(index, plan);
-            if matches!(started, Err(Held::NoRoom | Held::ByPatient)) {
+            if matches!(started, Err(Held::NoRoom | Held::ByAged)) {
                 return;
             }
         }
@@ -50,14 +50,14 @@ impl Scheduler {
         {
             return self.admit_packed(lookahead, plan);
         }
-        let patient = self.admit_aged(plan);
+        let aged = self.admit_aged(plan);
         let Some(lookahead) = self.policy.lookahead else {
-            if let Some(patient) = patient {
-                plan.round.patient = self.patient(patient, plan);
+            if let Some(aged) = aged {
+                plan.round.aged = self.aged_request(aged, plan);
             }
             return self.admit_in_order(plan);
         };
-        if patient.is_some() || !self.has_room_to_start(plan) {
+        if aged.is_some() || !self.has_room_to_start(plan) {
             return;
         }
         for (_, index) in self.look_ahead(lookahead, plan) {
@@ -67,15 +67,15 @@ impl Scheduler {
         }
     }
 
-    /// Starts requests in the order of the queue, until one does not fit. Those that would delay the patient one are
+    /// Starts requests in the order of the queue, until one does not fit. Those that would delay the aged one are
     /// skipped.
     fn admit_in_order(&mut self, plan: &mut StepPlan) {
         let mut barred = Vec::new();
         while let Some(index) = self.waiting.first_but(&barred) {
             match self.try_start(index, plan) {
                 Ok(()) | Err(Held::ByLeader) => {}
-                Err(Held::ByPatient) if barred.len() < MAX_BARRED => barred.push(index),
-                Err(Held::NoRoom | Held::ByPatient) => return,
+                Err(Held::ByAged) if barred.len() < MAX_BARRED => barred.push(index),
+                Err(Held::NoRoom | Held::ByAged) => return,
             }
         }
     }

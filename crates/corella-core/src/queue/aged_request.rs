@@ -1,13 +1,13 @@
-//! The request that is owed the next turn, while it waits for room.
+//! The aged request that starts next, while it waits for room.
 
 use crate::request_state::RequestIndex;
 
-/// The request that is owed the next turn and lacks pages or a slot.
+/// The aged request that starts next and lacks pages or a slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patient {
+pub(crate) struct AgedRequest {
     pub index: RequestIndex,
     pub num_needed_pages: usize,
-    /// Rows that another request can fill before the patient one should start.
+    /// Rows that another request can fill before the aged one should start.
     pub num_rows_left: u32,
 }
 
@@ -16,8 +16,8 @@ pub(crate) struct Patient {
 pub(crate) struct AdmissionRound {
     /// Waiting requests that this step has found to be followers.
     pub num_followers: usize,
-    /// The request that is owed the next turn and does not fit yet. No other request may delay it.
-    pub patient: Option<Patient>,
+    /// The aged request that starts next and does not fit yet. No other request may delay it.
+    pub aged: Option<AgedRequest>,
     /// The latest ticket of the requests that start in this step.
     pub latest_ticket: Option<u64>,
 }

@@ -1,21 +1,20 @@
-//! Waiting requests that were passed over too often.
+//! Aged requests: waiting requests that were passed over in `max_passed_over` steps.
 //!
-//! A request that was passed over in `max_passed_over` steps is owed the next turn. If it fits, it
-//! starts before all others. If it does not fit yet, it could block the whole queue: under
-//! priority, urgent requests would wait until enough pages are free for a large patient one. So
-//! others may start if they do not delay it, as in batch systems (EASY backfilling; Lifka 1995).
-//! The forecast gives once the time at which the running requests will have made room for the
-//! patient one. Until then a request may start before it if it is expected to have ended by that
-//! time, or fits beside it. After that time no request starts before it.
+//! The next turn belongs to an aged request. If it fits, it starts before all others. If it does not fit yet, it could
+//! block the whole queue: under priority, urgent requests would wait until enough pages are free for a large aged one.
+//! So others may start if they do not delay it, as in batch systems (EASY backfilling; Lifka 1995). The forecast gives
+//! once the time at which the running requests will have made room for the aged one. Until then a request may start
+//! before it if it is expected to have ended by that time, or fits beside it. After that time no request starts before
+//! it.
 
-use crate::queue::patience::Patient;
+use crate::queue::aged_request::AgedRequest;
 use crate::request_state::RequestIndex;
 use crate::step::scheduler::admission::Candidate;
 use crate::step::step_plan::StepPlan;
 use crate::{Scheduler, StepId};
 
 impl Scheduler {
-    /// Starts the requests that are owed their turn, and returns the first that does not fit.
+    /// Starts aged requests, and returns the first that does not fit.
     pub(super) fn admit_aged(&mut self, plan: &mut StepPlan) -> Option<RequestIndex> {
         while let Some(index) = self.waiting.oldest_aged(&self.requests) {
             let was_aged = self.requests[index].is_aged();
@@ -32,8 +31,12 @@ impl Scheduler {
     }
 
     /// Returns the pages that others must leave to the request `index`, and the last step for that.
-    pub(super) fn patient(&mut self, index: RequestIndex, plan: &mut StepPlan) -> Option<Patient> {
-        plan.round.patient = None;
+    pub(super) fn aged_request(
+        &mut self,
+        index: RequestIndex,
+        plan: &mut StepPlan,
+    ) -> Option<AgedRequest> {
+        plan.round.aged = None;
         let candidate = self.candidate(index, plan).ok()?;
         let num_needed_pages = candidate.num_needed_pages();
         let num_available = self.kv.num_available();
@@ -45,35 +48,33 @@ impl Scheduler {
             StepId(now + u64::from(num_rows) * num_turns)
         });
         let num_rows_left = due.0.saturating_sub(now) / num_turns;
-        Some(Patient {
+        Some(AgedRequest {
             index,
             num_needed_pages,
             num_rows_left: u32::try_from(num_rows_left).unwrap_or(u32::MAX),
         })
     }
 
-    /// Whether starting the candidate now could prolong the patient request's wait.
-    pub(super) fn would_delay_patient(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
-        let Some(patient) =
-            { plan.round.patient }.filter(|patient| patient.index != candidate.index)
-        else {
+    /// Whether starting the candidate now could prolong the aged request's wait.
+    pub(super) fn would_delay_aged(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
+        let Some(aged) = { plan.round.aged }.filter(|aged| aged.index != candidate.index) else {
             return false;
         };
-        if patient.num_rows_left == 0 {
+        if aged.num_rows_left == 0 {
             return true;
         }
         let num_prefill_steps = candidate
             .num_uncached_tokens
             .div_ceil(self.config.largest_chunk());
-        if candidate.demand.num_steps + num_prefill_steps <= patient.num_rows_left {
+        if candidate.demand.num_steps + num_prefill_steps <= aged.num_rows_left {
             return false;
         }
-        // The candidate still runs when the patient request should start.
+        // The candidate still runs when the aged request should start.
         if self.running.num_free_slots() < 2 {
             return true;
         }
-        let num_taken = self.forecast.pages().pages_after(patient.num_rows_left)
-            + (candidate.num_needed_pages() + patient.num_needed_pages) as i64;
+        let num_taken = self.forecast.pages().pages_after(aged.num_rows_left)
+            + (candidate.num_needed_pages() + aged.num_needed_pages) as i64;
         num_taken > self.kv.num_available() as i64
     }
 
@@ -85,8 +86,7 @@ impl Scheduler {
             .max(1)
     }
 
-    /// Counts this step as one that passed over every request with an earlier ticket than a
-    /// starting one.
+    /// Counts this step as one that passed over every request with an earlier ticket than a starting one.
     pub(super) fn note_passed_over(&mut self, plan: &StepPlan) {
         if !self.policy.overtakes {
             return;
