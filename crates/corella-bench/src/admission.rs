@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use corella_core::SchedulerConfig;
 use corella_model::CostModel;
 
-mod load;
 mod replay;
 mod report;
 mod rule;
+mod workload;
 
-use load::Load;
 pub use replay::Replay;
 pub use report::AdmissionReport;
 pub use rule::{GivenLimit, RULES, Rule};
+use workload::Workload;
 
 use crate::BenchError;
 
@@ -59,12 +59,12 @@ pub enum Arrivals {
 
 /// Plays the same requests under every rule.
 pub fn run(options: &AdmissionOptions) -> Result<AdmissionReport, BenchError> {
-    let load = Load::new(options)?;
+    let workload = Workload::new(options)?;
     let mut replays = Vec::new();
     for &rule in &options.rules {
-        replays.push(Replay::run(rule, &load, options)?);
+        replays.push(Replay::run(rule, &workload, options)?);
     }
-    Ok(AdmissionReport::new(options, &load, replays))
+    Ok(AdmissionReport::new(options, &workload, replays))
 }
 
 #[cfg(test)]

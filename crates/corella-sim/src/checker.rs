@@ -1,4 +1,4 @@
-//! The rules that every run must keep, whatever its load.
+//! The rules that every run must keep, whatever its workload.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,12 @@ use corella_core::{
 
 use crate::executor::UNDEFINED;
 use crate::lateness::Lateness;
-use crate::load::{Answer, Load, NEVER};
 use crate::policy;
 use crate::prompt_check::PromptCheck;
 use crate::starvation::NoStarvation;
 use crate::step_budget::{Drafts, StepLimits};
 use crate::window_bound::WindowBound;
+use crate::workload::{Answer, NEVER, Workload};
 
 pub type Verdict = Result<(), String>;
 
@@ -67,19 +67,19 @@ pub trait Checker {
     }
 }
 
-pub fn all(load: &Load) -> Vec<Box<dyn Checker>> {
+pub fn all(workload: &Workload) -> Vec<Box<dyn Checker>> {
     vec![
-        Box::new(Conservation::new(load)),
-        Box::new(OneEnd::new(load)),
+        Box::new(Conservation::new(workload)),
+        Box::new(OneEnd::new(workload)),
         Box::<LoneRun>::default(),
         Box::<PromptCheck>::default(),
-        Box::new(Order::new(load)),
-        Box::new(NoStarvation::new(load)),
+        Box::new(Order::new(workload)),
+        Box::new(NoStarvation::new(workload)),
         Box::<Billing>::default(),
-        Box::new(StepLimits::new(load)),
-        Box::new(Drafts::new(load)),
-        Box::new(Lateness::new(load)),
-        Box::new(WindowBound::new(load)),
+        Box::new(StepLimits::new(workload)),
+        Box::new(Drafts::new(workload)),
+        Box::new(Lateness::new(workload)),
+        Box::new(WindowBound::new(workload)),
     ]
 }
 
@@ -93,9 +93,9 @@ struct Conservation {
 }
 
 impl Conservation {
-    fn new(load: &Load) -> Self {
+    fn new(workload: &Workload) -> Self {
         Self {
-            max_pinned_pages: load.config.max_pinned_pages as usize,
+            max_pinned_pages: workload.config.max_pinned_pages as usize,
         }
     }
 }
@@ -129,9 +129,9 @@ struct OneEnd {
 }
 
 impl OneEnd {
-    fn new(load: &Load) -> Self {
+    fn new(workload: &Workload) -> Self {
         Self {
-            max_preemptions: load.config.max_preemptions,
+            max_preemptions: workload.config.max_preemptions,
             live: BTreeSet::new(),
             aborted: BTreeSet::new(),
             in_failed_step: BTreeSet::new(),
@@ -262,8 +262,8 @@ struct Order {
 
 impl Order {
     /// With the cache on, a follower waits for its leader, and others may start meanwhile.
-    fn new(load: &Load) -> Self {
-        let config = &load.config;
+    fn new(workload: &Workload) -> Self {
+        let config = &workload.config;
         let is_by_priority = policy::is_by_priority(config);
         let is_ordered =
             policy::ranks_by_arrival(config) || is_by_priority && config.max_passed_over == NEVER;

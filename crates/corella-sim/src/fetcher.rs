@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use corella_core::{FetchEnd, FetchId, FetchRequest, PageId, Scheduler};
 
 use crate::executor::{CheckingExecutor, Row, in_group, root_row, rows_of};
-use crate::load::FetchPlan;
 use crate::random::Random;
+use crate::workload::FetchPlan;
 
 /// Writes pages of fetches one by one in any order, and holds the scheduler to what it promises of them: the executor
 /// panics when a step reads or writes a page that is written.

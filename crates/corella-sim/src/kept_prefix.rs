@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use corella_core::{Namespace, PinError, Scheduler, SchedulerConfig, TokenId};
 
 use crate::checker::{Verdict, ensure};
-use crate::load::Pin;
+use crate::workload::Pin;
 
 /// All prefixes that were pinned in a run. Without windows or recurrent layers, that is each prefix in whole blocks of a
 /// pinned one. With windows, queries behind another prefix read other pages, and with recurrent layers they go on from

@@ -8,8 +8,8 @@ use corella_core::{
 };
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
-use crate::load::{Answer, Load};
 use crate::policy;
+use crate::workload::{Answer, Workload};
 
 /// With `enable_slo_admission`, a request that cannot be in time ends at once, and no other does.
 /// Whatever the scheduler expects, no step is assumed to take longer than the slowest so far.
@@ -30,9 +30,9 @@ struct Watched {
 }
 
 impl Lateness {
-    pub fn new(load: &Load) -> Self {
+    pub fn new(workload: &Workload) -> Self {
         Self {
-            config: load.config.clone(),
+            config: workload.config.clone(),
             slowest_step_us: 0,
             slowest_pace_us: 0,
             requests: BTreeMap::new(),

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use corella_core::Speculation;
 use corella_sim::{
-    FleetLoad, FleetTotals, Load, PairLoad, PairTotals, Totals, Violation, simulate,
+    FleetTotals, FleetWorkload, PairTotals, PairWorkload, Totals, Violation, Workload, simulate,
     simulate_fleet, simulate_pair,
 };
 
@@ -37,11 +37,11 @@ enum Kind {
 }
 
 impl Options {
-    fn load(&self, seed: u64) -> Load {
-        let load = Load::from_seed(seed);
+    fn workload(&self, seed: u64) -> Workload {
+        let workload = Workload::from_seed(seed);
         match self.speculation {
-            Some(speculation) => load.with_speculation(speculation),
-            None => load,
+            Some(speculation) => workload.with_speculation(speculation),
+            None => workload,
         }
     }
 }
@@ -60,12 +60,14 @@ fn main() -> ExitCode {
     let mut fleet_totals = FleetTotals::default();
     for seed in options.first..options.first + options.num_seeds {
         let outcome = match options.kind {
-            Kind::One => play(|| simulate(&options.load(seed), seed)).map(|run| totals.add(&run)),
-            Kind::Pairs => play(|| simulate_pair(&PairLoad::from_seed(seed), seed))
+            Kind::One => {
+                play(|| simulate(&options.workload(seed), seed)).map(|run| totals.add(&run))
+            }
+            Kind::Pairs => play(|| simulate_pair(&PairWorkload::from_seed(seed), seed))
                 .map(|run| pair_totals.add(&run)),
-            Kind::Roles => play(|| simulate_pair(&PairLoad::fleet_from_seed(seed), seed))
+            Kind::Roles => play(|| simulate_pair(&PairWorkload::fleet_from_seed(seed), seed))
                 .map(|run| pair_totals.add(&run)),
-            Kind::Fleets => play(|| simulate_fleet(&FleetLoad::from_seed(seed), seed))
+            Kind::Fleets => play(|| simulate_fleet(&FleetWorkload::from_seed(seed), seed))
                 .map(|run| fleet_totals.add(&run)),
         };
         if let Err(what) = outcome {
@@ -127,17 +129,17 @@ fn play<T>(simulate: impl FnOnce() -> Result<T, Violation>) -> Result<T, String>
     }
 }
 
-/// Writes what failed and the load that it failed with to a file.
+/// Writes what failed and the workload that it failed with to a file.
 fn keep(options: &Options, seed: u64, what: &str) {
     let path = options.keep.join(format!("seed-{seed}.txt"));
     let text = match options.kind {
-        Kind::One => format!("{what}\n\n{:#?}\n", options.load(seed)),
-        Kind::Pairs => format!("{what}\n\n{:#?}\n", PairLoad::from_seed(seed)),
-        Kind::Roles => format!("{what}\n\n{:#?}\n", PairLoad::fleet_from_seed(seed)),
-        Kind::Fleets => format!("{what}\n\n{:#?}\n", FleetLoad::from_seed(seed)),
+        Kind::One => format!("{what}\n\n{:#?}\n", options.workload(seed)),
+        Kind::Pairs => format!("{what}\n\n{:#?}\n", PairWorkload::from_seed(seed)),
+        Kind::Roles => format!("{what}\n\n{:#?}\n", PairWorkload::fleet_from_seed(seed)),
+        Kind::Fleets => format!("{what}\n\n{:#?}\n", FleetWorkload::from_seed(seed)),
     };
     match std::fs::create_dir_all(&options.keep).and_then(|()| std::fs::write(&path, text)) {
-        Ok(()) => eprintln!("its load is in {}", path.display()),
+        Ok(()) => eprintln!("its workload is in {}", path.display()),
         Err(error) => eprintln!("{}: {error}", path.display()),
     }
 }

@@ -1,9 +1,9 @@
 //! Prefill and decode nodes that serve requests together, over a network that fails.
 //!
-//! Each node is the real scheduler, an executor that distrusts every batch, and the real machine of
-//! its end of the sessions. What lies between them is made up: streams that are cut, stall or
-//! repeat themselves, links of which one direction is dead, nodes that die and come back. A seed
-//! writes the [`PairLoad`], [`simulate_pair`] plays it, and a watcher sees what goes in and comes out.
+//! Each node is the real scheduler, an executor that distrusts every batch, and the real machine of its end of the
+//! sessions. What lies between them is made up: streams that are cut, stall or repeat themselves, links of which one
+//! direction is dead, nodes that die and come back. A seed writes the [`PairWorkload`], [`simulate_pair`] plays it, and
+//! a watcher sees what goes in and comes out.
 
 mod call_route;
 mod client_watch;
@@ -13,8 +13,8 @@ mod fleet;
 mod fleet_event;
 mod fleet_plan;
 mod lease_watch;
-pub(crate) mod pair_load;
 mod pair_totals;
+pub(crate) mod pair_workload;
 mod peers;
 mod prefill_node;
 mod row_sender;
@@ -25,5 +25,5 @@ mod wire;
 mod world;
 
 pub use fleet::simulate_pair;
-pub use pair_load::PairLoad;
 pub use pair_totals::PairTotals;
+pub use pair_workload::PairWorkload;

@@ -1,6 +1,6 @@
 //! The progress of a request, as far as it can be seen from outside the scheduler.
 
-use crate::load::{Answer, Station};
+use crate::workload::{Answer, Station};
 
 pub(crate) struct Progress {
     pub abort: Option<Station>,

@@ -6,7 +6,7 @@ use corella_core::{FinishReason, RequestId, RequestOutput};
 
 use crate::checker::{Checker, Verdict, ensure};
 use crate::executor::{lone_hidden_state, lone_scores};
-use crate::load::Answer;
+use crate::workload::Answer;
 
 /// A request that wants the log-probabilities of its prompt gets each once, in order and before its
 /// first token, and they are those of a lone run. Others get none. The same holds for a hidden state.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use corella_core::{BlockList, HoldId, PageId, Scheduler};
 
 use crate::executor::{CheckingExecutor, Row, in_group, root_row, rows_of};
-use crate::load::FetchPlan;
 use crate::random::Random;
+use crate::workload::FetchPlan;
 
 pub struct Reader {
     page_size: usize,

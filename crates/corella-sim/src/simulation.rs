@@ -1,4 +1,4 @@
-//! One run: the scheduler plays a load in virtual time while the checkers watch.
+//! One run: the scheduler plays a workload in virtual time while the checkers watch.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,17 +13,17 @@ use crate::executor::{CheckingExecutor, Returned, root_row};
 use crate::fetcher::Fetcher;
 use crate::host_memory::HostMemory;
 use crate::kept_prefix::KeptPrefixes;
-use crate::load::{Answer, Load, Station};
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::reader::Reader;
 use crate::totals::Totals;
 use crate::violation::Violation;
+use crate::workload::{Answer, Station, Workload};
 
-/// Plays a load to its end. Returns the first rule that it breaks; assertions of the executor and
-/// of the scheduler panic.
-pub fn simulate(load: &Load, seed: u64) -> Result<Totals, Violation> {
-    let mut simulation = Simulation::new(load, seed);
+/// Plays a workload to its end. Returns the first rule that it breaks; assertions of the executor and of the scheduler
+/// panic.
+pub fn simulate(workload: &Workload, seed: u64) -> Result<Totals, Violation> {
+    let mut simulation = Simulation::new(workload, seed);
     simulation.run()?;
     Ok(simulation.totals)
 }
@@ -41,7 +41,7 @@ enum Event {
 }
 
 struct Simulation<'a> {
-    load: &'a Load,
+    workload: &'a Workload,
     random: Random,
     now_us: u64,
     events: EventQueue<Event>,
@@ -74,29 +74,34 @@ struct Inflight {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(load: &'a Load, seed: u64) -> Self {
+    fn new(workload: &'a Workload, seed: u64) -> Self {
         let mut scheduler =
-            Scheduler::new(load.config.clone()).expect("the load's limits are invalid");
+            Scheduler::new(workload.config.clone()).expect("the workload's limits are invalid");
         scheduler.watch_kv(seed);
-        let roots = load.answers().map(|answer| {
+        let roots = workload.answers().map(|answer| {
             let request = &answer.request;
             (request.id, root_row(&request.namespace))
         });
         let mut simulation = Self {
-            load,
+            workload,
             random: Random(!seed),
             now_us: 0,
             events: EventQueue::new(),
-            host: HostMemory::new(&scheduler, load.max_copy_us, load.copies_fail_once_in, seed),
-            fetcher: Fetcher::new(&scheduler, load.max_page_us, seed),
+            host: HostMemory::new(
+                &scheduler,
+                workload.max_copy_us,
+                workload.copies_fail_once_in,
+                seed,
+            ),
+            fetcher: Fetcher::new(&scheduler, workload.max_page_us, seed),
             reader: Reader::new(
                 &scheduler,
-                load.max_page_us * 10,
-                load.undrawn_once_in > 0,
+                workload.max_page_us * 10,
+                workload.undrawn_once_in > 0,
                 seed,
             ),
             scheduler,
-            executor: CheckingExecutor::new(&load.config, load.alphabet, roots.collect()),
+            executor: CheckingExecutor::new(&workload.config, workload.alphabet, roots.collect()),
             inflight: VecDeque::new(),
             last_return_us: 0,
             slots: BTreeMap::new(),
@@ -107,22 +112,22 @@ impl<'a> Simulation<'a> {
             kept: KeptPrefixes::default(),
             head_room_share: 0,
             latest_arrival_us: 0,
-            checkers: checker::all(load),
+            checkers: checker::all(workload),
             totals: Totals {
                 num_runs: 1,
                 ..Totals::default()
             },
         };
-        for (index, call) in load.calls.iter().enumerate() {
+        for (index, call) in workload.calls.iter().enumerate() {
             simulation.push(call.at_us, Event::Call(index));
         }
-        for &at_us in &load.resets_us {
+        for &at_us in &workload.resets_us {
             simulation.push(at_us, Event::Reset);
         }
-        for (index, pin) in load.pins.iter().enumerate() {
+        for (index, pin) in workload.pins.iter().enumerate() {
             simulation.push(pin.at_us, Event::Pin(index));
         }
-        for (index, fetch) in load.fetches.iter().enumerate() {
+        for (index, fetch) in workload.fetches.iter().enumerate() {
             simulation.push(fetch.at_us, Event::Fetch(index));
         }
         simulation.head_room_share = simulation.scheduler.stats().head_room_share;
@@ -169,7 +174,7 @@ impl<'a> Simulation<'a> {
         }
         let stats = self.scheduler.stats();
         self.totals.take_stats(&stats);
-        if self.load.config.has_windows() {
+        if self.workload.config.has_windows() {
             self.totals.num_window_hit_tokens = stats.num_prefix_hit_tokens;
         }
         self.totals.num_events = self.events.num_events();
@@ -198,8 +203,8 @@ impl<'a> Simulation<'a> {
     }
 
     fn call(&mut self, index: usize) -> Result<(), Violation> {
-        let load = self.load;
-        let answers = &load.calls[index].answers;
+        let workload = self.workload;
+        let answers = &workload.calls[index].answers;
         self.totals.num_requests += answers.len() as u64;
         let requests: Vec<Request> = answers.iter().map(|a| a.request.clone()).collect();
         let before = self.scheduler.stats();
@@ -235,7 +240,9 @@ impl<'a> Simulation<'a> {
                         self.check(|checker| checker.refused(&answers[0], missed))?;
                         true
                     }
-                    error => load.config.check_request(&answers[0].request).as_ref() == Err(error),
+                    error => {
+                        workload.config.check_request(&answers[0].request).as_ref() == Err(error)
+                    }
                 };
                 if is_right && self.scheduler.stats().num_waiting == num_waiting {
                     return Ok(());
@@ -264,14 +271,16 @@ impl<'a> Simulation<'a> {
     }
 
     fn pin(&mut self, index: usize) -> Result<(), Violation> {
-        let verdict = self.kept.pin(&mut self.scheduler, &self.load.pins[index]);
+        let verdict = self
+            .kept
+            .pin(&mut self.scheduler, &self.workload.pins[index]);
         let is_pinned = verdict.map_err(|what| self.violation("pins are counted", what))?;
         self.totals.num_pins += u64::from(is_pinned);
         Ok(())
     }
 
     fn begin_fetch(&mut self, index: usize) {
-        let plan = &self.load.fetches[index];
+        let plan = &self.workload.fetches[index];
         let (scheduler, executor) = (&mut self.scheduler, &mut self.executor);
         let begun = self.fetcher.begin(scheduler, executor, plan, self.now_us);
         if let Some((id, after_us)) = begun {
@@ -355,11 +364,11 @@ impl<'a> Simulation<'a> {
         for slot in unclear {
             let is_decode = |span: &&Span| !self.prefilling.contains(&span.slot);
             let num_decodes = batch.spans.iter().filter(is_decode).count();
-            if num_decodes > self.load.config.max_decode_seqs as usize {
+            if num_decodes > self.workload.config.max_decode_seqs as usize {
                 self.prefilling.insert(slot);
             }
         }
-        let config = &self.load.config;
+        let config = &self.workload.config;
         let threshold = config.long_prefill_token_threshold as usize;
         let mut named = BTreeSet::new();
         for span in &batch.spans {
@@ -395,11 +404,11 @@ impl<'a> Simulation<'a> {
             self.prefilling.remove(&span.slot);
         }
 
-        let fails = match self.load.fails_once_in {
+        let fails = match self.workload.fails_once_in {
             0 => false,
             times => self.random.once_in(times),
         };
-        let undrawn = match self.load.undrawn_once_in {
+        let undrawn = match self.workload.undrawn_once_in {
             0 => None,
             times if !fails && self.random.once_in(times) => {
                 Some(self.random.below(batch.spans.len() as u64) as usize)
@@ -412,9 +421,9 @@ impl<'a> Simulation<'a> {
             planned_us: self.now_us,
             num_tokens: batch.num_tokens() as u64,
         });
-        let step_us = self.load.cost.step_duration(batch).as_micros() as u64;
+        let step_us = self.workload.cost.step_duration(batch).as_micros() as u64;
         // A step takes its time once in each stage.
-        let num_stages = self.load.config.num_pipeline_stages;
+        let num_stages = self.workload.config.num_pipeline_stages;
         let through_stages = self.now_us + step_us * u64::from(num_stages);
         self.last_return_us = through_stages.max(self.last_return_us + step_us);
         let waits = |token: &InputToken| matches!(token, InputToken::FromStep { .. });
@@ -520,8 +529,8 @@ impl<'a> Simulation<'a> {
                 KvEvent::Stored { page, parent, .. } => {
                     // Behind a window or a snapshot, a block can be hit although the one before it cannot.
                     let has_parent = parent.is_none_or(|parent| self.heard.contains(&parent))
-                        || self.load.config.has_windows()
-                        || self.load.config.recurrent_state.is_some();
+                        || self.workload.config.has_windows()
+                        || self.workload.config.recurrent_state.is_some();
                     self.heard.insert(*page) && has_parent
                 }
                 KvEvent::Removed { page } => self.heard.remove(page),
@@ -534,7 +543,7 @@ impl<'a> Simulation<'a> {
         let stats = self.scheduler.stats();
         let num_pages = stats.num_cached_pages + stats.num_in_use_pages;
         // With windows of one token, a prefix can be hit without any page.
-        if self.heard.len() <= num_pages || self.load.config.has_windows() {
+        if self.heard.len() <= num_pages || self.workload.config.has_windows() {
             return Ok(());
         }
         let what = format!("{} pages are announced: {stats:?}", self.heard.len());

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use corella_core::{Request, RequestId, RequestOutput, SchedulerConfig};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
-use crate::load::{Answer, Load};
 use crate::policy;
+use crate::workload::{Answer, Workload};
 
 /// Rules 8 and 9: a decoding request is in every step, or alternates with others where decodes are
 /// limited. A waiting request is passed over a limited number of times.
@@ -39,11 +39,11 @@ struct Waiting {
 }
 
 impl NoStarvation {
-    pub fn new(load: &Load) -> Self {
-        let answers = load.calls.iter().flat_map(|call| &call.answers);
+    pub fn new(workload: &Workload) -> Self {
+        let answers = workload.calls.iter().flat_map(|call| &call.answers);
         let prompts = answers.map(|answer| answer.request.prompt.len() + answer.output.len());
         Self {
-            config: load.config.clone(),
+            config: workload.config.clone(),
             longest_prompt: prompts.max().unwrap_or(0),
             requests: BTreeMap::new(),
         }

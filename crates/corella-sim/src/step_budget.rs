@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use corella_core::{RecurrentState, RequestId, SchedulerConfig, SchedulerStats, SlotId, Span};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
-use crate::load::{Answer, Load};
 use crate::policy;
+use crate::workload::{Answer, Workload};
 
 /// Rules 1, 3 and 7: a step exceeds no limit, and cuts a prompt short only if it is full.
 pub struct StepLimits {
@@ -19,9 +19,9 @@ pub struct StepLimits {
 }
 
 impl StepLimits {
-    pub fn new(load: &Load) -> Self {
+    pub fn new(workload: &Workload) -> Self {
         Self {
-            config: load.config.clone(),
+            config: workload.config.clone(),
             prompts: BTreeMap::new(),
             undrawn_prompts: BTreeMap::new(),
             branched: BTreeSet::new(),
@@ -119,9 +119,9 @@ pub struct Drafts {
 }
 
 impl Drafts {
-    pub fn new(load: &Load) -> Self {
+    pub fn new(workload: &Workload) -> Self {
         Self {
-            config: load.config.clone(),
+            config: workload.config.clone(),
             num_preemptions: 0,
         }
     }

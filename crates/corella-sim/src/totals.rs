@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use corella_core::SchedulerStats;
 
-use crate::load::Station;
+use crate::workload::Station;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {

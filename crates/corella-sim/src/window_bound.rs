@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use corella_core::{RequestId, SchedulerConfig};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
-use crate::load::{Answer, Load};
+use crate::workload::{Answer, Workload};
 
 /// Requests hold no more pages than their windows and the rows in flight reach over, however long
 /// they have become.
@@ -18,9 +18,9 @@ pub struct WindowBound {
 }
 
 impl WindowBound {
-    pub fn new(load: &Load) -> Self {
+    pub fn new(workload: &Workload) -> Self {
         Self {
-            config: load.config.clone(),
+            config: workload.config.clone(),
             lengths: BTreeMap::new(),
             num_copies: VecDeque::new(),
         }

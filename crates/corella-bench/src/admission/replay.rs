@@ -7,7 +7,7 @@ use corella_core::{
     SlotId, TokenId,
 };
 
-use super::load::{Item, Load};
+use super::workload::{Item, Workload};
 use super::{AdmissionOptions, GivenLimit, Rule};
 use crate::BenchError;
 use crate::summary::Summary;
@@ -83,11 +83,11 @@ struct Player<'a> {
 impl Replay {
     pub fn run(
         rule: &'static Rule,
-        load: &Load,
+        workload: &Workload,
         options: &AdmissionOptions,
     ) -> Result<Self, BenchError> {
         let mut config = options.config.clone();
-        config.max_queued_requests = (load.items.len() as u32).max(1);
+        config.max_queued_requests = (workload.items.len() as u32).max(1);
         (rule.configure)(&mut config);
         let num_slots = config.max_num_seqs as usize;
         let scheduler =
@@ -95,9 +95,9 @@ impl Replay {
         let mut player = Player {
             scheduler,
             options,
-            items: &load.items,
+            items: &workload.items,
             now: Duration::ZERO,
-            progress: vec![Progress::default(); load.items.len()],
+            progress: vec![Progress::default(); workload.items.len()],
             tenants: vec![RequestId(0); num_slots],
             sums: StepSums::default(),
             worst_gap: Duration::ZERO,

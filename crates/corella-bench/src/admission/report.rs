@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::load::Load;
+use super::workload::Workload;
 use super::{AdmissionOptions, Replay};
 
 #[derive(Debug, Clone)]
@@ -18,11 +18,15 @@ pub struct AdmissionReport {
 }
 
 impl AdmissionReport {
-    pub(super) fn new(options: &AdmissionOptions, load: &Load, replays: Vec<Replay>) -> Self {
+    pub(super) fn new(
+        options: &AdmissionOptions,
+        workload: &Workload,
+        replays: Vec<Replay>,
+    ) -> Self {
         let config = &options.config;
         Self {
-            num_requests: load.items.len(),
-            num_left_out: load.num_left_out,
+            num_requests: workload.items.len(),
+            num_left_out: workload.num_left_out,
             pool_len: u64::from(config.num_pages) * u64::from(config.page_size),
             replays,
         }

@@ -4,7 +4,7 @@ use corella_core::session::Peer;
 use corella_core::{Incarnation, NodeId, RequestOutput};
 
 use crate::blocks::exchange::{Exchange, Wanted};
-use crate::fleet::fleet_load::LoadPlan;
+use crate::fleet::fleet_workload::LoadPlan;
 use crate::fleet::world::{Event, LocalEvent, World};
 use crate::pair::engine::Engine;
 use crate::violation::Violation;
@@ -19,12 +19,12 @@ pub struct Node {
 
 impl Node {
     pub fn new(id: NodeId, incarnation: Incarnation, world: &mut World<'_>) -> Self {
-        let load = world.load;
-        let plan = &load.nodes[id.0 as usize];
+        let workload = world.workload;
+        let plan = &workload.nodes[id.0 as usize];
         Self {
             id,
             incarnation,
-            engine: Engine::new(plan, load.alphabet, load.steps_fail_once_in),
+            engine: Engine::new(plan, workload.alphabet, workload.steps_fail_once_in),
             exchange: Exchange::new(id, incarnation, world),
             wakes_us: None,
         }

@@ -6,16 +6,16 @@ use corella_core::{FinishReason, Incarnation, NodeId, RequestId, RequestOutput, 
 
 use crate::blocks::block_net::{BlockEvent, LocalEvent as BlockLocal, Surroundings};
 use crate::blocks::exchange::first_incarnation;
-use crate::fleet::fleet_load::FleetLoad;
 use crate::fleet::fleet_totals::FleetTotals;
+use crate::fleet::fleet_workload::FleetWorkload;
 use crate::fleet::node::Node;
 use crate::fleet::world::{Event, World};
 use crate::standstill::Standstill;
 use crate::violation::Violation;
 
-/// Plays a load to its end. Executors and the machines' own assertions panic.
-pub fn simulate_fleet(load: &FleetLoad, seed: u64) -> Result<FleetTotals, Violation> {
-    let mut run = Run::new(load, seed);
+/// Plays a workload to its end. Executors and the machines' own assertions panic.
+pub fn simulate_fleet(workload: &FleetWorkload, seed: u64) -> Result<FleetTotals, Violation> {
+    let mut run = Run::new(workload, seed);
     run.play()?;
     Ok(run.world.into_totals())
 }
@@ -29,23 +29,23 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(load: &'a FleetLoad, seed: u64) -> Self {
-        let mut world = World::new(load, seed);
+    fn new(workload: &'a FleetWorkload, seed: u64) -> Self {
+        let mut world = World::new(workload, seed);
         world.totals.num_runs = 1;
-        for (index, call) in load.calls.iter().enumerate() {
+        for (index, call) in workload.calls.iter().enumerate() {
             world.push(call.at_us, Event::Call(index));
             if let Some(abort_us) = call.abort_us {
                 world.push(abort_us, Event::Abort(index));
             }
         }
-        for (index, plan) in load.loads.iter().enumerate() {
+        for (index, plan) in workload.loads.iter().enumerate() {
             world.push(plan.at_us, Event::Load(index));
         }
-        for (index, crash) in load.crashes.iter().enumerate() {
+        for (index, crash) in workload.crashes.iter().enumerate() {
             world.push(crash.at_us, Event::Crash(index));
         }
         let mut run = Self {
-            nodes: load.nodes.iter().map(|_| None).collect(),
+            nodes: workload.nodes.iter().map(|_| None).collect(),
             incarnations: Vec::new(),
             world,
             clients: BTreeMap::new(),
@@ -87,10 +87,10 @@ impl<'a> Run<'a> {
     /// Returns the node that has something to do because of it.
     fn happen(&mut self, event: Event) -> Result<Option<NodeId>, Violation> {
         let world = &mut self.world;
-        let (load, now_us) = (world.load, world.now_us);
+        let (workload, now_us) = (world.workload, world.now_us);
         match event {
             Event::Call(index) => {
-                let call = &load.calls[index];
+                let call = &workload.calls[index];
                 let Some(node) = &mut self.nodes[call.node.0 as usize] else {
                     world.totals.num_lost += 1;
                     return Ok(None);
@@ -101,28 +101,28 @@ impl<'a> Run<'a> {
                 Ok(Some(call.node))
             }
             Event::Abort(index) => {
-                let call = &load.calls[index];
+                let call = &workload.calls[index];
                 if let Some(node) = &mut self.nodes[call.node.0 as usize] {
                     node.engine.scheduler().abort_request(call.request.id);
                 }
                 Ok(Some(call.node))
             }
             Event::Load(index) => {
-                let plan = &load.loads[index];
+                let plan = &workload.loads[index];
                 if let Some(node) = &mut self.nodes[plan.node.0 as usize] {
                     node.start_load(plan, world);
                 }
                 Ok(Some(plan.node))
             }
             Event::Crash(index) => {
-                let crash = &load.crashes[index];
+                let crash = &workload.crashes[index];
                 if let Some(node) = self.nodes[crash.node.0 as usize].take() {
                     world.totals.num_crashes += 1;
                     world.net().totals.num_loaders_lost += node.exchange.num_open_loads();
                     world.push(world.now_us + crash.down_us, Event::Start(crash.node));
                     let num_before = self.clients.len();
                     let is_elsewhere = |id: &RequestId, _: &mut Vec<TokenId>| {
-                        load.calls[id.0 as usize].node != crash.node
+                        workload.calls[id.0 as usize].node != crash.node
                     };
                     self.clients.retain(is_elsewhere);
                     world.totals.num_lost += (num_before - self.clients.len()) as u64;
@@ -205,7 +205,7 @@ impl<'a> Run<'a> {
     fn start(&mut self, id: NodeId, incarnation: Incarnation) {
         let node = Node::new(id, incarnation, &mut self.world);
         self.nodes[id.0 as usize] = Some(Box::new(node));
-        let known_us = self.world.now_us + self.world.load.registry_delay_us;
+        let known_us = self.world.now_us + self.world.workload.registry_delay_us;
         self.world
             .push(known_us, Event::Registered(id, incarnation));
     }
@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
     /// A client gets what it would get of a node that has nothing else to do.
     fn take(&mut self, output: RequestOutput) -> Result<(), Violation> {
         let id = output.request;
-        let call = &self.world.load.calls[id.0 as usize];
+        let call = &self.world.workload.calls[id.0 as usize];
         let Some(tokens) = self.clients.get_mut(&id) else {
             let what = format!("request {id} has ended");
             return Err(self.world.violation("a request ends once", what));
@@ -239,7 +239,7 @@ impl<'a> Run<'a> {
             }
             Some(FinishReason::Error(_)) => {
                 totals.num_failed += 1;
-                self.world.load.steps_fail_once_in > 0
+                self.world.workload.steps_fail_once_in > 0
             }
             Some(finish) => {
                 totals.num_completed += 1;

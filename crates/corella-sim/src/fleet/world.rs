@@ -6,8 +6,8 @@ use corella_core::{Incarnation, NodeId};
 
 use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::event_queue::EventQueue;
-use crate::fleet::fleet_load::FleetLoad;
 use crate::fleet::fleet_totals::{CallTotals, FleetTotals};
+use crate::fleet::fleet_workload::FleetWorkload;
 use crate::random::Random;
 
 pub enum Event {
@@ -29,7 +29,7 @@ pub enum LocalEvent {
 }
 
 pub struct World<'a> {
-    pub load: &'a FleetLoad,
+    pub workload: &'a FleetWorkload,
     pub now_us: u64,
     pub random: Random,
     pub registry: BTreeMap<NodeId, Incarnation>,
@@ -39,14 +39,14 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    pub fn new(load: &'a FleetLoad, seed: u64) -> Self {
+    pub fn new(workload: &'a FleetWorkload, seed: u64) -> Self {
         Self {
-            load,
+            workload,
             now_us: 0,
             random: Random(!seed),
             registry: BTreeMap::new(),
             events: EventQueue::new(),
-            net: BlockNet::new(&load.links, &load.config),
+            net: BlockNet::new(&workload.links, &workload.config),
             totals: CallTotals::default(),
         }
     }

@@ -16,7 +16,7 @@ use crate::violation::Violation;
 
 impl PrefillNode {
     pub fn call(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
-        let (call, fleet) = (&world.load.calls[index], &world.load.fleet);
+        let (call, fleet) = (&world.workload.calls[index], &world.workload.fleet);
         world.totals.num_requests += 1;
         let fetching = match call.deadline_us {
             // A call with a deadline is watched from its beginning.
@@ -37,7 +37,7 @@ impl PrefillNode {
     }
 
     fn fetching(&self, world: &World<'_>) -> Fetching {
-        match world.load.fleet.fetches {
+        match world.workload.fleet.fetches {
             true => Fetching::IfQuicker(self.exchange.loader.pace()),
             false => Fetching::Never,
         }
@@ -50,7 +50,7 @@ impl PrefillNode {
         fetching: Option<Fetching>,
         world: &mut World<'_>,
     ) -> Result<(), Violation> {
-        let planned = &world.load.calls[index];
+        let planned = &world.workload.calls[index];
         let session = SessionId(index as u128);
         let Request {
             namespace,
@@ -120,7 +120,7 @@ impl PrefillNode {
                 world.totals.num_cancelled_before += 1;
                 Ok(())
             }
-            Err(SubmissionError::Refused(_)) if !world.load.sessions.falls_back => Ok(()),
+            Err(SubmissionError::Refused(_)) if !world.workload.sessions.falls_back => Ok(()),
             Err(error) => Err(world.violation("a call is taken", error.to_string())),
         }
     }
@@ -157,11 +157,11 @@ impl PrefillNode {
         let Some((&node, place)) = self.asked.get(&key).zip(place_of(key, world)) else {
             return;
         };
-        let request = &world.load.calls[key.session.0 as usize].request;
+        let request = &world.workload.calls[key.session.0 as usize].request;
         let num_rows = request.prompt.len() as u64;
-        let decode_index = place.0 as usize - world.load.num_prefill_nodes;
+        let decode_index = place.0 as usize - world.workload.num_prefill_nodes;
         let elapsed_ns = num_rows * world.links().row_us[decode_index] * 1000;
-        let num_bytes = num_rows * world.load.fleet.kv_bytes_per_token;
+        let num_bytes = num_rows * world.workload.fleet.kv_bytes_per_token;
         { &mut self.brain }.handle_transfer(node, num_bytes, elapsed_ns, world.now_us);
         world.placement.num_transfers += 1;
     }
@@ -171,7 +171,7 @@ impl PrefillNode {
         let Some(&(_, num_there)) = self.undecided.get(&key.session) else {
             return;
         };
-        let request = &world.load.calls[key.session.0 as usize].request;
+        let request = &world.workload.calls[key.session.0 as usize].request;
         let (namespace, prompt) = (request.namespace.clone(), request.prompt.clone());
         let (page_size, stats) = (self.engine.page_size(), self.engine.stats());
         let list = BlockList::new(namespace, prompt, self.engine.block_hasher(), page_size);

@@ -7,7 +7,7 @@ use corella_core::{AdmissionError, FinishReason, NodeId, RequestError, SessionId
 
 use crate::checker::{Verdict, ensure};
 use crate::executor::UNDEFINED;
-use crate::pair::pair_load::{PairCall, PairLoad};
+use crate::pair::pair_workload::{PairCall, PairWorkload};
 
 pub struct ClientWatch<'a> {
     calls: &'a [PairCall],
@@ -39,12 +39,12 @@ enum State {
 }
 
 impl<'a> ClientWatch<'a> {
-    pub fn new(load: &'a PairLoad) -> Self {
+    pub fn new(workload: &'a PairWorkload) -> Self {
         Self {
-            calls: &load.calls,
-            falls_back: load.sessions.falls_back,
-            resumes_locally: load.sessions.resumes_locally,
-            max_silence_us: max_silence_us(load),
+            calls: &workload.calls,
+            falls_back: workload.sessions.falls_back,
+            resumes_locally: workload.sessions.resumes_locally,
+            max_silence_us: max_silence_us(workload),
             clients: BTreeMap::new(),
         }
     }
@@ -183,19 +183,19 @@ impl<'a> ClientWatch<'a> {
 
 /// All work there is, one request after the other, and every fault that can befall one request
 /// between two of its events.
-fn max_silence_us(load: &PairLoad) -> u64 {
-    let num_tokens: u64 = load
+fn max_silence_us(workload: &PairWorkload) -> u64 {
+    let num_tokens: u64 = workload
         .calls
         .iter()
         .map(|call| call.request.prompt.len() as u64 + call.output.len() as u64)
         .sum();
-    let nodes = load.nodes.iter();
+    let nodes = workload.nodes.iter();
     let token_us = nodes.map(|node| node.per_step_us + node.per_token_us).max();
-    let sessions = &load.sessions;
+    let sessions = &workload.sessions;
     let attempt_us = sessions.allocate_budget_us + sessions.lost_after_us;
     // A choice may wait for another one's rows before it loads its own.
     let load_us = sessions.load_timeout_us(60);
     // Requests wait for blocks that their node loads.
-    let blocks_us = if load.fleet.fetches { 1_000_000 } else { 0 };
+    let blocks_us = if workload.fleet.fetches { 1_000_000 } else { 0 };
     2 * num_tokens * token_us.unwrap_or(0) + 2 * attempt_us + 2 * load_us + blocks_us
 }

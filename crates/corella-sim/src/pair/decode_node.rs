@@ -66,20 +66,20 @@ struct GroupLoad {
 
 impl DecodeNode {
     pub fn new(id: NodeId, incarnation: Incarnation, world: &mut World<'_>) -> Self {
-        let load = world.load;
-        let plan = &load.nodes[id.0 as usize];
-        let hello = load.hello(id, incarnation);
+        let workload = world.workload;
+        let plan = &workload.nodes[id.0 as usize];
+        let hello = workload.hello(id, incarnation);
         let sessions = SessionConfig {
             max_prompt_tokens: plan.max_prompt_tokens.unwrap_or(u32::MAX),
-            ..load.sessions.clone()
+            ..workload.sessions.clone()
         };
         Self {
             id,
             incarnation,
-            engine: Engine::new(plan, load.alphabet, load.fails_once_in),
-            end: DecodeEnd::new(sessions, hello).expect("loads have valid times"),
+            engine: Engine::new(plan, workload.alphabet, workload.fails_once_in),
+            end: DecodeEnd::new(sessions, hello).expect("workloads have valid times"),
             is_draining: false,
-            num_layers: load.num_layers,
+            num_layers: workload.num_layers,
             num_requests: 0,
             requests: BTreeMap::new(),
             keys: BTreeMap::new(),
@@ -283,7 +283,7 @@ impl DecodeNode {
                     let what = format!("{key} is reserved again");
                     return Err(world.violation("an allocation is made once", what));
                 }
-                let limit = world.load.nodes[self.id.0 as usize].max_prompt_tokens;
+                let limit = world.workload.nodes[self.id.0 as usize].max_prompt_tokens;
                 if limit.is_some_and(|limit| allocate.prompt.len() > limit as usize) {
                     let what = format!("{key} has {} tokens", allocate.prompt.len());
                     return Err(world.violation("a node takes no longer prompts", what));
@@ -392,8 +392,8 @@ impl DecodeNode {
         let id = RequestId(self.num_requests);
         self.told.begin(key, allocate.output.len() as u32);
         let request = allocate.into_request(id, world.now_us);
-        let nodes = &world.load.nodes;
-        let prefill_node = world.load.calls[key.session.0 as usize].node;
+        let nodes = &world.workload.nodes;
+        let prefill_node = world.workload.calls[key.session.0 as usize].node;
         let arithmetic = nodes[prefill_node.0 as usize].arithmetic;
         let is_mixed = arithmetic != nodes[self.id.0 as usize].arithmetic;
         let answer = self.engine.reserve(request, arithmetic, deadline_us);
@@ -502,11 +502,11 @@ impl DecodeNode {
         Answer {
             incarnation: self.incarnation.0,
             page_size: self.engine.page_size(),
-            is_compatible: world.load.nodes[self.id.0 as usize].is_compatible,
+            is_compatible: world.workload.nodes[self.id.0 as usize].is_compatible,
             report: LoadReport::of(
                 &stats,
                 self.is_draining,
-                world.load.nodes[self.id.0 as usize].max_prompt_tokens,
+                world.workload.nodes[self.id.0 as usize].max_prompt_tokens,
             ),
         }
     }

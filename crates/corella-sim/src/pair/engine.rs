@@ -9,7 +9,7 @@ use corella_core::{
 
 use crate::executor::{CheckingExecutor, Returned, Row, root_row};
 use crate::host_memory::HostMemory;
-use crate::pair::pair_load::NodePlan;
+use crate::pair::pair_workload::NodePlan;
 use crate::pair::step_progress::StepProgress;
 use crate::random::Random;
 
@@ -40,7 +40,7 @@ impl Engine {
         let config = plan.config.clone();
         let mut executor = CheckingExecutor::new(&config, alphabet, BTreeMap::new());
         executor.set_arithmetic(plan.arithmetic);
-        let scheduler = Scheduler::new(config).expect("loads have valid limits");
+        let scheduler = Scheduler::new(config).expect("workloads have valid limits");
         let (max_copy_us, copies_fail_once_in) = (plan.max_copy_us, plan.copies_fail_once_in);
         Self {
             host: HostMemory::new(&scheduler, max_copy_us, copies_fail_once_in, max_copy_us),

@@ -6,17 +6,17 @@ use crate::blocks::block_net::Surroundings;
 use crate::blocks::exchange::{Exchange, first_incarnation};
 use crate::pair::decode_node::DecodeNode;
 use crate::pair::engine::Engine;
-use crate::pair::pair_load::{FaultKind, PairLoad};
 use crate::pair::pair_totals::PairTotals;
+use crate::pair::pair_workload::{FaultKind, PairWorkload};
 use crate::pair::prefill_node::PrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
 use crate::standstill::Standstill;
 use crate::violation::Violation;
 
-/// Plays a load to its end. Executors and the machines' own assertions panic.
-pub fn simulate_pair(load: &PairLoad, seed: u64) -> Result<PairTotals, Violation> {
-    let mut fleet = Fleet::new(load, seed);
+/// Plays a workload to its end. Executors and the machines' own assertions panic.
+pub fn simulate_pair(workload: &PairWorkload, seed: u64) -> Result<PairTotals, Violation> {
+    let mut fleet = Fleet::new(workload, seed);
     fleet.run()?;
     Ok(fleet.world.into_totals())
 }
@@ -63,24 +63,24 @@ impl Node {
 }
 
 impl<'a> Fleet<'a> {
-    fn new(load: &'a PairLoad, seed: u64) -> Self {
-        let mut world = World::new(load, seed);
+    fn new(workload: &'a PairWorkload, seed: u64) -> Self {
+        let mut world = World::new(workload, seed);
         world.totals.num_runs = 1;
-        for (index, call) in load.calls.iter().enumerate() {
+        for (index, call) in workload.calls.iter().enumerate() {
             // A cancel that comes before its request comes first.
             if let Some(cancel_us) = call.cancel_us {
                 world.push(cancel_us, Event::Cancel(index));
             }
             world.push(call.at_us, Event::Call(index));
         }
-        for (index, fault) in load.faults.iter().enumerate() {
+        for (index, fault) in workload.faults.iter().enumerate() {
             world.push(fault.at_us, Event::Fault(index));
         }
         let mut fleet = Self {
-            nodes: load.nodes.iter().map(|_| None).collect(),
+            nodes: workload.nodes.iter().map(|_| None).collect(),
             world,
         };
-        for (index, pull) in load.fleet.pulls.iter().enumerate() {
+        for (index, pull) in workload.fleet.pulls.iter().enumerate() {
             fleet.world.push(pull.at_us, Event::Pull(index));
         }
         fleet.world.push(0, Event::List);
@@ -127,21 +127,21 @@ impl<'a> Fleet<'a> {
         let world = &mut self.world;
         match event {
             Event::Call(index) => {
-                let node = world.load.calls[index].node;
+                let node = world.workload.calls[index].node;
                 if let Some(Node::Prefill(node)) = &mut self.nodes[node.0 as usize] {
                     node.call(index, world)?;
                     node.settle(world)?;
                 }
             }
             Event::Cancel(index) => {
-                let node = world.load.calls[index].node;
+                let node = world.workload.calls[index].node;
                 if let Some(Node::Prefill(node)) = &mut self.nodes[node.0 as usize] {
                     node.cancel(index, world)?;
                     node.settle(world)?;
                 }
             }
             Event::Fault(index) => {
-                let kind = world.load.faults[index].kind;
+                let kind = world.workload.faults[index].kind;
                 self.fail(kind)?;
             }
             Event::Start(node) => {
@@ -217,13 +217,13 @@ impl<'a> Fleet<'a> {
         let world = &mut self.world;
         world.network.down.remove(&id);
         world.network.incarnations.insert(id, incarnation);
-        let is_prefill = (id.0 as usize) < world.load.num_prefill_nodes;
+        let is_prefill = (id.0 as usize) < world.workload.num_prefill_nodes;
         let node = match is_prefill {
             true => Node::Prefill(Box::new(PrefillNode::new(id, incarnation, world))),
             false => Node::Decode(Box::new(DecodeNode::new(id, incarnation, world))),
         };
         self.nodes[id.0 as usize] = Some(node);
-        if let Some(delay_us) = world.load.registry_delay_us {
+        if let Some(delay_us) = world.workload.registry_delay_us {
             let at_us = world.now_us + delay_us;
             world.push(at_us, Event::Registered(id, incarnation));
         }

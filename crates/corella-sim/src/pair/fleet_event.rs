@@ -18,25 +18,25 @@ impl Fleet<'_> {
     /// The registry lists the decode nodes, or is out of order.
     pub(super) fn list(&mut self) -> Result<(), Violation> {
         let world = &mut self.world;
-        let plan = &world.load.fleet;
+        let plan = &world.workload.fleet;
         let now_us = world.now_us;
         let next_us = now_us + plan.list_interval_us;
-        if next_us < world.load.lists_until_us() {
+        if next_us < world.workload.lists_until_us() {
             world.push(next_us, Event::List);
         }
-        let knows_starts = world.load.registry_delay_us.is_some();
-        let records = world.load.decode_nodes().map(|node| PeerRecord {
+        let knows_starts = world.workload.registry_delay_us.is_some();
+        let records = world.workload.decode_nodes().map(|node| PeerRecord {
             instance_id: Peers::instance(node),
             incarnation: knows_starts.then(|| world.registry[&node].0),
             // A registry of addresses does not know it.
-            max_prompt_tokens: { world.load.nodes[node.0 as usize].max_prompt_tokens }
+            max_prompt_tokens: { world.workload.nodes[node.0 as usize].max_prompt_tokens }
                 .filter(|_| knows_starts)
                 .unwrap_or(u32::MAX),
             is_draining: false,
         });
         let records: Vec<_> = records.collect();
         world.placement.num_lists += 1;
-        for index in 0..world.load.num_prefill_nodes {
+        for index in 0..world.workload.num_prefill_nodes {
             let is_out = world.happens(plan.lists_fail_once_in);
             let is_empty = !is_out && world.happens(plan.lists_fail_once_in);
             world.placement.num_outages += u64::from(is_out);
@@ -60,13 +60,13 @@ impl Fleet<'_> {
     /// All nodes know each other before the first call.
     fn meet(&mut self) {
         let world = &mut self.world;
-        let (prefill, decode) = self.nodes.split_at_mut(world.load.num_prefill_nodes);
+        let (prefill, decode) = self.nodes.split_at_mut(world.workload.num_prefill_nodes);
         for node in prefill {
             let Some(Node::Prefill(node)) = node else {
                 continue;
             };
             while let Some((peer, place)) = { &mut node.peers }.poll_probe(&mut node.brain, 0) {
-                let there = &decode[place.0 as usize - world.load.num_prefill_nodes];
+                let there = &decode[place.0 as usize - world.workload.num_prefill_nodes];
                 if let Some(Node::Decode(there)) = there {
                     let answer = Answer {
                         // That it does not fit shows in its sessions.
@@ -133,8 +133,8 @@ impl Fleet<'_> {
     /// A node loads the blocks of a prompt from any other.
     pub(super) fn pull(&mut self, index: usize) -> Result<(), Violation> {
         let world = &mut self.world;
-        let pull = &world.load.fleet.pulls[index];
-        let request = &world.load.calls[pull.call].request;
+        let pull = &world.workload.fleet.pulls[index];
+        let request = &world.workload.calls[pull.call].request;
         let wanted = Wanted {
             source: Peer {
                 node: pull.from,

@@ -8,7 +8,7 @@ use corella_core::{
 };
 
 use crate::blocks::block_net::{Links, load_config};
-use crate::pair::pair_load::{NodePlan, PairLoad};
+use crate::pair::pair_workload::{NodePlan, PairWorkload};
 use crate::random::Random;
 
 #[derive(Clone, Debug)]
@@ -53,25 +53,27 @@ pub struct Answer {
 }
 
 impl FleetPlan {
-    /// Draws how the nodes of a load find each other, and makes them load blocks.
-    pub fn drawn(load: &mut PairLoad, random: &mut Random) -> Self {
-        let page_size = load.nodes[0].config.page_size;
-        for node in &mut load.nodes {
+    /// Draws how the nodes of a workload find each other, and makes them load blocks.
+    pub fn drawn(workload: &mut PairWorkload, random: &mut Random) -> Self {
+        let page_size = workload.nodes[0].config.page_size;
+        for node in &mut workload.nodes {
             exchange_blocks(&mut node.config, page_size, random);
         }
         let num_pulls = random.below(12);
-        let mut plan = Self::plain(&load.nodes, load.num_layers, random);
+        let mut plan = Self::plain(&workload.nodes, workload.num_layers, random);
         plan.fetches = true;
         plan.pulls_always = random.once_in(4);
         plan.placement.disaggregate_min_tokens = random.pick(&[0, 0, 8]);
         plan.lists_fail_once_in = random.pick(&[0, 0, 6]);
-        plan.pulls = (0..num_pulls).map(|_| Pull::drawn(load, random)).collect();
-        plan.links.draw_liar(load.nodes.len() as u64, random);
-        let num_nodes = load.nodes.len() as u64;
-        for node in &mut load.nodes {
+        plan.pulls = (0..num_pulls)
+            .map(|_| Pull::drawn(workload, random))
+            .collect();
+        plan.links.draw_liar(workload.nodes.len() as u64, random);
+        let num_nodes = workload.nodes.len() as u64;
+        for node in &mut workload.nodes {
             node.max_prompt_tokens = random.pick(&[None, None, None, Some(12)]);
         }
-        for call in &mut load.calls {
+        for call in &mut workload.calls {
             let hint = NodeId(random.below(num_nodes) as u32);
             let is_hinted = random.once_in(6) && hint != call.node;
             call.hint = is_hinted.then_some(hint);
@@ -82,7 +84,7 @@ impl FleetPlan {
         plan
     }
 
-    /// Draws how the nodes of a load find each other. None loads blocks.
+    /// Draws how the nodes of a workload find each other. None loads blocks.
     pub fn plain(nodes: &[NodePlan], num_layers: u32, random: &mut Random) -> Self {
         let page_size = nodes[0].config.page_size;
         let num_layers = vec![num_layers; nodes[0].config.kv_groups.len()];
@@ -119,14 +121,14 @@ impl FleetPlan {
 }
 
 impl Pull {
-    fn drawn(load: &PairLoad, random: &mut Random) -> Self {
-        let num_nodes = load.nodes.len() as u64;
+    fn drawn(workload: &PairWorkload, random: &mut Random) -> Self {
+        let num_nodes = workload.nodes.len() as u64;
         let node = random.below(num_nodes);
         let from = (node + 1 + random.below(num_nodes - 1)) % num_nodes;
-        let call = random.below(load.calls.len() as u64) as usize;
+        let call = random.below(workload.calls.len() as u64) as usize;
         let soft_us = random.pick(&[0, 1_000, 20_000, 200_000]);
         Self {
-            at_us: load.calls[call].at_us + random.below(200_000),
+            at_us: workload.calls[call].at_us + random.below(200_000),
             node: NodeId(node as u32),
             from: NodeId(from as u32),
             call,

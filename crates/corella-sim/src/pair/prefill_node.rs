@@ -60,11 +60,11 @@ pub enum Behind {
 
 impl PrefillNode {
     pub fn new(id: NodeId, incarnation: Incarnation, world: &mut World<'_>) -> Self {
-        let load = world.load;
-        let plan = &load.nodes[id.0 as usize];
-        let hello = load.hello(id, incarnation);
-        let sessions = load.sessions.clone();
-        let fleet = &load.fleet;
+        let workload = world.workload;
+        let plan = &workload.nodes[id.0 as usize];
+        let hello = workload.hello(id, incarnation);
+        let sessions = workload.sessions.clone();
+        let fleet = &workload.fleet;
         let directory = DirectoryConfig {
             peer_table: fleet.peer_table.clone(),
             placement: fleet.placement.clone(),
@@ -79,7 +79,7 @@ impl PrefillNode {
         Self {
             id,
             incarnation,
-            engine: Engine::new(plan, load.alphabet, load.fails_once_in),
+            engine: Engine::new(plan, workload.alphabet, workload.fails_once_in),
             store: CacheStore::new(CacheStoreConfig {
                 incarnation,
                 max_offers: max_stored,
@@ -87,15 +87,15 @@ impl PrefillNode {
                 tombstone_us: sessions.tombstone_us,
                 max_tombstones: sessions.max_tombstones as usize,
             }),
-            brain: Brain::new(sessions, directory, hello).expect("loads have valid times"),
-            num_layers: load.num_layers,
+            brain: Brain::new(sessions, directory, hello).expect("workloads have valid times"),
+            num_layers: workload.num_layers,
             num_requests: 0,
             runs: BTreeMap::new(),
             leases: LeaseWatch::default(),
             senders: BTreeMap::new(),
             wake_us: None,
             exchange: Exchange::new(id, incarnation, world),
-            peers: Peers::new(load.lists_until_us()),
+            peers: Peers::new(workload.lists_until_us()),
             asked: BTreeMap::new(),
             pulling: BTreeMap::new(),
             undecided: BTreeMap::new(),
@@ -368,7 +368,7 @@ impl PrefillNode {
             PrefillAction::MarkIncompatible { node, .. } => {
                 world.totals.num_incompatible += 1;
                 let node = self.peers.place(node);
-                if world.load.nodes[node.0 as usize].is_compatible {
+                if world.workload.nodes[node.0 as usize].is_compatible {
                     let what = format!("node {node} is said to be incompatible");
                     return Err(world.violation("nodes know who they can work with", what));
                 }
@@ -437,7 +437,7 @@ impl PrefillNode {
                 request, num_rows, ..
             } => {
                 let (session, _) = self.runs[&request];
-                let prompt = &world.load.calls[session.0 as usize].request.prompt;
+                let prompt = &world.workload.calls[session.0 as usize].request.prompt;
                 let is_whole = num_rows as usize >= prompt.len();
                 world.totals.num_exports_cut_short += u64::from(!is_whole);
                 self.leases.held(request, self.engine.hold_until_us());
@@ -461,7 +461,7 @@ impl PrefillNode {
         let Some(progress_us) = self.progress_us(session, run) else {
             return Ok(());
         };
-        let lease_us = world.load.sessions.hold_lease_us;
+        let lease_us = world.workload.sessions.hold_lease_us;
         let silent_us = world.now_us - progress_us;
         if !is_over || silent_us >= lease_us - lease_us / 8 {
             return Ok(());
@@ -493,7 +493,7 @@ impl PrefillNode {
             wire: Wire::Control,
         });
         let node = node.map(|connection| connection.decode.0 as usize);
-        if node.is_some_and(|node| world.load.nodes[node].protocol_minor < minor) {
+        if node.is_some_and(|node| world.workload.nodes[node].protocol_minor < minor) {
             let what = format!("{key} is sent {message:?}");
             return Err(world.violation("nodes are sent what they understand", what));
         }

@@ -83,7 +83,7 @@ impl Sender {
 impl PrefillNode {
     pub fn offer(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
         let now_us = world.now_us;
-        let call = &world.load.calls[key.session.0 as usize];
+        let call = &world.workload.calls[key.session.0 as usize];
         let request = &call.request;
         let mut tokens = request.prompt.clone();
         tokens.extend(&call.output[..num_rows as usize - tokens.len()]);

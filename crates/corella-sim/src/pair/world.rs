@@ -9,8 +9,8 @@ use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::event_queue::EventQueue;
 use crate::pair::client_watch::ClientWatch;
 use crate::pair::fleet_plan::Answer;
-use crate::pair::pair_load::{LinkPlan, PairLoad};
 use crate::pair::pair_totals::{PairTotals, PlacementTotals, SessionTotals};
+use crate::pair::pair_workload::{LinkPlan, PairWorkload};
 use crate::pair::session_watch::SessionWatch;
 use crate::pair::wire::{Connection, ConnectionId, Direction, Network, Packet, Wire};
 use crate::random::Random;
@@ -75,7 +75,7 @@ pub enum LocalEvent {
 }
 
 pub struct World<'a> {
-    pub load: &'a PairLoad,
+    pub workload: &'a PairWorkload,
     pub now_us: u64,
     pub random: Random,
     pub network: Network,
@@ -90,19 +90,19 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    pub fn new(load: &'a PairLoad, seed: u64) -> Self {
+    pub fn new(workload: &'a PairWorkload, seed: u64) -> Self {
         Self {
-            load,
+            workload,
             now_us: 0,
             random: Random(!seed),
             network: Network::default(),
             registry: BTreeMap::new(),
             events: EventQueue::new(),
-            clients: ClientWatch::new(load),
-            sessions: SessionWatch::new(load.sessions.clone()),
+            clients: ClientWatch::new(workload),
+            sessions: SessionWatch::new(workload.sessions.clone()),
             totals: SessionTotals::default(),
             placement: PlacementTotals::default(),
-            net: BlockNet::new(&load.fleet.links, &load.fleet.loads),
+            net: BlockNet::new(&workload.fleet.links, &workload.fleet.loads),
         }
     }
 
@@ -126,7 +126,7 @@ impl<'a> World<'a> {
     }
 
     pub fn links(&self) -> &'a LinkPlan {
-        &self.load.links
+        &self.workload.links
     }
 
     pub fn violation(&self, rule: &'static str, what: String) -> Violation {
@@ -258,7 +258,7 @@ impl<'a> World<'a> {
     pub fn decode_index(&self, id: ConnectionId) -> usize {
         let connection = self.network.connections.get(&id);
         let node = connection.map_or(0, |connection| connection.decode.0 as usize);
-        node.saturating_sub(self.load.num_prefill_nodes)
+        node.saturating_sub(self.workload.num_prefill_nodes)
     }
 
     pub fn num_events(&self) -> u64 {

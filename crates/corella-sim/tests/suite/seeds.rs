@@ -1,12 +1,12 @@
 //! The first seeds break no rule, and see everything that can happen to a request.
 
-use corella_sim::{Load, Totals, simulate};
+use corella_sim::{Totals, Workload, simulate};
 
 #[test]
 fn first_seeds_break_no_rule() {
     let mut totals = Totals::default();
     for seed in 0..400 {
-        match simulate(&Load::from_seed(seed), seed) {
+        match simulate(&Workload::from_seed(seed), seed) {
             Ok(run) => totals.add(&run),
             Err(violation) => panic!("seed {seed}: {violation}"),
         }
@@ -18,7 +18,7 @@ fn first_seeds_break_no_rule() {
 #[test]
 fn pinned_prefixes_outlast_a_failed_step_of_another_request() {
     let seed = 200_969;
-    if let Err(violation) = simulate(&Load::from_seed(seed), seed) {
+    if let Err(violation) = simulate(&Workload::from_seed(seed), seed) {
         panic!("{violation}");
     }
 }
@@ -27,7 +27,7 @@ fn pinned_prefixes_outlast_a_failed_step_of_another_request() {
 #[test]
 fn a_seed_plays_the_same_run_again() {
     for seed in 0..20 {
-        let play = || simulate(&Load::from_seed(seed), seed).unwrap();
+        let play = || simulate(&Workload::from_seed(seed), seed).unwrap();
         assert_eq!(play(), play());
     }
 }

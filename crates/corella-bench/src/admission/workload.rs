@@ -1,4 +1,4 @@
-//! The load: arrivals and lengths, the same for every rule.
+//! The workload: arrivals and lengths, the same for every rule.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::trace::{self, LATEST};
 
 /// The requests, in order of arrival.
 #[derive(Debug)]
-pub struct Load {
+pub struct Workload {
     pub items: Vec<Item>,
     /// Number of requests that context or pool could never hold.
     pub num_left_out: usize,
@@ -22,7 +22,7 @@ pub struct Item {
     pub num_output_tokens: u32,
 }
 
-impl Load {
+impl Workload {
     pub fn new(options: &AdmissionOptions) -> Result<Self, BenchError> {
         let mut items = items(options)?;
         items.sort_by_key(|item| item.at);

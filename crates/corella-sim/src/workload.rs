@@ -1,4 +1,4 @@
-//! The load of one run, made from a seed.
+//! The workload of one run, made from a seed.
 
 use corella_core::{
     FinishReason, HeadRoom, KvGroup, LatencyObjectives, Namespace, Pooling, PrefillAdmissionPolicy,
@@ -12,7 +12,7 @@ use crate::random::Random;
 
 /// Everything that a run consists of, known before it begins.
 #[derive(Clone, Debug)]
-pub struct Load {
+pub struct Workload {
     pub config: SchedulerConfig,
     pub cost: CostModel,
     /// The number of different tokens. It is small, so that prompts share prefixes by chance.
@@ -21,8 +21,7 @@ pub struct Load {
     pub fails_once_in: u64,
     /// In one of this many steps nothing can be drawn for one span; 0 means never.
     pub undrawn_once_in: u64,
-    /// How long a copy to or from host memory takes at most, and how many of them one fails of; 0
-    /// means none.
+    /// How long a copy to or from host memory takes at most, and how many of them one fails of; 0 means none.
     pub max_copy_us: u64,
     pub copies_fail_once_in: u64,
     /// The calls, in order of time.
@@ -123,13 +122,13 @@ enum Traffic {
     Conversations,
 }
 
-impl Load {
+impl Workload {
     pub fn from_seed(seed: u64) -> Self {
         Writer::new(seed).write()
     }
 
-    /// The same load with another kind of speculation, or none. Steps in flight are limited to what
-    /// that kind supports.
+    /// The same workload with another kind of speculation, or none. Steps in flight are limited to what that kind
+    /// supports.
     pub fn with_speculation(mut self, speculation: Speculation) -> Self {
         self.config.speculation = speculation;
         if let Speculation::Draft { .. } = speculation {
@@ -158,7 +157,7 @@ struct Writer {
     scores: Random,
     /// Draws what concerns hidden states.
     poolings: Random,
-    /// Draws what concerns fetches. `None` in a load without any.
+    /// Draws what concerns fetches. `None` in a workload without any.
     fetching: Option<Random>,
     fetches: Vec<FetchPlan>,
     config: SchedulerConfig,
@@ -239,7 +238,7 @@ impl Writer {
         }
     }
 
-    fn write(mut self) -> Load {
+    fn write(mut self) -> Workload {
         let num_calls = 5 + self.random.below(60);
         let num_bursts = 1 + self.random.below(4);
         let mut at_us = 0;
@@ -261,7 +260,7 @@ impl Writer {
         let step_us = self.cost.per_step_us as u64;
         let page_us = |random: &mut Random| random.pick(&[1, step_us, step_us * 10]);
         let max_page_us = self.fetching.as_mut().map_or(0, page_us);
-        Load {
+        Workload {
             fails_once_in: self.random.pick(&[0, 0, 10, 40]),
             undrawn_once_in: self.random.pick(&[0, 0, 10, 40]),
             max_copy_us: self.spill.pick(&[0, 100, 5_000]),
@@ -279,8 +278,7 @@ impl Writer {
         }
     }
 
-    /// Pins a beginning of an earlier sequence, while its request may still be running or some time
-    /// later.
+    /// Pins a beginning of an earlier sequence, while its request may still be running or some time later.
     fn pin(&mut self, at_us: u64) {
         let (namespace, known) = self.pick_known();
         let num_tokens = self.random.below(known.len() as u64 + 1) as usize;
@@ -371,8 +369,7 @@ impl Writer {
         }
     }
 
-    /// Draws a namespace. Adapters and salts have the same few names, so that confusing them is
-    /// noticed.
+    /// Draws a namespace. Adapters and salts have the same few names, so that confusing them is noticed.
     fn namespace(&mut self) -> Namespace {
         let mut name = || {
             let name = self.random.pick(&["name", ""]);
@@ -464,8 +461,7 @@ impl Writer {
         stopping
     }
 
-    /// Works out the output of the request when it runs alone. A request that will be refused has
-    /// none.
+    /// Works out the output of the request when it runs alone. A request that will be refused has none.
     fn answer(&mut self, request: Request) -> Answer {
         let num_tokens = self.config.check_request(&request).unwrap_or(0) as usize;
         let stopping = &request.stopping;
@@ -503,8 +499,7 @@ impl Writer {
     }
 }
 
-/// Limits with pools of a few pages and budgets of a few tokens, so that every limit is reached
-/// often.
+/// Limits with pools of a few pages and budgets of a few tokens, so that every limit is reached often.
 fn tight_config(random: &mut Random) -> SchedulerConfig {
     let page_size = 1 + random.below(5) as u32;
     let num_pages = 3 + random.below(20) as u32;

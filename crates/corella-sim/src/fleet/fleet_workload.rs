@@ -7,11 +7,11 @@ use corella_core::{
 };
 
 use crate::blocks::block_net::{Links, load_config};
-use crate::pair::pair_load::{LATEST_MINOR, NodePlan, lone_run};
+use crate::pair::pair_workload::{LATEST_MINOR, NodePlan, lone_run};
 use crate::random::Random;
 
 #[derive(Clone, Debug)]
-pub struct FleetLoad {
+pub struct FleetWorkload {
     pub(super) nodes: Vec<NodePlan>,
     pub(super) alphabet: u32,
     pub(super) config: LoadConfig,
@@ -61,7 +61,7 @@ struct Writer {
     loads: Vec<LoadPlan>,
 }
 
-impl FleetLoad {
+impl FleetWorkload {
     pub fn from_seed(seed: u64) -> Self {
         let mut random = Random(seed ^ 0xf1ee7);
         let num_nodes = 2 + random.below(3) as u32;

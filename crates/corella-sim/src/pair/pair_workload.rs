@@ -1,5 +1,4 @@
-//! The plan of one simulation run of a small fleet (its nodes, links, calls and faults), generated
-//! from a seed.
+//! The plan of one simulation run of a small fleet (its nodes, links, calls and faults), generated from a seed.
 
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{
@@ -13,7 +12,7 @@ use crate::random::Random;
 
 /// Everything that a run consists of, known before it begins.
 #[derive(Clone, Debug)]
-pub struct PairLoad {
+pub struct PairWorkload {
     pub sessions: SessionConfig,
     /// Prefill nodes first.
     pub nodes: Vec<NodePlan>,
@@ -25,8 +24,8 @@ pub struct PairLoad {
     pub faults: Vec<Fault>,
     /// On average, one step in this many fails. 0 means never.
     pub fails_once_in: u64,
-    /// How long after a node starts the registry tells the other nodes about it. If `None`, nodes
-    /// learn of a restart only from each other.
+    /// How long after a node starts the registry tells the other nodes about it. If `None`, nodes learn of a restart
+    /// only from each other.
     pub registry_delay_us: Option<u64>,
     /// How nodes find each other and load blocks.
     pub fleet: FleetPlan,
@@ -40,8 +39,7 @@ pub struct NodePlan {
     pub config: SchedulerConfig,
     pub per_step_us: u64,
     pub per_token_us: u64,
-    /// How long a copy to or from host memory takes at most, and how many of them one fails of; 0
-    /// means none.
+    /// How long a copy to or from host memory takes at most, and how many of them one fails of; 0 means none.
     pub max_copy_us: u64,
     pub copies_fail_once_in: u64,
     pub is_compatible: bool,
@@ -92,9 +90,8 @@ pub struct Fault {
 
 #[derive(Clone, Copy, Debug)]
 pub enum FaultKind {
-    /// The node's process dies and is started again after `down_us`. If only the process died, its
-    /// host closes the open connections and so the peers notice (`is_told`); if the whole host
-    /// died, they are told nothing.
+    /// The node's process dies and is started again after `down_us`. If only the process died, its host closes the open
+    /// connections and so the peers notice (`is_told`); if the whole host died, they are told nothing.
     Crash {
         node: NodeId,
         down_us: u64,
@@ -118,7 +115,7 @@ pub enum FaultKind {
     Drain { node: NodeId, for_us: u64 },
 }
 
-impl PairLoad {
+impl PairWorkload {
     pub fn from_seed(seed: u64) -> Self {
         let mut writer = Writer::new(seed);
         let is_fleet = !writer.random.once_in(3);
@@ -128,17 +125,17 @@ impl PairLoad {
             true => (2, 2),
             false => (1, 1),
         };
-        let mut load = writer.write(num_prefill_nodes, num_decode_nodes, seed);
+        let mut workload = writer.write(num_prefill_nodes, num_decode_nodes, seed);
         if Random(seed ^ 0x50e7).once_in(2) {
-            sort_by_time(&mut load.calls);
+            sort_by_time(&mut workload.calls);
         }
-        keep_states(&mut load.nodes, seed);
-        vary_arithmetics(&mut load.nodes, seed);
-        for node in &mut load.nodes {
+        keep_states(&mut workload.nodes, seed);
+        vary_arithmetics(&mut workload.nodes, seed);
+        for node in &mut workload.nodes {
             // As in production, a node has one lease.
-            node.config.hold_lease_us = load.sessions.hold_lease_us;
+            node.config.hold_lease_us = workload.sessions.hold_lease_us;
         }
-        load
+        workload
     }
 
     /// Two to eight nodes that find each other by the real peer table and placement, serve conversations, and load each
@@ -148,11 +145,11 @@ impl PairLoad {
         let num_prefill_nodes = 1 + random.below(4) as usize;
         let num_decode_nodes = 1 + random.below(4) as usize;
         let seed = random.next();
-        let mut load = Writer::new(seed).write(num_prefill_nodes, num_decode_nodes, seed);
-        sort_by_time(&mut load.calls);
-        load.fleet = FleetPlan::drawn(&mut load, &mut random);
-        vary_arithmetics(&mut load.nodes, seed);
-        load
+        let mut workload = Writer::new(seed).write(num_prefill_nodes, num_decode_nodes, seed);
+        sort_by_time(&mut workload.calls);
+        workload.fleet = FleetPlan::drawn(&mut workload, &mut random);
+        vary_arithmetics(&mut workload.nodes, seed);
+        workload
     }
 
     pub fn hello(&self, node: NodeId, incarnation: Incarnation) -> Hello {
@@ -201,7 +198,7 @@ impl NodePlan {
     }
 }
 
-/// Gives the nodes of some loads one of two arithmetics, from a generator of its own.
+/// Gives the nodes of some workloads one of two arithmetics, from a generator of its own.
 fn vary_arithmetics(nodes: &mut [NodePlan], seed: u64) {
     let mut random = Random(seed ^ 0xa217);
     if random.once_in(3) {
@@ -233,7 +230,12 @@ impl Writer {
         }
     }
 
-    fn write(mut self, num_prefill_nodes: usize, num_decode_nodes: usize, seed: u64) -> PairLoad {
+    fn write(
+        mut self,
+        num_prefill_nodes: usize,
+        num_decode_nodes: usize,
+        seed: u64,
+    ) -> PairWorkload {
         let num_nodes = num_prefill_nodes + num_decode_nodes;
         let mut nodes: Vec<_> = (0..num_nodes).map(|_| self.node()).collect();
         if num_nodes > 2 && self.random.once_in(10) {
@@ -260,7 +262,7 @@ impl Writer {
         let calls = with_choices(calls, seed);
         vary_versions(&mut nodes, seed);
         let num_layers = 1 + self.random.below(3) as u32;
-        let mut load = PairLoad {
+        let mut workload = PairWorkload {
             fleet: FleetPlan::plain(&nodes, num_layers, &mut Random(seed ^ 0xf1ee_7402)),
             num_layers,
             alphabet: self.alphabet,
@@ -275,9 +277,9 @@ impl Writer {
         };
         if !self.random.once_in(5) {
             let num_faults = 1 + self.random.below(5);
-            load.faults = (0..num_faults).map(|_| self.fault(&load)).collect();
+            workload.faults = (0..num_faults).map(|_| self.fault(&workload)).collect();
         }
-        load
+        workload
     }
 
     fn sessions(&mut self) -> SessionConfig {
@@ -349,8 +351,8 @@ impl Writer {
         LinkPlan {
             min_latency_us,
             max_latency_us: min_latency_us * factor,
-            // The time to transfer a row of 1000 bytes. The values range from 100 MB/s down to a
-            // speed below the smallest `min_bandwidth_bytes_per_s`.
+            // The time to transfer a row of 1000 bytes. The values range from 100 MB/s down to a speed below the
+            // smallest `min_bandwidth_bytes_per_s`.
             row_us: (0..num_decode_nodes)
                 .map(|_| random.pick(&[10, 100, 1_000, 20_000, 100_000]))
                 .collect(),
@@ -419,9 +421,9 @@ impl Writer {
         }
     }
 
-    fn fault(&mut self, load: &PairLoad) -> Fault {
-        let num_prefill = load.num_prefill_nodes as u64;
-        let num_decode = load.nodes.len() as u64 - num_prefill;
+    fn fault(&mut self, workload: &PairWorkload) -> Fault {
+        let num_prefill = workload.num_prefill_nodes as u64;
+        let num_decode = workload.nodes.len() as u64 - num_prefill;
         let prefill = NodeId(self.random.below(num_prefill) as u32);
         let decode = NodeId((num_prefill + self.random.below(num_decode)) as u32);
         let either = self.random.pick(&[prefill, decode]);
@@ -473,8 +475,8 @@ fn sort_by_time(calls: &mut [PairCall]) {
     }
 }
 
-/// Gives the model of all nodes one to three KV groups, most of them with windows. Each node has as many more pages, and
-/// with windows all have pages of one size.
+/// Gives the model of all nodes one to three KV groups, most of them with windows. Each node has as many more pages,
+/// and with windows all have pages of one size.
 fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
     let num_groups = 1 + random.below(3) as u32;
     let groups = (0..num_groups).map(|_| KvGroup {
@@ -496,8 +498,8 @@ fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
     }
 }
 
-/// Gives some models recurrent layers, from a generator of its own. Nodes have few snapshots, so that some have none left
-/// for a prompt. Cached blocks of such models are not loaded, so fleets have none.
+/// Gives some models recurrent layers, from a generator of its own. Nodes have few snapshots, so that some have none
+/// left for a prompt. Cached blocks of such models are not loaded, so fleets have none.
 fn keep_states(nodes: &mut [NodePlan], seed: u64) {
     let mut random = Random(seed ^ 0x57a7e);
     if !random.once_in(4) {
@@ -524,8 +526,8 @@ fn vary_versions(nodes: &mut [NodePlan], seed: u64) {
     }
 }
 
-/// Gives some of the calls further choices, which are cancelled at times of their own. They come from
-/// a generator of their own, so that the rest of the load is what it was without them.
+/// Gives some of the calls further choices, which are cancelled at times of their own. They come from a generator of
+/// their own, so that the rest of the workload is what it was without them.
 fn with_choices(calls: Vec<PairCall>, seed: u64) -> Vec<PairCall> {
     let mut random = Random(seed ^ 0x0c40_1ce5);
     let mut all: Vec<PairCall> = Vec::new();
