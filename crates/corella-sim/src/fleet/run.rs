@@ -50,7 +50,7 @@ impl<'a> Run<'a> {
             world,
             clients: BTreeMap::new(),
         };
-        for index in 0..load.nodes.len() {
+        for index in 0..workload.nodes.len() {
             let id = NodeId(index as u32);
             let first = first_incarnation(id);
             run.incarnations.push(first);

@@ -84,7 +84,7 @@ impl<'a> Fleet<'a> {
             fleet.world.push(pull.at_us, Event::Pull(index));
         }
         fleet.world.push(0, Event::List);
-        for index in 0..load.nodes.len() {
+        for index in 0..workload.nodes.len() {
             let id = NodeId(index as u32);
             let first = first_incarnation(id);
             fleet.start(id, first);
