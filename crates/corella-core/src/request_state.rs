@@ -9,10 +9,10 @@ macro_rules! reads {
     };
 }
 
+mod allocation;
 mod expectation;
 mod invariant;
 mod path;
-mod place;
 mod progress;
 mod table;
 mod turn;
@@ -20,17 +20,17 @@ mod turn;
 use alloc::sync::Arc;
 
 use crate::draft::speculator::Speculator;
+use crate::request_state::allocation::Allocation;
 use crate::request_state::expectation::Expectation;
 use crate::request_state::path::Path;
-use crate::request_state::place::Place;
 use crate::request_state::progress::Progress;
 use crate::request_state::turn::Turn;
 use crate::{
     FinishReason, Pooling, Request, RequestId, SchedulerConfig, SlotId, SlotStart, TokenId, Yield,
 };
 
+pub(crate) use crate::request_state::allocation::HeldSnapshot;
 pub(crate) use crate::request_state::expectation::quantile_of;
-pub(crate) use crate::request_state::place::HeldSnapshot;
 pub(crate) use crate::request_state::table::{RequestIndex, RequestSet, RequestTable};
 pub(crate) use crate::request_state::turn::Leader;
 
@@ -70,7 +70,7 @@ pub(crate) struct RequestState {
     expectation: Expectation,
     /// The source of drafts. `None` without speculation.
     speculator: Option<Speculator>,
-    place: Place,
+    allocation: Allocation,
     path: Path,
     turn: Turn,
 }
@@ -130,7 +130,7 @@ impl RequestState {
             expectation: Expectation::new(rank.arrival),
             // No drafts are made behind a token that is drawn through a mask.
             speculator: Speculator::new(config).filter(|_| !request.is_masked),
-            place: Place::default(),
+            allocation: Allocation::default(),
             path: Path::default(),
             turn: Turn::default(),
             request,

@@ -15,8 +15,8 @@ use corella_model::{
 use serde_json::Value;
 
 use crate::{
-    InverseFactor, Place, PlannedTensor, QuantizeError, QuantizeFormat, QuantizePlan,
-    QuantizedMatrix,
+    InverseFactor, PlannedTensor, QuantizeError, QuantizeFormat, QuantizePlan, QuantizedMatrix,
+    TensorRole,
 };
 
 /// How a checkpoint is quantised.
@@ -196,7 +196,8 @@ impl Work<'_> {
         let mut rounded = layer.clone();
         let mut factor: Option<(LayerInput, InverseFactor)> = None;
         for planned in planned {
-            let (Place::Matrix { tensor, .. }, Some(_)) = (planned.place, planned.scheme) else {
+            let (TensorRole::Matrix { tensor, .. }, Some(_)) = (planned.role, planned.scheme)
+            else {
                 self.write(planned, None)?;
                 continue;
             };

@@ -61,12 +61,12 @@ pub struct PlannedTensor<'a> {
     pub shape: Vec<usize>,
     /// How the matrix is quantised; `None` if the tensor stays as it is.
     pub scheme: Option<Scheme>,
-    pub place: Place,
+    pub role: TensorRole,
 }
 
 /// Where a tensor is in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum TensorRole {
     /// The embedding, the final norm or the head.
     Outside,
     /// A norm or bias of a layer.
@@ -103,20 +103,20 @@ impl<'a> QuantizePlan<'a> {
                  quantise while loading, with --dtype"
             ));
         }
-        let plain = |name: String, tensor: &'a Tensor, place| PlannedTensor {
+        let plain = |name: String, tensor: &'a Tensor, role| PlannedTensor {
             name,
             tensor,
             shape: tensor.shape.clone(),
             scheme: None,
-            place,
+            role,
         };
         let mut tensors = vec![plain(
             format!("{body}{}.weight", layout.embed),
             &weights.embed,
-            Place::Outside,
+            TensorRole::Outside,
         )];
         let mut matrices = Vec::new();
-        let mut matrix = |name: String, tensor: &'a Tensor, place| {
+        let mut matrix = |name: String, tensor: &'a Tensor, role| {
             let scheme = match keep.iter().any(|kept| names_part(kept, &name)) {
                 true => None,
                 false => scheme_for(format.scheme(), tensor.shape[1]),
@@ -130,7 +130,7 @@ impl<'a> QuantizePlan<'a> {
                 tensor,
                 shape: tensor.shape.clone(),
                 scheme,
-                place,
+                role,
             }
         };
         for (layer, weights) in weights.layers.iter().enumerate() {
@@ -139,11 +139,11 @@ impl<'a> QuantizePlan<'a> {
                     TensorRole::Matrix(_) => matrix(
                         layout.name(body, layer, tensor),
                         values,
-                        Place::Matrix { layer, tensor },
+                        TensorRole::Matrix { layer, tensor },
                     ),
                     TensorRole::Router | TensorRole::Vector => {
                         let name = layout.full_name(body, layer, tensor);
-                        let mut planned = plain(name, values, Place::Layer(layer));
+                        let mut planned = plain(name, values, TensorRole::Layer(layer));
                         if let Some(at) = (layout.of_layer)(tensor).one_at {
                             planned.shape.insert(at, 1);
                         }
@@ -155,10 +155,10 @@ impl<'a> QuantizePlan<'a> {
         tensors.push(plain(
             format!("{body}{}.weight", layout.norm),
             &weights.norm,
-            Place::Outside,
+            TensorRole::Outside,
         ));
         match &weights.lm_head {
-            Some(values) => tensors.push(matrix(head.into(), values, Place::Outside)),
+            Some(values) => tensors.push(matrix(head.into(), values, TensorRole::Outside)),
             // `lm_head` is accepted for tied models too, so that one list of names serves any
             // model.
             None => matrices.push(head.into()),
@@ -184,7 +184,7 @@ impl<'a> QuantizePlan<'a> {
     /// The names of matrices that stay as they are.
     pub fn kept(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().filter_map(|planned| {
-            let is_matrix = matches!(planned.place, Place::Matrix { .. });
+            let is_matrix = matches!(planned.role, TensorRole::Matrix { .. });
             let is_head = planned.name == "lm_head.weight";
             let is_kept = planned.scheme.is_none() && (is_matrix || is_head);
             is_kept.then(|| planned.name.trim_end_matches(".weight"))
@@ -256,8 +256,8 @@ impl<'a> QuantizePlan<'a> {
             if planned.scheme != Some(scheme) {
                 continue;
             }
-            let pattern = match planned.place {
-                Place::Matrix { layer, .. } => {
+            let pattern = match planned.role {
+                TensorRole::Matrix { layer, .. } => {
                     let number = format!(".{layer}.");
                     let name = planned.name.split_once(&number);
                     let name = name.map_or(&*planned.name, |(_, name)| name);
@@ -285,9 +285,9 @@ fn pattern_of(name: &str) -> String {
 impl PlannedTensor<'_> {
     /// The layer that the tensor belongs to, if any.
     pub fn layer(&self) -> Option<usize> {
-        match self.place {
-            Place::Outside => None,
-            Place::Layer(layer) | Place::Matrix { layer, .. } => Some(layer),
+        match self.role {
+            TensorRole::Outside => None,
+            TensorRole::Layer(layer) | TensorRole::Matrix { layer, .. } => Some(layer),
         }
     }
 

@@ -87,7 +87,7 @@ impl NodeListener {
                     continue;
                 }
             };
-            let Some(place) = addresses.take_place(address, self.max_per_address) else {
+            let Some(of_address) = addresses.take_permit(address, self.max_per_address) else {
                 let max = self.max_per_address;
                 rare_line!(
                     warn,
@@ -101,8 +101,8 @@ impl NodeListener {
             };
             let (sender, tls, handshakes) = (sender.clone(), self.tls.clone(), handshakes.clone());
             tokio::spawn(async move {
-                let places = (permit, place);
-                let node_stream = NodeStream::open(stream, tls, opening, &handshakes, places);
+                let permits = (permit, of_address);
+                let node_stream = NodeStream::open(stream, tls, opening, &handshakes, permits);
                 // The refusal has been logged.
                 if let Ok(stream) = node_stream.await {
                     let _ = sender.send(Ok(stream)).await;
@@ -117,28 +117,28 @@ pub struct NodeStream {
     stream: Transport,
     /// Present until the peer has begun.
     opening: Option<Opening>,
-    _places: Places,
+    _permits: Permits,
 }
 
-/// A connection's place among all, and among the connections of its address.
-type Places = (OwnedSemaphorePermit, AddressPlace);
+/// A connection's permits: among all connections, and among those of its address.
+type Permits = (OwnedSemaphorePermit, AddressPermit);
 
 /// Number of open connections by address.
 #[derive(Default)]
 struct AddressTable(Mutex<HashMap<IpAddr, usize>>);
 
-struct AddressPlace {
+struct AddressPermit {
     table: Arc<AddressTable>,
     address: IpAddr,
 }
 
 impl AddressTable {
-    fn take_place(self: &Arc<Self>, address: IpAddr, max: usize) -> Option<AddressPlace> {
+    fn take_permit(self: &Arc<Self>, address: IpAddr, max: usize) -> Option<AddressPermit> {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let number = numbers.entry(address).or_default();
         (*number < max).then(|| {
             *number += 1;
-            AddressPlace {
+            AddressPermit {
                 table: self.clone(),
                 address,
             }
@@ -146,7 +146,7 @@ impl AddressTable {
     }
 }
 
-impl Drop for AddressPlace {
+impl Drop for AddressPermit {
     fn drop(&mut self) {
         let mut numbers = self.table.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(number) = numbers.get_mut(&self.address) {
@@ -174,7 +174,7 @@ impl NodeStream {
         tls: Option<ClusterTls>,
         mut opening: Opening,
         handshakes: &Semaphore,
-        places: Places,
+        permits: Permits,
     ) -> io::Result<Self> {
         // Messages are small, and the peer waits for each.
         stream.set_nodelay(true)?;
@@ -196,7 +196,7 @@ impl NodeStream {
         Ok(Self {
             stream,
             opening: Some(opening),
-            _places: places,
+            _permits: permits,
         })
     }
 }

@@ -10,8 +10,8 @@ use corella_model::PageForm;
 use super::checksum::Checksum;
 use super::frame::{Frame, PageRun, StateRun, TRAILER_BYTES, Trailer};
 use super::io_parts::IoParts;
+use super::memory_region::{MemoryRegion, REGION_BYTES};
 use super::outgoing::Outgoing;
-use super::place::{PLACE_BYTES, Place};
 use super::socket::Socket;
 
 /// Sent in place of pages that were taken back.
@@ -20,7 +20,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// Writes whole frames. Each connection has one.
 pub struct ChunkWriter {
     parts: IoParts,
-    /// Buffer for pages in their canonical form, for places and for recurrent states.
+    /// Buffer for pages in their canonical form, for regions and for recurrent states.
     copy: Vec<u8>,
     hasher: Checksum,
     /// The receiver reads native pages from this node's memory.
@@ -138,11 +138,11 @@ impl ChunkWriter {
         }) else {
             return Ok(());
         };
-        let places = self.parts.iter();
+        let regions = self.parts.iter();
         self.copy.clear();
         self.copy
-            .extend(places.flat_map(|part| Place::of(part).encode()));
-        run.num_places = (self.copy.len() / PLACE_BYTES) as u32;
+            .extend(regions.flat_map(|part| MemoryRegion::of(part).encode()));
+        run.num_regions = (self.copy.len() / REGION_BYTES) as u32;
         let header = Frame::Data(*run).encode();
         let trailer = Trailer::Whole { checksum }.encode();
         self.parts.clear();

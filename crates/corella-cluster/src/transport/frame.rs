@@ -137,9 +137,9 @@ pub struct PageRun {
     pub first_row: u32,
     pub num_rows: u32,
     pub form: PageForm,
-    /// 0 if the pages themselves follow. Otherwise the number of places in the sender's memory that
-    /// follow, which the receiver reads: an address and a number of bytes each, both of 64 bits.
-    pub num_places: u32,
+    /// 0 if the pages themselves follow. Otherwise the number of regions in the sender's memory that follow, which the
+    /// receiver reads: an address and a number of bytes each, both of 64 bits.
+    pub num_regions: u32,
 }
 
 /// Why a sender does not send.
@@ -254,7 +254,7 @@ impl Frame {
                 out.u32(run.layer);
                 out.u32(run.first_row);
                 out.u32(run.num_rows);
-                out.u32(run.num_places);
+                out.u32(run.num_regions);
                 out.index(&FORMS, &run.form);
             }
             Self::Complete { load_id, num_rows } => {
@@ -330,7 +330,7 @@ impl Frame {
                 layer: fields.u32(),
                 first_row: fields.u32(),
                 num_rows: fields.u32(),
-                num_places: fields.u32(),
+                num_regions: fields.u32(),
                 form: fields.index(&FORMS, "form")?,
             }),
             COMPLETE => Self::Complete {

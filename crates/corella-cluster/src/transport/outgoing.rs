@@ -367,7 +367,7 @@ impl Outgoing {
                 first_row,
                 num_rows: end_row - first_row,
                 form,
-                num_places: 0,
+                num_regions: 0,
             });
         }
         let is_through = feed.num_sent.iter().all(|&num| num == self.num_rows);

@@ -19,9 +19,9 @@ use super::frame::{Frame, MAX_PAYLOAD_BYTES, MAX_STATE_BYTES, PageRun, StateRun,
 use super::frame_reader::{FrameReader, violation};
 use super::incoming::{Incoming, LoadFailure};
 use super::io_parts::IoParts;
+use super::memory_region::{MemoryRegion, REGION_BYTES};
 use super::path::tcp::TcpReader;
 use super::path_name::PathName;
-use super::place::{PLACE_BYTES, Place};
 use super::receiver_state::ReceiverState;
 use super::row_path::{RowReader, Target};
 use super::socket::Socket;
@@ -138,7 +138,7 @@ struct RunReader<'a> {
     rows: TcpReader,
     memory: Option<SenderMemory>,
     parts: IoParts,
-    places: Vec<u8>,
+    regions: Vec<u8>,
     /// A buffer for a layer's recurrent state on its way to a snapshot.
     state: Vec<u8>,
     hasher: Checksum,
@@ -157,7 +157,7 @@ impl<'a> RunReader<'a> {
             rows: TcpReader::new(connection.conversion.clone()),
             memory,
             parts: IoParts::default(),
-            places: Vec::new(),
+            regions: Vec::new(),
             state: Vec::new(),
             hasher: Checksum::new(),
         }
@@ -240,8 +240,8 @@ impl<'a> RunReader<'a> {
         }
         // Pages have two parts at most.
         let reads_memory = self.memory.is_some() && run.form == PageForm::Native;
-        if run.num_places > 0 && (!reads_memory || run.num_places as usize > 2 * num_pages) {
-            return Ok(Err("places in a memory that cannot be read"));
+        if run.num_regions > 0 && (!reads_memory || run.num_regions as usize > 2 * num_pages) {
+            return Ok(Err("regions in a memory that cannot be read"));
         }
         let load = self.load(run.load_id);
         let load = load.as_deref();
@@ -253,7 +253,7 @@ impl<'a> RunReader<'a> {
             }
         }
         let socket = &self.connection.socket;
-        let read = match run.num_places {
+        let read = match run.num_regions {
             0 => {
                 let frames = &mut self.frames;
                 let read = self.rows.read(socket, frames, &run, num_bytes, load);
@@ -270,7 +270,7 @@ impl<'a> RunReader<'a> {
         if !is_whole {
             receiver.num_corrupt_frames.fetch_add(1, Ordering::Relaxed);
             load.fail(LoadFailure::Corrupt);
-            return match run.num_places {
+            return match run.num_regions {
                 0 => Err(violation("pages that do not have their checksum")),
                 // The sender has taken its pages back, or its memory could not be read. The connection's other loads
                 // are unaffected.
@@ -280,7 +280,7 @@ impl<'a> RunReader<'a> {
         if run.form == PageForm::Native {
             load.note_written(&run);
         }
-        if let Some(memory) = self.memory.as_ref().filter(|_| run.num_places > 0) {
+        if let Some(memory) = self.memory.as_ref().filter(|_| run.num_regions > 0) {
             receiver.count_read(memory.path, num_bytes as u64);
         }
         load.handle_run(&run, num_bytes, num_pages);
@@ -339,9 +339,10 @@ impl<'a> RunReader<'a> {
         load: Option<&Incoming>,
     ) -> io::Result<Result<Option<bool>, &'static str>> {
         let socket = &self.connection.socket;
-        self.places.resize(run.num_places as usize * PLACE_BYTES, 0);
+        self.regions
+            .resize(run.num_regions as usize * REGION_BYTES, 0);
         self.parts.clear();
-        self.parts.push(NonNull::from(self.places.as_mut_slice()));
+        self.parts.push(NonNull::from(self.regions.as_mut_slice()));
         let (parts, hasher) = (&mut self.parts, &mut self.hasher);
         // SAFETY: own memory.
         let trailer = unsafe {
@@ -355,10 +356,10 @@ impl<'a> RunReader<'a> {
         let Trailer::Whole { checksum } = trailer else {
             return Ok(Ok(None));
         };
-        let (places, _) = self.places.as_chunks();
-        let mut places = places.iter().map(Place::decode);
-        if !memory.reader.set_places(&mut places, num_bytes) {
-            return Ok(Err("places of another size than the pages"));
+        let (regions, _) = self.regions.as_chunks();
+        let mut regions = regions.iter().map(MemoryRegion::decode);
+        if !memory.reader.set_regions(&mut regions, num_bytes) {
+            return Ok(Err("regions of another size than the pages"));
         }
         parts.clear();
         load.native_parts_of(run).for_each(|part| parts.push(part));

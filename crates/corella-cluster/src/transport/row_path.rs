@@ -11,8 +11,8 @@ use corella_model::{KvPages, PageForm};
 use super::checksum::Checksum;
 use super::gate::Gate;
 use super::io_parts::IoParts;
+use super::memory_region::MemoryRegion;
 use super::path_name::{PathData, PathName};
-use super::place::Place;
 use super::socket::Socket;
 
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -65,14 +65,18 @@ pub trait RowPath: fmt::Debug + Send + Sync {
 
 /// Reads a sender's pages on behalf of one connection.
 pub trait RowReader: Send {
-    /// Sets the places of the next read. Returns false unless they have `num_bytes` in all.
-    fn set_places(&mut self, places: &mut dyn Iterator<Item = Place>, num_bytes: usize) -> bool;
+    /// Sets the regions of the next read. Returns false unless they have `num_bytes` in all.
+    fn set_regions(
+        &mut self,
+        regions: &mut dyn Iterator<Item = MemoryRegion>,
+        num_bytes: usize,
+    ) -> bool;
 
-    /// Copies from the places. Returns whether the bytes were read and have the checksum, or `None` if the gate was
+    /// Copies from the regions. Returns whether the bytes were read and have the checksum, or `None` if the gate was
     /// closed. An error ends the connection. The future's allocation is one for each chunk.
     ///
     /// # Safety
-    /// While the gate is open, the memory of `to` has no other user. It is as large as the places.
+    /// While the gate is open, the memory of `to` has no other user. It is as large as the regions.
     unsafe fn read<'a>(&'a mut self, to: Target<'a>) -> BoxFuture<'a, io::Result<Option<bool>>>;
 }
 

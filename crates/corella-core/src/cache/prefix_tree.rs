@@ -27,7 +27,7 @@ const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 /// searches maps and touches only the blocks that it concerns. A node's memory is proportional to
 /// its blocks.
 ///
-/// A block knows its place, so callers need no node ids, and splitting a node does not invalidate their block ids.
+/// A block knows its position, so callers need no node ids, and splitting a node does not invalidate their block ids.
 #[derive(Debug)]
 pub(crate) struct PrefixTree {
     page_size: usize,
@@ -39,8 +39,8 @@ pub(crate) struct PrefixTree {
     /// The roots by namespace. A hash comes first, so that a search seldom compares the names
     /// themselves.
     roots: BTreeMap<(u64, Namespace), TreeNodeId>,
-    /// The place of each block, or `None` if the block is not in the tree.
-    places: Vec<Option<Place>>,
+    /// The position of each block, or `None` if the block is not in the tree.
+    positions: Vec<Option<TreePosition>>,
     /// Numbers of blocks that have left the tree.
     unused_blocks: Vec<BlockId>,
     /// The number of the next insertion.
@@ -80,7 +80,7 @@ pub enum Parent<'a> {
 pub(super) struct TreeNodeId(u32);
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TreePosition {
     node: TreeNodeId,
     index: u32,
     /// The number of the insertion, which distinguishes this use of the block from earlier ones.
@@ -142,7 +142,7 @@ impl PrefixTree {
             nodes: Vec::new(),
             unused_nodes: Vec::new(),
             roots: BTreeMap::new(),
-            places: Vec::with_capacity(num_pages as usize),
+            positions: Vec::with_capacity(num_pages as usize),
             unused_blocks: Vec::with_capacity(num_pages as usize),
             next_insertion: NonZeroU64::MIN,
         }
@@ -160,7 +160,8 @@ impl PrefixTree {
     ) -> PrefixMatch {
         // A block leaves the tree together with all blocks behind it, so the path to a block in the tree is unchanged.
         while let Some(&(block, insertion)) = known.blocks.last()
-            && self.places[block.0 as usize].map(|place| place.insertion) != Some(insertion)
+            && self.positions[block.0 as usize].map(|position| position.insertion)
+                != Some(insertion)
         {
             known.blocks.pop();
         }
@@ -181,7 +182,7 @@ impl PrefixTree {
                 .take_while(|(ours, theirs)| ours == theirs)
                 .count();
             for &block in &blocks[first..num_blocks] {
-                known.blocks.push((block, self.place(block).insertion));
+                known.blocks.push((block, self.position(block).insertion));
             }
             rest = &rest[(num_blocks - first) * self.page_size..];
             if let Some(&block) = blocks.get(num_blocks) {
@@ -250,7 +251,7 @@ impl PrefixTree {
                 (node, 0)
             }
         };
-        let block = self.new_block(Place {
+        let block = self.new_block(TreePosition {
             node,
             index: index as u32,
             insertion: self.next_insertion,
@@ -286,7 +287,7 @@ impl PrefixTree {
 
     /// The whole blocks that follow a block.
     pub fn children(&self, block: BlockId) -> impl Iterator<Item = BlockId> {
-        let Place { node, index, .. } = self.place(block);
+        let TreePosition { node, index, .. } = self.position(block);
         let node = self.node(node);
         let next = node.blocks.get(index as usize + 1).copied();
         let is_last = next.is_none();
@@ -298,7 +299,7 @@ impl PrefixTree {
 
     /// Removes a block and all blocks below it from the tree.
     pub fn remove_from(&mut self, block: BlockId, removed: &mut RemovedBlocks) {
-        let Place { node, index, .. } = self.place(block);
+        let TreePosition { node, index, .. } = self.position(block);
         let below = core::mem::take(&mut self.node_mut(node).children);
         let mut below: Vec<TreeNodeId> = below.into_values().collect();
         while let Some(child) = below.pop() {
@@ -313,8 +314,8 @@ impl PrefixTree {
         let target = &mut self.nodes[node.0 as usize];
         target.tokens.truncate(index as usize * self.page_size);
         for block in target.blocks.drain(index as usize..) {
-            let place = self.places[block.0 as usize].take();
-            removed.num_ends += place.map_or(0, |place| place.num_ends);
+            let position = self.positions[block.0 as usize].take();
+            removed.num_ends += position.map_or(0, |position| position.num_ends);
             self.unused_blocks.push(block);
             removed.blocks.push(block);
         }
@@ -323,9 +324,9 @@ impl PrefixTree {
 
     /// Whether `block` can be removed alone: it is the last block of a node without children.
     pub fn is_leaf(&self, block: BlockId) -> bool {
-        self.places[block.0 as usize].is_some_and(|place| {
-            let node = self.node(place.node);
-            node.children.is_empty() && node.blocks.len() == place.index as usize + 1
+        self.positions[block.0 as usize].is_some_and(|position| {
+            let node = self.node(position.node);
+            node.children.is_empty() && node.blocks.len() == position.index as usize + 1
         })
     }
 
@@ -339,9 +340,9 @@ impl PrefixTree {
 
     /// The parent of `block`, or `None` if it is not in the tree.
     pub fn parent(&self, block: BlockId) -> Option<Parent<'_>> {
-        let place = self.places[block.0 as usize]?;
-        let node = self.node(place.node);
-        if let Some(index) = (place.index as usize).checked_sub(1) {
+        let position = self.positions[block.0 as usize]?;
+        let node = self.node(position.node);
+        if let Some(index) = (position.index as usize).checked_sub(1) {
             return Some(Parent::Block(node.blocks[index]));
         }
         let Above::Node(above) = node.above else {
@@ -356,7 +357,7 @@ impl PrefixTree {
 
     /// The namespace whose prefix `block` is part of, or `None` if it is not in the tree.
     pub fn namespace(&self, block: BlockId) -> Option<&Namespace> {
-        let mut node = self.places[block.0 as usize]?.node;
+        let mut node = self.positions[block.0 as usize]?.node;
         loop {
             match &self.node(node).above {
                 Above::Namespace(namespace) => return Some(namespace),
@@ -372,7 +373,7 @@ impl PrefixTree {
 
     /// The tokens of a block's filled rows; fewer than `page_size` in a tail.
     pub fn block_tokens(&self, block: BlockId) -> &[TokenId] {
-        let Place { node, index, .. } = self.place(block);
+        let TreePosition { node, index, .. } = self.position(block);
         let rest = &self.node(node).tokens[index as usize * self.page_size..];
         &rest[..rest.len().min(self.page_size)]
     }
@@ -380,9 +381,11 @@ impl PrefixTree {
     /// All full blocks in the order of their insertion, so that each comes after its parent. Successive pages are
     /// mostly neighbours in memory as well.
     pub fn whole_blocks(&self) -> Vec<BlockId> {
-        let placed = self.places.iter().enumerate();
+        let placed = self.positions.iter().enumerate();
         let mut blocks: Vec<(NonZeroU64, BlockId)> = placed
-            .filter_map(|(block, place)| Some((place.as_ref()?.insertion, BlockId(block as u32))))
+            .filter_map(|(block, position)| {
+                Some((position.as_ref()?.insertion, BlockId(block as u32)))
+            })
             .collect();
         blocks.sort_unstable();
         let is_whole = |block: &BlockId| self.block_tokens(*block).len() == self.page_size;
@@ -392,34 +395,34 @@ impl PrefixTree {
 
     /// All blocks in the order of their numbers.
     pub fn blocks(&self) -> impl Iterator<Item = BlockId> {
-        let placed = self.places.iter().enumerate();
-        placed.filter_map(|(block, place)| place.map(|_| BlockId(block as u32)))
+        let placed = self.positions.iter().enumerate();
+        placed.filter_map(|(block, position)| position.map(|_| BlockId(block as u32)))
     }
 
     /// The number of the block's insertion.
     pub fn insertion(&self, block: BlockId) -> Option<u64> {
-        let place = self.places.get(block.0 as usize)?.as_ref()?;
-        Some(place.insertion.get())
+        let position = self.positions.get(block.0 as usize)?.as_ref()?;
+        Some(position.insertion.get())
     }
 
     /// The number of requests' paths that end at a block.
     pub fn num_ends(&self, block: BlockId) -> u32 {
-        self.places[block.0 as usize].map_or(0, |place| place.num_ends)
+        self.positions[block.0 as usize].map_or(0, |position| position.num_ends)
     }
 
     /// Records that one more request's path ends at a block.
     pub fn add_end(&mut self, block: BlockId) {
-        self.place_mut(block).num_ends += 1;
+        self.position_mut(block).num_ends += 1;
     }
 
     /// Records that one request's path no longer ends at a block.
     pub fn remove_end(&mut self, block: BlockId) {
-        self.place_mut(block).num_ends -= 1;
+        self.position_mut(block).num_ends -= 1;
     }
 
     /// The number of blocks before `block` on its path.
     pub fn depth(&self, block: BlockId) -> usize {
-        let Place { node, index, .. } = self.place(block);
+        let TreePosition { node, index, .. } = self.position(block);
         let mut depth = index as usize;
         let mut node = self.node(node);
         while let Above::Node(above) = node.above {
@@ -430,7 +433,7 @@ impl PrefixTree {
     }
 
     pub fn num_blocks(&self) -> usize {
-        self.places.len() - self.unused_blocks.len()
+        self.positions.len() - self.unused_blocks.len()
     }
 
     /// The child whose first block shares the most tokens with the front of `key`, and their number. It sorts directly
@@ -468,15 +471,15 @@ impl PrefixTree {
             children: BTreeMap::new(),
         };
         back.shrink();
-        let places = &mut self.places;
+        let positions = &mut self.positions;
         for block in &front.blocks {
-            if let Some(place) = &mut places[block.0 as usize] {
-                place.node = front_id;
+            if let Some(position) = &mut positions[block.0 as usize] {
+                position.node = front_id;
             }
         }
         for block in &back.blocks {
-            if let Some(place) = &mut places[block.0 as usize] {
-                place.index -= index as u32;
+            if let Some(position) = &mut positions[block.0 as usize] {
+                position.index -= index as u32;
             }
         }
         front.children.insert(back.first_block(page_size), node);
@@ -516,8 +519,8 @@ impl PrefixTree {
 
     fn forget(&mut self, blocks: &[BlockId], removed: &mut RemovedBlocks) {
         for block in blocks {
-            let place = self.places[block.0 as usize].take();
-            removed.num_ends += place.map_or(0, |place| place.num_ends);
+            let position = self.positions[block.0 as usize].take();
+            removed.num_ends += position.map_or(0, |position| position.num_ends);
         }
         self.unused_blocks.extend_from_slice(blocks);
         removed.blocks.extend_from_slice(blocks);
@@ -533,12 +536,12 @@ impl PrefixTree {
         root
     }
 
-    fn new_block(&mut self, place: Place) -> BlockId {
+    fn new_block(&mut self, position: TreePosition) -> BlockId {
         let block = self.unused_blocks.pop().unwrap_or_else(|| {
-            self.places.push(None);
-            BlockId(self.places.len() as u32 - 1)
+            self.positions.push(None);
+            BlockId(self.positions.len() as u32 - 1)
         });
-        self.places[block.0 as usize] = Some(place);
+        self.positions[block.0 as usize] = Some(position);
         block
     }
 
@@ -561,17 +564,17 @@ impl PrefixTree {
 
     /// The node of a block, and the index behind it.
     fn behind(&self, block: BlockId) -> (TreeNodeId, usize) {
-        let place = self.place(block);
-        (place.node, place.index as usize + 1)
+        let position = self.position(block);
+        (position.node, position.index as usize + 1)
     }
 
-    fn place(&self, block: BlockId) -> Place {
-        self.places[block.0 as usize].expect("the block is not in the tree")
+    fn position(&self, block: BlockId) -> TreePosition {
+        self.positions[block.0 as usize].expect("the block is not in the tree")
     }
 
-    fn place_mut(&mut self, block: BlockId) -> &mut Place {
-        let place = self.places[block.0 as usize].as_mut();
-        place.expect("the block is not in the tree")
+    fn position_mut(&mut self, block: BlockId) -> &mut TreePosition {
+        let position = self.positions[block.0 as usize].as_mut();
+        position.expect("the block is not in the tree")
     }
 }
 

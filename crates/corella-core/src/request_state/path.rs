@@ -132,7 +132,7 @@ impl RequestState {
         let mut is_whole = true;
         for at in first as usize..num_blocks as usize {
             let tokens = &self.progress.tokens()[at * page_size..(at + 1) * page_size];
-            let page = page_at(self.place.tables(), at);
+            let page = page_at(self.allocation.tables(), at);
             let parent = self.path.parent(&self.request.namespace);
             let block = match kv.publish(parent, tokens, &page, step) {
                 Ok(block) => block,
@@ -174,7 +174,7 @@ impl RequestState {
                 }
                 return false;
             };
-            kv.fill_block(block, page_at(self.place.tables(), at), step);
+            kv.fill_block(block, page_at(self.allocation.tables(), at), step);
             let insertion = kv.insertion(block);
             path.guest = insertion.map(|insertion| {
                 let num_blocks = at as u32 + 1;
@@ -252,7 +252,7 @@ impl RequestState {
         for at in blocks {
             let tokens =
                 &self.progress.tokens()[at * page_size..num_rows.min((at + 1) * page_size)];
-            let page = page_at(self.place.tables(), at);
+            let page = page_at(self.allocation.tables(), at);
             let published = kv.publish(parent, tokens, page, last_returned);
             if published.is_err() && stays_locked {
                 return;

@@ -174,7 +174,7 @@ struct Call<'a> {
 }
 
 /// Where a GEMM kernel writes the outputs of a tile.
-struct OutputPlace {
+struct OutputTile {
     to: *mut f32,
     /// The distance between rows, in elements.
     stride: usize,
@@ -221,21 +221,21 @@ impl Call<'_> {
         let (a, b) = (self.a.tile_ptr(&rows), self.weights.panel(panel));
         let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
         self.prepare(panel, &rows, true);
-        let place = self.place(panel, &rows, values);
+        let target = self.output_tile(panel, &rows, values);
         // SAFETY: the tile holds `num_rows` rows of k elements, written before the last barrier,
         // and the panel holds k rows. The target has room for `num_rows` rows of 32 values; in a
         // buffer, these belong to this worker.
         unsafe {
             match (self.weights.form, &self.tile_rows) {
                 (Form::MatrixTiles, Some(tiles)) => {
-                    let out_bytes = place.stride * 4;
-                    (tiles.gemm)(a, num_rows, b, num_blocks, prefetch, place.to, out_bytes);
+                    let out_bytes = target.stride * 4;
+                    (tiles.gemm)(a, num_rows, b, num_blocks, prefetch, target.to, out_bytes);
                 }
                 (Form::Int8, _) => {
                     let sums = values.cast::<i32>();
                     let (a, out_bytes) = (self.a.int8_rows(&rows), PANEL_LANES * 4);
                     (self.kernels.int8_gemm)(a, b, num_blocks, prefetch, sums, out_bytes);
-                    self.scale(panel, &rows, sums, &place);
+                    self.scale(panel, &rows, sums, &target);
                 }
                 _ => {
                     let gemm = self.kernels.gemm.of(self.weights.dtype);
@@ -247,7 +247,7 @@ impl Call<'_> {
                 }
             }
         }
-        if !place.is_final {
+        if !target.is_final {
             self.finish(panel, rows, values);
         }
     }
@@ -272,15 +272,22 @@ impl Call<'_> {
         for (tile, call) in tiles.zip(calls) {
             let rows = self.tiles.rows(tile);
             let values = call.out;
-            let place = self.place(panel, &rows, values.cast());
+            let target = self.output_tile(panel, &rows, values.cast());
             let (by_row, by_lane) = (self.a.scales_ptr(&rows), self.weights.scales_ptr(panel));
             // SAFETY: there are as many rows as the kernel wrote; in a buffer, they belong to this
             // worker.
             unsafe {
                 let scale = self.kernels.scale_rows;
-                scale(values, rows.len(), by_row, by_lane, place.to, place.stride);
+                scale(
+                    values,
+                    rows.len(),
+                    by_row,
+                    by_lane,
+                    target.to,
+                    target.stride,
+                );
             }
-            if !place.is_final {
+            if !target.is_final {
                 self.finish(panel, rows, values.cast());
             }
         }
@@ -314,9 +321,9 @@ impl Call<'_> {
                 self.prepare(panel, &rows, is_last);
                 // SAFETY: `sums` has one element per tile.
                 let sums = unsafe { sums.add(index) };
-                let place = self.place(panel, &rows, values);
+                let target = self.output_tile(panel, &rows, values);
                 let (out, stride) = match self.weights.form {
-                    Form::MatrixTiles if is_last => (place.to.cast(), place.stride),
+                    Form::MatrixTiles if is_last => (target.to.cast(), target.stride),
                     _ => (sums.cast(), PANEL_LANES),
                 };
                 let next = next.filter(|_| index < ENOUGH_TILES);
@@ -340,10 +347,10 @@ impl Call<'_> {
                         out_bytes: stride * 4,
                     });
                     if is_last && self.weights.form == Form::Int8 {
-                        self.scale(panel, &rows, sums.cast(), &place);
+                        self.scale(panel, &rows, sums.cast(), &target);
                     }
                 }
-                if is_last && !place.is_final {
+                if is_last && !target.is_final {
                     self.finish(panel, rows, values);
                 }
             }
@@ -367,14 +374,14 @@ impl Call<'_> {
         }
     }
 
-    fn place(&self, panel: usize, rows: &Range<usize>, values: *mut Lanes) -> OutputPlace {
+    fn output_tile(&self, panel: usize, rows: &Range<usize>, values: *mut Lanes) -> OutputTile {
         match self.epilogue {
-            Epilogue::Store(out) if self.adds_nothing() => OutputPlace {
+            Epilogue::Store(out) if self.adds_nothing() => OutputTile {
                 to: out.lanes_ptr(rows, panel - self.first_panel),
                 stride: out.stride(),
                 is_final: true,
             },
-            _ => OutputPlace {
+            _ => OutputTile {
                 to: values.cast(),
                 stride: PANEL_LANES,
                 is_final: false,
@@ -388,18 +395,18 @@ impl Call<'_> {
     }
 
     /// # Safety
-    /// `sums` holds the sums of all `rows`, and the place has room for as many values.
+    /// `sums` holds the sums of all `rows`, and `target` has room for as many values.
     unsafe fn scale(
         &self,
         panel: usize,
         rows: &Range<usize>,
         sums: *const i32,
-        place: &OutputPlace,
+        target: &OutputTile,
     ) {
         let (by_row, by_lane) = (self.a.scales_ptr(rows), self.weights.scales_ptr(panel));
         // SAFETY: the caller promises as much.
         unsafe {
-            (self.kernels.scale_sums)(sums, rows.len(), by_row, by_lane, place.to, place.stride);
+            (self.kernels.scale_sums)(sums, rows.len(), by_row, by_lane, target.to, target.stride);
         }
     }
 

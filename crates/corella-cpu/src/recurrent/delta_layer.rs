@@ -14,7 +14,7 @@ use crate::system::Worker;
 use crate::weights::{MAX_KERNEL_LEN, PackedDelta};
 
 use super::convolution_input::ConvolutionInput;
-use super::record::DeltaPlaces;
+use super::record::DeltaOffsets;
 use super::state_memory::{SpanState, StateMemory};
 
 /// The addition to the squared length, whose root divides queries and keys.
@@ -151,11 +151,11 @@ impl DeltaLayer<'_> {
     /// Walks the chunks from the state's one on.
     fn run_head(&self, index: usize, head: usize, scratch: &mut DeltaScratch) {
         let (spec, span, state) = (self.spec, &self.spans[index], &self.span_states[index]);
-        let places = self.states.delta(self.layer);
+        let offsets = self.states.delta(self.layer);
         let record = self.states.record(state);
         let end = span.start + span.num_rows;
         // SAFETY: the record has the state of each head.
-        let own = unsafe { record.add(places.state(head)) };
+        let own = unsafe { record.add(offsets.state(head)) };
         let mut from = match state.chunk {
             0 => std::ptr::null(),
             _ => own.cast_const(),
@@ -168,9 +168,9 @@ impl DeltaLayer<'_> {
             let first = chunk.max(span.start) - chunk;
             // SAFETY: this head of the record belongs to this worker, and its chunk is contiguous.
             let (decays, updates) = unsafe {
-                let decays = record.add(places.decay(head, chunk));
+                let decays = record.add(offsets.decay(head, chunk));
                 let decays = std::slice::from_raw_parts_mut(decays, keys.len());
-                (decays, record.add(places.update(head, chunk)))
+                (decays, record.add(offsets.update(head, chunk)))
             };
             if first < keys.len() {
                 let mut rows = [EMPTY_ROW; DELTA_CHUNK];
@@ -221,7 +221,7 @@ impl DeltaLayer<'_> {
     fn list_keys(&self, index: usize, head: usize, chunk: usize, keys: &mut [*const f32]) {
         let (spec, span) = (self.spec, &self.spans[index]);
         let record = self.states.record(&self.span_states[index]);
-        let places = self.states.delta(self.layer);
+        let offsets = self.states.delta(self.layer);
         let first = head / spec.heads_of_group() * spec.key_dim;
         for (token, key) in keys.iter_mut().enumerate() {
             let position = chunk + token;
@@ -232,7 +232,7 @@ impl DeltaLayer<'_> {
                         let row = self.convolved.row_ptr(span.first_row + row);
                         row.add(spec.key_len() + first)
                     }
-                    None => record.add(places.keys(position) + first),
+                    None => record.add(offsets.keys(position) + first),
                 }
             };
         }
@@ -305,7 +305,7 @@ impl DeltaLayer<'_> {
     pub fn keep(&self, worker: &Worker<'_>) {
         for index in worker.share(self.spans.len()) {
             let (span, state) = (&self.spans[index], &self.span_states[index]);
-            let places: &DeltaPlaces = self.states.delta(self.layer);
+            let offsets: &DeltaOffsets = self.states.delta(self.layer);
             let record = self.states.record(state);
             // SAFETY: before the next barrier, no other worker uses the record, and the rows are not written.
             unsafe { self.inputs(index).keep(&(0..self.spec.num_channels())) };
@@ -316,7 +316,7 @@ impl DeltaLayer<'_> {
                 // no other worker uses them before that.
                 unsafe {
                     let row = self.convolved.row(span.first_row + position - span.start);
-                    let to = record.add(places.keys(position));
+                    let to = record.add(offsets.keys(position));
                     std::ptr::copy_nonoverlapping(row[len..][..len].as_ptr(), to, len);
                 }
             }

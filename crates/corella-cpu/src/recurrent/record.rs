@@ -9,14 +9,14 @@ use crate::kernels::DELTA_CHUNK;
 /// The layout of a sequence's states, in elements of f32.
 pub struct RecordLayout {
     /// `None` for layers without a state.
-    layers: Vec<Option<LayerPlaces>>,
+    layers: Vec<Option<LayerOffsets>>,
     len: usize,
 }
 
-/// The place of a layer's state in a record.
+/// The offsets of a layer's state in a record.
 #[derive(Clone, Copy)]
-enum LayerPlaces {
-    Delta(DeltaPlaces),
+enum LayerOffsets {
+    Delta(DeltaOffsets),
     Convolution(InputRing),
 }
 
@@ -31,9 +31,9 @@ pub struct InputRing {
     num_before: usize,
 }
 
-/// The place of a gated delta network's state in a record.
+/// The offsets of a gated delta network's state in a record.
 #[derive(Clone, Copy)]
-pub struct DeltaPlaces {
+pub struct DeltaOffsets {
     num_heads: usize,
     /// `[value head][key_dim][value_dim]`: the matrices at the start of the chunk.
     state: usize,
@@ -65,11 +65,11 @@ impl RecordLayout {
         let layers = spec.layers.iter().map(|layer| {
             Some(match layer.recurrent.as_ref()? {
                 RecurrentSpec::GatedDelta(spec) => {
-                    LayerPlaces::Delta(DeltaPlaces::new(spec, max_drafts, &mut len))
+                    LayerOffsets::Delta(DeltaOffsets::new(spec, max_drafts, &mut len))
                 }
                 RecurrentSpec::ShortConvolution(spec) => {
                     let sizes = [spec.num_channels, spec.kernel_len];
-                    LayerPlaces::Convolution(InputRing::new(sizes, max_drafts, &mut len))
+                    LayerOffsets::Convolution(InputRing::new(sizes, max_drafts, &mut len))
                 }
             })
         });
@@ -81,9 +81,9 @@ impl RecordLayout {
         self.len
     }
 
-    pub fn delta(&self, layer: usize) -> &DeltaPlaces {
+    pub fn delta(&self, layer: usize) -> &DeltaOffsets {
         match &self.layers[layer] {
-            Some(LayerPlaces::Delta(places)) => places,
+            Some(LayerOffsets::Delta(offsets)) => offsets,
             _ => panic!("layer {layer} is no gated delta network, and was asked for its state"),
         }
     }
@@ -91,7 +91,7 @@ impl RecordLayout {
     /// The layers with a state.
     pub fn recurrent_layers(&self) -> impl Iterator<Item = usize> {
         let layers = self.layers.iter().enumerate();
-        layers.filter_map(|(index, places)| places.is_some().then_some(index))
+        layers.filter_map(|(index, offsets)| offsets.is_some().then_some(index))
     }
 
     /// Visits the parts of a record that a layer needs to continue behind `num_tokens` tokens, in an order and of sizes
@@ -102,8 +102,8 @@ impl RecordLayout {
         num_tokens: usize,
         mut visit: impl FnMut(Range<usize>),
     ) {
-        if let Some(LayerPlaces::Delta(places)) = &self.layers[layer] {
-            places.visit_needed(num_tokens, &mut visit);
+        if let Some(LayerOffsets::Delta(offsets)) = &self.layers[layer] {
+            offsets.visit_needed(num_tokens, &mut visit);
         }
         self.inputs(layer).visit_needed(num_tokens, &mut visit);
     }
@@ -111,8 +111,8 @@ impl RecordLayout {
     /// The inputs that a layer's convolution keeps.
     pub fn inputs(&self, layer: usize) -> &InputRing {
         match &self.layers[layer] {
-            Some(LayerPlaces::Delta(places)) => &places.inputs,
-            Some(LayerPlaces::Convolution(inputs)) => inputs,
+            Some(LayerOffsets::Delta(offsets)) => &offsets.inputs,
+            Some(LayerOffsets::Convolution(inputs)) => inputs,
             None => panic!("layer {layer} has no state, and was asked for it"),
         }
     }
@@ -154,7 +154,7 @@ impl InputRing {
     }
 }
 
-impl DeltaPlaces {
+impl DeltaOffsets {
     fn new(spec: &GatedDeltaSpec, max_drafts: usize, end: &mut usize) -> Self {
         let mut take = |len: usize| take(end, len);
         let heads = spec.num_value_heads;

@@ -7,7 +7,7 @@ use corella_core::SnapshotId;
 use corella_model::StateError;
 
 use super::record::RecordLayout;
-use super::state_memory::{Place, Record};
+use super::state_memory::{Record, RecordProgress};
 
 /// The snapshots of a stage. Other nodes read and write them while steps run, each under its own lock.
 pub struct SnapshotMemory {
@@ -52,10 +52,10 @@ impl SnapshotMemory {
         mut out: &mut [u8],
     ) -> Result<(), StateError> {
         let record = self.record(id).map_err(StateError)?;
-        if record.place.num_tokens != num_tokens || record.place.num_known != num_tokens {
+        if record.progress.num_tokens != num_tokens || record.progress.num_known != num_tokens {
             return Err(StateError(format!(
                 "snapshot {id} is behind {} tokens, and is read behind {num_tokens}",
-                record.place.num_tokens
+                record.progress.num_tokens
             )));
         }
         self.check_len(layer, num_tokens, out.len())?;
@@ -85,7 +85,7 @@ impl SnapshotMemory {
         self.check_len(layer, num_tokens, bytes.len())?;
         let mut record = self.record(id).map_err(StateError)?;
         record.commit(self.layout.len()).map_err(StateError)?;
-        record.place = Place::behind(num_tokens);
+        record.progress = RecordProgress::behind(num_tokens);
         let no_memory = || StateError(format!("snapshot {id} has no memory"));
         let region = record.region.as_ref().ok_or_else(no_memory)?;
         self.layout.visit_needed(layer, num_tokens, |part| {

@@ -9,7 +9,7 @@ use corella_model::DecoderSpec;
 use crate::kernels::DELTA_CHUNK;
 use crate::system::Region;
 
-use super::record::{DeltaPlaces, InputRing, RecordLayout};
+use super::record::{DeltaOffsets, InputRing, RecordLayout};
 use super::snapshot_memory::SnapshotMemory;
 
 pub struct StateMemory {
@@ -32,12 +32,12 @@ pub struct StateLimits {
 #[derive(Default)]
 pub struct Record {
     pub(super) region: Option<Region>,
-    pub(super) place: Place,
+    pub(super) progress: RecordProgress,
 }
 
 /// The progress of a record.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Place {
+pub(super) struct RecordProgress {
     /// The tokens in the matrices: whole chunks.
     start: usize,
     /// The number of tokens without drafts, and including those of the last span.
@@ -45,8 +45,8 @@ pub(super) struct Place {
     pub num_tokens: usize,
 }
 
-impl Place {
-    /// The place behind `num_tokens` tokens, none of which is a draft.
+impl RecordProgress {
+    /// The progress behind `num_tokens` tokens, none of which is a draft.
     pub fn behind(num_tokens: usize) -> Self {
         Self {
             start: num_tokens / DELTA_CHUNK * DELTA_CHUNK,
@@ -92,7 +92,7 @@ impl StateMemory {
     }
 
     /// The place of a gated delta network's state in a record.
-    pub fn delta(&self, layer: usize) -> &DeltaPlaces {
+    pub fn delta(&self, layer: usize) -> &DeltaOffsets {
         self.layout.delta(layer)
     }
 
@@ -116,7 +116,7 @@ impl StateMemory {
         for start in &batch.started {
             let num_cached = start.cached_tokens.len();
             let started = match start.snapshot {
-                None if num_cached == 0 => self.set_place(start.slot, Place::default()),
+                None if num_cached == 0 => self.set_progress(start.slot, RecordProgress::default()),
                 None => Err(format!(
                     "slot {} starts behind {num_cached} tokens without a recurrent state",
                     start.slot
@@ -128,18 +128,18 @@ impl StateMemory {
         result
     }
 
-    fn set_place(&mut self, slot: SlotId, place: Place) -> Result<(), String> {
-        self.slot_mut(slot)?.place = place;
+    fn set_progress(&mut self, slot: SlotId, progress: RecordProgress) -> Result<(), String> {
+        self.slot_mut(slot)?.progress = progress;
         Ok(())
     }
 
     fn restore(&mut self, slot: SlotId, from: SnapshotId, num_cached: usize) -> Result<(), String> {
         let len = self.layout.len();
         let snapshot = self.snapshots.record(from)?;
-        if snapshot.place.num_tokens != num_cached {
+        if snapshot.progress.num_tokens != num_cached {
             return Err(format!(
                 "snapshot {from} is behind {} tokens, and slot {slot} starts behind {num_cached}",
-                snapshot.place.num_tokens
+                snapshot.progress.num_tokens
             ));
         }
         let record = { self.slots.get_mut(slot.0 as usize) };
@@ -153,11 +153,11 @@ impl StateMemory {
         let (len, max_drafts) = (self.layout.len(), self.limits.max_drafts);
         let record = self.slot_mut(span.slot)?;
         let start = span.start as usize;
-        let place = record.place;
-        if !(place.num_known..=place.num_tokens).contains(&start) {
+        let progress = record.progress;
+        if !(progress.num_known..=progress.num_tokens).contains(&start) {
             return Err(format!(
                 "the recurrent state of slot {} is behind {} tokens; a span cannot start at {start}",
-                span.slot, place.num_tokens
+                span.slot, progress.num_tokens
             ));
         }
         if span.num_drafts as usize > max_drafts {
@@ -169,11 +169,11 @@ impl StateMemory {
         let end = start + span.tokens.len();
         let state = SpanState {
             slot: span.slot.0 as usize,
-            chunk: place.start,
+            chunk: progress.start,
             end_known: end - span.num_drafts as usize,
         };
         record.commit(len)?;
-        record.place = Place {
+        record.progress = RecordProgress {
             start: state.next_chunk(),
             num_known: state.end_known,
             num_tokens: end,
@@ -185,8 +185,8 @@ impl StateMemory {
     /// flight may restore them, and their results are discarded.
     pub fn plan_snapshots(&mut self, batch: &Batch) -> Result<(), String> {
         for kept in &batch.snapshots {
-            let place = self.slot_mut(kept.slot)?.place;
-            self.snapshots.record(kept.to)?.place = place;
+            let progress = self.slot_mut(kept.slot)?.progress;
+            self.snapshots.record(kept.to)?.progress = progress;
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Record {
     }
 
     fn copy(&mut self, from: &Self, len: usize) -> Result<(), String> {
-        self.place = from.place;
+        self.progress = from.progress;
         let Some(source) = &from.region else {
             return Ok(());
         };

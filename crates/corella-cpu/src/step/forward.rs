@@ -44,7 +44,7 @@ pub struct Forward {
     rotaries: Vec<Rotary>,
     /// For each division of attention into tasks, a layer with it.
     attention_kinds: Vec<usize>,
-    pub(super) layers: Vec<LayerPlace>,
+    pub(super) layers: Vec<LayerParts>,
     /// The number of layers in the stages before this one.
     pub(super) first_layer: usize,
     pub kv: Arc<KvMemory>,
@@ -56,7 +56,7 @@ pub struct Forward {
 }
 
 /// The shared parts that a layer uses.
-pub struct LayerPlace {
+pub struct LayerParts {
     /// The angles of keys.
     pub rotary: usize,
     pub query_rotary: usize,
@@ -121,7 +121,7 @@ pub struct ForwardParts {
     pub states: StateLimits,
 }
 
-impl LayerPlace {
+impl LayerParts {
     pub fn kv(&self) -> KvLayer {
         self.kv.expect("a recurrent layer has no keys and values")
     }
@@ -179,7 +179,7 @@ impl Forward {
                 let kind = (rotary, growth, attention.head_dim);
                 index_or_add(&mut rotaries, |other| *other == kind, kind)
             });
-            layers.push(LayerPlace {
+            layers.push(LayerParts {
                 rotary,
                 query_rotary,
                 attention_kind,

@@ -188,10 +188,10 @@ impl Forward {
         };
         let offset = first.position % page_size;
         let act = &self.activations;
-        let place = &self.layers[index];
+        let parts = &self.layers[index];
         let rotary = match head < spec.num_heads {
-            true => place.query_rotary,
-            false => place.rotary,
+            true => parts.query_rotary,
+            false => parts.rotary,
         };
         let all_angles = &act.angles[rotary];
         assert!(run.end <= layout.rows.rows.len() && lane + spec.head_dim <= heads.stride());

@@ -461,21 +461,21 @@ impl Forward {
         in_graph: bool,
     ) -> Result<(), DeviceError> {
         let (memory, kernels) = (&self.memory, &self.kernels);
-        let place = &kernels.places[index];
+        let parts = &kernels.layers[index];
         let geometry: &KvGeometry = self.kv.geometry();
         let (normed, qkv) = (memory.normed.pointer(), memory.qkv.pointer());
         self.multiply(&layer.qkv, normed, num_rows, LinearOutput::Store(qkv))?;
-        let (rotary, angles) = &kernels.rotaries[place.rotary];
-        let tables = self.arrays.tables(place.kv.group);
+        let (rotary, angles) = &kernels.rotaries[parts.rotary];
+        let tables = self.arrays.tables(parts.kv.group);
         let kv = self
             .kv
             .pointer()
-            .add(place.kv.in_page * geometry.layer_bytes());
+            .add(parts.kv.in_page * geometry.layer_bytes());
         let table_len = self.arrays.table_len();
         let norm = |weights: &Option<DeviceBuffer>| {
             { weights.as_ref() }.map_or(DevicePointer::NULL, DeviceBuffer::pointer)
         };
-        let (small, large) = self.arrays.items(place.attention, in_graph);
+        let (small, large) = self.arrays.items(parts.attention, in_graph);
         // SAFETY: as in `launch_layers`; the batch's pages were checked.
         unsafe {
             rotary.launch(
@@ -497,9 +497,9 @@ impl Forward {
             if !in_graph {
                 let (step, progress) = (memory.step.pointer(), self.kv.progress());
                 self.progress
-                    .launch(&self.device, step, progress, place.num_page_layers_done)?;
+                    .launch(&self.device, step, progress, parts.num_page_layers_done)?;
             }
-            kernels.attentions[place.attention].launch(
+            kernels.attentions[parts.attention].launch(
                 &self.device,
                 &AttentionStep {
                     queries: memory.queries.pointer(),
@@ -526,7 +526,7 @@ impl Forward {
         let output = LinearOutput::Store(gate_up);
         self.multiply(&layer.gate_up, normed, num_rows, output)?;
         let kernels = &self.kernels;
-        let kernel = &kernels.activations[kernels.places[index].activation];
+        let kernel = &kernels.activations[kernels.layers[index].activation];
         let step = ActivationStep {
             num_rows,
             width: mlp.intermediate_size,

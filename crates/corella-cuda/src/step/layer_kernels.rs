@@ -10,8 +10,8 @@ use crate::kernels::attention::AttentionKernels;
 use crate::kernels::rotary::{RotaryKernel, rotary_angles};
 
 pub struct LayerKernels {
-    /// The place of each layer.
-    pub places: Vec<LayerPlace>,
+    /// By layer.
+    pub layers: Vec<LayerParts>,
     /// With the angles of each.
     pub rotaries: Vec<(RotaryKernel, DeviceBuffer)>,
     pub attentions: Vec<AttentionKernels>,
@@ -19,7 +19,7 @@ pub struct LayerKernels {
 }
 
 /// The indices of a layer's shared parts.
-pub struct LayerPlace {
+pub struct LayerParts {
     pub rotary: usize,
     pub attention: usize,
     pub activation: usize,
@@ -32,7 +32,7 @@ type RotaryKind = (Option<RotarySpec>, Option<QkNorm>);
 type ActivationKind = (Activation, bool);
 
 impl LayerKernels {
-    /// Loads the kernels of layers with the places of `kv_layers`.
+    /// Loads the kernels of layers that store KV at `kv_layers`.
     pub fn load(
         device: &SharedDevice,
         spec: &DecoderSpec,
@@ -45,7 +45,7 @@ impl LayerKernels {
         let (mut rotaries, mut attentions, mut activations) = (Vec::new(), Vec::new(), Vec::new());
         let mut kinds: (Vec<RotaryKind>, Vec<AttentionSpec>, Vec<ActivationKind>) =
             Default::default();
-        let mut places = Vec::new();
+        let mut layers = Vec::new();
         for (index, (layer, &kv_layer)) in spec.layers.iter().zip(kv_layers).enumerate() {
             let attention = &layer.attention;
             let mut unrotated = attention.clone();
@@ -70,7 +70,7 @@ impl LayerKernels {
                 activations.push(ActivationKernel::load(device, kind.0, kind.1, element)?);
             }
             let to_come = kv_layers[index + 1..].iter().map(|layer| layer.in_page);
-            places.push(LayerPlace {
+            layers.push(LayerParts {
                 rotary,
                 attention: attention_kind,
                 activation,
@@ -79,7 +79,7 @@ impl LayerKernels {
             });
         }
         Ok(Self {
-            places,
+            layers,
             rotaries,
             attentions,
             activations,

@@ -30,7 +30,7 @@ struct Arguments<'a> {
 
 /// A value among the arguments.
 #[derive(Clone)]
-struct Place {
+struct SchemaPath {
     /// The path of its schema.
     path: String,
     /// The prefix of its rules' names.
@@ -38,7 +38,7 @@ struct Place {
     depth: usize,
 }
 
-impl Place {
+impl SchemaPath {
     fn within(&self, path: &str, index: usize) -> Self {
         let path = match &*self.path {
             "" => path.to_owned(),
@@ -61,16 +61,16 @@ impl GrammarWriter {
             root,
             num_schemas: 0,
         };
-        let place = Place {
+        let at = SchemaPath {
             path: String::new(),
             rule: rule.to_owned(),
             depth: 0,
         };
         let object = match refers_to_definitions(root) {
-            true => self.gemma4_object(&mut arguments, &place, resolved(root, root)),
+            true => self.gemma4_object(&mut arguments, &at, resolved(root, root)),
             false => None,
         };
-        let object = object.unwrap_or_else(|| self.gemma4_json(&arguments, &place, root));
+        let object = object.unwrap_or_else(|| self.gemma4_json(&arguments, &at, root));
         let [begin, end] = [
             format!("<|tool_call>call:{name}"),
             "<tool_call|>".to_owned(),
@@ -78,38 +78,43 @@ impl GrammarWriter {
         format!("{} {object} {}", self.text(&begin), self.text(&end))
     }
 
-    fn gemma4_value(&mut self, arguments: &mut Arguments, place: &Place, schema: &Value) -> String {
+    fn gemma4_value(
+        &mut self,
+        arguments: &mut Arguments,
+        at: &SchemaPath,
+        schema: &Value,
+    ) -> String {
         arguments.num_schemas += 1;
-        let value = match arguments.num_schemas <= MAX_SCHEMAS && place.depth <= MAX_DEPTH {
-            true => self.gemma4_followed(arguments, place, schema),
+        let value = match arguments.num_schemas <= MAX_SCHEMAS && at.depth <= MAX_DEPTH {
+            true => self.gemma4_followed(arguments, at, schema),
             false => None,
         };
-        value.unwrap_or_else(|| self.gemma4_json(arguments, place, schema))
+        value.unwrap_or_else(|| self.gemma4_json(arguments, at, schema))
     }
 
     /// A value in JSON.
-    fn gemma4_json(&mut self, arguments: &Arguments, place: &Place, schema: &Value) -> String {
+    fn gemma4_json(&mut self, arguments: &Arguments, at: &SchemaPath, schema: &Value) -> String {
         let source = GrammarSource::JsonSchema(with_definitions(schema.clone(), arguments.root));
         let origin = GrammarOrigin::Tool(arguments.tool.to_owned());
-        self.part(source, origin, place.path.clone())
+        self.part(source, origin, at.path.clone())
     }
 
     /// A value in the model's own notation; `None` if that cannot be followed.
     fn gemma4_followed(
         &mut self,
         arguments: &mut Arguments,
-        place: &Place,
+        at: &SchemaPath,
         schema: &Value,
     ) -> Option<String> {
         let root = arguments.root;
         if let Some(alternatives) = alternatives(root, schema) {
             let values: Vec<_> = { alternatives.iter().enumerate() }
                 .map(|(index, schema)| {
-                    let place = Place {
-                        path: place.path.clone(),
-                        ..place.within("", index)
+                    let at = SchemaPath {
+                        path: at.path.clone(),
+                        ..at.within("", index)
                     };
-                    self.gemma4_value(arguments, &place, schema)
+                    self.gemma4_value(arguments, &at, schema)
                 })
                 .collect();
             return Some(format!("({})", values.join(" | ")));
@@ -128,15 +133,15 @@ impl GrammarWriter {
         let (text, other) = split_by_text(schema);
         let mut values = Vec::new();
         if let Some(text) = text {
-            values.push(self.gemma4_text(arguments, place, &text)?);
+            values.push(self.gemma4_text(arguments, at, &text)?);
         }
         if let Some(other) = other {
             let value = match other["type"].as_str() {
-                Some("object") => self.gemma4_object(arguments, place, &other),
-                Some("array") => self.gemma4_array(arguments, place, &other),
+                Some("object") => self.gemma4_object(arguments, at, &other),
+                Some("array") => self.gemma4_array(arguments, at, &other),
                 _ => None,
             };
-            values.push(value.unwrap_or_else(|| self.gemma4_json(arguments, place, &other)));
+            values.push(value.unwrap_or_else(|| self.gemma4_json(arguments, at, &other)));
         }
         Some(format!("({})", values.join(" | ")))
     }
@@ -145,7 +150,7 @@ impl GrammarWriter {
     fn gemma4_text(
         &mut self,
         arguments: &Arguments,
-        place: &Place,
+        at: &SchemaPath,
         schema: &Value,
     ) -> Option<String> {
         let known = |key: &str| STRING_KEYWORDS.contains(&key) || is_annotation(key);
@@ -174,7 +179,7 @@ impl GrammarWriter {
         let text = text_conditions(schema, QUOTE, min_len).ok()?;
         let source = GrammarSource::Lark(format!("start: VALUE\nVALUE: ({text}) {end}"));
         let origin = GrammarOrigin::Tool(arguments.tool.to_owned());
-        let value = self.part(source, origin, place.path.clone());
+        let value = self.part(source, origin, at.path.clone());
         let may_be_empty =
             schema["minLength"].as_u64().unwrap_or(0) == 0 && schema["pattern"].as_str().is_none();
         Some(match (is_special, may_be_empty) {
@@ -187,12 +192,12 @@ impl GrammarWriter {
     fn gemma4_object(
         &mut self,
         arguments: &mut Arguments,
-        place: &Place,
+        at: &SchemaPath,
         schema: &Value,
     ) -> Option<String> {
         let known =
             |key: &str| matches!(key, "type" | "additionalProperties") || is_annotation(key);
-        let is_free = place.depth > 0 && !schema["additionalProperties"].is_object();
+        let is_free = at.depth > 0 && !schema["additionalProperties"].is_object();
         if is_free && unknown_keyword(schema, known).is_none() {
             self.gemma4_any();
             return Some(format!("{ANY}_object"));
@@ -203,19 +208,19 @@ impl GrammarWriter {
         let mut sorted: Vec<_> = members.iter().collect();
         sorted.sort_by_key(|(key, _)| key.to_lowercase());
         for (index, (key, property)) in sorted.into_iter().enumerate() {
-            let place = place.within(&format!("properties.{key}"), index);
-            let value = self.gemma4_value(arguments, &place, property);
+            let at = at.within(&format!("properties.{key}"), index);
+            let value = self.gemma4_value(arguments, &at, property);
             let member = format!("{} {value}", self.text(&format!("{key}:")));
             written.push((member, members.is_required(key)));
         }
-        let members = self.members(&place.rule, &written, ",");
+        let members = self.members(&at.rule, &written, ",");
         Some(format!("\"{{\" {members} \"}}\""))
     }
 
     fn gemma4_array(
         &mut self,
         arguments: &mut Arguments,
-        place: &Place,
+        at: &SchemaPath,
         schema: &Value,
     ) -> Option<String> {
         let known = |key: &str| {
@@ -230,10 +235,10 @@ impl GrammarWriter {
             return None;
         }
         let item = match schema.get("items") {
-            Some(items) => self.gemma4_value(arguments, &place.within("items", 0), items),
+            Some(items) => self.gemma4_value(arguments, &at.within("items", 0), items),
             None => self.gemma4_any(),
         };
-        let rule = format!("{}_item", place.rule);
+        let rule = format!("{}_item", at.rule);
         self.rule(&rule, &item);
         let more = format!("(\",\" {rule})");
         let more = match max {
@@ -249,7 +254,7 @@ impl GrammarWriter {
     /// Any value. Its rules are written only once.
     fn gemma4_any(&mut self) -> String {
         if self.writes_once(ANY) {
-            let place = Place {
+            let at = SchemaPath {
                 path: String::new(),
                 rule: ANY.to_owned(),
                 depth: 0,
@@ -260,11 +265,9 @@ impl GrammarWriter {
                 num_schemas: 0,
             };
             let text = json!({"type": "string"});
-            let text = self
-                .gemma4_text(&arguments, &place, &text)
-                .unwrap_or_default();
+            let text = self.gemma4_text(&arguments, &at, &text).unwrap_or_default();
             let other = json!({"type": ["number", "boolean", "null"]});
-            let other = self.gemma4_json(&arguments, &place, &other);
+            let other = self.gemma4_json(&arguments, &at, &other);
             self.rule(
                 ANY,
                 &format!("{ANY}_object | {ANY}_array | {text} | {other}"),

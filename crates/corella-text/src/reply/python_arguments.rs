@@ -33,16 +33,16 @@ enum State {
     Brace,
     /// In a dictionary, before a key or the end.
     Key,
-    Text(Quote, Place),
-    Bare(String, Place),
+    Text(Quote, Position),
+    Bare(String, Position),
     /// Behind a possible key.
-    Colon(Place, Scalar),
+    Colon(Position, Scalar),
     Done,
 }
 
-/// The place of a string or a value without quotes.
+/// The position of a string or a value without quotes.
 #[derive(Clone, Debug, PartialEq)]
-enum Place {
+enum Position {
     Value,
     /// First behind a curly bracket, with the text of a string so far.
     First(String),
@@ -124,7 +124,7 @@ impl PythonArguments {
                         let value = std::mem::take(name);
                         self.begin_unnamed();
                         if !value.trim().is_empty() {
-                            self.state = State::Bare(value, Place::Value);
+                            self.state = State::Bare(value, Position::Value);
                         }
                         Some(settled)
                     }
@@ -132,27 +132,27 @@ impl PythonArguments {
                 }
             }
             State::Value | State::Brace | State::Key => self.begin(text),
-            State::Text(quote, place) => {
-                let (quote, place) = (*quote, place.clone());
-                self.text(text, quote, place, at_end)
+            State::Text(quote, position) => {
+                let (quote, position) = (*quote, position.clone());
+                self.text(text, quote, position, at_end)
             }
-            State::Bare(value, place) => {
+            State::Bare(value, position) => {
                 let (settled, end) = end_of(text, BARE_ENDS, block_end);
                 value.push_str(&text[..settled]);
                 if end.is_none() {
                     return (settled > 0).then_some(settled);
                 }
-                let (value, place) = (std::mem::take(value), place.clone());
-                match place {
-                    Place::Value => {
+                let (value, position) = (std::mem::take(value), position.clone());
+                match position {
+                    Position::Value => {
                         self.writer().value(&json_of_bare(&value));
                         self.end_value();
                         // A colon behind a value has no meaning.
                         let skipped = usize::from(end == Some(":"));
                         Some(settled + skipped)
                     }
-                    place => {
-                        self.state = State::Colon(place, Scalar::Bare(value));
+                    position => {
+                        self.state = State::Colon(position, Scalar::Bare(value));
                         Some(settled)
                     }
                 }
@@ -208,18 +208,18 @@ impl PythonArguments {
             Beginning::Undecided => return (len > 0).then_some(len),
             Beginning::Other => {}
         }
-        let place = match (is_key, is_first) {
-            (true, _) => Place::Key(String::new()),
-            (_, true) => Place::First(String::new()),
-            _ => Place::Value,
+        let position = match (is_key, is_first) {
+            (true, _) => Position::Key(String::new()),
+            (_, true) => Position::First(String::new()),
+            _ => Position::Value,
         };
         match rest.chars().next()? {
             '\'' | '"' => {
                 let (quote, num_bytes) = Quote::of(rest)?;
-                if place == Place::Value {
+                if position == Position::Value {
                     self.writer().begin_text();
                 }
-                self.state = State::Text(quote, place);
+                self.state = State::Text(quote, position);
                 return Some(len + num_bytes);
             }
             '}' if is_first => {
@@ -251,7 +251,7 @@ impl PythonArguments {
                 self.state = State::Value;
             }
             _ => {
-                self.state = State::Bare(String::new(), place);
+                self.state = State::Bare(String::new(), position);
                 return Some(len);
             }
         }
@@ -263,10 +263,16 @@ impl PythonArguments {
         self.writer().is_in_object() && !matches!(self.state, State::Key)
     }
 
-    fn text(&mut self, text: &str, quote: Quote, place: Place, at_end: bool) -> Option<usize> {
-        let mut place = place;
+    fn text(
+        &mut self,
+        text: &str,
+        quote: Quote,
+        position: Position,
+        at_end: bool,
+    ) -> Option<usize> {
+        let mut position = position;
         let mut at = 0;
-        let is_argument = self.is_argument() && place == Place::Value;
+        let is_argument = self.is_argument() && position == Position::Value;
         let is_unnamed = self.unnamed.is_some();
         let mut is_complete = false;
         while !is_complete {
@@ -287,19 +293,19 @@ impl PythonArguments {
                 }
                 Unescaped::Undecided => break,
             };
-            match &mut place {
-                Place::Value => self.writer().text(&piece),
-                Place::First(held) | Place::Key(held) => held.push_str(&piece),
+            match &mut position {
+                Position::Value => self.writer().text(&piece),
+                Position::First(held) | Position::Key(held) => held.push_str(&piece),
             }
             at += len;
         }
-        match (is_complete, place) {
-            (true, Place::Value) => {
+        match (is_complete, position) {
+            (true, Position::Value) => {
                 self.writer().end_text();
                 self.end_value();
             }
-            (true, place) => self.state = State::Colon(place, Scalar::Text),
-            (false, place) => self.state = State::Text(quote, place),
+            (true, position) => self.state = State::Colon(position, Scalar::Text),
+            (false, position) => self.state = State::Text(quote, position),
         }
         (at > 0).then_some(at)
     }
@@ -312,13 +318,14 @@ impl PythonArguments {
         if rest.is_empty() && !at_end {
             return (len > 0).then_some(len);
         }
-        let State::Colon(place, scalar) = std::mem::replace(&mut self.state, State::Value) else {
+        let State::Colon(position, scalar) = std::mem::replace(&mut self.state, State::Value)
+        else {
             return None;
         };
         let writer = self.unnamed.as_mut().unwrap_or(&mut self.json);
-        let is_first = matches!(place, Place::First(_));
-        let text = match (place, scalar) {
-            (Place::First(text) | Place::Key(text), Scalar::Text) => text,
+        let is_first = matches!(position, Position::First(_));
+        let text = match (position, scalar) {
+            (Position::First(text) | Position::Key(text), Scalar::Text) => text,
             (_, Scalar::Bare(text)) => {
                 if is_first && !is_colon {
                     writer.open(false);
@@ -327,7 +334,7 @@ impl PythonArguments {
                 }
                 text.trim().to_owned()
             }
-            (Place::Value, Scalar::Text) => return None,
+            (Position::Value, Scalar::Text) => return None,
         };
         if is_first {
             writer.open(is_colon);

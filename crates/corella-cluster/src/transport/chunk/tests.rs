@@ -22,7 +22,7 @@ const RUN: PageRun = PageRun {
     first_row: 0,
     num_rows: 16,
     form: PageForm::Native,
-    num_places: 0,
+    num_regions: 0,
 };
 
 /// Wherever the frame was interrupted, the receiver reads the whole header and a payload of the right length.

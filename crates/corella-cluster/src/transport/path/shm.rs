@@ -9,8 +9,8 @@ use std::sync::Arc;
 use corella_model::KvPages;
 
 use crate::transport::io_parts::IoParts;
+use crate::transport::memory_region::Canary;
 use crate::transport::path_name::PathName;
-use crate::transport::place::Canary;
 use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, PathKind, RowPath, RowReader};
 use crate::transport::socket::Socket;
 
@@ -85,12 +85,12 @@ impl RowPath for Shm {
 
 /// Returns the other process's memory, if its canary can be read.
 fn read_word(socket: &Socket, offer: &Offer) -> Option<HostMemory> {
-    let (place, content) = Canary::decode(&offer.data);
+    let (region, content) = Canary::decode(&offer.data);
     let mut memory = HostMemory::new(socket.peer_pid()?);
     let mut bytes = [0; size_of::<u64>()];
     let mut parts = IoParts::default();
     parts.push(NonNull::from(bytes.as_mut_slice()));
-    memory.set_places(&mut [place].into_iter(), bytes.len());
+    memory.set_regions(&mut [region].into_iter(), bytes.len());
     // SAFETY: bytes of this function.
     unsafe { memory.copy(&mut parts, |_| {}) }.ok()?;
     (bytes == content).then_some(memory)

@@ -90,7 +90,7 @@ fn data() -> impl Strategy<Value = Frame> {
         any::<bool>(),
     );
     (any::<u64>(), rows).prop_map(|(load_id, rows)| {
-        let (layer, first_row, num_rows, num_places, is_native) = rows;
+        let (layer, first_row, num_rows, num_regions, is_native) = rows;
         Frame::Data(PageRun {
             load_id,
             layer,
@@ -100,7 +100,7 @@ fn data() -> impl Strategy<Value = Frame> {
                 true => PageForm::Native,
                 false => PageForm::Canonical,
             },
-            num_places,
+            num_regions,
         })
     })
 }

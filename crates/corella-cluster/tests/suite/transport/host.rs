@@ -190,7 +190,7 @@ fn rows_are_not_sent_to_another_users_process() {
     });
 }
 
-/// A sender on this host that sends places chosen by the test.
+/// A sender on this host that sends regions chosen by the test.
 struct Scene {
     other: ReceivingNode,
     address: PeerAddress,
@@ -264,11 +264,11 @@ fn a_memory_that_cannot_be_read_is_said_before_any_load() {
     }
 }
 
-/// The first load's places hold other bytes by the time they are read, or cannot be read: only this load fails. Places
-/// that do not fit the pages end the connection.
+/// The first load's regions hold other bytes by the time they are read, or cannot be read: only this load fails.
+/// Regions that do not fit the pages end the connection.
 #[test]
 fn wrong_places_fail_their_load() {
-    let scene = Scene::new("places");
+    let scene = Scene::new("regions");
     let canary = 0x1122_3344_u64;
     let address = std::ptr::from_ref(&canary).addr() as u64;
     let page: Vec<u8> = (0..8192).map(content(&key(1), 0, 0)).collect();
@@ -285,13 +285,13 @@ fn wrong_places_fail_their_load() {
         }
     }
     ids.sort_unstable();
-    let mut send = |load_id, places: &[(u64, u64)], checksum| {
+    let mut send = |load_id, regions: &[(u64, u64)], checksum| {
         let frame = Frame::Data(PageRun {
-            num_places: places.len() as u32,
+            num_regions: regions.len() as u32,
             ..run(load_id, 0, 0, 16)
         });
         let mut bytes = frame.encode().to_vec();
-        for (address, num_bytes) in places {
+        for (address, num_bytes) in regions {
             bytes.extend(address.to_le_bytes());
             bytes.extend(num_bytes.to_le_bytes());
         }
@@ -316,7 +316,7 @@ fn wrong_places_fail_their_load() {
 
     let bytes = [
         Frame::Data(PageRun {
-            num_places: 1,
+            num_regions: 1,
             ..run(ids[3], 0, 0, 16)
         })
         .encode()
@@ -325,7 +325,7 @@ fn wrong_places_fail_their_load() {
         Trailer::Whole { checksum }.encode().to_vec(),
     ];
     stream.write_all(&bytes.concat()).unwrap();
-    let failure = LoadFailure::Violation("places of another size than the pages");
+    let failure = LoadFailure::Violation("regions of another size than the pages");
     assert_eq!(wait(&loads[3]), LoadStatus::Failed(failure));
     scene.other.assert_filled(&page_ids([3, 4, 5, 6, 7]), 0xaa);
 }

@@ -94,10 +94,10 @@ fn a_read_that_ends_after_its_load_changes_no_page() {
     let first_row = (NUM_PAGES - 1) * 16;
     let load = other.load(&key(1), proxy.address, first_row, NUM_ROWS, &to);
     assert_eq!(wait(&load), DONE);
-    // The rows' places are on their way when the process is stopped, and reach the receiver afterwards.
+    // The rows' regions are on their way when the process is stopped, and reach the receiver afterwards.
     proxy.hold();
     let load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table());
-    wait_until("the places of a chunk are held", || proxy.num_held() > 0);
+    wait_until("the regions of a chunk are held", || proxy.num_held() > 0);
     let held = process.hold();
     proxy.allow_all();
     wait_until("the receiver reads", || {
@@ -282,7 +282,7 @@ fn a_receiver_that_does_not_answer_about_nixl_is_refused() {
     });
 }
 
-/// A sender passes on another sender's metadata, and then names places that this one has not offered. The load fails,
+/// A sender passes on another sender's metadata, and then names regions that this one has not offered. The load fails,
 /// and no memory is touched.
 #[test]
 fn places_that_were_not_offered_are_not_read() {
@@ -308,7 +308,7 @@ fn places_that_were_not_offered_are_not_read() {
         panic!("no load");
     };
     let run = PageRun {
-        num_places: 1,
+        num_regions: 1,
         ..run(frame.load_id, 0, 0, 16)
     };
     peer.send(&Frame::Data(run));

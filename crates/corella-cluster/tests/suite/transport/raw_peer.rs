@@ -117,6 +117,6 @@ pub fn run(load_id: u64, layer: u32, first_row: u32, num_rows: u32) -> PageRun {
         first_row,
         num_rows,
         form: PageForm::Native,
-        num_places: 0,
+        num_regions: 0,
     }
 }

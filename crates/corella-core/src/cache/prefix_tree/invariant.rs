@@ -55,8 +55,8 @@ impl PrefixTree {
                 );
             }
             for (index, block) in node.blocks.iter().enumerate() {
-                let place = self.place(*block);
-                assert_eq!((place.node, place.index), (id, index as u32));
+                let position = self.position(*block);
+                assert_eq!((position.node, position.index), (id, index as u32));
             }
             for (key, &child) in &node.children {
                 let child_node = self.node(child);
@@ -71,10 +71,10 @@ impl PrefixTree {
             self.nodes.len(),
             "a node is neither in the tree nor unused"
         );
-        let num_placed = self.places.iter().flatten().count();
+        let num_placed = self.positions.iter().flatten().count();
         assert_eq!(
             num_placed, num_blocks,
-            "a block has a place in the tree that no node lists"
+            "a block has a position in the tree that no node lists"
         );
     }
 }

@@ -13,7 +13,7 @@ use super::library::{
     Agent, AgentConfig, DRAM, Functions, NixlError, NixlLibrary, RegisterList, SYNC_STRICT, check,
 };
 use super::staging::Staging;
-use crate::transport::place::Canary;
+use crate::transport::memory_region::Canary;
 
 /// UCX chooses among the networks of the machine; `UCX_TLS` and its other variables are for the operator.
 const BACKEND: &CStr = c"UCX";

@@ -9,8 +9,8 @@ use corella_model::{ElementOrder, KvPages, PageForm};
 use super::agent::NixlAgent;
 use super::library::{NixlError, NixlLibrary};
 use super::reader::NixlReader;
+use crate::transport::memory_region::Canary;
 use crate::transport::path_name::PathName;
-use crate::transport::place::Canary;
 use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, PathKind, RowPath, RowReader};
 use crate::transport::socket::Socket;
 
@@ -71,8 +71,8 @@ async fn test(
     socket: &Socket,
     offer: &Offer,
 ) -> Result<NixlReader, NixlError> {
-    let (place, content) = Canary::decode(&offer.data);
-    reader.set_places(&mut [place].into_iter(), content.len());
+    let (region, content) = Canary::decode(&offer.data);
+    reader.set_regions(&mut [region].into_iter(), content.len());
     match *reader.bytes(socket, TEST_TIMEOUT).await? == content {
         true => Ok(reader),
         false => Err(NixlError::Peer(

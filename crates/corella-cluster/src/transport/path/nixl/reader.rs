@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use super::agent::NixlPeer;
 use super::library::{DRAM, IN_PROGRESS, NixlError, READ, Request, SUCCESS, TransferList, check};
 use super::staging::Staging;
-use crate::transport::place::Place;
+use crate::transport::memory_region::MemoryRegion;
 use crate::transport::row_path::{BoxFuture, RowReader, Target};
 use crate::transport::socket::Socket;
 
@@ -29,7 +29,7 @@ const MIN_STAGING_BYTES: usize = 256 << 10;
 /// The reads of a connection, one at a time.
 pub struct NixlReader {
     peer: NixlPeer,
-    places: Vec<Place>,
+    regions: Vec<MemoryRegion>,
     num_bytes: usize,
     /// As large as the largest read so far.
     staging: Option<Staging>,
@@ -39,13 +39,13 @@ impl NixlReader {
     pub fn new(peer: NixlPeer) -> Self {
         Self {
             peer,
-            places: Vec::new(),
+            regions: Vec::new(),
             num_bytes: 0,
             staging: None,
         }
     }
 
-    /// Returns the bytes at the places. If the socket or this future ends first, the read is left to end by itself.
+    /// Returns the bytes at the regions. If the socket or this future ends first, the read is left to end by itself.
     /// After an error no further reads are made.
     pub async fn bytes(&mut self, socket: &Socket, limit: Duration) -> Result<&[u8], NixlError> {
         let kept = { self.staging.take() }.filter(|kept| kept.num_bytes() >= self.num_bytes);
@@ -56,7 +56,7 @@ impl NixlReader {
                 Staging::new(&self.peer.agent, num_bytes.max(MIN_STAGING_BYTES))?
             }
         };
-        let mut flight = Flight::start(&self.peer, staging, &self.places)?;
+        let mut flight = Flight::start(&self.peer, staging, &self.regions)?;
         let started_at = Instant::now();
         let mut pause = FIRST_PAUSE;
         while !flight.is_over()? {
@@ -80,12 +80,16 @@ impl NixlReader {
 }
 
 impl RowReader for NixlReader {
-    fn set_places(&mut self, places: &mut dyn Iterator<Item = Place>, num_bytes: usize) -> bool {
-        self.places.clear();
-        self.places
-            .extend(places.filter(|place| place.num_bytes > 0));
+    fn set_regions(
+        &mut self,
+        regions: &mut dyn Iterator<Item = MemoryRegion>,
+        num_bytes: usize,
+    ) -> bool {
+        self.regions.clear();
+        self.regions
+            .extend(regions.filter(|region| region.num_bytes > 0));
         self.num_bytes = num_bytes;
-        let mut sizes = self.places.iter().map(|place| place.num_bytes);
+        let mut sizes = self.regions.iter().map(|region| region.num_bytes);
         let sum = sizes.try_fold(0u64, |sum, size| sum.checked_add(size));
         num_bytes > 0 && sum == Some(num_bytes as u64)
     }
@@ -148,20 +152,24 @@ struct Flight<'a> {
 }
 
 impl<'a> Flight<'a> {
-    fn start(peer: &'a NixlPeer, staging: Staging, places: &[Place]) -> Result<Self, NixlError> {
+    fn start(
+        peer: &'a NixlPeer,
+        staging: Staging,
+        regions: &[MemoryRegion],
+    ) -> Result<Self, NixlError> {
         let (agent, functions) = (&peer.agent, peer.agent.functions());
         let mut address = staging.address();
-        let local = places.iter().map(|place| {
-            let num_bytes = place.num_bytes as usize;
+        let local = regions.iter().map(|region| {
+            let num_bytes = region.num_bytes as usize;
             address += num_bytes;
             (address - num_bytes, num_bytes)
         });
         let local = List::new(peer, local)?;
         let remote =
-            { places.iter() }.map(|place| (place.address as usize, place.num_bytes as usize));
+            { regions.iter() }.map(|region| (region.address as usize, region.num_bytes as usize));
         let remote = List::new(peer, remote)?;
         let mut request = null_mut();
-        // SAFETY: lists of registered memory, which NIXL checks. The staging memory has room for all places.
+        // SAFETY: lists of registered memory, which NIXL checks. The staging memory has room for all regions.
         let created = unsafe {
             (functions.create_xfer_req)(
                 agent.as_ptr(),

@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use libc::{iovec, pid_t};
 
 use crate::transport::io_parts::{IoParts, MAX_PARTS_PER_CALL};
-use crate::transport::place::Place;
+use crate::transport::memory_region::MemoryRegion;
 use crate::transport::row_path::{BoxFuture, RowReader, Target};
 
 /// Lets another process read this one's memory where the kernel otherwise lets only ancestors do
@@ -24,7 +24,7 @@ pub fn allow_reader(pid: pid_t) {
 /// Reads another process's memory.
 pub struct HostMemory {
     pid: pid_t,
-    places: Vec<iovec>,
+    regions: Vec<iovec>,
 }
 
 // SAFETY: addresses of another process, which this one never dereferences.
@@ -34,11 +34,11 @@ impl HostMemory {
     pub fn new(pid: pid_t) -> Self {
         Self {
             pid,
-            places: Vec::new(),
+            regions: Vec::new(),
         }
     }
 
-    /// Copies from the places to the pieces, until the pieces are full. `visit` sees each piece.
+    /// Copies from the regions to the pieces, until the pieces are full. `visit` sees each piece.
     ///
     /// # Safety
     /// The pieces' memory has no other user meanwhile.
@@ -47,7 +47,7 @@ impl HostMemory {
         to: &mut IoParts,
         mut visit: impl FnMut(NonNull<[u8]>),
     ) -> io::Result<()> {
-        let mut from = &mut self.places[..];
+        let mut from = &mut self.regions[..];
         while to.num_bytes() > 0 {
             let (local, remote) = (to.for_call(), &from[..from.len().min(MAX_PARTS_PER_CALL)]);
             // SAFETY: the caller owns the pieces; no other memory of this process is written.
@@ -82,19 +82,23 @@ impl HostMemory {
 }
 
 impl RowReader for HostMemory {
-    fn set_places(&mut self, places: &mut dyn Iterator<Item = Place>, num_bytes: usize) -> bool {
-        self.places.clear();
+    fn set_regions(
+        &mut self,
+        regions: &mut dyn Iterator<Item = MemoryRegion>,
+        num_bytes: usize,
+    ) -> bool {
+        self.regions.clear();
         let mut num_left = num_bytes;
-        for place in places {
-            let Ok(len) = usize::try_from(place.num_bytes) else {
+        for region in regions {
+            let Ok(len) = usize::try_from(region.num_bytes) else {
                 return false;
             };
             let Some(rest) = num_left.checked_sub(len) else {
                 return false;
             };
             num_left = rest;
-            self.places.push(iovec {
-                iov_base: std::ptr::without_provenance_mut(place.address as usize),
+            self.regions.push(iovec {
+                iov_base: std::ptr::without_provenance_mut(region.address as usize),
                 iov_len: len,
             });
         }

@@ -9,7 +9,7 @@ use crate::request_state::{Phase, RequestState};
 use crate::{BlockId, PageId, SlotId, SnapshotId, StepId};
 
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Allocation {
     slot: Option<SlotId>,
     /// The step in which it took its slot.
     started_step: StepId,
@@ -50,7 +50,7 @@ pub(crate) struct HeldSnapshot {
     pub num_blocks: u32,
 }
 
-impl Default for Place {
+impl Default for Allocation {
     fn default() -> Self {
         Self {
             slot: None,
@@ -73,7 +73,7 @@ impl Default for Place {
     }
 }
 
-impl Place {
+impl Allocation {
     pub fn tables(&self) -> &PageTables {
         &self.tables
     }
@@ -81,7 +81,7 @@ impl Place {
 
 impl RequestState {
     reads! {
-        place:
+        allocation:
         slot: Option<SlotId>,
         started_step: StepId,
         num_shared_pages: u32,
@@ -96,106 +96,106 @@ impl RequestState {
     }
 
     pub fn set_restored_block(&mut self, block: Option<BlockId>) {
-        self.place.restored_block = block;
+        self.allocation.restored_block = block;
     }
 
     /// Makes it take a snapshot behind `num_blocks` blocks, where its tokens diverge from other requests.
     pub fn set_branch(&mut self, num_blocks: u32) {
-        self.place.branch = num_blocks;
+        self.allocation.branch = num_blocks;
     }
 
     /// Makes its next snapshot replace the one behind `num_blocks` blocks. Returns the previous number of blocks; 0
     /// means none.
     pub fn replace_passing(&mut self, num_blocks: u32) -> u32 {
-        core::mem::replace(&mut self.place.passing, num_blocks)
+        core::mem::replace(&mut self.allocation.passing, num_blocks)
     }
 
     pub fn hold_snapshot(&mut self, snapshot: HeldSnapshot) {
-        self.place.snapshot = Some(snapshot);
+        self.allocation.snapshot = Some(snapshot);
     }
 
     pub fn take_snapshot(&mut self) -> Option<HeldSnapshot> {
-        self.place.snapshot.take()
+        self.allocation.snapshot.take()
     }
 
     /// # Panics
     /// Panics when it has no slot.
     pub fn held_slot(&self) -> SlotId {
-        self.place.slot.expect("a running request has no slot")
+        self.allocation.slot.expect("a running request has no slot")
     }
 
     /// Takes a slot in `step`, and runs.
     pub fn start(&mut self, slot: SlotId, step: StepId) {
-        self.place.slot = Some(slot);
-        self.place.started_step = step;
+        self.allocation.slot = Some(slot);
+        self.allocation.started_step = step;
         self.turn.forget_path();
         self.phase = Phase::Running;
     }
 
     pub fn take_slot(&mut self) -> Option<SlotId> {
-        self.place.slot.take()
+        self.allocation.slot.take()
     }
 
     pub fn tables(&self) -> &PageTables {
-        &self.place.tables
+        &self.allocation.tables
     }
 
     pub fn tables_mut(&mut self) -> &mut PageTables {
-        &mut self.place.tables
+        &mut self.allocation.tables
     }
 
     /// Takes its first pages. `num_shared_pages` of them, in groups without a window, were in use before.
     pub fn hold_pages(&mut self, tables: PageTables, num_shared_pages: u32) {
-        self.place.tables = tables;
-        self.place.num_shared_pages = num_shared_pages;
+        self.allocation.tables = tables;
+        self.allocation.num_shared_pages = num_shared_pages;
     }
 
     pub fn limit_rows_at_once(&mut self, num_rows: u32) {
-        self.place.num_rows_at_once = num_rows;
+        self.allocation.num_rows_at_once = num_rows;
     }
 
     /// `step` copies rows from the pages of `donor`, which stay locked until then.
     pub fn copy_from(&mut self, donor: &Donor, step: StepId) {
-        self.place.donor = Some((donor.pages.clone(), step));
+        self.allocation.donor = Some((donor.pages.clone(), step));
     }
 
     /// The pages from which a step in flight copies rows.
     pub fn donor_pages(&self) -> impl Iterator<Item = PageId> {
-        let pages = self.place.donor.iter().flat_map(|(pages, _)| pages);
+        let pages = self.allocation.donor.iter().flat_map(|(pages, _)| pages);
         pages.copied()
     }
 
     /// The pages from which `step` has copied rows.
     pub fn take_donor_of(&mut self, step: StepId) -> Option<Vec<PageId>> {
-        let donor = self.place.donor.take_if(|(_, by)| *by == step);
+        let donor = self.allocation.donor.take_if(|(_, by)| *by == step);
         donor.map(|(pages, _)| pages)
     }
 
     /// All its pages, and the pages from which a step copies.
     pub fn take_pages(&mut self) -> impl Iterator<Item = PageId> + use<> {
-        let donor = self.place.donor.take().map(|(pages, _)| pages);
-        let pages = self.place.tables.take_pages();
+        let donor = self.allocation.donor.take().map(|(pages, _)| pages);
+        let pages = self.allocation.tables.take_pages();
         donor.into_iter().flatten().chain(pages)
     }
 
     pub fn receive_until(&mut self, deadline_us: u64) {
-        self.place.remote_kv_deadline_us = deadline_us;
+        self.allocation.remote_kv_deadline_us = deadline_us;
     }
 
     pub fn receive_state(&mut self, snapshot: Option<SnapshotId>) {
-        self.place.received_state = snapshot;
+        self.allocation.received_state = snapshot;
     }
 
     pub fn take_received_state(&mut self) -> Option<SnapshotId> {
-        self.place.received_state.take()
+        self.allocation.received_state.take()
     }
 
     pub fn note_kv_of_other_node(&mut self) {
-        self.place.came_with_kv = true;
+        self.allocation.came_with_kv = true;
     }
 
     pub fn set_received_rows(&mut self, num_rows: u32) {
-        self.place.num_received_rows = num_rows;
+        self.allocation.num_received_rows = num_rows;
     }
 
     /// The number of its first rows that may be published: all of them, or the received ones in the namespace of
@@ -203,20 +203,20 @@ impl RequestState {
     pub fn num_publishable_rows(&self) -> u32 {
         match self.request.namespace.arithmetic {
             None => u32::MAX,
-            Some(_) => self.place.num_received_rows,
+            Some(_) => self.allocation.num_received_rows,
         }
     }
 
     pub fn set_spill_pages(&mut self, num_pages: u32) {
-        self.place.num_spill_pages = num_pages;
+        self.allocation.num_spill_pages = num_pages;
     }
 
     pub fn export(&self) -> &Export {
-        &self.place.export
+        &self.allocation.export
     }
 
     pub fn export_mut(&mut self) -> &mut Export {
-        &mut self.place.export
+        &mut self.allocation.export
     }
 
     /// The rows that its windows have passed, by its pages. Windows stop at the end of the exported rows.
@@ -230,6 +230,6 @@ impl RequestState {
 
     /// Its export, and the pages of the exported rows.
     pub fn export_and_tables(&mut self) -> (&mut Export, &PageTables) {
-        (&mut self.place.export, &self.place.tables)
+        (&mut self.allocation.export, &self.allocation.tables)
     }
 }

@@ -4,17 +4,17 @@ use std::ptr::NonNull;
 
 use super::path_name::PathData;
 
-/// Bytes of a [`Place`] on the wire.
-pub const PLACE_BYTES: usize = 16;
+/// Bytes of a [`MemoryRegion`] on the wire.
+pub const REGION_BYTES: usize = 16;
 
 /// A piece of a process's memory, by its address there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MemoryRegion {
     pub address: u64,
     pub num_bytes: u64,
 }
 
-impl Place {
+impl MemoryRegion {
     pub fn of(part: NonNull<[u8]>) -> Self {
         Self {
             address: part.cast::<u8>().as_ptr().addr() as u64,
@@ -22,14 +22,14 @@ impl Place {
         }
     }
 
-    pub fn encode(self) -> [u8; PLACE_BYTES] {
-        let mut bytes = [0; PLACE_BYTES];
+    pub fn encode(self) -> [u8; REGION_BYTES] {
+        let mut bytes = [0; REGION_BYTES];
         bytes[..8].copy_from_slice(&self.address.to_le_bytes());
         bytes[8..].copy_from_slice(&self.num_bytes.to_le_bytes());
         bytes
     }
 
-    pub fn decode(bytes: &[u8; PLACE_BYTES]) -> Self {
+    pub fn decode(bytes: &[u8; REGION_BYTES]) -> Self {
         let (address, num_bytes) = bytes.split_at(8);
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
         Self {
@@ -55,16 +55,16 @@ impl Canary {
     /// Encodes the canary's address and value, which the receiver compares.
     pub fn encode(&self) -> PathData {
         let mut data = PathData::default();
-        data[..8].copy_from_slice(&Place::of(self.memory()).address.to_le_bytes());
+        data[..8].copy_from_slice(&MemoryRegion::of(self.memory()).address.to_le_bytes());
         data[8..16].copy_from_slice(&self.0.to_le_bytes());
         data
     }
 
-    /// Decodes the place and the value of a sender's canary.
-    pub fn decode(data: &PathData) -> (Place, [u8; size_of::<u64>()]) {
+    /// Decodes the region and the value of a sender's canary.
+    pub fn decode(data: &PathData) -> (MemoryRegion, [u8; size_of::<u64>()]) {
         let [address, content] =
             [0, 8].map(|at| u64::from_le_bytes(data[at..at + 8].try_into().expect("8 bytes")));
         let num_bytes = size_of::<u64>() as u64;
-        (Place { address, num_bytes }, content.to_ne_bytes())
+        (MemoryRegion { address, num_bytes }, content.to_ne_bytes())
     }
 }
