@@ -73,7 +73,7 @@ pub use fleet::compute_choice::{ComputeCost, ComputePlace, ComputeSite};
 pub use fleet::peer::{PeerFacts, ReservationId};
 pub use fleet::peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};
 pub use fleet::placement::{
-    DecodeNode, Fleet, LoadReport, PeerPolicy, PeerStanding, Placement, PlacementConfig,
+    DecodeCandidate, Fleet, LoadReport, PeerPolicy, PeerStanding, Placement, PlacementConfig,
     PlacementRequest,
 };
 pub use id::{

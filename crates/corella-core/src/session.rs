@@ -71,7 +71,7 @@ pub use cache_store::{
 pub use config::{SessionConfig, SessionConfigError};
 pub use decode_end::{DecodeAction, DecodeEnd, DecodeEndStats};
 pub use export_book::{ExportBook, ExportTask, KeptEnd};
-pub use key::{Peer, SessionKey};
+pub use key::{NodeIncarnation, SessionKey};
 pub use load_config::LoadConfig;
 pub use load_pace::{BlockOffer, LoadPace};
 pub use message::{

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use corella_core::session::{
     BlockLoader, BlockOffer, LoadConfig, LoadEnd, LoadFailure, LoadKey, LoadPace, LoadRequest,
-    LoaderAction, Peer, RowPart, ToLoader, ToSource,
+    LoaderAction, NodeIncarnation, RowPart, ToLoader, ToSource,
 };
 use corella_core::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
@@ -160,7 +160,7 @@ impl LoaderNode {
         let begin = |state: &mut State, now_us: u64| {
             let hard_us = now_us.saturating_add(micros(hard));
             let request = LoadRequest {
-                source: Peer {
+                source: NodeIncarnation {
                     node: OTHER_END,
                     incarnation,
                 },

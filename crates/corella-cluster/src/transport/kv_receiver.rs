@@ -15,10 +15,10 @@ use super::incoming::{Incoming, LoadFailure, LoadStatus};
 use super::load_request::LoadRequest;
 use super::path::PathSet;
 use super::path_name::PathName;
-use super::peer_table::PeerTable;
 use super::receiver_config::ReceiverConfig;
 use super::receiver_connection::ReceiverConnection;
 use super::receiver_state::ReceiverState;
+use super::sender_table::SenderTable;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
 /// Why a load was not begun.
@@ -57,7 +57,7 @@ pub struct ReceiverStats {
 /// Loads rows from the senders of other nodes. All calls return at once.
 pub struct KvReceiver {
     state: Arc<ReceiverState>,
-    peers: PeerTable,
+    senders: SenderTable,
     pages: Arc<dyn KvPages>,
     threads: TransferThreads,
 }
@@ -80,7 +80,7 @@ impl KvReceiver {
             )
         };
         Self {
-            peers: PeerTable::new(config.max_peers, config.connections_per_peer),
+            senders: SenderTable::new(config.max_peers, config.connections_per_peer),
             state: Arc::new(ReceiverState::new(config, hello)),
             pages,
             threads: threads.clone(),
@@ -90,7 +90,7 @@ impl KvReceiver {
     /// Connects to a sender from which loads are expected, so that they need not wait for it. Repeated calls are cheap
     /// and restore lost connections.
     pub fn expect_loads(&self, address: &PeerAddress) {
-        let Some(peer) = self.peers.get(address) else {
+        let Some(peer) = self.senders.get(address) else {
             return;
         };
         for slot in peer.slots() {
@@ -113,7 +113,7 @@ impl KvReceiver {
 
     /// Connects to a node whose rows have the bits of this node's, and returns the incarnation that it greets with.
     pub async fn incarnation_of(&self, address: &PeerAddress) -> Result<Incarnation, LoadFailure> {
-        let Some(peer) = self.peers.get(address) else {
+        let Some(peer) = self.senders.get(address) else {
             let reason = LoadRejection::TooManyPeers.to_string();
             return Err(LoadFailure::Unreachable(reason));
         };
@@ -143,7 +143,7 @@ impl KvReceiver {
     /// them, and [`BlockClient`] is told. Returns false for a message that cannot be sent.
     pub fn send_blocks(&self, address: &PeerAddress, key: LoadKey, message: ToSource) -> bool {
         let bytes = block_message::encode(key, &BlockMessage::ToSource(message));
-        let (Some(bytes), Some(peer)) = (bytes, self.peers.get(address)) else {
+        let (Some(bytes), Some(peer)) = (bytes, self.senders.get(address)) else {
             return false;
         };
         let slot = peer.message_slot();
@@ -200,7 +200,7 @@ impl KvReceiver {
         if loads.len() >= self.state.config.max_loads {
             return Err(LoadRejection::Full);
         }
-        let peer = self.peers.get(&request.peer);
+        let peer = self.senders.get(&request.peer);
         let slot = peer.ok_or(LoadRejection::TooManyPeers)?.choose_slot();
         let load_id = self.state.next_load_id.fetch_add(1, Ordering::Relaxed);
         let load = Incoming::new(load_id, request, self.pages.clone(), &self.state.loads);
@@ -227,7 +227,7 @@ impl KvReceiver {
     pub fn stats(&self) -> ReceiverStats {
         ReceiverStats {
             num_loads: self.state.loads().len(),
-            num_peers: self.peers.num_peers(),
+            num_peers: self.senders.num_peers(),
             num_unknown_frames: self.state.num_unknown_frames.load(Ordering::Relaxed),
             num_corrupt_frames: self.state.num_corrupt_frames.load(Ordering::Relaxed),
         }

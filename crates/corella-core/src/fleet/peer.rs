@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 
 use crate::fleet::peer_table::{PeerRecord, PeerTableConfig};
 use crate::pace::smooth;
-use crate::{DecodeNode, LoadReport, NodeId, PeerStanding};
+use crate::{DecodeCandidate, LoadReport, NodeId, PeerStanding};
 
 /// A node's answer to the first message and to each probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,10 +88,10 @@ impl Peer {
         peer_id: NodeId,
         now_us: u64,
         config: &PeerTableConfig,
-    ) -> DecodeNode {
+    ) -> DecodeCandidate {
         let is_measured = self.bandwidth > 0 && !self.is_measurement_old(now_us, config);
         let reported_us = self.report.map_or(0, |(_, reported_us)| reported_us);
-        DecodeNode {
+        DecodeCandidate {
             peer_id,
             standing: self.standing(),
             page_size: self.page_size,

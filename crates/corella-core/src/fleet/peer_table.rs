@@ -9,7 +9,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::fleet::peer::{Peer, PeerFacts, ReservationId};
-use crate::{DecodeNode, LoadReport, NodeId, PeerStanding};
+use crate::{DecodeCandidate, LoadReport, NodeId, PeerStanding};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerTableConfig {
@@ -340,7 +340,7 @@ impl PeerTable {
     }
 
     /// All nodes as placement sees them, in the order in which they became known.
-    pub fn decode_nodes(&self, now_us: u64) -> Vec<DecodeNode> {
+    pub fn decode_nodes(&self, now_us: u64) -> Vec<DecodeCandidate> {
         { self.peers.iter() }
             .map(|(&peer_id, peer)| peer.decode_node(peer_id, now_us, &self.config))
             .collect()

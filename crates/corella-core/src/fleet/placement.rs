@@ -97,7 +97,7 @@ impl LoadReport {
 
 /// One decode node as this node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DecodeNode {
+pub struct DecodeCandidate {
     pub peer_id: NodeId,
     pub standing: PeerStanding,
     pub page_size: u32,
@@ -117,7 +117,7 @@ pub struct DecodeNode {
 #[derive(Clone, Copy, Debug)]
 pub struct Fleet<'a> {
     /// The order must not change from one call to the next.
-    pub nodes: &'a [DecodeNode],
+    pub nodes: &'a [DecodeCandidate],
     /// Whether this node may decode the request itself, and has room in its queue.
     pub falls_back: bool,
     pub kv_bytes_per_token: u64,
@@ -193,17 +193,17 @@ struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    fn report(&self, node: &DecodeNode) -> Option<LoadReport> {
+    fn report(&self, node: &DecodeCandidate) -> Option<LoadReport> {
         { node.report }.filter(|_| node.report_age_us <= self.config.max_report_age_us)
     }
 
-    fn num_free_pages(&self, node: &DecodeNode) -> Option<u32> {
+    fn num_free_pages(&self, node: &DecodeCandidate) -> Option<u32> {
         let report = self.report(node)?;
         Some({ report.num_free_pages }.saturating_sub(node.num_unreported_pages))
     }
 
     /// Whether a node has room and time. A node without a report may have them, and refuses the request if not.
-    fn fits(&self, node: &DecodeNode) -> bool {
+    fn fits(&self, node: &DecodeCandidate) -> bool {
         let has_room = self.num_free_pages(node).is_none_or(|num_free_pages| {
             u64::from(num_free_pages) >= self.request.num_pages(node.page_size)
         });
@@ -219,7 +219,7 @@ impl Choice<'_> {
 
     /// Whether sending the rows that the node lacks would take longer than computing them. A link of unknown speed is
     /// tried: only a transfer can tell how fast it is, and one transfer does.
-    fn is_far(&self, node: &DecodeNode) -> bool {
+    fn is_far(&self, node: &DecodeCandidate) -> bool {
         let Some(bandwidth) = node.bandwidth.filter(|_| self.fleet.prefill_us > 0) else {
             return false;
         };
@@ -228,21 +228,21 @@ impl Choice<'_> {
     }
 
     /// The number of rows that the node lacks.
-    fn num_rows(&self, node: &DecodeNode) -> u128 {
+    fn num_rows(&self, node: &DecodeCandidate) -> u128 {
         let num_prompt_tokens = self.request.num_prompt_tokens;
         num_prompt_tokens
             .saturating_sub(node.num_cached_rows)
             .into()
     }
 
-    fn transfer_us(&self, node: &DecodeNode, bandwidth: u64) -> u128 {
+    fn transfer_us(&self, node: &DecodeCandidate, bandwidth: u64) -> u128 {
         let num_bytes = self.num_rows(node) * u128::from(self.fleet.kv_bytes_per_token);
         num_bytes * 1_000_000 / u128::from(bandwidth.max(1))
     }
 
-    fn among(&self, mut nodes: Vec<&DecodeNode>, cursor: u64) -> Option<NodeId> {
+    fn among(&self, mut nodes: Vec<&DecodeCandidate>, cursor: u64) -> Option<NodeId> {
         // A new request would wait behind others.
-        let is_idle = |node: &&DecodeNode| {
+        let is_idle = |node: &&DecodeCandidate| {
             self.report(node)
                 .is_none_or(|report| report.num_waiting == 0)
         };
@@ -272,7 +272,7 @@ impl Choice<'_> {
 
     /// Draws in proportion to weights. Consecutive cursors give evenly spaced points (a Weyl sequence on the golden
     /// ratio), so that even a few requests are shared out as evenly as many.
-    fn draw(&self, nodes: &[&DecodeNode], cursor: u64) -> NodeId {
+    fn draw(&self, nodes: &[&DecodeCandidate], cursor: u64) -> NodeId {
         const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
         let fastest = nodes.iter().filter_map(|node| node.bandwidth).max();
         let weights: Vec<u64> = { nodes.iter() }
@@ -290,7 +290,7 @@ impl Choice<'_> {
         nodes[nodes.len() - 1].peer_id
     }
 
-    fn weight(&self, node: &DecodeNode, fastest: Option<u64>) -> u64 {
+    fn weight(&self, node: &DecodeCandidate, fastest: Option<u64>) -> u64 {
         let num_free_pages = u64::from(self.num_free_pages(node).unwrap_or(0));
         // A link without a measurement counts as fast. Otherwise it would never be measured.
         let weight = match (node.bandwidth, fastest) {

@@ -6,8 +6,8 @@ use alloc::collections::BTreeMap;
 use crate::fleet::block_source_map::BlockSourceMap;
 use crate::fleet::peer::ReservationId;
 use crate::fleet::peer_table::{PeerTable, PeerTableConfig};
-use crate::session::Peer;
-use crate::{DecodeNode, Incarnation, NodeId, PageHash, PlacementConfig, SessionId};
+use crate::session::NodeIncarnation;
+use crate::{DecodeCandidate, Incarnation, NodeId, PageHash, PlacementConfig, SessionId};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryConfig {
@@ -52,7 +52,7 @@ pub struct Directory {
 /// A node that probably has the beginning of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    pub peer: Peer,
+    pub peer: NodeIncarnation,
     pub num_rows: u32,
 }
 
@@ -73,7 +73,7 @@ impl Directory {
         let site = self.sent.find(hashes)?;
         let incarnation = Incarnation(self.peers.incarnation(site.node)?);
         Some(Holder {
-            peer: Peer {
+            peer: NodeIncarnation {
                 node: site.node,
                 incarnation,
             },
@@ -87,7 +87,7 @@ impl Directory {
         &mut self,
         session: SessionId,
         last: Option<PageHash>,
-        peer: Peer,
+        peer: NodeIncarnation,
         granted_as: Option<u64>,
     ) {
         if let Some(last) = last {
@@ -123,7 +123,7 @@ impl Directory {
         cursor
     }
 
-    pub(super) fn node(&self, node: NodeId, now_us: u64) -> Option<DecodeNode> {
+    pub(super) fn node(&self, node: NodeId, now_us: u64) -> Option<DecodeCandidate> {
         let mut nodes = self.peers.decode_nodes(now_us).into_iter();
         nodes.find(|known| known.peer_id == node)
     }

@@ -8,8 +8,8 @@ use crate::fleet::peer_table::{PeerChange, PeerTable};
 use crate::node::directory::{Directory, DirectoryConfig};
 use crate::node::route::{ComputeQuery, Fetching, Route, RouteQuery, StayReason};
 use crate::session::{
-    Hello, Peer, PrefillAction, PrefillEnd, SessionConfig, SessionConfigError, SessionKey,
-    Submission, SubmissionError, ToPrefill,
+    Hello, NodeIncarnation, PrefillAction, PrefillEnd, SessionConfig, SessionConfigError,
+    SessionKey, Submission, SubmissionError, ToPrefill,
 };
 use crate::stats::SchedulerStats;
 use crate::{AdmissionError, Namespace, NodeId, PageHash, SessionId, StoppingCriteria};
@@ -165,7 +165,7 @@ impl PrefillNode {
         if let ToPrefill::Allocated(allocated) = &message
             && let Some(node) = self.end.node_of(key)
         {
-            let peer = Peer {
+            let peer = NodeIncarnation {
                 node,
                 incarnation: key.decode_incarnation,
             };
@@ -186,7 +186,7 @@ impl PrefillNode {
         fetching: Fetching,
         here: &SchedulerStats,
         now_us: u64,
-    ) -> Option<Peer> {
+    ) -> Option<NodeIncarnation> {
         self.here = *here;
         let (node, request) = (self.end.node_of(key)?, self.end.request(key.session)?);
         let query = ComputeQuery {
@@ -200,7 +200,7 @@ impl PrefillNode {
         self.num_decisions[decision.place as usize] += 1;
         if decision.fetches {
             let incarnation = key.decode_incarnation;
-            return Some(Peer { node, incarnation });
+            return Some(NodeIncarnation { node, incarnation });
         }
         self.end.handle_decision(key, decision.place, now_us);
         None
@@ -313,7 +313,12 @@ impl PrefillNode {
     }
 
     /// Chooses another decode node for a session.
-    fn next_peer(&mut self, session: SessionId, tried: &[NodeId], now_us: u64) -> Option<Peer> {
+    fn next_peer(
+        &mut self,
+        session: SessionId,
+        tried: &[NodeId],
+        now_us: u64,
+    ) -> Option<NodeIncarnation> {
         let request = self.end.request(session)?;
         let (namespace, stopping) = (&request.namespace, &request.stopping);
         let query = RouteQuery {

@@ -5,9 +5,11 @@ use alloc::vec::Vec;
 use crate::fleet::compute_choice::{ComputeCost, ComputePlace, ComputeSite};
 use crate::fleet::placement::{Fleet, Placement, PlacementRequest};
 use crate::node::directory::{Directory, Holder};
-use crate::session::{LoadPace, Peer};
+use crate::session::{LoadPace, NodeIncarnation};
 use crate::stats::SchedulerStats;
-use crate::{DecodeNode, Incarnation, MissedObjective, NodeId, ObjectiveKind, PageHash, SessionId};
+use crate::{
+    DecodeCandidate, Incarnation, MissedObjective, NodeId, ObjectiveKind, PageHash, SessionId,
+};
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +17,10 @@ pub enum Route {
     /// This node computes and decodes it.
     Here(StayReason),
     /// `peer` decodes it. It may compute the rest of the prompt, too, and is asked first how much it has if `asks_first`.
-    Session { peer: Peer, asks_first: bool },
+    Session {
+        peer: NodeIncarnation,
+        asks_first: bool,
+    },
     /// The blocks that this node has are fetched first. Then the request takes another route.
     Fetch(Holder),
     /// It needs a decode node, and none has room.
@@ -171,7 +176,7 @@ impl Directory {
         holder: Option<Holder>,
         near: Option<NodeId>,
         now_us: u64,
-    ) -> Result<Peer, Route> {
+    ) -> Result<NodeIncarnation, Route> {
         let wanted = PlacementRequest {
             num_prompt_tokens: query.num_prompt_tokens,
             num_expected_output_tokens: query.num_expected_output_tokens,
@@ -188,7 +193,7 @@ impl Directory {
         {
             node.num_cached_rows = holder.num_rows;
         }
-        let place_as = |wanted: &PlacementRequest, nodes: &[DecodeNode], falls_back| {
+        let place_as = |wanted: &PlacementRequest, nodes: &[DecodeCandidate], falls_back| {
             let fleet = Fleet {
                 nodes,
                 falls_back,
@@ -197,7 +202,7 @@ impl Directory {
             };
             fleet.place(&self.config.placement, wanted, cursor, query.tried)
         };
-        let place = |nodes: &[DecodeNode], falls_back| place_as(&wanted, nodes, falls_back);
+        let place = |nodes: &[DecodeCandidate], falls_back| place_as(&wanted, nodes, falls_back);
         // The node that would be chosen if its pace did not matter.
         let too_slow = || {
             let max_us = query.max_tpot_us?;
@@ -242,7 +247,7 @@ impl Directory {
             return Err(Route::Refused);
         };
         self.reserve(query.session, node, num_pages);
-        Ok(Peer {
+        Ok(NodeIncarnation {
             node,
             incarnation: Incarnation(incarnation),
         })

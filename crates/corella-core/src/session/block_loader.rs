@@ -7,8 +7,8 @@ use alloc::collections::{BTreeMap, VecDeque};
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::landing::Landing;
 use crate::session::{
-    BlockPart, LoadBlocks, LoadConfig, LoadFailure, LoadKey, LoadPace, Peer, RowPart, ToLoader,
-    ToSource,
+    BlockPart, LoadBlocks, LoadConfig, LoadFailure, LoadKey, LoadPace, NodeIncarnation, RowPart,
+    ToLoader, ToSource,
 };
 use crate::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation, NodeId,
@@ -103,7 +103,7 @@ pub enum LoadEnd {
 /// Blocks to load, their source, and the time for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadRequest {
-    pub source: Peer,
+    pub source: NodeIncarnation,
     pub list: BlockList,
     /// The number of blocks that are here already.
     pub num_here: u32,

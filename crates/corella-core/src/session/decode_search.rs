@@ -8,7 +8,7 @@ use crate::session::message::Mismatch;
 use crate::session::prefill_end::PrefillAction;
 use crate::session::prefill_session::{Context, Link, PrefillSession, PromptWork, Remote};
 use crate::session::{
-    AbortReason, Allocate, Allocated, Hello, Peer, Refusal, SessionKey, ToDecode,
+    AbortReason, Allocate, Allocated, Hello, NodeIncarnation, Refusal, SessionKey, ToDecode,
 };
 use crate::{Incarnation, Namespace, NodeId};
 
@@ -19,7 +19,7 @@ impl PrefillSession {
         self.allocate_by_us = context.now_us.saturating_add(budget_us);
     }
 
-    pub(super) fn open(&mut self, peer: Peer, context: &mut Context<'_>) {
+    pub(super) fn open(&mut self, peer: NodeIncarnation, context: &mut Context<'_>) {
         let key = SessionKey {
             session: self.id,
             attempt: self.num_attempts,
@@ -81,7 +81,11 @@ impl PrefillSession {
         self.send(ToDecode::Allocate(Box::new(allocate)), context);
     }
 
-    pub(super) fn handle_placement(&mut self, peer: Option<Peer>, context: &mut Context<'_>) {
+    pub(super) fn handle_placement(
+        &mut self,
+        peer: Option<NodeIncarnation>,
+        context: &mut Context<'_>,
+    ) {
         if !matches!(self.remote, Remote::Placing) {
             return;
         }

@@ -15,9 +15,9 @@ pub struct SessionKey {
     pub decode_incarnation: Incarnation,
 }
 
-/// A decode node as placement names it.
+/// One start of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct NodeIncarnation {
     pub node: NodeId,
     pub incarnation: Incarnation,
 }

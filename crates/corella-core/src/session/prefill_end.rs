@@ -14,7 +14,8 @@ use crate::session::message::Mismatch;
 use crate::session::prefill_session::{Context, PrefillSession};
 use crate::session::tombstone::Tombstones;
 use crate::session::{
-    AbortReason, Hello, Peer, SessionConfig, SessionConfigError, SessionKey, ToDecode, ToPrefill,
+    AbortReason, Hello, NodeIncarnation, SessionConfig, SessionConfigError, SessionKey, ToDecode,
+    ToPrefill,
 };
 use crate::{
     AdmissionError, ComputePlace, FinishReason, Incarnation, KvFact, Namespace, NodeId, Request,
@@ -216,7 +217,7 @@ impl PrefillEnd {
     pub fn submit(
         &mut self,
         submission: Submission,
-        peer: Option<Peer>,
+        peer: Option<NodeIncarnation>,
         now_us: u64,
     ) -> Result<(), SubmissionError> {
         self.note_time(now_us);
@@ -250,7 +251,7 @@ impl PrefillEnd {
     }
 
     /// The answer to [`PrefillAction::TryNext`]; `None` when nobody is left to be asked.
-    pub fn handle_placement(&mut self, id: SessionId, peer: Option<Peer>, now_us: u64) {
+    pub fn handle_placement(&mut self, id: SessionId, peer: Option<NodeIncarnation>, now_us: u64) {
         self.note_time(now_us);
         self.with(id, |session, context| {
             session.handle_placement(peer, context);

@@ -10,8 +10,8 @@ use crate::session::export_book::ExportBook;
 use crate::session::heartbeat::Heartbeat;
 use crate::session::prefill_end::{ClientEvent, PrefillAction, SessionFinish, Submission};
 use crate::session::{
-    AbortReason, Finish, FirstToken, Hello, Peer, SessionConfig, SessionKey, ToDecode, ToPrefill,
-    Tokens,
+    AbortReason, Finish, FirstToken, Hello, NodeIncarnation, SessionConfig, SessionKey, ToDecode,
+    ToPrefill, Tokens,
 };
 use crate::{
     AdmissionError, ComputePlace, FinishReason, Incarnation, MissedObjective, NodeId, Request,
@@ -258,7 +258,7 @@ impl PrefillSession {
         deadlines.into_iter().flatten().min()
     }
 
-    pub fn begin(&mut self, peer: Option<Peer>, context: &mut Context<'_>) {
+    pub fn begin(&mut self, peer: Option<NodeIncarnation>, context: &mut Context<'_>) {
         self.begin_search(context);
         match peer {
             Some(peer) => self.open(peer, context),

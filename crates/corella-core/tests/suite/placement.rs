@@ -1,13 +1,13 @@
 //! Placement of requests: cases computed by hand, and invariants of any fleet.
 
 use corella_core::{
-    DecodeNode, Fleet, LoadReport, NodeId, PeerPolicy, PeerStanding, Placement, PlacementConfig,
-    PlacementRequest,
+    DecodeCandidate, Fleet, LoadReport, NodeId, PeerPolicy, PeerStanding, Placement,
+    PlacementConfig, PlacementRequest,
 };
 use proptest::prelude::*;
 
-fn node(id: u32, num_free_pages: u32) -> DecodeNode {
-    DecodeNode {
+fn node(id: u32, num_free_pages: u32) -> DecodeCandidate {
+    DecodeCandidate {
         peer_id: NodeId(id),
         standing: PeerStanding::Healthy,
         page_size: 16,
@@ -23,19 +23,19 @@ fn node(id: u32, num_free_pages: u32) -> DecodeNode {
     }
 }
 
-fn silent(id: u32) -> DecodeNode {
-    DecodeNode {
+fn silent(id: u32) -> DecodeCandidate {
+    DecodeCandidate {
         report: None,
         ..node(id, 0)
     }
 }
 
-fn waiting(mut node: DecodeNode, num_waiting: u32) -> DecodeNode {
+fn waiting(mut node: DecodeCandidate, num_waiting: u32) -> DecodeCandidate {
     node.report.as_mut().unwrap().num_waiting = num_waiting;
     node
 }
 
-fn fleet(nodes: &[DecodeNode]) -> Fleet<'_> {
+fn fleet(nodes: &[DecodeCandidate]) -> Fleet<'_> {
     Fleet {
         nodes,
         falls_back: true,
@@ -94,12 +94,12 @@ fn short_prompts_stay() {
 fn a_request_needs_room_for_prompt_and_output() {
     assert_eq!(place(&fleet(&[node(0, 8)]), 0), remote(0));
     assert_eq!(place(&fleet(&[node(0, 7)]), 0), Placement::Local);
-    let reserved = DecodeNode {
+    let reserved = DecodeCandidate {
         num_unreported_pages: 3,
         ..node(0, 10)
     };
     assert_eq!(place(&fleet(&[reserved]), 0), Placement::Local);
-    let bigger_pages = DecodeNode {
+    let bigger_pages = DecodeCandidate {
         page_size: 32,
         ..node(0, 4)
     };
@@ -124,7 +124,7 @@ fn only_healthy_nodes_are_chosen() {
         PeerStanding::Incompatible,
         PeerStanding::Draining,
     ] {
-        let other = DecodeNode {
+        let other = DecodeCandidate {
             standing,
             ..node(0, 1000)
         };
@@ -138,7 +138,7 @@ fn only_healthy_nodes_are_chosen() {
 #[test]
 fn what_is_quicker_to_compute_than_to_send_stays() {
     let at = |bandwidth, falls_back| {
-        let nodes = [DecodeNode {
+        let nodes = [DecodeCandidate {
             bandwidth: Some(bandwidth),
             ..node(0, 100)
         }];
@@ -154,11 +154,11 @@ fn what_is_quicker_to_compute_than_to_send_stays() {
     assert_eq!(at(999_000, false), remote(0));
 
     // The near node takes it, even when full.
-    let far = DecodeNode {
+    let far = DecodeCandidate {
         bandwidth: Some(100_000),
         ..node(0, 1000)
     };
-    let near = DecodeNode {
+    let near = DecodeCandidate {
         bandwidth: Some(2_000_000),
         ..node(1, 8)
     };
@@ -232,7 +232,7 @@ fn too_few_reports_mean_turns() {
     assert_eq!(shares(&config(), &fleet(&nodes), 10), [2; 5]);
     // Excluded nodes need not report.
     nodes[3].report_age_us = 0;
-    nodes[2] = DecodeNode {
+    nodes[2] = DecodeCandidate {
         standing: PeerStanding::Suspect,
         ..silent(2)
     };
@@ -243,7 +243,7 @@ fn too_few_reports_mean_turns() {
 
 #[test]
 fn prompts_go_to_the_group_for_their_length() {
-    let limited = |id, num_free_pages| DecodeNode {
+    let limited = |id, num_free_pages| DecodeCandidate {
         max_prompt_tokens: 100,
         ..node(id, num_free_pages)
     };
@@ -346,7 +346,7 @@ fn who_has_refused_is_not_chosen_again() {
     assert_eq!(placement, Placement::Full);
 }
 
-fn any_node() -> impl Strategy<Value = DecodeNode> {
+fn any_node() -> impl Strategy<Value = DecodeCandidate> {
     let standing = prop_oneof![
         4 => Just(PeerStanding::Healthy),
         1 => Just(PeerStanding::Suspect),
@@ -358,7 +358,7 @@ fn any_node() -> impl Strategy<Value = DecodeNode> {
     let bandwidth = prop::option::of(prop_oneof![0..3u64, 1..u64::MAX, 1_000_000..50_000_000u64]);
     let counts = (0..40u32, 0..6_000_000u64, 0..300u32, 0..64u32);
     (standing, report, limit, bandwidth, counts).prop_map(
-        |(standing, report, max_prompt_tokens, bandwidth, counts)| DecodeNode {
+        |(standing, report, max_prompt_tokens, bandwidth, counts)| DecodeCandidate {
             peer_id: NodeId(0),
             standing,
             page_size: counts.3,
@@ -377,7 +377,7 @@ fn any_node() -> impl Strategy<Value = DecodeNode> {
 }
 
 /// Follows the text of the rule, not the order of the code.
-fn may_take(node: &DecodeNode, request: &PlacementRequest, config: &PlacementConfig) -> bool {
+fn may_take(node: &DecodeCandidate, request: &PlacementRequest, config: &PlacementConfig) -> bool {
     let num_tokens = request.num_prompt_tokens + request.num_expected_output_tokens;
     let has_room = match node.report {
         Some(report) if node.report_age_us <= config.max_report_age_us => {
@@ -415,7 +415,7 @@ proptest! {
         let fleet = Fleet { nodes: &nodes, falls_back, kv_bytes_per_token: 1000, prefill_us };
         let request = PlacementRequest { num_prompt_tokens, num_expected_output_tokens, max_tpot_us: None };
         let refused: Vec<_> = (0..num_refused).map(NodeId).collect();
-        let is_candidate = |node: &DecodeNode| {
+        let is_candidate = |node: &DecodeCandidate| {
             may_take(node, &request, &config) && !refused.contains(&node.peer_id)
         };
         let placement = fleet.place(&config, &request, cursor, &refused);

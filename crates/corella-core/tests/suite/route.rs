@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use corella_core::session::{LoadPace, Peer};
+use corella_core::session::{LoadPace, NodeIncarnation};
 use corella_core::{
     BlockHasher, ComputePlace, ComputeQuery, ComputeSite, Directory, DirectoryConfig, Fetching,
     Holder, Incarnation, LoadReport, MissedObjective, Namespace, NodeId, ObjectiveKind, PageHash,
@@ -84,8 +84,8 @@ fn query(session: u128, hashes: &[PageHash]) -> RouteQuery<'_> {
     }
 }
 
-fn peer(node: u32) -> Peer {
-    Peer {
+fn peer(node: u32) -> NodeIncarnation {
+    NodeIncarnation {
         node: NodeId(node),
         incarnation: Incarnation(1),
     }
@@ -162,7 +162,7 @@ fn a_restarted_node_has_nothing_of_before() {
     assert_eq!(known.route(&always, 0), Route::Fetch(holder));
     answer(&mut known, 0, 2);
     let restarted = Route::Session {
-        peer: Peer {
+        peer: NodeIncarnation {
             node: NodeId(1),
             incarnation: Incarnation(2),
         },

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::session::{
-    BlockLoader, BlockPart, BlockSource, LoadConfig, LoadId, LoadKey, LoadRequest, Peer, RowPart,
+    BlockLoader, BlockPart, BlockSource, LoadConfig, LoadId, LoadKey, LoadRequest, NodeIncarnation,
+    RowPart,
 };
 use corella_core::{
     BlockHasher, BlockList, FetchGrant, FetchId, HoldId, Incarnation, Namespace, NodeId, PageId,
@@ -33,7 +34,7 @@ pub struct Exchange {
     /// When the engine comes to what it was last told of fetches.
     told_us: u64,
     /// Loads that have not ended, each with its source and the time by which it must.
-    pub(super) open: BTreeMap<LoadKey, (Peer, u64)>,
+    pub(super) open: BTreeMap<LoadKey, (NodeIncarnation, u64)>,
     /// Loads of others whose pages may belong to somebody else by now.
     pub(super) released: BTreeSet<LoadId>,
     /// Holds of others' loads, and the loads whose hold has ended too early.
@@ -52,7 +53,7 @@ pub fn first_incarnation(node: NodeId) -> Incarnation {
 
 /// Blocks that a node is to load.
 pub struct Wanted {
-    pub source: Peer,
+    pub source: NodeIncarnation,
     pub namespace: Namespace,
     /// A part of a block at the end is left out.
     pub tokens: Vec<TokenId>,
@@ -162,7 +163,7 @@ impl Exchange {
 
     /// A node has started as `new`: the connections to its earlier starts are lost.
     pub fn handle_restart(&mut self, node: NodeId, new: Incarnation, now_us: u64) {
-        let is_lost = |source: Peer| source.node == node && source.incarnation < new;
+        let is_lost = |source: NodeIncarnation| source.node == node && source.incarnation < new;
         let lost = self.open.iter().filter(|(_, (source, _))| is_lost(*source));
         for key in lost.map(|(&key, _)| key).collect::<Vec<_>>() {
             self.loader.handle_source_lost(key);

@@ -1,6 +1,6 @@
 //! One node of a fleet: an engine, and both ends of loads.
 
-use corella_core::session::Peer;
+use corella_core::session::NodeIncarnation;
 use corella_core::{Incarnation, NodeId, RequestOutput};
 
 use crate::blocks::exchange::{Exchange, Wanted};
@@ -32,7 +32,7 @@ impl Node {
 
     pub fn start_load(&mut self, plan: &LoadPlan, world: &mut World<'_>) {
         let wanted = Wanted {
-            source: Peer {
+            source: NodeIncarnation {
                 node: plan.from,
                 incarnation: world.registry[&plan.from],
             },

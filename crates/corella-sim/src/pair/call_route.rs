@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
-use corella_core::session::{LoadKey, Peer, SessionKey, Submission, SubmissionError, ToPrefill};
+use corella_core::session::{
+    LoadKey, NodeIncarnation, SessionKey, Submission, SubmissionError, ToPrefill,
+};
 use corella_core::{
     BlockList, CachedRows, Call, ComputePlace, Fetching, NodeId, PageHash, Request, Route,
     SessionId, StayReason,
 };
 
 use crate::blocks::exchange::Wanted;
-use crate::pair::prefill_node::{Behind, PrefillNode};
+use crate::pair::prefill_node::{Behind, SimulatedPrefillNode};
 use crate::pair::wire::{ConnectionId, Wire};
 use crate::pair::world::{Event, World};
 use crate::violation::Violation;
 
-impl PrefillNode {
+impl SimulatedPrefillNode {
     pub fn call(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
         let (call, fleet) = (&world.workload.calls[index], &world.workload.fleet);
         world.totals.num_requests += 1;
@@ -26,7 +28,7 @@ impl PrefillNode {
         };
         if let Some(node) = call.hint.filter(|_| call.deadline_us.is_none()) {
             let incarnation = world.registry[&node];
-            let source = Peer { node, incarnation };
+            let source = NodeIncarnation { node, incarnation };
             if let Some(load) = self.pull(source, &call.request, world) {
                 world.placement.num_hinted += 1;
                 self.pulling.insert(load, Behind::Hint(index, fetching));
@@ -75,7 +77,7 @@ impl PrefillNode {
             stays: (!planned.goes_remote).then_some(StayReason::PromptOutputs),
             fetching: fetching.filter(|_| planned.siblings.is_none()),
         };
-        let route = { &mut self.brain }.route(&call, &self.engine.stats(), world.now_us);
+        let route = { &mut self.machine }.route(&call, &self.engine.stats(), world.now_us);
         match route {
             Route::Fetch(holder) => {
                 let source = self.place_of(holder.peer);
@@ -107,7 +109,7 @@ impl PrefillNode {
             asks_first: false,
         };
         let was_cancelled = { planned.cancel_us }.is_some_and(|at_us| at_us <= world.now_us);
-        match { &mut self.brain }.submit(submission, hashes, route, world.now_us) {
+        match { &mut self.machine }.submit(submission, hashes, route, world.now_us) {
             Ok(()) => {
                 world.clients.submitted(session, index, world.now_us);
                 Ok(())
@@ -126,13 +128,18 @@ impl PrefillNode {
     }
 
     /// A peer by its place in the network.
-    fn place_of(&self, peer: Peer) -> Peer {
+    fn place_of(&self, peer: NodeIncarnation) -> NodeIncarnation {
         let node = self.peers.place(peer.node);
-        Peer { node, ..peer }
+        NodeIncarnation { node, ..peer }
     }
 
     /// Begins to load a prompt's blocks.
-    fn pull(&mut self, source: Peer, request: &Request, world: &mut World<'_>) -> Option<LoadKey> {
+    fn pull(
+        &mut self,
+        source: NodeIncarnation,
+        request: &Request,
+        world: &mut World<'_>,
+    ) -> Option<LoadKey> {
         let soft_us = world.now_us + world.random.pick(&[0, 1_000, 20_000, 200_000]);
         let wanted = Wanted {
             source,
@@ -162,7 +169,7 @@ impl PrefillNode {
         let decode_index = place.0 as usize - world.workload.num_prefill_nodes;
         let elapsed_ns = num_rows * world.links().row_us[decode_index] * 1000;
         let num_bytes = num_rows * world.workload.fleet.kv_bytes_per_token;
-        { &mut self.brain }.handle_transfer(node, num_bytes, elapsed_ns, world.now_us);
+        { &mut self.machine }.handle_transfer(node, num_bytes, elapsed_ns, world.now_us);
         world.placement.num_transfers += 1;
     }
 
@@ -183,7 +190,7 @@ impl PrefillNode {
         let fetching = self.fetching(world);
         let before = self.num_decisions();
         let source =
-            { &mut self.brain }.handle_looked_up(key, cached, fetching, &stats, world.now_us);
+            { &mut self.machine }.handle_looked_up(key, cached, fetching, &stats, world.now_us);
         let after = self.num_decisions();
         world.placement.num_decided_here += after[0] - before[0];
         world.placement.num_decided_there += after[1] - before[1];
@@ -195,12 +202,12 @@ impl PrefillNode {
                 world.placement.num_pulls += 1;
                 self.pulling.insert(load, Behind::Decision(key));
             }
-            None => self.brain.handle_fetch_begun(key, world.now_us),
+            None => self.machine.handle_fetch_begun(key, world.now_us),
         }
     }
 
     fn num_decisions(&self) -> [u64; 2] {
-        [ComputePlace::Here, ComputePlace::There].map(|place| self.brain.num_decisions(place))
+        [ComputePlace::Here, ComputePlace::There].map(|place| self.machine.num_decisions(place))
     }
 
     /// Carries out the actions of loads, and goes on behind those that have begun or ended. Returns whether there was any.
@@ -218,14 +225,14 @@ impl PrefillNode {
         match behind {
             Behind::Call(index) => self.route_call(index, None, world)?,
             Behind::Hint(index, fetching) => self.route_call(index, Some(fetching), world)?,
-            Behind::Decision(key) => self.brain.handle_fetch_begun(key, world.now_us),
+            Behind::Decision(key) => self.machine.handle_fetch_begun(key, world.now_us),
         }
         Ok(true)
     }
 
     pub(super) fn probe(&mut self, world: &mut World<'_>) {
         let now_us = world.now_us;
-        while let Some((peer, node)) = { &mut self.peers }.poll_probe(&mut self.brain, now_us) {
+        while let Some((peer, node)) = { &mut self.peers }.poll_probe(&mut self.machine, now_us) {
             world.placement.num_probes += 1;
             let by = (self.id, self.incarnation);
             let at_us = now_us + world.latency_us();

@@ -24,7 +24,7 @@ use crate::violation::Violation;
 /// The hash of no sequence.
 const NOT_LANDED: u64 = u64::MAX;
 
-pub struct DecodeNode {
+pub struct SimulatedDecodeNode {
     pub id: NodeId,
     pub incarnation: Incarnation,
     pub engine: Engine,
@@ -64,7 +64,7 @@ struct GroupLoad {
     rows: Vec<(u32, Row)>,
 }
 
-impl DecodeNode {
+impl SimulatedDecodeNode {
     pub fn new(id: NodeId, incarnation: Incarnation, world: &mut World<'_>) -> Self {
         let workload = world.workload;
         let plan = &workload.nodes[id.0 as usize];

@@ -4,11 +4,11 @@ use corella_core::{Incarnation, NodeId};
 
 use crate::blocks::block_net::Surroundings;
 use crate::blocks::exchange::{Exchange, first_incarnation};
-use crate::pair::decode_node::DecodeNode;
+use crate::pair::decode_node::SimulatedDecodeNode;
 use crate::pair::engine::Engine;
 use crate::pair::pair_totals::PairTotals;
 use crate::pair::pair_workload::{FaultKind, PairWorkload};
-use crate::pair::prefill_node::PrefillNode;
+use crate::pair::prefill_node::SimulatedPrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
 use crate::standstill::Standstill;
@@ -27,8 +27,8 @@ pub(super) struct Fleet<'a> {
 }
 
 pub(super) enum Node {
-    Prefill(Box<PrefillNode>),
-    Decode(Box<DecodeNode>),
+    Prefill(Box<SimulatedPrefillNode>),
+    Decode(Box<SimulatedDecodeNode>),
 }
 
 impl Node {
@@ -219,8 +219,8 @@ impl<'a> Fleet<'a> {
         world.network.incarnations.insert(id, incarnation);
         let is_prefill = (id.0 as usize) < world.workload.num_prefill_nodes;
         let node = match is_prefill {
-            true => Node::Prefill(Box::new(PrefillNode::new(id, incarnation, world))),
-            false => Node::Decode(Box::new(DecodeNode::new(id, incarnation, world))),
+            true => Node::Prefill(Box::new(SimulatedPrefillNode::new(id, incarnation, world))),
+            false => Node::Decode(Box::new(SimulatedDecodeNode::new(id, incarnation, world))),
         };
         self.nodes[id.0 as usize] = Some(node);
         if let Some(delay_us) = world.workload.registry_delay_us {

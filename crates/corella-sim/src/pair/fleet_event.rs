@@ -1,13 +1,13 @@
 //! What happens in a fleet besides its sessions: the registry lists nodes, nodes are probed, and blocks are loaded.
 
-use corella_core::session::Peer;
+use corella_core::session::NodeIncarnation;
 use corella_core::{Incarnation, NodeId, PeerRecord};
 
 use crate::blocks::block_net::{BlockEvent, Surroundings};
 use crate::blocks::exchange::Wanted;
 use crate::pair::fleet::{Fleet, Node};
 use crate::pair::fleet_plan::Answer;
-use crate::pair::peers::Peers;
+use crate::pair::peers::SimulatedPeers;
 use crate::pair::world::Event;
 use crate::violation::Violation;
 
@@ -26,7 +26,7 @@ impl Fleet<'_> {
         }
         let knows_starts = world.workload.registry_delay_us.is_some();
         let records = world.workload.decode_nodes().map(|node| PeerRecord {
-            instance_id: Peers::instance(node),
+            instance_id: SimulatedPeers::instance(node),
             incarnation: knows_starts.then(|| world.registry[&node].0),
             // A registry of addresses does not know it.
             max_prompt_tokens: { world.workload.nodes[node.0 as usize].max_prompt_tokens }
@@ -47,7 +47,7 @@ impl Fleet<'_> {
             };
             let listed = (!is_out).then_some(listed);
             if let Some(Node::Prefill(node)) = &mut self.nodes[index] {
-                { &mut node.peers }.handle_list(&mut node.brain, listed, now_us);
+                { &mut node.peers }.handle_list(&mut node.machine, listed, now_us);
                 node.settle(world)?;
             }
         }
@@ -65,7 +65,7 @@ impl Fleet<'_> {
             let Some(Node::Prefill(node)) = node else {
                 continue;
             };
-            while let Some((peer, place)) = { &mut node.peers }.poll_probe(&mut node.brain, 0) {
+            while let Some((peer, place)) = { &mut node.peers }.poll_probe(&mut node.machine, 0) {
                 let there = &decode[place.0 as usize - world.workload.num_prefill_nodes];
                 if let Some(Node::Decode(there)) = there {
                     let answer = Answer {
@@ -73,7 +73,7 @@ impl Fleet<'_> {
                         is_compatible: true,
                         ..there.answer(world)
                     };
-                    { &mut node.peers }.handle_answer(&mut node.brain, peer, Some(answer), 0);
+                    { &mut node.peers }.handle_answer(&mut node.machine, peer, Some(answer), 0);
                 }
             }
         }
@@ -124,7 +124,7 @@ impl Fleet<'_> {
         {
             world.placement.num_silent_probes += u64::from(answer.is_none());
             let (answer, now_us) = (answer.map(|answer| *answer), world.now_us);
-            { &mut prefill.peers }.handle_answer(&mut prefill.brain, peer, answer, now_us);
+            { &mut prefill.peers }.handle_answer(&mut prefill.machine, peer, answer, now_us);
             prefill.settle(world)?;
         }
         Ok(())
@@ -136,7 +136,7 @@ impl Fleet<'_> {
         let pull = &world.workload.fleet.pulls[index];
         let request = &world.workload.calls[pull.call].request;
         let wanted = Wanted {
-            source: Peer {
+            source: NodeIncarnation {
                 node: pull.from,
                 incarnation: world.registry[&pull.from],
             },

@@ -7,13 +7,13 @@ use corella_core::{NodeId, PeerChange, PeerFacts, PeerRecord, PrefillNode};
 use crate::pair::fleet_plan::Answer;
 
 /// The network numbers nodes from 0. A directory numbers incarnations as it meets them.
-pub struct Peers {
+pub struct SimulatedPeers {
     until_us: u64,
     /// The network's number of each peer, also of those that have left: late messages name them.
     places: BTreeMap<NodeId, NodeId>,
 }
 
-impl Peers {
+impl SimulatedPeers {
     /// Nodes are probed until `until_us`.
     pub fn new(until_us: u64) -> Self {
         Self {

@@ -9,25 +9,25 @@ use corella_core::session::{
     ToDecode, ToPrefill,
 };
 use corella_core::{
-    DirectoryConfig, Fetching, Incarnation, KvFact, NodeId, PrefillNode as Brain, RequestId,
-    SessionId, StepId,
+    DirectoryConfig, Fetching, Incarnation, KvFact, NodeId, PrefillNode, RequestId, SessionId,
+    StepId,
 };
 
 use crate::blocks::exchange::Exchange;
 use crate::pair::engine::{Engine, PlannedStep};
 use crate::pair::lease_watch::LeaseWatch;
-use crate::pair::peers::Peers;
+use crate::pair::peers::SimulatedPeers;
 use crate::pair::row_sender::{Load, Offer, Sender};
 use crate::pair::session_watch::PREFILL;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
 use crate::violation::Violation;
 
-pub struct PrefillNode {
+pub struct SimulatedPrefillNode {
     pub id: NodeId,
     pub incarnation: Incarnation,
     pub engine: Engine,
-    pub brain: Brain,
+    pub machine: PrefillNode,
     pub(super) store: CacheStore<Rc<RefCell<Offer>>, Load>,
     pub(super) num_layers: u32,
     num_requests: u64,
@@ -37,7 +37,7 @@ pub struct PrefillNode {
     pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
     pub exchange: Exchange,
-    pub peers: Peers,
+    pub peers: SimulatedPeers,
     /// The peer of each attempt.
     pub(super) asked: BTreeMap<SessionKey, NodeId>,
     /// Goes on when a load has begun or ended.
@@ -58,7 +58,7 @@ pub enum Behind {
     Decision(SessionKey),
 }
 
-impl PrefillNode {
+impl SimulatedPrefillNode {
     pub fn new(id: NodeId, incarnation: Incarnation, world: &mut World<'_>) -> Self {
         let workload = world.workload;
         let plan = &workload.nodes[id.0 as usize];
@@ -87,7 +87,8 @@ impl PrefillNode {
                 tombstone_us: sessions.tombstone_us,
                 max_tombstones: sessions.max_tombstones as usize,
             }),
-            brain: Brain::new(sessions, directory, hello).expect("workloads have valid times"),
+            machine: PrefillNode::new(sessions, directory, hello)
+                .expect("workloads have valid times"),
             num_layers: workload.num_layers,
             num_requests: 0,
             runs: BTreeMap::new(),
@@ -95,7 +96,7 @@ impl PrefillNode {
             senders: BTreeMap::new(),
             wake_us: None,
             exchange: Exchange::new(id, incarnation, world),
-            peers: Peers::new(workload.lists_until_us()),
+            peers: SimulatedPeers::new(workload.lists_until_us()),
             asked: BTreeMap::new(),
             pulling: BTreeMap::new(),
             undecided: BTreeMap::new(),
@@ -107,8 +108,8 @@ impl PrefillNode {
         let session = SessionId(index as u128);
         let is_waiting = world.clients.is_waiting(session);
         world.clients.cancelled(session);
-        let is_cancelled = self.brain.cancel(session, world.now_us);
-        let again = self.brain.cancel(session, world.now_us);
+        let is_cancelled = self.machine.cancel(session, world.now_us);
+        let again = self.machine.cancel(session, world.now_us);
         if is_cancelled == is_waiting && !again {
             return Ok(());
         }
@@ -134,7 +135,7 @@ impl PrefillNode {
                 world.totals.num_aborts += u64::from(matches!(message, ToPrefill::Abort(_)));
                 let may_end = matches!(message, ToPrefill::Tokens(_) | ToPrefill::Finish(_));
                 let was_waiting = world.clients.is_waiting(key.session);
-                self.brain.handle_message(key, message, now_us);
+                self.machine.handle_message(key, message, now_us);
                 self.settle(world)?;
                 let has_ended = was_waiting && !world.clients.is_waiting(key.session);
                 world.totals.num_completed_remotely += u64::from(may_end && has_ended);
@@ -144,7 +145,7 @@ impl PrefillNode {
                 deadline_us,
             } => self.handle_load(id, first_row, deadline_us, world),
             Packet::Closed if id.wire == Wire::Control => {
-                self.brain.sessions().handle_stream_closed(key, now_us);
+                self.machine.sessions().handle_stream_closed(key, now_us);
             }
             Packet::Closed => self.handle_load_closed(key, world),
             Packet::ToDecode(_) | Packet::Rows { .. } | Packet::State(_) => {
@@ -163,7 +164,7 @@ impl PrefillNode {
                     return Ok(());
                 }
                 self.wake_us = None;
-                self.brain.handle_timeout(now_us);
+                self.machine.handle_timeout(now_us);
                 self.time_out_loads(world)?;
                 self.exchange.handle_timeout(now_us);
                 self.probe(world);
@@ -171,7 +172,7 @@ impl PrefillNode {
             LocalEvent::StepReturns => self.engine.return_step(),
             LocalEvent::LayerDone { step, layer } => {
                 self.engine.handle_layer_done(step);
-                self.brain.sessions().handle_layer_done(step, layer);
+                self.machine.sessions().handle_layer_done(step, layer);
             }
             LocalEvent::Read(key) => self.read(key, world)?,
             LocalEvent::Stopped(key) => self.handle_stopped(key, world),
@@ -186,7 +187,7 @@ impl PrefillNode {
     /// Carries out the actions of the machines until none is left.
     pub fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
         loop {
-            if let Some(action) = self.brain.poll_action() {
+            if let Some(action) = self.machine.poll_action() {
                 self.act(action, world)?;
             } else if let Some(fact) = self.engine.poll_kv_fact() {
                 self.handle_fact(fact, world)?;
@@ -195,7 +196,7 @@ impl PrefillNode {
                     let (session, _) = self.runs[&output.request];
                     world.clients.failed(session);
                 }
-                self.brain
+                self.machine
                     .sessions()
                     .handle_local_output(output, world.now_us);
             } else if let Some(step) = self.engine.try_step(world.now_us, &mut world.random) {
@@ -221,7 +222,7 @@ impl PrefillNode {
         }
         let verdict = self.leases.check(world.now_us);
         verdict.map_err(|what| world.violation("held pages have a lease", what))?;
-        self.brain.check_invariants();
+        self.machine.check_invariants();
         self.store.check_invariants();
         self.engine.scheduler().check_invariants();
         self.plan_wake(world);
@@ -232,7 +233,7 @@ impl PrefillNode {
     pub fn leftovers(&mut self) -> String {
         // Tombstones go by themselves.
         let store = self.store.stats(u64::MAX);
-        let (end, engine) = (self.brain.sessions().stats(), self.engine.stats());
+        let (end, engine) = (self.machine.sessions().stats(), self.engine.stats());
         let is_clean = end == Default::default()
             && store == Default::default()
             && engine.num_in_use_pages + engine.num_held_pages == 0
@@ -250,8 +251,8 @@ impl PrefillNode {
 
     /// Reservations that were left behind when all sessions had ended.
     fn placed(&mut self) -> String {
-        let num_reservations = self.brain.directory().num_reservations();
-        let nodes = self.brain.peers().decode_nodes(0);
+        let num_reservations = self.machine.directory().num_reservations();
+        let nodes = self.machine.peers().decode_nodes(0);
         let num_pages: u32 = nodes.iter().map(|node| node.num_unreported_pages).sum();
         match num_pages == 0 && num_reservations == 0 {
             true => String::new(),
@@ -339,12 +340,12 @@ impl PrefillNode {
                     Ok(()) => {
                         self.runs.insert(id, (session, run));
                         world.clients.accepted(session);
-                        self.brain
+                        self.machine
                             .sessions()
                             .handle_submitted(session, run, id, now_us);
                     }
                     Err(error) => self
-                        .brain
+                        .machine
                         .sessions()
                         .handle_local_refused(session, run, error, now_us),
                 }
@@ -447,7 +448,7 @@ impl PrefillNode {
                 self.check_lease(request, world)?;
             }
         }
-        self.brain.sessions().handle_kv_fact(&fact, world.now_us);
+        self.machine.sessions().handle_kv_fact(&fact, world.now_us);
         Ok(())
     }
 
@@ -516,10 +517,10 @@ impl PrefillNode {
 
     fn plan_wake(&mut self, world: &mut World<'_>) {
         let deadlines = [
-            self.brain.poll_timeout(),
+            self.machine.poll_timeout(),
             self.store.poll_timeout(),
             self.exchange.poll_timeout(),
-            self.peers.next_probe_us(&self.brain),
+            self.peers.next_probe_us(&self.machine),
             // Past deadlines wait for the step that holds the scheduler up.
             self.engine
                 .scheduler()

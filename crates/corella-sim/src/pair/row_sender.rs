@@ -8,7 +8,7 @@ use corella_core::session::{Loaded, OfferEnd, SessionKey};
 use corella_core::{PageTable, SessionId, SnapshotId};
 
 use crate::executor::{Row, root_row, rows_of};
-use crate::pair::prefill_node::PrefillNode;
+use crate::pair::prefill_node::SimulatedPrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{LocalEvent, World};
 use crate::violation::Violation;
@@ -80,7 +80,7 @@ impl Sender {
     }
 }
 
-impl PrefillNode {
+impl SimulatedPrefillNode {
     pub fn offer(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
         let now_us = world.now_us;
         let call = &world.workload.calls[key.session.0 as usize];
@@ -97,7 +97,7 @@ impl PrefillNode {
         let stored = self.store.store(key, offer.clone(), now_us);
         world.sessions.unsubscribed(key);
         let Ok(waiting) = stored else {
-            return self.brain.sessions().handle_load_failed(key, now_us);
+            return self.machine.sessions().handle_load_failed(key, now_us);
         };
         if let Some(load) = waiting {
             self.serve(key, offer, load, world);
@@ -207,7 +207,7 @@ impl PrefillNode {
             },
         );
         self.push(world.now_us + transfer_us, LocalEvent::Read(key), world);
-        self.brain
+        self.machine
             .sessions()
             .handle_load_progress(key, world.now_us);
         Ok(())
@@ -236,7 +236,7 @@ impl PrefillNode {
         let wire = Wire::Data;
         let id = ConnectionId { key, wire };
         world.send(id, Direction::ToDecode, Packet::State(found));
-        self.brain
+        self.machine
             .sessions()
             .handle_load_progress(key, world.now_us);
         Ok(())
@@ -286,10 +286,12 @@ impl PrefillNode {
         self.store.cancel(key, |_| true);
         match self.senders.remove(&key) {
             Some(sender) if sender.is_stopping => {
-                self.brain.sessions().handle_deleted(key, world.now_us)
+                self.machine.sessions().handle_deleted(key, world.now_us)
             }
             Some(sender) if !sender.has_sent_all() => {
-                self.brain.sessions().handle_load_failed(key, world.now_us);
+                self.machine
+                    .sessions()
+                    .handle_load_failed(key, world.now_us);
             }
             _ => {}
         }
@@ -308,7 +310,7 @@ impl PrefillNode {
                 let at_us = world.now_us + world.stop_us();
                 self.push(at_us, LocalEvent::Stopped(key), world);
             }
-            None => self.brain.sessions().handle_deleted(key, world.now_us),
+            None => self.machine.sessions().handle_deleted(key, world.now_us),
         }
     }
 
@@ -333,7 +335,7 @@ impl PrefillNode {
         if self.senders.remove(&key).is_some() {
             let wire = Wire::Data;
             world.close(ConnectionId { key, wire }, Direction::ToDecode);
-            self.brain.sessions().handle_deleted(key, world.now_us);
+            self.machine.sessions().handle_deleted(key, world.now_us);
         }
     }
 }

@@ -3,7 +3,7 @@
 use corella_cluster::NodeRecord;
 use corella_cluster::node::{DecodeRole, PrefillRole, RunningRole, standing_name};
 use corella_cluster::session::PrefillNode;
-use corella_core::DecodeNode;
+use corella_core::DecodeCandidate;
 use corella_server::{ClusterStatus, MAX_NODES, NodeStatus, RoleStatus};
 
 /// `None` for a node that other nodes cannot reach.
@@ -60,7 +60,7 @@ fn nodes_of(node: &PrefillNode) -> (usize, Vec<NodeStatus>) {
     (known.len(), nodes.collect())
 }
 
-fn node_status(record: &NodeRecord, known: Option<&DecodeNode>) -> NodeStatus {
+fn node_status(record: &NodeRecord, known: Option<&DecodeCandidate>) -> NodeStatus {
     let report = known.and_then(|node| node.report);
     NodeStatus {
         id: record.instance_id.clone(),

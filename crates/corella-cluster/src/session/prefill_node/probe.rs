@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_core::session::{Hello, Mismatch};
-use corella_core::{DecodeNode, LoadReport, NodeId, PeerFacts, PeerStanding, PeerTable};
+use corella_core::{DecodeCandidate, LoadReport, NodeId, PeerFacts, PeerStanding, PeerTable};
 use corella_engine::rare_line;
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
@@ -162,7 +162,7 @@ impl Node {
     /// Tells the operator why a client gets 503 although this node could answer.
     pub(super) fn warn_of_refusal(&self, state: &mut State) {
         let nodes = state.node.peers().decode_nodes(self.clock().now_us());
-        let is_healthy = |node: &&DecodeNode| node.standing == PeerStanding::Healthy;
+        let is_healthy = |node: &&DecodeCandidate| node.standing == PeerStanding::Healthy;
         rare_line!(
             warn,
             num_nodes = nodes.len(),

@@ -1,8 +1,8 @@
 //! Two compatible nodes, and a request that they serve together.
 
 use corella_core::session::{
-    Allocate, FirstToken, Hello, KvShape, Peer, SessionConfig, SessionKey, Submission, ToPrefill,
-    Tokens,
+    Allocate, FirstToken, Hello, KvShape, NodeIncarnation, SessionConfig, SessionKey, Submission,
+    ToPrefill, Tokens,
 };
 use corella_core::{
     FinishReason, Incarnation, NodeId, Request, RequestId, RequestOutput, Sample, SamplingParams,
@@ -43,8 +43,8 @@ pub fn hello(incarnation: u64) -> Hello {
     }
 }
 
-pub fn peer(node: u32, incarnation: u64) -> Peer {
-    Peer {
+pub fn peer(node: u32, incarnation: u64) -> NodeIncarnation {
+    NodeIncarnation {
         node: NodeId(node),
         incarnation: Incarnation(incarnation),
     }

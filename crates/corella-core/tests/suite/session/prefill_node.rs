@@ -1,7 +1,8 @@
 //! A prefill node's sessions and its directory together.
 
 use corella_core::session::{
-    Allocated, Peer, PrefillAction, Refusal, SessionKey, SubmissionError, ToDecode, ToPrefill,
+    Allocated, NodeIncarnation, PrefillAction, Refusal, SessionKey, SubmissionError, ToDecode,
+    ToPrefill,
 };
 use corella_core::{
     AdmissionError, BlockHasher, CachedRows, Call, DirectoryConfig, Fetching, LoadReport,
@@ -137,7 +138,7 @@ fn looked_up(
     node: &mut PrefillNode,
     key: SessionKey,
     [num_here, num_there]: [u32; 2],
-) -> Option<Peer> {
+) -> Option<NodeIncarnation> {
     let cached = CachedRows {
         num_here,
         num_there,
@@ -319,7 +320,7 @@ fn what_a_prompt_that_stays_lacks_is_fetched_before_it_is_computed() {
     };
     node.peers().handle_report(NodeId(0), report, 2);
     let asked = looked_up(&mut node, key, [0, 8]);
-    let source = Peer {
+    let source = NodeIncarnation {
         node: NodeId(0),
         incarnation: key.decode_incarnation,
     };

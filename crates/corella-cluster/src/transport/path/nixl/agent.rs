@@ -31,7 +31,7 @@ pub struct NixlAgent {
     functions: Arc<Functions>,
     agent: NonNull<Agent>,
     incarnation: u64,
-    peers: Mutex<HashMap<u64, Peer>>,
+    peers: Mutex<HashMap<u64, KnownPeer>>,
     num_unfinished: AtomicUsize,
     /// Pages that others may read. They stay as long as the agent, because a read may come late.
     offered: Mutex<Vec<Arc<dyn KvPages>>>,
@@ -39,7 +39,7 @@ pub struct NixlAgent {
 }
 
 /// A life of a peer that NIXL knows.
-struct Peer {
+struct KnownPeer {
     /// Number of handles to it. NIXL forgets it with the last one.
     num_users: usize,
     state: Arc<PeerState>,
@@ -195,7 +195,7 @@ impl NixlAgent {
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, HashMap<u64, Peer>> {
+    fn peers(&self) -> MutexGuard<'_, HashMap<u64, KnownPeer>> {
         lock(&self.peers)
     }
 
@@ -213,7 +213,7 @@ impl NixlAgent {
         if !peers.contains_key(&incarnation) {
             self.load(&name, metadata)?;
         }
-        let peer = peers.entry(incarnation).or_insert_with(|| Peer {
+        let peer = peers.entry(incarnation).or_insert_with(|| KnownPeer {
             num_users: 0,
             state: Arc::default(),
         });

@@ -1,8 +1,8 @@
 //! The node that loads blocks.
 
 use corella_core::session::{
-    BlockLoader, LoadBlocks, LoadEnd, LoadFailure, LoadRequest, LoaderAction, Peer, ToLoader,
-    ToSource,
+    BlockLoader, LoadBlocks, LoadEnd, LoadFailure, LoadRequest, LoaderAction, NodeIncarnation,
+    ToLoader, ToSource,
 };
 use corella_core::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, Incarnation, PageId, PageTable,
@@ -22,7 +22,7 @@ pub fn sent(message: ToSource) -> LoaderAction {
 /// A request of a node that has the first block.
 pub fn load_request(list: BlockList) -> LoadRequest {
     LoadRequest {
-        source: Peer {
+        source: NodeIncarnation {
             node: SOURCE,
             incarnation: Incarnation(7),
         },

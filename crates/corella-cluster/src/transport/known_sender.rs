@@ -29,7 +29,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 const MESSAGE_SLOT: usize = 0;
 
 /// A peer's connections are made when the sender becomes known or is needed, and kept between loads.
-pub struct Peer {
+pub struct KnownSender {
     address: PeerAddress,
     first_index: usize,
     slots: Box<[Slot]>,
@@ -52,7 +52,7 @@ struct Attempt {
     failure: Option<(Instant, LoadFailure)>,
 }
 
-impl Drop for Peer {
+impl Drop for KnownSender {
     /// The peer has no loads left, so open connections are of no more use.
     fn drop(&mut self) {
         for slot in &mut self.slots {
@@ -65,7 +65,7 @@ impl Drop for Peer {
 
 /// A load's share of a connection.
 pub struct SlotGuard {
-    peer: Arc<Peer>,
+    peer: Arc<KnownSender>,
     index: usize,
 }
 
@@ -76,7 +76,7 @@ impl Drop for SlotGuard {
     }
 }
 
-impl Peer {
+impl KnownSender {
     pub fn new(address: PeerAddress, first_index: usize, num_connections: usize) -> Self {
         Self {
             address,
@@ -309,8 +309,8 @@ impl SlotGuard {
                 // The wait also ends when the receiver is dropped.
                 _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
             }
-            // There may never be another load from this peer. Without this, a socket would stay
-            // open for each peer that has gone.
+            // There may never be another load from this peer. Without this, a socket would stay open for each peer that
+            // has gone.
             if let Some(peer) = peer.upgrade() {
                 let slot = peer.take_slot(index);
                 let mut attempt = peer.slots[index].connection.lock().await;

@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::PeerAddress;
-use super::peer::Peer;
+use super::known_sender::KnownSender;
 
-pub struct PeerTable {
+pub struct SenderTable {
     max_peers: usize,
     connections_per_peer: usize,
-    peers: Mutex<HashMap<PeerAddress, Arc<Peer>>>,
+    peers: Mutex<HashMap<PeerAddress, Arc<KnownSender>>>,
 }
 
-impl PeerTable {
+impl SenderTable {
     pub fn new(max_peers: usize, connections_per_peer: usize) -> Self {
         Self {
             max_peers,
@@ -21,7 +21,7 @@ impl PeerTable {
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, HashMap<PeerAddress, Arc<Peer>>> {
+    fn peers(&self) -> MutexGuard<'_, HashMap<PeerAddress, Arc<KnownSender>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -30,7 +30,7 @@ impl PeerTable {
     }
 
     /// Forgets peers without loads to make room. Returns `None` if the table stays full.
-    pub fn get(&self, address: &PeerAddress) -> Option<Arc<Peer>> {
+    pub fn get(&self, address: &PeerAddress) -> Option<Arc<KnownSender>> {
         let mut peers = self.peers();
         if !peers.contains_key(address) && peers.len() >= self.max_peers {
             peers.retain(|_, peer| !peer.is_idle());
@@ -40,7 +40,13 @@ impl PeerTable {
         }
         let num_connections = self.connections_per_peer;
         let first_index = peers.len() * num_connections;
-        let make = || Arc::new(Peer::new(address.clone(), first_index, num_connections));
+        let make = || {
+            Arc::new(KnownSender::new(
+                address.clone(),
+                first_index,
+                num_connections,
+            ))
+        };
         Some(peers.entry(address.clone()).or_insert_with(make).clone())
     }
 }
