@@ -19,25 +19,25 @@ pub struct Exporter {
 /// The outcome of a task, for the owner of the books.
 pub enum Exported {
     Nothing,
-    /// An offer is open; the receiver follows its status.
-    Stored(SessionKey, watch::Receiver<SendStatus>),
-    /// The sender refused an offer.
-    NotStored(SessionKey),
-    /// The rows of an offer are no longer read.
+    /// An export is open; the receiver follows its status.
+    Opened(SessionKey, watch::Receiver<SendStatus>),
+    /// The sender refused an export.
+    NotExported(SessionKey),
+    /// The rows of an export are no longer read.
     Deleted(SessionKey),
 }
 
 impl Exporter {
     pub fn carry_out(&self, task: ExportTask) -> Exported {
         match task {
-            ExportTask::Store { key, num_rows, .. } => {
+            ExportTask::Open { key, num_rows, .. } => {
                 // SAFETY: exported rows stay unchanged until the engine is told to release the hold. The books order
                 // that after `Delete`.
-                return match unsafe { self.sender.store(key, num_rows) } {
-                    Ok(status) => Exported::Stored(key, status),
+                return match unsafe { self.sender.export(key, num_rows) } {
+                    Ok(status) => Exported::Opened(key, status),
                     Err(error) => {
-                        rare_line!(warn, %key, %error, "KV rows are not offered");
-                        Exported::NotStored(key)
+                        rare_line!(warn, %key, %error, "KV rows are not exported");
+                        Exported::NotExported(key)
                     }
                 };
             }

@@ -43,7 +43,7 @@ mod sender_connection;
 mod sender_state;
 mod sender_table;
 mod socket;
-mod store_table;
+mod timed_exports;
 mod tls_socket;
 mod token_bucket;
 mod transfer_threads;
@@ -62,7 +62,7 @@ pub use frame::{
 pub use hello::{Hello, Incompatibility};
 pub use incoming::{LoadFailure, LoadStatus};
 pub use kv_receiver::{KvReceiver, LoadHandle, LoadRejection, ReceiverStats};
-pub use kv_sender::{KvSender, SenderStats, StoreError};
+pub use kv_sender::{ExportError, KvSender, SenderStats};
 pub use load_request::LoadRequest;
 pub use outgoing::SendStatus;
 pub use path::nixl::{NixlAgent, NixlError, NixlLibrary, exit};

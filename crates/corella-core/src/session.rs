@@ -1,10 +1,10 @@
 //! Sessions: a prefill node and a decode node serve one request together.
 //!
 //! [`PrefillEnd`] runs all sessions of a prefill node, [`DecodeEnd`] all sessions of a decode node. [`ExportBook`]
-//! tracks the rows that a prefill node's engine makes, their readers, and when their pages may be freed. [`CacheStore`]
-//! tracks the rows on offer and their waiting readers. None of them does IO or has a clock: a driver passes in
-//! messages, facts and the time, and takes out actions, which are inert data. After every call it takes all pending
-//! actions, in order.
+//! tracks the rows that a prefill node's engine makes, their readers, and when their pages may be freed.
+//! [`ExportTable`] tracks the exported rows and their waiting readers. None of them does IO or has a clock: a driver
+//! passes in messages, facts and the time, and takes out actions, which are inert data. After every call it takes all
+//! pending actions, in order.
 //!
 //! ```text
 //! submit ─▶ PrefillEnd ── Hello, Allocate ──▶ DecodeEnd ── Reserve ─▶ its scheduler
@@ -40,7 +40,6 @@
 mod block_loader;
 mod block_message;
 mod block_source;
-mod cache_store;
 mod config;
 mod deadline_queue;
 mod decode_compute;
@@ -49,6 +48,7 @@ mod decode_opening;
 mod decode_search;
 mod decode_session;
 mod export_book;
+mod export_table;
 mod heartbeat;
 mod key;
 mod landing;
@@ -65,12 +65,12 @@ mod tombstone;
 pub use block_loader::{BlockLoader, LoadEnd, LoadRequest, LoaderAction};
 pub use block_message::{BlockPart, LoadBlocks, LoadFailure, LoadKey, RowPart, ToLoader, ToSource};
 pub use block_source::{BlockSource, LoadId, SourceAction};
-pub use cache_store::{
-    CacheStore, CacheStoreConfig, CacheStoreStats, Loaded, OfferEnd, StoreRefusal,
-};
 pub use config::{SessionConfig, SessionConfigError};
 pub use decode_end::{DecodeAction, DecodeEnd, DecodeEndStats};
 pub use export_book::{ExportBook, ExportTask, KeptEnd};
+pub use export_table::{
+    ExportEnd, ExportRefusal, ExportTable, ExportTableConfig, ExportTableStats, Loaded,
+};
 pub use key::{NodeIncarnation, SessionKey};
 pub use load_config::LoadConfig;
 pub use load_pace::{BlockOffer, LoadPace};

@@ -134,7 +134,7 @@ impl Pair {
         };
         let num_rows = table.from.len() as u32 * PAGE_SIZE;
         // SAFETY: the pages of the sending side are not written to.
-        unsafe { self.sender.store(key, num_rows) }.map_err(io::Error::other)?;
+        unsafe { self.sender.export(key, num_rows) }.map_err(io::Error::other)?;
         self.sender
             .add_pages(&key, &[PageTable::whole(table.from.clone())]);
         self.sender.handle_rows_readable(&key, 0..1, num_rows);

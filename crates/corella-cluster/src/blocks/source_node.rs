@@ -201,7 +201,7 @@ impl Driver for SourceNode {
                 ..
             } => {
                 let num_rows = blocks.end * self.page_size;
-                self.store(state, load, tables, num_rows);
+                self.export(state, load, tables, num_rows);
             }
             SourceAction::Stop { load } => {
                 if let Some(sender) = self.sender.upgrade() {
@@ -229,14 +229,14 @@ impl Driver for SourceNode {
 
 impl SourceNode {
     /// Lets the loading node have the rows of held blocks.
-    fn store(&self, state: &mut State, load: LoadId, tables: Vec<PageTable>, num_rows: u32) {
+    fn export(&self, state: &mut State, load: LoadId, tables: Vec<PageTable>, num_rows: u32) {
         let Some(sender) = self.sender.upgrade() else {
             return;
         };
         // SAFETY: the scheduler holds the blocks, whose rows change no more, until `Release`. Before that comes `Stop`,
         // which deletes the session.
-        let stored = unsafe { sender.store_whole(session_key(&load.1), num_rows, tables) };
-        if let Err(error) = stored {
+        let exported = unsafe { sender.export_whole(session_key(&load.1), num_rows, tables) };
+        if let Err(error) = exported {
             rare_line!(warn, "cannot send cached blocks: {error}");
             let now_us = self.clock().now_us();
             let end = &mut state.end;

@@ -175,12 +175,12 @@ impl KeptPrompts {
         while let Some(task) = book.poll_task() {
             match self.exporter.carry_out(task) {
                 Exported::Nothing => {}
-                Exported::Stored(key, status) => {
+                Exported::Opened(key, status) => {
                     tracing::debug!(%key, "a prompt is kept for another node");
                     let watched = watch_pull(Arc::downgrade(self), key, status);
                     self.runtime.spawn(watched);
                 }
-                Exported::NotStored(key) => {
+                Exported::NotExported(key) => {
                     book.end_kept(key.session, KeptEnd::Dropped);
                 }
                 Exported::Deleted(key) => {
@@ -252,7 +252,8 @@ async fn watch_pull(
                 return;
             }
             SendStatus::Over => return,
-            SendStatus::Stored | SendStatus::Sending | SendStatus::Sent | SendStatus::Stopped => {}
+            SendStatus::Exported | SendStatus::Sending | SendStatus::Sent | SendStatus::Stopped => {
+            }
         }
         if matches!(changed, Ok(Err(_))) {
             return;

@@ -46,7 +46,7 @@ pub struct PrefillNodeStats {
     pub num_remote_tokens: u64,
     /// Bytes of KV rows that went to decode nodes.
     pub num_bytes_sent: u64,
-    /// Loads of decode nodes that wait for their rows to be stored.
+    /// Loads of decode nodes that wait for their rows to be exported.
     pub num_waiting_loads: usize,
 }
 

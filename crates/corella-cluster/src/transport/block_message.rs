@@ -23,7 +23,7 @@ pub enum BlockMessage {
     ToLoader(ToLoader),
 }
 
-/// Returns the session under which a load's rows are stored at its source.
+/// Returns the session under which a load's rows are exported at its source.
 pub fn session_key(key: &LoadKey) -> SessionKey {
     SessionKey {
         session: SessionId(u128::from(key.loader.0) << 64 | u128::from(key.number)),

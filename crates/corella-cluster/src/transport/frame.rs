@@ -145,8 +145,8 @@ pub struct PageRun {
 /// Why a sender does not send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nothing was stored in time.
-    NotStored,
+    /// Nothing was exported in time.
+    NotExported,
     /// The session is over.
     Gone,
     /// The sender could not compute the rows.
@@ -162,7 +162,7 @@ pub enum Refusal {
 }
 
 const REFUSALS: [Refusal; 7] = [
-    Refusal::NotStored,
+    Refusal::NotExported,
     Refusal::Gone,
     Refusal::Failed,
     Refusal::OtherIncarnation,
@@ -174,7 +174,7 @@ const REFUSALS: [Refusal; 7] = [
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotStored => "nothing was stored in time",
+            Self::NotExported => "nothing was exported in time",
             Self::Gone => "the session is over",
             Self::Failed => "the rows could not be computed",
             Self::OtherIncarnation => "one of the two nodes was restarted meanwhile",

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use corella_core::session::{OfferEnd, SessionKey};
+use corella_core::session::{ExportEnd, SessionKey};
 use corella_core::{PageTable, SnapshotId};
 use corella_engine::rare_line;
 use corella_model::KvPages;
@@ -36,28 +36,28 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a session was not stored. Its pages stay with the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreError {
+pub enum ExportError {
     /// A load of it was refused, or it was given up, failed or deleted before.
     TooLate(Refusal),
-    /// It is already stored, or the sender is full.
+    /// It is already exported, or the sender is full.
     Full,
 }
 
-impl fmt::Display for StoreError {
+impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLate(reason) => write!(f, "nobody wants the session any more: {reason}"),
-            Self::Full => f.write_str("too many sessions are stored"),
+            Self::Full => f.write_str("too many sessions are exported"),
         }
     }
 }
 
-impl std::error::Error for StoreError {}
+impl std::error::Error for ExportError {}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SenderStats {
     pub num_connections: usize,
-    pub num_stored: usize,
+    pub num_exported: usize,
     pub num_waiting_loads: usize,
     pub num_tombstones: usize,
     /// Connections since the start that were refused or ended because of bytes from the peer.
@@ -65,7 +65,7 @@ pub struct SenderStats {
     pub num_bytes_sent: u64,
 }
 
-/// Listens for receivers and sends them their stored rows. All calls return at once.
+/// Listens for receivers and sends them their exported rows. All calls return at once.
 pub struct KvSender {
     pub(super) state: Arc<SenderState>,
     pages: Arc<dyn KvPages>,
@@ -173,11 +173,11 @@ impl KvSender {
     /// Until `delete` or `fail` has returned, a row in an added page must not change in a layer in
     /// which it is declared readable. Once all rows are readable in a layer, the rest of the last
     /// page must not change there either.
-    pub unsafe fn store(
+    pub unsafe fn export(
         &self,
         key: SessionKey,
         num_rows: u32,
-    ) -> Result<watch::Receiver<SendStatus>, StoreError> {
+    ) -> Result<watch::Receiver<SendStatus>, ExportError> {
         let outgoing = Outgoing::new(key, self.pages.clone(), num_rows);
         self.insert(outgoing)
     }
@@ -186,36 +186,36 @@ impl KvSender {
     ///
     /// # Safety
     /// Until `delete` or `fail` has returned, the pages must not change.
-    pub unsafe fn store_whole(
+    pub unsafe fn export_whole(
         &self,
         key: SessionKey,
         num_rows: u32,
         tables: Vec<PageTable>,
-    ) -> Result<watch::Receiver<SendStatus>, StoreError> {
+    ) -> Result<watch::Receiver<SendStatus>, ExportError> {
         self.insert(Outgoing::whole(key, self.pages.clone(), num_rows, tables))
     }
 
-    fn insert(&self, outgoing: Outgoing) -> Result<watch::Receiver<SendStatus>, StoreError> {
+    fn insert(&self, outgoing: Outgoing) -> Result<watch::Receiver<SendStatus>, ExportError> {
         let outgoing = Arc::new(outgoing);
         let status = outgoing.status();
-        let stored = self.state.table().insert(outgoing, Instant::now());
-        stored.map_err(|reason| match reason {
-            Refusal::Busy => StoreError::Full,
-            reason => StoreError::TooLate(reason),
+        let exported = self.state.table().insert(outgoing, Instant::now());
+        exported.map_err(|reason| match reason {
+            Refusal::Busy => ExportError::Full,
+            reason => ExportError::TooLate(reason),
         })?;
         Ok(status)
     }
 
     /// Adds the next part of the session's table for each KV group. Does nothing for a session that is over.
     pub fn add_pages(&self, key: &SessionKey, parts: &[PageTable]) {
-        if let Some(outgoing) = self.state.stored(key) {
+        if let Some(outgoing) = self.state.exported(key) {
             outgoing.add_pages(parts);
         }
     }
 
     /// Declares the rows from 0 to `num_rows` readable in these layers of added pages.
     pub fn handle_rows_readable(&self, key: &SessionKey, layers: Range<u32>, num_rows: u32) {
-        if let Some(outgoing) = self.state.stored(key) {
+        if let Some(outgoing) = self.state.exported(key) {
             outgoing.handle_rows_readable(layers, num_rows);
         }
     }
@@ -223,7 +223,7 @@ impl KvSender {
     /// Declares that the recurrent state after all rows may be read from a snapshot, until `delete` or `fail` has
     /// returned. Comes before `finish`.
     pub fn set_state(&self, key: &SessionKey, snapshot: SnapshotId) {
-        if let Some(outgoing) = self.state.stored(key) {
+        if let Some(outgoing) = self.state.exported(key) {
             outgoing.set_state(snapshot);
         }
     }
@@ -232,37 +232,37 @@ impl KvSender {
     /// if some were never declared readable, or if the session is over.
     pub fn finish(&self, key: &SessionKey) -> bool {
         self.state
-            .stored(key)
+            .exported(key)
             .is_some_and(|outgoing| outgoing.finish())
     }
 
     /// Ends a session whose rows will not come. Nothing reads the pages once this has returned.
     pub fn fail(&self, key: &SessionKey) {
-        self.end(key, OfferEnd::Failed);
+        self.end(key, ExportEnd::Failed);
     }
 
     /// Ends a session, whether it was loaded or not. Nothing reads the pages once this has
     /// returned.
     pub fn delete(&self, key: &SessionKey) {
-        self.end(key, OfferEnd::Deleted);
+        self.end(key, ExportEnd::Deleted);
     }
 
-    fn end(&self, key: &SessionKey, how: OfferEnd) {
+    fn end(&self, key: &SessionKey, how: ExportEnd) {
         let outgoing = self.state.table().remove(key, how, Instant::now());
         if let Some(outgoing) = outgoing {
             outgoing.end(how.into());
         }
     }
 
-    /// Returns the account of a stored session's transfer so far.
+    /// Returns the account of a exported session's transfer so far.
     pub fn account(&self, key: &SessionKey) -> Option<TransferAccount> {
-        self.state.stored(key).map(|outgoing| outgoing.account())
+        self.state.exported(key).map(|outgoing| outgoing.account())
     }
 
     /// Records the receiver's report on another connection that it has all rows, which may precede
     /// its frame here. Returns the account of the transfer.
     pub fn handle_loaded(&self, key: &SessionKey) -> Option<TransferAccount> {
-        let outgoing = self.state.stored(key)?;
+        let outgoing = self.state.exported(key)?;
         Some(outgoing.handle_loaded(Instant::now()))
     }
 
@@ -278,12 +278,12 @@ impl KvSender {
     pub fn stats(&self) -> SenderStats {
         let state = &self.state;
         let num_free = state.connections.available_permits();
-        let stored = state.table().stats(Instant::now());
+        let exported = state.table().stats(Instant::now());
         SenderStats {
             num_connections: state.config.max_connections - num_free,
-            num_stored: stored.num_offers,
-            num_waiting_loads: stored.num_waiting_loads,
-            num_tombstones: stored.num_tombstones,
+            num_exported: exported.num_exports,
+            num_waiting_loads: exported.num_waiting_loads,
+            num_tombstones: exported.num_tombstones,
             num_refused_connections: state.num_refused_connections.load(Ordering::Relaxed),
             num_bytes_sent: state.num_bytes_sent.load(Ordering::Relaxed),
         }

@@ -14,11 +14,11 @@ use super::connection_queue::{ConnectionId, ConnectionQueue};
 use super::frame::{Frame, LoadFrame, PageRun, Refusal, StateRun};
 use super::gate::Gate;
 
-/// The state of a stored session. `Over` means that its owner has ended it.
+/// The state of an exported session. `Over` means that its owner has ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendStatus {
     /// No receiver has asked for the rows.
-    Stored,
+    Exported,
     Sending,
     /// All rows went out.
     Sent,
@@ -111,7 +111,7 @@ impl Outgoing {
                 feed: None,
                 account: TransferAccount::default(),
             }),
-            status: watch::Sender::new(SendStatus::Stored),
+            status: watch::Sender::new(SendStatus::Exported),
         }
     }
 
@@ -351,7 +351,7 @@ impl Outgoing {
             pages.clear();
             pages.extend((first_page..first_page + num_pages).map_while(|at| table.page(at)));
             if pages.len() < num_pages {
-                // These rows were never offered, so nothing can be sent for them.
+                // These rows were never exported, so nothing can be sent for them.
                 feed.is_queued = false;
                 return Next::Nothing;
             }

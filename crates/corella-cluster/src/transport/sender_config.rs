@@ -17,7 +17,7 @@ pub struct SenderConfig {
     pub arithmetic: Arithmetic,
     pub max_connections: usize,
     pub max_loads_per_connection: usize,
-    pub max_stored: usize,
+    pub max_exported: usize,
     /// Limits the loads that arrive before their session.
     pub max_waiting_loads: usize,
     /// Limits the wait of a load, even if it asks for more.
@@ -46,7 +46,7 @@ impl SenderConfig {
             arithmetic,
             max_connections: 256,
             max_loads_per_connection: 1024,
-            max_stored: 4096,
+            max_exported: 4096,
             max_waiting_loads: 4096,
             max_wait: Duration::from_secs(60),
             max_tombstones: 16_384,

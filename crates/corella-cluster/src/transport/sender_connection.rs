@@ -17,10 +17,10 @@ use super::frame_reader::{FrameReader, violation};
 use super::outgoing::{Next, Outgoing};
 use super::sender_state::SenderState;
 use super::socket::Socket;
-use super::store_table::Lookup;
+use super::timed_exports::Lookup;
 
 /// Limits the wait for a prompt that is kept for any node: the other node learns of it at about the time when it is
-/// stored.
+/// exported.
 const ANYBODY_WAIT: Duration = Duration::from_secs(1);
 
 pub struct SenderConnection {
@@ -131,10 +131,10 @@ impl SenderConnection {
         }
     }
 
-    /// Returns the session that a load asks for, if it is stored.
+    /// Returns the session that a load asks for, if it is exported.
     fn serving(&self, sender: &SenderState, load_id: u64) -> Option<Arc<Outgoing>> {
         let key = self.queue.key_of(load_id)?;
-        sender.stored(&key)
+        sender.exported(&key)
     }
 
     fn handle_load(&self, sender: &SenderState, load: LoadFrame, now: Instant) -> io::Result<()> {
@@ -156,7 +156,7 @@ impl SenderConnection {
             let wait = Duration::from_millis(load.wait_ms.into()).min(most);
             let lookup = sender.table().look_up(&self.queue, load, now + wait, now);
             match lookup {
-                Lookup::Stored(outgoing) => {
+                Lookup::Exported(outgoing) => {
                     outgoing.serve(&self.queue, &load);
                     return Ok(());
                 }
@@ -205,7 +205,7 @@ impl SenderConnection {
                 self.queue.frames.wake.notified().await;
                 continue;
             };
-            let Some(outgoing) = sender.stored(&key) else {
+            let Some(outgoing) = sender.exported(&key) else {
                 continue;
             };
             let (id, form, max_bytes) = (self.queue.id, self.form, sender.chunk_bytes);

@@ -1,4 +1,4 @@
-//! State that all connections of a sender share: the stored sessions and the bandwidth.
+//! State that all connections of a sender share: the exported sessions and the bandwidth.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use super::outgoing::Outgoing;
 use super::path_name::PathName;
 use super::row_path::{Offer, RowPath};
 use super::sender_config::SenderConfig;
-use super::store_table::StoreTable;
+use super::timed_exports::TimedExports;
 use super::token_bucket::TokenBucket;
 
 /// Limits a chunk under a limited bandwidth, so that its connection's other frames do not wait for
@@ -33,7 +33,7 @@ pub struct SenderState {
     pub hello: Hello,
     /// The row paths by which receivers can read this node's pages.
     pub offers: Vec<(Arc<dyn RowPath>, Offer)>,
-    table: Mutex<StoreTable>,
+    table: Mutex<TimedExports>,
     bucket: Option<Mutex<TokenBucket>>,
     meters: Mutex<HashMap<u64, Arc<Mutex<BandwidthMeter>>>>,
     pub connections: Arc<Semaphore>,
@@ -60,7 +60,7 @@ impl SenderState {
             deadlines_changed: Notify::new(),
             hello,
             offers,
-            table: Mutex::new(StoreTable::new(&config)),
+            table: Mutex::new(TimedExports::new(&config)),
             bucket,
             meters: Mutex::default(),
             connections: Arc::new(Semaphore::new(config.max_connections)),
@@ -72,11 +72,11 @@ impl SenderState {
         }
     }
 
-    pub fn table(&self) -> MutexGuard<'_, StoreTable> {
+    pub fn table(&self) -> MutexGuard<'_, TimedExports> {
         lock(&self.table)
     }
 
-    pub fn stored(&self, key: &SessionKey) -> Option<Arc<Outgoing>> {
+    pub fn exported(&self, key: &SessionKey) -> Option<Arc<Outgoing>> {
         self.table().get(key).cloned()
     }
 

@@ -63,7 +63,7 @@ pub enum DecodeAction {
         node: NodeId,
         first_row: u32,
         num_rows: u32,
-        /// The time until which the prefill node should wait for the offer of the rows.
+        /// The time until which the prefill node should wait for the export of the rows.
         deadline_us: u64,
     },
     /// Ends a load. [`DecodeEnd::handle_load_cancelled`] says that no more writes can come.

@@ -39,7 +39,7 @@ impl PrefillSession {
             is_allocated: false,
             prompt_work: PromptWork::Here,
             needs_rows: true,
-            is_stored: false,
+            is_exported: false,
             has_first_token: false,
             has_loaded: false,
         });

@@ -46,31 +46,31 @@ pub struct ExportBook {
 /// What a driver is to do for its sender or its engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportTask {
-    /// Offers the rows of a run in the [`CacheStore`](crate::session::CacheStore), from `first_row` on.
-    Store {
+    /// Exports the rows of a run in the [`ExportTable`](crate::session::ExportTable), from `first_row` on.
+    Open {
         key: SessionKey,
         run: u32,
         first_row: u32,
         num_rows: u32,
     },
-    /// The next pages of an offer's rows, for each KV group.
+    /// The next pages of an export's rows, for each KV group.
     AddPages {
         key: SessionKey,
         tables: Vec<PageTable>,
     },
-    /// The rows from 0 to `num_rows` of an offer may be read in these layers.
+    /// The rows from 0 to `num_rows` of an export may be read in these layers.
     RowsReadable {
         key: SessionKey,
         layers: Range<u32>,
         num_rows: u32,
     },
-    /// The steps that computed an offer's rows have returned, so that all of them are valid. The recurrent state behind
-    /// them may be read from now on.
+    /// The steps that computed an export's rows have returned, so that all of them are valid. The recurrent state
+    /// behind them may be read from now on.
     Finish {
         key: SessionKey,
         state: Option<SnapshotId>,
     },
-    /// Takes back an offer. When nothing reads the rows for it any more, the book is told by
+    /// Takes back an export. When nothing reads the rows for it any more, the book is told by
     /// [`handle_deleted`](ExportBook::handle_deleted).
     Delete { key: SessionKey },
     /// Keeps the pages that the engine holds for a request until this time.
@@ -201,7 +201,7 @@ impl ExportBook {
         request
     }
 
-    /// Offers a run's rows to an attempt, and gives it what there is of them.
+    /// Exports a run's rows to an attempt, and gives it what there is of them.
     pub(super) fn add_reader(&mut self, run: u32, key: SessionKey, first_row: u32) {
         let Some(entry) = self.runs.get_mut(&(key.session, run)) else {
             return;
@@ -209,7 +209,7 @@ impl ExportBook {
         entry.readers.push(key);
         self.num_exports += usize::from(!core::mem::replace(&mut entry.is_export, true));
         let num_rows = entry.num_rows;
-        self.tasks.push_back(ExportTask::Store {
+        self.tasks.push_back(ExportTask::Open {
             key,
             run,
             first_row,
@@ -218,12 +218,12 @@ impl ExportBook {
         entry.rows.tell_all(key, &mut self.tasks);
     }
 
-    /// Takes back an attempt's offer.
+    /// Takes back an attempt's export.
     pub(super) fn delete(&mut self, key: SessionKey) {
         self.tasks.push_back(ExportTask::Delete { key });
     }
 
-    /// The offer was taken back, and nothing reads rows for the attempt any more.
+    /// The export was taken back, and nothing reads rows for the attempt any more.
     pub fn handle_deleted(&mut self, key: SessionKey) {
         let mut runs = self.runs.range_mut(runs_of(key.session));
         let read = runs.find(|(_, run)| run.readers.contains(&key));
@@ -271,7 +271,7 @@ impl ExportBook {
             } => {
                 let new = run.rows.announce(*end_row, tables);
                 tell_pages(&run.readers, &new, &mut self.tasks);
-                // A prompt that is kept is offered as a whole.
+                // A prompt that is kept is exported as a whole.
                 if run.kept_as.is_none() {
                     let step = self.steps.entry(*step).or_default();
                     step.push((*request, *end_row));
@@ -286,7 +286,7 @@ impl ExportBook {
                 let readers = run.readers.iter();
                 self.tasks
                     .extend(readers.map(|&key| ExportTask::Finish { key, state }));
-                self.offer_kept(at);
+                self.export_kept(at);
                 return None;
             }
             KvFact::ExportEnded { .. } => ExportFault::Failed,

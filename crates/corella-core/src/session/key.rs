@@ -4,8 +4,8 @@ use core::fmt;
 
 use crate::{Incarnation, NodeId, SessionId};
 
-/// One attempt of one prefill node and one decode node to serve a request. Messages, loads and
-/// stores that carry the key of an earlier attempt are late and are ignored.
+/// One attempt of one prefill node and one decode node to serve a request. Messages, loads and exports that carry the
+/// key of an earlier attempt are late and are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionKey {
     pub session: SessionId,

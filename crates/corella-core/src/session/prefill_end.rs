@@ -122,8 +122,8 @@ pub enum PrefillAction {
         session: SessionId,
         request: RequestId,
     },
-    /// Concerns rows that decode nodes read. [`PrefillEnd::handle_load_failed`] is told of an offer that
-    /// cannot be made, [`PrefillEnd::handle_deleted`] of one that is deleted.
+    /// Concerns rows that decode nodes read. [`PrefillEnd::handle_load_failed`] is told of an export that cannot be
+    /// made, [`PrefillEnd::handle_deleted`] of one that is deleted.
     Export(ExportTask),
     Emit {
         session: SessionId,
@@ -334,7 +334,7 @@ impl PrefillEnd {
         self.take_export_tasks();
     }
 
-    /// The cache store has taken an offer back, and nothing reads rows for it any more.
+    /// The export table has ended an export, and nothing reads rows for it any more.
     pub fn handle_deleted(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         self.exports.handle_deleted(key);

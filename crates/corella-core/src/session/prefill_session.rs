@@ -83,8 +83,8 @@ pub(super) struct Link {
     pub(super) prompt_work: PromptWork,
     /// The decode node did not have all rows from the beginning.
     pub(super) needs_rows: bool,
-    /// The rows are on offer in the cache store.
-    pub(super) is_stored: bool,
+    /// The rows are exported.
+    pub(super) is_exported: bool,
     pub(super) has_first_token: bool,
     pub(super) has_loaded: bool,
 }
@@ -315,7 +315,7 @@ impl PrefillSession {
     pub fn handle_load_failed(&mut self, key: SessionKey, context: &mut Context<'_>) {
         let is_needed = self
             .link_of(key)
-            .is_some_and(|link| link.is_stored && !link.has_loaded);
+            .is_some_and(|link| link.is_exported && !link.has_loaded);
         if is_needed {
             let reason = AbortReason::LoadFailed;
             self.lose(reason.clone(), Some(reason), context);
@@ -436,7 +436,7 @@ impl PrefillSession {
             return self.lose(reason.clone(), Some(reason), context);
         }
         link.has_loaded = true;
-        if core::mem::take(&mut link.is_stored) {
+        if core::mem::take(&mut link.is_exported) {
             let key = link.key;
             context.export(|exports| exports.delete(key));
         }
@@ -548,7 +548,7 @@ impl PrefillSession {
             context.act(PrefillAction::Send { key, message });
         }
         context.act(PrefillAction::CloseStream { key });
-        if link.is_stored {
+        if link.is_exported {
             context.export(|exports| exports.delete(key));
         }
     }

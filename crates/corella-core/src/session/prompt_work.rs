@@ -56,7 +56,7 @@ impl PrefillSession {
         }
     }
 
-    /// Computes the prompt for the decode node, unless that is under way for an earlier one, and offers the rows that
+    /// Computes the prompt for the decode node, unless that is under way for an earlier one, and exports the rows that
     /// the decode node lacks.
     pub(super) fn compute_here(&mut self, num_cached_rows: u32, context: &mut Context<'_>) {
         let session = self.id;
@@ -67,7 +67,7 @@ impl PrefillSession {
         };
         link.is_allocated = true;
         link.needs_rows = num_cached_rows < num_rows;
-        link.is_stored = true;
+        link.is_exported = true;
         let key = link.key;
         let run = match self.local {
             Local::Prefilling { run } | Local::Held { run, .. } => run,

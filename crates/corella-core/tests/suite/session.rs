@@ -1,9 +1,9 @@
 //! Both ends of a session and the cache store, one fault at a time, with the exact times of each.
 
 mod block_load;
-mod cache_store;
 mod compute;
 mod decode_end;
+mod export_table;
 mod fallback;
 mod fixture;
 mod greeting;

@@ -373,7 +373,7 @@ impl Sender {
             panic!("TCP was asked for");
         };
         // SAFETY: these pages are never changed.
-        unsafe { sender.store(*key, 32) }.expect("there is room");
+        unsafe { sender.export(*key, 32) }.expect("there is room");
         sender.add_pages(key, &[PageTable::whole(vec![PageId(1), PageId(2)])]);
         sender.handle_rows_readable(key, 0..2, 32);
         assert!(sender.finish(key));

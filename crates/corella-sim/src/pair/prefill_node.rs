@@ -1,11 +1,11 @@
-//! A prefill node: the core's machine, an engine, and the store of rows for decode nodes.
+//! A prefill node: the core's machine, an engine, and the exports for decode nodes.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use corella_core::session::{
-    AbortReason, CacheStore, CacheStoreConfig, ExportTask, LoadKey, PrefillAction, SessionKey,
+    AbortReason, ExportTable, ExportTableConfig, ExportTask, LoadKey, PrefillAction, SessionKey,
     ToDecode, ToPrefill,
 };
 use corella_core::{
@@ -17,7 +17,7 @@ use crate::blocks::exchange::Exchange;
 use crate::pair::engine::{Engine, PlannedStep};
 use crate::pair::lease_watch::LeaseWatch;
 use crate::pair::peers::SimulatedPeers;
-use crate::pair::row_sender::{Load, Offer, Sender};
+use crate::pair::row_sender::{Export, Load, Sender};
 use crate::pair::session_watch::PREFILL;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
@@ -28,7 +28,7 @@ pub struct SimulatedPrefillNode {
     pub incarnation: Incarnation,
     pub engine: Engine,
     pub machine: PrefillNode,
-    pub(super) store: CacheStore<Rc<RefCell<Offer>>, Load>,
+    pub(super) exports: ExportTable<Rc<RefCell<Export>>, Load>,
     pub(super) num_layers: u32,
     num_requests: u64,
     /// The session and the number of each run, for checks: the end forgets those that are over.
@@ -75,15 +75,15 @@ impl SimulatedPrefillNode {
             first_cursor: 0,
         };
         // Fewer than there may be sessions, so that some are refused.
-        let max_stored = (sessions.max_sessions as usize).div_ceil(2);
+        let max_exported = (sessions.max_sessions as usize).div_ceil(2);
         Self {
             id,
             incarnation,
             engine: Engine::new(plan, workload.alphabet, workload.fails_once_in),
-            store: CacheStore::new(CacheStoreConfig {
+            exports: ExportTable::new(ExportTableConfig {
                 incarnation,
-                max_offers: max_stored,
-                max_waiting_loads: max_stored,
+                max_exports: max_exported,
+                max_waiting_loads: max_exported,
                 tombstone_us: sessions.tombstone_us,
                 max_tombstones: sessions.max_tombstones as usize,
             }),
@@ -223,7 +223,7 @@ impl SimulatedPrefillNode {
         let verdict = self.leases.check(world.now_us);
         verdict.map_err(|what| world.violation("held pages have a lease", what))?;
         self.machine.check_invariants();
-        self.store.check_invariants();
+        self.exports.check_invariants();
         self.engine.scheduler().check_invariants();
         self.plan_wake(world);
         Ok(())
@@ -232,10 +232,10 @@ impl SimulatedPrefillNode {
     /// What must be there no longer when everything has ended.
     pub fn leftovers(&mut self) -> String {
         // Tombstones go by themselves.
-        let store = self.store.stats(u64::MAX);
+        let exports = self.exports.stats(u64::MAX);
         let (end, engine) = (self.machine.sessions().stats(), self.engine.stats());
         let is_clean = end == Default::default()
-            && store == Default::default()
+            && exports == Default::default()
             && engine.num_in_use_pages + engine.num_held_pages == 0
             && engine.num_running + engine.num_waiting == 0
             && engine.num_fetching_pages + engine.num_block_holds == 0
@@ -245,7 +245,7 @@ impl SimulatedPrefillNode {
         let placed = self.placed();
         match is_clean && blocks.is_empty() && placed.is_empty() {
             true => String::new(),
-            false => format!("{end:?} {store:?} {engine:?} {blocks} {placed}"),
+            false => format!("{end:?} {exports:?} {engine:?} {blocks} {placed}"),
         }
     }
 
@@ -380,12 +380,12 @@ impl SimulatedPrefillNode {
 
     fn carry_out(&mut self, task: ExportTask, world: &mut World<'_>) -> Result<(), Violation> {
         match task {
-            ExportTask::Store {
+            ExportTask::Open {
                 key, run, num_rows, ..
-            } => self.offer(key, run, num_rows, world),
+            } => self.export(key, run, num_rows, world),
             ExportTask::AddPages { key, tables } => {
-                if let Some(offer) = self.offer_of(key) {
-                    offer.borrow_mut().add_pages(&tables);
+                if let Some(export) = self.export_of(key) {
+                    export.borrow_mut().add_pages(&tables);
                 }
             }
             ExportTask::RowsReadable {
@@ -393,21 +393,21 @@ impl SimulatedPrefillNode {
                 layers,
                 num_rows,
             } => {
-                if let Some(offer) = self.offer_of(key) {
-                    offer.borrow_mut().fill(layers, num_rows);
+                if let Some(export) = self.export_of(key) {
+                    export.borrow_mut().fill(layers, num_rows);
                     self.wake_sender(key, world);
                 }
             }
             ExportTask::Finish { key, state } => {
-                if let Some(offer) = self.offer_of(key) {
-                    if !offer.borrow().is_readable()
+                if let Some(export) = self.export_of(key) {
+                    if !export.borrow().is_readable()
                         || state.is_some() != self.engine.is_recurrent()
                     {
                         let what = format!("{key} is finished with state {state:?}");
                         let rule = "rows are readable before they are valid";
                         return Err(world.violation(rule, what));
                     }
-                    offer.borrow_mut().set_state(state);
+                    export.borrow_mut().set_state(state);
                     self.wake_sender(key, world);
                 }
             }
@@ -518,7 +518,7 @@ impl SimulatedPrefillNode {
     fn plan_wake(&mut self, world: &mut World<'_>) {
         let deadlines = [
             self.machine.poll_timeout(),
-            self.store.poll_timeout(),
+            self.exports.poll_timeout(),
             self.exchange.poll_timeout(),
             self.peers.next_probe_us(&self.machine),
             // Past deadlines wait for the step that holds the scheduler up.

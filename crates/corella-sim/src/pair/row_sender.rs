@@ -1,10 +1,10 @@
-//! What a prefill node does with the rows that decode nodes ask for: offers them, reads and sends them.
+//! What a prefill node does with the rows that decode nodes ask for: exports them, reads and sends them.
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use corella_core::session::{Loaded, OfferEnd, SessionKey};
+use corella_core::session::{ExportEnd, Loaded, SessionKey};
 use corella_core::{PageTable, SessionId, SnapshotId};
 
 use crate::executor::{Row, root_row, rows_of};
@@ -14,7 +14,7 @@ use crate::pair::world::{LocalEvent, World};
 use crate::violation::Violation;
 
 /// What an attempt may read, as far as the books have said so.
-pub struct Offer {
+pub struct Export {
     run: u32,
     /// As they must be wherever they are read.
     rows: Vec<Row>,
@@ -26,7 +26,7 @@ pub struct Offer {
     state: Option<SnapshotId>,
 }
 
-impl Offer {
+impl Export {
     pub fn add_pages(&mut self, parts: &[PageTable]) {
         for (table, part) in self.tables.iter_mut().zip(parts) {
             table.append(part);
@@ -60,7 +60,7 @@ pub struct Load {
 
 /// A load that is being served.
 pub struct Sender {
-    offer: Rc<RefCell<Offer>>,
+    export: Rc<RefCell<Export>>,
     decode_index: usize,
     /// By KV group and layer, the next row to send.
     next: Vec<u32>,
@@ -69,55 +69,55 @@ pub struct Sender {
     /// When rows were last read.
     progress_us: Option<u64>,
     is_reading: bool,
-    /// The offer was withdrawn, and reading has not stopped yet.
+    /// The export was withdrawn, and reading has not stopped yet.
     is_stopping: bool,
 }
 
 impl Sender {
     fn has_sent_all(&self) -> bool {
-        let num_rows = self.offer.borrow().rows.len() as u32;
+        let num_rows = self.export.borrow().rows.len() as u32;
         !self.owes_state && self.next.iter().all(|&row| row >= num_rows)
     }
 }
 
 impl SimulatedPrefillNode {
-    pub fn offer(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
+    pub fn export(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
         let now_us = world.now_us;
         let call = &world.workload.calls[key.session.0 as usize];
         let request = &call.request;
         let mut tokens = request.prompt.clone();
         tokens.extend(&call.output[..num_rows as usize - tokens.len()]);
-        let offer = Rc::new(RefCell::new(Offer {
+        let export = Rc::new(RefCell::new(Export {
             run,
             rows: rows_of(root_row(&request.namespace), &tokens),
             tables: vec![PageTable::default(); self.engine.groups().len()],
             num_readable: vec![0; self.num_layers as usize],
             state: None,
         }));
-        let stored = self.store.store(key, offer.clone(), now_us);
+        let exported = self.exports.export(key, export.clone(), now_us);
         world.sessions.unsubscribed(key);
-        let Ok(waiting) = stored else {
+        let Ok(waiting) = exported else {
             return self.machine.sessions().handle_load_failed(key, now_us);
         };
         if let Some(load) = waiting {
-            self.serve(key, offer, load, world);
+            self.serve(key, export, load, world);
         }
     }
 
-    /// What a key's rows are, whether they are on offer or a sender has them.
-    pub fn offer_of(&self, key: SessionKey) -> Option<Rc<RefCell<Offer>>> {
-        let sender = self.senders.get(&key).map(|sender| &sender.offer);
-        self.store.get(key).or(sender).cloned()
+    /// What a key's rows are, whether they are on export or a sender has them.
+    pub fn export_of(&self, key: SessionKey) -> Option<Rc<RefCell<Export>>> {
+        let sender = self.senders.get(&key).map(|sender| &sender.export);
+        self.exports.get(key).or(sender).cloned()
     }
 
     fn serve(
         &mut self,
         key: SessionKey,
-        offer: Rc<RefCell<Offer>>,
+        export: Rc<RefCell<Export>>,
         load: Load,
         world: &mut World<'_>,
     ) {
-        let num_rows = offer.borrow().rows.len() as u32;
+        let num_rows = export.borrow().rows.len() as u32;
         let groups = self.engine.groups().iter();
         let page_size = self.engine.page_size();
         let first_rows = groups.map(|group| {
@@ -130,7 +130,7 @@ impl SimulatedPrefillNode {
             next: next.collect(),
             owes_state: self.engine.is_recurrent(),
             progress_us: None,
-            offer,
+            export,
             is_reading: false,
             is_stopping: false,
         };
@@ -153,9 +153,9 @@ impl SimulatedPrefillNode {
         let Some(sender) = self.senders.get_mut(&key) else {
             return Ok(());
         };
-        let offer = sender.offer.clone();
-        let offer = offer.borrow();
-        let readable = offer.num_readable.iter().cycle();
+        let export = sender.export.clone();
+        let export = export.borrow();
+        let readable = export.num_readable.iter().cycle();
         let unsent = sender.next.iter().zip(readable).enumerate();
         let unsent = unsent.filter(|(_, (first_row, end_row))| first_row < end_row);
         let Some((at, rows)) = unsent
@@ -173,9 +173,9 @@ impl SimulatedPrefillNode {
         let page_size = self.engine.page_size();
         let mut content = Vec::new();
         for row in rows.clone() {
-            let Some(page) = offer.tables[group].page((row / page_size) as usize) else {
+            let Some(page) = export.tables[group].page((row / page_size) as usize) else {
                 let what = format!("{key} has no page of row {row} in group {group}");
-                return Err(world.violation("what is read is what was offered", what));
+                return Err(world.violation("what is read is what was exported", what));
             };
             let place = (row % page_size) as usize;
             if !self.engine.is_computed(page, place, layer as u32) {
@@ -183,13 +183,13 @@ impl SimulatedPrefillNode {
                 return Err(world.violation("a row is read when its layer is done", what));
             }
             let found = self.engine.read_row(page, place);
-            let should = self.engine.made_here(offer.rows[row as usize], group);
+            let should = self.engine.made_here(export.rows[row as usize], group);
             // Others that share its pages may have been in the step that failed.
             let has_failed = self.engine.has_failed_steps();
             world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
             if found != should && !(found.is_none() && has_failed) {
                 let what = format!("{key} reads {found:?} instead of {should:?}, row {row}");
-                return Err(world.violation("what is read is what was offered", what));
+                return Err(world.violation("what is read is what was exported", what));
             }
             content.push(found);
         }
@@ -218,18 +218,18 @@ impl SimulatedPrefillNode {
         let Some(sender) = self.senders.get_mut(&key) else {
             return Ok(());
         };
-        let offer = sender.offer.borrow();
-        let Some(state) = offer.state.filter(|_| sender.owes_state) else {
+        let export = sender.export.borrow();
+        let Some(state) = export.state.filter(|_| sender.owes_state) else {
             return Ok(());
         };
         let found = self.engine.read_state(state);
-        let should = offer.rows.last().copied().flatten();
+        let should = export.rows.last().copied().flatten();
         let has_failed = self.engine.has_failed_steps();
         if found != should && !(found.is_none() && has_failed) {
             let what = format!("{key} reads state {found:?} instead of {should:?}");
-            return Err(world.violation("what is read is what was offered", what));
+            return Err(world.violation("what is read is what was exported", what));
         }
-        drop(offer);
+        drop(export);
         sender.owes_state = false;
         sender.progress_us = Some(world.now_us);
         world.totals.num_states_sent += 1;
@@ -246,7 +246,7 @@ impl SimulatedPrefillNode {
     pub fn reader_of(&self, session: SessionId, run: u32) -> Option<SessionKey> {
         let mut senders = self.senders.iter();
         let reader = senders
-            .find(|(key, sender)| key.session == session && sender.offer.borrow().run == run);
+            .find(|(key, sender)| key.session == session && sender.export.borrow().run == run);
         reader.map(|(&key, _)| key)
     }
 
@@ -268,10 +268,10 @@ impl SimulatedPrefillNode {
             first_row,
             decode_index: world.decode_index(id),
         };
-        match self.store.load(key, deadline_us, now_us, || load) {
-            Ok(Loaded::Offered(offer)) => {
-                let offer = offer.clone();
-                self.serve(key, offer, load, world);
+        match self.exports.load(key, deadline_us, now_us, || load) {
+            Ok(Loaded::Exported(export)) => {
+                let export = export.clone();
+                self.serve(key, export, load, world);
             }
             Ok(Loaded::Waits { .. }) => {
                 let deadline_us = deadline_us.max(now_us);
@@ -283,7 +283,7 @@ impl SimulatedPrefillNode {
 
     pub fn handle_load_closed(&mut self, key: SessionKey, world: &mut World<'_>) {
         world.sessions.unsubscribed(key);
-        self.store.cancel(key, |_| true);
+        self.exports.cancel(key, |_| true);
         match self.senders.remove(&key) {
             Some(sender) if sender.is_stopping => {
                 self.machine.sessions().handle_deleted(key, world.now_us)
@@ -299,7 +299,7 @@ impl SimulatedPrefillNode {
 
     pub fn delete(&mut self, key: SessionKey, world: &mut World<'_>) {
         world.sessions.unsubscribed(key);
-        let (_, waiting) = self.store.end(key, OfferEnd::Deleted, world.now_us);
+        let (_, waiting) = self.exports.end(key, ExportEnd::Deleted, world.now_us);
         if waiting.is_some() {
             let wire = Wire::Data;
             world.close(ConnectionId { key, wire }, Direction::ToDecode);
@@ -316,7 +316,7 @@ impl SimulatedPrefillNode {
 
     pub fn time_out_loads(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
         let now_us = world.now_us;
-        while let Some((key, _)) = self.store.poll_late_load(now_us) {
+        while let Some((key, _)) = self.exports.poll_late_load(now_us) {
             world.totals.num_load_timeouts += 1;
             let wire = Wire::Data;
             world.close(ConnectionId { key, wire }, Direction::ToDecode);
@@ -329,8 +329,7 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// Nothing is read for a load any more whose offer was withdrawn, unless its connection had
-    /// closed before.
+    /// Nothing is read for a load any more whose export was withdrawn, unless its connection had closed before.
     pub fn handle_stopped(&mut self, key: SessionKey, world: &mut World<'_>) {
         if self.senders.remove(&key).is_some() {
             let wire = Wire::Data;

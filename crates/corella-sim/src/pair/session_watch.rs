@@ -24,7 +24,7 @@ struct End {
 pub struct SessionWatch {
     config: SessionConfig,
     ends: BTreeMap<(Direction, SessionKey), End>,
-    /// Loads that no offer has come for, and their deadlines.
+    /// Loads that no export has come for, and their deadlines.
     subscriptions: BTreeMap<SessionKey, (NodeId, u64)>,
 }
 

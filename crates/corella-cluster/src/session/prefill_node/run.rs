@@ -107,10 +107,10 @@ impl Node {
         let now_us = self.clock().now_us();
         match self.exporter.carry_out(task) {
             Exported::Nothing => {}
-            Exported::Stored(key, _status) => {
+            Exported::Opened(key, _status) => {
                 self.spawn(self.clone().watch_progress(key));
             }
-            Exported::NotStored(key) => state.node.sessions().handle_load_failed(key, now_us),
+            Exported::NotExported(key) => state.node.sessions().handle_load_failed(key, now_us),
             Exported::Deleted(key) => state.node.sessions().handle_deleted(key, now_us),
         }
     }

@@ -96,7 +96,7 @@ impl Scene {
         frames.iter().map(|it| Frame::decode(it).unwrap()).collect()
     }
 
-    fn store_at(&self, key: SessionKey, time: Duration) -> Result<(), Refusal> {
+    fn export_at(&self, key: SessionKey, time: Duration) -> Result<(), Refusal> {
         let outgoing = Arc::new(Outgoing::new(key, self.pages.clone(), 16));
         self.state().table().insert(outgoing, self.start + time)
     }
@@ -111,8 +111,8 @@ fn key(session: u128, decode_incarnation: Incarnation) -> SessionKey {
     }
 }
 
-fn not_stored(load_id: u64) -> Frame {
-    let reason = Refusal::NotStored;
+fn not_exported(load_id: u64) -> Frame {
+    let reason = Refusal::NotExported;
     Frame::Failed { load_id, reason }
 }
 
@@ -123,12 +123,12 @@ async fn a_load_is_refused_at_its_deadline_and_remembered_as_long_as_a_tombstone
     let (key, wait) = (key(1, THEIRS), Duration::from_millis(200));
     scene.load(5, key, 200);
     assert_eq!(scene.told_at(wait - US), NOTHING);
-    assert_eq!(scene.told_at(wait), [not_stored(5)]);
+    assert_eq!(scene.told_at(wait), [not_exported(5)]);
     assert_eq!(scene.told_at(wait), NOTHING);
-    let over = Err(Refusal::NotStored);
-    assert_eq!(scene.store_at(key, wait), over);
-    assert_eq!(scene.store_at(key, wait + TOMBSTONE_TIME - US), over);
-    assert_eq!(scene.store_at(key, wait + TOMBSTONE_TIME), Ok(()));
+    let over = Err(Refusal::NotExported);
+    assert_eq!(scene.export_at(key, wait), over);
+    assert_eq!(scene.export_at(key, wait + TOMBSTONE_TIME - US), over);
+    assert_eq!(scene.export_at(key, wait + TOMBSTONE_TIME), Ok(()));
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn no_load_waits_for_longer_than_the_sender_allows() {
     let scene = Scene::new().await;
     scene.load(1, key(1, THEIRS), u32::MAX);
     assert_eq!(scene.told_at(MAX_WAIT - US), NOTHING);
-    assert_eq!(scene.told_at(MAX_WAIT), [not_stored(1)]);
+    assert_eq!(scene.told_at(MAX_WAIT), [not_exported(1)]);
 }
 
 /// A session for any reader is stored before its address is given out, so a load of one waits for a second at most.
@@ -146,5 +146,5 @@ async fn a_load_of_what_is_stored_for_anybody_waits_for_a_second() {
     scene.load(1, key(1, Incarnation::ANY), 60_000);
     let second = Duration::from_secs(1);
     assert_eq!(scene.told_at(second - US), NOTHING);
-    assert_eq!(scene.told_at(second), [not_stored(1)]);
+    assert_eq!(scene.told_at(second), [not_exported(1)]);
 }

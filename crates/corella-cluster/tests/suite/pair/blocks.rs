@@ -129,7 +129,7 @@ impl Blocks {
     pub async fn at_rest(&self) {
         wait_until_async("loads have ended", || {
             self.source.num_loads() + self.fetcher.loader().num_loads() == 0
-                && self.sender.stats().num_stored == 0
+                && self.sender.stats().num_exported == 0
         })
         .await;
     }

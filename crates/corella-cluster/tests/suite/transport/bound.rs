@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
-    Frame, LoadFailure, LoadRejection, LoadRequest, LoadStatus, PeerAddress, Refusal, SendStatus,
-    StoreError,
+    ExportError, Frame, LoadFailure, LoadRejection, LoadRequest, LoadStatus, PeerAddress, Refusal,
+    SendStatus,
 };
 use corella_test::wait_until;
 
@@ -28,14 +28,14 @@ fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     proxy.allow(num_allowed);
     // 16 MiB.
     let table = page_ids(0..512);
-    node.store_whole(&key(1), &table, 8192);
+    node.export_whole(&key(1), &table, 8192);
     let slow_load = slow.load(&key(1), proxy.address, 0, 8192, &table);
     wait_for_bytes(&slow_load);
     assert_eq!(node.sender.bandwidth_bytes_per_s(DECODE + 1), None);
     let mut fast_key = key(2);
     fast_key.decode_incarnation.0 += 1;
     // Both sessions use the same pages: their content is the slow one's.
-    node.store(&fast_key, 8192);
+    node.export(&fast_key, 8192);
     node.make_readable(&fast_key, &table, 8192);
     let fast_load = fast.load(&fast_key, node.address, 0, 8192, &table);
     assert_eq!(wait(&fast_load), LoadStatus::Done { num_rows: 8192 });
@@ -69,7 +69,7 @@ fn a_node_sends_no_more_than_its_bandwidth() {
     let mut loads = Vec::new();
     for (uuid, table) in tables.iter().enumerate() {
         let key = key(uuid as u128);
-        node.store_whole(&key, table, 512);
+        node.export_whole(&key, table, 512);
         loads.push(other.load(&key, node.address, 0, 512, table));
     }
     for load in &loads {
@@ -89,7 +89,7 @@ fn sessions_of_a_connection_take_turns() {
     });
     let mut peer = RawPeer::connect(node.address, &geometry);
     for uuid in 0..3 {
-        node.store_whole(&key(uuid.into()), &page_ids(40 * uuid..40 * uuid + 40), 640);
+        node.export_whole(&key(uuid.into()), &page_ids(40 * uuid..40 * uuid + 40), 640);
         // Nothing is sent before all sessions are requested.
         peer.load(uuid.into(), &key(uuid.into()), 640, 0);
     }
@@ -126,7 +126,7 @@ fn everything_that_peers_can_fill_has_a_limit() {
         config.max_connections = 2;
         config.max_loads_per_connection = 3;
         config.max_waiting_loads = 4;
-        config.max_stored = 2;
+        config.max_exported = 2;
     });
     let mut peers = [(); 2].map(|()| RawPeer::connect(node.address, &geometry));
     let mut too_many = RawPeer::connect_silently(node.address);
@@ -154,11 +154,11 @@ fn everything_that_peers_can_fill_has_a_limit() {
     wait_until("it is gone", || node.sender.stats().num_waiting_loads == 3);
     peers[1].load(12, &key(12), 16, 0);
     wait_until("it waits", || node.sender.stats().num_waiting_loads == 4);
-    node.store(&key(50), 16);
-    node.store(&key(51), 16);
+    node.export(&key(50), 16);
+    node.export(&key(51), 16);
     // SAFETY: nothing is stored.
-    let third = unsafe { node.sender.store(key(52), 16) };
-    assert_eq!(third.err(), Some(StoreError::Full));
+    let third = unsafe { node.sender.export(key(52), 16) };
+    assert_eq!(third.err(), Some(ExportError::Full));
     drop(peers);
     wait_until("all is free", || {
         let stats = node.sender.stats();
@@ -221,7 +221,7 @@ fn a_load_in_the_middle_ends_at_its_deadline() {
     let other = ReceivingNode::configured(geometry, |config| config.connections_per_peer = 1);
     let proxy = Proxy::new(node.address);
     let (table, further) = (page_ids(0..128), page_ids(128..256));
-    let status = node.store_whole(&key(1), &table, 2048);
+    let status = node.export_whole(&key(1), &table, 2048);
     // The proxy holds the load in its middle, unless the deadline passes before.
     wait_until("a load that has begun ends", || {
         proxy.allow(200 << 10);

@@ -116,9 +116,9 @@ impl SendingNode {
         KvPages::geometry(&*self.pages).num_layers
     }
 
-    pub fn store(&self, key: &SessionKey, num_rows: u32) -> watch::Receiver<SendStatus> {
+    pub fn export(&self, key: &SessionKey, num_rows: u32) -> watch::Receiver<SendStatus> {
         // SAFETY: the tests that change readable pages say so.
-        unsafe { self.sender.store(*key, num_rows) }.unwrap()
+        unsafe { self.sender.export(*key, num_rows) }.unwrap()
     }
 
     /// Stores the first layers. The others never come.
@@ -130,7 +130,7 @@ impl SendingNode {
         num_layers: u32,
     ) -> watch::Receiver<SendStatus> {
         self.fill(key, table);
-        let status = self.store(key, num_rows);
+        let status = self.export(key, num_rows);
         self.sender.add_pages(key, &whole(table));
         self.sender
             .handle_rows_readable(key, 0..num_layers, num_rows);
@@ -138,14 +138,14 @@ impl SendingNode {
     }
 
     /// Stores all rows at once.
-    pub fn store_whole(
+    pub fn export_whole(
         &self,
         key: &SessionKey,
         table: &[PageId],
         num_rows: u32,
     ) -> watch::Receiver<SendStatus> {
         self.fill(key, table);
-        let status = self.store(key, num_rows);
+        let status = self.export(key, num_rows);
         self.make_readable(key, table, num_rows);
         status
     }

@@ -107,7 +107,7 @@ fn data() -> impl Strategy<Value = Frame> {
 
 fn small() -> impl Strategy<Value = Frame> {
     const REASONS: [Refusal; 7] = [
-        Refusal::NotStored,
+        Refusal::NotExported,
         Refusal::Gone,
         Refusal::Failed,
         Refusal::OtherIncarnation,

@@ -49,7 +49,7 @@ fn process_that_stores() {
     let node = sending_node(&PeerAddress::Unix(name));
     for uuid in [1, 2] {
         let first = uuid as u32 * 7;
-        node.store_whole(&key(uuid), &page_ids(first..first + NUM_PAGES), NUM_ROWS);
+        node.export_whole(&key(uuid), &page_ids(first..first + NUM_PAGES), NUM_ROWS);
     }
     println!("\nready");
     std::io::stdin().read_exact(&mut [0]).ok();
@@ -108,7 +108,7 @@ fn a_socket_lives_as_long_as_its_sender() {
     let address = address_of("socket");
     let node = sending_node(&address);
     let table = page_ids(0..NUM_PAGES);
-    let status = node.store_whole(&key(1), &table, NUM_ROWS);
+    let status = node.export_whole(&key(1), &table, NUM_ROWS);
     let other = ReceivingNode::new(geometry(3, 16, 2 * NUM_PAGES));
     let load = other.load(&key(1), address.clone(), 0, NUM_ROWS, &table);
     assert_eq!(wait(&load), LoadStatus::Done { num_rows: NUM_ROWS });

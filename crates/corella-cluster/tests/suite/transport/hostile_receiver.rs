@@ -93,7 +93,7 @@ fn a_session_without_credit_holds_up_nobody_beside_it() {
     let node = SendingNode::new(geometry.clone());
     let tables = [page_ids(0..32), page_ids(32..64)];
     for (uuid, table) in tables.iter().enumerate() {
-        node.store_whole(&key(uuid as u128), table, 512);
+        node.export_whole(&key(uuid as u128), table, 512);
     }
     let mut peer = RawPeer::connect(node.address, &geometry);
     peer.load(100, &key(0), 512, 3 * layer_bytes + layer_bytes / 2);
@@ -159,12 +159,12 @@ fn a_receiver_that_stops_reading_is_given_up() {
     let other = ReceivingNode::new(geometry.clone());
     // 64 MiB: more than socket buffers hold.
     let table = page_ids(0..2048);
-    let status = node.store_whole(&key(1), &table, 2048 * 16);
+    let status = node.export_whole(&key(1), &table, 2048 * 16);
     let mut peer = RawPeer::connect(node.address, &geometry);
     peer.load(1, &key(1), 2048 * 16, u32::MAX);
     wait_until("rows are sent", || node.sender.stats().num_bytes_sent > 0);
     let small = page_ids(0..4);
-    node.store(&key(2), 64);
+    node.export(&key(2), 64);
     node.make_readable(&key(2), &small, 64);
     let load = other.load(&key(2), node.address, 0, 64, &small);
     assert_eq!(wait(&load), LoadStatus::Done { num_rows: 64 });
@@ -186,7 +186,7 @@ fn a_newer_load_takes_the_place_of_an_older_one() {
     assert_eq!(peer.receive(), Some(Frame::Failed { load_id: 1, reason }));
     assert_eq!(node.sender.stats().num_waiting_loads, 1);
     let table = page_ids(0..2);
-    let status = node.store_whole(&key(1), &table, 32);
+    let status = node.export_whole(&key(1), &table, 32);
     assert!(matches!(peer.receive(), Some(Frame::Data(run)) if run.load_id == 2));
     peer.payload(&run(2, 0, 0, 32), &geometry);
     let num_rows = 32;

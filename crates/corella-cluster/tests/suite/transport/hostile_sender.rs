@@ -259,7 +259,7 @@ fn a_damaged_byte_is_noticed() {
     let other = ReceivingNode::new(geometry);
     let proxy = crate::proxy::Proxy::new(node.address);
     let table = page_ids(0..64);
-    node.store_whole(&key(1), &table, 1024);
+    node.export_whole(&key(1), &table, 1024);
     let load = other.load(&key(1), proxy.address, 0, 1024, &table);
     // Into the first page, after the greetings of at most two connections and a frame.
     proxy.allow(64 + 64 + 4096);

@@ -24,7 +24,7 @@ fn a_connection_cut_in_a_frame_fails_its_loads_and_the_next_one_works() {
     let other = ReceivingNode::new(geometry);
     let proxy = Proxy::new(node.address);
     let table = page_ids(0..NUM_PAGES);
-    let status = node.store_whole(&key(1), &table, NUM_ROWS);
+    let status = node.export_whole(&key(1), &table, NUM_ROWS);
     // Two greetings, a whole frame and a part of the next one.
     proxy.allow(64 + 64 + (64 << 10) + 16 + 3000);
     let load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
@@ -65,7 +65,7 @@ fn connections_are_there_before_loads_and_come_back() {
         wait_until("they have greetings", || {
             proxy.num_delivered() >= num_delivered + num_greetings
         });
-        node.store_whole(&key(uuid), &table, 32);
+        node.export_whole(&key(uuid), &table, 32);
         let load = other.load(&key(uuid), proxy.address, 0, 32, &table);
         assert_eq!(wait(&load), LoadStatus::Done { num_rows: 32 });
         assert_eq!(num_connections(), 2);
@@ -82,7 +82,7 @@ fn a_load_that_meets_a_dead_connection_has_another() {
     let other = ReceivingNode::configured(geometry, |config| config.connections_per_peer = 1);
     let proxy = Proxy::new(node.address);
     let table = page_ids(0..2);
-    let status = node.store_whole(&key(1), &table, 32);
+    let status = node.export_whole(&key(1), &table, 32);
     // The greeting comes, and no row.
     proxy.allow(FRAME_BYTES as u64);
     let load = other.load(&key(1), proxy.address, 0, 32, &table);
@@ -145,7 +145,7 @@ fn process_that_sends() {
     let node = SendingNode::new(geometry(4, 16, 2 * NUM_PAGES));
     let table = page_ids(0..NUM_PAGES);
     node.fill(&key(1), &table);
-    node.store(&key(1), NUM_ROWS);
+    node.export(&key(1), NUM_ROWS);
     node.sender.add_pages(&key(1), &whole(&table));
     node.sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
     println!("\nport {}", node.address.port());

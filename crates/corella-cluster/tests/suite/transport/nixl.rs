@@ -143,7 +143,7 @@ fn a_cancelled_load_changes_no_page_after_that() {
     // The last layer never comes, so rows arrive and the load does not end.
     let status = node.store_layers(&key(1), &table(), NUM_ROWS, 3);
     let further = page_ids(NUM_PAGES..2 * NUM_PAGES);
-    node.store_whole(&key(2), &further, NUM_ROWS);
+    node.export_whole(&key(2), &further, NUM_ROWS);
     let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
     wait_for_bytes(&load);
     load.cancel();
@@ -163,7 +163,7 @@ fn a_deleted_session_fails_its_load_and_no_other() {
     // The last layer never comes, so rows arrive and the load does not end.
     node.store_layers(&key(1), &table(), NUM_ROWS, 3);
     let further = page_ids(NUM_PAGES..2 * NUM_PAGES);
-    node.store_whole(&key(2), &further, NUM_ROWS);
+    node.export_whole(&key(2), &further, NUM_ROWS);
     let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
     let beside = other.load(&key(2), node.address, 0, NUM_ROWS, &further);
     wait_for_bytes(&load);
@@ -189,13 +189,13 @@ fn without_nixl_at_one_end_rows_go_over_the_socket() {
         receiving_node(|config| drop(config.paths.pop())),
     );
     for (node, other) in [(&node, &other_without), (&without, &other)] {
-        node.store_whole(&key(1), &table(), NUM_ROWS);
+        node.export_whole(&key(1), &table(), NUM_ROWS);
         let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
         assert_eq!(wait(&load), DONE);
         other.assert_holds(&key(1), &table(), 0);
         assert_eq!(num_nixl_bytes(other), 0);
     }
-    node.store_whole(&key(2), &table(), NUM_ROWS);
+    node.export_whole(&key(2), &table(), NUM_ROWS);
     let load = other.load(&key(2), node.address, 0, NUM_ROWS, &table());
     assert_eq!(wait(&load), DONE);
     assert_eq!(num_nixl_bytes(&other), SESSION_BYTES);
@@ -322,7 +322,7 @@ fn places_that_were_not_offered_are_not_read() {
     assert_eq!(status, LoadStatus::Failed(LoadFailure::ConnectionLost));
     other.assert_filled(&everywhere, 0xcc);
 
-    node.store_whole(&key(1), &table(), NUM_ROWS);
+    node.export_whole(&key(1), &table(), NUM_ROWS);
     let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
     assert_eq!(wait(&load), DONE);
     other.assert_holds(&key(1), &table(), 0);

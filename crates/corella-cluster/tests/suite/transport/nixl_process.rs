@@ -111,7 +111,7 @@ fn process_that_stores() {
     let node = sending_node(incarnation, |_| {});
     let key = key_of(1, incarnation);
     match number(LAYERS) {
-        None => node.store_whole(&key, &table(), NUM_ROWS),
+        None => node.export_whole(&key, &table(), NUM_ROWS),
         Some(num_layers) => node.store_layers(&key, &table(), NUM_ROWS, num_layers as u32),
     };
     println!("\naddress {}", node.address);

@@ -25,7 +25,7 @@ fn rows_go_to_the_receivers_own_pages_and_nowhere_else() {
         page_ids([9, 8, 3, 4, 5, 6, 40, 41]),
         page_ids([60, 1, 20, 21, 7, 2, 50, 3]),
     );
-    let status = node.store_whole(&key(1), &from, 117);
+    let status = node.export_whole(&key(1), &from, 117);
     let load = other.load(&key(1), node.address, 32, 117, &to);
     assert_eq!(wait(&load), LoadStatus::Done { num_rows: 117 });
     other.assert_holds(&key(1), &to, 2);
@@ -44,7 +44,7 @@ fn rows_go_to_the_receivers_own_pages_and_nowhere_else() {
     }
     assert_eq!(node.sender.stats().num_bytes_sent, 18 * 8192);
     node.sender.delete(&key(1));
-    assert_eq!(node.sender.stats().num_stored, 0);
+    assert_eq!(node.sender.stats().num_exported, 0);
     assert_eq!(other.receiver.stats().num_loads, 0);
 }
 
@@ -57,7 +57,7 @@ fn rows_flow_while_further_layers_are_computed() {
     let (from, to) = (page_ids(4..9), page_ids([30, 2, 29, 3, 28]));
     let (key, num_rows) = (key(7), 70);
     let load = other.load(&key, node.address, 0, num_rows, &to);
-    let status = node.store(&key, num_rows);
+    let status = node.export(&key, num_rows);
     node.fill(&key, &from);
     node.sender.add_pages(&key, &whole(&from[..3]));
     // A step of 40 rows: two pages are full.
@@ -93,7 +93,7 @@ fn many_sessions_share_few_connections() {
         let key = key(uuid.into());
         // Half of the sessions are requested before they are stored.
         if uuid % 2 == 0 {
-            node.store_whole(&key, &table(uuid), num_rows(uuid));
+            node.export_whole(&key, &table(uuid), num_rows(uuid));
         }
         loads.push(other.load(
             &key,
@@ -103,7 +103,7 @@ fn many_sessions_share_few_connections() {
             &table((uuid + 3) % 40),
         ));
         if uuid % 2 == 1 {
-            node.store_whole(&key, &table(uuid), num_rows(uuid));
+            node.export_whole(&key, &table(uuid), num_rows(uuid));
         }
     }
     for (uuid, load) in loads.iter_mut().enumerate() {
@@ -124,7 +124,7 @@ fn a_load_of_nothing_waits_for_the_end() {
     let other = ReceivingNode::new(geometry);
     let table = page_ids(0..2);
     let load = other.load(&key(1), node.address, 32, 32, &table);
-    node.store_whole(&key(1), &table, 32);
+    node.export_whole(&key(1), &table, 32);
     assert_eq!(wait(&load), LoadStatus::Done { num_rows: 32 });
     assert_eq!(load.account().num_bytes, 0);
 }
@@ -166,7 +166,7 @@ fn pages_of_another_kind_are_converted() {
                 };
             }
         }
-        node.store(&key(1), num_rows);
+        node.export(&key(1), num_rows);
         node.make_readable(&key(1), &from_table, num_rows);
         let load = other.load(&key(1), node.address, page_size, num_rows, &table);
         assert_eq!(wait(&load), LoadStatus::Done { num_rows });
@@ -236,7 +236,7 @@ fn nodes_that_do_not_fit_each_other_say_why() {
         change(&mut geometry);
         let other = ReceivingNode::configured(geometry, config);
         let table = page_ids(0..2);
-        node.store_whole(&key(1), &table, 32);
+        node.export_whole(&key(1), &table, 32);
         let load = other.load(&key(1), node.address, 0, 32, &table);
         assert_eq!(wait(&load), LoadStatus::Failed(failure));
     }

@@ -47,7 +47,7 @@ fn a_state_comes_behind_its_rows() {
         let sender = sender.unwrap();
         let peer = sender.listen(address).unwrap();
         // SAFETY: these pages do not change.
-        unsafe { sender.store(key(1), NUM_ROWS) }.unwrap();
+        unsafe { sender.export(key(1), NUM_ROWS) }.unwrap();
         sender.add_pages(&key(1), &[PageTable::whole(vec![PageId(2), PageId(5)])]);
         sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
         sender.set_state(&key(1), there);
@@ -94,7 +94,7 @@ fn rows_without_their_state_are_no_load() {
     let sender = sender.unwrap();
     let peer = sender.listen(loopback(0)).unwrap();
     // SAFETY: these pages do not change.
-    unsafe { sender.store(key(1), NUM_ROWS) }.unwrap();
+    unsafe { sender.export(key(1), NUM_ROWS) }.unwrap();
     sender.add_pages(&key(1), &[PageTable::whole(vec![PageId(2), PageId(5)])]);
     sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
     assert!(sender.finish(&key(1)));

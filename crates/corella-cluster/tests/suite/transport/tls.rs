@@ -88,7 +88,7 @@ fn rows_arrive_as_they_were_and_nobody_else_can_read_them() {
     });
     let proxy = Proxy::new(node.address);
     let (from, to) = (page_ids(0..20), page_ids((0..20).map(|i| 39 - i)));
-    let status = node.store_whole(&key(1), &from, 5000);
+    let status = node.export_whole(&key(1), &from, 5000);
     // The sender's socket fills, so that records go out in parts.
     proxy.allow(200_000);
     let load = other.load(&key(1), proxy.address, 0, 5000, &to);
@@ -112,7 +112,7 @@ fn strangers_get_nothing() {
     let node = SendingNode::configured(geometry.clone(), |config| {
         config.tls = authority.tls("prefill");
     });
-    node.store_whole(&key(1), &page_ids(0..2), 20);
+    node.export_whole(&key(1), &page_ids(0..2), 20);
     for tls in [None, other.tls("stranger")] {
         let receiver = ReceivingNode::configured(geometry.clone(), |config| {
             config.tls = tls;
@@ -154,7 +154,7 @@ fn a_sender_must_have_the_name_by_which_it_is_reached() {
     let node = SendingNode::configured(geometry.clone(), |config| {
         config.tls = Some(ClusterTls::load(&elsewhere, "elsewhere.test").unwrap());
     });
-    node.store_whole(&key(1), &page_ids(0..2), 20);
+    node.export_whole(&key(1), &page_ids(0..2), 20);
     let receiver = ReceivingNode::configured(geometry, |config| {
         config.tls = authority.tls("decode");
         config.num_connect_attempts = 1;
@@ -179,7 +179,7 @@ fn renewed_files_are_used_for_new_connections() {
     // `None` when the machine was too busy for an answer.
     let mut try_load = |authority: &Authority| {
         uuid += 1;
-        node.store_whole(&key(uuid), &page_ids(0..2), 20);
+        node.export_whole(&key(uuid), &page_ids(0..2), 20);
         let receiver = ReceivingNode::configured(geometry.clone(), |config| {
             config.tls = authority.tls("decode");
             config.num_connect_attempts = 1;

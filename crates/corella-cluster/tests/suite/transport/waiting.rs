@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use corella_cluster::transport::{Frame, LoadFailure, LoadFrame, LoadStatus, Refusal, StoreError};
+use corella_cluster::transport::{ExportError, Frame, LoadFailure, LoadFrame, LoadStatus, Refusal};
 use corella_test::wait_until;
 
 use crate::transport::fixture::{
@@ -28,16 +28,16 @@ fn a_session_that_never_comes_leaves_nothing_but_a_tombstone() {
         credit_bytes: 1 << 20,
         wait_ms: wait.as_millis() as u32,
     }));
-    let reason = Refusal::NotStored;
+    let reason = Refusal::NotExported;
     assert_eq!(peer.receive(), Some(Frame::Failed { load_id: 5, reason }));
     assert_not_before(deadline, "the load ended");
     assert_eq!(node.sender.stats().num_waiting_loads, 1);
 
     // The session comes late: storing it reports that its load has been refused.
     // SAFETY: nothing is stored.
-    let stored = unsafe { node.sender.store(key(1), 32) };
-    assert_eq!(stored.err(), Some(StoreError::TooLate(reason)));
-    assert_eq!(node.sender.stats().num_stored, 0);
+    let stored = unsafe { node.sender.export(key(1), 32) };
+    assert_eq!(stored.err(), Some(ExportError::TooLate(reason)));
+    assert_eq!(node.sender.stats().num_exported, 0);
     assert_eq!(node.sender.stats().num_tombstones, 1);
 }
 
@@ -51,8 +51,8 @@ fn a_tombstone_goes_and_its_session_may_come_after_all() {
     wait_until("the tombstone goes", || {
         node.sender.stats().num_tombstones == 0
     });
-    node.store(&key(1), 32);
-    assert_eq!(node.sender.stats().num_stored, 1);
+    node.export(&key(1), 32);
+    assert_eq!(node.sender.stats().num_exported, 1);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_load_ends_at_its_deadline() {
     // Either end may notice first.
     let failures = [
         LoadFailure::DeadlinePassed,
-        LoadFailure::Refused(Refusal::NotStored),
+        LoadFailure::Refused(Refusal::NotExported),
     ];
     assert!(
         failures.map(LoadStatus::Failed).contains(&status),
@@ -89,9 +89,9 @@ fn whoever_asks_for_what_is_over_learns_it_at_once() {
     let node = SendingNode::new(geometry.clone());
     let other = ReceivingNode::new(geometry);
     let table = page_ids(0..2);
-    node.store_whole(&key(1), &table, 32);
+    node.export_whole(&key(1), &table, 32);
     node.sender.delete(&key(1));
-    node.store(&key(2), 32);
+    node.export(&key(2), 32);
     node.sender.fail(&key(2));
     // A session fails before it is stored, and while a load waits for it.
     let waiting = other.load(&key(3), node.address, 0, 32, &page_ids(4..6));
@@ -114,7 +114,7 @@ fn whoever_asks_for_what_is_over_learns_it_at_once() {
             LoadStatus::Failed(LoadFailure::Refused(reason))
         );
     }
-    assert_eq!(node.sender.stats().num_stored, 0);
+    assert_eq!(node.sender.stats().num_exported, 0);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn another_number_of_rows_is_refused() {
     let node = SendingNode::new(geometry.clone());
     let other = ReceivingNode::new(geometry);
     let table = page_ids(0..2);
-    node.store_whole(&key(1), &table, 32);
+    node.export_whole(&key(1), &table, 32);
     let load = other.load(&key(1), node.address, 0, 31, &table);
     let refused = LoadStatus::Failed(LoadFailure::Refused(Refusal::OtherRows));
     assert_eq!(wait(&load), refused);
@@ -146,7 +146,7 @@ fn loads_that_wait_hold_up_nobody() {
     assert_eq!(num_waiting(), 100);
     // The last of the waiting loads gets its rows.
     let last = waiting.pop().unwrap();
-    node.store_whole(&key(99), &page_ids(6..8), 32);
+    node.export_whole(&key(99), &page_ids(6..8), 32);
     assert_eq!(wait(&last), LoadStatus::Done { num_rows: 32 });
     other.assert_holds(&key(99), &table, 0);
     assert_eq!(num_waiting(), 99);

@@ -44,8 +44,8 @@ impl Pair {
 fn nothing_is_written_after_a_cancelled_load() {
     let Pair { node, other, proxy } = Pair::new();
     let (table, further) = (page_ids(0..NUM_PAGES), page_ids(NUM_PAGES..2 * NUM_PAGES));
-    let status = node.store_whole(&key(1), &table, NUM_ROWS);
-    node.store_whole(&key(2), &further, NUM_ROWS);
+    let status = node.export_whole(&key(1), &table, NUM_ROWS);
+    node.export_whole(&key(2), &further, NUM_ROWS);
     let load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
     // The greeting, a frame of 64 KiB, and half of another.
     proxy.allow(64 + 64 + (64 << 10) + 16 + 64 + (32 << 10));
@@ -85,8 +85,8 @@ fn nothing_is_written_after_a_cancelled_load() {
 fn nothing_is_read_after_a_deleted_session() {
     let Pair { node, other, proxy } = Pair::new();
     let (table, further) = (page_ids(0..NUM_PAGES), page_ids(NUM_PAGES..2 * NUM_PAGES));
-    let status = node.store_whole(&key(1), &table, NUM_ROWS);
-    node.store_whole(&key(2), &further, NUM_ROWS);
+    let status = node.export_whole(&key(1), &table, NUM_ROWS);
+    node.export_whole(&key(2), &further, NUM_ROWS);
     let load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
     let beside = other.load(&key(2), proxy.address, 0, NUM_ROWS, &further);
     proxy.allow(64 + 64 + (64 << 10) + 16);
@@ -146,7 +146,7 @@ fn a_cancel_races_with_everything() {
         node.sender.delete(&key);
     }
     wait_until("both are idle", || {
-        node.sender.stats().num_stored + other.receiver.stats().num_loads == 0
+        node.sender.stats().num_exported + other.receiver.stats().num_loads == 0
     });
     // Discarded bytes do not count as damaged, which would end the connection.
     assert_eq!(other.receiver.stats().num_corrupt_frames, 0);
@@ -158,7 +158,7 @@ fn a_cancel_races_with_everything() {
 fn dropping_an_end_ends_its_sessions() {
     let Pair { node, other, proxy } = Pair::new();
     let table = page_ids(0..NUM_PAGES);
-    let status = node.store_whole(&key(1), &table, NUM_ROWS);
+    let status = node.export_whole(&key(1), &table, NUM_ROWS);
     let load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
     proxy.allow(256 << 10);
     wait_for_bytes(&load);

@@ -1,7 +1,7 @@
 //! Prompts that are kept for nodes without a name yet.
 //!
-//! The rows of such a prompt are on offer once all of them are computed, until some node has pulled them,
-//! their lease is over, or the client has left that would have named the node.
+//! The rows of such a prompt are exported once all of them are computed, until some node has pulled them, their lease
+//! is over, or the client has left that would have named the node.
 
 use super::{ExportBook, ExportFault, ExportTask};
 use crate::session::SessionKey;
@@ -96,7 +96,7 @@ impl ExportBook {
     }
 
     /// All rows of a run are computed. If they are kept for others, these may ask for them now.
-    pub(super) fn offer_kept(&mut self, at: (SessionId, u32)) {
+    pub(super) fn export_kept(&mut self, at: (SessionId, u32)) {
         if let Some(run) = self.runs.get_mut(&at)
             && let Some(key) = run.kept_as
         {

@@ -216,9 +216,9 @@ impl Model {
     fn settle(&mut self, deleting: &mut Vec<SessionKey>) {
         while let Some(task) = self.book.poll_task() {
             match task {
-                ExportTask::Store { key, .. } => {
+                ExportTask::Open { key, .. } => {
                     let before = self.readers.insert(key, Reader::default());
-                    assert!(before.is_none(), "{key} is offered twice");
+                    assert!(before.is_none(), "{key} is exported twice");
                 }
                 ExportTask::AddPages { key, tables } => {
                     let reader = self.readers.get_mut(&key).expect("stored");

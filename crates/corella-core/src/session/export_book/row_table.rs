@@ -52,7 +52,7 @@ impl RowTable {
         self.state = state;
     }
 
-    /// All rows may be read. The layers of a prompt that is offered as a whole are not followed.
+    /// All rows may be read. The layers of a prompt that is exported as a whole are not followed.
     pub fn make_readable(&mut self) {
         self.num_readable.fill(self.num_announced);
     }

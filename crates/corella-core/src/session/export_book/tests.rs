@@ -69,8 +69,8 @@ fn readable(attempt: u32, layers: core::ops::Range<u32>, num_rows: u32) -> Expor
     }
 }
 
-fn store(attempt: u32) -> ExportTask {
-    ExportTask::Store {
+fn export(attempt: u32) -> ExportTask {
+    ExportTask::Open {
         key: key(attempt),
         run: 0,
         first_row: 0,
@@ -98,7 +98,7 @@ fn prefilling() -> ExportBook {
 fn a_reader_hears_of_each_page_once_and_of_each_layer_of_each_step() {
     let mut book = prefilling();
     book.add_reader(0, key(0), 0);
-    assert_eq!(tasks(&mut book), [store(0)]);
+    assert_eq!(tasks(&mut book), [export(0)]);
     book.handle_fact(&exported(1, 0, 6));
     assert_eq!(tasks(&mut book), [add_pages(0, &[100, 101])]);
     book.handle_layer_done(StepId(1), 0);
@@ -130,7 +130,7 @@ fn a_reader_that_comes_late_gets_what_there_is() {
     assert_eq!(tasks(&mut book), []);
     book.add_reader(0, key(0), 0);
     let known = [
-        store(0),
+        export(0),
         add_pages(0, &[100, 101, 102]),
         readable(0, 0..1, 10),
         readable(0, 1..2, 8),
@@ -141,7 +141,7 @@ fn a_reader_that_comes_late_gets_what_there_is() {
     assert_eq!(tasks(&mut book), [readable(0, 1..2, 10), finish(0)]);
     book.add_reader(0, key(1), 0);
     let known = [
-        store(1),
+        export(1),
         add_pages(1, &[100, 101, 102]),
         readable(1, 0..2, 10),
         finish(1),
@@ -173,7 +173,7 @@ fn pages_go_when_the_session_and_both_readers_are_done() {
     book.handle_deleted(key(0));
     book.release(SESSION, 0);
     assert_eq!((tasks(&mut book), book.num_exports()), (vec![], 1));
-    // A second report, or one for an attempt without an offer, changes nothing.
+    // A second report, or one for an attempt without an export, changes nothing.
     book.handle_deleted(key(0));
     book.handle_deleted(key(2));
     assert_eq!(tasks(&mut book), []);
@@ -212,13 +212,13 @@ fn kept() -> ExportBook {
     book.handle_kv_fact(&exported(1, 0, 10));
     assert_eq!(tasks(&mut book), []);
     book.handle_kv_fact(&ended(NUM_ROWS));
-    let offered = [
-        store(0),
+    let expected = [
+        export(0),
         add_pages(0, &[100, 101, 102]),
         readable(0, 0..2, 10),
         finish(0),
     ];
-    assert_eq!(tasks(&mut book), offered);
+    assert_eq!(tasks(&mut book), expected);
     assert!(book.keeps(SESSION));
     book
 }
@@ -249,7 +249,7 @@ fn a_prompt_is_kept_until_it_is_pulled_or_its_lease_is_over() {
 }
 
 #[test]
-fn a_prompt_that_is_not_computed_whole_is_offered_to_nobody() {
+fn a_prompt_that_is_not_computed_whole_is_not_exported() {
     let request = REQUEST;
     for fact in [ended(8), KvFact::Declined { request }] {
         let mut book = ExportBook::new(PAGE_SIZE, NUM_LAYERS);

@@ -130,7 +130,7 @@ fn a_prompt_that_is_decided_to_be_computed_here_is_sent_as_ever() {
     end.handle_decision(key(1, 0), ComputePlace::Here, 0);
     let did = actions(&mut end);
     assert!(computes_here(&did), "{did:?}");
-    let store = PrefillAction::Export(ExportTask::Store {
+    let store = PrefillAction::Export(ExportTask::Open {
         key: key(1, 0),
         run: 0,
         first_row: 8,

@@ -125,7 +125,7 @@ fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     assert!(
         matches!(
             did[..],
-            [PrefillAction::Export(ExportTask::Store { run: 0, .. })]
+            [PrefillAction::Export(ExportTask::Open { run: 0, .. })]
         ),
         "{did:?}"
     );

@@ -94,7 +94,7 @@ pub fn prefilling() -> PrefillEnd {
         PrefillAction::SubmitLocally {
             run: 0, request, ..
         },
-        PrefillAction::Export(ExportTask::Store { first_row: 4, .. }),
+        PrefillAction::Export(ExportTask::Open { first_row: 4, .. }),
     ] = &did[..]
     else {
         panic!("{did:?}");

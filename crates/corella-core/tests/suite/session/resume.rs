@@ -88,7 +88,7 @@ fn another_decode_node_goes_on_behind_the_tokens_of_a_lost_one() {
             request,
             ..
         },
-        PrefillAction::Export(ExportTask::Store {
+        PrefillAction::Export(ExportTask::Open {
             first_row: 4,
             num_rows,
             ..
@@ -127,7 +127,7 @@ fn a_node_that_is_lost_before_it_has_the_rows_leaves_them_to_the_next() {
     assert!(
         matches!(
             did[0],
-            PrefillAction::Export(ExportTask::Store {
+            PrefillAction::Export(ExportTask::Open {
                 run: 0,
                 num_rows: NUM_ROWS,
                 ..

@@ -1,4 +1,4 @@
-//! Which sessions' rows a prefill node has on offer, whose loads wait for an offer, and what is over.
+//! A node's exports, the loads that wait for one, and the sessions that have ended.
 
 use alloc::collections::BTreeMap;
 use core::fmt;
@@ -8,78 +8,77 @@ use crate::session::SessionKey;
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::tombstone::Tombstones;
 
-/// The books of a cache store: its owner keeps `O` of each offer, moves the bytes, and keeps `L` of
-/// each load that has come before its offer.
+/// The exports of a node. Its owner moves the bytes, and keeps an `O` with each export and an `L` with each load that
+/// waits for one.
 ///
-/// Offers and loads come in any order, and each session has at most one offer and one waiting load.
-/// When an offer ends, or a load has waited until its deadline, a tombstone remains for a while, so
-/// that an offer or a load that comes too late is refused instead of waiting for ever.
+/// Exports and loads come in any order. A session has at most one export and one waiting load. The end of an export, or
+/// of a load at its deadline, leaves a tombstone for a while, so that a late export or load is refused and does not
+/// wait for ever.
 ///
-/// Offers that have pages in common are none of its business: the scheduler locks the pages of each
-/// request on their own.
+/// Exports may share pages: the scheduler locks the pages of each request.
 #[derive(Debug)]
-pub struct CacheStore<O, L> {
-    config: CacheStoreConfig,
-    offers: BTreeMap<SessionKey, O>,
+pub struct ExportTable<O, L> {
+    config: ExportTableConfig,
+    exports: BTreeMap<SessionKey, O>,
     waiting: BTreeMap<SessionKey, L>,
     deadlines: DeadlineQueue<SessionKey>,
-    over: Tombstones<SessionKey, OfferEnd>,
+    over: Tombstones<SessionKey, ExportEnd>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheStoreConfig {
+pub struct ExportTableConfig {
     /// This start of the node: rows of an earlier one are gone.
     pub incarnation: Incarnation,
-    pub max_offers: usize,
+    pub max_exports: usize,
     pub max_waiting_loads: usize,
     /// How long tombstones stay. When there are too many, the oldest go early.
     pub tombstone_us: u64,
     pub max_tombstones: usize,
 }
 
-/// How a session's rows ceased to be there for others, or turned out never to be.
+/// The reason why a session has no export any more, or never had one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OfferEnd {
-    /// A load waited for them, and its deadline has passed.
-    NotStored,
+pub enum ExportEnd {
+    /// A load waited for the rows until its deadline.
+    NotExported,
     Deleted,
-    /// They could not be computed.
+    /// The rows could not be computed.
     Failed,
 }
 
-/// Why an offer or a load is not taken. Nothing was kept of it.
+/// The reason why an export or a load was refused. Refusals leave no trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreRefusal {
-    Over(OfferEnd),
+pub enum ExportRefusal {
+    Over(ExportEnd),
     /// The load asks for rows of another start of this node.
     OtherIncarnation,
-    /// The session has an offer already.
+    /// The session has an export already.
     Duplicate,
-    /// There are as many offers or waiting loads as there may be.
+    /// The table has no room for another export or waiting load.
     Full,
 }
 
-/// What becomes of a load.
+/// The answer to a load.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Loaded<'a, O, L> {
-    Offered(&'a O),
-    /// It waits for its offer. `replaced` is an earlier load of the session, which waits no longer.
+    Exported(&'a O),
+    /// The load waits for its export. It has `replaced` an earlier load of the session.
     Waits {
         replaced: Option<L>,
     },
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheStoreStats {
-    pub num_offers: usize,
+pub struct ExportTableStats {
+    pub num_exports: usize,
     pub num_waiting_loads: usize,
     pub num_tombstones: usize,
 }
 
-impl<O, L> CacheStore<O, L> {
-    pub fn new(config: CacheStoreConfig) -> Self {
+impl<O, L> ExportTable<O, L> {
+    pub fn new(config: ExportTableConfig) -> Self {
         Self {
-            offers: BTreeMap::new(),
+            exports: BTreeMap::new(),
             waiting: BTreeMap::new(),
             deadlines: DeadlineQueue::new(),
             over: Tombstones::new(config.tombstone_us, config.max_tombstones),
@@ -88,91 +87,89 @@ impl<O, L> CacheStore<O, L> {
     }
 
     pub fn get(&self, key: SessionKey) -> Option<&O> {
-        self.offers.get(&key)
+        self.exports.get(&key)
     }
 
-    /// Offers a session's rows, and returns the load that has waited for them.
-    pub fn store(
+    /// Exports a session's rows, and returns the load that has waited for them.
+    pub fn export(
         &mut self,
         key: SessionKey,
-        offer: O,
+        export: O,
         now_us: u64,
-    ) -> Result<Option<L>, StoreRefusal> {
+    ) -> Result<Option<L>, ExportRefusal> {
         self.check_over(key, now_us)?;
-        if self.offers.contains_key(&key) {
-            return Err(StoreRefusal::Duplicate);
+        if self.exports.contains_key(&key) {
+            return Err(ExportRefusal::Duplicate);
         }
-        if self.offers.len() >= self.config.max_offers {
-            return Err(StoreRefusal::Full);
+        if self.exports.len() >= self.config.max_exports {
+            return Err(ExportRefusal::Full);
         }
-        self.offers.insert(key, offer);
+        self.exports.insert(key, export);
         Ok(self.stop_waiting(key))
     }
 
-    /// A node asks for a session's rows, and waits for their offer until `deadline_us`.
+    /// Answers a node's load of a session's rows. The load waits for their export until `deadline_us`.
     pub fn load(
         &mut self,
         key: SessionKey,
         deadline_us: u64,
         now_us: u64,
         load: impl FnOnce() -> L,
-    ) -> Result<Loaded<'_, O, L>, StoreRefusal> {
+    ) -> Result<Loaded<'_, O, L>, ExportRefusal> {
         if key.prefill_incarnation != self.config.incarnation {
-            return Err(StoreRefusal::OtherIncarnation);
+            return Err(ExportRefusal::OtherIncarnation);
         }
         self.check_over(key, now_us)?;
-        if let Some(offer) = self.offers.get(&key) {
-            return Ok(Loaded::Offered(offer));
+        if let Some(export) = self.exports.get(&key) {
+            return Ok(Loaded::Exported(export));
         }
         let is_full = self.waiting.len() >= self.config.max_waiting_loads;
         if is_full && !self.waiting.contains_key(&key) {
-            return Err(StoreRefusal::Full);
+            return Err(ExportRefusal::Full);
         }
         self.deadlines.set(key, Some(deadline_us));
         let replaced = self.waiting.insert(key, load());
         Ok(Loaded::Waits { replaced })
     }
 
-    /// Withdraws a session's offer, or sees to it that there will be none. Returns the offer, and the
-    /// load that waited for one.
-    pub fn end(&mut self, key: SessionKey, how: OfferEnd, now_us: u64) -> (Option<O>, Option<L>) {
+    /// Ends a session's export, or refuses it in advance. Returns the export, and the load that waited for one.
+    pub fn end(&mut self, key: SessionKey, how: ExportEnd, now_us: u64) -> (Option<O>, Option<L>) {
         self.over.expire(now_us);
         self.over.insert(key, how, now_us);
-        (self.offers.remove(&key), self.stop_waiting(key))
+        (self.exports.remove(&key), self.stop_waiting(key))
     }
 
-    /// Whoever asked wants the rows no more, and may ask again. Does nothing unless the waiting load
-    /// `is_it`.
+    /// Removes the waiting load of a session if `is_it` holds for it. Its node may load again.
     pub fn cancel(&mut self, key: SessionKey, is_it: impl FnOnce(&L) -> bool) -> Option<L> {
         self.waiting.get(&key).filter(|load| is_it(load))?;
         self.stop_waiting(key)
     }
 
-    /// A load that has waited until its deadline.
+    /// Removes and returns a load that has waited until its deadline.
     pub fn poll_late_load(&mut self, now_us: u64) -> Option<(SessionKey, L)> {
         let key = self.deadlines.due(now_us)?;
         let load = self.stop_waiting(key)?;
         self.over.expire(now_us);
-        self.over.insert(key, OfferEnd::NotStored, now_us);
+        self.over.insert(key, ExportEnd::NotExported, now_us);
         Some((key, load))
     }
 
-    /// When [`poll_late_load`](Self::poll_late_load) is to be called next.
+    /// The time of the next call of [`poll_late_load`](Self::poll_late_load).
     pub fn poll_timeout(&self) -> Option<u64> {
         self.deadlines.first_us()
     }
 
-    /// Forgets all waiting loads and returns all offers.
+    /// Removes all waiting loads, and all exports, which it returns.
     pub fn clear(&mut self) -> impl Iterator<Item = O> + use<O, L> {
         self.waiting.clear();
         self.deadlines = DeadlineQueue::new();
-        core::mem::take(&mut self.offers).into_values()
+        core::mem::take(&mut self.exports).into_values()
     }
 
-    pub fn stats(&mut self, now_us: u64) -> CacheStoreStats {
+    pub fn stats(&mut self, now_us: u64) -> ExportTableStats {
         self.over.expire(now_us);
-        CacheStoreStats {
-            num_offers: self.offers.len(),
+        ExportTableStats {
+            num_exports: self.exports.len(),
             num_waiting_loads: self.waiting.len(),
             num_tombstones: self.over.len(),
         }
@@ -182,9 +179,9 @@ impl<O, L> CacheStore<O, L> {
     /// When the bookkeeping contradicts itself.
     pub fn check_invariants(&self) {
         assert!(
-            self.offers.len() <= self.config.max_offers
+            self.exports.len() <= self.config.max_exports
                 && self.waiting.len() <= self.config.max_waiting_loads,
-            "more offers or waiting loads than there may be"
+            "more exports or waiting loads than fit"
         );
         self.over.check_invariants();
         assert_eq!(
@@ -198,21 +195,21 @@ impl<O, L> CacheStore<O, L> {
                 "the load of session {key} waits for ever"
             );
             assert!(
-                !self.offers.contains_key(&key),
-                "the load of session {key} waits for what is there"
+                !self.exports.contains_key(&key),
+                "the load of session {key} waits for an export that is there"
             );
         }
-        let mut keys = self.offers.keys().chain(self.waiting.keys());
+        let mut keys = self.exports.keys().chain(self.waiting.keys());
         assert!(
             keys.all(|&key| self.over.get(key).is_none()),
-            "a session is over, and has an offer or a waiting load"
+            "a session is over, and has an export or a waiting load"
         );
     }
 
-    fn check_over(&mut self, key: SessionKey, now_us: u64) -> Result<(), StoreRefusal> {
+    fn check_over(&mut self, key: SessionKey, now_us: u64) -> Result<(), ExportRefusal> {
         self.over.expire(now_us);
         match self.over.get(key) {
-            Some(how) => Err(StoreRefusal::Over(how)),
+            Some(how) => Err(ExportRefusal::Over(how)),
             None => Ok(()),
         }
     }
@@ -223,10 +220,10 @@ impl<O, L> CacheStore<O, L> {
     }
 }
 
-impl fmt::Display for OfferEnd {
+impl fmt::Display for ExportEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotStored => "nothing was stored in time",
+            Self::NotExported => "nothing was exported in time",
             Self::Deleted => "the session is over",
             Self::Failed => "the rows could not be computed",
         })

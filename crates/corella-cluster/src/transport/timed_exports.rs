@@ -1,11 +1,11 @@
-//! The core's [`CacheStore`] with a clock, and with the connections of its waiting loads.
+//! The core's [`ExportTable`] with a clock, and with the connections of its waiting loads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::Incarnation;
 use corella_core::session::{
-    CacheStore, CacheStoreConfig, CacheStoreStats, Loaded, OfferEnd, SessionKey, StoreRefusal,
+    ExportEnd, ExportRefusal, ExportTable, ExportTableConfig, ExportTableStats, Loaded, SessionKey,
 };
 
 use super::connection_queue::{ConnectionId, ConnectionQueue};
@@ -13,9 +13,9 @@ use super::frame::{Frame, LoadFrame, Refusal};
 use super::outgoing::Outgoing;
 use super::sender_config::SenderConfig;
 
-/// The offers of a sender and the loads that wait for one. Each of its parts is bounded.
-pub struct StoreTable {
-    store: CacheStore<Arc<Outgoing>, WaitingLoad>,
+/// The exports of a sender and the loads that wait for one. Each of its parts is bounded.
+pub struct TimedExports {
+    exports: ExportTable<Arc<Outgoing>, WaitingLoad>,
     start: Instant,
 }
 
@@ -40,18 +40,18 @@ impl WaitingLoad {
 
 /// The outcome of a load.
 pub enum Lookup {
-    Stored(Arc<Outgoing>),
+    Exported(Arc<Outgoing>),
     Refused(Refusal),
     /// The load waits; the task that watches the deadlines must look again.
     Waits,
 }
 
-impl StoreTable {
+impl TimedExports {
     pub fn new(config: &SenderConfig) -> Self {
         Self {
-            store: CacheStore::new(CacheStoreConfig {
+            exports: ExportTable::new(ExportTableConfig {
                 incarnation: Incarnation(config.incarnation),
-                max_offers: config.max_stored,
+                max_exports: config.max_exported,
                 max_waiting_loads: config.max_waiting_loads,
                 tombstone_us: micros(config.tombstone_time),
                 max_tombstones: config.max_tombstones,
@@ -61,14 +61,14 @@ impl StoreTable {
     }
 
     pub fn get(&self, key: &SessionKey) -> Option<&Arc<Outgoing>> {
-        self.store.get(*key)
+        self.exports.get(*key)
     }
 
-    /// Stores a session and serves the load that waits for it. The error says why it cannot be stored.
+    /// Exports a session and serves the load that waits for it. The error says why it cannot be stored.
     pub fn insert(&mut self, outgoing: Arc<Outgoing>, now: Instant) -> Result<(), Refusal> {
         let now_us = self.time_us(now);
-        let stored = self.store.store(outgoing.key, outgoing.clone(), now_us);
-        if let Some(waiting) = stored.map_err(Refusal::from)? {
+        let exported = self.exports.export(outgoing.key, outgoing.clone(), now_us);
+        if let Some(waiting) = exported.map_err(Refusal::from)? {
             waiting.connection.remove_load(waiting.load.load_id);
             outgoing.serve(&waiting.connection, &waiting.load);
         }
@@ -78,11 +78,11 @@ impl StoreTable {
     pub fn remove(
         &mut self,
         key: &SessionKey,
-        end: OfferEnd,
+        end: ExportEnd,
         now: Instant,
     ) -> Option<Arc<Outgoing>> {
         let now_us = self.time_us(now);
-        let (outgoing, waiting) = self.store.end(*key, end, now_us);
+        let (outgoing, waiting) = self.exports.end(*key, end, now_us);
         if let Some(waiting) = waiting {
             waiting.refuse(end.into());
         }
@@ -102,8 +102,8 @@ impl StoreTable {
             connection: connection.clone(),
             load,
         };
-        match self.store.load(key, deadline_us, now_us, waiting) {
-            Ok(Loaded::Offered(outgoing)) => Lookup::Stored(outgoing.clone()),
+        match self.exports.load(key, deadline_us, now_us, waiting) {
+            Ok(Loaded::Exported(outgoing)) => Lookup::Exported(outgoing.clone()),
             Ok(Loaded::Waits { replaced }) => {
                 if let Some(older) = replaced {
                     older.refuse(Refusal::Superseded);
@@ -121,26 +121,26 @@ impl StoreTable {
     /// Refuses the loads whose deadline has passed, and returns the next deadline.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         let now_us = self.time_us(now);
-        while let Some((_, waiting)) = self.store.poll_late_load(now_us) {
-            waiting.refuse(Refusal::NotStored);
+        while let Some((_, waiting)) = self.exports.poll_late_load(now_us) {
+            waiting.refuse(Refusal::NotExported);
         }
-        let next_us = self.store.poll_timeout()?;
+        let next_us = self.exports.poll_timeout()?;
         Some(self.start + Duration::from_micros(next_us))
     }
 
     /// Cancels a load; the receiver may ask again.
     pub fn cancel(&mut self, connection: ConnectionId, load_id: u64, key: &SessionKey) {
-        self.store
+        self.exports
             .cancel(*key, |waiting| waiting.is(connection, load_id));
     }
 
     pub fn clear(&mut self) -> Vec<Arc<Outgoing>> {
-        self.store.clear().collect()
+        self.exports.clear().collect()
     }
 
-    pub fn stats(&mut self, now: Instant) -> CacheStoreStats {
+    pub fn stats(&mut self, now: Instant) -> ExportTableStats {
         let now_us = self.time_us(now);
-        self.store.stats(now_us)
+        self.exports.stats(now_us)
     }
 
     fn time_us(&self, at: Instant) -> u64 {
@@ -152,22 +152,22 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-impl From<OfferEnd> for Refusal {
-    fn from(end: OfferEnd) -> Self {
+impl From<ExportEnd> for Refusal {
+    fn from(end: ExportEnd) -> Self {
         match end {
-            OfferEnd::NotStored => Self::NotStored,
-            OfferEnd::Deleted => Self::Gone,
-            OfferEnd::Failed => Self::Failed,
+            ExportEnd::NotExported => Self::NotExported,
+            ExportEnd::Deleted => Self::Gone,
+            ExportEnd::Failed => Self::Failed,
         }
     }
 }
 
-impl From<StoreRefusal> for Refusal {
-    fn from(refusal: StoreRefusal) -> Self {
+impl From<ExportRefusal> for Refusal {
+    fn from(refusal: ExportRefusal) -> Self {
         match refusal {
-            StoreRefusal::Over(end) => end.into(),
-            StoreRefusal::OtherIncarnation => Self::OtherIncarnation,
-            StoreRefusal::Duplicate | StoreRefusal::Full => Self::Busy,
+            ExportRefusal::Over(end) => end.into(),
+            ExportRefusal::OtherIncarnation => Self::OtherIncarnation,
+            ExportRefusal::Duplicate | ExportRefusal::Full => Self::Busy,
         }
     }
 }
