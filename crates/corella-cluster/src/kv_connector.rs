@@ -2,15 +2,16 @@
 //! `kv_transfer_params` from the first answer to the second request.
 //!
 //! llm-d's sidecar (connector `nixlv2`) and vLLM's proxies work this way. The node that computes the prompt keeps its
-//! rows for a bounded time ([`KeptPrompts`]). The node that decodes pulls them ([`Puller`]), and computes the prompt
-//! itself when pulling fails. No session connects the two: `params.rs` has all that one must know about the other.
+//! rows for a bounded time ([`KeptPrompts`]). The node that decodes fetches them ([`PromptFetcher`]), and computes the
+//! prompt itself when fetching fails. No session connects the two: `params.rs` has all that one must know about the
+//! other.
 
 mod allowed_peers;
 mod answer;
-mod fetcher;
+mod block_fetcher;
 mod kept_prompts;
 mod params;
-mod puller;
+mod prompt_fetcher;
 
 use std::sync::Arc;
 
@@ -19,11 +20,11 @@ use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
 pub use allowed_peers::{AllowedPeers, Network};
-pub(crate) use fetcher::Prefix;
-pub use fetcher::{BlockFetcher, FetchOutcome};
+pub(crate) use block_fetcher::Prefix;
+pub use block_fetcher::{BlockFetcher, FetchOutcome};
 pub use kept_prompts::{KeepConfig, KeptPrompts};
 pub use params::{NearSource, ParamError, SOCKET_PREFIX, Site};
-pub use puller::{PullOutcome, Puller};
+pub use prompt_fetcher::{PromptFetchOutcome, PromptFetcher};
 
 use kept_prompts::KeptTicket;
 use params::Transfer;
@@ -33,11 +34,11 @@ use params::Transfer;
 pub struct KvConnector {
     /// `None` when this node sends no rows.
     pub kept: Option<Arc<KeptPrompts>>,
-    /// `None` when this node pulls no rows.
-    pub puller: Option<Arc<Puller>>,
+    /// `None` when this node fetches no rows.
+    pub prompt_fetcher: Option<Arc<PromptFetcher>>,
     /// `None` when this node loads no cached blocks.
     pub fetcher: Option<Arc<BlockFetcher>>,
-    /// Takes submissions whose rows are neither kept nor pulled.
+    /// Takes submissions whose rows are neither kept nor fetched.
     pub local: Arc<dyn Generate>,
 }
 
@@ -87,10 +88,12 @@ impl Generate for ConnectorCall {
             Transfer::Keep if let Some(kept) = &connector.kept => {
                 kept.submit(submission, &self.name, &self.ticket)
             }
-            Transfer::Pull(source) if let Some(puller) = &connector.puller => {
-                puller.submit(submission, source, &self.name, local)
+            Transfer::FetchPrompt(source)
+                if let Some(prompt_fetcher) = &connector.prompt_fetcher =>
+            {
+                prompt_fetcher.submit(submission, source, &self.name, local)
             }
-            Transfer::Fetch(site) if let Some(fetcher) = &connector.fetcher => {
+            Transfer::FetchBlocks(site) if let Some(fetcher) = &connector.fetcher => {
                 fetcher.submit(submission, site, local)
             }
             _ => local.submit(submission),

@@ -1,7 +1,7 @@
 //! Prompts that are computed here and kept for a node that the proxy has not chosen yet.
 //!
-//! Their rows stay in the pages of the request that computed them, under the engine's lease, until a node has pulled
-//! them or the lease is over. Any node that knows a session's id may pull it once, so the ids are drawn at random.
+//! Their rows stay in the pages of the request that computed them, under the engine's lease, until a node has fetched
+//! them or the lease is over. Any node that knows a session's id may fetch it once, so the ids are drawn at random.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -21,17 +21,17 @@ use crate::clock::Clock;
 use crate::exporter::{Exported, Exporter};
 use crate::transport::{KvSender, SendStatus};
 
-/// The interval between two checks whether a pull still progresses.
+/// The interval between two checks whether a fetch still progresses.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The owner of the rows, and the address from which they are pulled.
+/// The owner of the rows, and the address from which they are fetched.
 #[derive(Clone, Debug)]
 pub struct KeepConfig {
     pub incarnation: u64,
     pub model_fingerprint: u128,
     pub arithmetic: Arithmetic,
     pub site: Site,
-    /// The lease after the last pulled rows. Before a pull has begun, the engine's own lease bounds how long rows are
+    /// The lease after the last fetched rows. Before a fetch has begun, the engine's own lease bounds how long rows are
     /// kept.
     pub lease: Duration,
 }
@@ -114,7 +114,7 @@ impl KeptPrompts {
         ticket: &KeptTicket,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         if self.engine.kv_pages().states().is_some() {
-            // The node that pulls the rows draws the first token from the state before the prompt's last token.
+            // The node that fetches the rows draws the first token from the state before the prompt's last token.
             rare_line!(
                 warn,
                 id = name,
@@ -177,7 +177,7 @@ impl KeptPrompts {
                 Exported::Nothing => {}
                 Exported::Opened(key, status) => {
                     tracing::debug!(%key, "a prompt is kept for another node");
-                    let watched = watch_pull(Arc::downgrade(self), key, status);
+                    let watched = watch_fetch(Arc::downgrade(self), key, status);
                     self.runtime.spawn(watched);
                 }
                 Exported::NotExported(key) => {
@@ -232,8 +232,8 @@ fn follow_facts(facts: &KvFacts, prompts: &Weak<KeptPrompts>) {
     }
 }
 
-/// Renews the lease while rows are pulled, and releases the prompt when all have been.
-async fn watch_pull(
+/// Renews the lease while rows are fetched, and releases the prompt when all have been.
+async fn watch_fetch(
     prompts: Weak<KeptPrompts>,
     key: SessionKey,
     mut status: watch::Receiver<SendStatus>,
@@ -248,7 +248,7 @@ async fn watch_pull(
         let now = *status.borrow_and_update();
         match now {
             SendStatus::Received => {
-                prompts.end(key.session, KeptEnd::Pulled);
+                prompts.end(key.session, KeptEnd::Fetched);
                 return;
             }
             SendStatus::Over => return,

@@ -40,9 +40,9 @@ pub const SOCKET_PREFIX: &str = "corella-kv-";
 pub enum Transfer {
     /// To keep its rows for another node.
     Keep,
-    Pull(Source),
+    FetchPrompt(Source),
     /// To load its prefix from the cached blocks of a node.
-    Fetch(Site),
+    FetchBlocks(Site),
 }
 
 /// The address from which a node sends rows.
@@ -215,7 +215,7 @@ impl Site {
     }
 }
 
-/// Returns a digest of these tokens, which the keeping and the pulling node compare.
+/// Returns a digest of these tokens, which the keeping and the fetching node compare.
 pub fn prompt_digest(namespace: &Namespace, tokens: &[TokenId]) -> u128 {
     PageHash::root(0, namespace).next(0, tokens).0
 }
@@ -223,7 +223,7 @@ pub fn prompt_digest(namespace: &Namespace, tokens: &[TokenId]) -> u128 {
 /// Reads a request's parameters. Unknown fields are ignored, because other systems add their own.
 pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError> {
     let keeps = flag(fields, "do_remote_decode")?;
-    let pulls = flag(fields, "do_remote_prefill")?;
+    let fetches = flag(fields, "do_remote_prefill")?;
     let engine_id = text(fields, "remote_engine_id", MAX_ID_BYTES)?;
     let request_id = text(fields, "remote_request_id", MAX_ID_BYTES)?;
     let has_blocks = match fields.get("remote_block_ids") {
@@ -248,7 +248,7 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     };
     let socket = text(fields, "remote_socket", MAX_SOCKET_BYTES)?;
     let machine = text(fields, "remote_machine", MAX_ID_BYTES)?;
-    if keeps && pulls {
+    if keeps && fetches {
         return Err(ParamError::new(
             "do_remote_prefill",
             "must not be true together with do_remote_decode",
@@ -257,8 +257,8 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     if keeps {
         return Ok(Some(Transfer::Keep));
     }
-    if !pulls {
-        return Ok(cached_blocks(fields)?.map(Transfer::Fetch));
+    if !fetches {
+        return Ok(cached_blocks(fields)?.map(Transfer::FetchBlocks));
     }
     let missing = |field| move || ParamError::new(field, "is required with do_remote_prefill");
     let engine_id = engine_id.ok_or_else(missing("remote_engine_id"))?;
@@ -270,7 +270,7 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     let port = port.ok_or_else(missing("remote_port"))?;
     let near = near_source("remote_socket", socket, machine)?;
     let host = host.to_owned();
-    Ok(Some(Transfer::Pull(Source {
+    Ok(Some(Transfer::FetchPrompt(Source {
         site: Site { host, port, near },
         rows: KeptRows::parse(engine_id, request_id),
     })))
@@ -434,7 +434,7 @@ mod tests {
             near,
         };
         let far = json!({"cached_blocks": {"host": "10.0.0.6", "port": "9000", "later": 1}});
-        assert_eq!(read(far), Ok(Some(Transfer::Fetch(site(None)))));
+        assert_eq!(read(far), Ok(Some(Transfer::FetchBlocks(site(None)))));
         let near = json!({"cached_blocks": {
             "host": "10.0.0.6", "port": 9000, "socket": "corella-kv-7-1b", "machine": "m",
         }});
@@ -442,7 +442,10 @@ mod tests {
             socket: "corella-kv-7-1b".to_owned(),
             machine: "m".to_owned(),
         };
-        assert_eq!(read(near), Ok(Some(Transfer::Fetch(site(Some(source))))));
+        assert_eq!(
+            read(near),
+            Ok(Some(Transfer::FetchBlocks(site(Some(source)))))
+        );
         assert_eq!(read(json!({"cached_blocks": null})), Ok(None));
         for wrong in [
             json!("10.0.0.6:9000"),
@@ -489,7 +492,7 @@ mod tests {
             params.insert("tp_size".to_owned(), json!([1, {"a": 2}]));
             let params = serde_json::to_string(&params).expect("it is JSON");
             let params = serde_json::from_str(&params).expect("it is JSON");
-            assert_eq!(read(params), Ok(Some(Transfer::Pull(source))));
+            assert_eq!(read(params), Ok(Some(Transfer::FetchPrompt(source))));
         }
     }
 
@@ -505,7 +508,7 @@ mod tests {
             // Members that vLLM's connectors add.
             params["tp_size"] = json!(1.0);
             params["remote_bootstrap_addr"] = json!(null);
-            assert_eq!(read(params), Ok(Some(Transfer::Pull(source()))));
+            assert_eq!(read(params), Ok(Some(Transfer::FetchPrompt(source()))));
         }
     }
 
@@ -570,7 +573,7 @@ mod tests {
             let mut params = good.clone();
             params.insert(field.to_owned(), value.into());
             match parse(&params) {
-                Ok(Some(Transfer::Pull(source))) => assert_eq!(source.rows, None, "{value}"),
+                Ok(Some(Transfer::FetchPrompt(source))) => assert_eq!(source.rows, None, "{value}"),
                 other => panic!("{value}: {other:?}"),
             }
         }

@@ -14,7 +14,7 @@ use prometheus_client::registry::Unit;
 use super::ClusterNode;
 use super::role::{DecodeRole, PrefillRole, RunningRole};
 use crate::blocks::SourceStats;
-use crate::kv_connector::{FetchOutcome, KeptEnd, KvConnector, PullOutcome};
+use crate::kv_connector::{FetchOutcome, KeptEnd, KvConnector, PromptFetchOutcome};
 
 /// Metrics of the role that the node has when scraped.
 #[derive(Debug)]
@@ -74,16 +74,17 @@ fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>
         let help = "Prompts that are no longer kept, by what has become of them";
         outcomes(encoder, "corella_kept_prompts_ended", help, &ends)?;
     }
-    if let Some(puller) = &connector.puller {
-        let ends = PullOutcome::ALL.map(|outcome| (outcome.as_str(), puller.num_requests(outcome)));
+    if let Some(prompt_fetcher) = &connector.prompt_fetcher {
+        let ends = PromptFetchOutcome::ALL
+            .map(|outcome| (outcome.as_str(), prompt_fetcher.num_requests(outcome)));
         let help = "Requests whose prompt another node had computed for a proxy, by whether its KV rows \
-                    were pulled";
+                    were fetched";
         outcomes(encoder, "corella_kv_pulls", help, &ends)?;
         counter(
             encoder,
             "corella_kv_pulled_rows",
-            "KV rows that were pulled from other nodes for a proxy",
-            puller.num_rows(),
+            "KV rows that were fetched from other nodes for a proxy",
+            prompt_fetcher.num_rows(),
         )?;
     }
     if let Some(fetcher) = &connector.fetcher {

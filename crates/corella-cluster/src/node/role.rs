@@ -15,7 +15,7 @@ use super::host_name::host_name;
 use super::kv_outlet::{CachedBlocks, KvOutlet};
 use super::listener::NodePort;
 use crate::blocks::SourceNode;
-use crate::kv_connector::{AllowedPeers, KeptPrompts, KvConnector, Network, Puller, Site};
+use crate::kv_connector::{AllowedPeers, KeptPrompts, KvConnector, Network, PromptFetcher, Site};
 use crate::registry::{NodeRecord, Peers, Registry, RegistryConfig, Role};
 use crate::session::{
     DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, serve_sessions,
@@ -205,7 +205,7 @@ impl Node {
         let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
         let connector = KvConnector {
             kept: Some(kept.clone()),
-            puller: Some(self.puller(&hello, receiver)),
+            prompt_fetcher: Some(self.prompt_fetcher(&hello, receiver)),
             fetcher: blocks.fetcher.clone(),
             local: Arc::new(self.model.engine.clone()),
         };
@@ -241,7 +241,7 @@ impl Node {
             first_cursor: hello.incarnation.0,
             ..DirectoryConfig::default()
         };
-        let puller = self.puller(&hello, receiver);
+        let prompt_fetcher = self.prompt_fetcher(&hello, receiver);
         let session = SessionConfig {
             allocate_budget_us: config.search_timeout.as_micros() as u64,
             falls_back: config.falls_back,
@@ -272,7 +272,7 @@ impl Node {
         let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
         let connector = KvConnector {
             kept: Some(kept.clone()),
-            puller: Some(puller),
+            prompt_fetcher: Some(prompt_fetcher),
             fetcher: blocks.fetcher.clone(),
             local: Arc::new(node.clone()),
         };
@@ -297,7 +297,7 @@ impl Node {
         let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
         let connector = KvConnector {
             kept: None,
-            puller: Some(self.puller(&hello, receiver.clone())),
+            prompt_fetcher: Some(self.prompt_fetcher(&hello, receiver.clone())),
             fetcher: blocks.fetcher.clone(),
             local: Arc::new(self.model.engine.clone()),
         };
@@ -398,8 +398,8 @@ impl Node {
         AllowedPeers::new(named.chain(own.map(Network::of)))
     }
 
-    fn puller(&self, hello: &Hello, receiver: Arc<KvReceiver>) -> Arc<Puller> {
-        Puller::new(
+    fn prompt_fetcher(&self, hello: &Hello, receiver: Arc<KvReceiver>) -> Arc<PromptFetcher> {
+        PromptFetcher::new(
             self.model.engine.clone(),
             receiver,
             self.config.uses_host.then(host_name),

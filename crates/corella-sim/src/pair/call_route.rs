@@ -29,9 +29,10 @@ impl SimulatedPrefillNode {
         if let Some(node) = call.hint.filter(|_| call.deadline_us.is_none()) {
             let incarnation = world.registry[&node];
             let source = NodeIncarnation { node, incarnation };
-            if let Some(load) = self.pull(source, &call.request, world) {
+            if let Some(load) = self.fetch_prompt(source, &call.request, world) {
                 world.placement.num_hinted += 1;
-                self.pulling.insert(load, Behind::Hint(index, fetching));
+                self.fetching_prompts
+                    .insert(load, Behind::Hint(index, fetching));
                 return Ok(());
             }
         }
@@ -81,10 +82,10 @@ impl SimulatedPrefillNode {
         match route {
             Route::Fetch(holder) => {
                 let source = self.place_of(holder.peer);
-                return match self.pull(source, &planned.request, world) {
+                return match self.fetch_prompt(source, &planned.request, world) {
                     Some(load) => {
-                        world.placement.num_pulls += 1;
-                        self.pulling.insert(load, Behind::Call(index));
+                        world.placement.num_prompt_fetches += 1;
+                        self.fetching_prompts.insert(load, Behind::Call(index));
                         Ok(())
                     }
                     None => self.route_call(index, Some(Fetching::Never), world),
@@ -134,7 +135,7 @@ impl SimulatedPrefillNode {
     }
 
     /// Begins to load a prompt's blocks.
-    fn pull(
+    fn fetch_prompt(
         &mut self,
         source: NodeIncarnation,
         request: &Request,
@@ -197,10 +198,10 @@ impl SimulatedPrefillNode {
         let Some(source) = source else {
             return;
         };
-        match self.pull(self.place_of(source), request, world) {
+        match self.fetch_prompt(self.place_of(source), request, world) {
             Some(load) => {
-                world.placement.num_pulls += 1;
-                self.pulling.insert(load, Behind::Decision(key));
+                world.placement.num_prompt_fetches += 1;
+                self.fetching_prompts.insert(load, Behind::Decision(key));
             }
             None => self.machine.handle_fetch_begun(key, world.now_us),
         }
@@ -216,12 +217,12 @@ impl SimulatedPrefillNode {
         if exchange.settle(&mut self.engine, world)? {
             return Ok(true);
         }
-        let mut pulling = self.pulling.iter();
-        let known = pulling.find(|&(&load, _)| !exchange.is_undecided(load));
+        let mut fetching_prompts = self.fetching_prompts.iter();
+        let known = fetching_prompts.find(|&(&load, _)| !exchange.is_undecided(load));
         let Some((&load, &behind)) = known else {
             return Ok(false);
         };
-        self.pulling.remove(&load);
+        self.fetching_prompts.remove(&load);
         match behind {
             Behind::Call(index) => self.route_call(index, None, world)?,
             Behind::Hint(index, fetching) => self.route_call(index, Some(fetching), world)?,

@@ -80,8 +80,8 @@ impl<'a> Fleet<'a> {
             nodes: workload.nodes.iter().map(|_| None).collect(),
             world,
         };
-        for (index, pull) in workload.fleet.pulls.iter().enumerate() {
-            fleet.world.push(pull.at_us, Event::Pull(index));
+        for (index, fetch) in workload.fleet.prompt_fetches.iter().enumerate() {
+            fleet.world.push(fetch.at_us, Event::FetchPrompt(index));
         }
         fleet.world.push(0, Event::List);
         for index in 0..workload.nodes.len() {
@@ -182,7 +182,7 @@ impl<'a> Fleet<'a> {
                 node,
                 answer,
             } => self.probed(by, peer, node, answer)?,
-            Event::Pull(index) => self.pull(index)?,
+            Event::FetchPrompt(index) => self.fetch_prompt(index)?,
             Event::Block(event) => self.load(*event)?,
             Event::Local(id, incarnation, event) => {
                 if let Some(node) = &mut self.nodes[id.0 as usize]

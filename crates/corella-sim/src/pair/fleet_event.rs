@@ -131,21 +131,21 @@ impl Fleet<'_> {
     }
 
     /// A node loads the blocks of a prompt from any other.
-    pub(super) fn pull(&mut self, index: usize) -> Result<(), Violation> {
+    pub(super) fn fetch_prompt(&mut self, index: usize) -> Result<(), Violation> {
         let world = &mut self.world;
-        let pull = &world.workload.fleet.pulls[index];
-        let request = &world.workload.calls[pull.call].request;
+        let fetch = &world.workload.fleet.prompt_fetches[index];
+        let request = &world.workload.calls[fetch.call].request;
         let wanted = Wanted {
             source: NodeIncarnation {
-                node: pull.from,
-                incarnation: world.registry[&pull.from],
+                node: fetch.from,
+                incarnation: world.registry[&fetch.from],
             },
             namespace: request.namespace.clone(),
             tokens: request.prompt.clone(),
-            soft_us: world.now_us + pull.soft_us,
-            hard_us: world.now_us + pull.hard_us,
+            soft_us: world.now_us + fetch.soft_us,
+            hard_us: world.now_us + fetch.hard_us,
         };
-        let Some(node) = &mut self.nodes[pull.node.0 as usize] else {
+        let Some(node) = &mut self.nodes[fetch.node.0 as usize] else {
             return Ok(());
         };
         let (exchange, engine) = node.exchange();

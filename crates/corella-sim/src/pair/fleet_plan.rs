@@ -29,11 +29,11 @@ pub struct FleetPlan {
     pub links: Links,
     pub loads: LoadConfig,
     /// Loads between any two nodes.
-    pub pulls: Vec<Pull>,
+    pub prompt_fetches: Vec<PromptFetch>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Pull {
+pub struct PromptFetch {
     pub at_us: u64,
     pub node: NodeId,
     pub from: NodeId,
@@ -59,14 +59,14 @@ impl FleetPlan {
         for node in &mut workload.nodes {
             exchange_blocks(&mut node.config, page_size, random);
         }
-        let num_pulls = random.below(12);
+        let num_prompt_fetches = random.below(12);
         let mut plan = Self::plain(&workload.nodes, workload.num_layers, random);
         plan.fetches = true;
         plan.pulls_always = random.once_in(4);
         plan.placement.disaggregate_min_tokens = random.pick(&[0, 0, 8]);
         plan.lists_fail_once_in = random.pick(&[0, 0, 6]);
-        plan.pulls = (0..num_pulls)
-            .map(|_| Pull::drawn(workload, random))
+        plan.prompt_fetches = (0..num_prompt_fetches)
+            .map(|_| PromptFetch::drawn(workload, random))
             .collect();
         plan.links.draw_liar(workload.nodes.len() as u64, random);
         let num_nodes = workload.nodes.len() as u64;
@@ -115,12 +115,12 @@ impl FleetPlan {
             kv_bytes_per_token: 1 << 20,
             loads: load_config(page_size, num_layers, random),
             links: Links::drawn(random),
-            pulls: Vec::new(),
+            prompt_fetches: Vec::new(),
         }
     }
 }
 
-impl Pull {
+impl PromptFetch {
     fn drawn(workload: &PairWorkload, random: &mut Random) -> Self {
         let num_nodes = workload.nodes.len() as u64;
         let node = random.below(num_nodes);

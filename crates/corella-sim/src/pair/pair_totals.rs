@@ -94,7 +94,7 @@ counts! {
         /// Calls that name a node with a part of their prompt.
         num_hinted,
         /// Loads from the node that has a part of a prompt, before its prefill, and others.
-        num_pulls,
+        num_prompt_fetches,
         num_other_pulls,
         num_transfers,
     }

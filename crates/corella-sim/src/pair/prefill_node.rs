@@ -41,7 +41,7 @@ pub struct SimulatedPrefillNode {
     /// The peer of each attempt.
     pub(super) asked: BTreeMap<SessionKey, NodeId>,
     /// Goes on when a load has begun or ended.
-    pub(super) pulling: BTreeMap<LoadKey, Behind>,
+    pub(super) fetching_prompts: BTreeMap<LoadKey, Behind>,
     /// Sessions whose prompt may be left to a decode node, and how many rows that has.
     pub(super) undecided: BTreeMap<SessionId, (SessionKey, u32)>,
     /// Sessions whose prompt was left to a decode node, and whether it still has it.
@@ -98,7 +98,7 @@ impl SimulatedPrefillNode {
             exchange: Exchange::new(id, incarnation, world),
             peers: SimulatedPeers::new(workload.lists_until_us()),
             asked: BTreeMap::new(),
-            pulling: BTreeMap::new(),
+            fetching_prompts: BTreeMap::new(),
             undecided: BTreeMap::new(),
             left: BTreeMap::new(),
         }
@@ -240,7 +240,7 @@ impl SimulatedPrefillNode {
             && engine.num_running + engine.num_waiting == 0
             && engine.num_fetching_pages + engine.num_block_holds == 0
             && self.senders.is_empty()
-            && self.pulling.is_empty();
+            && self.fetching_prompts.is_empty();
         let blocks = self.exchange.leftovers();
         let placed = self.placed();
         match is_clean && blocks.is_empty() && placed.is_empty() {

@@ -45,7 +45,7 @@ pub enum Event {
         answer: Option<Box<Answer>>,
     },
     /// A node is to load blocks.
-    Pull(usize),
+    FetchPrompt(usize),
     Block(Box<BlockEvent>),
     /// The rest are matters of one process.
     Local(NodeId, Incarnation, LocalEvent),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use corella_cluster::kv_connector::PullOutcome;
+use corella_cluster::kv_connector::PromptFetchOutcome;
 use corella_core::{SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{Engine, LoadedAdapter, Submission};
@@ -126,7 +126,7 @@ fn asked(prompt: &[TokenId], max_tokens: u32, adapter: Option<&Arc<LoadedAdapter
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pull_knows_an_adapter_by_its_contents() {
+async fn a_fetched_prompt_knows_an_adapter_by_its_contents() {
     let (alone, _) = start_engine(executor());
     let lone = load(&alone, "alone", "llama-all");
     let lone_other = load(&alone, "other", "llama-some");
@@ -148,7 +148,7 @@ async fn a_pull_knows_an_adapter_by_its_contents() {
         assert_eq!(answer.await, lone_tokens(&prompt, Some(&lone)).await);
     }
     let num_prompts = prompts().len() as u64;
-    assert_eq!(decode.num(PullOutcome::Loaded), num_prompts);
+    assert_eq!(decode.num(PromptFetchOutcome::Loaded), num_prompts);
     at_rest(&decode.engine).await;
     assert_eq!(
         decode.engine.stats().scheduler.num_scheduled_tokens,
@@ -170,12 +170,12 @@ async fn a_pull_knows_an_adapter_by_its_contents() {
         decode.engine.reset_prefix_cache().expect("nothing runs");
         let answer = decode.answer(params, asked(&prompt, 16, adapter));
         assert_eq!(answer.await, lone_tokens(&prompt, lone).await);
-        assert_eq!(decode.num(PullOutcome::Unusable), at as u64 + 1);
+        assert_eq!(decode.num(PromptFetchOutcome::Unusable), at as u64 + 1);
         at_rest(&decode.engine).await;
     }
     // The rows still wait for a request with the same adapter.
     decode.engine.reset_prefix_cache().expect("nothing runs");
     let answer = decode.answer(&adapted, asked(&prompt, 16, Some(&there)));
     assert_eq!(answer.await, lone_tokens(&prompt, Some(&lone)).await);
-    assert_eq!(decode.num(PullOutcome::Loaded), num_prompts + 1);
+    assert_eq!(decode.num(PromptFetchOutcome::Loaded), num_prompts + 1);
 }

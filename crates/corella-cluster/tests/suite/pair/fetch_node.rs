@@ -48,7 +48,7 @@ impl Node {
     fn of(engine: Engine, blocks: Blocks) -> Self {
         let connector = KvConnector {
             kept: None,
-            puller: None,
+            prompt_fetcher: None,
             fetcher: Some(blocks.fetcher.clone()),
             local: Arc::new(engine.clone()),
         };

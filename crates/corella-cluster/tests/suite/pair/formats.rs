@@ -4,7 +4,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use corella_cluster::kv_connector::{FetchOutcome, KvConnector, PullOutcome};
+use corella_cluster::kv_connector::{FetchOutcome, KvConnector, PromptFetchOutcome};
 use corella_core::session::Hello;
 use corella_core::{Sample, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, StreamEvent, Submission, TokenStream};
@@ -140,7 +140,7 @@ async fn a_hint_brings_no_blocks_of_other_bits() {
             reset(engine).await;
             let connector = KvConnector {
                 kept: None,
-                puller: None,
+                prompt_fetcher: None,
                 fetcher: Some(target.fetcher.clone()),
                 local: Arc::new(engine.clone()),
             };
@@ -164,7 +164,7 @@ async fn a_hint_brings_no_blocks_of_other_bits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
+async fn fetched_rows_of_other_bits_are_found_by_prompt_fetches_alone() {
     let kinds = kinds();
     let lone = lone_answers(&kinds).await;
     let [sources, targets] = two_of_each(&kinds, |hello, engine| {
@@ -176,17 +176,21 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
             let (sent, there) = (kinds[from], kinds[to]);
             let pair = format!("{sent:?} to {there:?}");
             reset(&target.engine).await;
-            // The node that pulls computes the last row itself.
+            // The node that fetches computes the last row itself.
             let row = prompt.len() - 1;
             let expected = in_turn(row, sent, there, &prompt, &scored(), NUM_TOKENS);
-            let num_loaded = target.num(PullOutcome::Loaded);
+            let num_loaded = target.num(PromptFetchOutcome::Loaded);
             for time in ["once", "again"] {
                 let params = source.keep(&prompt).await;
                 let answer = through(&target.connector, &params).await;
                 assert_eq!(tokens(&answer), expected, "{pair}, {time}");
                 assert_eq!(plain(&target.engine).await, lone[to], "{pair}, {time}");
             }
-            assert_eq!(target.num(PullOutcome::Loaded), num_loaded + 2, "{pair}");
+            assert_eq!(
+                target.num(PromptFetchOutcome::Loaded),
+                num_loaded + 2,
+                "{pair}"
+            );
 
             // Rows of other bits are of no use for several choices.
             reset(&target.engine).await;
@@ -201,7 +205,7 @@ async fn pulled_rows_of_other_bits_are_found_by_pulls_alone() {
                 assert_eq!(samples(stream).await, lone[to], "{pair}, two choices");
             }
             let expected = num_loaded + 2 + u64::from(from == to);
-            assert_eq!(target.num(PullOutcome::Loaded), expected, "{pair}");
+            assert_eq!(target.num(PromptFetchOutcome::Loaded), expected, "{pair}");
 
             // A caller claims that the rows have this node's arithmetic.
             reset(&target.engine).await;

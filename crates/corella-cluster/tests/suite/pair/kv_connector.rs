@@ -1,11 +1,12 @@
-//! Two nodes that a proxy pairs: one keeps prompts, the other pulls them.
+//! Two nodes that a proxy pairs: one keeps prompts, the other fetches them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::kv_connector::{
-    AllowedPeers, KeepConfig, KeptEnd, KeptPrompts, KvConnector, PullOutcome, Puller, Site,
+    AllowedPeers, KeepConfig, KeptEnd, KeptPrompts, KvConnector, PromptFetchOutcome, PromptFetcher,
+    Site,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
@@ -24,7 +25,7 @@ pub struct Node {
     pub engine: Engine,
     pub connector: KvConnector,
     kept: Arc<KeptPrompts>,
-    puller: Arc<Puller>,
+    prompt_fetcher: Arc<PromptFetcher>,
     // The threads that send and receive rows.
     _threads: TransferThreads,
 }
@@ -90,7 +91,7 @@ impl Node {
             ..ReceiverConfig::new(incarnation, FINGERPRINT, arithmetic)
         };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
-        let puller = Puller::new(
+        let prompt_fetcher = PromptFetcher::new(
             engine.clone(),
             receiver,
             None,
@@ -101,7 +102,7 @@ impl Node {
         );
         let connector = KvConnector {
             kept: Some(kept.clone()),
-            puller: Some(puller.clone()),
+            prompt_fetcher: Some(prompt_fetcher.clone()),
             fetcher: None,
             local: Arc::new(engine.clone()),
         };
@@ -109,7 +110,7 @@ impl Node {
             engine,
             connector,
             kept,
-            puller,
+            prompt_fetcher,
             _threads: threads,
         }
     }
@@ -156,8 +157,8 @@ impl Node {
         answers
     }
 
-    pub fn num(&self, outcome: PullOutcome) -> u64 {
-        self.puller.num_requests(outcome)
+    pub fn num(&self, outcome: PromptFetchOutcome) -> u64 {
+        self.prompt_fetcher.num_requests(outcome)
     }
 }
 
@@ -176,11 +177,11 @@ fn prompt(first: TokenId, num_tokens: u32) -> Vec<TokenId> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_that_one_node_keeps_is_not_computed_by_the_other() {
     for model in [model(256), windowed_model(256)] {
-        compare_pulled_with_lone_runs(model).await;
+        compare_fetched_with_lone_runs(model).await;
     }
 }
 
-async fn compare_pulled_with_lone_runs(model: MockConfig) {
+async fn compare_fetched_with_lone_runs(model: MockConfig) {
     let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
     // One token, less than a page, whole pages, and more; some prompts share a beginning.
     for (at, num_tokens) in [1, 3, 4, 5, 8, 31, 32, 33, 100].into_iter().enumerate() {
@@ -194,8 +195,8 @@ async fn compare_pulled_with_lone_runs(model: MockConfig) {
     at_rest(&prefill.engine).await;
     at_rest(&decode.engine).await;
     assert_eq!((prefill.kept.num_kept(), decode.kept.num_kept()), (0, 0));
-    assert_eq!(decode.num(PullOutcome::Loaded), 9);
-    assert_eq!(prefill.kept.num_ended(KeptEnd::Pulled), 9);
+    assert_eq!(decode.num(PromptFetchOutcome::Loaded), 9);
+    assert_eq!(prefill.kept.num_ended(KeptEnd::Fetched), 9);
     let there = decode.engine.stats().scheduler;
     assert_eq!(
         there.num_scheduled_tokens,
@@ -205,7 +206,7 @@ async fn compare_pulled_with_lone_runs(model: MockConfig) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn choices_share_what_the_first_has_pulled() {
+async fn choices_share_what_the_first_has_fetched() {
     let model = model(256);
     let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
     let prompt = prompt(0, 30);
@@ -223,7 +224,7 @@ async fn choices_share_what_the_first_has_pulled() {
         })
         .collect();
     assert_eq!(decode.answer(&params, asked).await, expected);
-    assert_eq!(decode.num(PullOutcome::Loaded), 1);
+    assert_eq!(decode.num(PromptFetchOutcome::Loaded), 1);
     let hits = decode.engine.stats().scheduler.num_prefix_hit_tokens;
     assert!(hits >= 3 * 28, "the whole pages of the prompt: {hits}");
     at_rest(&prefill.engine).await;
@@ -231,7 +232,7 @@ async fn choices_share_what_the_first_has_pulled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_pulled_is_computed() {
+async fn what_cannot_be_fetched_is_computed() {
     let model = model(256);
     let prefill = Node::start(&model, 7);
     // Failing attempts to connect last this long.
@@ -259,12 +260,12 @@ async fn what_cannot_be_pulled_is_computed() {
     let engine_id = engine_id.replace("5eed", "5eee");
     changed.insert("remote_engine_id".to_owned(), engine_id.into());
     assert_eq!(decode.answer(&changed, asked()).await, expected);
-    assert_eq!(decode.num(PullOutcome::Unusable), 2);
+    assert_eq!(decode.num(PromptFetchOutcome::Unusable), 2);
     // Rows do not give the prompt's log-probabilities.
     let mut scored = asked();
     scored.sampling.prompt_logprobs = Some(0);
     assert_eq!(decode.answer(&params, scored).await, expected);
-    assert_eq!(decode.num(PullOutcome::Unusable), 3);
+    assert_eq!(decode.num(PromptFetchOutcome::Unusable), 3);
 
     // An earlier life of the same node, a session that it does not know, a closed port, and a port that accepts and
     // stays silent.
@@ -297,19 +298,23 @@ async fn what_cannot_be_pulled_is_computed() {
         decode.engine.reset_prefix_cache().expect("nothing runs");
         assert_eq!(decode.answer(&changed, asked()).await, expected);
         num_failed += 1;
-        assert_eq!(decode.num(PullOutcome::Failed), num_failed, "{field}");
+        assert_eq!(
+            decode.num(PromptFetchOutcome::Failed),
+            num_failed,
+            "{field}"
+        );
         at_rest(&decode.engine).await;
     }
 
-    // The rows still wait, for one node and one pull.
+    // The rows still wait, for one node and one fetch.
     decode.engine.reset_prefix_cache().expect("nothing runs");
     assert_eq!(decode.answer(&params, asked()).await, expected);
-    assert_eq!(decode.num(PullOutcome::Loaded), 1);
+    assert_eq!(decode.num(PromptFetchOutcome::Loaded), 1);
     at_rest(&prefill.engine).await;
     decode.engine.reset_prefix_cache().expect("nothing runs");
     assert_eq!(decode.answer(&params, asked()).await, expected);
-    assert_eq!(decode.num(PullOutcome::Failed), num_failed + 1);
-    // No pull is needed when all rows are cached.
+    assert_eq!(decode.num(PromptFetchOutcome::Failed), num_failed + 1);
+    // No fetch is needed when all rows are cached.
     assert_eq!(decode.answer(&params, asked()).await, expected);
     at_rest(&decode.engine).await;
 }
@@ -333,7 +338,7 @@ async fn a_client_that_leaves_takes_everything_along() {
     assert!(decode.engine.stats().num_live_requests > 0);
     drop(streams);
     at_rest(&decode.engine).await;
-    assert_eq!(decode.num(PullOutcome::Failed), 0);
+    assert_eq!(decode.num(PromptFetchOutcome::Failed), 0);
 
     // Before the parameters for the rows are known.
     let kept = prefill.kept.num_kept();
@@ -359,19 +364,22 @@ async fn a_node_without_room_computes_the_prompt_when_it_has() {
     let others = KeptPages::new(&decode.engine, 60).await;
     let asked = submission(prompt.clone(), 30, SamplingParams::GREEDY);
     let make_room = async {
-        wait_until_async("there is no room", || decode.num(PullOutcome::NoRoom) == 1).await;
+        wait_until_async("there is no room", || {
+            decode.num(PromptFetchOutcome::NoRoom) == 1
+        })
+        .await;
         drop(others);
     };
     let (answer, ()) = tokio::join!(decode.answer(&params, asked), make_room);
     let expected = small.lone_tokens(&prompt, &SamplingParams::GREEDY, 30);
     assert_eq!(answer, [expected]);
-    assert_eq!(decode.num(PullOutcome::Loaded), 0);
+    assert_eq!(decode.num(PromptFetchOutcome::Loaded), 0);
     at_rest(&decode.engine).await;
 }
 
 /// The other node keeps its connection, and sends next to nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pull_that_stands_still_is_given_up_long_before_its_deadline() {
+async fn a_fetch_that_stands_still_is_given_up_long_before_its_deadline() {
     let model = model(256);
     let prefill = Node::start_with(
         Box::new(MockExecutor::new(model.clone())),
@@ -397,6 +405,6 @@ async fn a_pull_that_stands_still_is_given_up_long_before_its_deadline() {
     let expected = model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12);
     let asked = submission(prompt, 12, SamplingParams::GREEDY);
     assert_eq!(decode.answer(&params, asked).await, [expected]);
-    assert_eq!(decode.num(PullOutcome::Failed), 1);
+    assert_eq!(decode.num(PromptFetchOutcome::Failed), 1);
     at_rest(&decode.engine).await;
 }

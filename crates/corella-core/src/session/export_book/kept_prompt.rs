@@ -1,6 +1,6 @@
 //! Prompts that are kept for nodes without a name yet.
 //!
-//! The rows of such a prompt are exported once all of them are computed, until some node has pulled them, their lease
+//! The rows of such a prompt are exported once all of them are computed, until some node has fetched them, their lease
 //! is over, or the client has left that would have named the node.
 
 use super::{ExportBook, ExportFault, ExportTask};
@@ -11,7 +11,7 @@ use crate::{KvFact, RequestId, SessionId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptEnd {
     /// A node has all of its rows.
-    Pulled,
+    Fetched,
     /// Its lease was over, or a running request needed the pages.
     Expired,
     /// Its client has left, its rows were not computed, or there was no room to keep them.
@@ -19,11 +19,11 @@ pub enum KeptEnd {
 }
 
 impl KeptEnd {
-    pub const ALL: [Self; 3] = [Self::Pulled, Self::Expired, Self::Dropped];
+    pub const ALL: [Self; 3] = [Self::Fetched, Self::Expired, Self::Dropped];
 
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Pulled => "pulled",
+            Self::Fetched => "pulled",
             Self::Expired => "expired",
             Self::Dropped => "dropped",
         }
@@ -75,7 +75,7 @@ impl ExportBook {
         self.num_kept_ended[how as usize]
     }
 
-    /// Some node pulls the rows: they are kept until this time.
+    /// Some node fetches the rows: they are kept until this time.
     pub fn renew_kept(&mut self, session: SessionId, until_us: u64) {
         if self.keeps(session) {
             self.renew(session, RUN, until_us);

@@ -224,8 +224,8 @@ fn kept() -> ExportBook {
 }
 
 #[test]
-fn a_prompt_is_kept_until_it_is_pulled_or_its_lease_is_over() {
-    for how in [KeptEnd::Pulled, KeptEnd::Expired] {
+fn a_prompt_is_kept_until_it_is_fetched_or_its_lease_is_over() {
+    for how in [KeptEnd::Fetched, KeptEnd::Expired] {
         let mut book = kept();
         book.renew_kept(SESSION, 99);
         let renew = ExportTask::RenewHold {

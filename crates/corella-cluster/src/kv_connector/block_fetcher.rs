@@ -129,7 +129,8 @@ impl BlockFetcher {
         self.machine.as_deref()
     }
 
-    /// Submits a request to `local` once the blocks of its prompt, which have these hashes, are on their way from `source`.
+    /// Submits a request to `local` once the blocks of its prompt, which have these hashes, are on their way from
+    /// `source`.
     pub fn submit_from(
         self: &Arc<Self>,
         submission: Submission,

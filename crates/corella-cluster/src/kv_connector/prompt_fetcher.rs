@@ -1,5 +1,5 @@
-//! Requests whose prompt another node has computed and keeps: this node pulls its rows and decodes.
-//! If the pull fails, the prompt is computed here.
+//! Requests whose prompt another node has computed and keeps: this node fetches its rows and decodes. If the fetch
+//! fails, the prompt is computed here.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 /// The reservation outlives the load by this time, so that the load's end is always known first.
 const RESERVATION_SLACK: Duration = Duration::from_secs(10);
 
-/// The outcome of pulling a request's rows.
+/// The outcome of fetching a request's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PullOutcome {
+pub enum PromptFetchOutcome {
     Loaded,
     /// The prefix cache has all of them.
     Cached,
@@ -36,7 +36,7 @@ pub enum PullOutcome {
     Failed,
 }
 
-impl PullOutcome {
+impl PromptFetchOutcome {
     pub const ALL: [Self; 5] = [
         Self::Loaded,
         Self::Cached,
@@ -56,32 +56,32 @@ impl PullOutcome {
     }
 }
 
-pub struct Puller {
+pub struct PromptFetcher {
     engine: Engine,
     exchange: KvExchange,
     receiver: Arc<KvReceiver>,
-    /// The name of this host, if rows may be pulled inside it.
+    /// The name of this host, if rows may be fetched inside it.
     machine: Option<String>,
     allowed: AllowedPeers,
     model_fingerprint: u128,
     arithmetic: Arithmetic,
     times: SessionConfig,
     runtime: Handle,
-    num_outcomes: [AtomicU64; PullOutcome::ALL.len()],
+    num_outcomes: [AtomicU64; PromptFetchOutcome::ALL.len()],
     num_rows: AtomicU64,
 }
 
-/// One request whose rows are pulled.
-struct Pull {
-    puller: Arc<Puller>,
+/// One request whose rows are fetched.
+struct PromptFetch {
+    fetcher: Arc<PromptFetcher>,
     source: Source,
     rows: KeptRows,
     name: Box<str>,
-    /// All choices: the others are submitted after the pull.
+    /// All choices: the others are submitted after the fetch.
     submission: Submission,
 }
 
-impl Puller {
+impl PromptFetcher {
     /// Must be called within a tokio runtime.
     pub fn new(
         engine: Engine,
@@ -108,11 +108,11 @@ impl Puller {
     }
 
     /// Number of requests since the start.
-    pub fn num_requests(&self, outcome: PullOutcome) -> u64 {
+    pub fn num_requests(&self, outcome: PromptFetchOutcome) -> u64 {
         self.num_outcomes[outcome as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the number of rows pulled since the start.
+    /// Returns the number of rows fetched since the start.
     pub fn num_rows(&self) -> u64 {
         self.num_rows.load(Ordering::Relaxed)
     }
@@ -127,7 +127,7 @@ impl Puller {
         let rows = match self.usable_rows(source, &submission) {
             Ok(rows) => rows,
             Err(reason) => {
-                self.note(PullOutcome::Unusable, source, name, reason);
+                self.note(PromptFetchOutcome::Unusable, source, name, reason);
                 return local.submit(submission);
             }
         };
@@ -146,15 +146,15 @@ impl Puller {
             answers.push((answer, cancelled));
             streams.push(stream);
         }
-        let pull = Pull {
-            puller: self.clone(),
+        let fetch = PromptFetch {
+            fetcher: self.clone(),
             source: source.clone(),
             rows,
             name: name.into(),
             submission,
         };
         self.runtime
-            .spawn(pull.run(receipt, answers, Instant::now() + timeout));
+            .spawn(fetch.run(receipt, answers, Instant::now() + timeout));
         Ok(streams)
     }
 
@@ -191,7 +191,7 @@ impl Puller {
         } else if (rows.num_rows as usize, rows.digest) != (submission.prompt.len(), digest) {
             Err("it has read the prompt as other tokens")
         } else if self.is_foreign(&rows) && submission.num_choices > 1 {
-            // Rows are pulled once, and what the other choices compute themselves would have other bits.
+            // Rows are fetched once, and what the other choices compute themselves would have other bits.
             Err("its weights or KV rows have another format, and several choices are wanted")
         } else {
             Ok(rows)
@@ -211,7 +211,13 @@ impl Puller {
         }
     }
 
-    fn note(&self, outcome: PullOutcome, source: &Source, name: &str, reason: impl ToString) {
+    fn note(
+        &self,
+        outcome: PromptFetchOutcome,
+        source: &Source,
+        name: &str,
+        reason: impl ToString,
+    ) {
         self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
         let (peer, reason) = (source.site.name(), reason.to_string());
         // A client chooses the peer, so one line for each peer would be one for each request.
@@ -223,10 +229,14 @@ impl Puller {
         tracing::debug!(id = name, peer, reason, "a prompt is computed here");
     }
 
-    fn note_good(&self, outcome: PullOutcome, num_rows: u32, name: &str) {
+    fn note_good(&self, outcome: PromptFetchOutcome, num_rows: u32, name: &str) {
         self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
         self.num_rows.fetch_add(num_rows.into(), Ordering::Relaxed);
-        tracing::debug!(id = name, num_rows, "a prompt was pulled from another node");
+        tracing::debug!(
+            id = name,
+            num_rows,
+            "a prompt was fetched from another node"
+        );
     }
 }
 
@@ -261,11 +271,11 @@ impl Drop for Reserved<'_> {
     }
 }
 
-impl Pull {
+impl PromptFetch {
     async fn run(self, receipt: Receipt, mut answers: Vec<(Answer, Cancelled)>, deadline: Instant) {
         let (first, cancelled) = answers.remove(0);
         let run = async {
-            let stream = self.pull(receipt, deadline).await;
+            let stream = self.fetch(receipt, deadline).await;
             self.relay(stream, first, answers).await;
         };
         tokio::select! {
@@ -274,14 +284,14 @@ impl Pull {
         }
     }
 
-    /// Returns the request's stream, with its rows loaded or left to be computed. Returns `None`
-    /// when it has no pages and must be submitted anew.
-    async fn pull(&self, mut receipt: Receipt, deadline: Instant) -> Option<TokenStream> {
-        let puller = &self.puller;
+    /// Returns the request's stream, with its rows loaded or left to be computed. Returns `None` when it has no pages
+    /// and must be submitted anew.
+    async fn fetch(&self, mut receipt: Receipt, deadline: Instant) -> Option<TokenStream> {
+        let fetcher = &self.fetcher;
         match poll_fn(|cx| receipt.stream.poll_next(cx)).await {
             Some(StreamEvent::Accepted) => {}
             Some(StreamEvent::Refused(error)) => {
-                puller.note(PullOutcome::NoRoom, &self.source, &self.name, error);
+                fetcher.note(PromptFetchOutcome::NoRoom, &self.source, &self.name, error);
                 return None;
             }
             // The engine was lost, which a new submission will report.
@@ -289,20 +299,20 @@ impl Pull {
         }
         let reservation = receipt.reservation().cloned()?;
         let mut reserved = Reserved {
-            exchange: &puller.exchange,
+            exchange: &fetcher.exchange,
             receipt: Some(receipt),
             load: None,
         };
         let num_rows = self.rows.num_rows;
         let num_cached_rows = reservation.num_cached_rows;
         if num_cached_rows == num_rows {
-            puller.note_good(PullOutcome::Cached, 0, &self.name);
+            fetcher.note_good(PromptFetchOutcome::Cached, 0, &self.name);
             return Some(reserved.settle(KvExchange::handle_rows_arrived));
         }
         let resolving = self
             .source
             .site
-            .address(puller.machine.as_deref(), &puller.allowed);
+            .address(fetcher.machine.as_deref(), &fetcher.allowed);
         let resolved = tokio::time::timeout_at(deadline.into(), resolving).await;
         let resolved = resolved.unwrap_or_else(|_| Err("its name is not found in time".to_owned()));
         let failure = match resolved {
@@ -320,21 +330,26 @@ impl Pull {
                 };
                 // SAFETY: the engine has reserved these pages for this request, and gives them to
                 // no other until it is told of them, which follows the end of the load.
-                match unsafe { puller.receiver.load(request) } {
+                match unsafe { fetcher.receiver.load(request) } {
                     Err(rejection) => rejection.to_string(),
-                    Ok(load) => match puller.wait(reserved.load.insert(load)).await {
+                    Ok(load) => match fetcher.wait(reserved.load.insert(load)).await {
                         Err(failure) => failure,
                         Ok(()) => {
                             let num_loaded = num_rows - num_cached_rows;
-                            puller.note_good(PullOutcome::Loaded, num_loaded, &self.name);
+                            fetcher.note_good(PromptFetchOutcome::Loaded, num_loaded, &self.name);
                             return Some(reserved.settle(KvExchange::handle_rows_arrived));
                         }
                     },
                 }
             }
         };
-        puller.note(PullOutcome::Failed, &self.source, &self.name, failure);
-        if puller.is_foreign(&self.rows) {
+        fetcher.note(
+            PromptFetchOutcome::Failed,
+            &self.source,
+            &self.name,
+            failure,
+        );
+        if fetcher.is_foreign(&self.rows) {
             // This node's rows belong to another namespace, in which the request starts anew.
             return None;
         }
@@ -376,7 +391,7 @@ impl Pull {
             num_choices: 1,
             ..self.submission.clone()
         };
-        match self.puller.engine.submit_as(submission, entry) {
+        match self.fetcher.engine.submit_as(submission, entry) {
             Ok(mut streams) => {
                 if let Some(others) = others {
                     self.submit_others(others, entry);
@@ -394,10 +409,10 @@ impl Pull {
         let mut submission = self.submission.clone();
         submission.num_choices = answers.len() as u32;
         submission.sampling.choice += 1;
-        match self.puller.engine.submit_as(submission, entry) {
+        match self.fetcher.engine.submit_as(submission, entry) {
             Ok(streams) => {
                 for ((answer, cancelled), stream) in answers.into_iter().zip(streams) {
-                    self.puller.runtime.spawn(async move {
+                    self.fetcher.runtime.spawn(async move {
                         tokio::select! {
                             () = answer.relay_all(stream) => {}
                             _ = cancelled => {}
