@@ -97,7 +97,11 @@ impl ClusterTls {
             return Ok(false);
         }
         let ends = Ends::new(&identity, files, own_host)?;
-        let mut current = { self.0.current.write() }.unwrap_or_else(PoisonError::into_inner);
+        let mut current = self
+            .0
+            .current
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         *current = (identity, ends);
         Ok(true)
     }
@@ -173,7 +177,9 @@ impl ClusterTls {
 
 /// A certificate names an IPv6 address without the brackets that precede a port.
 fn server_name(host: &str) -> Result<ServerName<'static>, InvalidDnsNameError> {
-    let address = { host.strip_prefix('[') }.and_then(|host| host.strip_suffix(']'));
+    let address = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
     ServerName::try_from(address.unwrap_or(host).to_owned())
 }
 

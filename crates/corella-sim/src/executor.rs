@@ -518,7 +518,9 @@ impl CheckingExecutor {
         let mut is_defined = history.last().is_some_and(Option::is_some);
         for (group, kv_group) in self.config.kv_groups.iter().enumerate() {
             let first = kv_group.first_row_read(span.start) as usize;
-            let (other, num_foreign) = { self.foreign.get(&slot.request) }
+            let (other, num_foreign) = self
+                .foreign
+                .get(&slot.request)
                 .copied()
                 .unwrap_or((self.arithmetic, 0));
             for (position, &expected) in history.iter().enumerate().skip(first) {
@@ -609,7 +611,9 @@ pub fn lone_scores(request: &Request) -> Vec<(TokenId, u32)> {
     }
     let rows = rows_of(root_row(&request.namespace), &request.prompt);
     let behind = request.prompt.iter().skip(1).zip(rows);
-    { behind.map(|(&token, row)| (token, rank(row.unwrap_or(0), token))) }.collect()
+    behind
+        .map(|(&token, row)| (token, rank(row.unwrap_or(0), token)))
+        .collect()
 }
 
 /// The hidden state that a request must be told.

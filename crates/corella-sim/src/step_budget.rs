@@ -72,8 +72,9 @@ impl Checker for StepLimits {
         let num_prefill_tokens: u32 = prefills.iter().map(num_own).sum();
         let num_drafts: u32 = step.batch.spans.iter().map(|span| span.num_drafts).sum();
         let is_lone_prompt = !config.enable_chunked_prefill && prefills.len() == 1;
-        let has_small_chunks =
-            { prefills.iter() }.all(|span| num_own(span) <= config.max_chunk_tokens);
+        let has_small_chunks = prefills
+            .iter()
+            .all(|span| num_own(span) <= config.max_chunk_tokens);
         let keeps_limits = (num_prefill_tokens <= config.max_prefill_tokens || is_lone_prompt)
             && (has_small_chunks || !config.enable_chunked_prefill)
             && prefills.len() <= config.max_prefill_seqs as usize
@@ -98,7 +99,9 @@ impl Checker for StepLimits {
             return Ok(());
         }
         let is_full_chunk = |span: &Span| span.tokens.len() as u32 == config.max_chunk_tokens;
-        let cut = { prefills.iter() }.filter(|span| !span.yields.draws() && !ends_undrawn(span));
+        let cut = prefills
+            .iter()
+            .filter(|span| !span.yields.draws() && !ends_undrawn(span));
         let cut = cut.filter(|span| !is_full_chunk(span));
         let cut: Vec<_> = cut.collect();
         for span in cut {
@@ -160,7 +163,7 @@ impl Checker for Drafts {
             ends.max().is_some_and(|end| end > num_needed)
         };
         let drafting = spans.iter().filter(|span| span.num_drafts > 0);
-        let num_taking = { drafting }.filter(takes_page).filter(has_new_page).count();
+        let num_taking = drafting.filter(takes_page).filter(has_new_page).count();
         ensure(
             !is_for_pages || num_preempted == 0 || num_taking == 0,
             || format!("{num_preempted} requests are preempted and drafts get pages"),

@@ -68,7 +68,7 @@ impl FromStr for Network {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text} is no address or network; for example 10.0.0.0/8");
         let (address, num_bits) = text.split_once('/').unzip();
-        let address: IpAddr = { address.unwrap_or(text) }.parse().map_err(|_| wrong())?;
+        let address: IpAddr = address.unwrap_or(text).parse().map_err(|_| wrong())?;
         let Some(num_bits) = num_bits else {
             return Ok(Self::of(address));
         };

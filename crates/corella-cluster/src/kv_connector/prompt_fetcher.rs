@@ -252,7 +252,10 @@ impl Reserved<'_> {
     /// Hands the request to the engine, which continues it as an ordinary one.
     fn settle(mut self, tell: impl FnOnce(&KvExchange, corella_core::RequestId)) -> TokenStream {
         self.load = None;
-        let receipt = { self.receipt.take() }.unwrap_or_else(|| unreachable!("it settles once"));
+        let receipt = self
+            .receipt
+            .take()
+            .unwrap_or_else(|| unreachable!("it settles once"));
         tell(self.exchange, receipt.stream.id());
         receipt.stream
     }

@@ -79,7 +79,7 @@ impl NodeConfig {
 
     /// Returns the host at which other nodes reach this one.
     pub fn host(&self) -> String {
-        { self.advertise.clone() }.unwrap_or_else(|| match self.listen {
+        self.advertise.clone().unwrap_or_else(|| match self.listen {
             SocketAddr::V4(address) => address.ip().to_string(),
             SocketAddr::V6(address) => format!("[{}]", address.ip()),
         })

@@ -158,7 +158,8 @@ fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::
             ];
             let known = node.with_peers(|peers, now_us| peers.decode_nodes(now_us));
             for standing in standings {
-                let num_nodes = { known.iter() }
+                let num_nodes = known
+                    .iter()
                     .filter(|node| node.standing == standing)
                     .count();
                 let labels = StandingLabels {

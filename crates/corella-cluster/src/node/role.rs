@@ -413,7 +413,10 @@ impl Node {
     /// Returns the address at which others reach this node, and its greeting to them.
     fn identity(&self, role: Role, listener: &NodePort) -> (String, Hello) {
         let reachable = format!("{}:{}", self.config.host(), listener.address.port());
-        let instance = { self.config.node_id.clone() }
+        let instance = self
+            .config
+            .node_id
+            .clone()
             .unwrap_or_else(|| format!("{}-{reachable}", role.name()));
         (reachable, self.model.hello(&instance, &self.config.group))
     }

@@ -46,7 +46,8 @@ impl Dns {
         let mut addresses: Vec<_> = addresses.map(|address| address.to_string()).collect();
         addresses.sort();
         addresses.dedup();
-        Ok({ addresses.iter() }
+        Ok(addresses
+            .iter()
             .map(|address| NodeRecord::at(address, address))
             .collect())
     }

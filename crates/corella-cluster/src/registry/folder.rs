@@ -116,7 +116,10 @@ impl Desk {
 
     fn publish(&mut self) -> io::Result<()> {
         if let Some(written) = &self.written
-            && { self.own.as_ref() }.is_none_or(|own| own.instance_id != written.instance_id)
+            && self
+                .own
+                .as_ref()
+                .is_none_or(|own| own.instance_id != written.instance_id)
         {
             match fs::remove_file(self.file(written)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -132,7 +135,9 @@ impl Desk {
         };
         let file = self.file(own);
         if self.written.as_ref() == Some(own) {
-            let touched = { File::options().write(true).open(&file) }
+            let touched = File::options()
+                .write(true)
+                .open(&file)
                 .and_then(|file| file.set_modified(SystemTime::now()));
             match touched {
                 // The file was removed from the folder, so it is written anew below.
@@ -161,8 +166,9 @@ impl Desk {
         let mut present = HashSet::new();
         for entry in fs::read_dir(&self.path)? {
             let path = entry?.path();
-            let is_hidden =
-                { path.file_name() }.is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            let is_hidden = path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
             if is_hidden
                 || path
                     .extension()
@@ -185,7 +191,8 @@ impl Desk {
         }
         self.files.retain(|path, _| present.contains(path));
         let is_alive = |file: &&NodeFile| {
-            { file.changed_at }.is_some_and(|changed_at| changed_at.elapsed() < self.stale)
+            file.changed_at
+                .is_some_and(|changed_at| changed_at.elapsed() < self.stale)
         };
         let alive = self.files.values().filter(is_alive);
         Ok(alive.filter_map(|file| file.node.clone()).collect())
@@ -203,7 +210,7 @@ impl Desk {
         // A file that already looks stale when it is first seen is ignored until its modification
         // time changes. If it looked stale only because the clocks disagree, the node's next
         // heartbeat brings it in.
-        let is_old = known.is_none() && { modified.elapsed() }.is_ok_and(|age| age >= self.stale);
+        let is_old = known.is_none() && modified.elapsed().is_ok_and(|age| age >= self.stale);
         let file = NodeFile {
             modified,
             changed_at: (!is_old).then(Instant::now),

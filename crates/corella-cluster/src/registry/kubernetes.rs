@@ -100,7 +100,9 @@ impl Kubernetes {
         let client = HttpClient::new(&self.api).with_token(token);
         let list: SliceList = serde_json::from_value(client.get(&path).await?)
             .map_err(|error| format!("http://{}{path}: {error}", self.api))?;
-        let mut slices: BTreeMap<String, Slice> = { list.items.into_iter() }
+        let mut slices: BTreeMap<String, Slice> = list
+            .items
+            .into_iter()
             .map(|slice| (slice.metadata.name.clone(), slice))
             .collect();
         exchange.give(self.nodes(&slices));
@@ -130,7 +132,9 @@ impl Kubernetes {
     }
 
     fn path(&self) -> String {
-        let namespace = { self.namespace.clone() }
+        let namespace = self
+            .namespace
+            .clone()
             .or_else(|| account_file("namespace"))
             .unwrap_or_else(|| "default".to_owned());
         let service = &self.service;
@@ -194,7 +198,10 @@ impl Endpoint {
             true => self.conditions.serving == Some(true),
             false => self.conditions.ready != Some(false),
         };
-        let name = { self.target_ref.as_ref() }.and_then(|target| target.name.as_deref());
+        let name = self
+            .target_ref
+            .as_ref()
+            .and_then(|target| target.name.as_deref());
         let mut node = NodeRecord::at(name.unwrap_or(&address), &address);
         node.is_draining = is_draining;
         is_there.then_some(node)

@@ -35,7 +35,9 @@ impl PeerBook {
     /// Takes the registry's list, and returns it for the table.
     pub fn handle_list(&mut self, list: Vec<NodeRecord>) -> Vec<PeerRecord> {
         let records = list.iter().map(NodeRecord::peer_record).collect();
-        let listed = { list.into_iter() }.map(|record| (record.instance_id.clone(), record));
+        let listed = list
+            .into_iter()
+            .map(|record| (record.instance_id.clone(), record));
         self.listed = listed.collect();
         for record in self.records.values_mut() {
             if let Some(newest) = self.listed.get(&record.instance_id) {

@@ -93,13 +93,14 @@ impl Exchange {
             self.last_own = Some(own.clone());
         }
         list.retain(|record| {
-            let is_own = { self.last_own.as_ref() }.is_some_and(|own| {
+            let is_own = self.last_own.as_ref().is_some_and(|own| {
                 // A list of mere addresses allows no other comparison.
                 let is_same_address = own.session_address == record.session_address;
                 own.instance_id == record.instance_id
                     || record.incarnation.is_none() && is_same_address
             });
-            let may_serve = { record.role }
+            let may_serve = record
+                .role
                 .is_none_or(|role| role == self.peer_role && record.group == self.group);
             !is_own && may_serve
         });

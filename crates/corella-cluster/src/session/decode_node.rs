@@ -255,7 +255,7 @@ impl Driver for DecodeNode {
                 }
             }
             DecodeAction::MarkSuspect { node } => {
-                let names = { state.names.iter() }.find(|(_, number)| **number == node);
+                let names = state.names.iter().find(|(_, number)| **number == node);
                 let name = names.map_or("of an unknown name", |(name, _)| name);
                 if self.log.is_due(name, Instant::now()) {
                     tracing::warn!("the prefill node {name} does not answer");

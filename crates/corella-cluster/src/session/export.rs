@@ -30,7 +30,9 @@ impl SessionFacts {
     }
 
     fn is_kept(&self, fact: &KvFact) -> bool {
-        { self.kept.as_ref() }.is_some_and(|kept| kept.handle_fact(fact))
+        self.kept
+            .as_ref()
+            .is_some_and(|kept| kept.handle_fact(fact))
     }
 }
 

@@ -264,7 +264,7 @@ impl PrefillNode {
             stays: match submission.sampling.wants_prompt_outputs() {
                 true => Some(StayReason::PromptOutputs),
                 false => {
-                    { constraint.is_some() && source.is_none() }.then_some(StayReason::Constraint)
+                    (constraint.is_some() && source.is_none()).then_some(StayReason::Constraint)
                 }
             },
             fetching,

@@ -141,10 +141,14 @@ impl<H: SessionHandler> StreamingService<Envelope> for Serve<H> {
     fn call(&mut self, request: Request<Streaming<Envelope>>) -> Self::Future {
         let (sender, receiver) = mpsc::channel(MAX_UNSENT);
         let SessionService { handler, tracer } = &self.0;
-        let caller = { request.metadata().get(TRACE_PARENT) }
+        let caller = request
+            .metadata()
+            .get(TRACE_PARENT)
             .and_then(|value| TraceContext::parse(value.to_str().ok()?));
         // Only the prefill node knows whether a session belongs to a trace.
-        let trace = { tracer.as_ref().zip(caller) }
+        let trace = tracer
+            .as_ref()
+            .zip(caller)
             .and_then(|(tracer, caller)| TraceScope::begin(tracer, Some(caller)));
         handler.serve(request.into_inner(), sender, trace);
         let outgoing: Outgoing = Box::pin(ReceiverStream::new(receiver));

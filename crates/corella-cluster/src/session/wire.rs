@@ -42,7 +42,10 @@ impl KvAddress {
             return Some(PeerAddress::Unix(self.socket.clone()));
         }
         // A peer on another host names no socket of this one.
-        { self.address.parse().ok() }.filter(|address| !matches!(address, PeerAddress::Unix(_)))
+        self.address
+            .parse()
+            .ok()
+            .filter(|address| !matches!(address, PeerAddress::Unix(_)))
     }
 }
 
@@ -371,7 +374,10 @@ impl TryFrom<Allocate> for core::Allocate {
             .adapter
             .map(|fingerprint| number(&fingerprint, "the adapter's fingerprint"));
         let constraint = allocate.constraint;
-        if { constraint.as_ref() }.is_some_and(|source| source.len() > MAX_CONSTRAINT_BYTES) {
+        if constraint
+            .as_ref()
+            .is_some_and(|source| source.len() > MAX_CONSTRAINT_BYTES)
+        {
             return Err(WireError("the size of the constraint"));
         }
         let siblings = allocate

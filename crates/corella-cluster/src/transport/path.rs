@@ -48,7 +48,9 @@ pub fn agreed<'a>(
     theirs: PathSet,
     link: Link,
 ) -> Option<&'a Arc<dyn RowPath>> {
-    let both = { own.into_iter() }.filter(|path| theirs.has(path.name()) && path.suits(link));
+    let both = own
+        .into_iter()
+        .filter(|path| theirs.has(path.name()) && path.suits(link));
     both.max_by_key(|path| place_of(path.name()))
 }
 

@@ -223,7 +223,7 @@ impl<'a> RunReader<'a> {
     /// Returns a load of this connection, unless it is over.
     fn load(&self, load_id: u64) -> Option<Arc<Incoming>> {
         let is_here = self.connection.queue.key_of(load_id).is_some();
-        { is_here }.then(|| self.receiver.loads().get(&load_id).cloned())?
+        is_here.then(|| self.receiver.loads().get(&load_id).cloned())?
     }
 
     /// The inner error is the sender's violation.

@@ -277,7 +277,8 @@ mod tests {
                     }
                     3 => {
                         holds.end_late(now_us);
-                        let mut late: Vec<_> = { model.iter_mut() }
+                        let mut late: Vec<_> = model
+                            .iter_mut()
                             .filter(|known| !known.has_ended && known.until_us <= now_us)
                             .collect();
                         late.sort_by_key(|known| (known.until_us, known.id));
@@ -298,7 +299,8 @@ mod tests {
                         }
                     }
                     _ => {
-                        let waits = { model.iter() }
+                        let waits = model
+                            .iter()
                             .any(|known| known.has_ended && now_us < known.until_us);
                         let newest = model.iter_mut().rev().find(|known| !known.has_ended);
                         let gives_up = waits || newest.is_some();

@@ -461,8 +461,9 @@ impl Fetches {
             );
             for (group, table) in fetch.reserved.iter().enumerate() {
                 for at in fetch.num_published as usize..table.len() {
-                    let is_there =
-                        { table.page(at) }.is_some_and(|page| kv.block_of(page).is_some());
+                    let is_there = table
+                        .page(at)
+                        .is_some_and(|page| kv.block_of(page).is_some());
                     assert!(
                         !is_there || fetch.is_detached,
                         "fetch {id} has block {at} of group {group} in the tree before it is whole"

@@ -191,7 +191,7 @@ impl KvCache {
             let first = group.first_page_read(num_rows, self.page_size()) as usize;
             let pages = path[first..].iter();
             table.num_gone = first;
-            table.pages = { pages }
+            table.pages = pages
                 .filter_map(|&block| self.residency.page(block, index))
                 .collect();
         }
@@ -520,7 +520,7 @@ impl KvCache {
             *num_ends.entry(end).or_insert(0) += 1;
         }
         let is_end = |&block: &BlockId| self.tree.num_ends(block) > 0;
-        let counted = { self.tree.blocks() }.filter(is_end);
+        let counted = self.tree.blocks().filter(is_end);
         let counted = counted.map(|block| (block, self.tree.num_ends(block)));
         assert!(counted.eq(num_ends), "the ends of paths are counted wrong");
         for block in self.tree.whole_blocks() {

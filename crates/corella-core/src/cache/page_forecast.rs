@@ -254,7 +254,8 @@ impl PageForecast {
     }
 
     fn cohort_at(&self, window_end: u64) -> Result<usize, usize> {
-        { &self.cohorts }.binary_search_by_key(&window_end, |cohort| cohort.window_end)
+        self.cohorts
+            .binary_search_by_key(&window_end, |cohort| cohort.window_end)
     }
 
     fn count(&mut self, at: usize, request: &Contribution, num_held_pages: i64, sign: i64) {
@@ -300,7 +301,9 @@ impl PageForecast {
 
     /// Pages beyond those held now after all requests that end within `num_steps` steps.
     pub fn pages_after(&self, num_steps: u32) -> i64 {
-        let ended = { self.stations() }.take_while(|station| station.num_steps <= num_steps);
+        let ended = self
+            .stations()
+            .take_while(|station| station.num_steps <= num_steps);
         ended.last().map_or(0, |station| station.after)
     }
 
@@ -449,11 +452,12 @@ mod tests {
         for requests in loads().take(100) {
             let mut kept = PageForecast::new(PAGE_SIZE, 1, true);
             let count = |forecast: &mut PageForecast, request| forecast.add(&demand(request));
-            let mut counted: Vec<_> = { requests.iter() }
+            let mut counted: Vec<_> = requests
+                .iter()
                 .map(|&request| (request, count(&mut kept, request)))
                 .collect();
             while !counted.is_empty() {
-                let rows = { counted.iter() }.map(|(request, contribution)| {
+                let rows = counted.iter().map(|(request, contribution)| {
                     let (num_rows, _) = request;
                     assert!(*num_rows <= contribution.max_rows);
                     (contribution, num_rows.div_ceil(PAGE_SIZE) as usize)

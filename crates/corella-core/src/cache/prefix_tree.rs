@@ -275,9 +275,9 @@ impl PrefixTree {
         };
         let node = self.node(node);
         match node.blocks.get(after) {
-            Some(&next) => {
-                { node.tokens[after * self.page_size..].starts_with(tokens) }.then_some(next)
-            }
+            Some(&next) => node.tokens[after * self.page_size..]
+                .starts_with(tokens)
+                .then_some(next),
             None => {
                 let child = node.children.get(&FirstBlock::new(tokens))?;
                 self.node(*child).blocks.first().copied()

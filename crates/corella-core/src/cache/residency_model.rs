@@ -130,7 +130,8 @@ impl Pair {
             window: (below(&mut random, 3) > 0).then(|| 2 + below(&mut random, 9) as u32),
         });
         let mut groups: Vec<_> = groups.collect();
-        let is_sparse = { groups.iter_mut() }
+        let is_sparse = groups
+            .iter_mut()
             .map(|group| {
                 let is_sparse = below(&mut random, 4) == 0;
                 if is_sparse {
@@ -278,7 +279,9 @@ impl Pair {
         while self.free.len() < num_pages {
             let is_evictable = |(group, path): &(usize, Vec<TokenId>)| {
                 self.groups[*group].window.is_some()
-                    || !{ self.entries.keys() }
+                    || !self
+                        .entries
+                        .keys()
                         .any(|(_, other)| other.len() > path.len() && other.starts_with(path))
             };
             let entries = self.entries.iter();
@@ -459,7 +462,10 @@ impl Pair {
         }
         assert_eq!(removed.pages.into_iter().collect::<BTreeSet<_>>(), pages);
         for holder in &mut self.holders {
-            if { holder.path_end }.is_some_and(|end| removed.from_tree.blocks.contains(&end)) {
+            if holder
+                .path_end
+                .is_some_and(|end| removed.from_tree.blocks.contains(&end))
+            {
                 assert!(holder.tokens.starts_with(path) && holder.num_published > depth);
                 (holder.path_end, holder.num_published) = (before, depth);
                 holder.is_undefined = true;

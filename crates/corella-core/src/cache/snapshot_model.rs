@@ -107,7 +107,7 @@ impl Pair {
                 let kept = self.kept.get(&tokens[..num_blocks * PAGE_SIZE]);
                 num_blocks == 0 || kept.is_some_and(|kept| kept.filled_by < step)
             };
-            { ends }.find(is_there)
+            ends.find(is_there)
         };
         assert_eq!(Some(num_found), expected(self.step), "blocks found");
         let next = StepId(self.step.0 + 1);

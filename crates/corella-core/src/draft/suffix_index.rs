@@ -39,10 +39,7 @@ impl SuffixIndex {
                 break;
             }
             let pairs = tokens.iter().rev().zip(tokens[..candidate].iter().rev());
-            let len = { pairs }
-                .take(MAX_MATCH)
-                .take_while(|(a, b)| a == b)
-                .count();
+            let len = pairs.take(MAX_MATCH).take_while(|(a, b)| a == b).count();
             if len >= MIN_MATCH && len > best_len {
                 (best, best_len) = (Some(candidate), len);
             }
@@ -89,10 +86,7 @@ mod tests {
     fn naive(tokens: &[TokenId]) -> Option<usize> {
         let len_at = |end: usize| {
             let pairs = tokens.iter().rev().zip(tokens[..end].iter().rev());
-            { pairs }
-                .take(MAX_MATCH)
-                .take_while(|(a, b)| a == b)
-                .count()
+            pairs.take(MAX_MATCH).take_while(|(a, b)| a == b).count()
         };
         (1..tokens.len())
             .map(|end| (len_at(end), end))

@@ -60,7 +60,9 @@ impl BlockSourceMap {
 
     /// The node with the most blocks of a sequence, given the hashes of all of its blocks.
     pub fn find(&mut self, hashes: &[PageHash]) -> Option<BlockSite> {
-        let at = { hashes.iter() }.rposition(|hash| self.by_hash.contains_key(hash))?;
+        let at = hashes
+            .iter()
+            .rposition(|hash| self.by_hash.contains_key(hash))?;
         let last = hashes[at];
         let site = self.by_hash[&last];
         self.note(last, site.node);

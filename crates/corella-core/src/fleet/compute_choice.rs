@@ -113,7 +113,9 @@ impl ComputeCost {
             fetching.saturating_add(computing(self.there))
         });
         let computing = computing(self.here).min(fetching.unwrap_or(u128::MAX));
-        let num_missing = { self.num_prompt_tokens }.saturating_sub(self.there.num_cached_rows);
+        let num_missing = self
+            .num_prompt_tokens
+            .saturating_sub(self.there.num_cached_rows);
         let num_bytes = u128::from(num_missing) * u128::from(self.kv_bytes_per_token);
         let bandwidth = self.bandwidth.unwrap_or(ASSUMED_BANDWIDTH);
         let sending = num_bytes.saturating_mul(1024 * 1_000_000) / u128::from(bandwidth.max(1));
@@ -132,7 +134,7 @@ impl ComputeCost {
     }
 
     fn num_uncached(&self, site: ComputeSite) -> u128 {
-        let num_uncached = { self.num_prompt_tokens }.saturating_sub(site.num_cached_rows);
+        let num_uncached = self.num_prompt_tokens.saturating_sub(site.num_cached_rows);
         num_uncached.max(1).into()
     }
 }

@@ -39,7 +39,8 @@ impl FetchCost {
         let limit = self.num_blocks.min(self.num_offered);
         let hidden_us = self.queue_us.saturating_sub(self.round_trip_us);
         let hidden = u128::from(hidden_us) * 1024;
-        let num_hidden = { hidden.checked_div(self.fetch_kiloblock_us.into()) }
+        let num_hidden = hidden
+            .checked_div(self.fetch_kiloblock_us.into())
             .map_or(limit, |num| num.min(limit.into()) as u32);
         let candidates = [0, num_hidden, (num_hidden + 1).min(limit), limit];
         let best = candidates

@@ -161,8 +161,9 @@ impl Peer {
         }
         self.report = Some((report, now_us));
         for reservation in self.reservations.values_mut() {
-            let is_counted =
-                { reservation.granted_as }.is_some_and(|number| number <= report.num_reservations);
+            let is_counted = reservation
+                .granted_as
+                .is_some_and(|number| number <= report.num_reservations);
             if is_counted && !reservation.is_reported {
                 reservation.is_reported = true;
                 self.num_unreported_pages -= reservation.num_pages;

@@ -149,7 +149,8 @@ impl PeerTable {
 
     fn remove_unlisted(&mut self, listed: &BTreeMap<&str, &PeerRecord>, now_us: u64) {
         let grace_us = self.config.outage_grace_us;
-        let is_recovering = { self.last_outage_us }
+        let is_recovering = self
+            .last_outage_us
             .is_some_and(|outage_us| now_us.saturating_sub(outage_us) < grace_us);
         self.peers.retain(|&peer_id, peer| {
             let instance_id = &peer.record.instance_id;
@@ -200,7 +201,8 @@ impl PeerTable {
         let instance_id = record.instance_id.clone();
         let peer = Peer::new(record, now_us, &self.config);
         self.peers.insert(peer_id, peer);
-        { self.by_instance.entry(instance_id) }
+        self.by_instance
+            .entry(instance_id)
             .and_modify(|instance| instance.peer_id = peer_id)
             .or_insert(Instance {
                 peer_id,
@@ -229,7 +231,10 @@ impl PeerTable {
 
     /// A node to probe now. It is due again later, with or without an answer.
     pub fn poll_probe(&mut self, now_us: u64) -> Option<NodeId> {
-        let due = { self.peers.iter_mut() }.min_by_key(|(_, peer)| peer.next_probe_us);
+        let due = self
+            .peers
+            .iter_mut()
+            .min_by_key(|(_, peer)| peer.next_probe_us);
         let (&peer_id, peer) = due.filter(|(_, peer)| peer.next_probe_us <= now_us)?;
         peer.next_probe_us = now_us + peer.probe_interval_us(&self.config);
         Some(peer_id)
@@ -264,7 +269,8 @@ impl PeerTable {
         let Some(instance) = self.by_instance.get_mut(&peer.record.instance_id) else {
             return false;
         };
-        let is_due = { instance.last_log_us }
+        let is_due = instance
+            .last_log_us
             .is_none_or(|last_us| now_us.saturating_sub(last_us) >= self.config.log_interval_us);
         if is_due {
             instance.last_log_us = Some(now_us);
@@ -341,7 +347,8 @@ impl PeerTable {
 
     /// All nodes as placement sees them, in the order in which they became known.
     pub fn decode_nodes(&self, now_us: u64) -> Vec<DecodeCandidate> {
-        { self.peers.iter() }
+        self.peers
+            .iter()
             .map(|(&peer_id, peer)| peer.decode_node(peer_id, now_us, &self.config))
             .collect()
     }

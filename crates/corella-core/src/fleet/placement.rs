@@ -170,7 +170,9 @@ impl Fleet<'_> {
             fleet: self,
             request,
         };
-        let fitting = { self.nodes.iter() }
+        let fitting = self
+            .nodes
+            .iter()
             .filter(|node| choice.fits(node) && !refused.contains(&node.peer_id));
         let (near, far): (Vec<_>, Vec<_>) = fitting.partition(|node| !choice.is_far(node));
         if let Some(peer_id) = choice.among(near, cursor) {
@@ -194,12 +196,17 @@ struct Choice<'a> {
 
 impl Choice<'_> {
     fn report(&self, node: &DecodeCandidate) -> Option<LoadReport> {
-        { node.report }.filter(|_| node.report_age_us <= self.config.max_report_age_us)
+        node.report
+            .filter(|_| node.report_age_us <= self.config.max_report_age_us)
     }
 
     fn num_free_pages(&self, node: &DecodeCandidate) -> Option<u32> {
         let report = self.report(node)?;
-        Some({ report.num_free_pages }.saturating_sub(node.num_unreported_pages))
+        Some(
+            report
+                .num_free_pages
+                .saturating_sub(node.num_unreported_pages),
+        )
     }
 
     /// Whether a node has room and time. A node without a report may have them, and refuses the request if not.
@@ -263,8 +270,12 @@ impl Choice<'_> {
     }
 
     fn enough_report(&self) -> bool {
-        let healthy =
-            || { self.fleet.nodes.iter() }.filter(|node| node.standing == PeerStanding::Healthy);
+        let healthy = || {
+            self.fleet
+                .nodes
+                .iter()
+                .filter(|node| node.standing == PeerStanding::Healthy)
+        };
         let num_reporting = healthy().filter(|node| self.report(node).is_some()).count();
         num_reporting as u64 * 100
             >= healthy().count() as u64 * u64::from(self.config.min_reporting_percent)
@@ -275,7 +286,8 @@ impl Choice<'_> {
     fn draw(&self, nodes: &[&DecodeCandidate], cursor: u64) -> NodeId {
         const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
         let fastest = nodes.iter().filter_map(|node| node.bandwidth).max();
-        let weights: Vec<u64> = { nodes.iter() }
+        let weights: Vec<u64> = nodes
+            .iter()
             .map(|node| self.weight(node, fastest))
             .collect();
         let total: u64 = weights.iter().sum();

@@ -88,7 +88,8 @@ impl PrefillNode {
     pub fn route(&mut self, call: &Call<'_>, here: &SchedulerStats, now_us: u64) -> Route {
         self.here = *here;
         let num_expected_output_tokens =
-            { &self.end }.expected_output(call.session, call.namespace, call.stopping);
+            self.end
+                .expected_output(call.session, call.namespace, call.stopping);
         let sibling = call.sibling.and_then(|sibling| self.calls.get(&sibling));
         let query = RouteQuery {
             session: call.session,
@@ -171,7 +172,8 @@ impl PrefillNode {
             };
             let call = self.calls.get(&key.session);
             let last = call.and_then(|call| call.hashes.last().copied());
-            { &mut self.directory }.handle_allocated(key.session, last, peer, allocated.granted_as);
+            self.directory
+                .handle_allocated(key.session, last, peer, allocated.granted_as);
         }
         self.end.handle_message(key, message, now_us);
     }

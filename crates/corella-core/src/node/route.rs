@@ -189,7 +189,9 @@ impl Directory {
         let cursor = self.next_cursor();
         let mut nodes = self.peers.decode_nodes(now_us);
         if let Some(holder) = holder
-            && let Some(node) = { nodes.iter_mut() }.find(|node| node.peer_id == holder.peer.node)
+            && let Some(node) = nodes
+                .iter_mut()
+                .find(|node| node.peer_id == holder.peer.node)
         {
             node.num_cached_rows = holder.num_rows;
         }
@@ -213,7 +215,7 @@ impl Directory {
             let Placement::Remote(node) = place_as(&unhurried, &nodes, false) else {
                 return None;
             };
-            let node = { nodes.iter() }.find(|known| known.peer_id == node)?;
+            let node = nodes.iter().find(|known| known.peer_id == node)?;
             Some(MissedObjective {
                 kind: ObjectiveKind::Tpot,
                 expected_us: node.report?.tpot_us,
@@ -221,7 +223,9 @@ impl Directory {
             })
         };
         let falls_back = self.config.falls_back;
-        let near: Vec<_> = { nodes.iter().copied() }
+        let near: Vec<_> = nodes
+            .iter()
+            .copied()
             .filter(|node| near == Some(node.peer_id))
             .collect();
         let chosen = match place(&near, falls_back) {
@@ -240,7 +244,7 @@ impl Directory {
                 }));
             }
         };
-        let page_size = { nodes.iter() }.find(|known| known.peer_id == node);
+        let page_size = nodes.iter().find(|known| known.peer_id == node);
         let page_size = page_size.map_or(1, |known| known.page_size);
         let num_pages = wanted.num_pages(page_size).try_into().unwrap_or(u32::MAX);
         let Some(incarnation) = self.peers.incarnation(node) else {
@@ -272,7 +276,9 @@ impl Directory {
         let report = known.and_then(|node| node.report).unwrap_or_default();
         // The lengths of the waiting requests are unknown: each counts as a prompt of this length.
         let num_queued_tokens = u64::from(report.num_waiting) * u64::from(query.num_prompt_tokens);
-        let num_missing = { query.num_cached_rows }.saturating_sub(query.here.num_cached_rows);
+        let num_missing = query
+            .num_cached_rows
+            .saturating_sub(query.here.num_cached_rows);
         let num_blocks = num_missing / self.config.page_size.max(1);
         ComputeCost {
             num_prompt_tokens: query.num_prompt_tokens,

@@ -113,7 +113,8 @@ impl RequestState {
         }
         let num_published = self.num_published_blocks();
         assert!(
-            { self.snapshot() }.is_none_or(|held| held.num_blocks > num_published),
+            self.snapshot()
+                .is_none_or(|held| held.num_blocks > num_published),
             "request {id} holds a snapshot of a block on its path"
         );
     }

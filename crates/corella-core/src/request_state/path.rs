@@ -236,7 +236,7 @@ impl RequestState {
     /// already has, and the filled rows of the last page. If its pages stay locked, it publishes none behind such a
     /// block, whose pages may be without a lock.
     pub fn publish_computed(&self, kv: &mut KvCache, last_returned: StepId) {
-        let num_rows = { self.num_computed_tokens() }.min(self.num_publishable_rows()) as usize;
+        let num_rows = self.num_computed_tokens().min(self.num_publishable_rows()) as usize;
         let page_size = kv.page_size() as usize;
         let stays_locked = self.num_spill_pages() + self.export().num_pages() > 0;
         // No request continues in the middle of a block without the state there.

@@ -85,13 +85,17 @@ impl RequestState {
 
     /// Prompt tokens that were cached at its first admission.
     pub fn num_cached_tokens(&self) -> u32 {
-        { self.turn.admission }.map_or(0, |admission| admission.num_cached_tokens)
+        self.turn
+            .admission
+            .map_or(0, |admission| admission.num_cached_tokens)
     }
 
     /// The time that it waited, or has waited so far, for its first admission.
     pub fn queue_us(&self, now_us: u64) -> u64 {
         let waited_us = now_us.saturating_sub(self.request.arrival_us);
-        { self.turn.admission }.map_or(waited_us, |admission| admission.queue_us)
+        self.turn
+            .admission
+            .map_or(waited_us, |admission| admission.queue_us)
     }
 
     pub fn set_late_us(&mut self, late_us: Option<u64>) {

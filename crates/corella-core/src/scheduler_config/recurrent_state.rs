@@ -46,28 +46,31 @@ impl SnapshotPoints {
     pub fn next(&self, num_rows: u32) -> u32 {
         let num_blocks = num_rows / self.page_size;
         let multiple = |of: u32, from: u32| (from / of + 1).saturating_mul(of);
-        let decode = { self.decode }.map(|it| multiple(it.distance, num_blocks.max(it.start)));
+        let decode = self
+            .decode
+            .map(|it| multiple(it.distance, num_blocks.max(it.start)));
         let single = [self.end_of_prompt, self.branch].into_iter();
         let single = single.filter(|&point| point > num_blocks);
         let next = multiple(self.interval, num_blocks);
-        { single.chain(decode) }.fold(next, u32::min)
+        single.chain(decode).fold(next, u32::min)
     }
 
     /// The last number of blocks, of at most `num_blocks`, behind which the request takes a snapshot; 0 for none.
     pub fn last(&self, num_blocks: u32) -> u32 {
-        let decode = { self.decode }
+        let decode = self
+            .decode
             .map(|it| (num_blocks - num_blocks % it.distance, it.start))
             .filter(|(point, start)| point > start);
         let single = [self.end_of_prompt, self.branch].into_iter();
         let single = single.filter(|&point| point <= num_blocks);
         let last = num_blocks - num_blocks % self.interval;
         let decode = decode.map(|(point, _)| point);
-        { single.chain(decode) }.fold(last, u32::max)
+        single.chain(decode).fold(last, u32::max)
     }
 
     /// Whether a snapshot behind `num_blocks` blocks serves only the request's answer, until it takes the next.
     pub fn is_passing(&self, num_blocks: u32) -> bool {
-        { self.decode }.is_some_and(|it| num_blocks > it.start)
+        self.decode.is_some_and(|it| num_blocks > it.start)
             && !num_blocks.is_multiple_of(self.interval)
     }
 }

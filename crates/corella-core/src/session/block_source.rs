@@ -354,9 +354,7 @@ impl BlockSource {
 
     pub fn poll_timeout(&self) -> Option<u64> {
         let forget_us = self.ended.first_us();
-        { self.deadlines.first_us().into_iter() }
-            .chain(forget_us)
-            .min()
+        self.deadlines.first_us().into_iter().chain(forget_us).min()
     }
 
     pub fn handle_timeout(&mut self, now_us: u64) {

@@ -84,7 +84,9 @@ impl DecodeEnd {
         // Less than a page is not shared.
         let is_long = session.num_rows >= self.hello.page_size;
         session.siblings = allocate.siblings.filter(|_| is_long);
-        let leads = { session.siblings }.is_none_or(|group| self.siblings.join(group, key));
+        let leads = session
+            .siblings
+            .is_none_or(|group| self.siblings.join(group, key));
         if leads {
             return self.reserve(key, allocate, None, false);
         }
@@ -113,7 +115,8 @@ impl DecodeEnd {
         has_waited: bool,
     ) {
         let load_us = self.config.load_timeout_us(allocate.num_rows());
-        let deadline_us = { self.now_us }
+        let deadline_us = self
+            .now_us
             .saturating_add(self.config.first_token_timeout_us)
             .saturating_add(load_us)
             .saturating_add(self.config.lost_after_us);
@@ -218,7 +221,7 @@ impl DecodeEnd {
 
     /// Has another choice receive the rows that this session leaves to others.
     pub(super) fn leave_siblings(&mut self, key: SessionKey) {
-        let group = { self.sessions.get(&key) }.and_then(|session| session.siblings);
+        let group = self.sessions.get(&key).and_then(|session| session.siblings);
         if let Some(next) = group.and_then(|group| self.siblings.leave(group, key)) {
             self.stop_waiting(next);
         }

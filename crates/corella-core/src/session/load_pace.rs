@@ -29,7 +29,7 @@ impl LoadPace {
 
     /// The time until the first blocks come, after the answer to a lookup.
     pub fn round_trip_us(&self) -> u64 {
-        { self.round_trip_us }.map_or(0, |us| us.saturating_mul(2))
+        self.round_trip_us.map_or(0, |us| us.saturating_mul(2))
     }
 
     /// The time for 1,024 blocks.

@@ -486,7 +486,9 @@ impl PrefillEnd {
         for (&id, session) in &self.sessions {
             session.check_invariants(&self.config);
             assert!(
-                { session.present_run() }.is_none_or(|run| self.exports.has_run(id, run)),
+                session
+                    .present_run()
+                    .is_none_or(|run| self.exports.has_run(id, run)),
                 "session {id} has a run that is not in the books"
             );
             assert!(

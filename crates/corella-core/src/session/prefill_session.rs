@@ -409,8 +409,9 @@ impl PrefillSession {
             matches!(self.remote, Remote::Nothing) || !matches!(self.local, Local::Running { .. }),
             "session {id} runs on two nodes"
         );
-        let is_left_to_peer =
-            { self.link() }.is_some_and(|link| link.prompt_work != PromptWork::Here);
+        let is_left_to_peer = self
+            .link()
+            .is_some_and(|link| link.prompt_work != PromptWork::Here);
         assert!(
             !is_left_to_peer || self.local == Local::Nothing,
             "session {id} may have its prompt computed on two nodes"
@@ -559,7 +560,7 @@ impl PrefillSession {
         let reason = self.lost.take().unwrap_or(reason);
         let stays = context.config.falls_back || self.was_unsuitable;
         if self.output.is_empty() && !stays {
-            let error = { self.missed }.map_or(
+            let error = self.missed.map_or(
                 AdmissionError::NoDecodeNode,
                 AdmissionError::ObjectiveMissed,
             );

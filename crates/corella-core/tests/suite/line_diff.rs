@@ -107,8 +107,11 @@ fn a_diff_leads_from_one_text_to_the_other_with_the_fewest_changes() {
         assert_eq!(without('-'), found);
         let is_subsequence = |chosen: u32| {
             let mut rest = found.iter();
-            let chosen = { expected.iter().enumerate() }.filter(|(at, _)| chosen >> at & 1 == 1);
-            { chosen }.all(|(_, line)| rest.any(|other| other == line))
+            let chosen = expected
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| chosen >> at & 1 == 1);
+            chosen.all(|(_, line)| rest.any(|other| other == line))
         };
         let subsets = 0..1_u32 << expected.len();
         let longest = subsets.filter(|&chosen| is_subsequence(chosen));

@@ -437,7 +437,7 @@ proptest! {
         pages in prop::collection::vec(8..2000u32, 1..6),
         first in 0..u64::MAX / 2,
     ) {
-        let nodes: Vec<_> = { pages.iter().enumerate() }
+        let nodes: Vec<_> = pages.iter().enumerate()
             .map(|(id, &pages)| node(id as u32, pages))
             .collect();
         let total: f64 = pages.iter().map(|&pages| f64::from(pages)).sum();
@@ -460,7 +460,7 @@ proptest! {
         lengths in prop::collection::vec(1..400u32, 1..60),
         cursor in 0..u64::MAX / 2,
     ) {
-        let mut nodes: Vec<_> = { pages.iter().enumerate() }
+        let mut nodes: Vec<_> = pages.iter().enumerate()
             .map(|(id, &pages)| node(id as u32, pages))
             .collect();
         for (number, &num_prompt_tokens) in lengths.iter().enumerate() {

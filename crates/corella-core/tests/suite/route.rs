@@ -29,7 +29,7 @@ fn config() -> DirectoryConfig {
 /// Knows healthy nodes of incarnation 1 with 100 free pages each.
 fn directory(config: DirectoryConfig, num_nodes: u32) -> Directory {
     let mut directory = Directory::new(config);
-    let records: Vec<_> = { 0..num_nodes }
+    let records: Vec<_> = (0..num_nodes)
         .map(|node| PeerRecord {
             instance_id: node.to_string(),
             incarnation: None,
@@ -62,7 +62,7 @@ fn answer(directory: &mut Directory, node: u32, incarnation: u64) {
 
 fn hashes(num_tokens: u32) -> Vec<PageHash> {
     let tokens: Vec<u32> = (0..num_tokens).collect();
-    { BlockHasher::default() }
+    BlockHasher::default()
         .hashes(&Namespace::default(), &tokens, PAGE_SIZE)
         .collect()
 }

@@ -237,10 +237,9 @@ impl Exchange {
             }
             LocalEvent::Hold(load, list, first_block, until_us) => {
                 let answer = scheduler.hold_blocks(&list, first_block, until_us);
-                let num_blocks = { answer.as_ref() }.map_or(0, |held| held.num_blocks);
+                let num_blocks = answer.as_ref().map_or(0, |held| held.num_blocks);
                 check_hashes(&list, num_blocks, &hasher, page_size);
-                self.holds
-                    .extend({ answer.iter() }.map(|held| (held.id, load)));
+                self.holds.extend(answer.iter().map(|held| (held.id, load)));
                 let until_us = until_us.min(engine.hold_until_us());
                 let held = answer.as_ref().map(|held| Held {
                     end_block: held.num_blocks,
@@ -492,7 +491,7 @@ impl Exchange {
 fn check_hashes(list: &BlockList, num_blocks: u32, hasher: &BlockHasher, page_size: u32) {
     let own = hasher.hashes(&list.namespace, &list.tokens, page_size);
     let lent = own.zip(&list.hashes).take(num_blocks as usize);
-    let is_same = { lent }.all(|(ours, theirs)| ours == *theirs);
+    let is_same = lent.all(|(ours, theirs)| ours == *theirs);
     assert!(is_same, "blocks of another model are lent");
 }
 

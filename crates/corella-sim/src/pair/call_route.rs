@@ -78,7 +78,9 @@ impl SimulatedPrefillNode {
             stays: (!planned.goes_remote).then_some(StayReason::PromptOutputs),
             fetching: fetching.filter(|_| planned.siblings.is_none()),
         };
-        let route = { &mut self.machine }.route(&call, &self.engine.stats(), world.now_us);
+        let route = self
+            .machine
+            .route(&call, &self.engine.stats(), world.now_us);
         match route {
             Route::Fetch(holder) => {
                 let source = self.place_of(holder.peer);
@@ -109,8 +111,8 @@ impl SimulatedPrefillNode {
             trace_id: None,
             asks_first: false,
         };
-        let was_cancelled = { planned.cancel_us }.is_some_and(|at_us| at_us <= world.now_us);
-        match { &mut self.machine }.submit(submission, hashes, route, world.now_us) {
+        let was_cancelled = planned.cancel_us.is_some_and(|at_us| at_us <= world.now_us);
+        match self.machine.submit(submission, hashes, route, world.now_us) {
             Ok(()) => {
                 world.clients.submitted(session, index, world.now_us);
                 Ok(())
@@ -149,7 +151,7 @@ impl SimulatedPrefillNode {
             soft_us,
             hard_us: soft_us + world.random.pick(&[1, 20_000, 1_000_000]),
         };
-        { &mut self.exchange }.start_load(wanted, &mut self.engine, world)
+        self.exchange.start_load(wanted, &mut self.engine, world)
     }
 
     /// Measures the link to a decode node that has loaded a prompt.
@@ -170,7 +172,8 @@ impl SimulatedPrefillNode {
         let decode_index = place.0 as usize - world.workload.num_prefill_nodes;
         let elapsed_ns = num_rows * world.links().row_us[decode_index] * 1000;
         let num_bytes = num_rows * world.workload.fleet.kv_bytes_per_token;
-        { &mut self.machine }.handle_transfer(node, num_bytes, elapsed_ns, world.now_us);
+        self.machine
+            .handle_transfer(node, num_bytes, elapsed_ns, world.now_us);
         world.placement.num_transfers += 1;
     }
 
@@ -190,8 +193,9 @@ impl SimulatedPrefillNode {
         };
         let fetching = self.fetching(world);
         let before = self.num_decisions();
-        let source =
-            { &mut self.machine }.handle_looked_up(key, cached, fetching, &stats, world.now_us);
+        let source = self
+            .machine
+            .handle_looked_up(key, cached, fetching, &stats, world.now_us);
         let after = self.num_decisions();
         world.placement.num_decided_here += after[0] - before[0];
         world.placement.num_decided_there += after[1] - before[1];
@@ -233,7 +237,7 @@ impl SimulatedPrefillNode {
 
     pub(super) fn probe(&mut self, world: &mut World<'_>) {
         let now_us = world.now_us;
-        while let Some((peer, node)) = { &mut self.peers }.poll_probe(&mut self.machine, now_us) {
+        while let Some((peer, node)) = self.peers.poll_probe(&mut self.machine, now_us) {
             world.placement.num_probes += 1;
             let by = (self.id, self.incarnation);
             let at_us = now_us + world.latency_us();

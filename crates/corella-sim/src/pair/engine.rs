@@ -197,7 +197,7 @@ impl Engine {
     }
 
     pub fn return_step(&mut self) {
-        let step = { self.inflight.pop_front() }.expect("a step is in flight");
+        let step = self.inflight.pop_front().expect("a step is in flight");
         self.progress.end(step);
         match self.executor.wait() {
             Returned::Output(output, _) => self.scheduler.update_from_output(&output),

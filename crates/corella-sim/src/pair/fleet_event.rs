@@ -47,7 +47,7 @@ impl Fleet<'_> {
             };
             let listed = (!is_out).then_some(listed);
             if let Some(Node::Prefill(node)) = &mut self.nodes[index] {
-                { &mut node.peers }.handle_list(&mut node.machine, listed, now_us);
+                node.peers.handle_list(&mut node.machine, listed, now_us);
                 node.settle(world)?;
             }
         }
@@ -65,7 +65,7 @@ impl Fleet<'_> {
             let Some(Node::Prefill(node)) = node else {
                 continue;
             };
-            while let Some((peer, place)) = { &mut node.peers }.poll_probe(&mut node.machine, 0) {
+            while let Some((peer, place)) = node.peers.poll_probe(&mut node.machine, 0) {
                 let there = &decode[place.0 as usize - world.workload.num_prefill_nodes];
                 if let Some(Node::Decode(there)) = there {
                     let answer = Answer {
@@ -73,7 +73,8 @@ impl Fleet<'_> {
                         is_compatible: true,
                         ..there.answer(world)
                     };
-                    { &mut node.peers }.handle_answer(&mut node.machine, peer, Some(answer), 0);
+                    node.peers
+                        .handle_answer(&mut node.machine, peer, Some(answer), 0);
                 }
             }
         }
@@ -124,7 +125,9 @@ impl Fleet<'_> {
         {
             world.placement.num_silent_probes += u64::from(answer.is_none());
             let (answer, now_us) = (answer.map(|answer| *answer), world.now_us);
-            { &mut prefill.peers }.handle_answer(&mut prefill.machine, peer, answer, now_us);
+            prefill
+                .peers
+                .handle_answer(&mut prefill.machine, peer, answer, now_us);
             prefill.settle(world)?;
         }
         Ok(())

@@ -179,7 +179,7 @@ impl PairWorkload {
 
     /// The end of lists and probes. Later calls use the last ones.
     pub fn lists_until_us(&self) -> u64 {
-        let times = { self.calls.iter() }.map(|call| call.at_us);
+        let times = self.calls.iter().map(|call| call.at_us);
         let times = times.chain(self.faults.iter().map(|fault| fault.at_us));
         times.max().unwrap_or(0) + 5_000_000
     }

@@ -42,7 +42,7 @@ impl Node {
     pub(super) fn open(self: &Arc<Self>, state: &mut State, key: SessionKey, node: NodeId) {
         let Some(channel) = self.connect(state, node) else {
             let now_us = self.clock().now_us();
-            return { state.node.sessions() }.handle_stream_closed(key, now_us);
+            return state.node.sessions().handle_stream_closed(key, now_us);
         };
         let (link, outgoing, mut closed) = Link::new();
         state.sessions.open(key, link);
@@ -147,7 +147,9 @@ impl Node {
         let (num_bytes, elapsed_ns) = (account.num_bytes, (alone * 1e9) as u64);
         let now_us = self.clock().now_us();
         let mut state = self.lock();
-        let known = { &mut state.node }.handle_transfer(node, num_bytes, elapsed_ns, now_us);
+        let known = state
+            .node
+            .handle_transfer(node, num_bytes, elapsed_ns, now_us);
         if let Some(bytes_per_s) = known
             && let Some(record) = state.book.record(node)
         {
@@ -183,7 +185,7 @@ impl Node {
         if !attempt.link.send(envelope) {
             state.sessions.close(key);
             let now_us = self.clock().now_us();
-            { state.node.sessions() }.handle_stream_closed(key, now_us);
+            state.node.sessions().handle_stream_closed(key, now_us);
         }
     }
 }

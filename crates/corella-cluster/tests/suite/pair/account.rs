@@ -56,7 +56,10 @@ impl Pair {
 
     /// Returns the decode node's facts for placement.
     fn seen(&self) -> Option<DecodeNode> {
-        let nodes = { &self.prefill.node }.with_peers(|peers, now_us| peers.decode_nodes(now_us));
+        let nodes = self
+            .prefill
+            .node
+            .with_peers(|peers, now_us| peers.decode_nodes(now_us));
         nodes.first().copied()
     }
 
@@ -71,7 +74,9 @@ impl Pair {
     /// Probes the decode node, as after a broken session.
     fn probe(&self) {
         let peer = self.seen().expect("it is known").peer_id;
-        { &self.prefill.node }.with_peers(|peers, now_us| peers.handle_session_lost(peer, now_us));
+        self.prefill
+            .node
+            .with_peers(|peers, now_us| peers.handle_session_lost(peer, now_us));
     }
 
     /// Records a transfer of this size and time to the decode node.

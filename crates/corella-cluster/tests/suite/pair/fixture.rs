@@ -361,7 +361,8 @@ impl Prefill {
 
     /// Lists decode nodes, which are probed.
     pub fn list(&self, decode: &[&Decode]) {
-        let records = { decode.iter() }
+        let records = decode
+            .iter()
             .map(|decode| NodeRecord::at(&decode.name(), &decode.address.to_string()));
         self.node.handle_list(records.collect());
     }
@@ -372,7 +373,9 @@ impl Prefill {
             node.standing == PeerStanding::Healthy && node.report.is_some()
         };
         wait_until_async("the decode nodes answer", || {
-            let nodes = { &self.node }.with_peers(|peers, now_us| peers.decode_nodes(now_us));
+            let nodes = self
+                .node
+                .with_peers(|peers, now_us| peers.decode_nodes(now_us));
             !nodes.is_empty() && nodes.iter().all(is_met)
         })
         .await;

@@ -97,7 +97,10 @@ pub fn observer(url: &str) -> Member {
 }
 
 pub fn instances(registry: &Member) -> Vec<String> {
-    let mut instances: Vec<_> = { registry.peers().records().into_iter() }
+    let mut instances: Vec<_> = registry
+        .peers()
+        .records()
+        .into_iter()
         .map(|(_, record)| record.instance_id)
         .collect();
     instances.sort();
@@ -121,8 +124,9 @@ pub fn greet(registry: &Member, instance_id: &str) -> NodeId {
         incarnation: 1,
         page_size: 16,
     };
-    let alive =
-        { registry.peers() }.with(|peers, now_us| peers.handle_hello(peer_id, hello, now_us));
+    let alive = registry
+        .peers()
+        .with(|peers, now_us| peers.handle_hello(peer_id, hello, now_us));
     assert_eq!(alive, Some(peer_id));
     peer_id
 }

@@ -49,7 +49,7 @@ impl KvCache {
         };
         let tokens = self.tree.block_tokens(block);
         let is_whole = tokens.len() == self.tree.page_size();
-        if let Some(parent) = { self.tree.parent(block) }.filter(|_| is_whole)
+        if let Some(parent) = self.tree.parent(block).filter(|_| is_whole)
             && watch.covers(parent)
         {
             let filled_by = match self.residency.fills_all_blocks() {

@@ -266,7 +266,7 @@ impl Scheduler {
         }
         let num_shared_pages = num_shared_pages as u64;
         let num_shared_tokens = num_shared_pages * u64::from(self.config.page_size);
-        let num_copied_tokens = { donor.as_ref() }.map_or(0, |donor| u64::from(donor.num_rows));
+        let num_copied_tokens = donor.as_ref().map_or(0, |donor| u64::from(donor.num_rows));
         hits.num_shared_tokens += num_shared_tokens;
         hits.num_copied_tokens += num_copied_tokens;
         hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;

@@ -57,7 +57,7 @@ impl Scheduler {
 
     /// Whether starting the candidate now could prolong the aged request's wait.
     pub(super) fn would_delay_aged(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
-        let Some(aged) = { plan.round.aged }.filter(|aged| aged.index != candidate.index) else {
+        let Some(aged) = plan.round.aged.filter(|aged| aged.index != candidate.index) else {
             return false;
         };
         if aged.num_rows_left == 0 {

@@ -90,8 +90,7 @@ impl Scheduler {
         let (own, others) = samples.split_at(num_own);
         let held = own.iter().zip(drafts);
         assert!(
-            { held }
-                .take(num_own - 1)
+            held.take(num_own - 1)
                 .all(|((_, sample), draft)| sample.token == *draft),
             "the executor drew behind a draft that it had not drawn itself"
         );

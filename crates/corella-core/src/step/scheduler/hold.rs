@@ -86,7 +86,7 @@ impl Scheduler {
 
     /// Holds the pages of a request that exports its KV, when the request gives them up.
     pub(super) fn hold_exported(&mut self, index: RequestIndex) {
-        let lease_us = { self.pace.now_us() }.saturating_add(self.config.hold_lease_us);
+        let lease_us = self.pace.now_us().saturating_add(self.config.hold_lease_us);
         let state = &mut self.requests[index];
         if state.export().num_pages() == 0 {
             return;

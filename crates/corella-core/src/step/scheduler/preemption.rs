@@ -90,7 +90,8 @@ impl Scheduler {
                 .iter()
                 .map(|index| (index, &self.requests[index]))
         };
-        let victims: Vec<_> = { running().rev() }
+        let victims: Vec<_> = running()
+            .rev()
             .take_while(|(_, state)| state.rank().key > key)
             .filter(|(_, state)| may_go(state))
             .collect();
@@ -198,7 +199,12 @@ impl Scheduler {
     fn budget_without(&self, victims: &[RequestIndex], plan: &StepPlan) -> StepBudget {
         let mut budget = plan.budget;
         let stays = |index: &RequestIndex| victims.binary_search(index).is_err();
-        let staying = || { self.running.iter().filter(stays) }.map(|index| &self.requests[index]);
+        let staying = || {
+            self.running
+                .iter()
+                .filter(stays)
+                .map(|index| &self.requests[index])
+        };
         let num_decodes = staying().filter(|state| state.wants_decode()).count() as u32;
         budget.tokens_left -= num_decodes.min(self.config.max_decode_seqs);
         for state in staying().filter(|state| state.is_prefilling()) {

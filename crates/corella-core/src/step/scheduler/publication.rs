@@ -42,7 +42,8 @@ impl Scheduler {
             return;
         }
         let state = &self.requests[index];
-        let num_rows = { state.num_scheduled_tokens() }
+        let num_rows = state
+            .num_scheduled_tokens()
             .min(state.num_known_tokens())
             .min(state.num_publishable_rows());
         let end_of_next = (state.num_published_blocks() + 1) * self.config.page_size;
@@ -203,7 +204,7 @@ impl Scheduler {
         restored.is_some_and(|block| undefined.states.contains(&block))
             || tables.any(|table| table.pages.iter().any(is_undefined))
             || state.donor_pages().any(|page| is_undefined(&page))
-            || { spilled.into_iter() }.any(|page| is_undefined(&page))
+            || spilled.into_iter().any(|page| is_undefined(&page))
             || state.leads_through(&self.kv, &undefined.blocks)
     }
 }

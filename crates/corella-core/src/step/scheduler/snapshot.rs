@@ -110,7 +110,11 @@ impl Scheduler {
 
     /// Whether a snapshot behind `num_blocks` blocks of a prompt saves enough beside one behind `num_found`.
     fn is_worth_snapshot(&self, points: &SnapshotPoints, num_blocks: u32, num_found: u32) -> bool {
-        let least = { self.config.recurrent_state.as_ref() }.map_or(1, |it| it.least_distance);
+        let least = self
+            .config
+            .recurrent_state
+            .as_ref()
+            .map_or(1, |it| it.least_distance);
         let before = points.last(num_blocks).max(num_found);
         num_blocks <= points.end_of_prompt && num_blocks >= before.saturating_add(least)
     }

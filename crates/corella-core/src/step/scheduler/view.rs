@@ -156,7 +156,8 @@ mod tests {
         scheduler.schedule(0).unwrap();
         scheduler.reserve(request(3), 1000).unwrap();
         let views = scheduler.request_views(10);
-        let statuses: Vec<_> = { views.iter() }
+        let statuses: Vec<_> = views
+            .iter()
             .map(|view| (view.id.0, view.status, view.num_pages))
             .collect();
         assert_eq!(

@@ -85,7 +85,10 @@ impl Scheduler {
             return;
         }
         // It may just have ended.
-        let still_runs = { self.requests.get(index) }.is_some_and(RequestState::is_running);
+        let still_runs = self
+            .requests
+            .get(index)
+            .is_some_and(RequestState::is_running);
         if !still_runs {
             return;
         }

@@ -70,7 +70,7 @@ fn here() -> SchedulerStats {
 /// The whole blocks of the fixture's prompt.
 fn hashes() -> Vec<PageHash> {
     let prompt: Vec<u32> = (0..NUM_ROWS).collect();
-    { BlockHasher::default() }
+    BlockHasher::default()
         .hashes(&Namespace::default(), &prompt, PAGE_SIZE)
         .collect()
 }
@@ -160,7 +160,7 @@ fn a_refusal_leads_to_the_next_node_and_moves_the_reservation() {
     assert_eq!(num_pages_taken(&mut node), 5);
     node.handle_message(key(1, 0), ToPrefill::Refused(Refusal::Exhausted), 1);
     assert_eq!(opened(&actions(&mut node)), [1]);
-    let pages = { node.peers() }.decode_nodes(1);
+    let pages = node.peers().decode_nodes(1);
     let pages = pages.iter().map(|node| node.num_unreported_pages);
     assert_eq!(pages.collect::<Vec<_>>(), [0, 5]);
     assert!(node.cancel(SessionId(1), 1));

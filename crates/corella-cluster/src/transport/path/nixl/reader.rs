@@ -48,7 +48,10 @@ impl NixlReader {
     /// Returns the bytes at the regions. If the socket or this future ends first, the read is left to end by itself.
     /// After an error no further reads are made.
     pub async fn bytes(&mut self, socket: &Socket, limit: Duration) -> Result<&[u8], NixlError> {
-        let kept = { self.staging.take() }.filter(|kept| kept.num_bytes() >= self.num_bytes);
+        let kept = self
+            .staging
+            .take()
+            .filter(|kept| kept.num_bytes() >= self.num_bytes);
         let staging = match kept {
             Some(kept) => kept,
             None => {
@@ -165,8 +168,9 @@ impl<'a> Flight<'a> {
             (address - num_bytes, num_bytes)
         });
         let local = List::new(peer, local)?;
-        let remote =
-            { regions.iter() }.map(|region| (region.address as usize, region.num_bytes as usize));
+        let remote = regions
+            .iter()
+            .map(|region| (region.address as usize, region.num_bytes as usize));
         let remote = List::new(peer, remote)?;
         let mut request = null_mut();
         // SAFETY: lists of registered memory, which NIXL checks. The staging memory has room for all regions.
