@@ -70,7 +70,9 @@ pub fn held(repository: &Repository, isa: &str) -> Result<(), String> {
     let mut commands = Vec::new();
     for (package, modules) in TESTS {
         let is_it = |binary: &&TestBinary| binary.package == package && binary.name == "suite";
-        let binary = { binaries.iter().find(is_it) }
+        let binary = binaries
+            .iter()
+            .find(is_it)
             .ok_or_else(|| format!("{package} has no suite of tests"))?;
         let mut command = binary.command();
         command.args(modules);
@@ -89,7 +91,9 @@ pub fn tiles(repository: &Repository) -> Result<(), String> {
         );
         return Ok(());
     }
-    let binaries = { binaries.iter() }.filter(|binary| binary.package == TILES_PACKAGE);
+    let binaries = binaries
+        .iter()
+        .filter(|binary| binary.package == TILES_PACKAGE);
     let commands = binaries.map(|binary| {
         let mut command = binary.command();
         command.env(EMULATION, "1");

@@ -91,7 +91,9 @@ pub fn schema_suite(repository: &Repository) -> Result<PathBuf, String> {
     let packages = fs::read_to_string(repository.root.join(CLIENT_PACKAGES))
         .map_err(|error| format!("{CLIENT_PACKAGES}: {error}"))?;
     let is_it = |line: &&str| line.starts_with("jsonschema==");
-    let package = { packages.lines().find(is_it) }
+    let package = packages
+        .lines()
+        .find(is_it)
         .ok_or_else(|| format!("{CLIENT_PACKAGES} has no jsonschema"))?;
     let source = folder.join(format!("{}.tar.gz", package.replace("==", "-")));
     if !source.is_file() {

@@ -54,7 +54,9 @@ pub fn shake(repository: &Repository, arguments: &[String]) -> Result<(), String
             "interrupted; `cargo xtask shake {what} --resume` goes on"
         ));
     }
-    let num_failed = { record.outcomes.iter() }
+    let num_failed = record
+        .outcomes
+        .iter()
         .filter(|outcome| outcome.failure.is_some())
         .count();
     match num_failed {

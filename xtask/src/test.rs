@@ -149,7 +149,9 @@ fn needs(
 ) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
     let is_suite = binary.name == "suite";
     let package = binary.package.clone();
-    { NEED_PROGRAMS.iter() }.filter(move |need| is_suite && need.0 == package)
+    NEED_PROGRAMS
+        .iter()
+        .filter(move |need| is_suite && need.0 == package)
 }
 
 /// Returns the named packages, and the arguments of the test binaries.

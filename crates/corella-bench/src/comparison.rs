@@ -73,7 +73,9 @@ impl Comparison {
             let values = [first.number(key)?, second.number(key)?];
             Some(Row { name, values })
         };
-        let throughputs = { THROUGHPUTS.iter() }.filter_map(|(key, name)| row(key, (*name).into()));
+        let throughputs = THROUGHPUTS
+            .iter()
+            .filter_map(|(key, name)| row(key, (*name).into()));
         let latencies = LATENCIES
             .iter()
             .flat_map(|(key, name)| ["mean", "median", "p95", "p99"].map(|kind| (key, name, kind)));

@@ -409,7 +409,9 @@ fn throughput(result: &ResultFile) -> Vec<(f64, f64)> {
         counts[(at / length) as usize] += 1;
     }
     // A curve keeps its value until the next point, so a point is where its interval begins.
-    let points = { counts.iter().enumerate() }
+    let points = counts
+        .iter()
+        .enumerate()
         .map(|(index, count)| (index as f64 * length, f64::from(*count) / length));
     points.collect()
 }

@@ -88,7 +88,9 @@ fn speed(
     let mut bare = BareSockets::connect(options.num_connections).map_err(failed)?;
     let tcp = Pair::over_tcp(&layout, options).map_err(failed)?;
     let shm = Pair::inside_host(&layout, options).map_err(failed)?;
-    let nixl = { ROW_PATHS.iter() }.find(|kind| kind.load.is_some_and(|load| load().is_ok()));
+    let nixl = ROW_PATHS
+        .iter()
+        .find(|kind| kind.load.is_some_and(|load| load().is_ok()));
     let nixl = nixl.map(|kind| Pair::by_path(&layout, options, kind));
     let nixl = nixl.transpose().map_err(failed)?;
     let mut columns = [(); 5].map(|()| Vec::new());
@@ -179,7 +181,9 @@ impl fmt::Display for TransferReport {
                 gb(&row.socket),
                 gb(&row.tcp),
                 gb(&row.shm),
-                { row.nixl.as_ref() }.map_or("-".to_owned(), |nixl| format!("{:.2}", gb(nixl))),
+                row.nixl
+                    .as_ref()
+                    .map_or("-".to_owned(), |nixl| format!("{:.2}", gb(nixl))),
                 row.tcp_to_socket.median,
                 row.shm_to_memcpy.median,
             )?;

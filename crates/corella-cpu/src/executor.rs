@@ -178,7 +178,10 @@ impl CpuExecutor {
                 "models with recurrent layers take no adapters yet: start without --enable-lora",
             )));
         }
-        let kv_groups = { config.kv_groups.clone() }.unwrap_or_else(|| KvGroups::one(&spec));
+        let kv_groups = config
+            .kv_groups
+            .clone()
+            .unwrap_or_else(|| KvGroups::one(&spec));
         if !kv_groups.are_of(&spec) {
             return Err(DeviceError(String::from(
                 "the KV groups are those of another model: its layers read other positions",
@@ -305,9 +308,8 @@ impl CpuExecutor {
             Ok(forward)
         };
         let stages = stage_layers(spec.layers.len(), num_stages);
-        let forwards: Result<Vec<_>, DeviceError> = { stages.enumerate().zip(&pools) }
-            .map(new_forward)
-            .collect();
+        let forwards: Result<Vec<_>, DeviceError> =
+            stages.enumerate().zip(&pools).map(new_forward).collect();
         let forwards = forwards?;
         let kv = forwards.iter().map(|forward| Arc::clone(&forward.kv));
         let states = forwards

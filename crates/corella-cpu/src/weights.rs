@@ -241,7 +241,10 @@ impl PackedWeights {
         let positions = positions + self.ends.encoder.num_bytes();
         let per_layer = self.ends.per_layer.as_ref();
         let positions = positions + per_layer.map_or(0, |ends| ends.table.num_bytes());
-        let recurrent = { self.layers.iter() }.filter_map(|layer| layer.recurrent.as_ref());
+        let recurrent = self
+            .layers
+            .iter()
+            .filter_map(|layer| layer.recurrent.as_ref());
         let recurrent: usize = recurrent.map(PackedRecurrent::num_bytes).sum();
         let matrices: usize = self.matrices().map(PackedMatrix::num_bytes).sum();
         let draft_head = self.draft_head.as_ref();

@@ -117,7 +117,10 @@ impl CudaExecutor {
         on_layer: OnLayer<'_>,
     ) -> Result<Self, DeviceError> {
         check(&spec, &config)?;
-        let kv_groups = { config.kv_groups.clone() }.unwrap_or_else(|| KvGroups::one(&spec));
+        let kv_groups = config
+            .kv_groups
+            .clone()
+            .unwrap_or_else(|| KvGroups::one(&spec));
         if !kv_groups.are_of(&spec) {
             return Err(DeviceError(String::from(
                 "the KV groups are those of another model: its layers read other positions",

@@ -81,7 +81,10 @@ mod tests {
     #[test]
     fn random_weights_are_neither_zero_nor_large() {
         let bytes = random_bytes(1 << 12, 1);
-        let values = { bytes.as_chunks().0.iter() }
+        let values = bytes
+            .as_chunks()
+            .0
+            .iter()
             .map(|&bytes| half::bf16::from_le_bytes(bytes).to_f32().abs());
         let values: Vec<f32> = values.collect();
         assert_eq!(values.len(), 1 << 11);

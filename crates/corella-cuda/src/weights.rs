@@ -111,7 +111,9 @@ impl Weights {
 
     /// All matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
-        let of_layers = { self.layers.iter() }
+        let of_layers = self
+            .layers
+            .iter()
             .flat_map(|layer| [&layer.qkv, &layer.output, &layer.gate_up, &layer.down]);
         of_layers.chain(std::iter::once(&self.head))
     }

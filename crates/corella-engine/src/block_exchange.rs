@@ -59,12 +59,10 @@ impl BlockExchange {
     /// The hashes of the whole blocks of a sequence.
     pub fn hashes(&self, namespace: &Namespace, tokens: &[TokenId]) -> Arc<[PageHash]> {
         let limits = self.shared.limits();
-        {
-            limits
-                .block_hasher
-                .hashes(namespace, tokens, limits.page_size)
-        }
-        .collect()
+        limits
+            .block_hasher
+            .hashes(namespace, tokens, limits.page_size)
+            .collect()
     }
 
     /// The whole blocks of a sequence, given their hashes or more of them.

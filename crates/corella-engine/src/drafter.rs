@@ -179,7 +179,7 @@ impl Drafter {
             self.drop_sequence(slot);
             return false;
         }
-        let is_spoilt = { self.sequences[slot].as_ref() }.is_some_and(|it| it.is_spoilt);
+        let is_spoilt = self.sequences[slot].as_ref().is_some_and(|it| it.is_spoilt);
         if is_spoilt || *tokens_left == 0 {
             return false;
         }

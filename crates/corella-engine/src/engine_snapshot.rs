@@ -51,7 +51,9 @@ const MAX_RECORDS: usize = 128;
 impl StepRecords {
     pub fn push(&mut self, record: StepRecord) {
         if self.0.len() == MAX_RECORDS {
-            self.0 = { self.0.chunks(2) }
+            self.0 = self
+                .0
+                .chunks(2)
                 .map(|pair| match *pair {
                     [earlier, later] => earlier.and(later),
                     _ => pair[0],
@@ -113,9 +115,7 @@ mod tests {
             assert_eq!(record.num_decode_tokens, u64::from(record.num_steps));
         }
         assert_eq!(next, NUM_STEPS);
-        let num_prefill: u64 = { records.iter() }
-            .map(|record| record.num_prefill_tokens)
-            .sum();
+        let num_prefill: u64 = records.iter().map(|record| record.num_prefill_tokens).sum();
         assert_eq!(num_prefill, NUM_STEPS * (NUM_STEPS - 1) / 2);
     }
 }

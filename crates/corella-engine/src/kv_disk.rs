@@ -178,7 +178,10 @@ impl KvDisk {
         if !is_stored || request.sampling.wants_prompt_outputs() {
             return;
         }
-        let tokens: Vec<_> = { request.prompt.iter().chain(&request.output) }
+        let tokens: Vec<_> = request
+            .prompt
+            .iter()
+            .chain(&request.output)
             .copied()
             .collect();
         // The last token is always computed, because its logits are needed.
@@ -263,7 +266,9 @@ impl KvDisk {
 
     /// Returns false if too many reads wait.
     fn try_read(&self, task: ReadTask) -> bool {
-        { self.reads.as_ref() }.is_some_and(|reads| reads.try_send(task).is_ok())
+        self.reads
+            .as_ref()
+            .is_some_and(|reads| reads.try_send(task).is_ok())
     }
 
     /// Stops the reads of a cancelled fetch. Returns false if another driver has it.
@@ -299,8 +304,10 @@ impl KvDisk {
     fn handle(&mut self, report: Report, scheduler: &mut Scheduler, now_us: u64) {
         match report {
             Report::Copied { is_valid } => {
-                let released =
-                    { self.hold.take() }.and_then(|id| scheduler.release_blocks(id, now_us));
+                let released = self
+                    .hold
+                    .take()
+                    .and_then(|id| scheduler.release_blocks(id, now_us));
                 let _ = is_valid.send(released == Some(true));
             }
             Report::Written { is_done } => {
@@ -407,7 +414,10 @@ impl KvDisk {
             time: path.time,
             epoch: path.epoch,
         };
-        let is_sent = { self.writes.as_ref() }.is_some_and(|writes| writes.try_send(task).is_ok());
+        let is_sent = self
+            .writes
+            .as_ref()
+            .is_some_and(|writes| writes.try_send(task).is_ok());
         match is_sent {
             true => {
                 self.hold = Some(held.id);

@@ -204,7 +204,9 @@ impl Target {
         let directory = env::temp_dir().join(format!("corella-fuzz-{}", process::id()));
         fs::create_dir_all(&directory).expect("a directory for the number of the case");
         let mut child = process::Command::new(env::current_exe().expect("this program"));
-        let child = { child.args([test, "--exact", "--nocapture"]) }.env(CHILD, &directory);
+        let child = child
+            .args([test, "--exact", "--nocapture"])
+            .env(CHILD, &directory);
         let status = child.status().expect("this program starts again");
         let noted = fs::read_to_string(directory.join(self.name)).unwrap_or_default();
         let _ = fs::remove_dir_all(&directory);

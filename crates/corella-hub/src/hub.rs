@@ -234,7 +234,9 @@ impl Fetch<'_> {
     /// further fetch begins.
     fn files(&self, paths: &[String]) -> Result<usize, HubError> {
         let files = self.listed(paths)?;
-        let mut missing: Vec<_> = { files.iter().copied() }
+        let mut missing: Vec<_> = files
+            .iter()
+            .copied()
             .filter(|file| self.is_missing(file))
             .collect();
         // The largest file takes longest, so it starts first.

@@ -163,8 +163,9 @@ impl GgufModel {
         let name = self.stem.rsplit('/').next().unwrap_or(&self.stem);
         let is_start = |at: usize| at == 0 || b"-._".contains(&name.as_bytes()[at - 1]);
         let starts = name.char_indices().map(|(at, _)| at);
-        let start =
-            { starts.filter(|&at| is_start(at)) }.find(|&at| is_quantisation(&name[at..]))?;
+        let start = starts
+            .filter(|&at| is_start(at))
+            .find(|&at| is_quantisation(&name[at..]))?;
         let before = &name[..start];
         let start = match before.to_ascii_uppercase().ends_with(MARK) {
             true => start - MARK.len(),
@@ -263,7 +264,9 @@ fn without_copies(chosen: Vec<&GgufModel>) -> Vec<&GgufModel> {
         model.num_parts.is_some()
             && others.any(|other| other.num_parts.is_none() && other.stem == model.stem)
     };
-    { chosen.iter().copied() }
+    chosen
+        .iter()
+        .copied()
         .filter(|model| !is_copy(model))
         .collect()
 }

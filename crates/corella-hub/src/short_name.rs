@@ -49,7 +49,7 @@ pub fn meaning(name: &str, tag: Option<&str>) -> Option<Result<Meaning, String>>
     if let Some(family) = families().iter().find(|family| family.name == lower) {
         return Some(family.meaning(tag.unwrap_or("latest")));
     }
-    let mut repositories = { families().iter() }.flat_map(|family| &family.tags);
+    let mut repositories = families().iter().flat_map(|family| &family.tags);
     let (_, repository) = repositories.find(|(_, repository)| {
         let (_, whole) = repository.split_once('/').unwrap_or_default();
         lower == whole.to_ascii_lowercase() || lower == own_name(repository)
@@ -97,7 +97,7 @@ impl Family {
             _ => rest,
         };
         let is_default = matches!(plain, "" | "latest");
-        let found = { self.tags.iter() }.find(|(known, _)| {
+        let found = self.tags.iter().find(|(known, _)| {
             is_default || known.eq_ignore_ascii_case(rest) || known.eq_ignore_ascii_case(plain)
         });
         let Some((_, repository)) = found else {

@@ -104,7 +104,11 @@ impl BatchCheck {
 
     fn check_released(&self, batch: &Batch) -> Result<(), String> {
         for slot in &batch.released {
-            if let Some(step) = { self.unfinished.iter() }.find(|step| step.slots.contains(slot)) {
+            if let Some(step) = self
+                .unfinished
+                .iter()
+                .find(|step| step.slots.contains(slot))
+            {
                 let step = step.step;
                 return Err(format!(
                     "slot {slot} is released while step {step} names it"

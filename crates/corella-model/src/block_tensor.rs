@@ -285,7 +285,8 @@ impl BlockTensor {
         }
         let mut values = vec![0.0; self.num_columns];
         self.format.dequantise(stored, &mut values);
-        let values: Vec<u8> = { values.iter() }
+        let values: Vec<u8> = values
+            .iter()
             .flat_map(|&value| bf16::from_f32(value).to_le_bytes())
             .collect();
         in_order(&values);

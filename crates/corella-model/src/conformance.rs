@@ -606,7 +606,7 @@ fn assert_same(way: &str, expected: &[Sample], actual: &[Sample]) {
         let differing = |(a, b): &((TokenId, f32), (TokenId, f32))| {
             (a.0, a.1.to_bits()) != (b.0, b.1.to_bits())
         };
-        if let Some((expected, actual)) = { listed }.find(differing) {
+        if let Some((expected, actual)) = listed.find(differing) {
             panic!(
                 "{way}: output {position} should list (token, log-probability) {expected:?} \
                  and lists {actual:?}"

@@ -43,10 +43,7 @@ impl CostModel {
             .sum();
         let num_tokens = |span: &Span| u64::from(span.tokens.end - span.tokens.start);
         let is_decode = |span: &&Span| num_tokens(span) == 1 + u64::from(span.num_drafts);
-        let num_decode_tokens: u64 = { batch.spans.iter() }
-            .filter(is_decode)
-            .map(num_tokens)
-            .sum();
+        let num_decode_tokens: u64 = batch.spans.iter().filter(is_decode).map(num_tokens).sum();
         let num_prompt_tokens = batch.num_tokens() as u64 - num_decode_tokens;
         let micros = self.per_step_us
             + self.per_token_us * num_prompt_tokens as f64

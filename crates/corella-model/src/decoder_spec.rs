@@ -322,7 +322,9 @@ impl AttentionSpec {
 
     /// The first position that a query sees.
     pub fn first_seen(&self, position: usize) -> usize {
-        let of_window = { self.window }.map(|window| (position + 1).saturating_sub(window));
+        let of_window = self
+            .window
+            .map(|window| (position + 1).saturating_sub(window));
         of_window.unwrap_or(0).max(usize::from(self.skips_first))
     }
 

@@ -450,7 +450,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             number.is_some_and(|number| number >= self.config.spec.layers.len())
         };
         // A loaded draft head leaves no tensor behind.
-        let of_loaded_head = { &self.config.spec.draft_head }.as_ref();
+        let of_loaded_head = self.config.spec.draft_head.as_ref();
         let of_loaded_head = of_loaded_head.map(|_| self.layout.draft_head);
         let is_other = |name: &str| {
             let others = self.layout.other_parts.iter();

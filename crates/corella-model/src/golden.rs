@@ -255,7 +255,10 @@ pub fn read_cases(folder: &Path) -> Vec<Case> {
     let ids = |value| -> Vec<TokenId> { numbers(value).iter().map(|&id| id as TokenId).collect() };
     // The logits at all drawn tokens of all cases, one after the other.
     let all = fs::read(folder.join("golden.f32")).unwrap_or_default();
-    let all: Vec<f32> = { all.as_chunks().0.iter() }
+    let all: Vec<f32> = all
+        .as_chunks()
+        .0
+        .iter()
         .map(|&bytes| f32::from_le_bytes(bytes))
         .collect();
     let mut all = &all[..];

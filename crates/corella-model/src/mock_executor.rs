@@ -358,7 +358,7 @@ impl MockExecutor {
         let drafts = batch.span_drafts(span).iter();
         let is_odd = span.num_drafts > 0
             && (!span.yields.draws() || span.num_drafts as usize == span.tokens.len());
-        if is_odd || { drafts }.any(|input| matches!(input, InputToken::FromStep { .. })) {
+        if is_odd || drafts.any(|input| matches!(input, InputToken::FromStep { .. })) {
             return Err(format!(
                 "the drafts of slot {} are not known tokens behind a token to draw from",
                 span.slot

@@ -159,7 +159,11 @@ impl MockKv {
 
     /// Copies a row of a layer.
     pub fn copy(&self, layer: usize, from: usize, to: usize) {
-        for (from, to) in { self.cells(layer, from).into_iter() }.zip(self.cells(layer, to)) {
+        for (from, to) in self
+            .cells(layer, from)
+            .into_iter()
+            .zip(self.cells(layer, to))
+        {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }

@@ -23,7 +23,11 @@ impl MockScript {
     /// The reply to a request whose prompt is complete, or `None` if outputs are made up.
     pub(crate) fn reply(&self, sequence: &Sequence) -> Option<&[TokenId]> {
         if self.cued.is_empty() {
-            let choice = { sequence.start.sampling.seed }.checked_rem(self.seeded.len() as u64)?;
+            let choice = sequence
+                .start
+                .sampling
+                .seed
+                .checked_rem(self.seeded.len() as u64)?;
             return Some(&self.seeded[choice as usize]);
         }
         let prompt = sequence

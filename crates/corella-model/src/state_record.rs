@@ -53,7 +53,7 @@ pub trait StateRecords: Send + Sync {
     /// The bytes of all records behind `num_tokens` tokens.
     fn total_bytes(&self, num_tokens: u32) -> usize {
         let layers = 0..self.num_layers();
-        { layers.map(|layer| self.num_bytes(layer, num_tokens)) }.sum()
+        layers.map(|layer| self.num_bytes(layer, num_tokens)).sum()
     }
 }
 

@@ -59,7 +59,7 @@ fn follow(mut answer: GrammarState, seed: u64, masks: &mut Vec<Duration>) {
         let mut nth = (state >> 33) as u32 % num_allowed;
         let bits = (0..words.len() as u32 * 32)
             .filter(|at| words[*at as usize / 32] >> (at % 32) & 1 == 1);
-        let token = { bits }.find(|_| {
+        let token = bits.find(|_| {
             let is_it = nth == 0;
             nth = nth.wrapping_sub(1);
             is_it

@@ -223,7 +223,7 @@ impl ChatTemplate {
     pub(crate) fn sources(&self) -> String {
         let named = [TOOL_USE, DEFAULT].into_iter();
         let templates = named.filter_map(|name| self.environment.get_template(name).ok());
-        { templates }
+        templates
             .map(|template| template.source().to_owned())
             .collect()
     }
@@ -412,7 +412,9 @@ impl Write for PromptWriter<'_> {
 
 fn fuel_of(input: &ChatInput) -> u64 {
     let kwargs = input.kwargs.into_iter().flatten().map(|(_, value)| value);
-    let num_bytes: u64 = { input.messages.iter() }
+    let num_bytes: u64 = input
+        .messages
+        .iter()
         .chain(input.tools)
         .chain(kwargs)
         .map(num_bytes)
@@ -541,10 +543,13 @@ fn with_end_mark(messages: &[Json]) -> Result<Vec<Json>, TextError> {
     let text = match last.get_mut("content") {
         Some(Json::String(text)) => Some(text),
         Some(Json::Array(parts)) => {
-            { parts.iter_mut().rev() }.find_map(|part| match part.get_mut("text") {
-                Some(Json::String(text)) => Some(text),
-                _ => None,
-            })
+            parts
+                .iter_mut()
+                .rev()
+                .find_map(|part| match part.get_mut("text") {
+                    Some(Json::String(text)) => Some(text),
+                    _ => None,
+                })
         }
         _ => None,
     };

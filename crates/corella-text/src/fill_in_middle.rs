@@ -56,7 +56,9 @@ impl FillInMiddle {
     /// The tokens of the family whose special tokens are in the vocabulary, if any.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let has = |token| tokenizer.token_to_id(token).is_some();
-        { FAMILIES.into_iter() }.find(|family| family.markers().into_iter().all(has))
+        FAMILIES
+            .into_iter()
+            .find(|family| family.markers().into_iter().all(has))
     }
 
     /// The prompt that a model continues with the text between `prefix` and `suffix`.
@@ -74,7 +76,9 @@ impl FillInMiddle {
             return String::new();
         }
         let first_of = |names: [&'static str; 3]| {
-            { names.into_iter() }.find(|name| tokenizer.token_to_id(name).is_some())
+            names
+                .into_iter()
+                .find(|name| tokenizer.token_to_id(name).is_some())
         };
         let mut text = String::new();
         if let Some(repository) = first_of(REPOSITORY) {

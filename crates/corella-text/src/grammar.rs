@@ -193,7 +193,7 @@ impl GrammarCompiler {
             _ if is_too_large(&reason) || !is_wanted() => GrammarError::at_root(reason),
             GrammarSource::JsonSchema(schema) => {
                 let compile = |part: Value| {
-                    let part = { compiled_schema(&part).ok() }.filter(|_| is_wanted())?;
+                    let part = compiled_schema(&part).ok().filter(|_| is_wanted())?;
                     self.matcher(from_one(json_grammar(part)), &limits).err()
                 };
                 GrammarError {
@@ -225,7 +225,7 @@ impl GrammarCompiler {
                     ..error
                 })
             });
-        { errors }
+        errors
             .next()
             .unwrap_or_else(|| GrammarError::at_root(reason))
     }
@@ -239,9 +239,10 @@ impl GrammarCompiler {
                 limits.max_grammar_size = MAX_LARK_SYMBOLS;
                 true
             }
-            GrammarSource::Composed(composed) => {
-                { composed.parts.iter() }.any(|part| matches!(part, GrammarSource::Lark(_)))
-            }
+            GrammarSource::Composed(composed) => composed
+                .parts
+                .iter()
+                .any(|part| matches!(part, GrammarSource::Lark(_))),
             _ => false,
         };
         if has_lark {

@@ -148,7 +148,7 @@ fn int(
         None => named.get::<Option<u32>>("base")?.unwrap_or(10),
     };
     named.assert_all_used()?;
-    if let Some(whole) = { value.as_str() }.and_then(|text| whole_number(text, base)) {
+    if let Some(whole) = value.as_str().and_then(|text| whole_number(text, base)) {
         return Ok(Value::from(whole));
     }
     if value.is_integer() {

@@ -105,7 +105,8 @@ pub fn is_unindexed(value: &Value) -> bool {
 pub fn unindexed_items(value: &Value) -> Option<&[Value]> {
     let generator = value.downcast_object_ref::<Generator>();
     let view = value.downcast_object_ref::<View>();
-    { generator.map(|generator| generator.items.as_slice()) }
+    generator
+        .map(|generator| generator.items.as_slice())
         .or(view.map(|view| view.items.as_slice()))
 }
 

@@ -52,7 +52,7 @@ pub(crate) fn filter(
         None => (", ".into(), ": ".into()),
     };
     let parts = [&item_separator, &key_separator].into_iter().chain(&indent);
-    if { parts }.any(|part| part.len() > MAX_SEPARATOR_BYTES) {
+    if parts.any(|part| part.len() > MAX_SEPARATOR_BYTES) {
         let reason = format!("tojson: a separator has more than {MAX_SEPARATOR_BYTES} bytes");
         return Err(Error::new(ErrorKind::InvalidOperation, reason));
     }

@@ -73,7 +73,8 @@ fn check_joined(state: &State, text: &str, args: &[Value]) -> Result<(), Error> 
         return Ok(());
     };
     if let Some(items) = unindexed_items(items) {
-        let num_bytes: usize = { items.iter() }
+        let num_bytes: usize = items
+            .iter()
             .map(|item| text.len() + item.as_str().map_or(0, str::len))
             .sum();
         return charge(state, num_bytes);
@@ -92,7 +93,7 @@ fn check_widths(state: &State, text: &str, args: &[Value]) -> Result<(), Error> 
     let numbers = text.split(|c: char| !c.is_ascii_digit());
     let is_wide =
         |digits: &str| !digits.is_empty() && digits.parse().unwrap_or(i64::MAX) > MAX_WIDTH as i64;
-    if { numbers }.any(is_wide) {
+    if numbers.any(is_wide) {
         return Err(invalid(format!(
             "a width of the format is more than {MAX_WIDTH}"
         )));

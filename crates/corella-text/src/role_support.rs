@@ -99,7 +99,9 @@ fn shows_metadata(template: &ChatTemplate) -> bool {
 /// Whether a conversation of these roles is rendered, with the content of each message in its place.
 fn shows_all(template: &ChatTemplate, roles: &[&str]) -> bool {
     let mark = |index: usize| format!("probe{index}mark");
-    let messages: Vec<Value> = { roles.iter().enumerate() }
+    let messages: Vec<Value> = roles
+        .iter()
+        .enumerate()
         .map(|(index, role)| json!({"role": role, "content": mark(index)}))
         .collect();
     let rendered = template.render(ChatInput {

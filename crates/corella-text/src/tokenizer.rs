@@ -288,7 +288,10 @@ impl Tokenizer {
         limit.check_word(first)?;
         limit.check_word(second)?;
         limit.check_wanted()?;
-        let encoding = { &self.inner.model }.encode_fast((first, second), add_special_tokens);
+        let encoding = self
+            .inner
+            .model
+            .encode_fast((first, second), add_special_tokens);
         let encoding = encoding.map_err(|error| TextError::Encode(error.to_string()))?;
         limit.check_len(encoding.len())?;
         let types = encoding.get_type_ids();

@@ -56,19 +56,23 @@ pub struct Cluster(pub ClusterNode);
 impl Cluster {
     /// Returns the reader of `kv_transfer_params`, if this node listens for others.
     pub fn kv_transfer(&self) -> Option<Arc<dyn KvTransfer>> {
-        { self.0.config().listens }.then(|| Arc::new(self.clone()) as _)
+        self.0.config().listens.then(|| Arc::new(self.clone()) as _)
     }
 
     /// Returns the text for the start-up lines; `None` for a node that serves alone.
     pub fn summary(&self) -> Option<String> {
         let config = self.0.config();
-        let registry = { config.registry.as_ref() }
+        let registry = config
+            .registry
+            .as_ref()
             .map_or_else(String::new, |url| format!(", registry {url}"));
         let tls = match config.tls {
             Some(_) => ", mutual TLS",
             None => "",
         };
-        let via: String = { config.row_paths.iter() }
+        let via: String = config
+            .row_paths
+            .iter()
             .map(|kind| format!(", KV rows by {}", kind.name))
             .collect();
         match config.role {

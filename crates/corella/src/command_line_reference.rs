@@ -29,7 +29,10 @@ fn the_page_in_the_book_is_current() {
         return;
     }
     let committed = std::fs::read_to_string(Path::new(PAGE)).unwrap_or_default();
-    let difference = { rendered.lines().zip(committed.lines()).enumerate() }
+    let difference = rendered
+        .lines()
+        .zip(committed.lines())
+        .enumerate()
         .find(|(_, (rendered, committed))| rendered != committed);
     assert!(
         rendered == committed,

@@ -222,7 +222,10 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         RoleArg::Prefill => Role::Prefill,
         RoleArg::Decode => Role::Decode,
     };
-    let cluster_listen = { args.cluster_listen.as_deref() }.unwrap_or(DEFAULT_CLUSTER_LISTEN);
+    let cluster_listen = args
+        .cluster_listen
+        .as_deref()
+        .unwrap_or(DEFAULT_CLUSTER_LISTEN);
     let listen = cluster_listen.to_socket_addrs();
     let listen = listen.ok().and_then(|mut addresses| addresses.next());
     let listen = listen.ok_or_else(|| {

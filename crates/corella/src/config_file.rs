@@ -52,7 +52,8 @@ pub fn expand(
         });
     };
     let environment = Environment::new(variables);
-    let mut given: HashSet<&str> = { command.get_arguments() }
+    let mut given: HashSet<&str> = command
+        .get_arguments()
         .map(|arg| arg.get_id().as_str())
         .filter(|id| {
             let source = matches.value_source(id);

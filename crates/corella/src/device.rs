@@ -144,7 +144,8 @@ impl<'a> Formats<'a> {
     }
 
     fn working_bytes(&self, limits: &SchedulerConfig) -> u64 {
-        { self.factory }.working_bytes(self.spec, limits, self.weight_format)
+        self.factory
+            .working_bytes(self.spec, limits, self.weight_format)
     }
 
     fn packed_bytes(&self) -> u64 {
@@ -174,10 +175,14 @@ impl<'a> Formats<'a> {
         is_draft: bool,
     ) -> Result<LoadedExecutor, Error> {
         let layout = self.factory.image_layout();
-        let entry = { options.weight_cache.as_ref().zip(layout) }.and_then(|(cache, layout)| {
-            let (checkpoint, format) = (self.checkpoint, self.asked_weight_format);
-            WeightCacheEntry::new(cache, checkpoint, &layout, format)
-        });
+        let entry = options
+            .weight_cache
+            .as_ref()
+            .zip(layout)
+            .and_then(|(cache, layout)| {
+                let (checkpoint, format) = (self.checkpoint, self.asked_weight_format);
+                WeightCacheEntry::new(cache, checkpoint, &layout, format)
+            });
         let num_layers = self.spec.layers.len();
         let on_layer = |num_done| {
             if let Some(LoadWatcher(watch)) = &options.load_watcher {
@@ -456,8 +461,10 @@ fn load_draft(
     let mut limits = limits.clone();
     let max_position = u32::try_from(formats.spec.max_position).unwrap_or(u32::MAX);
     limits.max_model_len = limits.max_model_len.min(max_position);
-    let useful_pages =
-        { limits.max_model_len.div_ceil(limits.page_size) }.saturating_mul(limits.max_num_seqs);
+    let useful_pages = limits
+        .max_model_len
+        .div_ceil(limits.page_size)
+        .saturating_mul(limits.max_num_seqs);
     limits.num_pages /= pages_per_draft_page(&limits.kv_groups);
     limits.num_pages = limits.num_pages.clamp(1, useful_pages.max(1));
     let (weight_format, page_bytes) = (formats.weight_format, formats.page_bytes(&limits));

@@ -63,9 +63,11 @@ pub(crate) fn set_limits(
     scheduler.enable_chunked_prefill = false;
     // An encoder never decodes, but a step must have room for one request that might.
     scheduler.max_decode_seqs = 1;
-    scheduler.max_prefill_tokens =
-        { scheduler.max_prefill_tokens }.min(scheduler.max_num_batched_tokens);
-    scheduler.max_num_batched_tokens = { scheduler.max_num_batched_tokens }
+    scheduler.max_prefill_tokens = scheduler
+        .max_prefill_tokens
+        .min(scheduler.max_num_batched_tokens);
+    scheduler.max_num_batched_tokens = scheduler
+        .max_num_batched_tokens
         .max(longest)
         .saturating_add(1);
 }

@@ -54,7 +54,9 @@ pub fn option_value(arg: &Arg, text: &str) -> OptionValue {
         };
     }
     // A text may contain commas.
-    let is_text = { arg.get_value_names().unwrap_or_default() }
+    let is_text = arg
+        .get_value_names()
+        .unwrap_or_default()
         .iter()
         .any(|name| name == "TEXT");
     let parts = match arg.get_action() {

@@ -87,7 +87,9 @@ fn engine_section(text: &mut String, engine: &Engine, title: &str) {
             continue;
         };
         let mut notes = Vec::new();
-        let values: Vec<_> = { other.values.iter() }
+        let values: Vec<_> = other
+            .values
+            .iter()
             .map(|(theirs, own)| format!("{theirs} is {own}"))
             .collect();
         notes.extend(other.form.map(|form| form.note().to_owned()));

@@ -521,8 +521,9 @@ mod tests {
             Treatment::Same { example } => assert_parsed(command, &with(example)),
             Treatment::OtherName(other) => {
                 let commands = [command, "generate", "chat"];
-                let is_there =
-                    { commands.iter() }.any(|command| has_option(command, &other.option));
+                let is_there = commands
+                    .iter()
+                    .any(|command| has_option(command, &other.option));
                 assert!(is_there, "{name}: no command has {}", other.option);
                 match (other.is_taken, has_option(command, &other.option)) {
                     (true, true) => {

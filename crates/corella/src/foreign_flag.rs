@@ -295,7 +295,9 @@ impl<'a> Walk<'a> {
             }
             Treatment::OtherName(other) => {
                 let has_option = self.option(&other.option).is_some();
-                let translated = { other.values.iter() }
+                let translated = other
+                    .values
+                    .iter()
                     .find(|(theirs, _)| value.as_ref().is_some_and(|value| *value == **theirs));
                 if let Some(form) = other.form.filter(|_| has_option) {
                     let value = value.map(|value| value.to_string_lossy().into_owned());

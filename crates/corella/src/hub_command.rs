@@ -73,7 +73,8 @@ fn short_name(model: &ModelName) -> Option<String> {
             is_meant && (&name.repository, &name.revision) == (&model.repository, &model.revision)
         })
     };
-    { short_names(&model.to_string()).into_iter() }
+    short_names(&model.to_string())
+        .into_iter()
         .filter(is_same)
         .min_by_key(String::len)
 }

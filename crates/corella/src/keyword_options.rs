@@ -50,7 +50,7 @@ pub fn foreign_keywords() -> Vec<String> {
         Treatment::OtherName(other) => find(&command, long(&other.option)).is_some(),
         Treatment::Same { .. } | Treatment::Refused(_) => false,
     };
-    let names = { vllm.iter().filter(is_taken) }.flat_map(|flag| &flag.names);
+    let names = vllm.iter().filter(is_taken).flat_map(|flag| &flag.names);
     // `--no-x` is `x=False`.
     let names = names
         .filter(|name| name.starts_with("--"))
@@ -111,7 +111,9 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
             }
             continue;
         };
-        let is_json = { arg.get_value_names().unwrap_or_default() }
+        let is_json = arg
+            .get_value_names()
+            .unwrap_or_default()
             .iter()
             .any(|name| name == "JSON");
         let typed = match value {

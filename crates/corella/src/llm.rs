@@ -100,7 +100,9 @@ impl Llm {
         };
         let models = [
             Some((&checkpoint, options.weight_format)),
-            { draft.as_ref() }.map(|draft| (&draft.checkpoint, draft.weight_format)),
+            draft
+                .as_ref()
+                .map(|draft| (&draft.checkpoint, draft.weight_format)),
         ];
         let models: Vec<_> = models.into_iter().flatten().collect();
         let options = &device_choice::settle(options, &models)?;
@@ -276,7 +278,7 @@ impl Llm {
         let system = system.map(|system| json!({"role": "system", "content": system}));
         let message = json!({"role": "user", "content": message});
         let prompt = template.render(ChatInput {
-            messages: &{ system.into_iter() }.chain([message]).collect::<Vec<_>>(),
+            messages: &system.into_iter().chain([message]).collect::<Vec<_>>(),
             tools: None,
             add_generation_prompt: true,
             continue_final_message: false,

@@ -189,7 +189,8 @@ impl Sender {
 fn agent() -> Agent {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let certs = rustls_native_certs::load_native_certs().certs;
-    let roots: Vec<_> = { certs.iter() }
+    let roots: Vec<_> = certs
+        .iter()
         .map(|one| Certificate::from_der(one).to_owned())
         .collect();
     let tls = TlsConfig::builder()
@@ -205,7 +206,8 @@ fn agent() -> Agent {
 
 /// `ExportTraceServiceRequest` in the JSON form of Protocol Buffers, but with identifiers in hexadecimal.
 fn export_request(resource: &[(String, String)], spans: &[Span]) -> Value {
-    let resource: Vec<_> = { resource.iter() }
+    let resource: Vec<_> = resource
+        .iter()
         .map(|(key, value)| json!({"key": key, "value": {"stringValue": value}}))
         .collect();
     let spans: Vec<_> = spans.iter().map(span_json).collect();
@@ -219,7 +221,9 @@ fn export_request(resource: &[(String, String)], spans: &[Span]) -> Value {
 }
 
 fn span_json(span: &Span) -> Value {
-    let attributes: Vec<_> = { span.attributes.iter() }
+    let attributes: Vec<_> = span
+        .attributes
+        .iter()
         .map(|(key, value)| {
             let value = match value {
                 Attribute::Text(text) => json!({"stringValue": text}),

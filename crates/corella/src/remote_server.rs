@@ -170,7 +170,11 @@ impl RemoteServer {
     }
 
     fn names(&self) -> String {
-        let names = { self.models.iter().take(MAX_NAMES) }.map(|model| model.name.as_str());
+        let names = self
+            .models
+            .iter()
+            .take(MAX_NAMES)
+            .map(|model| model.name.as_str());
         let names = names.collect::<Vec<_>>().join(", ");
         match self.models.len() > MAX_NAMES {
             true => format!("{names}, …"),

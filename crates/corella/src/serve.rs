@@ -54,7 +54,8 @@ async fn serve(config: Serve) -> Result<(), Error> {
     };
     let tls = cluster_config.load_tls()?;
     cluster_config.load_paths()?;
-    let loading = { socket.start_loading(server_tls.clone()) }
+    let loading = socket
+        .start_loading(server_tls.clone())
         .map_err(io_error("answering while the model is loaded".to_owned()))?;
     let mut llm = Llm::load(&config.source, &config.options)?;
     let shutdown = shutdown_signal().map_err(io_error(SIGNALS.to_owned()))?;
@@ -164,7 +165,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         keys: config.keys,
         tls: server_tls,
     };
-    { reload.start(&state) }.map_err(io_error(SIGNALS.to_owned()))?;
+    reload.start(&state).map_err(io_error(SIGNALS.to_owned()))?;
     loading.end().await;
     say(&ready_line);
     supervisor::notify("READY=1");

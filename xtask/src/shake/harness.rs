@@ -94,7 +94,9 @@ fn failed_of_pytest(output: &str) -> Vec<String> {
         return Vec::new();
     };
     let name = |line: &str| {
-        let rest = { line.strip_prefix("FAILED ") }.or_else(|| line.strip_prefix("ERROR "))?;
+        let rest = line
+            .strip_prefix("FAILED ")
+            .or_else(|| line.strip_prefix("ERROR "))?;
         // A message may follow. Names have spaces only in the values of parameters.
         Some(
             rest.split_once(" - ")

@@ -37,7 +37,9 @@ pub fn print(options: &Options, record: &Record) {
     let all = failing(&record.outcomes);
     println!();
     for failing in &all {
-        let num_runs = { record.outcomes.iter() }
+        let num_runs = record
+            .outcomes
+            .iter()
             .filter(|outcome| outcome.unit == failing.unit)
             .count();
         println!(
@@ -185,7 +187,8 @@ mod tests {
             outcome(4, "a --test suite", Mode::Plain, Some(&["x::y"])),
         ];
         let all = failing(&outcomes);
-        let told: Vec<String> = { all.iter() }
+        let told: Vec<String> = all
+            .iter()
             .map(|failing| {
                 format!(
                     "{} {:?} {}",

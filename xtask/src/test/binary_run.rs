@@ -24,7 +24,9 @@ impl Tally {
         // Only a nightly compiler's harness reports test times, unless this variable is set.
         command.env("RUSTC_BOOTSTRAP", "1");
         command.args(["-Zunstable-options", "--report-time"]);
-        let mut child = { command.stdout(Stdio::piped()).spawn() }
+        let mut child = command
+            .stdout(Stdio::piped())
+            .spawn()
             .map_err(|error| format!("{title} did not start: {error}"))?;
         let stdout = child.stdout.take().ok_or("a piped output is missing")?;
         let num_failed = self.failed.len();

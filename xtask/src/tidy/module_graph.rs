@@ -101,11 +101,14 @@ impl<'a> ModuleGraph<'a> {
         let beginnings = (1..=path.len())
             .rev()
             .map(|length| path[..length].join("::"));
-        if let Some(path) = { beginnings.clone() }.find_map(|name| self.re_exports.get(&name)) {
+        if let Some(path) = beginnings
+            .clone()
+            .find_map(|name| self.re_exports.get(&name))
+        {
             // The child may re-export the name from a child of its own.
             return self.module_of(path);
         }
-        let found = { beginnings }.find_map(|module| self.files.get_key_value(&module))?;
+        let found = beginnings.find_map(|module| self.files.get_key_value(&module))?;
         Some(&**found.0)
     }
 
@@ -113,7 +116,9 @@ impl<'a> ModuleGraph<'a> {
     fn circles(&self) -> Vec<Vec<&'a str>> {
         let modules: Vec<&str> = self.files().map(|(module, _)| module).collect();
         let is_child = |module: &str, other: &str| {
-            { other.strip_prefix(module) }.is_some_and(|rest| rest.starts_with("::"))
+            other
+                .strip_prefix(module)
+                .is_some_and(|rest| rest.starts_with("::"))
         };
         let reach: BTreeMap<&str, BTreeSet<&str>> = modules
             .iter()

@@ -7,22 +7,26 @@ use super::rust_code::{has_word, without_text};
 /// stay.
 pub fn of_crates(tree: &Tree) -> Vec<(&str, String)> {
     let crates = |(path, _): &(&str, &str)| path.starts_with("crates/");
-    let sources: Vec<(&str, String)> = { tree.rust_files().filter(crates) }
+    let sources: Vec<(&str, String)> = tree
+        .rust_files()
+        .filter(crates)
         .map(|(path, text)| (path, without_text(text)))
         .collect();
-    let modules: Vec<String> = { sources.iter() }
+    let modules: Vec<String> = sources
+        .iter()
         .flat_map(|(path, code)| test_modules(path, code))
         .collect();
     let is_test_file = |path: &str| {
         let in_crate = path.splitn(3, '/').nth(2).unwrap_or_default();
-        in_crate.starts_with("tests/") || path.ends_with("/tests.rs") || { modules.iter() }.any(
-            |module| {
+        in_crate.starts_with("tests/")
+            || path.ends_with("/tests.rs")
+            || modules.iter().any(|module| {
                 let rest = path.strip_prefix(module.as_str());
                 rest.is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
-            },
-        )
+            })
     };
-    { sources.into_iter() }
+    sources
+        .into_iter()
         .map(|(path, code)| {
             let code = match is_test_file(path) {
                 true => code,
@@ -36,7 +40,8 @@ pub fn of_crates(tree: &Tree) -> Vec<(&str, String)> {
 
 /// Returns the code of the items with `#[cfg(test)]` above them.
 fn test_items(code: &str) -> String {
-    let mut kept: Vec<u8> = { code.bytes() }
+    let mut kept: Vec<u8> = code
+        .bytes()
         .map(|byte| if byte == b'\n' { b'\n' } else { b' ' })
         .collect();
     for (start, end) in items(code) {

@@ -49,7 +49,8 @@ pub fn timings(code: &str, language: Language) -> Vec<(usize, Timing)> {
         known.learn(statement, language);
     }
     let line = |at: usize| 1 + code[..at].matches('\n').count();
-    let mut lines: Vec<(usize, Timing)> = { found.into_iter() }
+    let mut lines: Vec<(usize, Timing)> = found
+        .into_iter()
         .map(|(at, timing)| (line(at), timing))
         .collect();
     lines.sort();
@@ -97,8 +98,13 @@ impl Known {
             .iter()
             .filter_map(|term| text.find(term))
             .min();
-        let variable = { self.lengths.iter() }.find_map(|name| words(text, name).next());
-        let call = { self.measuring.iter() }
+        let variable = self
+            .lengths
+            .iter()
+            .find_map(|name| words(text, name).next());
+        let call = self
+            .measuring
+            .iter()
             .find_map(|name| words(text, name).find(|at| text[at + name.len()..].starts_with('(')));
         direct
             .or(variable)
@@ -263,7 +269,8 @@ impl Language {
             Self::Rust => &[",", "&&", "||"],
             Self::Python => &[",", " and ", " or "],
         };
-        let mut cuts: Vec<(usize, usize)> = { separators.iter() }
+        let mut cuts: Vec<(usize, usize)> = separators
+            .iter()
             .flat_map(|separator| statement.match_indices(separator))
             .map(|(at, separator)| (at, at + separator.len()))
             .collect();

@@ -211,8 +211,10 @@ impl AttentionLayer<'_> {
         static ONES: [f32; TILE_SOFTMAX_BLOCK] = [1.0; TILE_SOFTMAX_BLOCK];
         let head_dim = self.spec.head_dim;
         let first = start - tile.seen.start;
-        let [mut keys, values] =
-            { scratch.scales.each_ref() }.map(|scales| scales[first..].as_ptr());
+        let [mut keys, values] = scratch
+            .scales
+            .each_ref()
+            .map(|scales| scales[first..].as_ptr());
         let mut scale = self.spec.scale;
         let mut ends = &scratch.row_ends[tile.rows.clone()];
         if self.spec.soft_cap.is_some() || scratch.row_starts[tile.rows.end - 1] > start {

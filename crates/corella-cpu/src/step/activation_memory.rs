@@ -120,7 +120,7 @@ impl Activations {
             .into_iter()
             .flat_map(|len| (0..sizes.num_threads).map(move |_| len));
         let values = values.map(|len| Buffer::new(max_rows, len));
-        let with_gates = { spec.layers.iter() }.filter(|layer| layer.recurrent.is_none());
+        let with_gates = spec.layers.iter().filter(|layer| layer.recurrent.is_none());
         let with_gates = with_gates.filter(|layer| layer.attention.has_output_gate);
         let gates = with_gates.map(|layer| layer.attention.query_len()).max();
         let projected = attentions().filter(|attention| is_normed_apart(attention));

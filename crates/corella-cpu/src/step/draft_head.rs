@@ -161,7 +161,7 @@ impl DraftHead {
             let (from, to) = (copy.from.0 as usize, copy.to.0 as usize);
             // SAFETY: the batch's copies were checked against the number of pages, which is no smaller
             // here, and no worker runs.
-            unsafe { { &self.forward.kv }.copy_rows(from, to, copy.num_rows as usize) };
+            unsafe { self.forward.kv.copy_rows(from, to, copy.num_rows as usize) };
         }
     }
 
@@ -194,7 +194,10 @@ impl DraftHead {
                 return;
             }
             let slot = batch.spans[of_model.rows.rows[row].span].slot.0 as usize;
-            let kept = { span.start.checked_sub(1) }.and_then(|at| self.kept.get(slot, at));
+            let kept = span
+                .start
+                .checked_sub(1)
+                .and_then(|at| self.kept.get(slot, at));
             match kept {
                 Some(kept) => state.copy_from_slice(kept),
                 // No row attends to position 0. Behind a failed step, guesses are worse.

@@ -130,7 +130,11 @@ impl LayerParts {
 impl Forward {
     /// Allocates the KV pages and the activations.
     pub fn new(parts: ForwardParts) -> Result<Self, DeviceError> {
-        let in_page = { parts.kv_layers.iter().flatten() }.map(|layer| layer.in_page + 1);
+        let in_page = parts
+            .kv_layers
+            .iter()
+            .flatten()
+            .map(|layer| layer.in_page + 1);
         let kv = KvMemory::for_kernels(
             parts.kernels,
             in_page.max().unwrap_or(0),

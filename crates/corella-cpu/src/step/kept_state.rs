@@ -29,7 +29,9 @@ impl KeptStates {
     /// Gives starting slots exactly the states of their snapshots.
     pub fn start(&mut self, batch: &Batch) {
         for start in &batch.started {
-            let of_snapshot = { start.snapshot }.and_then(|id| self.snapshots.get(id.0 as usize));
+            let of_snapshot = start
+                .snapshot
+                .and_then(|id| self.snapshots.get(id.0 as usize));
             if let Some(slot) = self.slots.get_mut(start.slot.0 as usize) {
                 match of_snapshot {
                     Some(kept) => slot.clone_from(kept),

@@ -180,7 +180,9 @@ impl Forward {
         let first = &layout.rows.rows[run.start];
         let page_size = self.kv.page_size();
         let kv_layer = self.layers[index].kv();
-        let table = { &layout.spans }.table(&layout.spans[first.span], kv_layer.group);
+        let table = layout
+            .spans
+            .table(&layout.spans[first.span], kv_layer.group);
         let at = |head| HeadPage {
             layer: kv.layer(kv_layer),
             page: table.page(first.position / page_size),

@@ -88,7 +88,10 @@ fn hidden_states_are_those_of_transformers() {
         let Ok(golden) = fs::read(folder.join("hidden.f32")) else {
             continue;
         };
-        let golden: Vec<f32> = { golden.as_chunks().0.iter() }
+        let golden: Vec<f32> = golden
+            .as_chunks()
+            .0
+            .iter()
             .map(|&bytes| f32::from_le_bytes(bytes))
             .collect();
         for chunk in [7, usize::MAX] {

@@ -219,7 +219,8 @@ fn pages_written_from_outside_survive_idle_time() {
     let blocks = |part: NonNull<[u8]>| {
         let first = part.cast::<u8>().addr().get();
         let last = first + part.len() - 1;
-        let region = { regions.iter() }
+        let region = regions
+            .iter()
             .map(|region| (region.cast::<u8>().addr().get(), region.len()))
             .find(|(start, len)| (*start..start + len).contains(&first));
         let (start, _) = region.expect("a page lies in a region");
@@ -252,7 +253,12 @@ fn pages_written_from_outside_survive_idle_time() {
         for at in (first..written.len()).step_by(3) {
             let bytes = pattern(at, written[at].len());
             // SAFETY: no batch names the pages, and only this thread writes to them.
-            unsafe { { written[at].cast::<u8>().as_ptr() }.copy_from(bytes.as_ptr(), bytes.len()) };
+            unsafe {
+                written[at]
+                    .cast::<u8>()
+                    .as_ptr()
+                    .copy_from(bytes.as_ptr(), bytes.len())
+            };
         }
     };
     // Some before memory is cleared, some during that, and some later.

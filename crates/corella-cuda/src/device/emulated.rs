@@ -349,7 +349,9 @@ impl Device for EmulatedDevice {
 
     fn end_capture(&self) -> Result<Graph, DeviceError> {
         let mut work = self.work();
-        let captured = { work.captured.take() }
+        let captured = work
+            .captured
+            .take()
             .ok_or_else(|| DeviceError("no graph is being captured".into()))?;
         work.graphs.push(Arc::new(captured));
         Ok(Graph(work.graphs.len() as u64 - 1))

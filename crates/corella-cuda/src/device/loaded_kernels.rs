@@ -21,7 +21,8 @@ impl LoadedKernels {
     ) -> Result<Vec<Kernel>, DeviceError> {
         let mut kernels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = |name: &&str| (source.clone(), String::from(*name));
-        let found: Option<Vec<Kernel>> = { names.iter() }
+        let found: Option<Vec<Kernel>> = names
+            .iter()
             .map(|name| kernels.get(&key(name)).copied())
             .collect();
         if let Some(found) = found {

@@ -88,11 +88,16 @@ fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> Dec
 /// Weights in bf16, which share the same random numbers, so that they take little memory.
 pub fn random_weights(spec: &DecoderSpec) -> DecoderWeights {
     let hidden = spec.hidden_size;
-    let shapes: Vec<_> = { spec.layers.iter() }
+    let shapes: Vec<_> = spec
+        .layers
+        .iter()
         .map(|layer| layer.tensors(hidden))
         .collect();
     let embed_shape = vec![spec.vocab_size, hidden];
-    let lens = { shapes.iter().flatten() }.map(|tensor| tensor.shape.iter().product());
+    let lens = shapes
+        .iter()
+        .flatten()
+        .map(|tensor| tensor.shape.iter().product());
     let longest: usize = lens.chain([spec.vocab_size * hidden]).max().unwrap_or(0);
     let storage = Arc::new(Storage::Owned(random_bytes(2 * longest, 2)));
     let tensor = |shape: Vec<usize>| -> Tensor {

@@ -180,7 +180,9 @@ impl ModelBench {
         for slot in slots {
             self.builder.release(slot);
         }
-        let times = { returned_at.windows(2).skip(self.num_steps / 2) }
+        let times = returned_at
+            .windows(2)
+            .skip(self.num_steps / 2)
             .map(|pair| (pair[1] - pair[0]).as_secs_f64());
         Ok(Some(median(times.collect())))
     }

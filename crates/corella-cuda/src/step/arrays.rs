@@ -288,6 +288,9 @@ impl StepArrays {
         }
         let from = staging.stage(words_of_slice(values))?;
         // SAFETY: staged words stay until the step is over, and only the stream uses the buffer.
-        unsafe { { &self.device }.copy(Stream::Compute, to.pointer(), from, num_bytes) }
+        unsafe {
+            self.device
+                .copy(Stream::Compute, to.pointer(), from, num_bytes)
+        }
     }
 }

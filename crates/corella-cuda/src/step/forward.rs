@@ -244,7 +244,10 @@ impl Forward {
         let words = [number as u32, (number >> 32) as u32];
         let (from, to) = (step.staging.stage(&words)?, self.memory.step.pointer());
         // SAFETY: only the stream uses the number.
-        unsafe { { &self.device }.copy(Stream::Compute, to, from, size_of::<u64>()) }
+        unsafe {
+            self.device
+                .copy(Stream::Compute, to, from, size_of::<u64>())
+        }
     }
 
     /// Computes the logits of `len` of the wanted rows, from the row `first` on: f32 `[len][vocab_size]`. All layers
@@ -473,7 +476,9 @@ impl Forward {
             .add(parts.kv.in_page * geometry.layer_bytes());
         let table_len = self.arrays.table_len();
         let norm = |weights: &Option<DeviceBuffer>| {
-            { weights.as_ref() }.map_or(DevicePointer::NULL, DeviceBuffer::pointer)
+            weights
+                .as_ref()
+                .map_or(DevicePointer::NULL, DeviceBuffer::pointer)
         };
         let (small, large) = self.arrays.items(parts.attention, in_graph);
         // SAFETY: as in `launch_layers`; the batch's pages were checked.

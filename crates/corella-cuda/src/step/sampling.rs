@@ -282,7 +282,10 @@ impl DeviceSampler {
         unsafe { step.draws.as_mut_slice()[num_planned..num_draws].fill(Draw::default()) };
         let (to, from) = (self.draws.pointer(), step.draws.pointer());
         // SAFETY: both have room for the most draws of a step.
-        unsafe { { &self.device }.copy(Stream::Compute, to, from, num_draws * size_of::<Draw>()) }
+        unsafe {
+            self.device
+                .copy(Stream::Compute, to, from, num_draws * size_of::<Draw>())
+        }
     }
 
     /// Runs draws of the uploaded step: `num_draws` from `first` on. The parameters of the launch stay the same from

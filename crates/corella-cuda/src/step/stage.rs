@@ -160,7 +160,10 @@ impl Stage {
         let is_possible = |delta: &PageTableDelta| {
             (delta.group.0 as usize) < limits.kv_groups.len()
                 && self.slots.get(delta.slot).is_ok()
-                && { batch.delta_pages(delta).iter() }.all(|page| page.0 < limits.num_pages)
+                && batch
+                    .delta_pages(delta)
+                    .iter()
+                    .all(|page| page.0 < limits.num_pages)
         };
         self.forward.change_tables(batch, is_possible, in_flight)?;
         applied?;

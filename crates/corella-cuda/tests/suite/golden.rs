@@ -176,12 +176,18 @@ fn hidden_states_are_those_of_transformers() {
         let Ok(golden) = fs::read(folder.join("hidden.f32")) else {
             continue;
         };
-        let golden: Vec<f32> = { golden.as_chunks().0.iter() }
+        let golden: Vec<f32> = golden
+            .as_chunks()
+            .0
+            .iter()
             .map(|&bytes| f32::from_le_bytes(bytes))
             .collect();
         let pooled = [Pooling::LastToken, Pooling::Mean]
             .map(|pooling| open(&folder, Element::F32, DType::F32).pool(pooling, 7));
-        let states = { pooled[0].iter().zip(&pooled[1]) }.flat_map(|(last, mean)| [last, mean]);
+        let states = pooled[0]
+            .iter()
+            .zip(&pooled[1])
+            .flat_map(|(last, mean)| [last, mean]);
         let states: Vec<_> = states.collect();
         assert_eq!(golden.len(), states.len() * states[0].len());
         for (state, golden) in states.iter().zip(golden.chunks(states[0].len())) {

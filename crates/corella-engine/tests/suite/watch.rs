@@ -32,7 +32,9 @@ fn steps_are_told_once_with_their_tokens() {
     assert_eq!(tokens.len(), 5);
     assert_at_rest(&engine);
     let second = snapshot(&mut watch).expect("the engine works");
-    let computed: Vec<_> = { second.steps.iter() }
+    let computed: Vec<_> = second
+        .steps
+        .iter()
         .map(|step| (step.num_prefill_tokens, step.num_decode_tokens))
         .collect();
     assert_eq!(computed, [(32, 0), (8, 0), (0, 1), (0, 1), (0, 1), (0, 1)]);
@@ -40,7 +42,10 @@ fn steps_are_told_once_with_their_tokens() {
     assert!(second.steps.is_sorted_by_key(|step| step.ended));
     assert!(second.steps[0].ended >= first.time && second.steps[5].ended <= second.time);
     // The 44 tokens that were computed fill 11 pages of 4.
-    let num_cached = { second.page_map.cells.iter() }
+    let num_cached = second
+        .page_map
+        .cells
+        .iter()
         .filter(|&&cell| cell == PageState::Cached)
         .count();
     assert_eq!(num_cached, 11);

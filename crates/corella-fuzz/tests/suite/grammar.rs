@@ -65,7 +65,9 @@ fn json_schema() {
         let case: Value = serde_json::from_str(line).expect("JSON");
         case["schema"].to_string()
     });
-    let corpus: Vec<Input> = { schemas.lines().step_by(7) }
+    let corpus: Vec<Input> = schemas
+        .lines()
+        .step_by(7)
         .map(str::to_owned)
         .chain(of_zod)
         .map(|text| Input { text, wrap })
@@ -109,7 +111,8 @@ fn json_schema() {
         mutate_json(random, &mut schema, &words);
         input.text = schema.to_string();
     };
-    { Target::new("json_schema", 256 << 20, 4000).in_child("grammar::json_schema") }
+    Target::new("json_schema", 256 << 20, 4000)
+        .in_child("grammar::json_schema")
         .run(&corpus, mutate, follow);
 }
 
@@ -155,7 +158,8 @@ fn regex() {
             "[a-z]+@([a-z]+\\.){1,3}[a-z]{2,}",
         );
     };
-    { Target::new("regex", 256 << 20, 4000).in_child("grammar::regex") }
+    Target::new("regex", 256 << 20, 4000)
+        .in_child("grammar::regex")
         .run(&corpus, mutate, follow);
 }
 
@@ -200,5 +204,7 @@ fn lark() {
             "start: a\na: a a | \"x\"\n",
         );
     };
-    { Target::new("lark", 256 << 20, 4000).in_child("grammar::lark") }.run(&corpus, mutate, follow);
+    Target::new("lark", 256 << 20, 4000)
+        .in_child("grammar::lark")
+        .run(&corpus, mutate, follow);
 }

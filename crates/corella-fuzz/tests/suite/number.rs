@@ -156,6 +156,7 @@ fn number_schema() {
         );
         input.entrance = random.below(2 + 2 * CallFormat::ALL.len());
     };
-    { Target::new("number_schema", 256 << 20, 4000).in_child("number::number_schema") }
+    Target::new("number_schema", 256 << 20, 4000)
+        .in_child("number::number_schema")
         .run(&corpus, mutate, follow);
 }

@@ -117,7 +117,9 @@ fn read(input: &Reply) -> Verdict {
 
 #[test]
 fn reply() {
-    let corpus: Vec<Reply> = { REPLIES.iter().zip(CallFormat::ALL.iter().cycle()) }
+    let corpus: Vec<Reply> = REPLIES
+        .iter()
+        .zip(CallFormat::ALL.iter().cycle())
         .map(|(text, calls)| Reply {
             text: (*text).to_owned(),
             calls: *calls,
@@ -139,7 +141,9 @@ fn reply() {
         let other = random.pick(&REPLIES);
         mutate_text(random, &mut input.text, &words, other);
     };
-    { Target::new("reply", 16 << 20, 4000).in_child("reply::reply") }.run(&corpus, mutate, read);
+    Target::new("reply", 16 << 20, 4000)
+        .in_child("reply::reply")
+        .run(&corpus, mutate, read);
 }
 
 #[derive(Clone)]
@@ -207,7 +211,9 @@ fn call(input: &Tool) -> Verdict {
     let mut random = Random::new(input.schema.len() as u64, 0);
     let (text, is_complete) = draw(&grammar, &mut random);
     let parts = check(&context, &text);
-    let has_call = { parts.iter() }.any(|part| matches!(part, ReplyPart::CallStart { .. }));
+    let has_call = parts
+        .iter()
+        .any(|part| matches!(part, ReplyPart::CallStart { .. }));
     assert!(has_call || !is_complete, "{context:?}: {text:?}");
     Verdict::Accepted
 }
@@ -215,19 +221,17 @@ fn call(input: &Tool) -> Verdict {
 #[test]
 fn tool_schema() {
     let schemas = corpus::text("tests/schemas/schemas.jsonl");
-    let corpus: Vec<Tool> = {
-        schemas
-            .lines()
-            .step_by(5)
-            .zip(CallFormat::ALL.iter().cycle())
-    }
-    .map(|(schema, calls)| Tool {
-        schema: schema.to_owned(),
-        calls: *calls,
-        reasoning: None,
-    })
-    .filter(|input| call(input) == Verdict::Accepted)
-    .collect();
+    let corpus: Vec<Tool> = schemas
+        .lines()
+        .step_by(5)
+        .zip(CallFormat::ALL.iter().cycle())
+        .map(|(schema, calls)| Tool {
+            schema: schema.to_owned(),
+            calls: *calls,
+            reasoning: None,
+        })
+        .filter(|input| call(input) == Verdict::Accepted)
+        .collect();
     assert!(corpus.len() > 20, "{}", corpus.len());
     let words = [
         "type",
@@ -257,9 +261,11 @@ fn tool_schema() {
         input.calls = random.pick(&CallFormat::ALL);
         // Harmony's reader of reasoning reads calls, too.
         let reads_other_calls = input.calls != CallFormat::Harmony;
-        input.reasoning = { random.pick(&REASONING) }
+        input.reasoning = random
+            .pick(&REASONING)
             .filter(|reasoning| *reasoning != ReasoningFormat::Harmony || !reads_other_calls);
     };
-    { Target::new("tool_schema", 256 << 20, 4000).in_child("reply::tool_schema") }
+    Target::new("tool_schema", 256 << 20, 4000)
+        .in_child("reply::tool_schema")
         .run(&corpus, mutate, call);
 }

@@ -97,7 +97,8 @@ fn corpus() -> Vec<Input> {
         messages: messages(),
     };
     let inputs = ["chatml", "header", "tools", "values"].map(input);
-    let corpus: Vec<Input> = { inputs.into_iter() }
+    let corpus: Vec<Input> = inputs
+        .into_iter()
         .filter(|input| render(input) == Verdict::Accepted)
         .collect();
     assert!(corpus.len() >= 2);
@@ -124,7 +125,8 @@ fn template() {
 #[test]
 fn hostile_template() {
     let folder = corpus::path("crates/corella-text/tests/golden/hostile");
-    let sources = { std::fs::read_dir(folder).expect("a folder") }
+    let sources = std::fs::read_dir(folder)
+        .expect("a folder")
         .map(|entry| std::fs::read_to_string(entry.expect("an entry").path()).expect("a template"));
     let inputs: Vec<Input> = sources
         .map(|source| Input {

@@ -145,7 +145,10 @@ fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec
         kernel_len: size(KERNEL_LEN, 4)?,
         norm: spec.norm,
     };
-    if !{ network.num_value_heads }.is_multiple_of(network.num_key_heads) {
+    if !network
+        .num_value_heads
+        .is_multiple_of(network.num_key_heads)
+    {
         let why = format!("must be a multiple of {} key heads", network.num_key_heads);
         return Err(fields.refuse(NUM_VALUE_HEADS, &why));
     }

@@ -12,7 +12,9 @@ impl Suite<'_> {
     /// request for one changes no draw of others.
     pub(super) fn hidden_states_depend_on_their_prompt_only(&self, expected: &[Vec<Sample>]) {
         for pooling in POOLINGS {
-            let scripts: Vec<_> = { self.scripts().into_iter() }
+            let scripts: Vec<_> = self
+                .scripts()
+                .into_iter()
                 .map(|script| pooled(script, pooling))
                 .collect();
             let alone = scripts.iter().map(|script| {

@@ -189,7 +189,8 @@ impl Suite<'_> {
             while !masked.is_done() {
                 driver.advance(&mut masked, usize::MAX);
                 let output = &masked.tokens[free.prompt.len()..];
-                let mask: Vec<_> = { vocabulary.clone() }
+                let mask: Vec<_> = vocabulary
+                    .clone()
                     .filter(|&token| may_follow(output, token))
                     .collect();
                 driver.allow_only(0, self.vocab_size, &mask);
@@ -236,7 +237,7 @@ impl Suite<'_> {
             let (best, _) = sums
                 .clone()
                 .fold((f32::MIN, 0), |a, b| if b.0 > a.0 { b } else { a });
-            let (of_drawn, _) = { sums }
+            let (of_drawn, _) = sums
                 .find(|sum| sum.1 == token)
                 .expect("it has a probability");
             // Log-probabilities are rounded, so that two tokens with nearly equal ones may change places.

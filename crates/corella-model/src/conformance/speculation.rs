@@ -63,7 +63,7 @@ impl Suite<'_> {
                 let drafts = self.drafts(&coming[..num_drafts], guesses);
                 driver.advance_with_drafts(sequence, &drafts);
                 let pairs = coming.iter().zip(&drafts);
-                let num_held = { pairs }.take_while(|(sample, draft)| sample.token == **draft);
+                let num_held = pairs.take_while(|(sample, draft)| sample.token == **draft);
                 due.push((sequence, num_before + num_held.count() + 1));
             }
             driver.step_all(due.iter_mut().map(|(sequence, _)| &mut **sequence));

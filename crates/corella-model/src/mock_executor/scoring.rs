@@ -61,7 +61,7 @@ impl MockExecutor {
         let num_top = num_top.ok_or_else(|| format!("slot {} wants no scores", span.slot))?;
         let score = |position: u32| {
             let position = position as usize;
-            let token = { slot.sequence.tokens.get(position).copied() }.or(next);
+            let token = slot.sequence.tokens.get(position).copied().or(next);
             let token = token.expect("the range of positions was checked");
             if slot.undefined {
                 let token_alone = Logprobs {

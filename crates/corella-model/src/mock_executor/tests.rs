@@ -376,7 +376,7 @@ fn echoes_repeat_and_stray() {
     });
     let drawn = config.lone_tokens(&prompt, &GREEDY, 1000);
     let pairs = drawn.iter().zip(&drawn[distance..]);
-    let num_echoes = { pairs }.filter(|(a, b)| a == b).count();
+    let num_echoes = pairs.filter(|(a, b)| a == b).count();
     // The expected share is three quarters, plus a 50th of the rest, with four standard deviations
     // around it.
     assert!((695..806).contains(&num_echoes), "{num_echoes}");

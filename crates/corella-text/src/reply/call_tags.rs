@@ -106,7 +106,8 @@ impl CallTags {
     /// The tags outside of functions. Models sometimes omit the outermost one before a function.
     pub(crate) fn outside(&self) -> Vec<&'static str> {
         let function = self.function.map(|[open, _, end]| [open, end]);
-        { self.outer.into_iter() }
+        self.outer
+            .into_iter()
             .chain(function.into_iter().flatten())
             .collect()
     }

@@ -108,7 +108,9 @@ impl GrammarWriter {
     ) -> Option<String> {
         let root = arguments.root;
         if let Some(alternatives) = alternatives(root, schema) {
-            let values: Vec<_> = { alternatives.iter().enumerate() }
+            let values: Vec<_> = alternatives
+                .iter()
+                .enumerate()
                 .map(|(index, schema)| {
                     let at = SchemaPath {
                         path: at.path.clone(),

@@ -34,7 +34,9 @@ impl<'s> Members<'s> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'s str, &'s Value)> {
-        { self.properties.iter() }.map(|(key, schema)| (key.as_str(), schema))
+        self.properties
+            .iter()
+            .map(|(key, schema)| (key.as_str(), schema))
     }
 
     pub(crate) fn is_required(&self, key: &str) -> bool {

@@ -63,7 +63,8 @@ impl GrammarCompiler {
             && !context.has_markup_before_text()
         {
             let origin = GrammarOrigin::Text;
-            return { self.compile_while(text, is_wanted) }
+            return self
+                .compile_while(text, is_wanted)
                 .map_err(|error| ReplyGrammarError { origin, error });
         }
         let mut writer = GrammarWriter::new(tokenizer, context);
@@ -122,7 +123,8 @@ impl GrammarWriter {
             id.filter(|&id| tokenizer.is_special(id))
         };
         let markers = context.format.markers();
-        let special = { markers.into_iter() }
+        let special = markers
+            .into_iter()
             .filter_map(|marker| Some((marker, special_id(marker)?)))
             .collect();
         Self {

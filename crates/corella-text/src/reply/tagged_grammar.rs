@@ -130,7 +130,8 @@ impl GrammarWriter {
             return Err("it has too many alternatives".to_owned());
         }
         let schema = resolved(parameter.root, schema);
-        let alternatives = { ALTERNATIVES.iter() }
+        let alternatives = ALTERNATIVES
+            .iter()
             .find_map(|keyword| Some((*keyword, schema[*keyword].as_array()?)));
         if let Some((keyword, alternatives)) = alternatives {
             let known = |key: &str| key == keyword || is_annotation(key);
@@ -257,7 +258,8 @@ fn text_grammar(schema: &Value, tags: &CallTags, end: &str) -> Result<String, St
     if let Some(choices) = schema["enum"].as_array() {
         let choices = choices.iter().filter_map(Value::as_str);
         let choices = choices.filter(|choice| !choice.contains(close));
-        let choices: Vec<_> = { choices.map(literal) }
+        let choices: Vec<_> = choices
+            .map(literal)
             .map(|choice| choice.unwrap_or_else(|| "\"\"".to_owned()))
             .collect();
         return Ok(format!("start: ({}) {end}", choices.join(" | ")));
@@ -284,7 +286,9 @@ pub(crate) fn text_conditions(schema: &Value, end: &str, min_len: u64) -> Result
         // An unanchored pattern matches anywhere in a string.
         let begins = pattern.strip_prefix('^');
         let inner = begins.unwrap_or(pattern);
-        let ends = { inner.strip_suffix('$') }.filter(|inner| !inner.ends_with('\\'));
+        let ends = inner
+            .strip_suffix('$')
+            .filter(|inner| !inner.ends_with('\\'));
         let inner = regex_to_lark(ends.unwrap_or(inner), "dw");
         let anything = "(?s:.*)";
         let before = if begins.is_some() { "" } else { anything };

@@ -198,7 +198,10 @@ impl CallReader for TaggedReader {
                 let mut value = &text[..settled];
                 if *is_first && !value.is_empty() {
                     *is_first = false;
-                    value = { value.strip_prefix('\n').filter(|_| has_padding) }.unwrap_or(value);
+                    value = value
+                        .strip_prefix('\n')
+                        .filter(|_| has_padding)
+                        .unwrap_or(value);
                 }
                 if !value.is_empty() && std::mem::take(line_break) {
                     out.arguments("\\n");

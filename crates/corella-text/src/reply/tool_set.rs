@@ -27,7 +27,9 @@ impl ToolSet {
 
     /// The tools in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
-        { self.parameters.iter() }.map(|(name, schema)| (name.as_str(), schema))
+        self.parameters
+            .iter()
+            .map(|(name, schema)| (name.as_str(), schema))
     }
 
     /// Whether the schema of a tool names a parameter.

@@ -129,7 +129,8 @@ impl Closing<'_> {
         };
         let is_part = is_part || self.open.contains(place);
         let is_combined = is_part || num_sources(fields) > 1;
-        let inner: Vec<_> = { inner_schemas(fields).into_iter() }
+        let inner: Vec<_> = inner_schemas(fields)
+            .into_iter()
             .map(|(step, _)| (step, false))
             .collect();
         let parts = PARTS.into_iter().flat_map(|keyword| {
@@ -204,8 +205,9 @@ impl Closing<'_> {
         let Some(fields) = schema.as_object() else {
             return Some(false);
         };
-        let speaks_of_others =
-            fields.contains_key("patternProperties") || { fields.get("additionalProperties") }
+        let speaks_of_others = fields.contains_key("patternProperties")
+            || fields
+                .get("additionalProperties")
                 .is_some_and(|others| *others != false);
         if speaks_of_others {
             return None;

@@ -127,11 +127,17 @@ impl Ord for Decimal {
             (false, false) => 1,
             (false, true) => -1,
         };
-        let size = || { self.point.cmp(&other.point) }.then_with(|| self.digits.cmp(&other.digits));
-        { sign(self).cmp(&sign(other)) }.then_with(|| match self.is_negative {
-            false => size(),
-            true => size().reverse(),
-        })
+        let size = || {
+            self.point
+                .cmp(&other.point)
+                .then_with(|| self.digits.cmp(&other.digits))
+        };
+        sign(self)
+            .cmp(&sign(other))
+            .then_with(|| match self.is_negative {
+                false => size(),
+                true => size().reverse(),
+            })
     }
 }
 

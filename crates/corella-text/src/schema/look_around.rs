@@ -158,7 +158,8 @@ struct Set {
 /// lines, where `.` matches less.
 fn unwanted(case: &str) -> Option<String> {
     let starts = [".*", ".*?", "[\\s\\S]*", "[\\S\\s]*", "[^]*"];
-    let start = { starts.iter() }
+    let start = starts
+        .iter()
         .filter(|start| case.starts_with(**start))
         .max_by_key(|start| start.len());
     let mut rest = start.map_or(case, |start| &case[start.len()..]);

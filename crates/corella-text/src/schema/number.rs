@@ -271,8 +271,12 @@ impl StepSet {
             self.steps.insert((step.coefficient, step.scale));
         }
         let num_parts = usize::from(fields.contains_key("multipleOf"))
-            + { fields.get("allOf").and_then(Value::as_array) }.map_or(0, Vec::len)
-            + { ["anyOf", "oneOf", "$ref"].iter() }
+            + fields
+                .get("allOf")
+                .and_then(Value::as_array)
+                .map_or(0, Vec::len)
+            + ["anyOf", "oneOf", "$ref"]
+                .iter()
                 .filter(|keyword| fields.contains_key(**keyword))
                 .count();
         self.are_combined |= num_parts > 1;
@@ -282,7 +286,7 @@ impl StepSet {
         if !self.are_combined || self.steps.len() < 2 {
             return Ok(());
         }
-        let scale = { self.steps.iter() }.map(|step| step.1).max().unwrap_or(0);
+        let scale = self.steps.iter().map(|step| step.1).max().unwrap_or(0);
         let unit =
             |&(coefficient, own): &(u64, u32)| u128::from(coefficient) * 10u128.pow(scale - own);
         let largest = self.steps.iter().map(unit).max().unwrap_or(1);
@@ -328,9 +332,9 @@ fn check_constants(keyword: &str, constant: &Value) -> Result<(), String> {
     match constant {
         Value::Number(number) => check_constant(keyword, number),
         Value::Array(items) => { items.iter() }.try_for_each(|item| check_constants(keyword, item)),
-        Value::Object(fields) => {
-            { fields.values() }.try_for_each(|value| check_constants(keyword, value))
-        }
+        Value::Object(fields) => fields
+            .values()
+            .try_for_each(|value| check_constants(keyword, value)),
         Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
     }
 }

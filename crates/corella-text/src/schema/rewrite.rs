@@ -88,7 +88,10 @@ impl Rewriting {
         self.rewrite_here(fields)
             .map_err(|reason| error(&self.place, reason))?;
         // Zod's `z.never()`.
-        if { fields.get("not") }.is_some_and(|not| *not == json!({}) || *not == true) {
+        if fields
+            .get("not")
+            .is_some_and(|not| *not == json!({}) || *not == true)
+        {
             *schema = Value::Bool(false);
         }
         Ok(())
@@ -251,7 +254,7 @@ fn names_pattern(names: &Value) -> Option<Option<String>> {
     if !names.get("type").is_none_or(is_string) {
         return None;
     }
-    let mut keywords = { names.iter() }.filter(|(keyword, _)| {
+    let mut keywords = names.iter().filter(|(keyword, _)| {
         let keyword = keyword.as_str();
         keyword != "type" && !ANNOTATIONS.contains(&keyword)
     });
@@ -280,7 +283,7 @@ fn names_pattern(names: &Value) -> Option<Option<String>> {
 /// A pattern of just this text.
 fn literal_pattern(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | ' ');
-    { text.chars() }
+    text.chars()
         .map(|c| match is_plain(c) {
             true => c.to_string(),
             false => format!("\\x{{{:x}}}", u32::from(c)),

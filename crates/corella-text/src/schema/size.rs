@@ -76,10 +76,13 @@ fn check_members(fields: &Map<String, Value>) -> Result<(), String> {
     let properties = fields.get("properties").and_then(Value::as_object);
     let properties = properties.unwrap_or(&empty);
     let required = fields.get("required").and_then(Value::as_array);
-    let required: BTreeSet<_> = { required.into_iter().flatten() }
+    let required: BTreeSet<_> = required
+        .into_iter()
+        .flatten()
         .filter_map(Value::as_str)
         .collect();
-    let num_named = { required.iter() }
+    let num_named = required
+        .iter()
         .filter(|name| properties.contains_key(**name))
         .count();
     let num_optional = properties.len() - num_named;
@@ -144,7 +147,10 @@ pub(super) fn check_merging(root: &Value) -> Result<(), GrammarError> {
 
 /// The keywords that describe the same value as the schema around them.
 fn num_parts(fields: &Map<String, Value>) -> usize {
-    let all = { fields.get("allOf").and_then(Value::as_array) }.map_or(0, Vec::len);
+    let all = fields
+        .get("allOf")
+        .and_then(Value::as_array)
+        .map_or(0, Vec::len);
     let one = ["anyOf", "oneOf", "$ref"];
     let others = [
         "properties",
@@ -251,7 +257,9 @@ impl<'a> Merging<'a> {
         let mut merged = Merged::of(fields);
         for keyword in ["anyOf", "oneOf"] {
             let parts = fields.get(keyword).and_then(Value::as_array);
-            let cases = { parts.into_iter().flatten() }
+            let cases = parts
+                .into_iter()
+                .flatten()
                 .map(|part| self.merged(part))
                 .reduce(Merged::or);
             cases.into_iter().for_each(|cases| merged.and(cases));

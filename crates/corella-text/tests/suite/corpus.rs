@@ -51,7 +51,8 @@ fn every_template_prints_every_conversation_as_jinja2_does() {
             }
         }
     }
-    let report: Vec<_> = { wrong.iter() }
+    let report: Vec<_> = wrong
+        .iter()
         .map(|(name, wrong)| format!("{name}: {} differences\n{}", wrong.len(), wrong[0]))
         .collect();
     assert!(

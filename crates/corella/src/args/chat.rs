@@ -64,11 +64,13 @@ mod tests {
     fn options_of_a_loaded_model_do_not_go_with_a_server() {
         let program = Cli::command();
         let chat = program.find_subcommand("chat").unwrap();
-        let url = { chat.get_arguments() }
+        let url = chat
+            .get_arguments()
             .find(|arg| arg.get_id() == "url")
             .unwrap();
         let refused = chat.get_arg_conflicts_with(url);
-        let mut allowed: Vec<_> = { chat.get_arguments() }
+        let mut allowed: Vec<_> = chat
+            .get_arguments()
             .filter(|arg| !refused.iter().any(|other| other.get_id() == arg.get_id()))
             .map(|arg| arg.get_id().as_str())
             .collect();

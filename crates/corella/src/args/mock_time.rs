@@ -54,7 +54,8 @@ mod tests {
                 mock_token_us: token,
                 mock_decode_us: decode,
             };
-            { args.cost() }.map(|cost| [cost.per_step_us, cost.per_token_us, cost.per_decode_us])
+            args.cost()
+                .map(|cost| [cost.per_step_us, cost.per_token_us, cost.per_decode_us])
         };
         assert_eq!(cost(None, None, None), None);
         assert_eq!(cost(Some(9.0), None, None), Some([9.0, 0.0, 0.0]));

@@ -101,7 +101,7 @@ pub struct GroupLen(pub Option<usize>);
 /// llama.cpp's programs write one file, so such a name is a mistake.
 fn folder(path: PathBuf) -> Result<PathBuf, &'static str> {
     let extension = path.extension().and_then(OsStr::to_str);
-    let is_file = |kind: &str| { ["gguf", "safetensors", "bin"] }.contains(&kind);
+    let is_file = |kind: &str| ["gguf", "safetensors", "bin"].contains(&kind);
     match extension.map(str::to_ascii_lowercase) {
         Some(kind) if is_file(&kind) => Err(
             "it is written as a folder of safetensors files, and not as one file: give a name without that ending",

@@ -97,7 +97,7 @@ pub async fn ask(
         },
     }
     let end = Instant::now();
-    let counted = { server.counts() }.zip(before);
+    let counted = server.counts().zip(before);
     Ok(Answer {
         text,
         // If no event has ended the answer, the stream was dropped.

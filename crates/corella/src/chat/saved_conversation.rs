@@ -43,7 +43,11 @@ impl SavedConversation {
     pub fn to_json(&self) -> Value {
         let as_message = |role: &str, content: &str| json!({"role": role, "content": content});
         let mut messages = Vec::new();
-        messages.extend({ self.system.iter() }.map(|system| as_message("system", system)));
+        messages.extend(
+            self.system
+                .iter()
+                .map(|system| as_message("system", system)),
+        );
         for (message, answer) in &self.turns {
             messages.push(as_message("user", message));
             messages.push(as_message("assistant", answer));

@@ -74,7 +74,7 @@ impl Wrap {
             return;
         }
         let word_width = self.word_width();
-        let begin = { self.spaces.chars() }.fold(self.column, after_space);
+        let begin = self.spaces.chars().fold(self.column, after_space);
         // Spaces at the beginning of a line indent it. A break before the first word would not help.
         if self.column > 0 && begin + word_width > margin && !self.is_begun {
             shown.push('\n');
@@ -141,7 +141,8 @@ mod tests {
             "{whole}"
         );
         let mut wrap = Wrap::new();
-        let mut shown: String = { text.chars() }
+        let mut shown: String = text
+            .chars()
             .map(|character| wrap.push(&character.to_string(), 12))
             .collect();
         shown += &wrap.finish(12);

@@ -54,7 +54,8 @@ pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<Cluster
 fn nodes_of(node: &PrefillNode) -> (usize, Vec<NodeStatus>) {
     let records = node.records();
     let known = node.with_peers(|peers, now_us| peers.decode_nodes(now_us));
-    let nodes = { known.iter() }
+    let nodes = known
+        .iter()
         .filter_map(|node| Some(node_status(records.get(&node.peer_id)?, Some(node))))
         .take(MAX_NODES);
     (known.len(), nodes.collect())

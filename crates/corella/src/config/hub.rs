@@ -21,19 +21,19 @@ pub fn pull(args: &PullArgs) -> HubConfig {
 
 pub fn hub(is_offline: bool) -> HubConfig {
     let home = path("HF_HOME").unwrap_or_else(|| caches().join("huggingface"));
-    let cache = { path("HF_HUB_CACHE") }.or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+    let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
     let endpoint = text("HF_ENDPOINT");
     let is_set = |name: &str| {
         let value = text(name).unwrap_or_default().to_ascii_uppercase();
         matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
     };
-    let token = { text("HF_TOKEN") }.or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
+    let token = text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN"));
     let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
     let from_file = || {
         let token = option_file::read_text(&token_file).ok()?.trim().to_owned();
         (!token.is_empty()).then_some(token)
     };
-    let ca_file = { path("SSL_CERT_FILE") }.or_else(|| path("REQUESTS_CA_BUNDLE"));
+    let ca_file = path("SSL_CERT_FILE").or_else(|| path("REQUESTS_CA_BUNDLE"));
     let read_timeout = text("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse().ok());
     let read_timeout = read_timeout.filter(|&seconds: &u64| seconds > 0);
     HubConfig {

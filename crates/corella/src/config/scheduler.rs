@@ -30,7 +30,7 @@ pub fn options_of(device: &DeviceArgs, speculation: &SpeculationArgs) -> LlmOpti
 
 /// `options` has the device's values.
 pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
-    options.gpu_limits = { options.gpu_limits }.map(|default| step_limits(default, args));
+    options.gpu_limits = options.gpu_limits.map(|default| step_limits(default, args));
     step_limits(StepLimits::of(&options.scheduler), args).set(&mut options.scheduler);
     let limits = &mut options.scheduler;
     limits.max_num_seqs = args.max_num_seqs;

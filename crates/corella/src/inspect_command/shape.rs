@@ -116,7 +116,11 @@ pub fn window(layer: &LayerSpec) -> String {
 }
 
 pub fn rotary(layer: &LayerSpec) -> String {
-    let rotary = { layer.attention.rotary.as_ref() }.filter(|_| layer.recurrent.is_none());
+    let rotary = layer
+        .attention
+        .rotary
+        .as_ref()
+        .filter(|_| layer.recurrent.is_none());
     let Some(rotary) = rotary else {
         return "none".to_owned();
     };

@@ -174,7 +174,9 @@ impl Address {
     fn tls_failure(&self, error: &io::Error) -> String {
         use tokio_rustls::rustls::Error as TlsError;
         let shown = &self.shown;
-        let inner = { error.get_ref() }.and_then(|inner| inner.downcast_ref::<TlsError>());
+        let inner = error
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<TlsError>());
         let hint = match inner {
             Some(TlsError::InvalidMessage(_)) => {
                 "it does not seem to speak TLS; try http:// in --url"

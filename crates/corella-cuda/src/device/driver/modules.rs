@@ -136,12 +136,17 @@ impl Modules {
     /// Loads all requested modules. The context is current.
     pub fn finish(&self) -> Result<(), DeviceError> {
         let kernels = self.kernels();
-        { kernels.iter() }.try_for_each(|kernel| kernel.loaded(self).map(|_| ()))
+        kernels
+            .iter()
+            .try_for_each(|kernel| kernel.loaded(self).map(|_| ()))
     }
 
     /// Unloads all modules. The context is current, and no kernel runs.
     pub fn unload(&mut self) {
-        let kernels = { self.kernels.get_mut() }.unwrap_or_else(PoisonError::into_inner);
+        let kernels = self
+            .kernels
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         for kernel in kernels.drain(..) {
             // The last of a module's kernels unloads the module.
             if let Some(module) = Arc::into_inner(kernel.module)
@@ -224,7 +229,9 @@ impl KernelEntry {
 impl Module {
     fn loaded(&self, modules: &Modules) -> Result<&LoadedModule, DeviceError> {
         let loaded = self.loaded.get_or_init(|| {
-            let compilation = { self.compilation.lock() }
+            let compilation = self
+                .compilation
+                .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .take();
             let cubin = compilation.and_then(Compilation::wait);

@@ -201,7 +201,8 @@ fn top_p_at_the_edge_of_a_token_keeps_what_the_reference_keeps() {
     for _ in 0..60 {
         let logits: Vec<f32> = (0..LEN).map(|_| random.unit() * 2.0).collect();
         let max = logits.iter().copied().fold(f32::MIN, f32::max);
-        let mut weights: Vec<f64> = { logits.iter() }
+        let mut weights: Vec<f64> = logits
+            .iter()
             .map(|&logit| f64::from(logit - max).exp())
             .collect();
         weights.sort_by(|a, b| b.total_cmp(a));

@@ -15,7 +15,7 @@ fn follow(lark: &str, num_tokens: usize) -> (usize, Option<String>) {
     let grammar = compiler().compile(&source).expect("it compiles");
     let mut state = grammar.start();
     for at in 0..num_tokens {
-        let next = { state.allowed() }.and_then(|_| state.push(b'a'.into()));
+        let next = state.allowed().and_then(|_| state.push(b'a'.into()));
         if let Err(reason) = next {
             return (at, Some(reason));
         }
@@ -49,12 +49,14 @@ fn an_ambiguous_grammar_fails_before_its_masks_take_long() {
 fn the_work_of_all_masks_of_an_answer_is_bounded() {
     let words: Vec<_> = (0..120).map(|at| format!("(\"a\" \"b{at}\")")).collect();
     let lark = format!("start: (\"a\" | {})*", words.join(" | "));
-    let grammar = { compiler().compile(&GrammarSource::Lark(lark)) }.expect("it compiles");
+    let grammar = compiler()
+        .compile(&GrammarSource::Lark(lark))
+        .expect("it compiles");
     let mut state = grammar.start();
     state.allowed().expect("a mask");
     assert!(state.work() > 0, "a mask costs nothing");
     // Any of the objects may be the answer.
-    let objects: Vec<_> = { 0..1000 }
+    let objects: Vec<_> = (0..1000)
         .map(|at| json!({"type": "object", "properties": {"p": {"const": at}}, "required": ["p"]}))
         .collect();
     let schema = GrammarSource::JsonSchema(json!({"anyOf": objects}));

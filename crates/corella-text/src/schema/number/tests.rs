@@ -50,11 +50,12 @@ impl Fixed {
 
     /// Whether it is a multiple of a number that has its last digit at `end`.
     fn is_multiple_of(&self, step: &Self) -> bool {
-        let end = { step.digits.iter() }.rposition(|&digit| digit != 0);
+        let end = step.digits.iter().rposition(|&digit| digit != 0);
         let end = end.expect("it is not zero") + 1;
-        let modulus =
-            { step.digits[..end].iter() }.fold(0u128, |all, &digit| all * 10 + u128::from(digit));
-        let rest = { self.digits[..end].iter() }.fold(0u128, |rest, &digit| {
+        let modulus = step.digits[..end]
+            .iter()
+            .fold(0u128, |all, &digit| all * 10 + u128::from(digit));
+        let rest = self.digits[..end].iter().fold(0u128, |rest, &digit| {
             (rest * 10 + u128::from(digit)) % modulus
         });
         rest == 0 && self.digits[end..].iter().all(|&digit| digit == 0)

@@ -27,7 +27,10 @@ fn is_hopper() -> bool {
 
 fn assert_same_bits(actual: &[f32], expected: &[f32], what: &str) {
     assert_eq!(actual.len(), expected.len(), "{what}");
-    let different = { actual.iter().zip(expected) }.position(|(a, b)| a.to_bits() != b.to_bits());
+    let different = actual
+        .iter()
+        .zip(expected)
+        .position(|(a, b)| a.to_bits() != b.to_bits());
     assert_eq!(different, None, "{what}");
 }
 
@@ -97,7 +100,8 @@ fn hopper_equals_narrow_kernels_and_sums() {
         let mut layer = Layer::new(Element::Bf16, WeightLayout::Floats, n, k, true);
         exchanging(&mut layer, None, true);
         let input = layer.input(300);
-        let narrow: Vec<f32> = { input.chunks(32 * k) }
+        let narrow: Vec<f32> = input
+            .chunks(32 * k)
             .flat_map(|rows| layer.sums(rows))
             .collect();
         if n * k < 100_000 {
@@ -187,7 +191,8 @@ fn hopper_gates_as_narrow_kernels_do() {
             layer.launch(rows, LinearOutput::Store(out.pointer()));
             download_as(&layer.device, Element::Bf16, &out, len)
         };
-        let narrow: Vec<f32> = { input.chunks(32 * k) }
+        let narrow: Vec<f32> = input
+            .chunks(32 * k)
             .flat_map(|rows| gated(&layer, rows))
             .collect();
         for (row, outs) in narrow.chunks(n / 2).enumerate() {
