@@ -3,17 +3,18 @@
 //! [`PrefillEnd`] runs all sessions of a prefill node, [`DecodeEnd`] all sessions of a decode node. [`ExportBook`]
 //! tracks the rows that a prefill node's engine makes, their readers, and when their pages may be freed.
 //! [`ExportTable`] tracks the exported rows and their waiting readers. None of them does IO or has a clock: a driver
-//! passes in messages, facts and the time, and takes out actions, which are inert data. After every call it takes all
-//! pending actions, in order.
+//! passes in messages, facts and the time. After every call it takes out all pending actions, which are inert data, and
+//! carries them out in order.
 //!
 //! ```text
 //! submit ─▶ PrefillEnd ── Hello, Allocate ──▶ DecodeEnd ── Reserve ─▶ its scheduler
 //!                      ◀── Hello, Allocated ──           ── Load ────▶ its transport
-//! SubmitLocally, Store ── FirstToken ───────▶            ── Arrived ─▶ its scheduler
+//! SubmitLocally, Open ─── FirstToken ───────▶            ── Arrived ─▶ its scheduler
 //!                      ◀── LoadDone, Tokens, Finish ──
 //! ```
 //!
-//! A decode node that has most of the prompt may be asked to compute the rest instead of the rows and the first token:
+//! If a decode node has most of the prompt cached, the prefill node may ask it to compute the rest. Then it sends
+//! neither rows nor a first token:
 //!
 //! ```text
 //! Decide ◀─ PrefillEnd ── Compute ────▶ DecodeEnd ── Compute ─▶ its scheduler
@@ -32,10 +33,9 @@
 //!                      ◀── Complete ───             ── Stop, Release ─▶
 //! ```
 //!
-//! A session has one deadline, the earliest of all the times that it waits for, and it finishes exactly once. Only the
-//! prefill node speaks to the client. If either node is lost, the other frees the session's resources within
-//! [`SessionConfig::lost_after_us`]. Pages that a transport may still write to are freed when the transport reports
-//! that no more writes can come.
+//! A session has one deadline, the earliest of its timeouts, and finishes exactly once. Only the prefill node speaks to
+//! the client. If either node is lost, the other frees the session's resources within [`SessionConfig::lost_after_us`].
+//! Pages that a transport may still write to are freed when the transport reports the end of all writes.
 
 mod block_loader;
 mod block_message;

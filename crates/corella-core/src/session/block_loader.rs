@@ -1,4 +1,4 @@
-//! Loads of a node: cached blocks that it brings from other nodes.
+//! A node's loads of cached blocks from other nodes.
 
 mod shortening;
 
@@ -15,8 +15,8 @@ use crate::{
     PageId,
 };
 
-/// Loads blocks from another node: looks them up, reserves pages, and publishes each block when its rows have landed and
-/// the source has confirmed its hold.
+/// Loads blocks from another node: looks them up, reserves pages for them, and publishes each block when its rows have
+/// landed and the source has confirmed its hold.
 ///
 /// ```text
 /// start ─▶ LookingUp ── Found ─▶ Choosing ── some ─▶ Reserving ── grant ─▶ Loading ── Complete of all ─▶ done
@@ -29,11 +29,11 @@ use crate::{
 /// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
 ///
-/// Each load ends once, with [`LoaderAction::Ended`]. Its fetch ends when no part of it is being written. Blocks are
+/// Each load ends once, with [`LoaderAction::Ended`]. Its fetch ends when no part is being written. Blocks are
 /// published when all of their layers have landed and the source has confirmed that it kept them meanwhile.
 ///
-/// A source that can lend only the first of the blocks says how many. The load goes on with these under another key, so
-/// that no late message of the one is taken for one of the other.
+/// If the source can lend fewer blocks, it says how many. The load then continues with these under a new key, so that
+/// late messages of the first key are recognised.
 #[derive(Debug)]
 pub struct BlockLoader {
     config: LoadConfig,
@@ -54,22 +54,23 @@ pub enum LoaderAction {
         key: LoadKey,
         message: ToSource,
     },
-    /// The source has so many blocks. How many are worth loading is for [`BlockLoader::handle_chosen`] to say.
+    /// The source has `num_offered` blocks. The driver answers with the number worth loading, by
+    /// [`BlockLoader::handle_chosen`].
     Choose { key: LoadKey, num_offered: u32 },
-    /// Asks the scheduler for pages. The answer is [`BlockLoader::handle_fetch_begun`].
+    /// Asks the scheduler for pages. It answers by [`BlockLoader::handle_fetch_begun`].
     BeginFetch { key: LoadKey, request: FetchRequest },
-    /// Asks the scheduler to have a fetch end behind so many blocks. The answer is
+    /// Asks the scheduler to end a fetch after `num_blocks` blocks. It answers by
     /// [`BlockLoader::handle_fetch_shortened`].
     ShortenFetch {
         key: LoadKey,
         fetch: FetchId,
         num_blocks: u32,
     },
-    /// A load goes on under another key.
+    /// The load continues under the key `next`.
     Renamed { key: LoadKey, next: LoadKey },
-    /// The first blocks of a fetch are whole.
+    /// The first `num_blocks` blocks of a fetch are complete.
     Publish { fetch: FetchId, num_blocks: u32 },
-    /// Writes no more rows of a load. [`BlockLoader::end_part`] or [`BlockLoader::end_rows`] says that they are at rest.
+    /// Stops writing rows of a load. The driver confirms by [`BlockLoader::end_part`] or [`BlockLoader::end_rows`].
     StopRows { key: LoadKey },
     /// Nothing is written to the fetch's pages any more.
     EndFetch { fetch: FetchId, end: FetchEnd },
@@ -80,7 +81,7 @@ pub enum LoaderAction {
 /// The end of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadEnd {
-    /// All blocks up to this number are there.
+    /// All blocks before `num_blocks` are cached.
     Loaded { num_blocks: u32 },
     /// The source has none of the blocks.
     NotFound,
@@ -88,38 +89,38 @@ pub enum LoadEnd {
     NotWorth,
     /// The scheduler has reserved no pages.
     NoPages(FetchRefusal),
-    /// The scheduler wants nothing more of it.
+    /// The scheduler has cancelled the fetch.
     Cancelled,
-    /// Nothing came for too long.
+    /// Neither rows nor messages came for too long.
     TimedOut,
     /// The transport has lost rows on their way.
     RowsLost,
-    /// The source says so.
+    /// The source has ended the load, for this reason.
     Failed(LoadFailure),
-    /// The source was started again, or the way to it is lost.
+    /// The source has restarted, or its connection is lost.
     SourceLost,
 }
 
-/// Blocks to load, their source, and the time for it.
+/// Blocks to load, their source, and the deadlines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadRequest {
     pub source: NodeIncarnation,
     pub list: BlockList,
-    /// The number of blocks that are here already.
+    /// The number of blocks that this node has already.
     pub num_here: u32,
     pub rows: RowPart,
-    /// Requests wait until then.
+    /// Until this time, requests wait for the blocks.
     pub soft_us: u64,
-    /// The load ends then.
+    /// The load ends at this time.
     pub hard_us: u64,
 }
 
 #[derive(Debug)]
 struct Load {
     request: LoadRequest,
-    /// How often the source had fewer blocks than it was asked for.
+    /// The number of times that the source had fewer blocks than this node had asked for.
     num_shortened: u32,
-    /// The time of the lookup, and from the grant on that of the request for the blocks.
+    /// The time at which the present question was sent: the lookup, and after the grant the request for the blocks.
     asked_us: u64,
     phase: LoaderPhase,
 }
@@ -127,11 +128,11 @@ struct Load {
 #[derive(Debug)]
 enum LoaderPhase {
     LookingUp,
-    /// It is being decided how many blocks are worth loading.
+    /// The driver decides how many blocks are worth loading.
     Choosing {
         num_offered: u32,
     },
-    /// The scheduler is asked for pages. `end` is there when the load is over before it answers.
+    /// The scheduler reserves pages. `end` is set if the load ends before the scheduler answers.
     Reserving {
         end: Option<LoadEnd>,
     },
@@ -141,18 +142,18 @@ enum LoaderPhase {
         loading: Loading,
         next: Next,
     },
-    /// The scheduler is asked for the pages of fewer blocks. `end` is there when the load is over before it answers.
+    /// The scheduler shortens the fetch. `end` is set if the load ends before the scheduler answers.
     Shortening {
         fetch: FetchId,
         end: Option<LoadEnd>,
     },
 }
 
-/// What becomes of a load when nothing is written any more.
+/// What follows when a stopped load writes no more.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     End(LoadEnd),
-    /// It goes on with the first blocks.
+    /// The load continues with the first blocks.
     Shorten {
         num_blocks: u32,
     },
@@ -162,9 +163,9 @@ enum Next {
 struct Loading {
     fetch: FetchId,
     landing: Landing,
-    /// The end of the blocks that the source was told to have landed.
+    /// The number of landed blocks that the source knows of.
     end_told: u32,
-    /// The end of the blocks that the source has confirmed.
+    /// The number of blocks that the source has confirmed.
     end_confirmed: u32,
 }
 
@@ -211,8 +212,8 @@ impl BlockLoader {
         Some(key)
     }
 
-    /// A message of a source, without the rows of [`ToLoader::Data`], which
-    /// [`begin_part`](Self::begin_part) takes.
+    /// Handles a message of a source, except the rows of [`ToLoader::Data`]: [`begin_part`](Self::begin_part) takes
+    /// these.
     pub fn handle_message(&mut self, node: NodeId, key: LoadKey, message: ToLoader, now_us: u64) {
         let Some(load) = self.loads.get(&key) else {
             return;
@@ -261,7 +262,7 @@ impl BlockLoader {
         });
     }
 
-    /// The first `num_blocks` of the offered blocks are worth loading.
+    /// Handles the driver's choice: the first `num_blocks` blocks are worth loading.
     pub fn handle_chosen(&mut self, key: LoadKey, num_blocks: u32) {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
@@ -289,7 +290,7 @@ impl BlockLoader {
         });
     }
 
-    /// The scheduler's answer to [`LoaderAction::BeginFetch`].
+    /// Handles the scheduler's answer to [`LoaderAction::BeginFetch`].
     pub fn handle_fetch_begun(
         &mut self,
         key: LoadKey,
@@ -345,7 +346,7 @@ impl BlockLoader {
         self.set_stall(key, now_us);
     }
 
-    /// A part has begun to arrive. Returns the page that it belongs to, or `None` if nothing of it may be written.
+    /// Handles the arrival of a part's first bytes. Returns the part's page, or `None` if the part must not be written.
     pub fn begin_part(&mut self, node: NodeId, key: LoadKey, part: BlockPart) -> Option<PageId> {
         let load = self.loads.get_mut(&key)?;
         match &mut load.phase {
@@ -356,8 +357,7 @@ impl BlockLoader {
         }
     }
 
-    /// Nothing more of a part is written, which [`begin_part`](Self::begin_part) had a page for. It has landed if it
-    /// `is_whole`.
+    /// Handles the end of writing a part to its page. The part has landed if it `is_whole`.
     pub fn end_part(&mut self, key: LoadKey, part: BlockPart, is_whole: bool, now_us: u64) {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
@@ -379,8 +379,8 @@ impl BlockLoader {
         }
     }
 
-    /// All rows of a load begin to arrive, by a transport that has its own order for them and its own credit. Returns
-    /// false if nothing may be written.
+    /// Begins writing all rows of a load, by a transport with an order and a credit of its own. Returns false if
+    /// nothing may be written.
     pub fn begin_rows(&mut self, key: LoadKey) -> bool {
         match self.loads.get_mut(&key).map(|load| &mut load.phase) {
             Some(LoaderPhase::Loading(loading)) => {
@@ -391,14 +391,14 @@ impl BlockLoader {
         }
     }
 
-    /// Some rows have arrived, which gives a load time for the next ones.
+    /// Handles the arrival of some rows, which postpones the load's timeout.
     pub fn handle_progress(&mut self, key: LoadKey, now_us: u64) {
         if let Some(LoaderPhase::Loading(_)) = self.loads.get(&key).map(|load| &load.phase) {
             self.set_stall(key, now_us);
         }
     }
 
-    /// Nothing more is written after [`begin_rows`](Self::begin_rows). All rows have landed if it `is_whole`.
+    /// Handles the end of writing after [`begin_rows`](Self::begin_rows). All rows have landed if the load `is_whole`.
     pub fn end_rows(&mut self, key: LoadKey, is_whole: bool, now_us: u64) {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
@@ -439,7 +439,7 @@ impl BlockLoader {
         self.set_stall(key, now_us);
     }
 
-    /// Has a load go on with `next` when its rows are at rest.
+    /// Stops a load's rows. `next` follows when no row is being written.
     fn stop_rows(&mut self, key: LoadKey, next: Next) {
         let Some(load) = self.loads.remove(&key) else {
             return;
@@ -457,7 +457,7 @@ impl BlockLoader {
         self.end_stopped(key);
     }
 
-    /// Ends or shortens a stopped load's fetch when its rows are at rest.
+    /// Ends or shortens a stopped load's fetch when no row is being written.
     fn end_stopped(&mut self, key: LoadKey) {
         let Some(load) = self.loads.get_mut(&key) else {
             return;
@@ -493,7 +493,7 @@ impl BlockLoader {
         let LoaderPhase::Loading(loading) = &mut load.phase else {
             return;
         };
-        // A source confirms blocks that it was told to have landed. Any other confirmation is not about this load's rows.
+        // A source confirms only blocks that this node has reported as landed. Other confirmations are of another load.
         if num_blocks <= loading.end_confirmed || num_blocks > loading.landing.end_whole() {
             return;
         }
@@ -513,14 +513,14 @@ impl BlockLoader {
         self.forget(key, LoadEnd::Loaded { num_blocks });
     }
 
-    /// The scheduler has the writer of a fetch stop.
+    /// Handles the scheduler's cancellation of a fetch.
     pub fn handle_fetch_cancelled(&mut self, fetch: FetchId) {
         if let Some(&key) = self.by_fetch.get(&fetch) {
             self.stop(key, LoadEnd::Cancelled);
         }
     }
 
-    /// The way to the source of a load is lost, with all that was sent in either direction.
+    /// Handles the loss of the connection to a load's source. Messages in both directions are lost.
     pub fn handle_source_lost(&mut self, key: LoadKey) {
         self.end(key, LoadEnd::SourceLost);
     }
@@ -539,7 +539,7 @@ impl BlockLoader {
         }
     }
 
-    /// How quickly blocks have come so far.
+    /// The measured speed of loads so far.
     pub fn pace(&self) -> LoadPace {
         self.pace
     }
@@ -548,7 +548,7 @@ impl BlockLoader {
         self.loads.len()
     }
 
-    /// Ends a load from this side, and tells the source so.
+    /// Ends a load, and tells its source.
     fn stop(&mut self, key: LoadKey, end: LoadEnd) {
         if let Some(load) = self.loads.get(&key)
             && let LoaderPhase::Loading(_) = load.phase
@@ -558,7 +558,7 @@ impl BlockLoader {
         self.end(key, end);
     }
 
-    /// Ends a load as soon as nothing of it is being written or asked for.
+    /// Ends a load when nothing of it is being written and no answer is pending.
     fn end(&mut self, key: LoadKey, end: LoadEnd) {
         self.deadlines.set(key, None);
         let Some(load) = self.loads.get_mut(&key) else {
@@ -591,7 +591,7 @@ impl BlockLoader {
         self.actions.push_back(LoaderAction::Ended { key, end });
     }
 
-    /// Gives a load time for its next part or confirmation.
+    /// Restarts the time within which the next part or confirmation must come.
     fn set_stall(&mut self, key: LoadKey, now_us: u64) {
         if let Some(load) = self.loads.get(&key) {
             let stall_us = now_us.saturating_add(self.config.stall_us);
@@ -607,7 +607,7 @@ impl BlockLoader {
 }
 
 impl Load {
-    /// Leaves the first blocks of the list.
+    /// Keeps only the first `num_blocks` blocks of the list.
     fn truncate(&mut self, num_blocks: u32, page_size: u32) {
         let list = &mut self.request.list;
         list.tokens

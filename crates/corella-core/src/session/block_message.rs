@@ -1,51 +1,52 @@
-//! What two nodes tell each other when one loads cached blocks of the other.
+//! The messages between two nodes of which one loads the other's cached blocks.
 
 use core::fmt;
 use core::ops::Range;
 
 use crate::{BlockList, Incarnation};
 
-/// One load of one node from another. What carries the key of another start of either node is late and is ignored.
+/// Identifies a load of one node from another. Messages with an earlier incarnation of either node are late and are
+/// ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoadKey {
     pub loader: Incarnation,
     pub source: Incarnation,
-    /// Counts the loads that the loading node has begun since it started.
+    /// The number of this load among those of the loading node since its start.
     pub number: u64,
 }
 
-/// Messages of the node that loads.
+/// Messages of the loading node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToSource {
-    /// Asks how many blocks of a list there are for a node that has those before `first_block`. Nothing is kept for it.
+    /// Asks how many blocks of a list the source has, from `first_block` on. The source holds nothing for a lookup.
     Lookup {
         list: BlockList,
-        /// 0 from nodes that do not say it.
+        /// 0 from nodes of versions without this field.
         first_block: u32,
     },
     LoadBlocks(LoadBlocks),
-    /// Everything of the blocks before `num_blocks`, counted from the beginning of the list, has landed. Asks whether the
-    /// hold was live all the time, and lets the source send as many blocks more.
+    /// All rows of the blocks before `num_blocks`, counted from the beginning of the list, have landed. Asks whether
+    /// the hold lived throughout, and gives credit for as many further blocks.
     Landed {
         num_blocks: u32,
     },
-    /// The load is over for this side.
+    /// The loading node has ended the load.
     Release,
 }
 
 /// Asks for the rows of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBlocks {
-    /// All blocks from the beginning of the sequence. If fewer can be held, the load ends with
-    /// [`LoadFailure::NotHere`], which says how many, and the loading node may ask for those.
+    /// All blocks from the beginning of the sequence. If the source can hold fewer, the load ends with
+    /// [`LoadFailure::NotHere`] and their number, and the loading node may ask for those.
     pub list: BlockList,
-    /// The blocks before it are neither sent nor lent.
+    /// Blocks before this one are neither sent nor held.
     pub first_block: u32,
-    /// The part of each row that the loading node has: it may be one of several ranks or stages.
+    /// The part of each row that the loading node needs, if it is one of several ranks or stages.
     pub rows: RowPart,
-    /// How long the blocks are wanted: not a point in time, because clocks differ.
+    /// The time for which the blocks are held, from the receipt of the message on: clocks differ.
     pub lease_us: u64,
-    /// The number of blocks that may be on their way without having landed.
+    /// The number of blocks that may be in transit.
     pub credit: u32,
 }
 
@@ -56,15 +57,15 @@ pub struct RowPart {
     pub heads: Range<u32>,
 }
 
-/// Messages of the node that has the blocks.
+/// Messages of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToLoader {
     Found {
         num_blocks: u32,
     },
-    /// The rows of one block in one layer. A transport carries them, or says where they can be read.
+    /// The rows of one block in one layer. The transport carries them, or names the memory where they can be read.
     Data(BlockPart),
-    /// The rows of the blocks before `num_blocks` have been read while the hold was live.
+    /// The hold lived while the rows of the blocks before `num_blocks` were read.
     Complete {
         num_blocks: u32,
     },
@@ -81,18 +82,18 @@ pub struct BlockPart {
     pub layer: u32,
 }
 
-/// Why a load gives nothing more.
+/// The reason why a source ends a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LoadFailure {
-    /// Only so many blocks of the list can be held: the next one is gone, or more pages would be lent than may be.
+    /// Only the first `num_blocks` blocks of the list can be held: the next one is gone, or too many pages are held.
     NotHere { num_blocks: u32 },
-    /// There is no room for another load, or the request makes no sense.
+    /// The source runs too many loads, or the request is invalid.
     Refused,
-    /// The hold has ended. Rows that were read since may be those of other blocks.
+    /// The hold has ended. Rows that were read later may belong to other blocks.
     HoldEnded,
-    /// Nothing was heard for too long.
+    /// The loading node was silent for too long.
     Stalled,
-    /// There is no such load, or no longer.
+    /// The source does not know the load, or has ended it.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! Loads that other nodes make from a node: which of its blocks they read, and until when.
+//! The loads that other nodes make from this node: the blocks that they read, and until when.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use crate::session::tombstone::Tombstones;
 use crate::session::{LoadBlocks, LoadConfig, LoadFailure, LoadKey, RowPart, ToLoader, ToSource};
 use crate::{BlockList, HeldBlocks, HoldId, HoldRefusal, Incarnation, NodeId, PageTable};
 
-/// Answers lookups, holds blocks while they are loaded, and says whether they were held throughout.
+/// Answers lookups, holds blocks while other nodes load them, and confirms that the hold lived throughout.
 ///
 /// ```text
 /// LoadBlocks ─▶ Holding ── held ─▶ Sending ── all has landed ─▶ Stopping ── at rest ─▶ Releasing ─▶ Complete or Failed
@@ -20,8 +20,9 @@ use crate::{BlockList, HeldBlocks, HoldId, HoldRefusal, Incarnation, NodeId, Pag
 /// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
 ///
-/// A hold is released when the transport says that nothing reads its pages any more. A loader that reads them by itself
-/// is not waited for: blocks that it has read count only when they are confirmed, and none are after the end of the hold.
+/// A hold is released when the transport reports that nothing reads its pages any more. Loaders that read the memory
+/// themselves are not waited for: blocks count only when they are confirmed, and none is confirmed after the end of the
+/// hold.
 #[derive(Debug)]
 pub struct BlockSource {
     config: LoadConfig,
@@ -30,13 +31,13 @@ pub struct BlockSource {
     loads: BTreeMap<LoadId, Load>,
     by_hold: BTreeMap<HoldId, LoadId>,
     deadlines: DeadlineQueue<LoadId>,
-    /// Ended loads, and how many blocks were confirmed if all were.
+    /// Ended loads, each with the number of its blocks if all were confirmed.
     ended: Tombstones<LoadId, Option<u32>>,
     actions: VecDeque<SourceAction>,
     now_us: u64,
 }
 
-/// A load, and the node that makes it.
+/// A load and its loading node.
 pub type LoadId = (NodeId, LoadKey);
 
 /// A task for the driver. Tasks are carried out in order.
@@ -46,32 +47,33 @@ pub enum SourceAction {
         load: LoadId,
         message: ToLoader,
     },
-    /// Asks the scheduler how many blocks it has for a node that lacks those from `first_block` on. The answer is
+    /// Asks the scheduler how many blocks it has, for a node that lacks those from `first_block` on. It answers by
     /// [`BlockSource::handle_looked_up`].
     LookUp {
         load: LoadId,
         list: BlockList,
         first_block: u32,
     },
-    /// Asks the scheduler to hold the blocks from `first_block` on. The answer is [`BlockSource::handle_held`].
+    /// Asks the scheduler to hold the blocks from `first_block` on. It answers by [`BlockSource::handle_held`].
     Hold {
         load: LoadId,
         list: BlockList,
         first_block: u32,
         until_us: u64,
     },
-    /// Reads these blocks, as far as the tables have pages for them, and sends them as [`ToLoader::Data`], in order.
+    /// Reads the blocks for which the tables have pages, and sends them as [`ToLoader::Data`], in order.
     Read {
         load: LoadId,
         tables: Vec<PageTable>,
         blocks: Range<u32>,
         rows: RowPart,
     },
-    /// Reads nothing more for a load. [`BlockSource::handle_stopped`] says that no page of it is being read.
+    /// Stops reading for a load. The driver confirms by [`BlockSource::handle_stopped`].
     Stop {
         load: LoadId,
     },
-    /// Releases a hold. If it `is_asked`, [`BlockSource::handle_released`] says whether the hold has lived until now.
+    /// Releases a hold. If the load `is_asked`, the driver reports by [`BlockSource::handle_released`] whether the hold
+    /// lived until now.
     Release {
         load: LoadId,
         hold: HoldId,
@@ -81,7 +83,7 @@ pub enum SourceAction {
 
 #[derive(Debug)]
 struct Load {
-    /// The blocks before it are there, and those before the end are wanted.
+    /// The blocks to send.
     blocks: Range<u32>,
     request: LoadBlocks,
     until_us: u64,
@@ -90,17 +92,17 @@ struct Load {
 
 #[derive(Debug)]
 enum SourcePhase {
-    /// The scheduler is asked for a hold, which is not wanted any more if the load `is_over`.
+    /// The scheduler makes a hold, which is released at once if the load `is_over`.
     Holding { is_over: bool },
     Sending {
         held: HeldBlocks,
-        /// The end of the blocks that were sent, or are about to be.
+        /// The end of the blocks that were sent or are being sent.
         end_sent: u32,
         end_landed: u32,
     },
-    /// Nothing more is sent. Everything has landed if it `is_whole`.
+    /// Sending stops. All blocks have landed if the load `is_whole`.
     Stopping { hold: HoldId, is_whole: bool },
-    /// The scheduler is asked whether the hold has lived.
+    /// The scheduler releases the hold, and says whether it lived.
     Releasing,
 }
 
@@ -120,7 +122,7 @@ impl BlockSource {
         }
     }
 
-    /// A message of a node that loads.
+    /// Handles a message of a loading node.
     pub fn handle_message(&mut self, node: NodeId, key: LoadKey, message: ToSource, now_us: u64) {
         self.note_time(now_us);
         let load = (node, key);
@@ -149,7 +151,7 @@ impl BlockSource {
         }
     }
 
-    /// The scheduler's answer to [`SourceAction::LookUp`].
+    /// Handles the scheduler's answer to [`SourceAction::LookUp`].
     pub fn handle_looked_up(&mut self, load: LoadId, num_blocks: u32, now_us: u64) {
         self.note_time(now_us);
         if self.lookups.remove(&load) {
@@ -189,7 +191,7 @@ impl BlockSource {
         self.set_stall(load);
     }
 
-    /// The scheduler's answer to [`SourceAction::Hold`].
+    /// Handles the scheduler's answer to [`SourceAction::Hold`].
     pub fn handle_held(
         &mut self,
         load: LoadId,
@@ -233,7 +235,7 @@ impl BlockSource {
         self.forget(load, None);
     }
 
-    /// Sends blocks as far as the loader has given credit.
+    /// Sends as many blocks as the loader has given credit for.
     fn read_more(&mut self, load: LoadId) {
         let Some(begun) = self.loads.get_mut(&load) else {
             return;
@@ -277,7 +279,7 @@ impl BlockSource {
         else {
             return;
         };
-        // Nothing has landed that was not sent.
+        // A block cannot land before it is sent.
         if num_blocks <= *end_landed || num_blocks > *end_sent {
             return;
         }
@@ -286,13 +288,13 @@ impl BlockSource {
             self.stop(load, true);
             return;
         }
-        // The hold's pages are locked as long as it is not released from here.
+        // Only this node releases the hold, so its pages are still locked.
         self.send(load, ToLoader::Complete { num_blocks });
         self.read_more(load);
         self.set_stall(load);
     }
 
-    /// The scheduler has ended a hold.
+    /// Handles the end of a hold in the scheduler.
     pub fn handle_hold_ended(&mut self, hold: HoldId, now_us: u64) {
         self.note_time(now_us);
         if let Some(&load) = self.by_hold.get(&hold) {
@@ -300,7 +302,7 @@ impl BlockSource {
         }
     }
 
-    /// No page of a load is being read any more.
+    /// Handles that no page of a load is being read any more.
     pub fn handle_stopped(&mut self, load: LoadId, now_us: u64) {
         self.note_time(now_us);
         let Some(begun) = self.loads.get_mut(&load) else {
@@ -321,7 +323,7 @@ impl BlockSource {
         }
     }
 
-    /// A hold is released. Its load is complete if it `has_lived` until now.
+    /// Handles the release of a hold. The load is complete if the hold `has_lived` until now.
     pub fn handle_released(&mut self, load: LoadId, has_lived: bool, now_us: u64) {
         self.note_time(now_us);
         let Some(begun) = self.loads.get(&load) else {
@@ -338,7 +340,7 @@ impl BlockSource {
         self.forget(load, has_lived.then_some(num_blocks));
     }
 
-    /// The way to this life of a node is lost, and its loads are over.
+    /// Handles the loss of a loading node's incarnation, which ends its loads.
     pub fn handle_loader_lost(&mut self, loader: Incarnation, now_us: u64) {
         self.note_time(now_us);
         let loads = self.loads.keys().copied();
@@ -365,12 +367,12 @@ impl BlockSource {
         }
     }
 
-    /// Loads that are not over.
+    /// The number of loads that have not ended.
     pub fn num_loads(&self) -> usize {
         self.loads.len()
     }
 
-    /// Ends a load. The loader is told why, unless it knows.
+    /// Ends a load. `failure` tells the loader why, unless it has ended the load itself.
     fn end(&mut self, load: LoadId, failure: Option<LoadFailure>) {
         self.deadlines.set(load, None);
         let Some(begun) = self.loads.get_mut(&load) else {
@@ -394,7 +396,7 @@ impl BlockSource {
         }
     }
 
-    /// Has nothing more read, so that the hold can be released.
+    /// Stops reading, so that the hold can be released.
     fn stop(&mut self, load: LoadId, is_whole: bool) {
         self.deadlines.set(load, None);
         if let Some(begun) = self.loads.get_mut(&load)
@@ -412,7 +414,7 @@ impl BlockSource {
         self.ended.insert(load, confirmed, self.now_us);
     }
 
-    /// Gives a load time for its next news.
+    /// Restarts the time within which the loader's next message must come.
     fn set_stall(&mut self, load: LoadId) {
         if let Some(begun) = self.loads.get(&load) {
             let stall_us = self.now_us.saturating_add(self.config.stall_us);

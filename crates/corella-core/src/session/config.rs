@@ -5,30 +5,30 @@ use core::fmt;
 /// Both nodes of a pair should have the same times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionConfig {
-    /// An end that has sent nothing for so long sends a heartbeat.
+    /// A node that has sent nothing on a stream for this time sends a heartbeat.
     pub heartbeat_us: u64,
-    /// An end that has heard nothing for so long gives the other up.
+    /// A node that has received nothing on a stream for this time ends the session.
     pub lost_after_us: u64,
-    /// How long a prefill node looks for a decode node that takes a request.
+    /// The time in which a prefill node must find a decode node for a request.
     pub allocate_budget_us: u64,
-    /// How many decode nodes it asks at most.
+    /// The most decode nodes that a prefill node asks for one request.
     pub max_asked_peers: u32,
-    /// How long pages of a finished prompt are kept for the decode node without any progress.
+    /// The time for which the pages of a computed prompt are held while the decode node loads nothing.
     pub hold_lease_us: u64,
-    /// How long a decode node keeps pages for a prompt whose first token does not come.
+    /// The time for which a decode node keeps pages without receiving the first token.
     pub first_token_timeout_us: u64,
     /// After the first token, a load may take this long plus the time that its bytes need at
     /// `min_bandwidth_bytes_per_s`.
     pub load_base_us: u64,
     pub min_bandwidth_bytes_per_s: u64,
-    /// K and V of one token in all layers.
+    /// The bytes of one token's keys and values in all layers.
     pub row_bytes: u64,
-    /// How long it is remembered that a session has ended, so that what comes late is known as late.
+    /// The time for which ended sessions are remembered, so that late messages are recognised.
     pub tombstone_us: u64,
     pub max_sessions: u32,
     /// A decode node refuses longer prompts.
     pub max_prompt_tokens: u32,
-    /// When there are more, the oldest are forgotten early.
+    /// Beyond this number, the oldest are forgotten early.
     pub max_tombstones: u32,
     /// Whether a prefill node decodes a request that every decode node refuses. If not, it refuses the request.
     pub falls_back: bool,
@@ -58,7 +58,7 @@ impl SessionConfig {
         }
     }
 
-    /// How long `num_rows` may take to arrive once they are all computed.
+    /// Returns the time within which `num_rows` rows must arrive once all are computed.
     pub fn load_timeout_us(&self, num_rows: u32) -> u64 {
         let num_bytes = u64::from(num_rows).saturating_mul(self.row_bytes);
         let transfer_us = num_bytes.saturating_mul(1_000_000) / self.min_bandwidth_bytes_per_s;
@@ -100,7 +100,7 @@ impl SessionConfig {
     }
 }
 
-/// Times or limits that contradict each other.
+/// Reports times or limits that contradict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionConfigError {
     pub reason: &'static str,
@@ -118,7 +118,7 @@ impl core::error::Error for SessionConfigError {}
 mod tests {
     use super::*;
 
-    /// Whether the configuration is accepted with this change.
+    /// Returns whether the configuration is valid with this change.
     fn is_accepted(change: impl FnOnce(&mut SessionConfig)) -> bool {
         let mut config = SessionConfig::new(1000);
         change(&mut config);

@@ -37,7 +37,7 @@ impl<K: Copy + Ord> DeadlineQueue<K> {
         self.by_time.first().map(|&(deadline_us, _)| deadline_us)
     }
 
-    /// The key with the earliest deadline, if that deadline has come.
+    /// Returns the key with the earliest deadline, if that deadline has passed.
     pub fn due(&self, now_us: u64) -> Option<K> {
         let &(deadline_us, key) = self.by_time.first()?;
         (deadline_us <= now_us).then_some(key)

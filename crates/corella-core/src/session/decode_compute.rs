@@ -1,4 +1,4 @@
-//! A decode node computes the rest of a prompt itself, because its prefill node has said so.
+//! Prompts whose rest the decode node computes, because the prefill node has told it to.
 
 use crate::session::SessionKey;
 use crate::session::decode_end::{DecodeAction, DecodeEnd};
@@ -6,7 +6,7 @@ use crate::session::decode_session::DecodePhase;
 use crate::session::message::AbortReason;
 
 impl DecodeEnd {
-    /// Stops the load, which waits for rows that do not come, and computes when it is at rest.
+    /// Cancels the load, for which no rows will come, and computes the prompt when the load has ended.
     pub(super) fn handle_compute(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.get(&key) else {
             return;
@@ -23,14 +23,14 @@ impl DecodeEnd {
                     self.actions.push_back(DecodeAction::CancelLoad { key });
                 }
             },
-            // The message came twice, or the session is over here.
+            // The message was repeated, or the session has ended here.
             DecodePhase::StoppingLoad
             | DecodePhase::Decoding {
                 draws_first: true, ..
             }
             | DecodePhase::Finished
             | DecodePhase::Quarantined => {}
-            // It answers the reservation, and excludes a first token.
+            // `Compute` follows the reservation, and never a first token.
             DecodePhase::Greeting
             | DecodePhase::Waiting { .. }
             | DecodePhase::Reserving { .. }

@@ -1,4 +1,4 @@
-//! All sessions of a decode node: pages reserved, KV loaded, tokens sent back.
+//! All sessions of a decode node: it reserves pages, loads KV and sends tokens back.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,88 +14,85 @@ use crate::session::{
 };
 use crate::{Incarnation, NodeId, RequestOutput};
 
-/// Accepts sessions from prefill nodes, and frees everything that a session holds when it ends,
-/// however it ends.
+/// Accepts sessions from prefill nodes, and frees all that a session holds when it ends in any way.
 ///
 /// * Facts: `handle_*`, each with the time
 /// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout)
 ///   must be called; earlier calls do no harm
 ///
-/// Pages that a load may still write to are released when the transport has said how the load
-/// ended, and not before, however long the session has been over. A load ends exactly once: done,
-/// failed, or cancelled.
+/// Pages of an ended session stay reserved until the transport reports the end of the load, which may still write to
+/// them. A load ends exactly once: done, failed, or cancelled.
 #[derive(Debug)]
 pub struct DecodeEnd {
     pub(super) config: SessionConfig,
     pub(super) hello: Hello,
     pub(super) sessions: BTreeMap<SessionKey, DecodeSession>,
-    /// Sessions with an open stream, by node and start of the node.
+    /// Sessions with an open stream, by node and incarnation.
     pub(super) by_node: BTreeSet<(NodeId, Incarnation, SessionKey)>,
     pub(super) siblings: Siblings,
     pub(super) ended: Tombstones<SessionKey>,
-    /// Timers, none later than its session's deadline. One may be earlier: every message postpones
-    /// the deadline, and updating the timer each time is not worth it.
+    /// Timers, each at or before its session's deadline. Every message postpones the deadline, and a timer is moved
+    /// only when it expires.
     timers: DeadlineQueue<SessionKey>,
     pub(super) actions: VecDeque<DecodeAction>,
     pub(super) takes_sessions: bool,
     pub(super) now_us: u64,
 }
 
-/// What the driver is to do, in this order.
+/// A task for the driver. Tasks are carried out in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DecodeAction {
-    /// Sends on the session's stream, on which its messages come.
+    /// Sends a message on the session's stream.
     Send { key: SessionKey, message: ToPrefill },
-    /// Closes the stream behind what has been sent on it. Nothing that comes from it matters.
+    /// Closes the stream after all sent messages. Later messages from it are ignored.
     CloseStream { key: SessionKey },
-    /// Asks the scheduler for pages. The answer is [`DecodeEnd::handle_reserved`].
+    /// Asks the scheduler for pages. It answers by [`DecodeEnd::handle_reserved`].
     Reserve {
         key: SessionKey,
         allocate: Box<Allocate>,
-        /// Later than any time by which the rows and the first token must have come: whatever else
-        /// goes wrong, the scheduler ends the request by then.
+        /// After this time the scheduler ends the request in any case. It is later than the timeouts of rows and first
+        /// token.
         deadline_us: u64,
     },
-    /// Subscribes to the rows of the session from `first_row` on, at its prefill node.
+    /// Loads the session's rows from `first_row` on, from its prefill node.
     Load {
         key: SessionKey,
         node: NodeId,
         first_row: u32,
         num_rows: u32,
-        /// The time until which the prefill node should wait for the export of the rows.
+        /// Until this time, the prefill node keeps the load waiting for the rows' export.
         deadline_us: u64,
     },
-    /// Ends a load. [`DecodeEnd::handle_load_cancelled`] says that no more writes can come.
+    /// Cancels a load. The driver reports the end of all writes by [`DecodeEnd::handle_load_cancelled`].
     CancelLoad { key: SessionKey },
-    /// No rows come and nothing writes to the pages: the scheduler computes the request from its cached prefix.
+    /// Has the scheduler compute the request from its cached prefix. No rows come, and nothing writes to the pages.
     Compute { key: SessionKey },
-    /// All rows and the first token are there, so the scheduler may continue. If the scheduler has
-    /// ended the request meanwhile, the request's pages can be released.
+    /// Gives the scheduler the first token: all rows have arrived. If the scheduler has ended the request meanwhile,
+    /// its pages can be released.
     Arrived {
         key: SessionKey,
         first_token: Box<FirstToken>,
     },
-    /// Ends the request in the scheduler. If it is still receiving KV, its pages stay taken until
-    /// `Release`.
+    /// Ends the request in the scheduler. If it is still receiving KV, its pages stay reserved until `Release`.
     AbortLocal { key: SessionKey },
-    /// Nobody writes to the pages of a request whose KV has not come: lets go of them.
+    /// Releases the pages of an ended request. Nothing writes to them any more.
     Release { key: SessionKey },
-    /// The node does not answer. It should be probed.
+    /// Has the node probed, because it does not answer.
     MarkSuspect { node: NodeId },
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeEndStats {
     pub num_sessions: usize,
-    /// Sessions that are over and wait for their load to end.
+    /// Ended sessions whose load may still write.
     pub num_quarantined: usize,
     pub num_tombstones: usize,
     pub num_timers: usize,
 }
 
 impl DecodeEnd {
-    /// `hello` is what this node says of itself.
+    /// `hello` describes this node to others.
     pub fn new(config: SessionConfig, hello: Hello) -> Result<Self, SessionConfigError> {
         config.validate()?;
         Ok(Self {
@@ -112,12 +109,12 @@ impl DecodeEnd {
         })
     }
 
-    /// Takes no new sessions from now on, or takes them again.
+    /// Refuses new sessions from now on, or accepts them again.
     pub fn set_draining(&mut self, is_draining: bool) {
         self.takes_sessions = !is_draining;
     }
 
-    /// A message of a prefill node, which `node` names here.
+    /// Handles a message of the prefill node `node`.
     pub fn handle_message(
         &mut self,
         node: NodeId,
@@ -140,13 +137,13 @@ impl DecodeEnd {
                     self.actions.push_back(DecodeAction::MarkSuspect { node });
                 }
                 self.end(key, None);
-                // A stream may be cancelled before anything that was sent on it is read.
+                // A stream may be cancelled before its first message is read.
                 self.ended.insert(key, (), self.now_us);
             }
         }
     }
 
-    /// All rows are there, and the load writes no more.
+    /// Handles the end of a load: all rows have arrived.
     pub fn handle_load_done(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         let Some(session) = self.sessions.get_mut(&key) else {
@@ -164,7 +161,7 @@ impl DecodeEnd {
         }
     }
 
-    /// The load has failed, and writes no more.
+    /// Handles the failure of a load, which writes no more.
     pub fn handle_load_failed(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         let Some(session) = self.sessions.get_mut(&key) else {
@@ -172,7 +169,7 @@ impl DecodeEnd {
         };
         match &mut session.phase {
             DecodePhase::Loading { has_rows, .. } if !*has_rows => {
-                // There is nothing left to cancel.
+                // The load has ended, so it must not be cancelled.
                 *has_rows = true;
                 self.end(key, Some(AbortReason::LoadFailed));
             }
@@ -182,7 +179,7 @@ impl DecodeEnd {
         }
     }
 
-    /// A load that was cancelled writes no more.
+    /// Handles that a cancelled load writes no more.
     pub fn handle_load_cancelled(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         match self.sessions.get(&key).map(|session| &session.phase) {
@@ -192,7 +189,7 @@ impl DecodeEnd {
         }
     }
 
-    /// What the scheduler says of the session's request.
+    /// Handles an output of the session's request.
     pub fn handle_local_output(&mut self, key: SessionKey, output: RequestOutput, now_us: u64) {
         self.note_time(now_us);
         let Some(session) = self.open_session(key) else {
@@ -202,7 +199,7 @@ impl DecodeEnd {
             num_output_tokens, ..
         } = &mut session.phase
         else {
-            // The scheduler has ended the request before its KV was there.
+            // The scheduler has ended the request before its KV arrived.
             if output.finish.is_some() {
                 self.end(key, Some(AbortReason::LoadTimedOut));
             }
@@ -214,7 +211,7 @@ impl DecodeEnd {
         let siblings = session.siblings;
         if let Some(sample) = output.sample {
             if let Some(group) = siblings {
-                // A step has used its pages, so they are in the prefix tree.
+                // After its first output, the request's prompt is in the prefix tree.
                 for waiting in self.siblings.publish(group, key) {
                     self.stop_waiting(waiting);
                 }
@@ -245,7 +242,7 @@ impl DecodeEnd {
         }
     }
 
-    /// The session's stream has closed.
+    /// Handles the end of the session's stream.
     pub fn handle_stream_closed(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         if let Some(session) = self.open_session(key) {
@@ -255,7 +252,7 @@ impl DecodeEnd {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
+    /// Returns the time of the next call of [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<u64> {
         let deadlines = [self.timers.first_us(), self.ended.first_us()];
         deadlines.into_iter().flatten().min()
@@ -358,7 +355,7 @@ impl DecodeEnd {
                     return;
                 }
                 *first_token = Some(told);
-                // All rows are computed: from now on it is only a matter of sending them.
+                // All rows are computed, so only their transfer takes time now.
                 *by_us = now_us.saturating_add(load_us);
                 self.arrive(key);
             }
@@ -394,7 +391,7 @@ impl DecodeEnd {
         self.set_timer(key);
     }
 
-    /// Hands the request to the scheduler if rows and first token are there.
+    /// Gives the request to the scheduler once the rows and the first token have arrived.
     pub(super) fn arrive(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
@@ -448,7 +445,7 @@ impl DecodeEnd {
         } else if let Some(reason) = load {
             self.end(key, Some(reason));
         } else if has_waited {
-            // The other choice may have no turn yet: this one gets rows of its own.
+            // The other choice may be waiting for its turn, so this one loads rows of its own.
             self.leave_siblings(key);
             self.stop_waiting(key);
         } else if is_due(session.heartbeat.due_us(&self.config)) {
@@ -467,7 +464,7 @@ impl DecodeEnd {
         }
     }
 
-    /// Ends a session whose stream is open, and tells the other end why if that is not known there.
+    /// Ends a session whose stream is open. `told` is the reason for the prefill node, unless it knows the end.
     pub(super) fn end(&mut self, key: SessionKey, told: Option<AbortReason>) {
         if self.open_session(key).is_none() {
             return;

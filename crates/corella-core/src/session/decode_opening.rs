@@ -1,5 +1,5 @@
-//! How a session begins on a decode node: the greeting, pages for its request, and the wait for
-//! another choice of the same prompt.
+//! The opening of a session on a decode node: the greeting, the reservation, and the wait for another choice of the
+//! prompt.
 
 use alloc::boxed::Box;
 
@@ -63,7 +63,7 @@ impl DecodeEnd {
     pub(super) fn handle_allocate(&mut self, key: SessionKey, mut allocate: Box<Allocate>) {
         let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&key) else {
-            // A session that has ended gets no second answer, and none begins without a `Hello`.
+            // An ended session gets no second answer, and a session begins with `Hello`.
             return;
         };
         if !matches!(session.phase, DecodePhase::Greeting) {
@@ -74,14 +74,14 @@ impl DecodeEnd {
             self.send(key, ToPrefill::Refused(Refusal::Never));
             return self.end(key, None);
         }
-        // Rows that this node has computed itself would not be those of its prefill node.
+        // Rows with this node's own bits must not be mixed with those of the prefill node.
         allocate.namespace.arithmetic = session.arithmetic;
         session.num_rows = allocate.num_rows();
         session.num_earlier_tokens = allocate.output.len() as u32;
         session.deadline_us = allocate
             .remaining_us
             .map(|remaining_us| now_us.saturating_add(remaining_us));
-        // Less than a page is not shared.
+        // Only whole pages are shared.
         let is_long = session.num_rows >= self.hello.page_size;
         session.siblings = allocate.siblings.filter(|_| is_long);
         let leads = session
@@ -135,8 +135,7 @@ impl DecodeEnd {
         });
     }
 
-    /// The scheduler's answer to [`DecodeAction::Reserve`]: what it has reserved, or why it does not
-    /// take the request.
+    /// Handles the scheduler's answer to [`DecodeAction::Reserve`]: its reservation, or the reason of its refusal.
     pub fn handle_reserved(
         &mut self,
         key: SessionKey,
@@ -204,7 +203,7 @@ impl DecodeEnd {
         }
     }
 
-    /// Has a session go on that waited for another choice of its prompt.
+    /// Continues a session that waited for another choice of its prompt.
     pub(super) fn stop_waiting(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
@@ -219,7 +218,7 @@ impl DecodeEnd {
         }
     }
 
-    /// Has another choice receive the rows that this session leaves to others.
+    /// Lets another choice receive the rows, because this session leaves its siblings.
     pub(super) fn leave_siblings(&mut self, key: SessionKey) {
         let group = self.sessions.get(&key).and_then(|session| session.siblings);
         if let Some(next) = group.and_then(|group| self.siblings.leave(group, key)) {

@@ -1,5 +1,4 @@
-//! How a session looks for a decode node: it asks one after the other, as many and for as long as it
-//! may.
+//! The search for a decode node: a session asks one after the other, within limits of number and time.
 
 use alloc::boxed::Box;
 
@@ -47,13 +46,13 @@ impl PrefillSession {
         context.act(PrefillAction::OpenStream { key, node });
         let hello = Box::new(context.hello.clone());
         self.send(ToDecode::Hello(hello), context);
-        // An earlier version would take rows of tokens for rows of the prompt.
+        // Nodes of earlier versions would take the rows of output tokens for rows of the prompt.
         if self.num_earlier_tokens == 0 {
             self.allocate(context);
         }
     }
 
-    /// Asks the present decode node for pages.
+    /// Asks the current decode node for pages.
     fn allocate(&mut self, context: &mut Context<'_>) {
         let num_earlier_tokens = self.num_earlier_tokens as usize;
         let remaining_us = self
@@ -65,14 +64,14 @@ impl PrefillSession {
             sampling: self.request.sampling.clone(),
             stopping: self.stopping(),
             priority: self.request.priority,
-            // A decode node calls the adapter by a name of its own.
+            // Each node has names of its own for adapters.
             namespace: Namespace {
                 lora: None,
                 ..self.request.namespace.clone()
             },
             remaining_us,
             max_tpot_us: self.request.objectives.tpot_us,
-            // The others have other rows behind the prompt.
+            // With earlier tokens, the choices differ in their rows after the prompt.
             siblings: self.siblings.filter(|_| num_earlier_tokens == 0),
             adapter: self.adapter,
             constraint: self.constraint.clone(),
@@ -105,9 +104,8 @@ impl PrefillSession {
         };
         let node = link.node;
         if hello.incarnation != link.key.decode_incarnation {
-            // The node that answered is a different incarnation from the one that was asked. If it
-            // is a later one, the node has restarted, so the driver's table is out of date and
-            // every session with the earlier incarnation is lost.
+            // Another incarnation of the node has answered. A later one means that the node has restarted: the driver's
+            // table is out of date, and all sessions with the earlier incarnation are lost.
             if hello.incarnation < link.key.decode_incarnation {
                 self.be_refused(Some(AbortReason::ProtocolViolated), context);
                 return None;
@@ -145,7 +143,7 @@ impl PrefillSession {
         let asks = self.asks_first
             && link.key.attempt == 0
             && link.may_compute
-            // A choice that waits for another one's rows has no pages yet.
+            // A choice that waits for its sibling's rows has no pages yet.
             && allocated.granted_as.is_some();
         match asks {
             true => self.ask(num_cached_rows, context),
@@ -192,7 +190,7 @@ impl PrefillSession {
         self.be_refused(Some(AbortReason::Cancelled), context);
     }
 
-    /// The peer will not take the request; another may.
+    /// Handles a refusal. Another decode node may take the request.
     fn be_refused(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
         self.unlink(told, context);
         self.ask_next(AbortReason::AllocateTimedOut, context);

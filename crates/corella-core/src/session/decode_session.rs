@@ -10,7 +10,7 @@ use crate::{Arithmetic, FinishReason, NodeId, RequestError, SessionId};
 #[derive(Debug)]
 pub(super) struct DecodeSession {
     pub node: NodeId,
-    /// The prefill node's arithmetic, if it is not this node's.
+    /// The prefill node's arithmetic, if it differs from this node's.
     pub arithmetic: Option<Arithmetic>,
     pub phase: DecodePhase,
     pub heartbeat: Heartbeat,
@@ -19,51 +19,50 @@ pub(super) struct DecodeSession {
     pub num_rows: u32,
     /// Output tokens that were drawn before this session.
     pub num_earlier_tokens: u32,
-    /// The session of the prompt's first choice, if it has several.
+    /// The session of the first choice, if the prompt has several choices.
     pub siblings: Option<SessionId>,
 }
 
 #[derive(Debug)]
 pub(super) enum DecodePhase {
-    /// The other node has said who it is, and not yet what it wants.
+    /// `Hello` has come, and `Allocate` has not.
     Greeting,
-    /// Another choice receives the rows of the prompt. When they can be found, or that takes too
-    /// long, the scheduler is asked for pages.
+    /// Another choice receives the rows of the prompt. When these are cached, or at a timeout, this session asks the
+    /// scheduler for pages.
     Waiting {
         allocate: Box<Allocate>,
-        /// The time by which the first token must have come or, once it is there, the other choice.
+        /// The timeout of the first token and, after it, of the other choice.
         by_us: u64,
         first_token: Option<Box<FirstToken>>,
     },
-    /// The scheduler was asked for pages. A session that ends meanwhile is kept until the answer
-    /// comes.
+    /// The scheduler reserves pages. A session that ends now is kept until the scheduler answers.
     Reserving {
         has_ended: bool,
-        /// The prefill node was told to go ahead when the session began to wait for another choice.
+        /// The session has waited for another choice, and was confirmed to the prefill node then.
         has_waited: bool,
         first_token: Option<Box<FirstToken>>,
     },
     Loading {
-        /// The time by which the first token must have come or, once it is there, all rows.
+        /// The timeout of the first token and, after it, of the rows.
         by_us: u64,
         has_rows: bool,
         first_token: Option<Box<FirstToken>>,
     },
-    /// This node computes the prompt, once its load writes no more.
+    /// The load is being cancelled. Then this node computes the prompt.
     StoppingLoad,
     Decoding {
         num_output_tokens: u32,
-        /// The prefill node has left the prompt and the first token to this one.
+        /// This node computes the prompt and draws the first token, too.
         draws_first: bool,
     },
-    /// The scheduler has ended the request, or has not taken it.
+    /// The scheduler has ended or refused the request.
     Finished,
-    /// The session is over, and its load may still write.
+    /// The session has ended, and its load may still write.
     Quarantined,
 }
 
 impl DecodeSession {
-    /// Whether the session still has its stream.
+    /// Returns whether the session's stream is open.
     pub fn is_open(&self) -> bool {
         !matches!(
             self.phase,
@@ -75,7 +74,7 @@ impl DecodeSession {
         )
     }
 
-    /// The earliest of all that the session waits for.
+    /// Returns the earliest timeout of the session.
     pub fn deadline_us(&self, config: &SessionConfig) -> Option<u64> {
         if !self.is_open() {
             return None;
@@ -94,8 +93,8 @@ impl DecodeSession {
     }
 }
 
-/// Why a request that ended like this should continue on the prefill node; `None` if it would end
-/// in the same way there, so that this is its end.
+/// Returns the reason for which a request that ended so here continues on the prefill node, or `None` if it would end
+/// in the same way there.
 pub(super) fn given_back(reason: &FinishReason) -> Option<AbortReason> {
     let FinishReason::Error(error) = reason else {
         return (*reason == FinishReason::Aborted).then_some(AbortReason::Cancelled);

@@ -1,5 +1,4 @@
-//! The books of KV rows that a node's engine computes for other nodes: the rows, their readers, and the end of their
-//! pages.
+//! The KV rows that a node's engine computes for other nodes, their readers, and the release of their pages.
 
 mod kept_prompt;
 #[cfg(test)]
@@ -19,31 +18,29 @@ use crate::{KvFact, PageTable, RequestId, SessionId, SnapshotId, StepId};
 pub use kept_prompt::KeptEnd;
 use row_table::RowTable;
 
-/// The books of a node whose KV rows other nodes read.
+/// Tracks a node's exported rows.
 ///
-/// A *run* is a request of this node's engine on behalf of a session: the prompt for a decode node, a
-/// prompt that is kept until some node asks for it, or all that is left of a request. Facts of the
-/// engine come in by [`handle_kv_fact`](Self::handle_kv_fact) and
-/// [`handle_layer_done`](Self::handle_layer_done). What the driver is to do goes out by
-/// [`poll_task`](Self::poll_task), until it returns `None` after every call: each reader of a run
-/// gets what there is of its rows and then every change, and the engine releases the pages when the
-/// session needs them no more and the last reader has stopped.
+/// A *run* is a request of this node's engine for a session: a prompt for a decode node, a prompt kept for a later
+/// reader, or the rest of a request. Facts of the engine come in by [`handle_kv_fact`](Self::handle_kv_fact) and
+/// [`handle_layer_done`](Self::handle_layer_done). After every call, the driver takes tasks from
+/// [`poll_task`](Self::poll_task) until it returns `None`. Each reader of a run gets the present state of its rows, and
+/// then every change. The engine releases the pages when the session has released them and the last reader has stopped.
 #[derive(Clone, Debug)]
 pub struct ExportBook {
     page_size: u32,
     num_layers: u32,
     runs: BTreeMap<(SessionId, u32), Run>,
-    /// The runs that the engine has taken.
+    /// The runs that the engine has accepted.
     run_of: BTreeMap<RequestId, (SessionId, u32)>,
-    /// Steps that compute rows for others: each request, and the end of its rows. A step is forgotten
-    /// when its last layer is done.
+    /// Steps that compute exported rows, with each request and the end of its rows in the step. A step is removed when
+    /// its last layer is done.
     steps: BTreeMap<StepId, Vec<(RequestId, u32)>>,
     num_exports: usize,
     num_kept_ended: [u64; KeptEnd::ALL.len()],
     tasks: VecDeque<ExportTask>,
 }
 
-/// What a driver is to do for its sender or its engine.
+/// A task for the driver's sender or engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportTask {
     /// Exports the rows of a run in the [`ExportTable`](crate::session::ExportTable), from `first_row` on.
@@ -70,42 +67,41 @@ pub enum ExportTask {
         key: SessionKey,
         state: Option<SnapshotId>,
     },
-    /// Takes back an export. When nothing reads the rows for it any more, the book is told by
-    /// [`handle_deleted`](ExportBook::handle_deleted).
+    /// Ends an export. The driver calls [`handle_deleted`](ExportBook::handle_deleted) when nothing reads its rows any
+    /// more.
     Delete { key: SessionKey },
-    /// Keeps the pages that the engine holds for a request until this time.
+    /// Has the engine hold the pages of a request until this time.
     RenewHold { request: RequestId, until_us: u64 },
-    /// The pages of a request have no reader left: the engine lets go of them, if it holds any.
+    /// Has the engine release the pages that it holds for a request, if any.
     ReleaseHold { request: RequestId },
 }
 
-/// What a session has to know of a run's rows.
+/// A reason for which a run's rows cannot be exported any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExportFault {
-    /// They will not all be there for others: the run had to give its pages back, or exports nothing
-    /// because too many pages are held.
+    /// The run had to give its pages back, or exports nothing because too many pages are held.
     Failed,
-    /// The lease of the pages that are held has ended, or the engine needs them.
+    /// The lease of the held pages has ended, or the engine needs the pages.
     LeaseEnded,
 }
 
 #[derive(Clone, Debug)]
 struct Run {
-    /// `None` until the engine has taken it.
+    /// `None` until the engine has accepted the run.
     request: Option<RequestId>,
     num_rows: u32,
-    /// The engine has given its last output for it, was told to abort it, or has not taken it.
+    /// The engine has given the run's last output, aborts it, or has refused it.
     has_ended: bool,
-    /// The engine holds its pages, now or as soon as it gives them up, until it is told to release them.
+    /// The engine holds the run's pages, now or after the run's end, until it is told to release them.
     is_held: bool,
-    /// The session needs the pages no more.
+    /// The session has released the pages.
     wants_release: bool,
-    /// Some attempt was given the rows, and the pages are not released yet.
+    /// An attempt has got the rows, and the pages are not released yet.
     is_export: bool,
     rows: RowTable,
-    /// Attempts that may be reading. A session bounds its attempts.
+    /// Attempts that may be reading. Sessions limit their number.
     readers: Vec<SessionKey>,
-    /// The key that others need to ask for the rows, if the prompt is kept for anybody.
+    /// The key by which any node may load the rows, if the prompt is kept.
     kept_as: Option<SessionKey>,
 }
 
@@ -127,17 +123,17 @@ impl ExportBook {
         self.tasks.pop_front()
     }
 
-    /// The session and the number of the run that the engine knows as `request`, while that can matter.
+    /// Returns the session and the number of the run that the engine knows as `request`.
     pub fn run_of(&self, request: RequestId) -> Option<(SessionId, u32)> {
         self.run_of.get(&request).copied()
     }
 
-    /// Runs that are read, or were and still have their pages.
+    /// The number of runs that were exported and still have their pages.
     pub fn num_exports(&self) -> usize {
         self.num_exports
     }
 
-    /// A run that the engine is about to be given. If it exports rows, its pages are held for others.
+    /// Adds a run before it is submitted to the engine. If it exports rows, its pages are held for others.
     pub(super) fn begin(&mut self, session: SessionId, run: u32, num_rows: u32, exports: bool) {
         let before = self.runs.insert(
             (session, run),
@@ -156,7 +152,7 @@ impl ExportBook {
         debug_assert!(before.is_none(), "run {run} of session {session} twice");
     }
 
-    /// The engine has taken a run. False when its session has given it up.
+    /// Handles that the engine has accepted a run. Returns false if its session has given it up.
     pub(super) fn handle_submitted(
         &mut self,
         session: SessionId,
@@ -173,7 +169,7 @@ impl ExportBook {
         is_wanted
     }
 
-    /// The engine does not take a run, so it holds nothing for it.
+    /// Handles that the engine has refused a run, and so holds nothing for it.
     pub(super) fn handle_refused(&mut self, session: SessionId, run: u32) {
         if let Some(entry) = self.runs.get_mut(&(session, run)) {
             entry.is_held = false;
@@ -182,7 +178,7 @@ impl ExportBook {
         }
     }
 
-    /// The engine has given the last output of a run.
+    /// Handles the last output of a run.
     pub(super) fn handle_ended(&mut self, session: SessionId, run: u32) {
         if let Some(entry) = self.runs.get_mut(&(session, run)) {
             entry.has_ended = true;
@@ -190,7 +186,7 @@ impl ExportBook {
         }
     }
 
-    /// The session gives up a run. Returns the request to be aborted, if there is one.
+    /// Gives up a run. Returns its request, if the engine must abort it.
     pub(super) fn abort(&mut self, session: SessionId, run: u32) -> Option<RequestId> {
         let entry = self.runs.get_mut(&(session, run))?;
         if core::mem::replace(&mut entry.has_ended, true) {
@@ -201,7 +197,7 @@ impl ExportBook {
         request
     }
 
-    /// Exports a run's rows to an attempt, and gives it what there is of them.
+    /// Exports a run's rows to an attempt, beginning with those that are computed.
     pub(super) fn add_reader(&mut self, run: u32, key: SessionKey, first_row: u32) {
         let Some(entry) = self.runs.get_mut(&(key.session, run)) else {
             return;
@@ -218,12 +214,12 @@ impl ExportBook {
         entry.rows.tell_all(key, &mut self.tasks);
     }
 
-    /// Takes back an attempt's export.
+    /// Ends an attempt's export.
     pub(super) fn delete(&mut self, key: SessionKey) {
         self.tasks.push_back(ExportTask::Delete { key });
     }
 
-    /// The export was taken back, and nothing reads rows for the attempt any more.
+    /// Handles that an export has ended and nothing reads its rows any more.
     pub fn handle_deleted(&mut self, key: SessionKey) {
         let mut runs = self.runs.range_mut(runs_of(key.session));
         let read = runs.find(|(_, run)| run.readers.contains(&key));
@@ -233,7 +229,7 @@ impl ExportBook {
         }
     }
 
-    /// Keeps the pages of a run until this time.
+    /// Holds the pages of a run until this time.
     pub(super) fn renew(&mut self, session: SessionId, run: u32, until_us: u64) {
         if let Some(entry) = self.runs.get(&(session, run))
             && let Some(request) = entry.request.filter(|_| entry.is_held)
@@ -243,7 +239,7 @@ impl ExportBook {
         }
     }
 
-    /// The session needs the pages of a run no more. They go when the last reader has stopped.
+    /// Releases the pages of a run when its last reader has stopped.
     pub(super) fn release(&mut self, session: SessionId, run: u32) {
         if let Some(entry) = self.runs.get_mut(&(session, run)) {
             entry.wants_release = true;
@@ -251,10 +247,11 @@ impl ExportBook {
         }
     }
 
-    /// What the engine says of the rows of a request. Returns what its session has to know.
+    /// Handles a fact about the rows of a request. Returns its run and the fault, if the rows cannot be exported any
+    /// more.
     pub(super) fn handle_fact(&mut self, fact: &KvFact) -> Option<(SessionId, u32, ExportFault)> {
         let Some(&at) = self.run_of.get(&fact.request()) else {
-            // Its session has ended, and its pages have no reader.
+            // The request's session has ended, and its pages have no reader.
             if let KvFact::ExportEnded { request, .. } | KvFact::LeaseEnded { request } = *fact {
                 self.tasks.push_back(ExportTask::ReleaseHold { request });
             }
@@ -271,7 +268,7 @@ impl ExportBook {
             } => {
                 let new = run.rows.announce(*end_row, tables);
                 tell_pages(&run.readers, &new, &mut self.tasks);
-                // A prompt that is kept is exported as a whole.
+                // A kept prompt is exported as a whole.
                 if run.kept_as.is_none() {
                     let step = self.steps.entry(*step).or_default();
                     step.push((*request, *end_row));
@@ -303,7 +300,7 @@ impl ExportBook {
         Some((at.0, at.1, fault))
     }
 
-    /// A step is done with a layer: its rows may be read there. The layers of a step are done in order.
+    /// Handles the end of a layer in a step: the step's rows may be read in it. The layers of a step end in order.
     pub fn handle_layer_done(&mut self, step: StepId, layer: u32) {
         for &(request, end_row) in self.steps.get(&step).into_iter().flatten() {
             let run = self.run_of.get(&request);
@@ -367,14 +364,14 @@ impl ExportBook {
         self.runs.contains_key(&(session, run))
     }
 
-    /// Releases the pages of a run and forgets it, as far as it has come to that.
+    /// Releases the pages of a run, and removes it, if nothing needs them any more.
     fn settle(&mut self, at: (SessionId, u32)) {
         let Some(run) = self.runs.get_mut(&at) else {
             return;
         };
         if run.wants_release && run.readers.is_empty() {
             self.num_exports -= usize::from(take(&mut run.is_export));
-            // A request that the engine is about to be given is released when it has taken it.
+            // A request that is being submitted is released when the engine has accepted it.
             if let Some(request) = run.request
                 && take(&mut run.is_held)
             {

@@ -1,4 +1,4 @@
-//! When something was last received on an open stream, and when something was last sent on it.
+//! The times of the last received and the last sent message of an open stream.
 
 use crate::session::SessionConfig;
 
@@ -16,12 +16,12 @@ impl Heartbeat {
         }
     }
 
-    /// When the other end is given up.
+    /// Returns the time at which the peer counts as lost.
     pub fn lost_us(&self, config: &SessionConfig) -> u64 {
         self.heard_us.saturating_add(config.lost_after_us)
     }
 
-    /// When a heartbeat is due, unless something else is sent before.
+    /// Returns the time of the next heartbeat, unless another message is sent before.
     pub fn due_us(&self, config: &SessionConfig) -> u64 {
         self.sent_us.saturating_add(config.heartbeat_us)
     }

@@ -1,15 +1,15 @@
-//! What names a session: never anything that a client has chosen.
+//! The keys of sessions. Clients choose no part of them.
 
 use core::fmt;
 
 use crate::{Incarnation, NodeId, SessionId};
 
-/// One attempt of one prefill node and one decode node to serve a request. Messages, loads and exports that carry the
+/// Identifies an attempt of a prefill node and a decode node to serve a request. Messages, loads and exports with the
 /// key of an earlier attempt are late and are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionKey {
     pub session: SessionId,
-    /// The first attempt is 0. Every decode node that is asked is another attempt.
+    /// The number of the attempt, from 0 on. Each decode node that is asked is another attempt.
     pub attempt: u32,
     pub prefill_incarnation: Incarnation,
     pub decode_incarnation: Incarnation,

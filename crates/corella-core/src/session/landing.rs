@@ -1,4 +1,4 @@
-//! Which parts of a load have landed, and how many blocks are whole.
+//! The landed parts of a load, and its whole blocks.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 use crate::session::BlockPart;
 use crate::{PageId, PageTable};
 
-/// The parts of a load: a block is whole when all of its layers have landed in each group that has a page for it.
+/// Tracks the parts of a load. A block is whole when all of its layers have landed in each group that has a page for
+/// it.
 #[derive(Debug)]
 pub(super) struct Landing {
     first_block: u32,
@@ -15,9 +16,9 @@ pub(super) struct Landing {
     tables: Vec<PageTable>,
     /// The number of layers of each group.
     num_layers: Vec<u32>,
-    /// One for each layer of all groups and each block.
+    /// By group, layer and block.
     has_landed: Vec<bool>,
-    /// By block, from the first on.
+    /// The number of parts that each block lacks.
     num_left: Vec<u32>,
     num_whole: u32,
     /// Parts that are being written.
@@ -64,12 +65,12 @@ impl Landing {
         self.first_block
     }
 
-    /// The end of the whole blocks, counted from the beginning of the sequence.
+    /// Returns the end of the whole blocks, counted from the beginning of the sequence.
     pub fn end_whole(&self) -> u32 {
         self.first_block + self.num_whole
     }
 
-    /// Whether a part has landed or is being written by its name.
+    /// Returns whether any part has landed or is being written by its name.
     pub fn has_begun(&self) -> bool {
         !self.written.is_empty() || self.has_landed.contains(&true)
     }
@@ -78,8 +79,7 @@ impl Landing {
         self.written.is_empty() && !self.is_all_written
     }
 
-    /// The page that a part belongs to, which may be written from now on. `None` if the part is not wanted, or has come
-    /// before.
+    /// Begins writing a part and returns its page, or `None` if the part is not expected or came before.
     pub fn begin(&mut self, part: BlockPart) -> Option<PageId> {
         let at = self.index(part)?;
         let page = self.tables[usize::from(part.group)].page(part.block as usize)?;
@@ -88,7 +88,7 @@ impl Landing {
         is_new.then_some(page)
     }
 
-    /// Nothing more of a part is written. It has landed if it `is_whole`. Returns false if it was not being written.
+    /// Ends writing a part, which has landed if it `is_whole`. Returns false if it was not being written.
     pub fn end(&mut self, part: BlockPart, is_whole: bool) -> bool {
         let is_known = self.written.remove(&part);
         if is_known
@@ -102,12 +102,12 @@ impl Landing {
         is_known
     }
 
-    /// All parts may be written from now on, in an order that the transport chooses.
+    /// Begins writing all parts, in the transport's order.
     pub fn begin_all(&mut self) {
         self.is_all_written = true;
     }
 
-    /// Nothing more is written after `begin_all`. Every part has landed if it `is_whole`.
+    /// Ends writing after `begin_all`. All parts have landed if the load `is_whole`.
     pub fn end_all(&mut self, is_whole: bool) {
         self.is_all_written = false;
         if is_whole {

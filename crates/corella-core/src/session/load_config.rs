@@ -7,17 +7,17 @@ pub struct LoadConfig {
     pub page_size: u32,
     /// The number of layers of each KV group.
     pub num_layers: Vec<u32>,
-    /// The most loads at a time, on either side.
+    /// The most simultaneous loads of a loader, and of a source.
     pub max_loads: u32,
-    /// How long a node may take to answer a lookup.
+    /// The time within which a lookup must be answered.
     pub lookup_us: u64,
-    /// A load ends when it makes no progress for so long.
+    /// A load without progress for this time ends.
     pub stall_us: u64,
     /// The longest time for which blocks are held for a load.
     pub lease_us: u64,
-    /// The number of blocks that may be on their way without having landed.
+    /// The number of blocks that may be in transit.
     pub credit_blocks: u32,
-    /// How long it is remembered that a load has ended.
+    /// The time for which ended loads are remembered.
     pub tombstone_us: u64,
 }
 

@@ -1,13 +1,13 @@
-//! How quickly blocks come from other nodes, as measured, and how many are worth loading.
+//! The measured speed of loads, and the number of blocks that are worth loading.
 
 use crate::fleet::fetch_choice::FetchCost;
 use crate::stats::SchedulerStats;
 
-/// Smoothed times of loads. Before the first measurement they are 0, so that the first load is made.
+/// Smoothed times of loads. They are 0 before the first measurement, so that the first load happens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadPace {
     round_trip_us: Option<u64>,
-    /// For 1,024 blocks: one may take less than a microsecond.
+    /// The time of 1,024 blocks, because one may take less than a microsecond.
     kiloblock_us: Option<u64>,
 }
 
@@ -17,9 +17,9 @@ impl LoadPace {
         smooth(&mut self.round_trip_us, elapsed_us);
     }
 
-    /// Records the time from asking for the rows of blocks to the end of their load.
+    /// Records the time from the request for blocks to the end of their load.
     pub fn note_load(&mut self, num_blocks: u32, elapsed_us: u64) {
-        // Messages go and come twice: for the load, and for the answer that the hold has lived.
+        // A load has two round trips: one for the rows, and one for the confirmation of the hold.
         let loading_us = elapsed_us.saturating_sub(self.round_trip_us());
         let kiloblock_us = loading_us.saturating_mul(1024);
         if let Some(kiloblock_us) = kiloblock_us.checked_div(num_blocks.into()) {
@@ -27,18 +27,18 @@ impl LoadPace {
         }
     }
 
-    /// The time until the first blocks come, after the answer to a lookup.
+    /// Returns the time from a lookup's answer to the first blocks.
     pub fn round_trip_us(&self) -> u64 {
         self.round_trip_us.map_or(0, |us| us.saturating_mul(2))
     }
 
-    /// The time for 1,024 blocks.
+    /// Returns the time of 1,024 blocks.
     pub fn kiloblock_us(&self) -> u64 {
         self.kiloblock_us.unwrap_or(0)
     }
 
-    /// The number of the first blocks of an offer that are worth loading; 0 if computing them is as quick. Before a prompt
-    /// was computed, nothing says how long that takes, and all are loaded.
+    /// Returns how many of the offered blocks are worth loading, from the first on: 0 if computing them is as quick.
+    /// All are, until a prompt was computed and timed.
     pub fn num_worth(&self, offer: BlockOffer, stats: &SchedulerStats, page_size: u32) -> u32 {
         let compute_us = stats.prefill_us;
         let cost = FetchCost {
@@ -49,7 +49,7 @@ impl LoadPace {
             fetch_kiloblock_us: self.kiloblock_us(),
             compute_kiloblock_us: compute_us.saturating_mul(page_size.into()),
         };
-        // The scheduler will say that all are here.
+        // The scheduler answers that all are cached.
         if compute_us == 0 || cost.num_offered == 0 {
             return offer.num_offered;
         }
@@ -59,7 +59,7 @@ impl LoadPace {
         }
     }
 
-    /// The time for a lookup and the blocks behind it; 0 without blocks.
+    /// Returns the time of a lookup and the load of `num_blocks` blocks; 0 without blocks.
     pub fn load_us(&self, num_blocks: u32) -> u64 {
         let loading_us = u64::from(num_blocks).saturating_mul(self.kiloblock_us()) / 1024;
         match num_blocks {
@@ -72,11 +72,11 @@ impl LoadPace {
 /// A source's answer to a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockOffer {
-    /// The blocks of the sequence.
+    /// The number of blocks of the sequence.
     pub num_blocks: u32,
-    /// The first of them, which this node has.
+    /// The number of first blocks that this node has.
     pub num_here: u32,
-    /// The first of them, which the source has.
+    /// The number of first blocks that the source has.
     pub num_offered: u32,
 }
 

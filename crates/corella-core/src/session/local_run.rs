@@ -1,4 +1,4 @@
-//! What a prefill node's own engine does for a session: the prompt for a decode node, or all of it.
+//! The runs of a prefill node's own engine: the prompt for a decode node, or the rest of the request.
 
 use alloc::boxed::Box;
 
@@ -16,7 +16,7 @@ impl PrefillSession {
             return;
         };
         let renewed_us = context.now_us.saturating_add(context.config.hold_lease_us);
-        // Renewing the lease for every chunk would be a waste.
+        // A renewal for each chunk would cost too many commands.
         if renewed_us - *until_us >= context.config.hold_lease_us / 8 {
             *until_us = renewed_us;
             let run = *run;
@@ -35,14 +35,14 @@ impl PrefillSession {
         }
         // No decode node could get the missing rows now.
         self.can_export = false;
-        // What was loaded of it may have come from a step that failed.
+        // Loaded rows may come from the failed step.
         let needs_rows = self.link().is_none_or(|link| link.needs_rows);
         if needs_rows && !matches!(self.remote, Remote::Nothing) {
             let reason = AbortReason::LoadFailed;
             self.unlink(Some(reason.clone()), context);
             self.go_on_locally(reason, context);
         }
-        // The run goes on, and may be short of the very pages that are held for it.
+        // The run continues, and may need the very pages that are held.
         if matches!(self.local, Local::Prefilling { .. }) {
             context.release(self.id, run);
         }
@@ -59,7 +59,7 @@ impl PrefillSession {
         }
     }
 
-    /// Lets the pages of the prompt go. No decode node can load them any more, so that none is asked.
+    /// Releases the pages of the prompt. No decode node is asked any more, because none could load them.
     pub(super) fn lose_hold(&mut self, context: &mut Context<'_>) {
         let reason = AbortReason::HoldExpired;
         self.unlink(Some(reason.clone()), context);
@@ -75,7 +75,7 @@ impl PrefillSession {
         let is_prefill = match self.local {
             Local::Prefilling { run: present } if present == run => true,
             Local::Running { run: present } if present == run => false,
-            // It was aborted.
+            // The run was aborted.
             _ => return,
         };
         self.accounting.get_or_insert(Accounting {
@@ -91,7 +91,7 @@ impl PrefillSession {
         let num_output_tokens = self.output.len() + usize::from(output.sample.is_some());
         match output.finish {
             None => self.emit(output.sample, None, context),
-            // One token was all that was asked of the run, not of the request.
+            // The run was limited to one token, and the request was not.
             Some(FinishReason::Length)
                 if is_prefill && num_output_tokens < self.max_tokens as usize =>
             {
@@ -106,7 +106,7 @@ impl PrefillSession {
         }
     }
 
-    /// The engine does not take a run.
+    /// Handles that the engine has refused a run.
     pub(super) fn handle_not_run(
         &mut self,
         run: u32,
@@ -123,7 +123,7 @@ impl PrefillSession {
         self.end(None, finish, told, context);
     }
 
-    /// The run has ended and needs no abort. If it exported rows, its pages may still be held.
+    /// Notes the end of a run. If it exported rows, its pages may still be held.
     fn note_run_ended(&mut self, run: u32, is_prefill: bool, context: &Context<'_>) {
         let until_us = context.now_us;
         self.local = match is_prefill {
@@ -132,7 +132,7 @@ impl PrefillSession {
         };
     }
 
-    /// The prompt is computed, and there is more to draw.
+    /// Handles a computed prompt that needs more tokens than its first.
     fn handle_prefilled(&mut self, run: u32, context: &mut Context<'_>) {
         let until_us = context.now_us.saturating_add(context.config.hold_lease_us);
         self.local = Local::Held { run, until_us };
@@ -163,13 +163,13 @@ impl PrefillSession {
         let before = core::mem::replace(&mut self.local, Local::Running { run });
         let request = self.run_request();
         context.submit_locally(session, run, is_accepted, request);
-        // This comes after the submission, so that the new run finds the rows.
+        // The release follows the submission, so that the new run finds the rows.
         if let Local::Held { run, .. } = before {
             context.release(session, run);
         }
     }
 
-    /// The request as this node's engine gets it, with what the client has of it.
+    /// Returns the request for this node's engine, with the tokens that the client has.
     pub(super) fn run_request(&self) -> Request {
         let mut request = self.request.clone();
         request.stopping = self.stopping();
@@ -184,7 +184,7 @@ impl PrefillSession {
         }
     }
 
-    /// This node's engine has taken a run of the session, or its client has tokens of it.
+    /// Returns whether the engine has accepted a run of the session, or the client has tokens.
     pub(super) fn is_accepted(&self) -> bool {
         self.num_runs > 0 || !self.output.is_empty()
     }

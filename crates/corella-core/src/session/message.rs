@@ -1,4 +1,4 @@
-//! What two nodes tell each other, as plain data.
+//! The messages of a session, as plain data.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -15,10 +15,10 @@ use crate::{
 pub enum ToDecode {
     Hello(Box<Hello>),
     Allocate(Box<Allocate>),
-    /// The prompt is computed. This is never sent if a step that computes the prompt has failed.
+    /// The prompt is computed. If a step of the prompt fails, this message is never sent.
     FirstToken(Box<FirstToken>),
-    /// No rows come: the decode node computes the rest of the prompt, and draws the first token. Only for nodes that
-    /// [know it](Hello::knows_compute), and only in answer to `Allocated`.
+    /// The decode node computes the rest of the prompt and draws the first token; no rows come. Sent only after
+    /// `Allocated`, and to nodes that [know it](Hello::knows_compute).
     Compute,
     Heartbeat,
     Abort(AbortReason),
@@ -30,7 +30,7 @@ pub enum ToPrefill {
     Hello(Box<Hello>),
     Allocated(Allocated),
     Refused(Refusal),
-    /// All rows have arrived: the prefill node may let go of them.
+    /// All rows have arrived, so the prefill node may release them.
     LoadDone,
     Tokens(Tokens),
     Finish(Finish),
@@ -38,46 +38,46 @@ pub enum ToPrefill {
     Abort(AbortReason),
 }
 
-/// Who a node is. Each node checks that the other fits before it reserves pages or sends rows.
+/// Describes a node. Each node checks that the other fits before it reserves pages or sends rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The node's name in the registry.
     pub instance: Box<str>,
     pub incarnation: Incarnation,
     pub protocol_major: u32,
-    /// May differ: a minor version adds only what others may ignore.
+    /// May differ: minor versions add only fields and messages that others may ignore.
     pub protocol_minor: u32,
-    /// Architecture and weights as they were published, not how a node stores them.
+    /// Identifies the published architecture and weights, in any format in memory.
     pub model_fingerprint: u128,
     pub tokenizer_digest: u128,
     pub kv_shape: KvShape,
-    /// Converted by the receiver where it differs.
+    /// The receiver converts rows of another one.
     pub kv_format: Box<str>,
-    /// Converted by the receiver where it differs, in models without windows.
+    /// The receiver converts rows of another one, in models without windows.
     pub page_size: u32,
-    /// Converted by the receiver where it differs.
+    /// The receiver converts rows of another one.
     pub element_order: Box<str>,
     /// May differ.
     pub weight_format: Box<str>,
     /// May differ.
     pub instruction_set: Box<str>,
-    /// The operator's name for the nodes that work together.
+    /// The operator's name for nodes that work together.
     pub group: Box<str>,
 }
 
-/// What one token's keys and values consist of.
+/// The shape of one token's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     pub num_layers: u32,
     pub num_kv_heads: u32,
     pub head_dim: u32,
-    /// Nodes that the heads are split over.
+    /// The number of nodes over which the heads are split.
     pub num_ranks: u32,
-    /// What is made of the layers' windows behind which rows are not sent; 0 without any.
+    /// A digest of the layers' windows, behind which rows are not sent; 0 without windows.
     pub window_digest: u64,
 }
 
-/// Why two nodes cannot serve a request together, however healthy they are: ours, then theirs.
+/// The reason why two healthy nodes cannot serve a request together: our value, then theirs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
     Protocol(u32, u32),
@@ -85,68 +85,66 @@ pub enum Mismatch {
     Tokenizer(u128, u128),
     KvShape(KvShape, KvShape),
     Group(Box<str>, Box<str>),
-    /// Only with windows: the first page that is sent would begin with rows that the other node's page lacks.
+    /// Only in models with windows: the first page sent would begin with rows that the other node's page lacks.
     PageSize(u32, u32),
 }
 
-/// A request, without what only its own node has to know of it.
+/// A request, as far as a decode node needs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocate {
     pub prompt: Vec<TokenId>,
-    /// Tokens that were drawn before: another decode node was lost behind them. Their rows come with those of the prompt.
-    /// Only for nodes that [know it](Hello::knows_output).
+    /// Tokens that were drawn before another decode node was lost. Their rows come with those of the prompt. Only for
+    /// nodes that [know it](Hello::knows_output).
     pub output: Vec<TokenId>,
     pub sampling: SamplingParams,
-    /// `max_tokens` is the prefill node's own limit where the client gave none, so that an answer is
-    /// of the same length wherever it is decoded.
+    /// Without a limit of the client, `max_tokens` is the prefill node's own, so that each node would decode an answer
+    /// of the same length.
     pub stopping: StoppingCriteria,
     pub priority: i32,
     pub namespace: Namespace,
-    /// The time left, not a point in time, because clocks differ. `None` means no limit.
+    /// The time left, because clocks differ. `None` means no limit.
     pub remaining_us: Option<u64>,
     /// The longest useful time per output token. A decode node that would take longer refuses the request.
     pub max_tpot_us: Option<u64>,
-    /// The session of the first choice, where several choices have this prompt. Their rows are sent
-    /// once.
+    /// The session of the first choice, if the prompt has several. The rows are sent once for all.
     pub siblings: Option<SessionId>,
-    /// The fingerprint of the adapter that it is computed with. Each node has a name of its own for it, which is part of
-    /// its namespace there.
+    /// The fingerprint of the request's adapter. Each node has its own name for the adapter, which is part of the
+    /// namespace there.
     pub adapter: Option<u128>,
-    /// What the answer is held to, from its first token on, which the prefill node draws. The decode node makes of it
-    /// the constraint that the prefill node has.
+    /// The source of the answer's constraint. Each node compiles it; the prefill node applies it to the first token,
+    /// and the decode node to the others.
     pub constraint: Option<Arc<str>>,
-    /// What logs call the request on both nodes.
+    /// The request's name in the logs of both nodes.
     pub trace_id: Option<Arc<str>>,
 }
 
-/// Pages are reserved, or will be when the rows of another choice have come.
+/// Pages are reserved, or will be when the rows of another choice have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocated {
-    /// Leading rows that the decode node has already. They are not sent.
+    /// The number of leading rows that the decode node has cached. They are not sent.
     pub num_cached_rows: u32,
-    /// The number of this reservation among all that the node has granted since it started, counted
-    /// from 1. Load reports with at least this number count its pages. `None` as long as it waits
-    /// for another choice; what it then gets is said in a second message.
+    /// The number of this reservation among all that the node has granted since its start, counted from 1. Load reports
+    /// with at least this number count its pages. `None` while it waits for another choice: a second message follows.
     pub granted_as: Option<u64>,
 }
 
-/// Why a decode node does not take a request.
+/// The reason why a decode node refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is no room now.
+    /// The node has no room now.
     Exhausted,
-    /// There could never be room.
+    /// The node could never have room.
     Never,
-    /// Its tokens would come too slowly.
+    /// The request's tokens would come too slowly.
     TooSlow(MissedObjective),
-    /// The node has not the request's adapter, or cannot hold an answer to its constraint.
+    /// The node lacks the request's adapter, or cannot apply its constraint.
     Unsuitable,
     Incompatible(Mismatch),
-    /// The key names another start of either node than the one that is known here.
+    /// The key names another incarnation of one of the nodes.
     StaleIncarnation,
-    /// The session has ended before.
+    /// The session has ended already.
     Ended,
-    /// The node takes no new work.
+    /// The node is draining, and takes no new requests.
     Draining,
 }
 
@@ -172,50 +170,50 @@ impl From<&AdmissionError> for Refusal {
 #[derive(Clone, Debug, PartialEq)]
 pub struct FirstToken {
     pub sample: Sample,
-    /// Prompt tokens that the prefill node had in its prefix cache.
+    /// The number of prompt tokens that the prefill node had cached.
     pub num_cached_tokens: u32,
 }
 
 /// Output tokens in their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tokens {
-    /// Position of the first one in the output, where the first token has position 0.
+    /// The position of the first one in the output, counted from 0.
     pub first_position: u32,
     pub samples: Vec<Sample>,
 }
 
-/// The request has ended, and all its tokens have been sent.
+/// The request has ended, and all its tokens were sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finish {
     pub reason: FinishReason,
-    /// All of the output, the first token included.
+    /// The number of all output tokens, including the first.
     pub num_output_tokens: u32,
 }
 
-/// Why one side gives up an attempt. Both sides then free what they hold for it.
+/// The reason why a node ends an attempt. Both nodes then free what they hold for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AbortReason {
-    /// The client has left, or wants no more.
+    /// The client has cancelled the request or left.
     Cancelled,
-    /// The request ended on the prefill node, such as with its first token.
+    /// The request ended on the prefill node, for example with its first token.
     Finished,
-    /// The request's own deadline.
+    /// The request's deadline has passed.
     DeadlinePassed,
-    /// The other end was silent for too long, or its connection closed.
+    /// The peer was silent for too long, or its connection closed.
     PeerLost,
-    /// Nobody answered `Allocate` in time.
+    /// `Allocate` was not answered in time.
     AllocateTimedOut,
     /// The first token did not come in time.
     FirstTokenTimedOut,
     LoadFailed,
     LoadTimedOut,
-    /// Nothing was loaded for as long as pages are held.
+    /// Nothing was loaded until the hold on the pages expired.
     HoldExpired,
-    /// The decode node has no room to go on, and gives the request back.
+    /// The decode node has no pages left for the request, and gives it back.
     OutOfPages,
     /// The decode node failed while it computed the request.
     DecodeFailed(Box<str>),
-    /// The other side sent something that the protocol does not allow at this point.
+    /// The peer sent a message that the protocol does not allow at this point.
     ProtocolViolated,
 }
 
@@ -226,28 +224,28 @@ impl Hello {
     /// The first minor version of the protocol with [`Allocate::output`].
     const MINOR_WITH_OUTPUT: u32 = 3;
 
-    /// Whether the node understands [`Allocate::output`].
+    /// Returns whether the node understands [`Allocate::output`].
     pub fn knows_output(&self) -> bool {
         self.protocol_minor >= Self::MINOR_WITH_OUTPUT
     }
 
-    /// Whether the node understands [`ToDecode::Compute`].
+    /// Returns whether the node understands [`ToDecode::Compute`].
     pub fn knows_compute(&self) -> bool {
         self.protocol_minor >= Self::MINOR_WITH_COMPUTE
     }
 
-    /// What decides the bits of the node's rows.
+    /// Returns the properties that decide the bits of the node's rows.
     pub fn arithmetic(&self) -> Arithmetic {
         Arithmetic::new(&self.weight_format, &self.kv_format, &self.instruction_set)
     }
 
-    /// Whether the node computes the same bits as `other`. Otherwise tokens would depend on which of the two computes a
-    /// prompt.
+    /// Returns whether the node computes the same bits as `other`. Otherwise tokens would depend on the node that
+    /// computes a prompt.
     pub fn computes_like(&self, other: &Self) -> bool {
         self.arithmetic() == other.arithmetic()
     }
 
-    /// Whether a request can be served together with `other`.
+    /// Checks that the two nodes can serve a request together.
     pub fn check(&self, other: &Self) -> Result<(), Mismatch> {
         if self.protocol_major != other.protocol_major {
             let mismatch = Mismatch::Protocol(self.protocol_major, other.protocol_major);
@@ -276,7 +274,7 @@ impl Hello {
 }
 
 impl Mismatch {
-    /// As the other node would say it.
+    /// Returns the mismatch as the other node sees it.
     pub fn seen_from_other(self) -> Self {
         match self {
             Self::Protocol(ours, theirs) => Self::Protocol(theirs, ours),
@@ -290,12 +288,12 @@ impl Mismatch {
 }
 
 impl Allocate {
-    /// The rows that are computed before the first token that this attempt draws.
+    /// Returns the number of rows before the first token of this attempt.
     pub fn num_rows(&self) -> u32 {
         (self.prompt.len() + self.output.len()) as u32
     }
 
-    /// The request as a scheduler takes it.
+    /// Returns the request for a scheduler.
     pub fn into_request(self, id: RequestId, now_us: u64) -> Request {
         Request {
             id,
@@ -390,7 +388,7 @@ impl fmt::Display for Refusal {
 }
 
 impl AbortReason {
-    /// The reason in a word, as the label of a metric: it never changes, and says nothing of one request.
+    /// Returns the reason as the label of a metric: a constant without details of a request.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Cancelled => "cancelled",

@@ -1,4 +1,4 @@
-//! All sessions of a prefill node: the end that the client talks to.
+//! All sessions of a prefill node, which the client talks to.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -22,8 +22,7 @@ use crate::{
     RequestError, RequestId, RequestOutput, Sample, SessionId, StepId, StoppingCriteria,
 };
 
-/// Accepts requests from clients and finishes each of them exactly once, with or without a decode
-/// node.
+/// Accepts requests of clients, and finishes each exactly once, with or without a decode node.
 ///
 /// * Commands: [`submit`](Self::submit), [`cancel`](Self::cancel)
 /// * Facts: `handle_*`, each with the time
@@ -31,25 +30,24 @@ use crate::{
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout)
 ///   must be called; earlier calls do no harm
 ///
-/// A session looks for a decode node, computes the prompt here for it, and passes on the tokens
-/// that the decode node sends. The decode node may compute a prompt that it has most of. A
-/// decode node that refuses, or fails before it has reserved pages, is replaced by another within the
-/// same search. If it fails later, the session searches once more: the next decode node gets the rows
-/// of the prompt and of all tokens that the client has. Once that node has drawn a token, the session
-/// may search again. Otherwise the request goes on here, unless `resumes_locally` is off.
+/// A session finds a decode node, computes the prompt for it, and passes its tokens to the client. A decode node that
+/// has most of the prompt may compute the rest. If a decode node refuses, or fails before it has reserved pages, the
+/// same search goes on with another. If it fails later, the session searches once more: the next decode node gets the
+/// rows of the prompt and of all tokens that the client has. Once that node has drawn a token, the session may search
+/// again. Otherwise the request continues here, unless `resumes_locally` is off.
 #[derive(Clone, Debug)]
 pub struct PrefillEnd {
     config: SessionConfig,
     hello: Hello,
     sessions: BTreeMap<SessionId, PrefillSession>,
     ended: Tombstones<SessionId>,
-    /// Never later than a session's deadline. It may be earlier: what is heard puts deadlines off, and
-    /// is not worth an update.
+    /// Timers, each at or before its session's deadline. Every message postpones the deadline, and a timer is moved
+    /// only when it expires.
     timers: DeadlineQueue<SessionId>,
     exports: ExportBook,
     actions: VecDeque<PrefillAction>,
     fallbacks: BTreeMap<&'static str, u64>,
-    /// The lengths of outputs, wherever they were decoded.
+    /// The lengths of all outputs, decoded here or elsewhere.
     lengths: OutputLengths,
     now_us: u64,
 }
@@ -58,34 +56,33 @@ pub struct PrefillEnd {
 #[derive(Clone, Debug)]
 pub struct Submission {
     pub session: SessionId,
-    /// Its id means nothing here: every run on this node gets one from the driver.
+    /// The request. Its id is unused, because the driver gives each run an id.
     pub request: Request,
-    /// The most tokens that this node could generate for it, within the request's own limit.
+    /// The most tokens that this node could generate, within the request's own limit.
     pub max_tokens: u32,
     pub deadline_us: Option<u64>,
-    /// The session of the first choice, where several choices have this prompt.
+    /// The session of the first choice, if the prompt has several.
     pub siblings: Option<SessionId>,
-    /// The fingerprint of the adapter that it is computed with.
+    /// The fingerprint of the request's adapter.
     pub adapter: Option<u128>,
-    /// What the answer is held to, as decode nodes read it.
+    /// The source of the answer's constraint.
     pub constraint: Option<Arc<str>>,
-    /// What logs call the request on both nodes.
+    /// The request's name in the logs of both nodes.
     pub trace_id: Option<Arc<str>>,
-    /// Whether the first decode node, once it has pages, may be left the prompt:
-    /// [`PrefillAction::Decide`] then comes before this node computes anything.
+    /// Whether the first decode node may compute the prompt. If so, [`PrefillAction::Decide`] comes before this node
+    /// computes anything.
     pub asks_first: bool,
 }
 
-/// What the driver is to do, in this order.
+/// A task for the driver. Tasks are carried out in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PrefillAction {
-    /// Asks placement for a decode node that is not in `tried`. The answer is
-    /// [`PrefillEnd::handle_placement`].
+    /// Asks placement for a decode node that is not in `tried`. It answers by [`PrefillEnd::handle_placement`].
     TryNext {
         session: SessionId,
         tried: Vec<NodeId>,
     },
-    /// Opens the attempt's stream. What is sent before it is open waits for it.
+    /// Opens the attempt's stream. Messages wait until it is open.
     OpenStream {
         key: SessionKey,
         node: NodeId,
@@ -94,46 +91,45 @@ pub enum PrefillAction {
         key: SessionKey,
         message: ToDecode,
     },
-    /// Closes the stream behind what has been sent on it. Nothing that comes from it matters.
+    /// Closes the stream after all sent messages. Later messages from it are ignored.
     CloseStream {
         key: SessionKey,
     },
-    /// The decode node has pages for the request, and this many of its leading rows. The answer is
-    /// [`PrefillEnd::handle_decision`]. Without one within the time to look for a decode node, the prompt is computed
-    /// here.
+    /// Asks which node computes the prompt. The decode node has pages for it, and has cached `num_cached_rows` leading
+    /// rows. The driver answers by [`PrefillEnd::handle_decision`]. Without an answer within the search time, the
+    /// prompt is computed here.
     Decide {
         key: SessionKey,
         node: NodeId,
         num_cached_rows: u32,
     },
-    /// Submits a run to this node's engine. The answer, before the next action is taken, is
-    /// [`PrefillEnd::handle_submitted`] or [`PrefillEnd::handle_local_refused`]; outputs come back by
-    /// [`PrefillEnd::handle_local_output`]. A run whose rows are for a decode node says so in
-    /// `exports_kv`, and draws one token. Limits of the queue do not apply to a session that was
-    /// accepted before.
+    /// Submits a run to this node's engine. Before the next action, the driver answers by
+    /// [`PrefillEnd::handle_submitted`] or [`PrefillEnd::handle_local_refused`]; outputs come by
+    /// [`PrefillEnd::handle_local_output`]. A run for a decode node has `exports_kv` set, and draws one token. Limits
+    /// of the queue do not apply to a session that was accepted before.
     SubmitLocally {
         session: SessionId,
         run: u32,
         is_accepted: bool,
         request: Box<Request>,
     },
-    /// The outputs of a run no longer matter.
+    /// Aborts a run, whose outputs are ignored from now on.
     AbortLocal {
         session: SessionId,
         request: RequestId,
     },
-    /// Concerns rows that decode nodes read. [`PrefillEnd::handle_load_failed`] is told of an export that cannot be
-    /// made, [`PrefillEnd::handle_deleted`] of one that is deleted.
+    /// Changes an export. The driver reports an export that cannot be made by [`PrefillEnd::handle_load_failed`], and a
+    /// deleted one by [`PrefillEnd::handle_deleted`].
     Export(ExportTask),
     Emit {
         session: SessionId,
         event: ClientEvent,
     },
-    /// The node does not answer. It should be probed before it is asked again.
+    /// Has the node probed before it is asked again, because it does not answer.
     MarkSuspect {
         node: NodeId,
     },
-    /// The node has been started again, and says so itself.
+    /// The node has restarted, as its own message shows.
     MarkRestarted {
         node: NodeId,
         incarnation: Incarnation,
@@ -148,41 +144,40 @@ pub enum PrefillAction {
 /// One event for the client. The last one, and only the last, has `finish` set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientEvent {
-    /// Absent only in a last event that brings no token.
+    /// `None` only in a last event without a token.
     pub sample: Option<Sample>,
     pub finish: Option<SessionFinish>,
     pub num_prompt_tokens: u32,
-    /// Prompt tokens that the node that computed the prompt had in its prefix cache when the request first ran.
+    /// The number of prompt tokens that were cached on the computing node when the request first ran.
     pub num_cached_tokens: u32,
-    /// Total so far, this event's included.
+    /// The number of tokens so far, including this event's.
     pub num_output_tokens: u32,
-    /// Arrival to first scheduling.
+    /// The time from arrival to the first step.
     pub queue_us: u64,
 }
 
-/// How a session ends for its client.
+/// The end of a session for its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionFinish {
-    /// As any request ends, wherever it ran.
+    /// The request has finished, on either node.
     Finished(FinishReason),
-    /// This node's engine has no place for it; or no decode node has, and it must not be decoded
-    /// here.
+    /// This node's engine has no room for it; or no decode node has, and the node does not fall back.
     Refused(AdmissionError),
     DeadlinePassed,
-    /// Its decode node was lost, and it must not go on here.
+    /// Its decode node was lost, and the request must not continue here.
     DecodeLost(AbortReason),
 }
 
-/// Why a submission is not taken. Nothing was kept of it.
+/// The reason why a submission was refused. Refusals leave no trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubmissionError {
     TooManySessions {
         limit: u32,
     },
     DuplicateSession,
-    /// Its route leads nowhere.
+    /// No node serves the request.
     Refused(AdmissionError),
-    /// It was cancelled before it came, or it has ended.
+    /// It was cancelled before its submission, or it has ended.
     Ended,
 }
 
@@ -191,12 +186,12 @@ pub struct PrefillEndStats {
     pub num_sessions: usize,
     pub num_tombstones: usize,
     pub num_timers: usize,
-    /// Runs whose pages are read for decode nodes.
+    /// Runs with exported pages.
     pub num_exports: usize,
 }
 
 impl PrefillEnd {
-    /// `hello` is what this node says of itself.
+    /// `hello` describes this node to others.
     pub fn new(config: SessionConfig, hello: Hello) -> Result<Self, SessionConfigError> {
         config.validate()?;
         Ok(Self {
@@ -213,7 +208,7 @@ impl PrefillEnd {
         })
     }
 
-    /// Begins a session with a decode node that placement has chosen, or without one.
+    /// Begins a session, with the decode node that placement has chosen or without one.
     pub fn submit(
         &mut self,
         submission: Submission,
@@ -238,8 +233,8 @@ impl PrefillEnd {
         Ok(())
     }
 
-    /// Ends a session for its client. If it has not been submitted yet, its submission will be
-    /// refused. Returns false if no such session is open.
+    /// Ends a session for its client. A later submission of it will be refused. Returns false if no such session is
+    /// open.
     pub fn cancel(&mut self, id: SessionId, now_us: u64) -> bool {
         self.note_time(now_us);
         let is_known = self.with(id, |session, context| {
@@ -250,7 +245,7 @@ impl PrefillEnd {
         is_known
     }
 
-    /// The answer to [`PrefillAction::TryNext`]; `None` when nobody is left to be asked.
+    /// Handles the answer to [`PrefillAction::TryNext`]: `None` if no decode node is left.
     pub fn handle_placement(&mut self, id: SessionId, peer: Option<NodeIncarnation>, now_us: u64) {
         self.note_time(now_us);
         self.with(id, |session, context| {
@@ -271,7 +266,7 @@ impl PrefillEnd {
         }
     }
 
-    /// The answer to [`PrefillAction::Decide`].
+    /// Handles the answer to [`PrefillAction::Decide`].
     pub fn handle_decision(&mut self, key: SessionKey, place: ComputePlace, now_us: u64) {
         self.note_time(now_us);
         self.with(key.session, |session, context| {
@@ -279,7 +274,7 @@ impl PrefillEnd {
         });
     }
 
-    /// The attempt's stream has closed, or could not be opened.
+    /// Handles that the attempt's stream has closed or could not be opened.
     pub fn handle_stream_closed(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         self.with(key.session, |session, context| {
@@ -287,19 +282,19 @@ impl PrefillEnd {
         });
     }
 
-    /// All streams to the node have closed.
+    /// Handles that all streams to a node have closed.
     pub fn handle_peer_lost(&mut self, node: NodeId, now_us: u64) {
         self.handle_lost_keys(now_us, |peer, _| peer == node);
     }
 
-    /// The node has been started again: sessions with its earlier starts are over.
+    /// Ends the sessions with earlier incarnations of a node that has restarted.
     fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
         self.handle_lost_keys(now_us, |peer, key| {
             peer == node && key.decode_incarnation < incarnation
         });
     }
 
-    /// Rows of the attempt have been sent to the decode node, or it has asked for them.
+    /// Handles that the decode node has asked for the attempt's rows, or has got some of them.
     pub fn handle_load_progress(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         self.with(key.session, |session, context| {
@@ -307,7 +302,7 @@ impl PrefillEnd {
         });
     }
 
-    /// The decode node cannot load the rows of the attempt.
+    /// Handles that the decode node cannot load the attempt's rows.
     pub fn handle_load_failed(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         self.with(key.session, |session, context| {
@@ -315,7 +310,7 @@ impl PrefillEnd {
         });
     }
 
-    /// What this node's engine says of rows that it exports.
+    /// Handles a fact about rows that this node's engine exports.
     pub fn handle_kv_fact(&mut self, fact: &KvFact, now_us: u64) {
         self.note_time(now_us);
         let fault = self.exports.handle_fact(fact);
@@ -328,20 +323,20 @@ impl PrefillEnd {
         }
     }
 
-    /// A step is done with a layer, whose rows may be read. The layers of a step are done in order.
+    /// Handles the end of a layer in a step, whose rows may be read now. The layers of a step end in order.
     pub fn handle_layer_done(&mut self, step: StepId, layer: u32) {
         self.exports.handle_layer_done(step, layer);
         self.take_export_tasks();
     }
 
-    /// The export table has ended an export, and nothing reads rows for it any more.
+    /// Handles that an export has ended and nothing reads its rows any more.
     pub fn handle_deleted(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
         self.exports.handle_deleted(key);
         self.take_export_tasks();
     }
 
-    /// This node's engine has taken a run, and knows it as `request`.
+    /// Handles that this node's engine has accepted a run as `request`.
     pub fn handle_submitted(&mut self, id: SessionId, run: u32, request: RequestId, now_us: u64) {
         self.note_time(now_us);
         if !self.exports.handle_submitted(id, run, request) {
@@ -352,11 +347,11 @@ impl PrefillEnd {
         self.take_export_tasks();
     }
 
-    /// What this node's engine says of a run.
+    /// Handles an output of a run.
     pub fn handle_local_output(&mut self, output: RequestOutput, now_us: u64) {
         self.note_time(now_us);
         let Some((id, run)) = self.exports.run_of(output.request) else {
-            // It was aborted.
+            // The run was aborted.
             return;
         };
         if output.finish.is_some() {
@@ -367,7 +362,7 @@ impl PrefillEnd {
         });
     }
 
-    /// This node's engine does not take a run.
+    /// Handles that this node's engine has refused a run.
     pub fn handle_local_refused(
         &mut self,
         id: SessionId,
@@ -379,7 +374,7 @@ impl PrefillEnd {
         self.handle_not_run(id, run, finish, AbortReason::Cancelled, now_us);
     }
 
-    /// This node's engine has stopped, and takes no run any more.
+    /// Handles that this node's engine has stopped.
     pub fn handle_engine_lost(&mut self, id: SessionId, run: u32, reason: Box<str>, now_us: u64) {
         let reason = FinishReason::Error(RequestError::EngineLost(reason));
         let finish = SessionFinish::Finished(reason);
@@ -402,41 +397,41 @@ impl PrefillEnd {
         });
     }
 
-    /// The number of tokens that the output of a request is expected to have, by the lengths of earlier outputs.
+    /// Returns the expected number of output tokens of a request, by the lengths of earlier outputs.
     pub fn expected_output(
         &self,
         id: SessionId,
         namespace: &Namespace,
         stopping: &StoppingCriteria,
     ) -> u32 {
-        // An output that nothing ends fills what there is.
+        // An output without a stopping criterion has the greatest length.
         let max_tokens = match stopping.is_length_known() {
             true => stopping.max_tokens.unwrap_or(0),
             false => stopping.max_tokens.unwrap_or(u32::MAX),
         };
-        // Nodes number their sessions.
+        // Ids are numbers in sequence, so they spread over the quantiles.
         let quantile = quantile_of(id.0 as u64);
         self.lengths
             .expected_within(namespace, stopping, 0, max_tokens, quantile)
     }
 
-    /// The request of a session that has not ended.
+    /// Returns the request of a session that has not ended.
     pub fn request(&self, id: SessionId) -> Option<&Request> {
         self.sessions.get(&id).map(|session| &session.request)
     }
 
-    /// The decode node of a session's present attempt.
+    /// Returns the decode node of a session's current attempt.
     pub(crate) fn node_of(&self, key: SessionKey) -> Option<NodeId> {
         let (node, present) = self.sessions.get(&key.session)?.peer()?;
         (present == key).then_some(node)
     }
 
-    /// The latest time that it was told.
+    /// Returns the latest time that a caller has passed in.
     pub(crate) fn now_us(&self) -> u64 {
         self.now_us
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
+    /// Returns the time of the next call of [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<u64> {
         let deadlines = [self.timers.first_us(), self.ended.first_us()];
         deadlines.into_iter().flatten().min()
@@ -464,7 +459,7 @@ impl PrefillEnd {
         }
     }
 
-    /// Requests that went on here although a decode node was to take them, by why none did.
+    /// Returns the number of requests that fell back to this node, by the reason.
     pub fn fallbacks(&self) -> &BTreeMap<&'static str, u64> {
         &self.fallbacks
     }
@@ -535,8 +530,8 @@ impl PrefillEnd {
         self.now_us = self.now_us.max(now_us);
     }
 
-    /// Applies `change` to a session, if it exists. Afterwards either sets the session's timer or,
-    /// if the session has ended, replaces it with a tombstone. Returns whether the session existed.
+    /// Applies `change` to a session, if it exists. Then it sets the session's timer, or replaces an ended session with
+    /// a tombstone. Returns whether the session existed.
     fn with(
         &mut self,
         id: SessionId,

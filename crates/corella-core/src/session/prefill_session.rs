@@ -1,4 +1,4 @@
-//! One session on its prefill node: what the decode node does, what this node does, what the client has.
+//! One session on its prefill node: the state of the decode node, of this node's engine, and of the client.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -33,42 +33,39 @@ pub(super) struct PrefillSession {
     pub(super) local: Local,
     pub(super) num_attempts: u32,
     pub(super) num_runs: u32,
-    /// Nodes that shall not be asked again.
+    /// Nodes that are not asked again.
     pub(super) tried: Vec<NodeId>,
-    /// How many nodes have been asked since the current search began; `allocate_by_us` is the time
-    /// by which that search must end.
+    /// The number of nodes asked in the current search, which ends at `allocate_by_us`.
     pub(super) num_asked: u32,
     pub(super) allocate_by_us: u64,
-    /// Whether, as far as this node knows, the prompt's rows can still be exported to a decode
-    /// node.
+    /// Whether the prompt's rows can still be exported.
     pub(super) can_export: bool,
-    /// Why the last decode node was lost, until another one draws a token.
+    /// The reason why the last decode node was lost, until another one draws a token.
     lost: Option<AbortReason>,
-    /// Some decode node could not serve such a request, so that it may be served here whatever the configuration says.
+    /// A decode node is unable to serve such requests. So this node may serve it, even without fallback.
     pub(super) was_unsuitable: bool,
-    /// The objective that a decode node would have missed.
+    /// The objective that decode nodes would miss.
     pub(super) missed: Option<MissedObjective>,
-    /// The tokens that the client has been sent; `accounting` holds the figures reported along with
-    /// them.
+    /// The tokens that the client has, and the figures reported with them in `accounting`.
     pub(super) output: Vec<TokenId>,
     pub(super) accounting: Option<Accounting>,
-    /// The token behind the rows for decode nodes.
+    /// The token after the exported rows.
     pub(super) first_token: Option<Box<FirstToken>>,
-    /// Leading tokens of `output` whose rows decode nodes get with those of the prompt.
+    /// The number of first tokens of `output` whose rows are exported with those of the prompt.
     pub(super) num_earlier_tokens: u32,
     has_ended: bool,
 }
 
-/// What decode nodes have to do with the session now.
+/// The decode node's part in the session.
 #[derive(Clone, Debug)]
 pub(super) enum Remote {
     Nothing,
-    /// Placement was asked for one.
+    /// Placement chooses a decode node.
     Placing,
     Linked(Link),
 }
 
-/// The present attempt.
+/// The current attempt.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) key: SessionKey,
@@ -76,12 +73,12 @@ pub(super) struct Link {
     pub(super) heartbeat: Heartbeat,
     pub(super) has_answered: bool,
     pub(super) has_greeted: bool,
-    /// The peer understands [`ToDecode::Compute`], and computes the bits that this node computes.
+    /// The peer understands [`ToDecode::Compute`], and computes the same bits as this node.
     pub(super) may_compute: bool,
-    /// The decode node has pages, and it is decided which node computes the prompt.
+    /// The decode node has pages, and the computing node was chosen.
     pub(super) is_allocated: bool,
     pub(super) prompt_work: PromptWork,
-    /// The decode node did not have all rows from the beginning.
+    /// The decode node lacked some rows at the beginning.
     pub(super) needs_rows: bool,
     /// The rows are exported.
     pub(super) is_exported: bool,
@@ -104,14 +101,14 @@ impl Link {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PromptWork {
     Here,
-    /// The driver was asked.
+    /// The driver decides.
     Undecided {
         num_cached_rows: u32,
     },
     There,
 }
 
-/// What this node's engine has to do with the session now.
+/// This engine's part in the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Local {
     Nothing,
@@ -119,12 +116,12 @@ pub(super) enum Local {
     Prefilling {
         run: u32,
     },
-    /// Has done so, and keeps the pages.
+    /// The prompt is computed, and its pages are held.
     Held {
         run: u32,
         until_us: u64,
     },
-    /// Computes all that is left.
+    /// Computes the rest of the request.
     Running {
         run: u32,
     },
@@ -136,7 +133,7 @@ pub(super) struct Accounting {
     pub queue_us: u64,
 }
 
-/// What a session needs of its node.
+/// The parts of its node that a session uses.
 pub(super) struct Context<'a> {
     pub config: &'a SessionConfig,
     pub hello: &'a Hello,
@@ -152,7 +149,7 @@ impl Context<'_> {
         self.actions.push_back(action);
     }
 
-    /// Changes the book of exported rows, and passes its tasks to the driver.
+    /// Changes the export book, and passes its tasks to the driver.
     pub fn export(&mut self, change: impl FnOnce(&mut ExportBook)) {
         change(self.exports);
         while let Some(task) = self.exports.poll_task() {
@@ -185,7 +182,7 @@ impl Context<'_> {
         }
     }
 
-    /// Lets go of the pages of a run now, or when nothing reads them any more.
+    /// Releases the pages of a run when nothing reads them any more.
     pub fn release(&mut self, session: SessionId, run: u32) {
         self.export(|exports| exports.release(session, run));
     }
@@ -226,7 +223,7 @@ impl PrefillSession {
         self.has_ended
     }
 
-    /// The run that this node's engine has for the session, if there is one.
+    /// Returns the session's run in this node's engine, if there is one.
     pub fn present_run(&self) -> Option<u32> {
         match self.local {
             Local::Nothing => None,
@@ -236,12 +233,12 @@ impl PrefillSession {
         }
     }
 
-    /// The present attempt and its decode node.
+    /// Returns the decode node and the key of the current attempt.
     pub fn peer(&self) -> Option<(NodeId, SessionKey)> {
         self.link().map(|link| (link.node, link.key))
     }
 
-    /// The earliest of all that the session waits for.
+    /// Returns the earliest timeout of the session.
     pub fn deadline_us(&self, config: &SessionConfig) -> Option<u64> {
         let link = self.link();
         let hold = match self.local {
@@ -266,14 +263,14 @@ impl PrefillSession {
         }
     }
 
-    /// Returns a node that turns out to have been started again.
+    /// Handles a message. Returns the node if it turns out to have restarted.
     pub fn handle_message(
         &mut self,
         key: SessionKey,
         message: ToPrefill,
         context: &mut Context<'_>,
     ) -> Option<(NodeId, Incarnation)> {
-        // Messages of an attempt that was given up are ignored.
+        // Messages of an ended attempt are ignored.
         let link = self.link_of(key)?;
         let node = link.node;
         link.heartbeat.heard_us = context.now_us;
@@ -305,7 +302,7 @@ impl PrefillSession {
         self.lose(AbortReason::PeerLost, None, context);
     }
 
-    /// The driver, or a message to another session, has shown that the peer is gone.
+    /// Handles the loss of the peer, which the driver or another session has noticed.
     pub fn handle_peer_lost(&mut self, key: SessionKey, context: &mut Context<'_>) {
         if self.link_of(key).is_some() {
             self.lose(AbortReason::PeerLost, None, context);
@@ -363,7 +360,7 @@ impl PrefillSession {
         }
     }
 
-    /// Tells the client that this is all, and both nodes to let go of everything.
+    /// Ends the session: the client gets its last event, and both nodes free everything.
     pub fn end(
         &mut self,
         sample: Option<Sample>,
@@ -378,7 +375,7 @@ impl PrefillSession {
             Local::Nothing => {}
             Local::Prefilling { run } => {
                 context.abort_locally(session, run);
-                // It may have drawn its token already.
+                // The run may have drawn its token already.
                 context.release(session, run);
             }
             Local::Held { run, .. } => {
@@ -426,8 +423,8 @@ impl PrefillSession {
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
-        // This may come before this node's engine reports that the last rows are computed, because
-        // the transport reads them as soon as they are.
+        // This may precede the engine's report of the last rows, because the transport reads rows as soon as they are
+        // computed.
         if link.is_undecided() {
             link.has_loaded = true;
             return;
@@ -455,8 +452,8 @@ impl PrefillSession {
             return self.lose(reason.clone(), Some(reason), context);
         };
         for sample in tokens.samples.into_iter().skip(num_repeated as usize) {
-            // A client must not take an end token for text, so the last token and its end are one
-            // event. Later messages of the decode node are ignored.
+            // The last token and the end are one event, so that the client does not take an end token for text. Later
+            // messages of the decode node are ignored.
             if let Some(reason) = self.finish_reason(sample.token) {
                 self.unlink(None, context);
                 let finish = SessionFinish::Finished(reason);
@@ -467,7 +464,7 @@ impl PrefillSession {
         }
     }
 
-    /// Why the request is over with this token, if it is.
+    /// Returns the reason if the request ends with this token.
     fn finish_reason(&self, newest: TokenId) -> Option<FinishReason> {
         let num_output_tokens = self.output.len() as u32 + 1;
         let stopping = &self.request.stopping;
@@ -480,14 +477,14 @@ impl PrefillSession {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
         }
-        // The decode node has freed everything itself, so it is sent nothing.
+        // The decode node has freed everything, so it gets no message.
         self.unlink(None, context);
         let finish = SessionFinish::Finished(finish.reason);
         self.end(None, finish, AbortReason::Finished, context);
     }
 
-    /// Sends the first token to the decode node once the prompt is computed. This commits the
-    /// prompt's rows: a decode node that has loaded them may now use them.
+    /// Sends the first token to the decode node once the prompt is computed. This commits the rows: the decode node may
+    /// now use them.
     pub(super) fn tell_first_token(&mut self, context: &mut Context<'_>) {
         let Remote::Linked(link) = &mut self.remote else {
             return;
@@ -496,14 +493,14 @@ impl PrefillSession {
         if !is_ready || !matches!(self.local, Local::Held { .. }) {
             return;
         }
-        // It is told again to the next decode node if this one is lost before it has the rows.
+        // The next decode node gets it again if this one is lost before it has the rows.
         if let Some(first_token) = self.first_token.clone() {
             link.has_first_token = true;
             self.send(ToDecode::FirstToken(first_token), context);
         }
     }
 
-    /// The attempt is over, and the request is not.
+    /// Ends the attempt, and continues the request.
     pub(super) fn lose(
         &mut self,
         reason: AbortReason,
@@ -513,7 +510,7 @@ impl PrefillSession {
         let was_allocated = self.link().is_some_and(|link| link.is_allocated);
         self.unlink(told, context);
         if self.output.is_empty() {
-            // Another node computes the prompt.
+            // Another node will compute the prompt.
             self.accounting = None;
         }
         if !was_allocated {
@@ -524,7 +521,7 @@ impl PrefillSession {
         }
         self.lost = Some(reason.clone());
         if self.local == Local::Nothing {
-            // The next decode node gets rows behind all tokens that the client has.
+            // The next decode node gets the rows of all tokens that the client has.
             self.num_earlier_tokens = self.output.len() as u32;
             self.first_token = None;
             self.can_export = true;
@@ -533,12 +530,12 @@ impl PrefillSession {
         self.ask_next(reason, context);
     }
 
-    /// The rows that decode nodes get.
+    /// Returns the number of rows that decode nodes get.
     pub(super) fn num_rows(&self) -> u32 {
         self.request.prompt.len() as u32 + self.num_earlier_tokens
     }
 
-    /// Gives up the decode node, and sends it `told` as the reason, if there is one.
+    /// Ends the attempt, and sends the decode node `told` as the reason, if any.
     pub(super) fn unlink(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
         let Remote::Linked(link) = core::mem::replace(&mut self.remote, Remote::Nothing) else {
             return;
@@ -554,7 +551,7 @@ impl PrefillSession {
         }
     }
 
-    /// No decode node is left: the rest is computed here, if the configuration allows it.
+    /// Computes the rest here, if the configuration allows it. No decode node is left.
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
         let reason = self.lost.take().unwrap_or(reason);

@@ -1,4 +1,4 @@
-//! Which node computes a prompt that has a decode node: this one, or the decode node itself.
+//! The choice of the node that computes a prompt: the prefill node or the decode node.
 
 use crate::ComputePlace;
 use crate::session::prefill_end::PrefillAction;
@@ -8,7 +8,7 @@ use crate::session::prefill_session::{
 use crate::session::{SessionKey, ToDecode};
 
 impl PrefillSession {
-    /// Has the driver decide.
+    /// Asks the driver to decide.
     pub(super) fn ask(&mut self, num_cached_rows: u32, context: &mut Context<'_>) {
         let Remote::Linked(link) = &mut self.remote else {
             return;
@@ -56,8 +56,8 @@ impl PrefillSession {
         }
     }
 
-    /// Computes the prompt for the decode node, unless that is under way for an earlier one, and exports the rows that
-    /// the decode node lacks.
+    /// Computes the prompt, unless an earlier decode node's run does so, and exports the rows that the decode node
+    /// lacks.
     pub(super) fn compute_here(&mut self, num_cached_rows: u32, context: &mut Context<'_>) {
         let session = self.id;
         let is_accepted = self.is_accepted();

@@ -1,12 +1,12 @@
-//! Choices of one prompt on a decode node: one of them receives the rows, the others find them.
+//! The choices of a prompt on a decode node: one receives the rows, and the others find them cached.
 
 use alloc::collections::{BTreeMap, VecDeque};
 
 use crate::SessionId;
 use crate::session::SessionKey;
 
-/// The sessions of each prompt, named by the session of its first choice. The first to come leads: it
-/// is sent the rows. The others wait until its pages are in the prefix tree, or it is over.
+/// The sessions of each prompt, by the session of its first choice. The first to arrive leads and receives the rows.
+/// The others wait until its pages are in the prefix tree, or it has ended.
 #[derive(Debug, Default)]
 pub(super) struct Siblings {
     groups: BTreeMap<SessionId, Group>,
@@ -19,7 +19,7 @@ struct Group {
 }
 
 impl Siblings {
-    /// Takes a session in. False when it is to wait for its leader.
+    /// Adds a session. Returns false if it has to wait for its leader.
     pub fn join(&mut self, group: SessionId, key: SessionKey) -> bool {
         let Some(group) = self.groups.get_mut(&group) else {
             let waiting = VecDeque::new();
@@ -31,7 +31,7 @@ impl Siblings {
         false
     }
 
-    /// A session is over, or waits no longer. Returns the one that leads instead, if it led.
+    /// Removes a session. Returns the new leader if it led.
     pub fn leave(&mut self, group: SessionId, key: SessionKey) -> Option<SessionKey> {
         let present = self.groups.get_mut(&group)?;
         if present.leader != key {
@@ -50,7 +50,7 @@ impl Siblings {
         }
     }
 
-    /// The session's pages are in the prefix tree. Returns those that waited for it.
+    /// Handles that a leader's pages are in the prefix tree. Returns the sessions that waited for it.
     pub fn publish(&mut self, group: SessionId, key: SessionKey) -> VecDeque<SessionKey> {
         match self.groups.get(&group) {
             Some(present) if present.leader == key => {

@@ -1,15 +1,14 @@
-//! What has ended, for as long as something of it may still arrive.
+//! The ended sessions or loads whose late messages may still arrive.
 
 use alloc::collections::{BTreeMap, VecDeque};
 
-/// All tombstones stay equally long, so that the oldest is always the next to go. `V` says how it
-/// ended.
+/// All tombstones stay for the same time, so the oldest goes first. `V` is the reason of the end.
 #[derive(Clone, Debug)]
 pub(super) struct Tombstones<K, V = ()> {
     stay_us: u64,
     max_len: usize,
     ends: BTreeMap<K, V>,
-    /// Until when each is remembered, in order.
+    /// The time until which each is remembered, in order.
     in_order: VecDeque<(u64, K)>,
 }
 
@@ -23,7 +22,7 @@ impl<K: Copy + Ord, V: Copy> Tombstones<K, V> {
         }
     }
 
-    /// What has ended already keeps its end, and does not stay longer. Time must not run backwards.
+    /// Adds a tombstone. A key with a tombstone keeps its first one. Time must not run backwards.
     pub fn insert(&mut self, key: K, end: V, now_us: u64) {
         if self.ends.contains_key(&key) {
             return;

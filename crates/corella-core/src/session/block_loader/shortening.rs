@@ -1,14 +1,15 @@
-//! Loads whose source can lend only the first of the blocks.
+//! Loads whose source can lend fewer blocks than this node asked for.
 
 use crate::session::LoadKey;
 use crate::session::block_loader::{BlockLoader, LoadEnd, LoaderAction, LoaderPhase, Next};
 use crate::{FetchEnd, FetchGrant};
 
-/// A source that has fewer blocks each time that it is asked is asked so often again.
+/// The number of times that a source may have fewer blocks than it said before.
 const MAX_SHORTENED: u32 = 3;
 
 impl BlockLoader {
-    /// The source can lend only the first `num_blocks` blocks. Returns false if the load does not go on with these.
+    /// Handles that the source can lend only the first `num_blocks` blocks. Returns false if the load does not continue
+    /// with these.
     pub(super) fn shorten(&mut self, key: LoadKey, num_blocks: u32, now_us: u64) -> bool {
         let Some(load) = self.loads.get_mut(&key) else {
             return false;
@@ -22,7 +23,7 @@ impl BlockLoader {
         };
         let landing = &loading.landing;
         let is_part = landing.first_block() < num_blocks && num_blocks < landing.end_block();
-        // A source says so before it sends anything.
+        // A source shortens a load only before its first rows.
         if !is_part || landing.has_begun() || load.num_shortened >= MAX_SHORTENED {
             return false;
         }
@@ -33,7 +34,7 @@ impl BlockLoader {
         true
     }
 
-    /// The scheduler's answer to [`LoaderAction::ShortenFetch`]. `None` if the fetch is cancelled.
+    /// Handles the scheduler's answer to [`LoaderAction::ShortenFetch`]: `None` if the fetch was cancelled.
     pub fn handle_fetch_shortened(
         &mut self,
         key: LoadKey,
@@ -55,7 +56,7 @@ impl BlockLoader {
         self.load_blocks(next, grant, now_us);
     }
 
-    /// Gives a load another key.
+    /// Gives a load a new key.
     fn rename(&mut self, key: LoadKey) -> LoadKey {
         let next = LoadKey {
             number: self.num_started,

@@ -1,20 +1,20 @@
-//! Prompts that are kept for nodes without a name yet.
+//! Prompts that are kept for a node which is not known yet.
 //!
-//! The rows of such a prompt are exported once all of them are computed, until some node has fetched them, their lease
-//! is over, or the client has left that would have named the node.
+//! Such a prompt is exported when all of its rows are computed, until a node has fetched them, their lease has ended,
+//! or the client has left.
 
 use super::{ExportBook, ExportFault, ExportTask};
 use crate::session::SessionKey;
 use crate::{KvFact, RequestId, SessionId};
 
-/// How the keeping of a prompt has ended.
+/// The reason why a prompt is not kept any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptEnd {
     /// A node has all of its rows.
     Fetched,
-    /// Its lease was over, or a running request needed the pages.
+    /// Its lease has ended, or a running request needed the pages.
     Expired,
-    /// Its client has left, its rows were not computed, or there was no room to keep them.
+    /// Its client has left, its rows were not computed, or too many pages were held.
     Dropped,
 }
 
@@ -41,61 +41,61 @@ impl KeptEnd {
 const RUN: u32 = 0;
 
 impl ExportBook {
-    /// The engine computes a prompt as `request`, whose rows are kept for the node that asks for `key`.
+    /// Keeps the prompt that the engine computes as `request`, for the node that asks for `key`.
     pub fn keep(&mut self, key: SessionKey, request: RequestId, num_rows: u32) {
         self.begin(key.session, RUN, num_rows, true);
         if let Some(run) = self.runs.get_mut(&(key.session, RUN)) {
             run.kept_as = Some(key);
         }
         self.handle_submitted(key.session, RUN, request);
-        // Its outputs are the client's and tell nothing of the rows.
+        // The outputs belong to the client, and say nothing about the rows.
         self.handle_ended(key.session, RUN);
     }
 
-    /// What the engine says of rows, where they are only kept.
+    /// Handles a fact about kept rows.
     pub fn handle_kv_fact(&mut self, fact: &KvFact) {
-        // A fault is for a session, and a prompt is kept without one.
+        // A kept prompt has no session that a fault would concern.
         self.handle_fact(fact);
     }
 
-    /// Whether a prompt is being computed or kept.
+    /// Returns whether a prompt is being computed or kept.
     pub fn keeps(&self, session: SessionId) -> bool {
         let run = self.runs.get(&(session, RUN));
         run.is_some_and(|run| run.kept_as.is_some())
     }
 
-    /// Prompts that are being computed or kept.
+    /// Returns the number of prompts that are being computed or kept.
     pub fn num_kept(&self) -> usize {
         let runs = self.runs.values();
         runs.filter(|run| run.kept_as.is_some()).count()
     }
 
-    /// Since the start.
+    /// Returns the number of prompts that have ended so since the start.
     pub fn num_kept_ended(&self, how: KeptEnd) -> u64 {
         self.num_kept_ended[how as usize]
     }
 
-    /// Some node fetches the rows: they are kept until this time.
+    /// Keeps a prompt until this time, because a node fetches its rows.
     pub fn renew_kept(&mut self, session: SessionId, until_us: u64) {
         if self.keeps(session) {
             self.renew(session, RUN, until_us);
         }
     }
 
-    /// Lets go of a prompt. False when it is not kept.
+    /// Releases a prompt. Returns false if it is not kept.
     pub fn end_kept(&mut self, session: SessionId, how: KeptEnd) -> bool {
         let run = self.runs.get_mut(&(session, RUN));
         let Some(key) = run.and_then(|run| run.kept_as.take()) else {
             return false;
         };
         self.num_kept_ended[how as usize] += 1;
-        // Also when nothing was stored: a peer that asks early learns that nothing will come.
+        // An export that never began ends, too: a node that asked early learns that no rows will come.
         self.tasks.push_back(ExportTask::Delete { key });
         self.release(session, RUN);
         true
     }
 
-    /// All rows of a run are computed. If they are kept for others, these may ask for them now.
+    /// Exports a kept prompt, whose rows are all computed.
     pub(super) fn export_kept(&mut self, at: (SessionId, u32)) {
         if let Some(run) = self.runs.get_mut(&at)
             && let Some(key) = run.kept_as

@@ -1,4 +1,4 @@
-//! The rows that a run makes for others: in which pages, and how far in each layer.
+//! The exported rows of a run: their pages, and their number in each layer.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -10,10 +10,10 @@ use crate::{PageTable, SnapshotId};
 
 #[derive(Clone, Debug)]
 pub(super) struct RowTable {
-    /// The table of each KV group, as far as steps that compute its rows are planned.
+    /// The pages of each KV group, up to the last row of a planned step.
     tables: Vec<PageTable>,
     num_announced: u32,
-    /// For each layer, the rows from 0 on that may be read.
+    /// By layer, the number of first rows that may be read.
     num_readable: Vec<u32>,
     /// The steps that computed the rows have returned.
     is_complete: bool,
@@ -32,8 +32,8 @@ impl RowTable {
         }
     }
 
-    /// A planned step computes the rows up to `end_row`, in the pages of `parts`. Returns the pages that are new. The
-    /// first page of a part may be there already, with some of its rows.
+    /// Adds the rows of a planned step, up to `end_row`, in the pages of `parts`. Returns the new pages: the first page
+    /// of a part may hold earlier rows.
     pub fn announce(&mut self, end_row: u32, parts: &[PageTable]) -> Vec<PageTable> {
         self.num_announced = end_row;
         self.tables.resize_with(parts.len(), PageTable::default);
@@ -46,18 +46,18 @@ impl RowTable {
         *num_readable = end_row.max(*num_readable);
     }
 
-    /// The steps that computed all rows have returned.
+    /// Notes that the steps of all rows have returned.
     pub fn finish(&mut self, state: Option<SnapshotId>) {
         self.is_complete = true;
         self.state = state;
     }
 
-    /// All rows may be read. The layers of a prompt that is exported as a whole are not followed.
+    /// Makes all rows readable. A prompt that is exported as a whole is not tracked by layer.
     pub fn make_readable(&mut self) {
         self.num_readable.fill(self.num_announced);
     }
 
-    /// Gives a new reader what there is.
+    /// Tells a new reader the present state of the rows.
     pub fn tell_all(&self, key: SessionKey, tasks: &mut VecDeque<ExportTask>) {
         if self.num_announced > 0 {
             let tables = self.tables.clone();
