@@ -1,5 +1,5 @@
-//! Loads of cached blocks between nodes, whatever their role: the real machines of both ends, over a network that loses,
-//! repeats and reorders what it carries.
+//! Loads of cached blocks between nodes of any role: the real machines of both ends, over a network that loses, repeats
+//! and reorders messages.
 
 pub mod block_net;
 pub mod exchange;

@@ -1,4 +1,4 @@
-//! The rules that every run must keep, whatever its workload.
+//! The rules that every run must keep.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,20 +23,19 @@ pub struct Planned<'a> {
     pub batch: &'a Batch,
     /// The request that holds each slot.
     pub slots: &'a BTreeMap<SlotId, RequestId>,
-    /// Slots from which nothing had been drawn before the step, so that their spans are prefill.
+    /// Slots without a draw before the step: their spans are prefill.
     pub prefilling: &'a BTreeSet<SlotId>,
     pub now_us: u64,
     pub stats: SchedulerStats,
 }
 
-/// A rule. It sees what goes into the scheduler and what comes out of it, and reports what is
-/// wrong.
+/// A rule. It sees the scheduler's inputs and outputs, and reports violations.
 pub trait Checker {
     fn rule(&self) -> &'static str;
 
     fn queued(&mut self, _answer: &Answer) {}
 
-    /// A call was refused because it would be late.
+    /// Checks a refusal of a call that would be late.
     fn refused(&mut self, _answer: &Answer, _missed: &MissedObjective) -> Verdict {
         Ok(())
     }
@@ -47,7 +46,7 @@ pub trait Checker {
         Ok(())
     }
 
-    /// A step of `num_tokens` tokens has returned or failed, `elapsed_us` after it was planned.
+    /// Notes that a step of `num_tokens` tokens has returned or failed, `elapsed_us` after it was planned.
     fn returned(&mut self, _num_tokens: u64, _elapsed_us: u64) {}
 
     fn step_failed(&mut self, _requests: &BTreeSet<RequestId>) {}
@@ -56,12 +55,12 @@ pub trait Checker {
         Ok(())
     }
 
-    /// All consequences of an event have happened.
+    /// Checks the state after an event and all of its consequences.
     fn settled(&mut self, _stats: &SchedulerStats) -> Verdict {
         Ok(())
     }
 
-    /// The run is over.
+    /// Checks the state at the end of the run.
     fn ended(&mut self, _stats: &SchedulerStats) -> Verdict {
         Ok(())
     }
@@ -119,8 +118,7 @@ impl Checker for Conservation {
     }
 }
 
-/// Rules 27 and 32: whatever happens to a request, it ends once and for a true reason, and nothing
-/// comes after that.
+/// Rules 27 and 32: a request ends exactly once and for a true reason, and has no output after its end.
 struct OneEnd {
     max_preemptions: u32,
     live: BTreeSet<RequestId>,
@@ -192,8 +190,7 @@ impl Checker for OneEnd {
     }
 }
 
-/// Rules 4, 23 and 25: a request gets the same tokens as when it runs alone, each once and in
-/// order.
+/// Rules 4, 23 and 25: a request gets the tokens of a lone run, each once and in order.
 #[derive(Default)]
 struct LoneRun {
     answers: BTreeMap<RequestId, (Answer, usize)>,
@@ -245,12 +242,11 @@ impl Checker for LoneRun {
     }
 }
 
-/// The order in which requests start where only priority and arrival decide.
+/// The order of starts if only priority and arrival decide.
 type Rank = (i32, u64, RequestId);
 
-/// Rule 10: requests start in order of arrival, or by priority and then arrival, unless one has
-/// aged. Requests that start in one step start in that order. Without packing, and without leaders
-/// to wait for, no request starts before one that comes earlier in that order.
+/// Rule 10: requests start in order of arrival, or by priority and then arrival, unless one has aged. This is the order
+/// of starts within a step. Without packing and without leaders, it is the order across steps, too.
 struct Order {
     is_by_priority: bool,
     is_ordered: bool,
@@ -325,8 +321,8 @@ impl Checker for Order {
     }
 }
 
-/// Rule 28: without end tokens, hits, preemption and faults, exactly prompt + output − 1 rows are
-/// computed for a request, and those of the prompt for one without output.
+/// Rule 28: without end tokens, hits, preemption and faults, a request computes exactly prompt + output − 1 rows, and
+/// without output those of its prompt.
 #[derive(Default)]
 struct Billing {
     num_rows: u64,
@@ -345,7 +341,7 @@ impl Checker for Billing {
         self.num_rows += (answer.request.prompt.len() + answer.output.len().max(1) - 1) as u64;
     }
 
-    /// A request that nothing can be drawn for may start over, because its drafts may be to blame.
+    /// A request without a draw may start over, because its drafts may be the cause.
     fn step_failed(&mut self, requests: &BTreeSet<RequestId>) {
         self.is_exact = self
             .is_exact

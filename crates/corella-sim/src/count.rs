@@ -1,6 +1,6 @@
-//! Counts of what happened in runs. Runs in which little happened prove little.
+//! Counts of events in runs. Runs with few kinds of events prove little.
 
-/// Declares a struct of counts that can be added up, and that names those that are 0.
+/// Declares a struct of counts, with a sum and the names of counts that are 0.
 macro_rules! counts {
     ($(#[$of_struct:meta])* pub struct $name:ident { $($(#[$of_field:meta])* $field:ident,)* }) => {
         $(#[$of_struct])*
@@ -14,7 +14,7 @@ macro_rules! counts {
                 $(self.$field += run.$field;)*
             }
 
-            /// What has not happened once.
+            /// Returns the names of counts that are 0.
             pub fn missing(&self) -> Vec<String> {
                 let all = [$((stringify!($field), self.$field)),*];
                 let missing = all.into_iter().filter(|&(_, count)| count == 0);

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Events by time. Those of one time come in the order in which they were pushed.
+/// Events by time, and at one time in the order of insertion.
 pub struct EventQueue<E> {
     events: BinaryHeap<Queued<E>>,
     num_events: u64,
@@ -34,13 +34,13 @@ impl<E> EventQueue<E> {
         });
     }
 
-    /// The next event and its time.
+    /// Removes and returns the next event and its time.
     pub fn pop(&mut self) -> Option<(u64, E)> {
         let Queued { at_us, event, .. } = self.events.pop()?;
         Some((at_us, event))
     }
 
-    /// All events that were ever pushed.
+    /// Returns the number of events that were inserted so far.
     pub fn num_events(&self) -> u64 {
         self.num_events
     }

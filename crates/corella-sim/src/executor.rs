@@ -1,12 +1,12 @@
 //! An executor that computes nothing and distrusts every batch.
 //!
-//! A row of a page holds a hash of its namespace, its KV group and all tokens up to it, and a drawn
-//! token is a function of the rows that its span can see: in each KV group, those behind its window. If a span reads a row that holds anything but its
-//! own history, a real model would draw another token than in a lone run, so the executor panics.
-//! What nodes of different arithmetics compute of the same tokens differs, so a row also tells who has made it.
-//! Recurrent layers have a state for each slot (`StateTable`).
-//! The rows of a failed step are undefined, and so is what is drawn from them: the scheduler must
-//! not emit it. What steps in flight forbid is checked as the mock executor does (`BatchCheck`).
+//! A row of a page holds a hash of its namespace, its KV group and all tokens up to it, and a drawn token is a function
+//! of the rows that its span can see: in each KV group, those behind its window. If a span reads a row of another
+//! history, a real model would draw other tokens than in a lone run, so the executor panics. Nodes of different
+//! arithmetics compute different rows of the same tokens, so a row also names the arithmetic of its node. Recurrent
+//! layers have a state for each slot (`StateTable`). The rows of a failed step are undefined, and so are the draws from
+//! them: the scheduler must not emit these. `BatchCheck` checks conflicts with steps in flight, as in the mock
+//! executor.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::state_table::StateTable;
 /// The token that is drawn from undefined rows.
 pub const UNDEFINED: TokenId = TokenId::MAX;
 
-/// The writer of a page that no slot has written to since it was filled from outside.
+/// The writer of a page that was filled from outside, and that no slot has written to since.
 const OUTSIDE: u64 = u64::MAX;
 
 pub type Row = Option<u64>;
@@ -36,7 +36,7 @@ pub struct CheckingExecutor {
     roots: BTreeMap<RequestId, u64>,
     /// The number of this node's arithmetic.
     arithmetic: u64,
-    /// The first rows of requests that a node of another arithmetic makes: its arithmetic, and their number.
+    /// By request, the arithmetic of the node that makes the first rows, and their number.
     foreign: BTreeMap<RequestId, (u64, usize)>,
     pages: Vec<Vec<Row>>,
     /// The start of the slot that wrote to each page last.
@@ -77,8 +77,7 @@ struct Inflight {
     snapshots: Vec<SnapshotId>,
 }
 
-/// The outcome of the oldest step in flight. The set names the requests for which nothing was
-/// drawn, or which were in the failed step.
+/// The outcome of the oldest step in flight. The set has the requests without a draw, or those of the failed step.
 pub enum Returned {
     Output(BatchOutput, BTreeSet<RequestId>),
     Failed(StepId, BTreeSet<RequestId>),
@@ -109,34 +108,34 @@ impl CheckingExecutor {
         self.arithmetic = arithmetic;
     }
 
-    /// A node of some arithmetic makes the first rows of a request.
+    /// Notes that a node of this arithmetic makes the first rows of a request.
     pub fn add_foreign(&mut self, request: RequestId, arithmetic: u64, num_rows: usize) {
         if arithmetic != self.arithmetic {
             self.foreign.insert(request, (arithmetic, num_rows));
         }
     }
 
-    /// What this node makes of a row in a group.
+    /// Returns a row as this node computes it for a group.
     pub fn made_here(&self, row: Row, group: usize) -> Row {
         made_by(self.arithmetic, in_group(row, group))
     }
 
-    /// What the first row of a request goes on from.
+    /// Sets the hash before the first row of a request.
     pub fn add_root(&mut self, request: RequestId, root: u64) {
         self.roots.insert(request, root);
     }
 
-    /// A row as somebody else reads it.
+    /// Returns a row as another reader sees it.
     pub fn read_row(&self, page: PageId, at: usize) -> Row {
         self.pages[page.0 as usize][at]
     }
 
-    /// The rows that the last batch has written, by their pages and the places in these.
+    /// Takes the rows that the last batch has written, by page and offset.
     pub fn take_written(&mut self) -> BTreeSet<(PageId, usize)> {
         std::mem::take(&mut self.written)
     }
 
-    /// Fills a row from outside, which no step in flight may be reading.
+    /// Writes a row from outside. No step in flight may read it.
     pub fn write_row(&mut self, page: PageId, at: usize, row: Row) {
         if let Err(reason) = self.check.check_write(page) {
             panic!("{reason}");
@@ -145,13 +144,13 @@ impl CheckingExecutor {
         self.pages[page.0 as usize][at] = row;
     }
 
-    /// A snapshot as another node reads it, when no step in flight takes it.
+    /// Returns a snapshot as another node reads it. No step in flight may be taking it.
     pub fn read_state(&self, id: SnapshotId) -> Row {
         self.check_at_rest(id);
         self.states.as_ref().and_then(|states| states.read(id))
     }
 
-    /// Writes a snapshot from outside, which no step in flight may name.
+    /// Writes a snapshot from outside. No step in flight may name it.
     pub fn write_state(&mut self, id: SnapshotId, state: Row) {
         self.check_at_rest(id);
         let states = self.states.as_mut();
@@ -168,8 +167,8 @@ impl CheckingExecutor {
         );
     }
 
-    /// Runs a batch. `undrawn` is the index of a span whose logits are to be undefined: so is then
-    /// everything that its request has computed since it took its slot.
+    /// Runs a batch. `undrawn` is the index of a span with undefined logits: all rows that its request has computed
+    /// since its start are undefined, too.
     pub fn submit(&mut self, batch: &Batch, fails: bool, undrawn: Option<usize>) {
         self.written.clear();
         self.check_limits(batch);
@@ -248,7 +247,7 @@ impl CheckingExecutor {
         }
     }
 
-    /// The output that a request must have, however it is scheduled.
+    /// Returns the output of a lone run, which any schedule must produce.
     pub fn lone_run(
         alphabet: u32,
         root: u64,
@@ -410,14 +409,14 @@ impl CheckingExecutor {
                 .tables
                 .iter()
                 .filter_map(|table| table[position / page_size]);
-            // A page that fell out of a window may be somebody else's by now.
+            // A page that fell out of a window may have another owner by now.
             for page in pages.filter(|page| self.writers[page.0 as usize] == slot.start) {
                 self.pages[page.0 as usize][position % page_size] = None;
             }
         }
     }
 
-    /// Undoes rejected drafts: nobody may read their rows, and the slot overwrites them.
+    /// Undoes rejected drafts. Their rows must not be read, and the slot overwrites them.
     fn reject_drafts(&mut self, span: &Span, num_drawn: usize) {
         let page_size = self.config.page_size as usize;
         let slot = self
@@ -437,8 +436,7 @@ impl CheckingExecutor {
         }
     }
 
-    /// Reads all rows that the span sees, and draws behind its last token that is not a draft and
-    /// behind each draft that was drawn.
+    /// Reads all rows that the span sees. Draws after its last token that is no draft, and after each accepted draft.
     fn attend(&self, batch: &Batch, span: &Span) -> Vec<TokenId> {
         let history = &self.slots[&span.slot].history;
         let mut num_tokens = history.len() - span.num_drafts as usize;
@@ -453,7 +451,7 @@ impl CheckingExecutor {
         drawn
     }
 
-    /// Adds the rows of a span to a sum, if that is wanted, and returns the hidden state that it yields.
+    /// Adds the rows of a span to a sum, if the span yields one, and returns its hidden state.
     fn pool(&mut self, span: &Span, is_defined: bool) -> Option<HiddenState> {
         let (start, end) = (
             span.start as usize,
@@ -473,11 +471,11 @@ impl CheckingExecutor {
             }
             _ => return None,
         };
-        // No mean of values above 0 is this one.
+        // A negative value is no mean of hidden values, which are positive.
         Some(if is_defined { state } else { [-1.0].into() })
     }
 
-    /// The log-probabilities that a span yields, by the rows before their tokens.
+    /// Returns the log-probabilities of a span's tokens, from the rows before them.
     fn score(&self, batch: &Batch, span: &Span, is_defined: bool) -> Vec<PromptLogprob> {
         let Yield::Logprobs {
             positions, next, ..
@@ -514,7 +512,7 @@ impl CheckingExecutor {
         let slot = &self.slots[&span.slot];
         let page_size = self.config.page_size as usize;
         let history = &slot.history[..num_tokens];
-        // What the span reads may go back to rows that were undefined and have been given up.
+        // The history may begin with rows that were undefined and are not read any more.
         let mut is_defined = history.last().is_some_and(Option::is_some);
         for (group, kv_group) in self.config.kv_groups.iter().enumerate() {
             let first = kv_group.first_row_read(span.start) as usize;
@@ -567,25 +565,25 @@ impl Slot {
         })
     }
 
-    /// The pages of all groups at one entry of the tables.
+    /// Returns the pages of all groups at one entry of the tables.
     fn pages_of(&self, at: usize) -> Vec<PageId> {
         let groups = 0..self.tables.len();
         groups.map(|group| self.page(group, at)).collect()
     }
 }
 
-/// The row of a group: groups have different layers.
+/// Returns the row of a group. Groups have different layers, so their rows differ.
 pub fn in_group(row: Row, group: usize) -> Row {
     row.map(|row| row.wrapping_add(group as u64))
 }
 
-/// A row as a node of an arithmetic computes it.
+/// Returns a row as nodes of this arithmetic compute it.
 fn made_by(arithmetic: u64, row: Row) -> Row {
     row.map(|row| row.wrapping_add(arithmetic << 32))
 }
 
-/// The hash before the first row of a namespace. An adapter changes the rows of equal tokens. A
-/// salt does not, but rows must not be shared across salts either, so here it changes them too.
+/// Returns the hash before the first row of a namespace. An adapter changes the rows of equal tokens. A real salt does
+/// not, but changes them here, because rows must not be shared across salts.
 pub fn root_row(namespace: &Namespace) -> u64 {
     let names = [&namespace.lora, &namespace.cache_salt];
     names.into_iter().fold(0, |root, name| {
@@ -604,7 +602,7 @@ pub fn rows_of(root: u64, tokens: &[TokenId]) -> Vec<Row> {
     rows.collect()
 }
 
-/// The tokens and ranks that a request must be told of its prompt.
+/// Returns the expected tokens and ranks for a request's prompt.
 pub fn lone_scores(request: &Request) -> Vec<(TokenId, u32)> {
     if request.sampling.prompt_logprobs.is_none() {
         return Vec::new();
@@ -616,7 +614,7 @@ pub fn lone_scores(request: &Request) -> Vec<(TokenId, u32)> {
         .collect()
 }
 
-/// The hidden state that a request must be told.
+/// Returns the expected hidden state of a request.
 pub fn lone_hidden_state(request: &Request) -> Option<f32> {
     let pooling = request.sampling.pooling?;
     let rows = rows_of(root_row(&request.namespace), &request.prompt);
@@ -632,12 +630,12 @@ pub fn lone_hidden_state(request: &Request) -> Option<f32> {
     })
 }
 
-/// An integer of 24 bits, of which an f64 holds any sum.
+/// Returns an integer of 24 bits, so that sums are exact in an f64.
 fn hidden_value(row: u64) -> f32 {
     (mix(row ^ 0x41dd) >> 40) as f32
 }
 
-/// A rank above 0 that depends on the row before a token and on the token.
+/// Returns a rank above 0, made from the row before a token and the token.
 fn rank(row: u64, token: TokenId) -> u32 {
     1 + mix(row ^ u64::from(token)) as u32 / 2
 }

@@ -1,4 +1,4 @@
-//! Brings blocks from elsewhere, as slowly and as unreliably as chance wants it.
+//! Fetches blocks with random delays and faults.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use crate::executor::{CheckingExecutor, Row, in_group, root_row, rows_of};
 use crate::random::Random;
 use crate::workload::FetchPlan;
 
-/// Writes pages of fetches one by one in any order, and holds the scheduler to what it promises of them: the executor
-/// panics when a step reads or writes a page that is written.
+/// Writes the pages of fetches one by one, in any order, and checks the scheduler's promises about them: the executor
+/// panics if a step reads or writes a page that is being written.
 pub struct Fetcher {
     page_size: usize,
     random: Random,
@@ -20,21 +20,21 @@ pub struct Fetcher {
     num_part_grants: u64,
 }
 
-/// What fills the pages of one fetch.
+/// The writer of one fetch's pages.
 struct Writer {
     /// The rows of the whole sequence.
     rows: Vec<Row>,
     first_block: u32,
-    /// The pages that are not whole, each with its group and its block.
+    /// The incomplete pages, each with its group and block.
     left: Vec<(usize, u32, PageId)>,
     num_blocks: u32,
     is_cancelled: bool,
-    /// Nothing more comes until it is told to stop.
+    /// The writer writes nothing more, and waits to be stopped.
     is_stalled: bool,
 }
 
 impl Writer {
-    /// How many blocks from the first on are whole.
+    /// Returns the number of first blocks that are whole.
     fn num_whole(&self) -> u32 {
         let first_left = self.left.iter().map(|&(_, block, _)| block).min();
         first_left.unwrap_or(self.num_blocks) - self.first_block
@@ -62,7 +62,7 @@ impl Fetcher {
         self.num_cancelled
     }
 
-    /// Fetches that have pages for a part of their blocks.
+    /// Returns the number of fetches that got pages for only a part of their blocks.
     pub fn num_part_grants(&self) -> u64 {
         self.num_part_grants
     }
@@ -109,7 +109,7 @@ impl Fetcher {
         Some((grant.id, self.random.below(self.max_page_us + 1)))
     }
 
-    /// Tells writers to stop, which they do later.
+    /// Tells writers to stop. They stop at a later event.
     pub fn take_cancels(&mut self, scheduler: &mut Scheduler) {
         while let Some(id) = scheduler.poll_fetch_cancel() {
             let writer = self.writers.get_mut(&id);
@@ -120,7 +120,7 @@ impl Fetcher {
         }
     }
 
-    /// One writer fills a page, stops or stalls. Returns the time until it acts again, or `None` at its end.
+    /// Has one writer fill a page, stop or stall. Returns the time until it acts again, or `None` at its end.
     pub fn act(
         &mut self,
         id: FetchId,

@@ -1,4 +1,4 @@
-//! Host memory for the rows of spilled requests, as slow and as unreliable as chance wants it.
+//! Host memory for the rows of spilled requests, with random delays and faults.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,8 +7,8 @@ use corella_core::{PageId, RequestId, Scheduler, SpillTask};
 use crate::executor::{CheckingExecutor, Row};
 use crate::random::Random;
 
-/// Makes one copy after the other, as the engine does, and holds the scheduler to what it promises
-/// of pages that are being copied.
+/// Makes one copy after the other, as the engine does, and checks the scheduler's promises about pages that are being
+/// copied.
 pub struct HostMemory {
     page_size: usize,
     max_pages: usize,
@@ -16,12 +16,12 @@ pub struct HostMemory {
     fails_once_in: u64,
     random: Random,
     stored: BTreeMap<RequestId, Vec<Vec<Row>>>,
-    /// Copies to be made. The first is under way if `is_copying`.
+    /// Copies to make. The first is running if `is_copying`.
     tasks: VecDeque<SpillTask>,
     is_copying: bool,
-    /// What the pages that are being stored held at first.
+    /// The rows of the pages that are being stored, at the begin of the copy.
     source: Vec<Vec<Row>>,
-    /// Requests that have their rows back and have not had a slot since, with the pages that were filled.
+    /// Requests whose rows were restored and that have no slot yet, with the filled pages.
     restored: BTreeMap<RequestId, Vec<PageId>>,
     num_failed: u64,
 }
@@ -48,9 +48,8 @@ impl HostMemory {
         self.num_failed
     }
 
-    /// Whether a request that gets a slot with these pages goes on behind rows that were restored. It
-    /// may have lost the pages again before it had a slot. `None` if nothing had to be filled because
-    /// the prefix cache had all of its pages, which looks alike either way.
+    /// Returns whether a request that starts with these pages continues after restored rows. It may have lost the pages
+    /// again before its start. `None` if the prefix cache had all pages, so that no page was filled.
     pub fn take_restored(&mut self, request: RequestId, table: &[PageId]) -> Option<bool> {
         let Some(pages) = self.restored.remove(&request) else {
             return Some(false);
@@ -58,7 +57,7 @@ impl HostMemory {
         (!pages.is_empty()).then(|| pages.iter().all(|page| table.contains(page)))
     }
 
-    /// Nothing is kept and nothing is to be done.
+    /// Returns whether no rows are kept and no copies are left.
     pub fn is_empty(&self) -> bool {
         self.stored.is_empty() && self.tasks.is_empty()
     }
@@ -84,7 +83,7 @@ impl HostMemory {
         match self.tasks.front()? {
             SpillTask::Store { pages, .. } => self.source = self.read(pages, executor),
             SpillTask::Restore { pages, .. } => {
-                // Half a copy is worse than none.
+                // A failed copy leaves wrong rows behind.
                 for &(_, page) in pages {
                     for at in 0..self.page_size / 2 {
                         executor.write_row(page, at, None);
@@ -107,7 +106,7 @@ impl HostMemory {
                 self.restored.remove(&request);
                 let rows = self.read(&pages, executor);
                 let before = self.source.iter().flatten();
-                // Rows that turn out to be undefined are never restored.
+                // Undefined rows are never restored.
                 let is_same = |(now, before): (&Row, &Row)| now == before || now.is_none();
                 assert!(
                     rows.iter().flatten().zip(before).all(is_same),
@@ -136,7 +135,7 @@ impl HostMemory {
                 }
                 let num_restores = scheduler.stats().num_restores;
                 let is_known = scheduler.handle_restored(request, is_done);
-                // It may have ended, or started over, meanwhile.
+                // The request may have ended, or started over, meanwhile.
                 if scheduler.stats().num_restores > num_restores {
                     let pages = pages.into_iter().map(|(_, page)| page);
                     self.restored.insert(request, pages.collect());

@@ -1,4 +1,4 @@
-//! Keeps account of pinned prefixes, and checks that they stay in the cache.
+//! The pinned prefixes, and the check that they stay in the cache.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use corella_core::{Namespace, PinError, Scheduler, SchedulerConfig, TokenId};
 use crate::checker::{Verdict, ensure};
 use crate::workload::Pin;
 
-/// All prefixes that were pinned in a run. Without windows or recurrent layers, that is each prefix in whole blocks of a
-/// pinned one. With windows, queries behind another prefix read other pages, and with recurrent layers they go on from
+/// All prefixes that were pinned in a run. Without windows or recurrent layers, these are all prefixes in whole blocks
+/// of a pinned one. With windows, queries after another prefix read other pages, and with recurrent layers they need
 /// another state.
 #[derive(Default)]
 pub struct KeptPrefixes {
@@ -45,7 +45,7 @@ impl KeptPrefixes {
         ensure(is_right, || {
             format!("pinning {num_whole} blocks returned {result:?}, and {num_new} are new")
         })?;
-        // Behind a window of one token, nothing is read of a prefix, and nothing of it is kept.
+        // After a prefix, a window of one token reads none of its rows, so none are kept.
         if result.is_ok() && (num_new > 0 || !is_kept_alone) {
             let prefixes = (first..=num_whole).map(|num| pin.tokens[..num * page_size].to_vec());
             let prefixes = prefixes.map(|prefix| (pin.namespace.clone(), prefix));
@@ -54,9 +54,9 @@ impl KeptPrefixes {
         Ok(result.is_ok() && num_new > 0)
     }
 
-    /// Checks, at the end of a run, that every prefix that was pinned is found and pinned, unless
-    /// `may_be_lost`. Where no prefix is kept alone, each has one pinned page of its own in each group, and there
-    /// are no others. It asks by pinning again, which changes the scheduler, so it comes last.
+    /// Checks, at the end of a run, that all pinned prefixes are cached and pinned, unless `may_be_lost`. Unless some
+    /// are kept alone, each has one pinned page of its own in each group, and no other page is pinned. The check pins
+    /// them again, which changes the scheduler, so it comes last.
     pub fn check(&self, scheduler: &mut Scheduler, may_be_lost: bool) -> Verdict {
         let num_pinned = scheduler.stats().num_pinned_pages;
         let num_groups = scheduler.config().kv_groups.len();

@@ -54,7 +54,7 @@ struct Simulation<'a> {
     inflight: VecDeque<Inflight>,
     last_return_us: u64,
     slots: BTreeMap<SlotId, RequestId>,
-    /// Slots from which nothing has been drawn since a request took them.
+    /// Slots without a draw since their requests started.
     prefilling: BTreeSet<SlotId>,
     requests: BTreeMap<RequestId, Progress>,
     answers: BTreeMap<RequestId, &'a Answer>,
@@ -300,7 +300,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Gives drafts like a draft model that is right three times in four, and sometimes gives none.
+    /// Drafts like a model that is right three times in four and sometimes drafts nothing.
     fn give_drafts(&mut self) {
         let random = &mut self.random;
         let mut given = Vec::new();
@@ -360,7 +360,7 @@ impl<'a> Simulation<'a> {
             progress.has_slot = true;
             progress.was_started = true;
         }
-        // Where a step has no room for another decode, it is a prompt.
+        // If a step has no room for another decode, the span is a prompt's.
         for slot in unclear {
             let is_decode = |span: &&Span| !self.prefilling.contains(&span.slot);
             let num_decodes = batch.spans.iter().filter(is_decode).count();
@@ -422,7 +422,7 @@ impl<'a> Simulation<'a> {
             num_tokens: batch.num_tokens() as u64,
         });
         let step_us = self.workload.cost.step_duration(batch).as_micros() as u64;
-        // A step takes its time once in each stage.
+        // A step takes this time in each stage.
         let num_stages = self.workload.config.num_pipeline_stages;
         let through_stages = self.now_us + step_us * u64::from(num_stages);
         self.last_return_us = through_stages.max(self.last_return_us + step_us);
@@ -463,8 +463,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Takes the scheduler's outputs, aborts the requests that have reached their station, and
-    /// checks everything.
+    /// Takes the scheduler's outputs, aborts the requests that have reached their station, and runs all checks.
     fn settle(&mut self) -> Result<(), Violation> {
         self.take_outputs()?;
         self.abort_at_stations()?;
@@ -527,7 +526,7 @@ impl<'a> Simulation<'a> {
                     true
                 }
                 KvEvent::Stored { page, parent, .. } => {
-                    // Behind a window or a snapshot, a block can be hit although the one before it cannot.
+                    // With a window or a snapshot, a block can be hit although the one before it is gone.
                     let has_parent = parent.is_none_or(|parent| self.heard.contains(&parent))
                         || self.workload.config.has_windows()
                         || self.workload.config.recurrent_state.is_some();

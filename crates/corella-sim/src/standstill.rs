@@ -1,8 +1,8 @@
-//! Time that stands still: a deadline that passes must be over, or its driver is woken for ever.
+//! Detection of time that stands still: a passed deadline must be removed, or the driver is woken for ever.
 
 use crate::checker::{Verdict, ensure};
 
-/// More events at one time than any run has.
+/// More events than any run has at one time.
 const MAX_EVENTS_AT_ONCE: u64 = 20_000;
 
 #[derive(Default)]
@@ -12,7 +12,7 @@ pub struct Standstill {
 }
 
 impl Standstill {
-    /// Something happens.
+    /// Counts an event.
     pub fn check(&mut self, now_us: u64) -> Verdict {
         if self.at_us != now_us {
             *self = Self {

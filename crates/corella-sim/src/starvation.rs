@@ -8,8 +8,8 @@ use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::policy;
 use crate::workload::{Answer, Workload};
 
-/// Rules 8 and 9: a decoding request is in every step, or alternates with others where decodes are
-/// limited. A waiting request is passed over a limited number of times.
+/// Rules 8 and 9: a decoding request is in every step, or alternates with others if decodes are limited. A waiting
+/// request is passed over a limited number of times.
 pub struct NoStarvation {
     config: SchedulerConfig,
     longest_prompt: usize,
@@ -18,23 +18,22 @@ pub struct NoStarvation {
 
 struct Waiting {
     rank: (u64, RequestId),
-    /// The number of requests that were queued later but go before it, because they arrived
-    /// earlier.
+    /// The number of requests that were queued later and go before this one, because they arrived earlier.
     num_put_before: usize,
     num_prompt_tokens: u32,
     num_told_tokens: u32,
-    /// The tokens that it had when it started last: a request that starts again reads its output as a prompt.
+    /// The number of tokens at its last start: a request that starts again computes its output like a prompt.
     num_start_tokens: u32,
     num_final_rows: u32,
     is_new: bool,
     is_running: bool,
     /// The number of rows planned so far.
     num_rows: u32,
-    /// The number of consecutive steps that should have held it and did not.
+    /// The number of consecutive steps without the request that should have had it.
     num_missed_steps: usize,
-    /// The most steps that it may miss, as of the most crowded of those.
+    /// The number of steps that it may miss, by the most crowded of those.
     max_missed_steps: usize,
-    /// The number of steps in which a request started that comes after it in that order.
+    /// The number of steps in which a later request of that order started.
     num_passed_over: usize,
 }
 
@@ -49,8 +48,8 @@ impl NoStarvation {
         }
     }
 
-    /// An upper bound of the steps until all running requests have ended. For as long, others may
-    /// start before one that was passed over too often.
+    /// Returns an upper bound of the steps until all running requests have ended. Until then, others may start before
+    /// an aged one.
     fn max_steps_to_make_room(&self) -> usize {
         let num_round_steps = self
             .config
@@ -59,8 +58,8 @@ impl NoStarvation {
         (self.config.max_model_len * num_round_steps) as usize
     }
 
-    /// The order in which requests should start, for counting who was passed over: by arrival under
-    /// `fcfs`, and otherwise by submission.
+    /// Returns a request's rank in the order by which passing over is counted: by arrival under `fcfs`, and otherwise
+    /// by submission.
     fn rank(&self, request: &Request) -> (u64, RequestId) {
         match policy::ranks_by_arrival(&self.config) {
             true => (request.arrival_us, request.id),
@@ -68,8 +67,8 @@ impl NoStarvation {
         }
     }
 
-    /// How often a request may be passed over: by the policy, and because a follower waits at least
-    /// one step for each chunk of its leader.
+    /// Returns how often a request may be passed over: by the policy, and because a follower waits at least one step
+    /// for each chunk of its leader.
     fn max_passed_over(&self) -> usize {
         let max_passed_over = self.config.max_passed_over as usize;
         let by_policy = if policy::starts_in_order(&self.config) {
@@ -132,8 +131,7 @@ impl Checker for NoStarvation {
             let is_passed_over = waiting.is_new && Some(waiting.rank) < newest;
             if is_passed_over && !batch.started.iter().any(|start| start.request == *id) {
                 waiting.num_passed_over += 1;
-                // Packing counts only for the head of the queue, and each request that was put
-                // before this one was the head for a time.
+                // Packing counts only for the head of the queue, and each earlier request was the head for a time.
                 let bound = bound * (1 + waiting.num_put_before);
                 ensure(waiting.num_passed_over <= bound, || {
                     let times = waiting.num_passed_over;
@@ -173,12 +171,10 @@ impl Checker for NoStarvation {
         };
         let num_decodes = self.requests.values().filter(|w| wants(w)).count();
         let num_round_steps = num_decodes.div_ceil(self.config.max_decode_seqs as usize);
-        // In a round every decoding request is in one step, and a step is in all stages of the
-        // pipeline.
+        // In a round each decoding request is in one step, and each step passes all stages of the pipeline.
         let num_round_steps = num_round_steps * self.config.max_inflight_steps as usize;
         let bound = num_round_steps + self.config.max_inflight_steps as usize;
-        // Without a free page some requests must wait for others to leave; nothing is admitted
-        // meanwhile.
+        // Without a free page, some requests must wait until others leave, and none is admitted meanwhile.
         let num_available = step.stats.num_free_pages + step.stats.num_cached_pages;
         let has_pages = num_available >= self.config.kv_groups.len();
         for (id, waiting) in &mut self.requests {

@@ -1,4 +1,4 @@
-//! The recurrent states of slots, and the snapshots of them: a hash over all tokens so far.
+//! The recurrent states of slots, and their snapshots: a hash over all tokens so far.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use corella_core::{Batch, RecurrentState, SlotId, SlotStart, SnapshotId, StateSn
 
 use crate::executor::{Row, next_row};
 
-/// A state is a row's hash, and `None` where what it was computed from is undefined. A real model would draw other
-/// tokens from the state of another sequence, so the table panics where a slot gets one.
+/// A state is a row's hash, or `None` if it was computed from undefined rows. A real model would draw other tokens from
+/// the state of another sequence, so the table panics if a slot gets one.
 pub struct StateTable {
     num_snapshots: u32,
     slots: BTreeMap<SlotId, SlotStates>,
@@ -20,7 +20,7 @@ struct SlotStates {
     start: u64,
     /// The number of tokens before the first state.
     num_cached_tokens: usize,
-    /// The state at the start, and behind each token since.
+    /// The state at the start, and after each token since.
     states: Vec<Row>,
 }
 
@@ -71,27 +71,27 @@ impl StateTable {
         self.slots.insert(start.slot, slot);
     }
 
-    /// A step computes a slot's next token, or fails.
+    /// Adds the state after a slot's next token, which is undefined if the step `fails`.
     pub fn push(&mut self, slot: SlotId, token: TokenId, fails: bool) {
         let states = &mut self.slot(slot).states;
         let before = states.last().copied().flatten().filter(|_| !fails);
         states.push(next_row(before, token));
     }
 
-    /// Undoes what is behind the first `num_tokens` tokens.
+    /// Removes the states after the first `num_tokens` tokens.
     pub fn truncate(&mut self, slot: SlotId, num_tokens: usize) {
         let slot = self.slot(slot);
         slot.states
             .truncate(num_tokens - slot.num_cached_tokens + 1);
     }
 
-    /// The state behind the first `num_tokens` tokens of a slot.
+    /// Returns the state after the first `num_tokens` tokens of a slot.
     pub fn behind(&self, slot: SlotId, num_tokens: usize) -> Row {
         let slot = &self.slots[&slot];
         slot.states[num_tokens - slot.num_cached_tokens]
     }
 
-    /// What a slot has computed since its start is undefined.
+    /// Makes all states of a slot since its start undefined.
     pub fn poison(&mut self, slot: SlotId) {
         let slot = self.slot(slot);
         slot.states.fill(None);
@@ -119,7 +119,7 @@ impl StateTable {
         }
     }
 
-    /// A snapshot as another node reads it.
+    /// Returns a snapshot as another node reads it.
     pub fn read(&self, id: SnapshotId) -> Row {
         self.snapshots[&id].state
     }

@@ -1,4 +1,4 @@
-//! Checks what a step holds: its limits, and that drafts get only what is left.
+//! The limits of a step, and the rule that drafts take only the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,9 +12,9 @@ use crate::workload::{Answer, Workload};
 pub struct StepLimits {
     config: SchedulerConfig,
     prompts: BTreeMap<RequestId, u32>,
-    /// The lengths of prompts behind which nothing is drawn.
+    /// The lengths of prompts without a draw after them.
     undrawn_prompts: BTreeMap<RequestId, u32>,
-    /// Slots whose request was cut short where its tokens leave those of others, since it started.
+    /// Slots whose request was cut short at its branch in the prefix tree, since its start.
     branched: BTreeSet<SlotId>,
 }
 
@@ -28,8 +28,8 @@ impl StepLimits {
         }
     }
 
-    /// Whether a snapshot may be due behind a span: at a multiple of the interval, behind the last block of a prompt
-    /// that the same prompt finds, and once in each start somewhere else.
+    /// Returns whether a snapshot may be due after a span: at a multiple of the interval, after the last block that an
+    /// equal prompt would find, and once after each start elsewhere.
     fn ends_at_snapshot(&mut self, span: &Span, id: RequestId) -> bool {
         let page_size = self.config.page_size;
         let num_rows = span.start + span.tokens.len() as u32;
@@ -67,7 +67,7 @@ impl Checker for StepLimits {
         let spans = step.batch.spans.iter();
         let is_prefill = |span: &&Span| step.prefilling.contains(&span.slot);
         let (prefills, decodes): (Vec<_>, Vec<_>) = spans.partition(is_prefill);
-        // A span that ends a prompt may have drafts behind the prompt's last token.
+        // A span that ends a prompt may have drafts after the prompt's last token.
         let num_own = |span: &&Span| span.tokens.len() as u32 - span.num_drafts;
         let num_prefill_tokens: u32 = prefills.iter().map(num_own).sum();
         let num_drafts: u32 = step.batch.spans.iter().map(|span| span.num_drafts).sum();
@@ -94,7 +94,7 @@ impl Checker for StepLimits {
             let num_prompt_tokens = self.undrawn_prompts.get(&step.slots[&span.slot]);
             num_prompt_tokens == Some(&(span.start + span.tokens.len() as u32))
         };
-        // Behind windows a prompt is also cut short where pages are.
+        // With windows, a prompt is also cut short at page boundaries.
         if is_full || config.has_windows() {
             return Ok(());
         }
@@ -114,8 +114,8 @@ impl Checker for StepLimits {
     }
 }
 
-/// Drafts take only what a step has left: no request is preempted for them. That no prompt is cut
-/// short for them is a rule of [`StepLimits`].
+/// Drafts take only the rest of a step: no request is preempted for them. [`StepLimits`] checks that no prompt is cut
+/// short for them.
 pub struct Drafts {
     config: SchedulerConfig,
     num_preemptions: u64,

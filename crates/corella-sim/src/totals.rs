@@ -1,5 +1,4 @@
-//! Counts what has happened in a number of runs. They prove something only if all of it happened
-//! often enough.
+//! Counts of events in several runs, which prove something only if each event happened often enough.
 
 use std::collections::BTreeMap;
 
@@ -26,10 +25,10 @@ pub struct Totals {
     pub num_failed_copies: u64,
     pub num_fetches: u64,
     pub num_cancelled_fetches: u64,
-    /// Fetches that had pages for a part of their blocks.
+    /// Fetches that got pages for only a part of their blocks.
     pub num_part_fetches: u64,
     pub num_fetched_blocks: u64,
-    /// Holds of blocks that were read, and those that ended before they were.
+    /// Holds whose blocks were read, and holds that ended before.
     pub num_holds: u64,
     pub num_ended_holds: u64,
     pub num_evicted_pages: u64,
@@ -38,10 +37,10 @@ pub struct Totals {
     pub num_prompt_logprobs: u64,
     pub num_scored_only: u64,
     pub num_hidden_states: u64,
-    /// Those behind windows.
+    /// Hit tokens in models with windows.
     pub num_window_hit_tokens: u64,
     pub num_row_copies: u64,
-    /// Recurrent states that were kept, and those from which a request went on.
+    /// Snapshots that were kept, and snapshots from which a request continued.
     pub num_snapshots: u64,
     pub num_restored_states: u64,
     pub num_resets: u64,
@@ -121,7 +120,7 @@ impl Totals {
         self.num_prefix_hit_tokens = stats.num_prefix_hit_tokens;
     }
 
-    /// What should have happened in a large number of runs and has not.
+    /// Returns the names of events that a large number of runs should have had and had not.
     pub fn missing(&self) -> Vec<String> {
         let counts = [
             ("refused requests", self.num_refused),

@@ -1,4 +1,4 @@
-//! What a checker says when a rule does not hold.
+//! A checker's report of a broken rule.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Checks that pages which fell out of a window are given back.
+//! The check that requests give back the pages that fell out of a window.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,13 +7,12 @@ use corella_core::{RequestId, SchedulerConfig};
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::workload::{Answer, Workload};
 
-/// Requests hold no more pages than their windows and the rows in flight reach over, however long
-/// they have become.
+/// A request of any length holds no more pages than its windows and its rows in flight need.
 pub struct WindowBound {
     config: SchedulerConfig,
-    /// The tokens that each request has in the end.
+    /// The final number of tokens of each request.
     lengths: BTreeMap<RequestId, u32>,
-    /// The copies of rows in the steps that may be in flight.
+    /// The number of row copies in each step that may be in flight.
     num_copies: VecDeque<usize>,
 }
 
@@ -26,14 +25,14 @@ impl WindowBound {
         }
     }
 
-    /// The pages that a request with `num_rows` rows holds at most.
+    /// Returns the most pages that a request with `num_rows` rows may hold.
     fn num_pages(&self, num_rows: u32) -> usize {
         let config = &self.config;
         let num_step_rows = match config.enable_chunked_prefill {
             true => config.largest_chunk().max(1 + config.max_draft_tokens),
             false => num_rows,
         };
-        // What a step has computed counts as in flight until it has returned.
+        // Rows of a step count as in flight until it has returned.
         let num_rows_at_once = num_step_rows.saturating_mul(config.max_inflight_steps);
         let groups = config.kv_groups.iter();
         let num_pages = groups.map(|group| {
@@ -67,7 +66,7 @@ impl Checker for WindowBound {
         }
         let holders = step.slots.values();
         let bound: usize = holders.map(|id| self.num_pages(self.lengths[id])).sum();
-        // Pages that rows are copied from are in use until the step has returned, and pinned ones for good.
+        // Sources of copies are in use until the step has returned, and pinned pages for ever.
         let num_others = self.num_copies.iter().sum::<usize>() + step.stats.num_pinned_pages;
         let bound = bound + num_others;
         let num_pages = step.stats.num_in_use_pages;

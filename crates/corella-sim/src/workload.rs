@@ -21,7 +21,7 @@ pub struct Workload {
     pub fails_once_in: u64,
     /// In one of this many steps nothing can be drawn for one span; 0 means never.
     pub undrawn_once_in: u64,
-    /// How long a copy to or from host memory takes at most, and how many of them one fails of; 0 means none.
+    /// The longest time of a copy to or from host memory. One in `copies_fail_once_in` copies fails; 0 means none.
     pub max_copy_us: u64,
     pub copies_fail_once_in: u64,
     /// The calls, in order of time.
@@ -29,18 +29,18 @@ pub struct Workload {
     /// The times at which the prefix cache is reset, if it can be.
     pub resets_us: Vec<u64>,
     pub pins: Vec<Pin>,
-    /// Attempts to bring blocks from elsewhere, and how long a page takes at most.
+    /// Attempts to fetch blocks, and the longest time of a page.
     pub fetches: Vec<FetchPlan>,
     pub max_page_us: u64,
 }
 
-/// An attempt to bring the blocks of a sequence, which the cache may have or not.
+/// An attempt to fetch the blocks of a sequence, which may be cached or not.
 #[derive(Clone, Debug)]
 pub struct FetchPlan {
     pub at_us: u64,
     pub namespace: Namespace,
     pub tokens: Vec<TokenId>,
-    /// How long requests wait for it, and how long it goes on after that.
+    /// The time for which requests wait for the fetch, and its time after that.
     pub soft_us: u64,
     pub late_us: u64,
 }
@@ -60,7 +60,7 @@ pub struct Call {
     pub answers: Vec<Answer>,
 }
 
-/// A request, and the output that it must have however it is scheduled.
+/// A request, and the output that any schedule must produce.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub request: Request,
@@ -69,7 +69,7 @@ pub struct Answer {
     pub abort: Option<Station>,
 }
 
-/// Where a request is when it is aborted.
+/// The state of a request at its abort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Station {
     Queued,
@@ -108,7 +108,7 @@ impl Station {
 /// A `max_passed_over` that no run is long enough to reach.
 pub const NEVER: u32 = 10_000;
 
-/// When calls arrive and what they are like.
+/// The arrival times and the shapes of calls.
 #[derive(Clone, Copy, Debug)]
 enum Traffic {
     Steady,
@@ -127,8 +127,8 @@ impl Workload {
         Writer::new(seed).write()
     }
 
-    /// The same workload with another kind of speculation, or none. Steps in flight are limited to what that kind
-    /// supports.
+    /// Returns the same workload with another kind of speculation, or none. Steps in flight are limited to those that
+    /// this kind supports.
     pub fn with_speculation(mut self, speculation: Speculation) -> Self {
         self.config.speculation = speculation;
         if let Speculation::Draft { .. } = speculation {
@@ -151,13 +151,13 @@ impl Workload {
 
 struct Writer {
     random: Random,
-    /// Draws what concerns spilled requests.
+    /// Draws the properties of spilled requests.
     spill: Random,
-    /// Draws what concerns log-probabilities of prompts.
+    /// Draws the properties of requests for prompt log-probabilities.
     scores: Random,
-    /// Draws what concerns hidden states.
+    /// Draws the properties of requests for hidden states.
     poolings: Random,
-    /// Draws what concerns fetches. `None` in a workload without any.
+    /// Draws fetches. `None` in a workload without fetches.
     fetching: Option<Random>,
     fetches: Vec<FetchPlan>,
     config: SchedulerConfig,
@@ -292,7 +292,7 @@ impl Writer {
         });
     }
 
-    /// Brings the beginning of a sequence that a request is about to send, or has sent.
+    /// Fetches the beginning of a sequence that a request will use or has used.
     fn fetch(&mut self, at_us: u64) {
         let Some(random) = &mut self.fetching else {
             return;
@@ -346,7 +346,7 @@ impl Writer {
                 prompt: prompt.clone(),
                 output: Vec::new(),
                 exports_kv: false,
-                // Masks change when a token is planned, never which one it is.
+                // A mask changes the step in which a token is planned, and never the token.
                 is_masked: self.num_requests % 5 == 3,
                 sampling: SamplingParams {
                     choice,
@@ -382,7 +382,7 @@ impl Writer {
         }
     }
 
-    /// Draws objectives, from ones that no request can meet to ones that all meet.
+    /// Draws objectives, from unattainable ones to ones that all requests meet.
     fn objectives(&mut self) -> LatencyObjectives {
         let step_us = self.cost.per_step_us as u64;
         let mut objective = |max_steps: u64| {
@@ -395,7 +395,7 @@ impl Writer {
         }
     }
 
-    /// Draws a prompt: new tokens, often behind a part of an earlier sequence.
+    /// Draws a prompt: new tokens, often after a part of an earlier sequence.
     fn prompt(&mut self) -> Vec<TokenId> {
         let most = self.max_len();
         let (from_known, num_new) = match self.traffic {
@@ -416,7 +416,7 @@ impl Writer {
         for _ in 0..num_new {
             prompt.push(self.random.below(self.alphabet.into()) as TokenId);
         }
-        // Some prompts stay too long, and are refused.
+        // Some prompts remain too long, and are refused.
         if !self.random.once_in(16) {
             prompt.truncate((most - self.random.below(1 + most / 4)) as usize);
         }
