@@ -1,4 +1,4 @@
-//! Checks that only requests that would be too late are refused or given up.
+//! The check that only late requests are refused or ended.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::policy;
 use crate::workload::{Answer, Workload};
 
-/// With `enable_slo_admission`, a request that cannot be in time ends at once, and no other does.
-/// Whatever the scheduler expects, no step is assumed to take longer than the slowest so far.
+/// With `enable_slo_admission`, a request that cannot be in time ends at once, and no other request does. Steps are
+/// assumed to be no slower than the slowest so far.
 pub struct Lateness {
     config: SchedulerConfig,
     slowest_step_us: u64,
-    /// Microseconds for 1,024 tokens in the step that was slowest by this measure.
+    /// The time of 1,024 tokens in the slowest step so far, in microseconds.
     slowest_pace_us: u64,
     requests: BTreeMap<RequestId, Watched>,
 }
@@ -99,8 +99,8 @@ impl Checker for Lateness {
         );
     }
 
-    /// The work before a new request is that of the waiting requests, if they go first, and what is
-    /// left of the running ones.
+    /// The work before a new request is that of the waiting requests, if they go first, and the rest of the running
+    /// ones.
     fn refused(&mut self, answer: &Answer, missed: &MissedObjective) -> Verdict {
         let request = &answer.request;
         let is_in_order = policy::starts_in_order(&self.config);

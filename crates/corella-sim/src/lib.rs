@@ -1,9 +1,9 @@
 //! Simulated runs of the real scheduler in virtual time, with faults, each from a seed.
 //!
-//! A seed determines a [`Workload`]: limits (often far too small), requests and when they arrive, which of them are
-//! aborted at which station, and how often a step fails. [`simulate`] plays it against an executor that distrusts every
-//! batch, while checkers watch. The first broken rule ends the run. The idea comes from FoundationDB and TigerBeetle:
-//! years of bad luck, played in seconds and repeatable.
+//! A seed determines a [`Workload`]: limits (often far too small), requests with their arrival times and aborts, and
+//! the rate of failed steps. [`simulate`] plays it against an executor that distrusts every batch, while checkers
+//! watch. The first broken rule ends the run. The idea comes from FoundationDB and TigerBeetle: years of bad luck,
+//! played in seconds and repeatable.
 
 mod blocks;
 mod checker;

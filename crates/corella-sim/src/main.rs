@@ -27,7 +27,7 @@ struct Options {
     kind: Kind,
 }
 
-/// What is played.
+/// The kind of runs.
 #[derive(Clone, Copy)]
 enum Kind {
     One,
@@ -112,7 +112,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Plays one seed. The error is the broken rule, or the message of an assertion that failed.
+/// Plays one seed. The error is the broken rule, or the message of a failed assertion.
 fn play<T>(simulate: impl FnOnce() -> Result<T, Violation>) -> Result<T, String> {
     let message = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();
@@ -129,7 +129,7 @@ fn play<T>(simulate: impl FnOnce() -> Result<T, Violation>) -> Result<T, String>
     }
 }
 
-/// Writes what failed and the workload that it failed with to a file.
+/// Writes the failure and its workload to a file.
 fn keep(options: &Options, seed: u64, what: &str) {
     let path = options.keep.join(format!("seed-{seed}.txt"));
     let text = match options.kind {

@@ -1,9 +1,9 @@
 //! Prefill and decode nodes that serve requests together, over a network that fails.
 //!
 //! Each node is the real scheduler, an executor that distrusts every batch, and the real machine of its end of the
-//! sessions. What lies between them is made up: streams that are cut, stall or repeat themselves, links of which one
-//! direction is dead, nodes that die and come back. A seed writes the [`PairWorkload`], [`simulate_pair`] plays it, and
-//! a watcher sees what goes in and comes out.
+//! sessions. The network is simulated: streams are cut, stall or repeat messages, links die in one direction, and nodes
+//! die and restart. A seed writes the [`PairWorkload`], [`simulate_pair`] plays it, and watchers check inputs and
+//! outputs.
 
 mod call_route;
 mod client_watch;

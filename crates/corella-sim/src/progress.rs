@@ -1,4 +1,4 @@
-//! The progress of a request, as far as it can be seen from outside the scheduler.
+//! The progress of a request, seen from outside the scheduler.
 
 use crate::workload::{Answer, Station};
 
@@ -6,10 +6,10 @@ pub(crate) struct Progress {
     pub abort: Option<Station>,
     pub num_prompt_tokens: u32,
     pub num_output_tokens: u32,
-    /// The number of its rows that have been planned, as of the last step that named it.
+    /// The number of its planned rows after the last step with the request.
     pub num_rows: u32,
     pub num_seen: u32,
-    /// Whether the last step that named it held drafts of it.
+    /// Whether the last step with the request had drafts of it.
     pub has_drafts: bool,
     pub has_slot: bool,
     pub was_started: bool,
@@ -31,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// Whether the request is at `station`. A step in flight names it if it is `in_flight`.
+    /// Returns whether the request is at `station`. It is `in_flight` if a step in flight names it.
     pub fn is_at(&self, station: Station, in_flight: bool) -> bool {
         if self.has_ended {
             return station == Station::Ended;

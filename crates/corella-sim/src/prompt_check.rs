@@ -1,4 +1,4 @@
-//! Holds the rules of what requests are told of their prompts.
+//! The check of the outputs about a request's prompt.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use crate::checker::{Checker, Verdict, ensure};
 use crate::executor::{lone_hidden_state, lone_scores};
 use crate::workload::Answer;
 
-/// A request that wants the log-probabilities of its prompt gets each once, in order and before its
-/// first token, and they are those of a lone run. Others get none. The same holds for a hidden state.
+/// A request for the log-probabilities of its prompt gets those of a lone run, each once, in order and before its first
+/// token. Other requests get none. The same holds for hidden states.
 #[derive(Default)]
 pub struct PromptCheck {
     to_come: BTreeMap<RequestId, Vec<(u32, u32)>>,

@@ -1,4 +1,4 @@
-//! Pseudorandom numbers: a seed is the only source of chance.
+//! Pseudorandom numbers: a seed is the only source of randomness.
 
 /// The generator SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
@@ -10,12 +10,12 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `bound`, which must not be 0.
+    /// Returns a number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// True with the probability 1/`times`.
+    /// Returns true with the probability 1/`times`.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -1,4 +1,4 @@
-//! Reads blocks as another node does that loads them, and holds the scheduler to what it promises of held pages.
+//! Reads held blocks like another node's load, and checks the scheduler's promises about held pages.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub struct Reader {
     page_size: usize,
     random: Random,
     max_hold_us: u64,
-    /// Rows may turn out to be undefined after they were computed.
+    /// Whether computed rows may become undefined later.
     may_be_undefined: bool,
     readers: BTreeMap<HoldId, Reading>,
     num_begun: u64,
@@ -45,13 +45,13 @@ impl Reader {
         self.num_begun
     }
 
-    /// Holds that ended before their reader had finished.
+    /// Returns the number of holds that ended before their reader had finished.
     pub fn num_ended(&self) -> u64 {
         self.num_ended
     }
 
-    /// Begins to read a sequence, whose last tokens may be others than its last hashes say. If the scheduler holds some of
-    /// it, returns the hold and the time until its reader acts.
+    /// Begins to read a sequence, whose last tokens may not match its last hashes. If the scheduler holds some of its
+    /// blocks, returns the hold and the time until its reader acts.
     pub fn begin(
         &mut self,
         scheduler: &mut Scheduler,
@@ -105,7 +105,7 @@ impl Reader {
         Some((held.id, self.random.below(self.max_hold_us + 1)))
     }
 
-    /// Tells readers to stop, which they do later.
+    /// Tells readers to stop. They stop at a later event.
     pub fn take_ended(&mut self, scheduler: &mut Scheduler) {
         while let Some(id) = scheduler.poll_ended_hold() {
             let reading = self.readers.get_mut(&id).expect("the hold has a reader");
@@ -115,7 +115,7 @@ impl Reader {
         }
     }
 
-    /// One reader has read everything, or has stopped.
+    /// Handles the end of a reader, which has read everything or was stopped.
     pub fn end(
         &mut self,
         id: HoldId,
@@ -135,7 +135,7 @@ impl Reader {
         assert_eq!(scheduler.release_blocks(id, now_us), None);
     }
 
-    /// Reads all pages, as a reader may at any time until it has stopped.
+    /// Reads and checks all pages, as a reader may at any time until it has stopped.
     fn check(&self, reading: &Reading, executor: &CheckingExecutor) {
         for &(group, block, page) in &reading.pages {
             for at in 0..self.page_size {

@@ -1,4 +1,4 @@
-//! The network that blocks are loaded over, and the world as both ends of a load see it.
+//! The network over which blocks are loaded, and the surroundings of both ends of a load.
 
 use corella_core::session::{BlockPart, LoadConfig, LoadId, LoadKey, ToLoader, ToSource};
 use corella_core::{
@@ -14,18 +14,18 @@ use crate::violation::Violation;
 #[derive(Clone, Debug)]
 pub struct Links {
     pub max_latency_us: u64,
-    /// 0 means never.
+    /// One in this many; 0 means never.
     pub loses_once_in: u64,
     pub repeats_once_in: u64,
-    /// Loading nodes read the other's memory by themselves.
+    /// Loading nodes read the source's memory.
     pub reads_memory: bool,
-    /// The transport has its own order of rows and its own credit.
+    /// The transport has an order of rows and a credit of its own.
     pub loads_whole: bool,
-    /// How long it takes to read or to write one part.
+    /// The longest time of reading or writing one part.
     pub max_part_us: u64,
-    /// One part of so many is torn. 0 means never.
+    /// One in this many parts is torn. One in this many; 0 means never.
     pub tears_once_in: u64,
-    /// How long an engine takes to answer.
+    /// The longest time of an engine's answer.
     pub max_answer_us: u64,
     /// A node that lies about loads.
     pub liar: Option<NodeId>,
@@ -46,7 +46,7 @@ impl Links {
         }
     }
 
-    /// Makes one of the nodes of some fleets a liar.
+    /// Makes one node a liar, in some fleets.
     pub fn draw_liar(&mut self, num_nodes: u64, random: &mut Random) {
         let is_there = random.once_in(3);
         self.liar = is_there.then(|| NodeId(random.below(num_nodes) as u32));
@@ -76,7 +76,7 @@ impl BlockNet {
     pub fn new(links: &Links, config: &LoadConfig) -> Self {
         let mut config = config.clone();
         if links.loads_whole {
-            // As in production: the source hears of the end alone.
+            // As in production, the source hears only of the end.
             config.credit_blocks = u32::MAX;
         }
         Self {
@@ -94,7 +94,7 @@ pub enum BlockEvent {
         key: LoadKey,
         packet: Packet,
     },
-    /// A matter of one process.
+    /// An event within one process.
     Local(NodeId, Incarnation, LocalEvent),
 }
 
@@ -102,7 +102,7 @@ pub enum BlockEvent {
 pub enum Packet {
     ToSource(ToSource),
     ToLoader(ToLoader),
-    /// Rows of one layer, or where they are in the source's memory.
+    /// Rows of one layer, or their location in the source's memory.
     Rows(BlockPart, PartRows),
 }
 
@@ -113,7 +113,7 @@ pub enum PartRows {
 }
 
 pub enum LocalEvent {
-    /// The engine does what it was asked for.
+    /// The engine answers a question about blocks.
     LookUp(LoadId, BlockList, u32),
     Hold(LoadId, BlockList, u32, u64),
     Release(LoadId, HoldId, bool),
@@ -135,7 +135,7 @@ pub enum LocalEvent {
 }
 
 impl LocalEvent {
-    /// The node, and its start, whose rows are written.
+    /// Returns the incarnation of the node whose rows are written.
     pub fn source(&self) -> Option<(NodeId, Incarnation)> {
         match self {
             Self::PartLanded { from, key, .. } => Some((*from, key.source)),
@@ -144,7 +144,7 @@ impl LocalEvent {
     }
 }
 
-/// The world as both ends of a load see it.
+/// The surroundings of both ends of a load.
 pub trait Surroundings {
     fn now_us(&self) -> u64;
 
@@ -154,7 +154,7 @@ pub trait Surroundings {
 
     fn push_block_event(&mut self, at_us: u64, event: BlockEvent);
 
-    /// A message goes out. It may be lost or repeated, and may overtake others. A liar hears it, too.
+    /// Sends a message. It may be lost, repeated or reordered. A liar hears it, too.
     fn send(&mut self, from: NodeId, to: NodeId, key: LoadKey, packet: Packet) {
         if let Some(liar) = self.net().links.liar {
             liar::hear(self, liar, (from, to, key), &packet);
@@ -195,7 +195,7 @@ pub trait Surroundings {
         self.push_block_event(at_us, event);
     }
 
-    /// 0 means never.
+    /// One in this many; 0 means never.
     fn happens(&mut self, once_in: u64) -> bool {
         once_in > 0 && self.random().once_in(once_in)
     }

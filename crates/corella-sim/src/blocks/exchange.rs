@@ -1,4 +1,4 @@
-//! Both ends of the loads of one node, and what they have their engine and their transport do.
+//! Both ends of one node's loads, and their tasks for engine and transport.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,25 +24,25 @@ pub struct Exchange {
     pub(super) incarnation: Incarnation,
     pub(super) source: BlockSource,
     pub(crate) loader: BlockLoader,
-    /// What is being read for others.
+    /// Reads for other nodes.
     pub(super) readers: BTreeMap<LoadId, PartReader>,
     parts: PartStore,
     /// Loads whose transport names no parts to the machine.
     pub(super) whole: BTreeMap<LoadKey, WholeLoad>,
-    /// Fetches under way.
+    /// Running fetches.
     pub(super) fetches: BTreeMap<FetchId, Fetched>,
-    /// When the engine comes to what it was last told of fetches.
+    /// The time at which the engine handles the last message about fetches.
     told_us: u64,
-    /// Loads that have not ended, each with its source and the time by which it must.
+    /// Loads that have not ended, each with its source and the latest time of its end.
     pub(super) open: BTreeMap<LoadKey, (NodeIncarnation, u64)>,
-    /// Loads of others whose pages may belong to somebody else by now.
+    /// Loads of others whose pages may have another owner by now.
     pub(super) released: BTreeSet<LoadId>,
-    /// Holds of others' loads, and the loads whose hold has ended too early.
+    /// Holds of others' loads, and loads whose hold has ended early.
     holds: BTreeMap<HoldId, LoadId>,
     pub(super) not_held: BTreeSet<LoadId>,
-    /// The end of the blocks that are, or were, held for each load of another node, and the end of the hold.
+    /// For each load of another node, the end of its held blocks and the end of the hold.
     pub(super) held: BTreeMap<LoadId, Held>,
-    /// Blocks of which a part was read in another node's memory after that node had released them.
+    /// Blocks with a part that was read in another node's memory after their release there.
     pub(super) read_late: BTreeSet<(LoadKey, u32)>,
 }
 
@@ -51,11 +51,11 @@ pub fn first_incarnation(node: NodeId) -> Incarnation {
     Incarnation(1000 * (1 + u64::from(node.0)))
 }
 
-/// Blocks that a node is to load.
+/// Blocks that a node loads.
 pub struct Wanted {
     pub source: NodeIncarnation,
     pub namespace: Namespace,
-    /// A part of a block at the end is left out.
+    /// An incomplete last block is left out.
     pub tokens: Vec<TokenId>,
     pub soft_us: u64,
     pub hard_us: u64,
@@ -68,14 +68,14 @@ pub(super) struct Held {
     pub until_us: u64,
 }
 
-/// A part that was read in the memory of its source.
+/// A part that was read in its source's memory.
 pub struct ReadPart {
     rows: Vec<Row>,
-    /// Its pages may have belonged to somebody else by then.
+    /// Its pages may have had another owner by then.
     is_late: bool,
 }
 
-/// A fetch, with the load that it is for and the rows of its sequence.
+/// A fetch, with its load and the rows of its sequence.
 pub(super) struct Fetched {
     pub key: LoadKey,
     pub grant: FetchGrant,
@@ -112,7 +112,7 @@ impl Exchange {
         }
     }
 
-    /// A load has neither pages yet nor ended.
+    /// Returns whether a load has neither got pages nor ended.
     pub fn is_undecided(&self, load: LoadKey) -> bool {
         let mut fetches = self.fetches.values();
         self.open.contains_key(&load) && fetches.all(|fetched| fetched.key != load)
@@ -122,7 +122,7 @@ impl Exchange {
         self.open.len() as u64
     }
 
-    /// Returns the load that has begun, unless there are too many.
+    /// Begins a load and returns its key, unless too many are running.
     pub fn start_load(
         &mut self,
         wanted: Wanted,
@@ -161,7 +161,7 @@ impl Exchange {
         key
     }
 
-    /// A node has started as `new`: the connections to its earlier starts are lost.
+    /// Handles a restart of a node as `new`: the connections to its earlier incarnations are lost.
     pub fn handle_restart(&mut self, node: NodeId, new: Incarnation, now_us: u64) {
         let is_lost = |source: NodeIncarnation| source.node == node && source.incarnation < new;
         let lost = self.open.iter().filter(|(_, (source, _))| is_lost(*source));
@@ -216,7 +216,7 @@ impl Exchange {
         }
     }
 
-    /// `read` is there for a part that was read in its source's memory.
+    /// Handles an event of this process. `read` is a part that was read in its source's memory.
     pub fn local(
         &mut self,
         event: LocalEvent,
@@ -353,7 +353,7 @@ impl Exchange {
         self.fetches.insert(grant.id, Fetched { key, grant, rows });
     }
 
-    /// What `reader` gets of a part that it reads in this node's memory.
+    /// Returns the part that `reader` reads in this node's memory.
     pub fn read_part(
         &self,
         reader: NodeId,
@@ -373,7 +373,7 @@ impl Exchange {
         }
     }
 
-    /// A part is written, with these rows. It may have been torn.
+    /// Writes a part with these rows. It may have been torn.
     fn land(
         &mut self,
         key: LoadKey,
@@ -399,7 +399,7 @@ impl Exchange {
         }
     }
 
-    /// Tells the loader the end of a load whose rows land all together, once nothing more is written.
+    /// Tells the loader the end of a load whose rows land all together, when nothing more is written.
     pub(super) fn end_whole(&mut self, key: LoadKey, now_us: u64) {
         let outcome = self.whole.get(&key).and_then(WholeLoad::outcome);
         if let Some(is_whole) = outcome {
@@ -408,7 +408,7 @@ impl Exchange {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    /// Returns the time of the next call of [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<u64> {
         let deadlines = [self.source.poll_timeout(), self.loader.poll_timeout()];
         deadlines.into_iter().flatten().min()
@@ -419,7 +419,8 @@ impl Exchange {
         self.loader.handle_timeout(now_us);
     }
 
-    /// Takes what the engine says of fetches and holds, and does what both ends want. Returns whether that was anything.
+    /// Takes the engine's facts about fetches and holds, and carries out the tasks of both ends. Returns whether there
+    /// were any.
     pub fn settle(
         &mut self,
         engine: &mut Engine,
@@ -435,7 +436,7 @@ impl Exchange {
         self.act(engine, world)
     }
 
-    /// Does what both ends want. Returns whether that was anything.
+    /// Carries out the tasks of both ends. Returns whether there were any.
     fn act(
         &mut self,
         engine: &mut Engine,
@@ -453,7 +454,7 @@ impl Exchange {
         Ok(has_acted)
     }
 
-    /// Loads, holds and fetches that were left behind.
+    /// Describes loads, holds and fetches that should have ended.
     pub fn leftovers(&self) -> String {
         let num_left = self.open.len()
             + self.loader.num_loads()
@@ -475,7 +476,7 @@ impl Exchange {
         }
     }
 
-    /// Tells the engine about a fetch. It comes to that in order, behind what it has begun.
+    /// Tells the engine about a fetch. The engine handles such messages in order.
     pub(super) fn tell_of_fetch(&mut self, event: LocalEvent, world: &mut impl Surroundings) {
         self.told_us = self.told_us.max(world.answers_us());
         self.push(self.told_us, event, world);
@@ -487,7 +488,7 @@ impl Exchange {
     }
 }
 
-/// Nodes whose models differ have other hashes for the same tokens, and lend each other nothing.
+/// Nodes with different models have different hashes for the same tokens, and hold no blocks for each other.
 fn check_hashes(list: &BlockList, num_blocks: u32, hasher: &BlockHasher, page_size: u32) {
     let own = hasher.hashes(&list.namespace, &list.tokens, page_size);
     let lent = own.zip(&list.hashes).take(num_blocks as usize);

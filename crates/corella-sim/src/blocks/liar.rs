@@ -1,7 +1,9 @@
-//! A node that lies in what the protocol checks: which blocks it wants, how many it has, and whose load it speaks of.
+//! A node that lies where the protocol has checks: about the blocks that it wants, their number, and the owner of a
+//! load.
 //!
-//! Its lies come beside what its machines say, and name no load of its own, so that it is served as other nodes are and
-//! has right blocks to lend. The rows of a block that both ends name are true: nodes believe each other's rows.
+//! It sends its lies in addition to its machines' messages, about loads of other nodes, so that it is served like other
+//! nodes and has right blocks itself. The rows of a block that both ends name are true, because nodes trust each
+//! other's rows.
 
 use corella_core::session::{BlockPart, LoadFailure, LoadKey, ToLoader, ToSource};
 use corella_core::{BlockList, NodeId, PageHash};
@@ -9,10 +11,10 @@ use corella_core::{BlockList, NodeId, PageHash};
 use crate::blocks::block_net::{Packet, PartRows, Surroundings};
 use crate::random::Random;
 
-/// The first number of loads that a liar makes up.
+/// The number of the first invented load.
 const FIRST_MADE_UP: u64 = 1 << 40;
 
-/// A liar hears a message of any node, and may say something because of it.
+/// Has the liar hear a message of any node, to which it may react.
 pub fn hear<S: Surroundings + ?Sized>(
     world: &mut S,
     liar: NodeId,
@@ -24,7 +26,7 @@ pub fn hear<S: Surroundings + ?Sized>(
         Packet::ToSource(ToSource::LoadBlocks(load)) if to == liar => {
             confirm(world, liar, (from, key), load.list.hashes.len() as u32);
         }
-        // The rows may have been read behind their hold.
+        // The rows may have been read after the end of their hold.
         Packet::ToSource(ToSource::Landed { num_blocks }) if to != liar && from != liar => {
             world.net().totals.num_lies_for_others += 1;
             confirm(world, liar, (from, key), *num_blocks);
@@ -47,7 +49,7 @@ pub fn hear<S: Surroundings + ?Sized>(
             world.net().totals.num_lies_for_others += 1;
             tell(world, liar, (to, key), for_other(packet));
         }
-        // An answer about a load that the liar has made up.
+        // This answer is about a load that the liar has invented.
         _ if key.number >= FIRST_MADE_UP => {
             let num_blocks = world.random().below(14) as u32;
             let message = match world.random().once_in(8) {
@@ -60,7 +62,7 @@ pub fn hear<S: Surroundings + ?Sized>(
     }
 }
 
-/// Confirms blocks at once, before their source can.
+/// Confirms blocks before their source can.
 fn confirm<S: Surroundings + ?Sized>(
     world: &mut S,
     liar: NodeId,
@@ -85,7 +87,7 @@ fn tell<S: Surroundings + ?Sized>(
     world.push_packet(at_us, (liar, to, key), packet);
 }
 
-/// A request that differs from one that makes sense.
+/// Returns a request that differs from a sensible one.
 fn other_request(message: &ToSource, random: &mut Random) -> ToSource {
     match message {
         ToSource::Lookup { list, first_block } => ToSource::Lookup {
@@ -109,7 +111,8 @@ fn other_request(message: &ToSource, random: &mut Random) -> ToSource {
     }
 }
 
-/// Other tokens under the same hashes, other hashes of the same tokens, or more of the one than of the other.
+/// Returns a list with other tokens for the same hashes, other hashes for the same tokens, or different numbers of
+/// both.
 fn other_list(list: &BlockList, random: &mut Random) -> BlockList {
     let mut list = list.clone();
     let at = random.next() as usize;
@@ -129,7 +132,7 @@ fn other_list(list: &BlockList, random: &mut Random) -> BlockList {
     list
 }
 
-/// An answer of the liar to a node that loads from it, about blocks and parts that are none of that load's.
+/// Returns an answer of the liar to a node that loads from it, about blocks and parts of other loads.
 fn other_answer(packet: &Packet, random: &mut Random) -> Packet {
     let num_blocks = random.below(14) as u32;
     match packet {
@@ -160,13 +163,13 @@ fn other_answer(packet: &Packet, random: &mut Random) -> Packet {
     }
 }
 
-/// What another node says, with other rows.
+/// Returns another node's message with other rows.
 fn for_other(packet: &Packet) -> Packet {
     match packet {
         Packet::Rows(part, PartRows::Sent(rows)) => {
             Packet::Rows(*part, PartRows::Sent(vec![None; rows.len()]))
         }
-        // Read in the memory of another node than that which means the page.
+        // The page is read in the memory of another node.
         packet => packet.clone(),
     }
 }

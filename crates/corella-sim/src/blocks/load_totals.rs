@@ -1,4 +1,4 @@
-//! What loads of blocks have come to.
+//! The outcomes of block loads.
 
 use corella_core::session::{LoadEnd, LoadFailure};
 
@@ -27,19 +27,19 @@ counts! {
         /// Loads whose node died.
         num_loaders_lost,
         num_fetched_blocks,
-        /// Lookups of nodes that could not borrow all the blocks that were there.
+        /// Lookups whose answer had fewer blocks than the source had.
         num_part_offers,
-        /// Fetches that have pages for a part of their blocks.
+        /// Fetches that got pages for only a part of their blocks.
         num_part_grants,
-        /// Messages in which a node lied, and in which it spoke of loads of others.
+        /// Lies, and lies about loads of others.
         num_lies,
         num_lies_for_others,
-        /// Loads that went on with fewer blocks than their source was asked for.
+        /// Loads that continued with fewer blocks than they had asked for.
         num_shortened,
-        /// Blocks that were published before their load was over.
+        /// Blocks that were published before the end of their load.
         num_early_blocks,
         num_window_blocks,
-        /// Parts that were read in the memory of a node that had released them.
+        /// Parts that were read in the source's memory after their release there.
         num_read_late,
     }
 }

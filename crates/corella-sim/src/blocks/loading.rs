@@ -1,4 +1,4 @@
-//! The end of loads that a node makes itself: the reports to its engine and its transport, and the published blocks.
+//! A node's own loads: the tasks for its engine and its transport, and the published blocks.
 
 use corella_core::session::{LoadBlocks, LoadEnd, LoadKey, LoaderAction, ToSource};
 use corella_core::{FetchEnd, FetchGrant, FetchId};
@@ -54,7 +54,7 @@ impl Exchange {
                 self.tell_of_fetch(LocalEvent::Publish(fetch, num_blocks), world);
             }
             LoaderAction::StopRows { key } => {
-                // Named parts on their way end by themselves.
+                // Named parts in transit end by themselves.
                 if let Some(load) = self.whole.get_mut(&key) {
                     load.stop();
                     self.end_whole(key, world.now_us());
@@ -71,7 +71,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// A node asks for the blocks that it has pages for.
+    /// Checks that a node asks for the blocks for which it has pages.
     fn check_asked(
         &self,
         key: LoadKey,
@@ -125,7 +125,7 @@ impl Exchange {
         }
     }
 
-    /// A fetch publishes rows of its own sequence only.
+    /// Checks that a fetch publishes only rows of its own sequence.
     fn check_rows(
         &self,
         fetch: FetchId,

@@ -1,4 +1,4 @@
-//! Reads the pages of one load, one part after the other.
+//! The reader of one load's pages, part by part.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,7 +14,7 @@ pub struct PartReader {
 }
 
 impl PartReader {
-    /// Has the layers of more blocks read. `num_layers` is of each KV group.
+    /// Adds the layers of further blocks. `num_layers` is by KV group.
     pub fn add(
         &mut self,
         tables: &[PageTable],

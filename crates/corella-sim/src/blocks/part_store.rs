@@ -1,4 +1,4 @@
-//! Which layers of fetched pages have been written. A page has rows when all of its layers have the same ones.
+//! The written layers of fetched pages. A page has rows when all of its layers have the same ones.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ pub struct PartStore {
 }
 
 impl PartStore {
-    /// A fetch has reserved a page, which has nothing yet.
+    /// Adds a page that a fetch has reserved.
     pub fn begin(&mut self, page: PageId, num_layers: u32) {
         self.pages.insert(page, vec![None; num_layers as usize]);
     }
 
-    /// Nothing of a layer is defined while it is being written.
+    /// Makes a layer undefined while it is being written.
     pub fn tear(&mut self, page: PageId, layer: u32) {
         if let Some(layers) = self.pages.get_mut(&page) {
             layers[layer as usize] = None;
         }
     }
 
-    /// A layer has been written. Returns the rows of the page, one for each of its positions.
+    /// Adds a written layer. Returns the rows of the page, by position.
     pub fn land(&mut self, page: PageId, layer: u32, rows: Vec<Row>) -> Vec<Row> {
         let undefined = vec![None; rows.len()];
         let Some(layers) = self.pages.get_mut(&page) else {

@@ -1,4 +1,4 @@
-//! The end of loads that other nodes make: what is read for them, and what they are told.
+//! The loads that other nodes make from a node: the reads, and the answers.
 
 use corella_core::session::{LoadId, SourceAction, ToLoader};
 
@@ -78,7 +78,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// A source sends and confirms only blocks that it holds for the load.
+    /// Checks that a source sends and confirms only blocks that it holds for the load.
     fn check_held(
         &self,
         load: LoadId,
@@ -93,7 +93,7 @@ impl Exchange {
         Err(world.violation("blocks are lent that are held", what))
     }
 
-    /// A hold lives until its time is over or its end is told, so that its pages go when requests need them.
+    /// Checks that a hold ends only at its time or with a report of its end.
     pub(super) fn check_end(
         &self,
         load: LoadId,
@@ -124,7 +124,7 @@ impl Exchange {
         self.push(at_us, LocalEvent::PartRead(load), world);
     }
 
-    /// A part has been read: its rows, or where they are, go to the node that loads them.
+    /// Handles a read part: its rows, or their location, go to the loading node.
     pub(super) fn part_read(
         &mut self,
         load: LoadId,

@@ -1,4 +1,4 @@
-//! The rows of a load whose transport has its own order and credit: they land all together, or not.
+//! The rows of a load whose transport has an order and a credit of its own: all land together, or none.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ impl WholeLoad {
         }
     }
 
-    /// The page of a part that is written from now on.
+    /// Begins writing a part, and returns its page.
     pub fn begin(&mut self, from: NodeId, part: BlockPart) -> Option<PageId> {
         if from != self.source || self.is_stopped || !self.left.contains(&part) {
             return None;
@@ -48,7 +48,7 @@ impl WholeLoad {
         Some(page)
     }
 
-    /// A part is written. One that is torn ends the load, as a lost connection does.
+    /// Ends writing a part. A torn part ends the load, like a lost connection.
     pub fn end(&mut self, part: BlockPart, is_whole: bool) {
         self.num_writing -= 1;
         match is_whole {
@@ -61,7 +61,7 @@ impl WholeLoad {
         self.is_stopped = true;
     }
 
-    /// Whether all has landed, once nothing more is written.
+    /// Returns whether all parts have landed, when nothing more is written.
     pub fn outcome(&self) -> Option<bool> {
         let is_whole = self.left.is_empty();
         let is_at_rest = self.num_writing == 0 && (is_whole || self.is_stopped);

@@ -1,4 +1,4 @@
-//! What runs of a fleet have come to.
+//! The outcomes of fleet runs.
 
 use crate::blocks::load_totals::LoadTotals;
 use crate::count::counts;
@@ -10,7 +10,7 @@ counts! {
         num_completed,
         num_aborted,
         num_failed,
-        /// Their node died.
+        /// Calls whose node died.
         num_lost,
         num_crashes,
     }
@@ -28,7 +28,7 @@ impl FleetTotals {
         self.loads.add(&run.loads);
     }
 
-    /// What has not happened once.
+    /// Returns the names of counts that are 0.
     pub fn missing(&self) -> Vec<String> {
         [self.calls.missing(), self.loads.missing()].concat()
     }

@@ -1,4 +1,4 @@
-//! What a seed says of a fleet: its nodes, links, requests, loads and faults.
+//! The workload of a fleet, made from a seed: its nodes, links, requests, loads and faults.
 
 use corella_core::session::LoadConfig;
 use corella_core::{
@@ -19,7 +19,7 @@ pub struct FleetWorkload {
     pub(super) calls: Vec<FleetCall>,
     pub(super) loads: Vec<LoadPlan>,
     pub(super) crashes: Vec<Crash>,
-    /// How long it takes until all nodes know that one was started again.
+    /// The time until all nodes know of a restart.
     pub(super) registry_delay_us: u64,
     pub(super) steps_fail_once_in: u64,
 }
@@ -240,7 +240,7 @@ impl Writer {
         });
     }
 
-    /// Has a node load a request's prompt from the node that has computed the beginning, or from any other.
+    /// Plans the load of a request's prompt, from the node that has computed its beginning or from any other.
     fn load(
         &mut self,
         at_us: u64,

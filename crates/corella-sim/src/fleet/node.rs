@@ -54,7 +54,7 @@ impl Node {
         }
     }
 
-    /// Runs the engine, and does what both ends of loads want, until nothing is left to do.
+    /// Runs the engine and the tasks of both ends of loads, until none is left.
     pub fn settle(&mut self, world: &mut World<'_>) -> Result<Vec<RequestOutput>, Violation> {
         let mut outputs = Vec::new();
         loop {
@@ -83,7 +83,7 @@ impl Node {
         Ok(outputs)
     }
 
-    /// Loads, holds and fetches that were left behind.
+    /// Describes loads, holds and fetches that should have ended.
     pub fn leftovers(&mut self) -> String {
         let stats = self.engine.stats();
         let loads = self.exchange.leftovers();

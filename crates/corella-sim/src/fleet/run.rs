@@ -1,4 +1,4 @@
-//! One run of a fleet: events in virtual time, nodes between them, faults among them.
+//! One run of a fleet: its nodes, and the events and faults in virtual time.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ struct Run<'a> {
     world: World<'a>,
     nodes: Vec<Option<Box<Node>>>,
     incarnations: Vec<Incarnation>,
-    /// What clients have got, and that they wait for more.
+    /// The tokens that waiting clients have received.
     clients: BTreeMap<RequestId, Vec<TokenId>>,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Returns the node that has something to do because of it.
+    /// Plays an event. Returns the node that has to act after it.
     fn happen(&mut self, event: Event) -> Result<Option<NodeId>, Violation> {
         let world = &mut self.world;
         let (workload, now_us) = (world.workload, world.now_us);
@@ -179,7 +179,7 @@ impl<'a> Run<'a> {
         node.filter(|node| node.incarnation == incarnation)
     }
 
-    /// A load goes on at one of its ends.
+    /// Delivers an event to the load's source or loader.
     fn load(
         &mut self,
         id: NodeId,
@@ -188,7 +188,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), Violation> {
         let source = event.source().and_then(|(from, of)| {
             let source = self.nodes[from.0 as usize].as_deref();
-            // A read of a process that is gone fails.
+            // A read in the memory of a dead process fails.
             source.filter(|source| source.incarnation == of)
         });
         let read = source.and_then(|node| node.exchange.read_part(id, &event, &node.engine));
@@ -220,7 +220,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// A client gets what it would get of a node that has nothing else to do.
+    /// Checks an output: clients receive the tokens of a lone run.
     fn take(&mut self, output: RequestOutput) -> Result<(), Violation> {
         let id = output.request;
         let call = &self.world.workload.calls[id.0 as usize];

@@ -1,4 +1,4 @@
-//! What the nodes of a fleet share: time, chance, and the network.
+//! The state that the nodes of a fleet share: time, random numbers and the network.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ pub enum Event {
     Load(usize),
     Crash(usize),
     Start(NodeId),
-    /// All nodes know of a start.
+    /// All nodes learn of a start.
     Registered(NodeId, Incarnation),
     Block(Box<BlockEvent>),
-    /// A matter of one process.
+    /// An event within one process.
     Local(NodeId, Incarnation, LocalEvent),
 }
 
@@ -65,7 +65,7 @@ impl<'a> World<'a> {
         self.events.num_events()
     }
 
-    /// What the run has come to.
+    /// Returns the outcome of the run.
     pub fn into_totals(self) -> FleetTotals {
         FleetTotals {
             calls: self.totals,

@@ -1,4 +1,4 @@
-//! How a prefill node carries out the routes of its calls.
+//! The routes of calls, as a prefill node carries them out.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl SimulatedPrefillNode {
         }
     }
 
-    /// Submits a call by its route. `fetching` is `None` behind a fetch.
+    /// Submits a call by its route. `fetching` is `None` after a fetch.
     fn route_call(
         &mut self,
         index: usize,
@@ -72,7 +72,7 @@ impl SimulatedPrefillNode {
             stopping,
             max_tpot_us: objectives.tpot_us,
             hashes: &hashes,
-            // Choices are calls of their own here.
+            // Here each choice is a call.
             num_choices: 1,
             sibling: planned.siblings.filter(|&first| first != session),
             stays: (!planned.goes_remote).then_some(StayReason::PromptOutputs),
@@ -130,13 +130,13 @@ impl SimulatedPrefillNode {
         }
     }
 
-    /// A peer by its place in the network.
+    /// Returns a peer with its number in the network.
     fn place_of(&self, peer: NodeIncarnation) -> NodeIncarnation {
         let node = self.peers.place(peer.node);
         NodeIncarnation { node, ..peer }
     }
 
-    /// Begins to load a prompt's blocks.
+    /// Begins the fetch of a prompt's blocks.
     fn fetch_prompt(
         &mut self,
         source: NodeIncarnation,
@@ -177,7 +177,7 @@ impl SimulatedPrefillNode {
         world.placement.num_transfers += 1;
     }
 
-    /// The engine tells how much of a prompt it has.
+    /// Asks the engine how much of a prompt it has cached.
     pub(super) fn look_up(&mut self, key: SessionKey, world: &mut World<'_>) {
         let Some(&(_, num_there)) = self.undecided.get(&key.session) else {
             return;
@@ -215,7 +215,8 @@ impl SimulatedPrefillNode {
         [ComputePlace::Here, ComputePlace::There].map(|place| self.machine.num_decisions(place))
     }
 
-    /// Carries out the actions of loads, and goes on behind those that have begun or ended. Returns whether there was any.
+    /// Carries out the actions of loads, and continues the calls whose load has begun or ended. Returns whether there
+    /// were any.
     pub(super) fn settle_loads(&mut self, world: &mut World<'_>) -> Result<bool, Violation> {
         let exchange = &mut self.exchange;
         if exchange.settle(&mut self.engine, world)? {

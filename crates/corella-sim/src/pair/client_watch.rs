@@ -1,4 +1,4 @@
-//! What clients must see: the tokens of the lone run, one end, and no silence.
+//! The check of clients' events: the tokens of the lone run, one end, and no long silence.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ struct Client {
     num_seen: usize,
     last_event_us: u64,
     cancelled: bool,
-    /// Its prefill node's engine has taken it.
+    /// Its prefill node's engine has accepted it.
     is_accepted: bool,
     /// A step that computed it on its prefill node has failed.
     has_failed: bool,
@@ -181,8 +181,8 @@ impl<'a> ClientWatch<'a> {
     }
 }
 
-/// All work there is, one request after the other, and every fault that can befall one request
-/// between two of its events.
+/// Returns the longest time between two events of a client: all work in sequence, and each fault that one request can
+/// meet.
 fn max_silence_us(workload: &PairWorkload) -> u64 {
     let num_tokens: u64 = workload
         .calls
@@ -193,7 +193,7 @@ fn max_silence_us(workload: &PairWorkload) -> u64 {
     let token_us = nodes.map(|node| node.per_step_us + node.per_token_us).max();
     let sessions = &workload.sessions;
     let attempt_us = sessions.allocate_budget_us + sessions.lost_after_us;
-    // A choice may wait for another one's rows before it loads its own.
+    // A choice may wait for its sibling's rows before it loads its own.
     let load_us = sessions.load_timeout_us(60);
     // Requests wait for blocks that their node loads.
     let blocks_us = if workload.fleet.fetches { 1_000_000 } else { 0 };

@@ -21,7 +21,7 @@ use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
 use crate::violation::Violation;
 
-/// The hash of no sequence.
+/// A row that has not landed: the hash of no sequence.
 const NOT_LANDED: u64 = u64::MAX;
 
 pub struct SimulatedDecodeNode {
@@ -34,7 +34,7 @@ pub struct SimulatedDecodeNode {
     num_requests: u64,
     requests: BTreeMap<SessionKey, Receipt>,
     keys: BTreeMap<RequestId, SessionKey>,
-    /// Reservations that the scheduler has not come to yet.
+    /// Reservations that the scheduler has not answered yet.
     asked: BTreeMap<SessionKey, (Box<Allocate>, u64)>,
     loads: BTreeMap<SessionKey, Load>,
     told: ToldTokens,
@@ -60,7 +60,7 @@ struct Load {
 /// The rows of a KV group.
 struct GroupLoad {
     first_row: u32,
-    /// By row, the layers that have come as bits, and what they agree on.
+    /// By row, the landed layers as bits, and their common content.
     rows: Vec<(u32, Row)>,
 }
 
@@ -152,7 +152,7 @@ impl SimulatedDecodeNode {
         match event {
             LocalEvent::Wake => {
                 if self.wake_us != Some(now_us) {
-                    // An earlier one came instead.
+                    // An earlier timer has fired instead.
                     return Ok(());
                 }
                 self.wake_us = None;
@@ -229,7 +229,7 @@ impl SimulatedDecodeNode {
         Ok(())
     }
 
-    /// What must be there no longer when everything has ended.
+    /// Describes state that should be gone at the end.
     pub fn leftovers(&self) -> String {
         let (end, engine) = (self.end.stats(), self.engine.stats());
         let is_clean = end == Default::default()
@@ -404,7 +404,7 @@ impl SimulatedDecodeNode {
                 state: reservation.state,
             };
             if let Some(state) = receipt.state {
-                // A slot that starts with it has the state of another sequence.
+                // A slot that starts from this state has the state of another sequence.
                 self.engine.write_state(state, Some(NOT_LANDED));
             }
             self.requests.insert(key, receipt);
@@ -423,7 +423,7 @@ impl SimulatedDecodeNode {
         self.end.handle_reserved(key, answer, world.now_us);
     }
 
-    /// Rows of one layer have come. A row is there when all its layers are.
+    /// Writes arrived rows of one layer. A row is complete when all of its layers are.
     fn write(
         &mut self,
         key: SessionKey,
@@ -463,7 +463,7 @@ impl SimulatedDecodeNode {
         Ok(())
     }
 
-    /// The state behind all rows has come.
+    /// Writes the arrived state after all rows.
     fn write_state(
         &mut self,
         key: SessionKey,
@@ -483,7 +483,7 @@ impl SimulatedDecodeNode {
         Ok(())
     }
 
-    /// Ends a load whose rows and state are all there.
+    /// Ends a load when all rows and the state have arrived.
     fn end_whole_load(&mut self, key: SessionKey, world: &mut World<'_>) {
         let load = self.loads.get(&key);
         let is_whole = |load: &Load| load.num_left == 0 && !load.needs_state && !load.is_cancelled;
@@ -496,7 +496,7 @@ impl SimulatedDecodeNode {
         }
     }
 
-    /// What it says of itself when it is probed.
+    /// Returns the node's answer to a probe.
     pub fn answer(&self, world: &World<'_>) -> Answer {
         let stats = self.engine.stats();
         Answer {
@@ -524,7 +524,7 @@ impl SimulatedDecodeNode {
         let deadlines = [
             self.end.poll_timeout(),
             self.exchange.poll_timeout(),
-            // Past deadlines wait for the step that holds the scheduler up.
+            // Passed deadlines wait for the end of the running step.
             self.engine
                 .scheduler()
                 .poll_deadline()

@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// Reserves pages for a request whose prompt a node of an arithmetic computes.
+    /// Reserves pages for a request whose prompt a node of `arithmetic` computes.
     pub fn reserve(
         &mut self,
         request: Request,
@@ -88,7 +88,7 @@ impl Engine {
         self.scheduler.stats()
     }
 
-    /// Until when a hold runs that begins now.
+    /// Returns the end of a hold that begins now.
     pub fn hold_until_us(&self) -> u64 {
         self.scheduled_us + self.plan.config.hold_lease_us
     }
@@ -113,12 +113,12 @@ impl Engine {
         self.executor.read_row(page, at)
     }
 
-    /// What this node makes of a row in a group.
+    /// Returns a row as this node computes it for a group.
     pub fn made_here(&self, row: Row, group: usize) -> Row {
         self.executor.made_here(row, group)
     }
 
-    /// True unless a step in flight still has to compute the row in this layer.
+    /// Returns false while a step in flight still has to compute the row in this layer.
     pub fn is_computed(&self, page: PageId, at: usize, layer: u32) -> bool {
         self.progress.is_computed(page, at, layer)
     }
@@ -131,7 +131,7 @@ impl Engine {
         self.executor.write_row(page, at, row);
     }
 
-    /// The state that another node wants. It must have been computed.
+    /// Returns a snapshot's state for another node. It must have been computed.
     pub fn read_state(&self, snapshot: SnapshotId) -> Row {
         self.executor.read_state(snapshot)
     }
@@ -181,7 +181,7 @@ impl Engine {
         })
     }
 
-    /// Begins the next copy to or from host memory, if there is one, and returns how long it takes.
+    /// Begins the next copy to or from host memory, if any, and returns its duration.
     pub fn begin_copy(&mut self) -> Option<u64> {
         self.host
             .begin_copy(&mut self.scheduler, &mut self.executor)
@@ -191,7 +191,7 @@ impl Engine {
         self.host.end_copy(&mut self.scheduler, &mut self.executor);
     }
 
-    /// Whether nothing is left in host memory.
+    /// Returns whether host memory is empty.
     pub fn has_empty_host(&self) -> bool {
         self.host.is_empty() && self.stats().num_spilled_pages == 0
     }

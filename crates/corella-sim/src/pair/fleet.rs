@@ -1,4 +1,4 @@
-//! One run of a fleet: events in virtual time, nodes between them, faults among them.
+//! One run of prefill and decode nodes: the events and faults in virtual time.
 
 use corella_core::{Incarnation, NodeId};
 
@@ -53,7 +53,7 @@ impl Node {
         }
     }
 
-    /// What it does for loads of blocks, with its engine.
+    /// Returns the node's block exchange and its engine.
     pub(super) fn exchange(&mut self) -> (&mut Exchange, &mut Engine) {
         match self {
             Self::Prefill(node) => (&mut node.exchange, &mut node.engine),
@@ -67,7 +67,7 @@ impl<'a> Fleet<'a> {
         let mut world = World::new(workload, seed);
         world.totals.num_runs = 1;
         for (index, call) in workload.calls.iter().enumerate() {
-            // A cancel that comes before its request comes first.
+            // A cancel may precede its request.
             if let Some(cancel_us) = call.cancel_us {
                 world.push(cancel_us, Event::Cancel(index));
             }
@@ -254,7 +254,7 @@ impl<'a> Fleet<'a> {
                         _ => None,
                     })
                     .collect();
-                // A process that dies leaves a host behind that closes what it had open.
+                // The host of a dead process closes its connections.
                 for (id, other) in broken.into_iter().filter(|_| is_told) {
                     world.break_connection(id, &[other]);
                 }

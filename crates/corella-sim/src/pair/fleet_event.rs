@@ -1,4 +1,4 @@
-//! What happens in a fleet besides its sessions: the registry lists nodes, nodes are probed, and blocks are loaded.
+//! The events of a fleet besides its sessions: lists of the registry, probes, and loads of blocks.
 
 use corella_core::session::NodeIncarnation;
 use corella_core::{Incarnation, NodeId, PeerRecord};
@@ -11,11 +11,11 @@ use crate::pair::peers::SimulatedPeers;
 use crate::pair::world::Event;
 use crate::violation::Violation;
 
-/// How long a node may take to answer a probe.
+/// The time within which a probe must be answered.
 const PROBE_TIMEOUT_US: u64 = 1_000_000;
 
 impl Fleet<'_> {
-    /// The registry lists the decode nodes, or is out of order.
+    /// Plays a list of the registry, or its failure.
     pub(super) fn list(&mut self) -> Result<(), Violation> {
         let world = &mut self.world;
         let plan = &world.workload.fleet;
@@ -28,7 +28,7 @@ impl Fleet<'_> {
         let records = world.workload.decode_nodes().map(|node| PeerRecord {
             instance_id: SimulatedPeers::instance(node),
             incarnation: knows_starts.then(|| world.registry[&node].0),
-            // A registry of addresses does not know it.
+            // A registry of addresses does not know the incarnation.
             max_prompt_tokens: { world.workload.nodes[node.0 as usize].max_prompt_tokens }
                 .filter(|_| knows_starts)
                 .unwrap_or(u32::MAX),
@@ -57,7 +57,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// All nodes know each other before the first call.
+    /// Makes all nodes known to each other before the first call.
     fn meet(&mut self) {
         let world = &mut self.world;
         let (prefill, decode) = self.nodes.split_at_mut(world.workload.num_prefill_nodes);
@@ -69,7 +69,7 @@ impl Fleet<'_> {
                 let there = &decode[place.0 as usize - world.workload.num_prefill_nodes];
                 if let Some(Node::Decode(there)) = there {
                     let answer = Answer {
-                        // That it does not fit shows in its sessions.
+                        // The node's sessions reveal an incompatibility.
                         is_compatible: true,
                         ..there.answer(world)
                     };
@@ -80,7 +80,7 @@ impl Fleet<'_> {
         }
     }
 
-    /// A probe comes to a decode node, which answers if it is there.
+    /// Delivers a probe to a decode node, which answers if it runs.
     pub(super) fn probe(&mut self, by: (NodeId, Incarnation), peer: NodeId, node: NodeId) {
         let world = &mut self.world;
         let is_blocked = world.network.is_blocked(by.0, node, world.now_us);
@@ -101,7 +101,7 @@ impl Fleet<'_> {
         world.push(answers_us, event);
     }
 
-    /// The answer to a probe comes back, unless the link is blocked.
+    /// Delivers the answer to a probe, unless the link is blocked.
     pub(super) fn probed(
         &mut self,
         by: (NodeId, Incarnation),
@@ -133,7 +133,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// A node loads the blocks of a prompt from any other.
+    /// Has a node fetch the blocks of a prompt from any other.
     pub(super) fn fetch_prompt(&mut self, index: usize) -> Result<(), Violation> {
         let world = &mut self.world;
         let fetch = &world.workload.fleet.prompt_fetches[index];
@@ -157,7 +157,7 @@ impl Fleet<'_> {
         node.settle(world)
     }
 
-    /// A load of blocks goes on.
+    /// Delivers an event to a load's source or loader.
     pub(super) fn load(&mut self, event: BlockEvent) -> Result<(), Violation> {
         let (id, incarnation) = match &event {
             BlockEvent::Arrive { to, .. } => (*to, None),
@@ -174,7 +174,7 @@ impl Fleet<'_> {
         };
         let source = source.and_then(|(from, of)| {
             let source = self.nodes[from.0 as usize].as_mut();
-            // A read of a process that is gone fails.
+            // A read in the memory of a dead process fails.
             source.filter(|source| source.incarnation() == of)
         });
         let read = match (source.map(Node::exchange), &event) {

@@ -1,5 +1,5 @@
-//! What a seed says of a fleet whose nodes find each other by the real peer table and placement, and load each other's
-//! cached blocks.
+//! The plan of a fleet, made from a seed: its nodes find each other by the real peer table and placement, and load each
+//! other's cached blocks.
 
 use corella_core::session::LoadConfig;
 use corella_core::{
@@ -19,7 +19,7 @@ pub struct FleetPlan {
     pub max_sent: usize,
     /// The pause between two lists of the registry.
     pub list_interval_us: u64,
-    /// One list of so many cannot be had, and one of as many is empty.
+    /// One in this many lists fails, and one in as many is empty.
     pub lists_fail_once_in: u64,
     /// Whether prefill nodes fetch the blocks of prompts from decode nodes, and whether they do so even if computing is
     /// quicker.
@@ -37,7 +37,7 @@ pub struct PromptFetch {
     pub at_us: u64,
     pub node: NodeId,
     pub from: NodeId,
-    /// The call whose prompt it is.
+    /// The call with the prompt.
     pub call: usize,
     pub soft_us: u64,
     pub hard_us: u64,
@@ -53,7 +53,7 @@ pub struct Answer {
 }
 
 impl FleetPlan {
-    /// Draws how the nodes of a workload find each other, and makes them load blocks.
+    /// Draws the plan of a fleet whose nodes load blocks.
     pub fn drawn(workload: &mut PairWorkload, random: &mut Random) -> Self {
         let page_size = workload.nodes[0].config.page_size;
         for node in &mut workload.nodes {
@@ -84,7 +84,7 @@ impl FleetPlan {
         plan
     }
 
-    /// Draws how the nodes of a workload find each other. None loads blocks.
+    /// Draws the plan of a fleet whose nodes load no blocks.
     pub fn plain(nodes: &[NodePlan], num_layers: u32, random: &mut Random) -> Self {
         let page_size = nodes[0].config.page_size;
         let num_layers = vec![num_layers; nodes[0].config.kv_groups.len()];
@@ -138,7 +138,7 @@ impl PromptFetch {
     }
 }
 
-/// All nodes have blocks of one size, and few hashes.
+/// Gives a node blocks of the common size, and hashes that often collide.
 fn exchange_blocks(config: &mut SchedulerConfig, page_size: u32, random: &mut Random) {
     config.page_size = page_size;
     let num_groups = config.kv_groups.len() as u32;

@@ -1,4 +1,4 @@
-//! Held pages of a prefill node, seen from outside: each hold has a lease, and its pages go soon after that.
+//! The check of a prefill node's holds: each has a lease, and its pages are released soon after the lease's end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,15 +8,15 @@ use crate::checker::{Verdict, ensure};
 
 #[derive(Default)]
 pub struct LeaseWatch {
-    /// Until when the leases of holds run.
+    /// The end of each hold's lease.
     leases: BTreeMap<RequestId, u64>,
-    /// Holds whose lease is over, and when their pages must be let go.
+    /// Holds whose lease has ended, and the latest time of their release.
     ended: BTreeMap<RequestId, u64>,
     released: BTreeSet<RequestId>,
 }
 
 impl LeaseWatch {
-    /// Pages are held from now on, unless they were let go before this was told.
+    /// Notes that pages are held from now on, unless they were released before this report.
     pub fn held(&mut self, request: RequestId, until_us: u64) {
         if !self.released.contains(&request) {
             self.leases.insert(request, until_us);
@@ -27,7 +27,7 @@ impl LeaseWatch {
         self.leases.insert(request, until_us);
     }
 
-    /// A lease is over. Returns the time until which it was to run. The pages must be let go by `by_us`.
+    /// Notes the end of a lease, and returns its planned end. The pages must be released by `by_us`.
     pub fn ended(&mut self, request: RequestId, by_us: u64) -> Option<u64> {
         if !self.released.contains(&request) {
             self.ended.insert(request, by_us);
@@ -41,7 +41,7 @@ impl LeaseWatch {
         self.released.insert(request);
     }
 
-    /// Checks the holds when everything has been done that is due.
+    /// Checks the holds after all due work.
     pub fn check(&self, now_us: u64) -> Verdict {
         let mut leases = self.leases.iter();
         let endless = leases.find(|&(_, &until_us)| until_us <= now_us);

@@ -1,4 +1,4 @@
-//! What runs of pairs and fleets have come to.
+//! The outcomes of runs of pairs and fleets.
 
 use corella_core::session::SessionFinish;
 use corella_core::{AdmissionError, FinishReason};
@@ -12,28 +12,28 @@ counts! {
         num_events,
         num_requests,
         num_completed,
-        /// Their last token came from a decode node.
+        /// Requests whose last token came from a decode node.
         num_completed_remotely,
         num_cancelled,
         num_cancelled_before,
         num_deadlines,
         num_decode_lost,
         num_refused,
-        /// Refused because no decode node was left, and none may be decoded on prefill nodes.
+        /// Requests refused because no decode node was left and prefill nodes did not fall back.
         num_without_decode_node,
         num_too_many_sessions,
         num_failed,
-        /// Their prefill node died.
+        /// Requests whose prefill node died.
         num_clients_lost,
         num_attempts,
         num_second_attempts,
-        /// Runs that went on behind tokens that the client had.
+        /// Runs that continued after tokens that the client had.
         num_resumed,
-        /// Those of them that were computed for another decode node.
+        /// Such runs for another decode node.
         num_moved,
         num_suspects,
         num_incompatible,
-        /// Told by the node itself, before the registry had it.
+        /// Restarts that the node itself reported before the registry did.
         num_restarts_noticed,
         num_crashes,
         num_blocks,
@@ -43,9 +43,9 @@ counts! {
         num_loads_done,
         num_loads_failed,
         num_loads_cancelled,
-        /// Recurrent states that went to decode nodes.
+        /// Recurrent states that were sent to decode nodes.
         num_states_sent,
-        /// Rows written by loads of sessions that were over.
+        /// Rows written by loads of ended sessions.
         num_late_rows,
         num_load_timeouts,
         num_exports_declined,
@@ -53,39 +53,39 @@ counts! {
         num_leases_ended,
         num_reads_of_failed_steps,
         num_cached_rows,
-        /// Those of a prefill node of another arithmetic than the decode node.
+        /// Cached rows of a prefill node with another arithmetic than the decode node.
         num_mixed_cached_rows,
-        /// Sessions that decode nodes gave up, and sessions that they did not take.
+        /// Sessions that decode nodes ended early, and sessions that they refused.
         num_aborts,
         num_refusals,
         num_unanswered_reservations,
-        /// Requests that decode nodes kept in host memory, took back from there, or could not keep.
+        /// Requests that decode nodes spilled to host memory, restored, or could not keep.
         num_spills,
         num_restores,
         num_handed_back,
-        /// Choices that waited for another one of their prompt.
+        /// Choices that waited for a sibling.
         num_waiting_choices,
-        /// Prompts of which a decode node had pages before it was decided which node computes them, and those that decode
-        /// nodes computed.
+        /// Prompts with pages on a decode node before the choice of the computing node, and prompts computed by decode
+        /// nodes.
         num_asked_first,
         num_computed_there,
-        /// Requests that went on here behind tokens of a decode node that had computed the prompt.
+        /// Requests that continued here after tokens of a decode node that had computed the prompt.
         num_lost_after_compute,
     }
 }
 
 counts! {
-    /// How nodes of a fleet have found each other.
+    /// The outcomes of placement in a fleet.
     pub struct PlacementTotals {
         num_lists,
         num_outages,
         num_empty_lists,
         num_probes,
         num_silent_probes,
-        /// Calls that were placed on the node that has a part of their prompt, and on others.
+        /// Calls placed on the node that has a part of their prompt, and on others.
         num_near,
         num_elsewhere,
-        /// Calls that stay on their prefill node, and those that no node takes.
+        /// Calls that stay on their prefill node, and calls that no node takes.
         num_here,
         num_nobody,
         /// Decisions by predicted cost.
@@ -93,14 +93,14 @@ counts! {
         num_decided_there,
         /// Calls that name a node with a part of their prompt.
         num_hinted,
-        /// Loads from the node that has a part of a prompt, before its prefill, and others.
+        /// Fetches from the node that has a part of a prompt, before its prefill, and others.
         num_prompt_fetches,
         num_other_pulls,
         num_transfers,
     }
 }
 
-/// The sums of runs.
+/// The sums over runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PairTotals {
     pub sessions: SessionTotals,
@@ -116,7 +116,7 @@ impl PairTotals {
         self.loads.add(&run.loads);
     }
 
-    /// What has not happened once. Fleets show what pairs do not have.
+    /// Returns the names of counts that are 0, for pairs or for fleets.
     pub fn missing(&self, is_fleet: bool) -> Vec<String> {
         match is_fleet {
             true => self.placement.missing(),

@@ -24,10 +24,10 @@ pub struct PairWorkload {
     pub faults: Vec<Fault>,
     /// On average, one step in this many fails. 0 means never.
     pub fails_once_in: u64,
-    /// How long after a node starts the registry tells the other nodes about it. If `None`, nodes learn of a restart
-    /// only from each other.
+    /// The time until the registry reports a start to other nodes. `None`: nodes learn of a restart only from each
+    /// other.
     pub registry_delay_us: Option<u64>,
-    /// How nodes find each other and load blocks.
+    /// The plan of placement and block loads.
     pub fleet: FleetPlan,
 }
 
@@ -39,15 +39,15 @@ pub struct NodePlan {
     pub config: SchedulerConfig,
     pub per_step_us: u64,
     pub per_token_us: u64,
-    /// How long a copy to or from host memory takes at most, and how many of them one fails of; 0 means none.
+    /// The longest time of a copy to or from host memory. One in `copies_fail_once_in` copies fails; 0 means none.
     pub max_copy_us: u64,
     pub copies_fail_once_in: u64,
     pub is_compatible: bool,
     /// Nodes with another number compute other rows of the same tokens.
     pub arithmetic: u64,
-    /// The minor version of the protocol that it speaks.
+    /// The minor version of the node's protocol.
     pub protocol_minor: u32,
-    /// The longest prompt that it decodes, if it has a limit.
+    /// The longest prompt that the node decodes, if it has a limit.
     pub max_prompt_tokens: Option<u32>,
 }
 
@@ -55,15 +55,15 @@ pub struct NodePlan {
 pub struct LinkPlan {
     pub min_latency_us: u64,
     pub max_latency_us: u64,
-    /// For each decode node, how long it takes to transfer one row of all layers, in microseconds.
+    /// By decode node, the time to transfer one row of all layers, in microseconds.
     pub row_us: Vec<u64>,
     /// On average, one control message in this many is delivered twice. 0 means never.
     pub repeats_once_in: u64,
-    /// How long a reader or writer of pages takes to stop.
+    /// The longest time that a reader or writer of pages takes to stop.
     pub max_stop_us: u64,
 }
 
-/// One request of a client, and what it must come to.
+/// One request of a client, and its expected result.
 #[derive(Clone, Debug)]
 pub struct PairCall {
     pub at_us: u64,
@@ -74,7 +74,7 @@ pub struct PairCall {
     /// May be before the request.
     pub cancel_us: Option<u64>,
     pub goes_remote: bool,
-    /// The session of the first choice, where several calls are choices of one request.
+    /// The session of the first choice, if several calls are choices of one request.
     pub siblings: Option<SessionId>,
     /// The request names a node that may have a part of its prompt.
     pub hint: Option<NodeId>,
@@ -90,8 +90,8 @@ pub struct Fault {
 
 #[derive(Clone, Copy, Debug)]
 pub enum FaultKind {
-    /// The node's process dies and is started again after `down_us`. If only the process died, its host closes the open
-    /// connections and so the peers notice (`is_told`); if the whole host died, they are told nothing.
+    /// The node's process dies, and restarts after `down_us`. If only the process died, its host closes the
+    /// connections, which the peers notice (`is_told`). If the host died, they notice nothing.
     Crash {
         node: NodeId,
         down_us: u64,
@@ -177,7 +177,7 @@ impl PairWorkload {
         }
     }
 
-    /// The end of lists and probes. Later calls use the last ones.
+    /// Returns the end of lists and probes. Later calls use the last ones.
     pub fn lists_until_us(&self) -> u64 {
         let times = self.calls.iter().map(|call| call.at_us);
         let times = times.chain(self.faults.iter().map(|fault| fault.at_us));
@@ -190,8 +190,8 @@ impl PairWorkload {
 }
 
 impl NodePlan {
-    /// Has the node compute other rows than nodes of another arithmetic, and call its blocks by other names. Whole
-    /// hashes, of which no two are equal by chance.
+    /// Gives the node an arithmetic: its rows and block hashes differ from those of other arithmetics. Hashes have all
+    /// bits, so that none collide by chance.
     pub fn set_arithmetic(&mut self, arithmetic: u64) {
         self.arithmetic = arithmetic;
         self.config.block_hasher = BlockHasher::new(arithmetic);
@@ -210,7 +210,7 @@ fn vary_arithmetics(nodes: &mut [NodePlan], seed: u64) {
 
 struct Writer {
     random: Random,
-    /// Draws what concerns spilled requests.
+    /// Draws the properties of spilled requests.
     spill: Random,
     /// Beginnings of prompts.
     known: Vec<Vec<TokenId>>,
@@ -284,7 +284,7 @@ impl Writer {
 
     fn sessions(&mut self) -> SessionConfig {
         let mut config = SessionConfig::new(1000);
-        // At the last of these, a load may take longer than the shortest lease.
+        // With the last of these, a load may outlast the shortest lease.
         config.min_bandwidth_bytes_per_s = self.random.pick(&[1_000_000, 100_000, 10_000]);
         config.resumes_locally = !self.random.once_in(6);
         config.first_token_timeout_us = self.random.pick(&[500_000, 60_000_000]);
@@ -462,7 +462,7 @@ impl Writer {
     }
 }
 
-/// Has later turns of a conversation come later: prompts were written in their order.
+/// Sorts the times of calls, so that later turns of a conversation come later.
 fn sort_by_time(calls: &mut [PairCall]) {
     let mut times_us: Vec<_> = calls.iter().map(|call| call.at_us).collect();
     times_us.sort_unstable();
@@ -526,8 +526,8 @@ fn vary_versions(nodes: &mut [NodePlan], seed: u64) {
     }
 }
 
-/// Gives some of the calls further choices, which are cancelled at times of their own. They come from a generator of
-/// their own, so that the rest of the workload is what it was without them.
+/// Gives some calls further choices, each with its own time of cancellation. A generator of their own leaves the rest
+/// of the workload unchanged.
 fn with_choices(calls: Vec<PairCall>, seed: u64) -> Vec<PairCall> {
     let mut random = Random(seed ^ 0x0c40_1ce5);
     let mut all: Vec<PairCall> = Vec::new();
@@ -550,7 +550,7 @@ fn with_choices(calls: Vec<PairCall>, seed: u64) -> Vec<PairCall> {
     all
 }
 
-/// What the request comes to on one node that has nothing else to do.
+/// Returns the output of a lone run of the request.
 pub(crate) fn lone_run(
     request: &Request,
     max_tokens: u32,

@@ -1,4 +1,4 @@
-//! The places of a prefill node's peers in the simulated network, and their answers to its probes.
+//! The peers of a prefill node: their numbers in the simulated network, and their answers to probes.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,11 @@ use corella_core::{NodeId, PeerChange, PeerFacts, PeerRecord, PrefillNode};
 
 use crate::pair::fleet_plan::Answer;
 
-/// The network numbers nodes from 0. A directory numbers incarnations as it meets them.
+/// Maps the directory's numbers, which are of incarnations in the order of discovery, to the network's, which are of
+/// nodes from 0 on.
 pub struct SimulatedPeers {
     until_us: u64,
-    /// The network's number of each peer, also of those that have left: late messages name them.
+    /// The network's number of each peer. Peers that have left stay, because late messages name them.
     places: BTreeMap<NodeId, NodeId>,
 }
 
@@ -22,7 +23,7 @@ impl SimulatedPeers {
         }
     }
 
-    /// Takes in the registry's list, or `None` if it cannot be asked.
+    /// Handles the registry's list, or `None` if the registry fails.
     pub fn handle_list(
         &mut self,
         node: &mut PrefillNode,
@@ -36,13 +37,13 @@ impl SimulatedPeers {
         self.follow_changes(node, now_us);
     }
 
-    /// The time of the next probe.
+    /// Returns the time of the next probe.
     pub fn next_probe_us(&self, node: &PrefillNode) -> Option<u64> {
         let next_us = node.directory().peers.next_probe_us()?;
         (next_us < self.until_us).then_some(next_us)
     }
 
-    /// A peer to probe, and its place.
+    /// Returns a peer to probe, and its number in the network.
     pub fn poll_probe(&mut self, node: &mut PrefillNode, now_us: u64) -> Option<(NodeId, NodeId)> {
         if now_us >= self.until_us {
             return None;
@@ -51,7 +52,7 @@ impl SimulatedPeers {
         Some((peer, self.place(peer)))
     }
 
-    /// Takes in a node's answer to a probe, or `None` if it has not come in time.
+    /// Handles a node's answer to a probe, or `None` if it was late.
     pub fn handle_answer(
         &mut self,
         node: &mut PrefillNode,
@@ -95,7 +96,7 @@ impl SimulatedPeers {
         }
     }
 
-    /// The name of a node in the registry.
+    /// Returns the name of a node in the registry.
     pub fn instance(place: NodeId) -> String {
         place.0.to_string()
     }

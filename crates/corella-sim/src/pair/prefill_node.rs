@@ -31,7 +31,7 @@ pub struct SimulatedPrefillNode {
     pub(super) exports: ExportTable<Rc<RefCell<Export>>, Load>,
     pub(super) num_layers: u32,
     num_requests: u64,
-    /// The session and the number of each run, for checks: the end forgets those that are over.
+    /// The session and the number of each run, for checks. The machine forgets ended runs.
     runs: BTreeMap<RequestId, (SessionId, u32)>,
     leases: LeaseWatch,
     pub(super) senders: BTreeMap<SessionKey, Sender>,
@@ -40,21 +40,21 @@ pub struct SimulatedPrefillNode {
     pub peers: SimulatedPeers,
     /// The peer of each attempt.
     pub(super) asked: BTreeMap<SessionKey, NodeId>,
-    /// Goes on when a load has begun or ended.
+    /// The calls that continue when a load has begun or ended.
     pub(super) fetching_prompts: BTreeMap<LoadKey, Behind>,
-    /// Sessions whose prompt may be left to a decode node, and how many rows that has.
+    /// Sessions whose prompt a decode node may compute, and the number of its cached rows.
     pub(super) undecided: BTreeMap<SessionId, (SessionKey, u32)>,
-    /// Sessions whose prompt was left to a decode node, and whether it still has it.
+    /// Sessions whose prompt a decode node computes, and whether the session is still with that node.
     left: BTreeMap<SessionId, bool>,
 }
 
-/// Waits for a load of blocks.
+/// A call that waits for a load of blocks.
 #[derive(Clone, Copy)]
 pub enum Behind {
     Call(usize),
-    /// A request that has named the load's source.
+    /// A request that named the load's source.
     Hint(usize, Fetching),
-    /// The node that computes a prompt is named then.
+    /// A session whose computing node is chosen after the load.
     Decision(SessionKey),
 }
 
@@ -74,7 +74,7 @@ impl SimulatedPrefillNode {
             max_sent: fleet.max_sent,
             first_cursor: 0,
         };
-        // Fewer than there may be sessions, so that some are refused.
+        // Fewer than the most sessions, so that some are refused.
         let max_exported = (sessions.max_sessions as usize).div_ceil(2);
         Self {
             id,
@@ -160,7 +160,7 @@ impl SimulatedPrefillNode {
         match event {
             LocalEvent::Wake => {
                 if self.wake_us != Some(now_us) {
-                    // An earlier one came instead.
+                    // An earlier timer has fired instead.
                     return Ok(());
                 }
                 self.wake_us = None;
@@ -229,7 +229,7 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// What must be there no longer when everything has ended.
+    /// Describes state that should be gone at the end.
     pub fn leftovers(&mut self) -> String {
         // Tombstones go by themselves.
         let exports = self.exports.stats(u64::MAX);
@@ -249,7 +249,7 @@ impl SimulatedPrefillNode {
         }
     }
 
-    /// Reservations that were left behind when all sessions had ended.
+    /// Describes reservations that outlive all sessions.
     fn placed(&mut self) -> String {
         let num_reservations = self.machine.directory().num_reservations();
         let nodes = self.machine.peers().decode_nodes(0);
@@ -288,7 +288,7 @@ impl SimulatedPrefillNode {
             }
             PrefillAction::CloseStream { key } => {
                 if key.attempt == 0 {
-                    // Only the first node is asked.
+                    // Only the first decode node may compute the prompt.
                     self.left
                         .entry(key.session)
                         .and_modify(|left| *left = false);
@@ -305,7 +305,7 @@ impl SimulatedPrefillNode {
                 world.sessions.undecided(key);
                 self.undecided.insert(key.session, (key, num_cached_rows));
                 match world.random.below(10) {
-                    // The engine may never come to an answer.
+                    // The engine may never answer.
                     0 => {}
                     1..=3 => {
                         let at_us = now_us + world.random.below(120_000);
@@ -452,8 +452,8 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// A lease that ends at its time has seen no row read for seven eighths of it: reading renews a lease, unless it was
-    /// renewed within an eighth of it. Leases of pages that requests need end earlier.
+    /// Checks that no row was read in the last seven eighths of a lease that ends at its time: a read renews a lease,
+    /// unless it was renewed within the last eighth. Leases of pages that requests need end earlier.
     fn check_lease(&mut self, request: RequestId, world: &World<'_>) -> Result<(), Violation> {
         let (session, run) = self.runs[&request];
         let by_us = world.now_us + world.links().max_stop_us;
@@ -471,7 +471,7 @@ impl SimulatedPrefillNode {
         Err(world.violation("a lease is renewed while rows are read", what))
     }
 
-    /// Checks that this node computes nothing of the session.
+    /// Checks that this node computes no prompt that it has left to a decode node.
     fn note_compute(&mut self, key: SessionKey, world: &mut World<'_>) {
         self.undecided.remove(&key.session);
         world.sessions.decided(key);
@@ -501,7 +501,7 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// A step is done with its layers one after the other.
+    /// Plans the ends of a step's layers, one after the other.
     fn plan_layers(&mut self, id: StepId, step: &PlannedStep, world: &mut World<'_>) {
         let step_us = step.returns_us - step.begins_us;
         for layer in 0..self.num_layers {
@@ -521,7 +521,7 @@ impl SimulatedPrefillNode {
             self.exports.poll_timeout(),
             self.exchange.poll_timeout(),
             self.peers.next_probe_us(&self.machine),
-            // Past deadlines wait for the step that holds the scheduler up.
+            // Passed deadlines wait for the end of the running step.
             self.engine
                 .scheduler()
                 .poll_deadline()

@@ -1,4 +1,4 @@
-//! What a prefill node does with the rows that decode nodes ask for: exports them, reads and sends them.
+//! The sender of a prefill node: it exports rows, reads them, and sends them to decode nodes.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,16 +13,16 @@ use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{LocalEvent, World};
 use crate::violation::Violation;
 
-/// What an attempt may read, as far as the books have said so.
+/// The rows that an attempt may read, by the export book's tasks.
 pub struct Export {
     run: u32,
-    /// As they must be wherever they are read.
+    /// The expected rows.
     rows: Vec<Row>,
     /// By KV group.
     tables: Vec<PageTable>,
     /// By layer, the rows from 0 on that may be read.
     num_readable: Vec<u32>,
-    /// The recurrent state behind all rows, once it may be read.
+    /// The recurrent state after all rows, once it may be read.
     state: Option<SnapshotId>,
 }
 
@@ -44,14 +44,14 @@ impl Export {
         self.state = state;
     }
 
-    /// Whether all rows may be read.
+    /// Returns whether all rows may be read.
     pub fn is_readable(&self) -> bool {
         let num_rows = self.rows.len() as u32;
         self.num_readable.iter().all(|&num| num == num_rows)
     }
 }
 
-/// Rows that a decode node asks for.
+/// The rows that a decode node asks for.
 #[derive(Clone, Copy)]
 pub struct Load {
     first_row: u32,
@@ -64,9 +64,9 @@ pub struct Sender {
     decode_index: usize,
     /// By KV group and layer, the next row to send.
     next: Vec<u32>,
-    /// A recurrent state is still to be sent.
+    /// The recurrent state was not sent yet.
     owes_state: bool,
-    /// When rows were last read.
+    /// The time at which rows were last read.
     progress_us: Option<u64>,
     is_reading: bool,
     /// The export was withdrawn, and reading has not stopped yet.
@@ -104,7 +104,7 @@ impl SimulatedPrefillNode {
         }
     }
 
-    /// What a key's rows are, whether they are on export or a sender has them.
+    /// Returns the export of a key, from the table or from a running sender.
     pub fn export_of(&self, key: SessionKey) -> Option<Rc<RefCell<Export>>> {
         let sender = self.senders.get(&key).map(|sender| &sender.export);
         self.exports.get(key).or(sender).cloned()
@@ -147,8 +147,7 @@ impl SimulatedPrefillNode {
         }
     }
 
-    /// Reads the next rows that an attempt is to get, and sends them: those of the layer that is
-    /// furthest behind.
+    /// Reads the next rows for an attempt, and sends them. The layer with the fewest sent rows comes first.
     pub fn read(&mut self, key: SessionKey, world: &mut World<'_>) -> Result<(), Violation> {
         let Some(sender) = self.senders.get_mut(&key) else {
             return Ok(());
@@ -184,7 +183,7 @@ impl SimulatedPrefillNode {
             }
             let found = self.engine.read_row(page, place);
             let should = self.engine.made_here(export.rows[row as usize], group);
-            // Others that share its pages may have been in the step that failed.
+            // Other requests that share its pages may have been in the failed step.
             let has_failed = self.engine.has_failed_steps();
             world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
             if found != should && !(found.is_none() && has_failed) {
@@ -213,7 +212,7 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// Sends the state behind all rows, if it is there and still to be sent.
+    /// Sends the state after all rows, if it is computed and was not sent yet.
     fn read_state(&mut self, key: SessionKey, world: &mut World<'_>) -> Result<(), Violation> {
         let Some(sender) = self.senders.get_mut(&key) else {
             return Ok(());
@@ -242,7 +241,7 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// A load that may still read pages of a run.
+    /// Returns a load that may still read pages of a run.
     pub fn reader_of(&self, session: SessionId, run: u32) -> Option<SessionKey> {
         let mut senders = self.senders.iter();
         let reader = senders
@@ -250,7 +249,7 @@ impl SimulatedPrefillNode {
         reader.map(|(&key, _)| key)
     }
 
-    /// When rows of a run were last read for a load that goes on.
+    /// Returns the time at which a running load last read rows of a run.
     pub fn progress_us(&self, session: SessionId, run: u32) -> Option<u64> {
         let sender = &self.senders[&self.reader_of(session, run)?];
         sender.progress_us.filter(|_| !sender.is_stopping)
@@ -329,7 +328,7 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// Nothing is read for a load any more whose export was withdrawn, unless its connection had closed before.
+    /// Handles that nothing is read any more for a load whose export was deleted.
     pub fn handle_stopped(&mut self, key: SessionKey, world: &mut World<'_>) {
         if self.senders.remove(&key).is_some() {
             let wire = Wire::Data;

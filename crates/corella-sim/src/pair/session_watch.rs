@@ -1,4 +1,4 @@
-//! What must have happened by when, seen from outside of the machines.
+//! The checks of sessions' timeouts, from outside of the machines.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ struct End {
     heard_us: u64,
     is_allocated: bool,
     num_rows: u32,
-    /// When a decode node must have the first token or, once it has that, the rows.
+    /// The latest time at which a decode node must have the first token and, after it, the rows.
     load_by_us: Option<u64>,
     has_first_token: bool,
 }
@@ -24,11 +24,11 @@ struct End {
 pub struct SessionWatch {
     config: SessionConfig,
     ends: BTreeMap<(Direction, SessionKey), End>,
-    /// Loads that no export has come for, and their deadlines.
+    /// Loads without an export, and their deadlines.
     subscriptions: BTreeMap<SessionKey, (NodeId, u64)>,
 }
 
-/// Which node an end is on: the one that messages in this direction come to.
+/// An end is named by the direction of the messages that it receives.
 pub const PREFILL: Direction = Direction::ToPrefill;
 pub const DECODE: Direction = Direction::ToDecode;
 
@@ -66,14 +66,14 @@ impl SessionWatch {
         }
     }
 
-    /// The scheduler is asked for pages, and answers when it comes to that.
+    /// Notes that the scheduler was asked for pages. It answers at any time.
     pub fn reserving(&mut self, key: SessionKey) {
         if let Some(end) = self.ends.get_mut(&(DECODE, key)) {
             end.load_by_us = None;
         }
     }
 
-    /// Pages are reserved, or will be when another choice has its rows, or the other end has said so.
+    /// Notes that pages are reserved or that the session waits for a sibling, or the message that says so.
     pub fn allocated(&mut self, side: Direction, key: SessionKey, now_us: u64) {
         let Some(end) = self.ends.get_mut(&(side, key)) else {
             return;
@@ -86,7 +86,7 @@ impl SessionWatch {
         end.load_by_us = (side == DECODE).then_some(now_us + time_us);
     }
 
-    /// It is open which node computes the prompt, for no longer than an allocation may take.
+    /// Notes that the computing node is undecided, for no longer than the search time.
     pub fn undecided(&mut self, key: SessionKey) {
         if let Some(end) = self.ends.get_mut(&(PREFILL, key)) {
             end.is_allocated = false;
@@ -110,7 +110,7 @@ impl SessionWatch {
         }
     }
 
-    /// The load is over: the rows are there, or none come.
+    /// Notes the end of a load.
     pub fn arrived(&mut self, key: SessionKey) {
         if let Some(end) = self.ends.get_mut(&(DECODE, key)) {
             end.load_by_us = None;
@@ -129,7 +129,7 @@ impl SessionWatch {
         self.subscriptions.insert(key, (node, deadline_us));
     }
 
-    /// Returns the deadline that there was.
+    /// Removes a load's deadline, and returns it.
     pub fn unsubscribed(&mut self, key: SessionKey) -> Option<u64> {
         let (_, deadline_us) = self.subscriptions.remove(&key)?;
         Some(deadline_us)
@@ -140,7 +140,7 @@ impl SessionWatch {
         self.subscriptions.retain(|_, (other, _)| *other != node);
     }
 
-    /// The bounds of rules 38, 39, 41 and 47, which are exact where time is virtual.
+    /// Checks the bounds of rules 38, 39, 41 and 47, which are exact in virtual time.
     pub fn check(&self, now_us: u64) -> Verdict {
         let config = &self.config;
         for ((side, key), end) in &self.ends {

@@ -1,7 +1,7 @@
-//! The rows that steps in flight compute, and the layers that are done.
+//! The rows that steps in flight compute, and their computed layers.
 //!
-//! The executor writes all rows of a step when the step begins. A device has them layer by layer, so a reader of an
-//! unfinished layer would get rows that are not there yet.
+//! The executor writes all rows of a step when the step begins. A device computes them layer by layer, so a reader of
+//! an unfinished layer would read missing rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ pub struct StepProgress {
 }
 
 struct Step {
-    /// Pages and places in them.
+    /// Rows, by page and offset.
     rows: BTreeSet<(PageId, usize)>,
     num_layers_done: u32,
 }
@@ -30,7 +30,7 @@ impl StepProgress {
         );
     }
 
-    /// The layers of a step are done in order.
+    /// Handles the end of a step's next layer.
     pub fn handle_layer_done(&mut self, step: StepId) {
         if let Some(step) = self.inflight.get_mut(&step) {
             step.num_layers_done += 1;
@@ -41,7 +41,7 @@ impl StepProgress {
         self.inflight.remove(&step);
     }
 
-    /// True unless a step in flight still has to compute the row in this layer.
+    /// Returns false while a step in flight still has to compute the row in this layer.
     pub fn is_computed(&self, page: PageId, at: usize, layer: u32) -> bool {
         let mut steps = self.inflight.values();
         steps.all(|step| layer < step.num_layers_done || !step.rows.contains(&(page, at)))

@@ -1,4 +1,4 @@
-//! What a decode node tells of each session: every token once and in order, and the end of its request.
+//! The check of a decode node's messages: each token once and in order, and the end of the request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use crate::checker::{Verdict, ensure};
 
 #[derive(Default)]
 pub struct ToldTokens {
-    /// The end of the positions whose tokens were sent.
+    /// By session, the number of sent tokens.
     ends: BTreeMap<SessionKey, u32>,
-    /// Tokens that other nodes have sent before.
+    /// By session, the number of tokens that other nodes have sent before.
     num_earlier_tokens: BTreeMap<SessionKey, u32>,
-    /// Sessions whose request has ended here, which the other end does not know.
+    /// Sessions whose request has ended here, and whose end was not sent.
     untold: BTreeSet<SessionKey>,
 }
 
@@ -21,12 +21,12 @@ impl ToldTokens {
         self.num_earlier_tokens.insert(key, num_earlier_tokens);
     }
 
-    /// The network may repeat messages; the node itself does not.
+    /// Checks a sent message. The network may repeat messages; the node does not.
     pub fn send(&mut self, key: SessionKey, message: &ToPrefill) -> Verdict {
         match message {
             ToPrefill::Tokens(tokens) => {
                 let first_position = tokens.first_position;
-                // The first token may be the other node's.
+                // The prefill node may have drawn the first token.
                 let num_earlier = self.num_earlier_tokens.get(&key).copied();
                 let num_drawn_elsewhere = first_position.checked_sub(num_earlier.unwrap_or(0));
                 let is_first = num_drawn_elsewhere.is_some_and(|num_tokens| num_tokens <= 1);

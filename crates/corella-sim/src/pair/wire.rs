@@ -1,4 +1,4 @@
-//! Connections between two nodes: in order within one, in any order between two.
+//! Connections between two nodes. Messages keep their order within a connection, and not between two.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -42,9 +42,9 @@ pub enum Packet {
         rows: Range<u32>,
         content: Vec<Row>,
     },
-    /// The recurrent state behind all rows.
+    /// The recurrent state after all rows.
     State(Row),
-    /// The other end has closed, or this is how its host says that there is no such connection.
+    /// The other end has closed, or its host does not know the connection.
     Closed,
 }
 
@@ -54,17 +54,17 @@ pub struct Connection {
     pub decode: NodeId,
     to_decode: Lane,
     to_prefill: Lane,
-    /// Ends that have closed, or have been told that it is closed.
+    /// Ends that have closed the connection, or know that it is closed.
     closed: BTreeSet<Direction>,
     pub is_broken: bool,
-    /// The start of the node that accepted it, once something has arrived there.
+    /// The incarnation that accepted it, after the first arrival.
     accepted_by: Option<Incarnation>,
 }
 
 #[derive(Debug, Default)]
 pub struct Lane {
     pub last_arrival_us: u64,
-    /// What has come as far as a link that is blocked.
+    /// Packets that wait for a blocked link.
     pub stalled: VecDeque<Packet>,
 }
 
@@ -95,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// Closes what goes in one direction. True the first time.
+    /// Closes one direction. Returns true the first time.
     pub fn close(&mut self, direction: Direction) -> bool {
         self.closed.insert(direction)
     }
@@ -114,11 +114,11 @@ impl Direction {
     }
 }
 
-/// All connections, and the links that they run over.
+/// All connections and links.
 #[derive(Debug, Default)]
 pub struct Network {
     pub connections: BTreeMap<ConnectionId, Connection>,
-    /// Until when nothing arrives from one node at the other.
+    /// The time until which nothing arrives from one node at the other.
     pub blocked_until_us: BTreeMap<(NodeId, NodeId), u64>,
     pub incarnations: BTreeMap<NodeId, Incarnation>,
     pub down: BTreeSet<NodeId>,
@@ -130,8 +130,8 @@ impl Network {
         until_us.is_some_and(|&until_us| now_us < until_us)
     }
 
-    /// Whether the process that the connection leads to is there. Whoever answers first at an address
-    /// accepts it, and may be a later start than the one that was meant.
+    /// Returns whether the connection's process runs. The first process that answers at an address accepts the
+    /// connection, and may be a later incarnation than its opener expects.
     pub fn has_process(&mut self, id: ConnectionId, node: NodeId, direction: Direction) -> bool {
         if self.down.contains(&node) {
             return false;

@@ -1,4 +1,4 @@
-//! What nodes share: time, the network, chance, and whoever watches.
+//! The state that nodes share: time, the network, random numbers and watchers.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +16,14 @@ use crate::pair::wire::{Connection, ConnectionId, Direction, Network, Packet, Wi
 use crate::random::Random;
 use crate::violation::Violation;
 
-/// Something that happens at a time.
+/// An event in virtual time.
 pub enum Event {
     Call(usize),
     Cancel(usize),
     Fault(usize),
-    /// A node's process starts again.
+    /// A node's process restarts.
     Start(NodeId),
-    /// The registry says so to everybody.
+    /// The registry reports a start to all nodes.
     Registered(NodeId, Incarnation),
     EndDrain(NodeId),
     Arrive(ConnectionId, Direction, Box<Packet>),
@@ -31,23 +31,23 @@ pub enum Event {
     Unblock(NodeId, NodeId),
     /// The registry lists the decode nodes.
     List,
-    /// A prefill node's probe comes to a decode node.
+    /// A prefill node's probe arrives at a decode node.
     Probe {
         by: (NodeId, Incarnation),
         peer: NodeId,
         node: NodeId,
     },
-    /// The answer comes back, or none does.
+    /// The answer to a probe arrives, or a timeout passes.
     Probed {
         by: (NodeId, Incarnation),
         peer: NodeId,
         node: NodeId,
         answer: Option<Box<Answer>>,
     },
-    /// A node is to load blocks.
+    /// A node begins the fetch of a prompt's blocks.
     FetchPrompt(usize),
     Block(Box<BlockEvent>),
-    /// The rest are matters of one process.
+    /// An event within one process.
     Local(NodeId, Incarnation, LocalEvent),
 }
 
@@ -55,22 +55,22 @@ pub enum Event {
 pub enum LocalEvent {
     Wake,
     StepReturns,
-    /// A copy to or from host memory is done.
+    /// A copy to or from host memory ends.
     CopyEnds,
-    /// A step is done with the rows of one layer.
+    /// A step ends a layer.
     LayerDone {
         step: StepId,
         layer: u32,
     },
-    /// The sender of an attempt reads what is next.
+    /// The sender of an attempt reads the next rows.
     Read(SessionKey),
     /// The sender of an attempt has stopped.
     Stopped(SessionKey),
     /// A load that was cancelled writes no more.
     LoadCancelled(SessionKey),
-    /// The engine answers late how much of a prompt it has.
+    /// The engine answers how much of a prompt it has cached.
     LookUp(SessionKey),
-    /// The scheduler comes to a reservation that it was asked for.
+    /// The scheduler handles a reservation.
     Reserve(SessionKey),
 }
 
@@ -79,7 +79,7 @@ pub struct World<'a> {
     pub now_us: u64,
     pub random: Random,
     pub network: Network,
-    /// The starts that the registry lists.
+    /// The incarnations that the registry lists.
     pub registry: BTreeMap<NodeId, Incarnation>,
     events: EventQueue<Event>,
     pub clients: ClientWatch<'a>,
@@ -106,7 +106,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What the run has come to.
+    /// Returns the outcome of the run.
     pub fn into_totals(self) -> PairTotals {
         PairTotals {
             sessions: self.totals,
@@ -180,7 +180,7 @@ impl<'a> World<'a> {
         self.push(at_us, Event::Arrive(id, direction, packet));
     }
 
-    /// One end closes, behind what it has sent.
+    /// Closes one end, after its sent messages.
     pub fn close(&mut self, id: ConnectionId, direction: Direction) {
         self.send(id, direction, Packet::Closed);
         if let Some(connection) = self.network.connections.get_mut(&id) {
@@ -188,7 +188,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The connection breaks, and everything that is on its way with it.
+    /// Breaks a connection. Messages in transit are lost.
     pub fn break_connection(&mut self, id: ConnectionId, told: &[Direction]) {
         let latency_us = self.latency_us();
         let Some(connection) = self.network.connections.get_mut(&id) else {
@@ -206,7 +206,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What can be delivered of a packet that has come to the end of its way.
+    /// Returns what is delivered of an arriving packet.
     pub fn arrive(
         &mut self,
         id: ConnectionId,
@@ -223,12 +223,12 @@ impl<'a> World<'a> {
         let is_blocked = self.network.is_blocked(from, to, now_us);
         let connection = self.network.connections.get_mut(&id)?;
         if is_blocked || !connection.lane(direction).stalled.is_empty() {
-            // A host that cannot be reached says nothing, and what is sent to it waits.
+            // An unreachable host is silent, and packets to it wait.
             connection.lane(direction).stalled.push_back(packet);
             return None;
         }
         if !self.network.has_process(id, to, direction) {
-            // The host knows of no such connection any more.
+            // The host does not know the connection any more.
             if !is_broken && !self.network.down.contains(&to) {
                 self.break_connection(id, &[direction.back()]);
             }
@@ -237,7 +237,7 @@ impl<'a> World<'a> {
         Some(packet)
     }
 
-    /// What has waited for a link, to be delivered before anything else.
+    /// Takes the packets that have waited for a link. They are delivered first.
     pub fn unblock(&mut self, from: NodeId, to: NodeId) -> Vec<(ConnectionId, Direction, Packet)> {
         let mut stalled = Vec::new();
         if self.network.is_blocked(from, to, self.now_us) {
@@ -254,7 +254,7 @@ impl<'a> World<'a> {
         stalled
     }
 
-    /// Which of the decode nodes a connection leads to.
+    /// Returns the index of a connection's decode node.
     pub fn decode_index(&self, id: ConnectionId) -> usize {
         let connection = self.network.connections.get(&id);
         let node = connection.map_or(0, |connection| connection.decode.0 as usize);
