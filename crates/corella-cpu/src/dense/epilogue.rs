@@ -1,11 +1,11 @@
-//! What happens to the outputs of a dense layer, in the same pass that computes them.
+//! The epilogue of a dense layer: it processes the outputs in the pass that computes them.
 
 use corella_model::{Activation, MlpSpec};
 
 use super::buffer::Buffer;
 use super::packed_rows::PackedRows;
 
-/// What happens to the outputs of a dense layer.
+/// The processing of a dense layer's outputs.
 #[derive(Clone, Copy)]
 pub enum Epilogue<'a> {
     /// `out[row][channel] = value`
@@ -23,8 +23,8 @@ pub enum Epilogue<'a> {
     /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the
     /// input of the next layer.
     SiluMul(&'a PackedRows),
-    /// What an MLP does with the outputs of its first projection: to all lanes, or to gates and what
-    /// they gate as in `SiluMul`.
+    /// Applies an MLP's activation to the outputs of its first projection: to all lanes, or to gates, which then scale
+    /// the others as in `SiluMul`.
     Activate {
         out: &'a PackedRows,
         mlp: &'a MlpSpec,
@@ -32,7 +32,7 @@ pub enum Epilogue<'a> {
 }
 
 impl<'a> Epilogue<'a> {
-    /// Adds to `out` what is multiplied by `scale`.
+    /// Adds the outputs to `out`, multiplied by `scale`.
     pub fn add(out: &'a Buffer, scale: f32) -> Self {
         match scale == 1.0 {
             true => Self::Add(out),

@@ -173,12 +173,12 @@ struct Call<'a> {
     configured_rows: Cell<usize>,
 }
 
-/// Where a GEMM kernel writes the outputs of a tile.
+/// The memory to which a GEMM kernel writes the outputs of a tile.
 struct OutputTile {
     to: *mut f32,
     /// The distance between rows, in elements.
     stride: usize,
-    /// Whether this is the final place. Otherwise `finish` processes the outputs.
+    /// Whether these are final outputs. Otherwise `finish` processes them.
     is_final: bool,
 }
 
@@ -193,7 +193,7 @@ impl Call<'_> {
         self.tiles.num_rows() > FEW_ROWS || wants_prefetch()
     }
 
-    /// What to prefetch while a tile of a block of rows is computed.
+    /// Returns the prefetch for the computation of one tile of a block of rows.
     fn prefetch(&self, block: &Range<usize>, tile: usize, next: Option<usize>) -> Prefetch {
         let index = tile - block.start;
         let takes_halves = self.tile_rows.is_some_and(|tiles| tiles.unit.is_none());
@@ -410,8 +410,8 @@ impl Call<'_> {
         }
     }
 
-    /// Where the outputs of a tile end up: the first cache line, the distance between rows in
-    /// elements, and the number of lines per row.
+    /// Returns the cache lines of a tile's outputs: the first one, the distance between rows in elements, and the
+    /// number of lines per row.
     fn written_lines(
         &self,
         rows: &Range<usize>,
@@ -447,7 +447,7 @@ impl Call<'_> {
         if let Some(updates) = &self.updates {
             for (row, values) in rows.clone().zip(&mut *values) {
                 if let Some(update) = updates.of(row) {
-                    // SAFETY: nobody writes inner values between the last barrier and the next.
+                    // SAFETY: no worker writes inner values between the last barrier and the next.
                     let inner = unsafe { updates.inner.row(row) };
                     update.add(self.kernels, panel, inner, &mut values.0);
                 }

@@ -23,7 +23,7 @@ pub struct PackedRows {
     quantised: Option<Arc<Quantised>>,
 }
 
-/// What rows in `Form::Int8` need besides their integers.
+/// The values of rows in `Form::Int8` besides their integers.
 struct Quantised {
     /// The rows in f32, before they are quantised.
     wide: Buffer,
@@ -61,8 +61,7 @@ impl PackedRows {
         Ok(packed)
     }
 
-    /// The same memory for shorter rows. What either of the two writes overwrites what the other
-    /// has.
+    /// Returns a view of the same memory with shorter rows. A write through one view overwrites the rows of the other.
     pub fn shortened(&self, k: usize) -> Self {
         assert!(k <= self.k);
         Self {
@@ -137,8 +136,8 @@ impl PackedRows {
         Some(unsafe { sums.add(start) })
     }
 
-    /// Ends the writing of a row: in `Form::Int8`, transforms it as the weights that it will be
-    /// multiplied by were transformed, and rounds it to integers. Does nothing in the other forms.
+    /// Completes a row. In `Form::Int8`, applies the transform of the weights to it, and rounds it to integers. Does
+    /// nothing in the other forms.
     ///
     /// # Safety
     /// The whole row has been written, and nobody else uses it during the call.
@@ -235,7 +234,7 @@ impl PackedRows {
     pub unsafe fn read(&self, tile: &Range<usize>, row: usize, out: &mut [f32]) {
         assert!(tile.contains(&row) && out.len() == self.k);
         let (start, row_in_tile) = (self.tile_ptr(tile), row - tile.start);
-        // SAFETY: the row is inside the tile, and the caller promises that nobody writes it.
+        // SAFETY: the row is inside the tile, and the caller promises that no thread writes it.
         unsafe {
             match self.form {
                 Form::Columns => {

@@ -20,7 +20,7 @@ impl<'a> From<&'a PackedMatrix> for Weights<'a> {
     }
 }
 
-/// What the adapters of a step's rows add to the outputs of one matrix.
+/// The additions of a step's adapters to the outputs of one matrix.
 #[derive(Clone, Copy)]
 pub struct Updates<'a> {
     pub adapters: &'a RowAdapters,

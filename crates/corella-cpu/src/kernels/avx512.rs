@@ -260,7 +260,7 @@ unsafe fn add_int8_blocks<const M: usize>(
     acc
 }
 
-/// Does what `add_int8_blocks` does, one line of one tile after the other.
+/// Like `add_int8_blocks`, one line of one tile after the other.
 ///
 /// # Safety
 /// See `add_int8_blocks`.

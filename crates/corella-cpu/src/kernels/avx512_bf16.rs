@@ -128,7 +128,7 @@ unsafe fn add_blocks<const M: usize>(
     acc
 }
 
-/// Does what `add_blocks` does, one line of one tile after the other.
+/// Like `add_blocks`, one line of one tile after the other.
 ///
 /// # Safety
 /// See `add_blocks`.

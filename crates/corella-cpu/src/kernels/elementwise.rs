@@ -1,5 +1,5 @@
-//! Loops over one row that the compiler vectorises by itself. Each instruction set has its own
-//! compiled copy, and all copies compute the same bits.
+//! Loops over one row that the compiler vectorises. Each instruction set has its own compiled copy, and all copies
+//! compute the same bits.
 
 use super::grouped::CHUNK_K;
 use super::{INT8_TILE_K, PANEL_LANES};
@@ -10,9 +10,9 @@ pub struct QuantiseRow {
     pub x: *const f32,
     pub n: usize,
     pub scale: f32,
-    /// Where the row's first block goes.
+    /// The destination of the row's first block.
     pub out: *mut i8,
-    /// Where the sum of its first chunk goes, or null. The sums of a tile's rows are adjacent.
+    /// The destination of the sum of its first chunk, or null. The sums of a tile's rows are adjacent.
     pub sums: *mut i32,
     /// The number of rows of the tile.
     pub num_rows: usize,

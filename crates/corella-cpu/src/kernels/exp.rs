@@ -1,4 +1,4 @@
-//! The exponential function: the constants from which each instruction set computes it alike.
+//! The exponential function: constants with which all instruction sets compute the same bits.
 //!
 //! exp on [-87.3, 88] is 2ⁿ · p(r), |r| ≤ ln 2 / 2, with n ln 2 in two parts. p is the Taylor
 //! polynomial of degree 7, whose error is below half a unit in the last place.

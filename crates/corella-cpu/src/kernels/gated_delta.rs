@@ -40,7 +40,7 @@ pub struct DeltaRows<'a> {
     pub first: usize,
     /// For each row, its query, its value and its strength.
     pub rows: &'a [DeltaRow],
-    /// `u` of the chunk's tokens, one behind the other. Those of the rows are written.
+    /// `u` of the chunk's tokens, one after the other. The kernel writes those of its rows.
     pub updates: *mut f32,
     /// The outputs of the rows, one behind the other.
     pub out: *mut f32,
@@ -57,7 +57,7 @@ pub struct DeltaRow {
 pub struct StateUpdate<'a> {
     /// The state in front of the chunk; null if it is zero.
     pub from: *const f32,
-    /// Where the state behind it goes, which may be `from`.
+    /// The destination of the new state, which may be `from`.
     pub to: *mut f32,
     pub key_dim: usize,
     pub value_dim: usize,
@@ -77,7 +77,7 @@ pub unsafe fn delta_rows<V: Vector>(it: DeltaRows<'_>) {
             let first = it.first + index * ROWS;
             let updates = it.updates.add(first * dim);
             let out = it.out.add(index * ROWS * dim);
-            // What a row reads of the state is kept where its results go.
+            // The values that a row reads from the state are kept in its result's memory.
             if it.state.is_null() {
                 std::ptr::write_bytes(updates, 0, rows.len() * dim);
                 std::ptr::write_bytes(out, 0, rows.len() * dim);
@@ -136,7 +136,7 @@ unsafe fn read_state<V: Vector, const M: usize>(
     }
 }
 
-/// Adds to what token `t` has read of the state what it reads of the chunk's tokens.
+/// Adds the values that token `t` reads from the chunk's tokens to those that it has read from the state.
 #[inline(always)]
 unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, out: *mut f32) {
     let dim = it.value_dim;
@@ -179,7 +179,7 @@ unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, ou
     }
 }
 
-/// What ends the row of token `t`.
+/// The final values of token `t`'s row.
 struct RowEnd<'a> {
     it: &'a DeltaRows<'a>,
     t: usize,
@@ -378,7 +378,7 @@ unsafe fn update_columns<V: Vector, const M: usize, const N: usize>(
 pub struct Convolution<'a> {
     /// The inputs of the tokens, the newest last; null in front of the first token of a sequence.
     pub inputs: &'a [*const f32],
-    /// The weights of the oldest token's channels. Those of the next token are `stride` elements further.
+    /// The weights of the oldest token's channels. The next token's weights follow at a distance of `stride` elements.
     pub weights: *const f32,
     pub stride: usize,
     pub len: usize,

@@ -78,7 +78,7 @@ pub struct TilePart {
     pub num_blocks: usize,
     /// The sums of the blocks before, `num_rows` rows of 32; null if there are none. May be `out`.
     pub sums: *const u32,
-    /// Where to prefetch `NEXT_LINES` lines per block; null to prefetch nothing.
+    /// The address from which `NEXT_LINES` lines per block are prefetched; null prefetches nothing.
     pub next: *const u8,
     pub out: *mut u32,
     pub out_bytes: usize,

@@ -1,4 +1,4 @@
-//! What the kernels for group-wise scaled weights share: the layout of panels, and the encoding.
+//! The common parts of the kernels for group-wise scaled weights: the layout of panels, and the encoding.
 //!
 //! A panel is a sequence of groups. Each group begins with the scales of its 32 lanes and, if the
 //! panel has them, the minimums, all in f16. Then follow chunks of 32 k, in lines of 64 bytes.
@@ -24,8 +24,7 @@ pub const fn chunk_bytes(bits: usize) -> usize {
     CHUNK_K * PANEL_LANES * bits / 8
 }
 
-/// What has been added to weights without minimums, so that they are not negative: the integer that
-/// encodes 0.
+/// Returns the integer that encodes 0 in weights without minimums. It is added to them so that none is negative.
 pub const fn middle(bits: usize, is_fp4: bool) -> i32 {
     match is_fp4 {
         true => FP4_MIDDLE,
@@ -148,7 +147,7 @@ impl SummedRows {
     }
 }
 
-/// Rows of activations, and room for the outputs: rows of 32, as many as a tile may have.
+/// Rows of activations, and room for the outputs: rows of 32, up to the most rows of a tile.
 #[derive(Clone, Copy)]
 pub struct GroupedTile {
     pub rows: SummedRows,
@@ -170,10 +169,10 @@ impl GroupedTile {
 /// For each tile, `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`,
 /// accumulated in f32 in ascending order of g; the sum over a group is an exact integer.
 ///
-/// The panel stores `q + middle`, where q is from -8 to 7 or from -128 to 127, or the number of one of
-/// `FP4_LEVELS`, which is q. With minimums it stores q itself, from 0 to 15, and `minimum[g][lane] * Σ_k rows[row][k]` is added for each
-/// group. Where a processor fuses multiply and add, each of these additions is rounded once. With
-/// `fetch_ahead` the panel comes from memory, and the kernel prefetches what lies behind it. Without it,
-/// a kernel may do so where that is faster.
+/// The panel stores `q + middle`, where q is from -8 to 7 or from -128 to 127, or the number of one of `FP4_LEVELS`,
+/// which is q. With minimums it stores q itself, from 0 to 15, and `minimum[g][lane] * Σ_k rows[row][k]` is added for
+/// each group. Where a processor fuses multiply and add, each of these additions is rounded once. With `fetch_ahead`
+/// the panel comes from memory, and the kernel prefetches the memory after it. Without it, a kernel may do so if that
+/// is faster.
 pub type GroupedGemm =
     unsafe fn(tiles: &[GroupedTile], panel: *const u8, shape: GroupedShape, fetch_ahead: bool);

@@ -1,5 +1,5 @@
-//! Layer norms: the mean and the variance of a row, and what is made of its elements with them. Each
-//! instruction set has its own compiled copy, and all copies compute the same bits.
+//! Layer norms: the mean and the variance of a row, and its normalised elements. Each instruction set has its own
+//! compiled copy, and all copies compute the same bits.
 
 use super::sum_lanes;
 

@@ -15,7 +15,7 @@ pub struct LowRankDown {
     pub matrix: *const u8,
     pub dtype: DType,
     pub rank: usize,
-    /// Where the `rank` sums go.
+    /// The destination of the `rank` sums.
     pub out: *mut f32,
 }
 

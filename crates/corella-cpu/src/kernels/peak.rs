@@ -1,4 +1,4 @@
-//! What the units of a processor could do at most, as a loop to be timed.
+//! The peak of a processor's units, as a loop to be timed.
 
 /// A loop of independent instructions, to measure peak throughput.
 #[derive(Clone, Copy)]

@@ -1,14 +1,13 @@
 //! Software prefetches that GEMM kernels issue.
 
-/// What a kernel prefetches while it multiplies.
+/// The prefetches of a kernel while it multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefetch {
     Nothing,
     /// The lines ahead of the current one, as with `fetch_ahead` in `Gemm`.
     Ahead,
-    /// Half of the next panel, from this address on, while the current panel comes from a cache.
-    /// Where several tiles of rows take a panel one after the other, two of them prefetch a half
-    /// each. Kernels may ignore this.
+    /// Half of the next panel, from this address on, while the current panel comes from a cache. If several tiles of
+    /// rows take a panel one after the other, two of them prefetch a half each. Kernels may ignore this.
     Half(*const u8),
 }
 
@@ -17,8 +16,7 @@ impl Prefetch {
         self == Self::Ahead
     }
 
-    /// The prefetches to issue during the given tile, of which a block has two: each line of a half
-    /// is prefetched once.
+    /// Returns the prefetches of one of a block's two tiles: each line of a half is prefetched once.
     pub fn of_tile(self, tile: usize) -> Self {
         match tile % 2 {
             0 => self,

@@ -88,9 +88,8 @@ pub struct KeyTiles<'a> {
     pub head_dim: usize,
 }
 
-/// The product of bf16 rows and 32 columns, in blocks of `TILE_K` inner elements: scores as in
-/// `TileScores`, or values as in `TileValues`. There are more than 16 rows, as many as the tiles
-/// are configured for.
+/// The product of bf16 rows and 32 columns, in blocks of `TILE_K` inner elements: scores as in `TileScores`, or values
+/// as in `TileValues`. There are more than 16 rows: the number that the tiles are configured for.
 #[derive(Clone, Copy)]
 pub struct TileProduct {
     /// The rows of the first block; the next block is `a_step` bytes further on.
@@ -165,8 +164,8 @@ impl RowSums {
     }
 }
 
-/// One softmax block: scores of `TILE_SOFTMAX_BLOCK` positions, which become weights in bf16. If a
-/// row's reference rises, what it accumulated before is rescaled.
+/// One softmax block: scores of `TILE_SOFTMAX_BLOCK` positions, which become weights in bf16. If a row's reference
+/// rises, its earlier sums are rescaled.
 pub struct TileSoftmax<'a> {
     pub scores: *const f32,
     /// The factor that scores are still to be multiplied by.

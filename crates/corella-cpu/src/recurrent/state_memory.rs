@@ -46,7 +46,7 @@ pub(super) struct RecordProgress {
 }
 
 impl RecordProgress {
-    /// The progress behind `num_tokens` tokens, none of which is a draft.
+    /// Returns the progress after `num_tokens` tokens without drafts.
     pub fn behind(num_tokens: usize) -> Self {
         Self {
             start: num_tokens / DELTA_CHUNK * DELTA_CHUNK,
@@ -91,12 +91,12 @@ impl StateMemory {
         &self.snapshots
     }
 
-    /// The place of a gated delta network's state in a record.
+    /// Returns the offsets of a gated delta network's state in a record.
     pub fn delta(&self, layer: usize) -> &DeltaOffsets {
         self.layout.delta(layer)
     }
 
-    /// The place of the inputs of a layer's convolution in a record.
+    /// Returns the location of the inputs of a layer's convolution in a record.
     pub fn inputs(&self, layer: usize) -> &InputRing {
         self.layout.inputs(layer)
     }

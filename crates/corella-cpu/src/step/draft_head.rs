@@ -1,12 +1,11 @@
 //! The draft head, with which a model guesses its own next tokens (multi-token prediction, as DeepSeek-V3
 //! and Qwen3-Next are trained with it).
 //!
-//! It is one layer. Its input for a token combines the token's embedding and the model's hidden state behind the
-//! previous token, and its output leads through the model's output head to the next token. So the row of a token
-//! depends on the token and on earlier ones, like the rows of all other layers: its keys and values can use the numbers
-//! of the model's pages, and are shared, found again and given up with them. They have memory of their own, because
-//! layers are added to pages only for the model, and pages of models with recurrent layers are neither spilled nor
-//! sent.
+//! It is one layer. Its input for a token combines the token's embedding and the model's hidden state after the
+//! previous token, and the model's output head maps its output to the next token. So the row of a token depends on the
+//! token and on earlier ones, like the rows of all other layers: its keys and values can use the numbers of the model's
+//! pages, and are shared, found again and given up with them. They have memory of their own, because layers are added
+//! to pages only for the model, and pages of models with recurrent layers are neither spilled nor sent.
 //!
 //! Each step writes the keys and values of its tokens. Only guesses need attention and the parts behind it: they run
 //! the layer for the newest token of a request, which no step has computed, and then for each guess, with the head's

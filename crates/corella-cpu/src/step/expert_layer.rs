@@ -317,7 +317,7 @@ impl Forward {
         }
     }
 
-    /// Adds the experts' outputs in the order of their ids, independent of the step's other rows.
+    /// Adds the experts' outputs in the order of their ids, so that the step's other rows do not affect a sum.
     fn combine(
         &self,
         layout: &StepLayout,

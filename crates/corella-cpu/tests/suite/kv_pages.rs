@@ -113,8 +113,7 @@ fn a_prompt_in_bf16_goes_on_in_integers_and_smaller_pages() {
     }
 }
 
-/// The prompt by an executor with attention through tiles, the rest by one without, in the order of either: the draws
-/// of the second one depend only on the content of the pages.
+/// Prefills with tiles and decodes without, in each page layout. The draws depend only on the content of the pages.
 #[test]
 fn pages_change_between_plain_order_and_tiles() {
     let prompt = prompt(40);

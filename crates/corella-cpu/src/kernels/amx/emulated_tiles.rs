@@ -276,7 +276,7 @@ impl Tiles {
                 if !fits {
                     return false;
                 }
-                // SAFETY: AMX kernels are used only if AVX-512 is there.
+                // SAFETY: AMX kernels are used only on processors with AVX-512.
                 unsafe { self.multiply(element_type, sums, a, b) };
             }
         }

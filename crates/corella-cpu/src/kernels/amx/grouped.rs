@@ -72,8 +72,8 @@ unsafe fn gemm_sections<const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM
 ) {
     let mut section = MaybeUninit::<Section>::uninit();
     let section = section.as_mut_ptr();
-    // Memory should deliver what is prefetched during the expansion while the section is
-    // multiplied. With one tile the multiplication is short, so sections are shorter.
+    // The lines prefetched during the expansion should arrive while the section is multiplied. With one tile the
+    // multiplication is short, so sections are shorter.
     let section_chunks = if tiles.len() == 1 { 4 } else { SECTION_CHUNKS };
     let groups_at_once = section_chunks / shape.group_chunks;
     let num_groups = shape.num_groups();

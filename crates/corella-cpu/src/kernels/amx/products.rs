@@ -1,6 +1,5 @@
-//! Tile products in small steps, to be interleaved with vector code: the tile unit multiplies while
-//! the vector units work. A processor does not overlap the two by itself when either takes more
-//! instructions than it looks ahead.
+//! Tile products in small steps, to be interleaved with vector code: the tile unit multiplies while the vector units
+//! work. A processor overlaps the two only if neither takes more instructions than it looks ahead.
 
 use std::arch::asm;
 
@@ -18,7 +17,7 @@ pub struct Products<'a> {
     finished: Option<&'a TileProduct>,
 }
 
-/// How far the current product has been computed.
+/// The progress of the current product.
 struct Progress<'a> {
     product: &'a TileProduct,
     a: *const u8,
@@ -152,7 +151,7 @@ impl Progress<'_> {
     }
 }
 
-/// Where the sums of tiles 0–3 belong: rows 0–15 and 16–31, each with the left 16 columns first.
+/// Returns the destinations of tiles 0–3: rows 0–15 and 16–31, each with the left 16 columns first.
 fn places(product: &TileProduct) -> [*mut f32; 4] {
     let TileProduct { right, below, .. } = *product;
     [0, right, below, right + below].map(|at| product.out.wrapping_byte_add(at))

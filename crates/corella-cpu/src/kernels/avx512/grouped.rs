@@ -76,7 +76,7 @@ struct Part<'a> {
     out: *mut f32,
 }
 
-/// What a kernel prefetches while it multiplies.
+/// The prefetches of a kernel while it multiplies.
 #[derive(Clone, Copy)]
 enum Ahead {
     Nothing,

@@ -1,9 +1,8 @@
 //! Attention of a few rows that reads keys and values in their pages, by products of bf16 pairs.
 //!
-//! A decode row spends only a handful of instructions on a key, too few to pay for a copy. Each
-//! output is accumulated in the same order as in `attention`, with the same bits. What
-//! differs is how many sums are computed at once, because each instruction waits for the previous
-//! one of its sum, six cycles on Zen 4. Prefetches keep pace with reads.
+//! A decode row spends only a handful of instructions on a key, too few to pay for a copy. Each output is accumulated
+//! in the same order as in `attention`, with the same bits. Only the number of sums computed at once differs, because
+//! each instruction waits for the previous one of its sum, six cycles on Zen 4. Prefetches keep pace with reads.
 
 use std::arch::x86_64::*;
 

@@ -1,7 +1,7 @@
 //! The softmax of attention with bf16 pair products, one row at a time.
 //!
-//! Softmax weights are powers of two relative to an integer exponent of the row, which is raised when
-//! a score exceeds it by 16. So what has been summed before is scaled by a power of two, exactly.
+//! Softmax weights are powers of two relative to an integer exponent of the row, which is raised when a score exceeds
+//! it by 16. So earlier sums are scaled by a power of two, exactly.
 
 use std::arch::x86_64::*;
 
@@ -50,7 +50,7 @@ fn first_tile(block: &TileSoftmax<'_>) -> usize {
     block.start % TILE_ATTENTION_BLOCK / VALUE_TILE
 }
 
-/// Where 32 consecutive weights of a row are stored.
+/// Returns the address of 32 consecutive weights of a row.
 #[inline(always)]
 fn weight_row(block: &TileSoftmax<'_>, row: usize, tile: usize) -> *mut __m512i {
     let at = (first_tile(block) + tile) * ROW_TILE_LEN + row * VALUE_TILE;

@@ -8,7 +8,7 @@ use super::{Elements, assert_dot, integers, random, tables};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
-/// Every kind of prefetch. The last one names memory that nobody may read.
+/// Every kind of prefetch. The last one names memory that must not be read.
 const PREFETCHES: [Prefetch; 3] = [
     Prefetch::Nothing,
     Prefetch::Ahead,

@@ -347,7 +347,7 @@ fn check_tile_attention(
         let scale = |x: f32| if is_int8 { (x + 1.5) / 127.0 } else { 1.0 };
         random(padded, seed).into_iter().map(scale).collect()
     });
-    // What is stored beyond the last position must not affect a result.
+    // Memory beyond the last position must not affect a result.
     let mut key_tiles = vec![bf16::NAN; padded * head_dim];
     let mut value_tiles = key_tiles.clone();
     for position in 0..num_positions {

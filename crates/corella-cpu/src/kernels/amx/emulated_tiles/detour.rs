@@ -21,7 +21,7 @@ struct Detour {
     /// `call [rip + entry]`.
     call: [u8; 2],
     entry: i32,
-    /// What `call` pushes is the address of this field.
+    /// `call` pushes the address of this field.
     site: *const u8,
     /// The replaced instruction, and bytes behind it.
     original: [u8; MAX_INSTRUCTION_BYTES],
@@ -195,7 +195,7 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// What `enter` saves of a thread, beside vectors.
+/// The registers that `enter` saves, besides vectors.
 #[repr(C)]
 struct Saved {
     registers: Registers,
