@@ -21,7 +21,7 @@ mod tests {
 
     const SPAN: Duration = Duration::from_millis(50);
 
-    /// Computes until the time of this thread has grown by the span, and returns the growth.
+    /// Burns CPU until this thread has used `SPAN`, and returns the used time.
     fn compute() -> Duration {
         let start = thread_time();
         // The loop also ends if the clock stands still; each reading takes a part of a microsecond.

@@ -44,11 +44,11 @@ pub struct SchedulerConfig {
     /// The most prompt tokens of all requests that wait for their first admission. A single request may wait at any
     /// length.
     pub max_queued_tokens: u64,
-    /// The most pages that pinned prefixes may occupy for good. Requests must fit into the others.
+    /// The most pages that pinned prefixes may occupy. Requests must fit into the others.
     pub max_pinned_pages: u32,
     /// Pages that other nodes may be reading. A request that would exceed the limit exports nothing.
     pub max_held_pages: u32,
-    /// Pages that fetches under way may hold. Of a longer sequence, they bring the first blocks that fit.
+    /// The most pages that running fetches may hold. A fetch of a longer sequence brings the first blocks that fit.
     pub max_fetched_pages: u32,
     /// Pages of blocks that other nodes may be loading, each counted once for each load.
     pub max_served_pages: u32,

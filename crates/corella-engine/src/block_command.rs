@@ -132,9 +132,9 @@ impl BlockCommands {
     /// keeps its pages until its writer has stopped, because the writer may still write to them. Requests have not
     /// waited for it since its soft deadline, and its pages count against
     /// [`max_fetched_pages`](corella_core::SchedulerConfig::max_fetched_pages) until then. So a writer that does not
-    /// read facts has to stop at the hard deadline by itself.
+    /// read facts has to watch the hard deadline.
     ///
-    /// Holds and fetches of the disk are its own: it stops by itself.
+    /// The disk ends its own holds and fetches.
     pub fn forward(&mut self, scheduler: &mut Scheduler, disk: Option<&KvDisk>, now_us: u64) {
         let ended = &mut self.ended;
         self.facts.forward(|| {

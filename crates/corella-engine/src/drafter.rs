@@ -28,8 +28,8 @@ pub struct DraftModel {
 /// sampling parameters and generator, so that two models that agree on the probabilities also draw
 /// the same token.
 ///
-/// It keeps its own KV of a request in the request's slot from one round to the next. Where the
-/// request has continued with other tokens than the drafter's, it overwrites them.
+/// It keeps its own KV of a request in the request's slot from one round to the next. If the request has continued with
+/// other tokens than the drafter's, it overwrites them.
 pub(crate) struct Drafter {
     model: DraftModel,
     page_size: usize,

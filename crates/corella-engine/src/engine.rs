@@ -365,7 +365,7 @@ impl Engine {
             .unwrap_or_else(|_| Err(ResetError::Lost(self.shared.lost_reason())))
     }
 
-    /// Does the same, and erases the blocks on the disk.
+    /// Resets the prefix cache, and erases the blocks on the disk.
     pub fn reset_prefix_cache_and_tiers(&self) -> Result<(), ResetError> {
         self.reset_prefix_cache()?;
         if let Some(disk) = &self.kv_disk {

@@ -45,7 +45,7 @@ use crate::doorbell::{Doorbell, LoopSender};
 use reader::ReadTask;
 use writer::WriteTask;
 
-/// Where blocks are kept on a disk.
+/// The location and the limits of blocks on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvDiskConfig {
     pub folder: PathBuf,
@@ -280,7 +280,7 @@ impl KvDisk {
         fetch.is_some()
     }
 
-    /// Whether a hold is this driver's. It is released when its copy has ended, which takes milliseconds.
+    /// Returns whether a hold belongs to the disk. Its copy ends within milliseconds, and releases it.
     pub(crate) fn has_hold(&self, id: HoldId) -> bool {
         self.hold == Some(id)
     }

@@ -1,4 +1,4 @@
-//! How many tokens steps have, for a histogram.
+//! The numbers of tokens of steps, for a histogram.
 
 const NUM_BOUNDS: usize = 13;
 
@@ -7,8 +7,8 @@ const NUM_BOUNDS: usize = 13;
 pub struct StepTokens {
     /// The tokens of all steps.
     pub num_tokens: u64,
-    /// The steps with at most so many tokens as the bound at the same place, and with more than at the place before.
-    /// The last place has the larger ones.
+    /// The number of steps by bucket: more tokens than the previous bound, and at most this bound. The last bucket has
+    /// no bound.
     pub num_steps: [u64; NUM_BOUNDS + 1],
 }
 

@@ -406,7 +406,7 @@ impl KvCache {
         self.residency.filled_by(block)
     }
 
-    /// Whether `step` or a later one publishes a block. Where all groups have windows, no block counts as new, because
+    /// Whether `step` or a later one publishes a block. If all groups have windows, no block counts as new, because
     /// each page is evicted alone.
     pub(crate) fn is_new_since(&self, block: BlockId, step: StepId) -> bool {
         self.residency.fills_all_blocks() && self.residency.filled_by_without_window(block) >= step

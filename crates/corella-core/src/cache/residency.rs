@@ -1,8 +1,8 @@
 //! Residency: the pages that hold the KV of each block, one of each KV group or none.
 //!
 //! In groups without a window, every block of the prefix tree has its page. In groups with a window, pages are evicted
-//! alone, so that a block may lack them. Only queries that do not read them can then use the block. Where all groups
-//! have windows, a block without any page may lead to blocks with pages.
+//! alone, so that a block may lack them. Only queries that do not read them can then use the block. If all groups have
+//! windows, a block without any page may lead to blocks with pages.
 //!
 //! Recurrent layers have no pages. Some blocks have a snapshot of their state, and a prefix can be used only up to such
 //! a block.

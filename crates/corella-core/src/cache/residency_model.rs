@@ -102,7 +102,7 @@ struct Holder {
 struct Pair {
     cache: KvCache,
     groups: Vec<KvGroup>,
-    /// Which groups have a page only at every second block.
+    /// By group, whether it has a page only at every second block.
     is_sparse: Vec<bool>,
     page_size: usize,
     free: BTreeSet<PageId>,

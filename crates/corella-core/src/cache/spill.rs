@@ -85,7 +85,7 @@ impl Spills {
         self.num_pages
     }
 
-    /// Whether pages will be free when a copy has ended.
+    /// Returns whether a copy is running at whose end pages become free.
     pub fn is_storing(&self) -> bool {
         self.num_storing > 0
     }

@@ -119,7 +119,7 @@ impl PeerTable {
         self.changes.pop_front()
     }
 
-    /// Takes in a list from a working registry. Lists must be repeated every few seconds even without changes, because
+    /// Handles a list of a working registry. Lists must be repeated every few seconds even without changes, because
     /// some changes are believed only once a later list confirms them.
     pub fn handle_list(&mut self, records: &[PeerRecord], now_us: u64) {
         if !records.is_empty() {
@@ -244,8 +244,8 @@ impl PeerTable {
         self.peers.values().map(|peer| peer.next_probe_us).min()
     }
 
-    /// Takes in a node's answer to a probe or to the opening of a session. Returns the incarnation that answered: after
-    /// a restart, it differs from the one that was asked.
+    /// Handles a node's answer to a probe or to the opening of a session. Returns the incarnation that has answered:
+    /// after a restart, it differs from the one asked.
     pub fn handle_hello(
         &mut self,
         peer_id: NodeId,
@@ -259,7 +259,7 @@ impl PeerTable {
         Some(peer_id)
     }
 
-    /// Takes in the answer of an incompatible node. Returns whether to log it now.
+    /// Handles the answer of an incompatible node. Returns whether to log it now.
     pub fn handle_incompatible(&mut self, peer_id: NodeId, incarnation: u64, now_us: u64) -> bool {
         let peer_id = self.identify(peer_id, incarnation, now_us);
         let Some(peer) = peer_id.and_then(|peer_id| self.peers.get_mut(&peer_id)) else {
@@ -291,14 +291,14 @@ impl PeerTable {
         Some(new)
     }
 
-    /// Takes in that a probe had no answer in time.
+    /// Handles a probe without an answer in time.
     pub fn handle_silent(&mut self, peer_id: NodeId, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.handle_silent(now_us, &self.config);
         }
     }
 
-    /// Takes in that a session broke off: its stream was reset, or its heartbeats ceased.
+    /// Handles the loss of a session: its stream was reset, or its heartbeats ceased.
     pub fn handle_session_lost(&mut self, peer_id: NodeId, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.suspect(now_us, &self.config);
@@ -311,8 +311,8 @@ impl PeerTable {
         }
     }
 
-    /// Takes in a transfer of bytes to a node. Its time excludes waiting for layers to be computed. Returns the bandwidth
-    /// if it was unknown before.
+    /// Handles a transfer of bytes to a node. Its time excludes waiting for layers to be computed. Returns the
+    /// bandwidth if it was unknown before.
     pub fn handle_transfer(
         &mut self,
         peer_id: NodeId,
@@ -332,7 +332,7 @@ impl PeerTable {
         Some(ReservationId { peer_id, number })
     }
 
-    /// Takes in that the node granted it, as its `granted_as`-th reservation since it started, counted from 1.
+    /// Handles the grant of a reservation: the `granted_as`-th of the node since its start, counted from 1.
     pub fn handle_granted(&mut self, reservation: ReservationId, granted_as: u64) {
         if let Some(peer) = self.peers.get_mut(&reservation.peer_id) {
             peer.handle_granted(reservation.number, granted_as);

@@ -250,8 +250,8 @@ impl PrefillNode {
         self.num_decisions[place as usize]
     }
 
-    /// Returns the next action of the sessions. Those that concern the directory are carried out already, and are for
-    /// logs and checks. Of actions about an incompatible node, only those that are rare enough for a log come.
+    /// Returns the next action of the sessions. Actions about the directory are already carried out, and are for logs
+    /// and checks. Actions about an incompatible node are left out if they would fill the log.
     pub fn poll_action(&mut self) -> Option<PrefillAction> {
         loop {
             let action = self.end.poll_action()?;

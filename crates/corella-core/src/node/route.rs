@@ -11,7 +11,7 @@ use crate::{
     DecodeCandidate, Incarnation, MissedObjective, NodeId, ObjectiveKind, PageHash, SessionId,
 };
 
-/// Where a request goes.
+/// The destination of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// This node computes and decodes it.

@@ -225,7 +225,7 @@ impl WaitingQueue {
         self.first_but(&[])
     }
 
-    /// All of them: requests that may start in the order of the queue, then the followers.
+    /// Returns all waiting requests: those that may start, in the order of the queue, and then the followers.
     pub fn iter(&self) -> impl Iterator<Item = RequestIndex> {
         let followers = self.followers.iter().map(|&(_, _, index)| index);
         self.by_rank.values().copied().chain(followers)

@@ -199,7 +199,7 @@ impl RequestState {
     }
 
     /// The number of its first rows that may be published: all of them, or the received ones in the namespace of
-    /// another node's arithmetic. What this node computes behind those has other bits than there.
+    /// another node's arithmetic. Later rows are computed here, with other bits.
     pub fn num_publishable_rows(&self) -> u32 {
         match self.request.namespace.arithmetic {
             None => u32::MAX,

@@ -1,8 +1,8 @@
 //! The path of a request: the blocks that it has found in the prefix tree or published there.
 //!
-//! In groups without a window it holds a lock on all their pages, so they stay. Where the tree already has the next
-//! block with another request's pages, the path ends until the request gives up its own pages. The request is then a
-//! *guest* of the blocks that follow: it gives them the pages that they lack behind windows.
+//! In groups without a window it holds a lock on all their pages, so they stay. If the tree already has the next block
+//! with another request's pages, the path ends until the request gives up its own pages. The request is then a *guest*
+//! of the following blocks: it gives them the pages that they lack because of windows.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;

@@ -47,7 +47,7 @@ pub(crate) struct RequestFacts<'a> {
 /// A scheduling policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
-    /// Smaller is more urgent. Of requests with equal keys, the earliest arrival goes first.
+    /// A smaller key is more urgent. At equal keys, the earliest arrival goes first.
     pub key: fn(&RequestFacts) -> i64,
     /// `None` if the key of a waiting request never changes: the queue is sorted by the keys at arrival. Otherwise the
     /// queue is in order of arrival, and the keys of the first requests, of this number, are computed when some can

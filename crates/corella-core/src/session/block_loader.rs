@@ -72,7 +72,7 @@ pub enum LoaderAction {
     Publish { fetch: FetchId, num_blocks: u32 },
     /// Stops writing rows of a load. The driver confirms by [`BlockLoader::end_part`] or [`BlockLoader::end_rows`].
     StopRows { key: LoadKey },
-    /// Nothing is written to the fetch's pages any more.
+    /// Ends the fetch: nothing is written to its pages any more.
     EndFetch { fetch: FetchId, end: FetchEnd },
     /// The load has ended. Each load ends once.
     Ended { key: LoadKey, end: LoadEnd },

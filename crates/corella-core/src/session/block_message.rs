@@ -1,4 +1,4 @@
-//! The messages between two nodes of which one loads the other's cached blocks.
+//! The messages between a node that loads cached blocks and their source.
 
 use core::fmt;
 use core::ops::Range;

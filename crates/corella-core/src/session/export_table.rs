@@ -31,7 +31,7 @@ pub struct ExportTableConfig {
     pub incarnation: Incarnation,
     pub max_exports: usize,
     pub max_waiting_loads: usize,
-    /// How long tombstones stay. When there are too many, the oldest go early.
+    /// The time for which tombstones stay. Beyond `max_tombstones`, the oldest go early.
     pub tombstone_us: u64,
     pub max_tombstones: usize,
 }

@@ -97,7 +97,7 @@ impl Link {
     }
 }
 
-/// Which node computes the prompt of an attempt.
+/// The node that computes the prompt of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PromptWork {
     Here,

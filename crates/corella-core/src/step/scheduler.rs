@@ -301,8 +301,8 @@ impl Scheduler {
         self.commit(plan)
     }
 
-    /// Ends all deadlines up to `now_us`. [`schedule`](Self::schedule) does so by itself. A driver calls it before
-    /// facts between two steps that count time from now.
+    /// Ends all deadlines up to `now_us`. [`schedule`](Self::schedule) does so, too. Between two steps, a driver calls
+    /// this before facts that begin a time.
     pub fn note_time(&mut self, now_us: u64) {
         self.pace.set_now(now_us);
         self.end_late_remote_kv();

@@ -1,4 +1,4 @@
-//! Which block is in which slot, and which slot is taken next.
+//! The slot of each block, and the choice of the next slot.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -40,7 +40,7 @@ impl BlockIndex {
         self.by_hash.get(&hash).copied()
     }
 
-    /// Begins a new time for the blocks of a path. It is later than all earlier ones, also those in the file.
+    /// Returns a new time for the blocks of a path, later than all earlier ones and those in the file.
     pub fn next_time(&mut self) -> u64 {
         self.clock += 1;
         self.clock

@@ -110,8 +110,8 @@ impl<F: FileLayer> BlockStore<F> {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Stores blocks that are not here, with the time of their path. `rows` has the rows of all `blocks`, one after the
-    /// other. Nothing is stored if the store was erased since `epoch`. Returns the number of new blocks.
+    /// Stores the blocks that are not stored yet, with the time of their path. `rows` has the rows of all `blocks`, one
+    /// after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new blocks.
     pub fn store(
         &self,
         blocks: &[BlockName],

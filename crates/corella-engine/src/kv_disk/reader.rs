@@ -30,7 +30,7 @@ pub(super) struct ReadTask {
     pub is_stopped: Arc<AtomicBool>,
 }
 
-/// The loop hears of progress after so many blocks.
+/// The number of blocks between two reports to the loop.
 const BLOCKS_PER_REPORT: u32 = 32;
 
 pub(super) fn start(
@@ -121,7 +121,7 @@ fn read(
             });
         }
     }
-    // What was read of a lost fetch is whole.
+    // The blocks that were read before the loss are whole.
     if let Some(id) = task.fetch {
         report.send(Report::Fetched {
             id,

@@ -192,7 +192,7 @@ fn a_copy_whose_hold_has_ended_is_not_written() {
     let stats = bench.disk.tier.stats();
     assert_eq!((stats.num_stored, stats.bytes_written), (0, 0));
     assert_eq!(bench.scheduler.stats().num_block_holds, 0);
-    // It is offered again at its next use, after a pause.
+    // The path is offered again at its next use, after a pause.
     bench.compute();
     bench.disk.store_next(&mut bench.scheduler, bench.now_us);
     assert_eq!(bench.scheduler.stats().num_block_holds, 0);

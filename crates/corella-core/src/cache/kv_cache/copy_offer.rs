@@ -12,7 +12,7 @@ use crate::{BlockId, Namespace, StepId, TokenId};
 
 /// The most paths that wait for a poll. A path beyond is offered at its next use.
 const MAX_WAITING: usize = 64;
-/// Eviction is near when fewer than one in so many pages are free.
+/// Eviction is near when fewer than one in this many pages are free.
 const FREE_SHARE: usize = 8;
 /// The number of pages next to be evicted among which a poll looks for a block.
 const MAX_LOOKED_AT: usize = 64;

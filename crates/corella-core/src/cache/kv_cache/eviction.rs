@@ -10,7 +10,7 @@ use crate::cache::prefix_tree::RemovedBlocks;
 use crate::cache::residency::Resident;
 use crate::{BlockId, PageId, StepId};
 
-/// Where all groups have windows, a block without pages may lead to blocks with pages. A block takes a small part of a
+/// If all groups have windows, a block without pages may lead to blocks with pages. A block takes a small part of a
 /// page's memory, so the tree may have more blocks than pages.
 const MAX_BLOCKS_PER_PAGE: usize = 64;
 
@@ -156,7 +156,7 @@ impl KvCache {
     }
 
     /// Removes a block without a page, a child and an end of a path, and then its ancestors to which the same applies.
-    /// Where some group has no window, no such block exists.
+    /// If a group has no window, no such block exists.
     #[inline]
     pub(crate) fn prune(&mut self, block: BlockId) {
         if !self.residency.fills_all_blocks() {

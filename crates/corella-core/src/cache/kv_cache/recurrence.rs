@@ -1,7 +1,7 @@
 //! Recurrent layers: the blocks with a snapshot, from which a request can continue.
 //!
-//! A prefix is found only up to a block with a snapshot. The request computes the rows behind it again, although the
-//! tree may have them. Where no other request holds their pages, the request's own pages replace them
+//! A prefix is found only up to a block with a snapshot. The request computes the later rows again, even if the tree
+//! has them. If no other request holds their pages, the request's own pages replace them
 //! ([`take_over`](KvCache::take_over)), so that its path continues.
 
 use crate::cache::kv_cache::KvCache;

@@ -130,7 +130,7 @@ impl Model {
         );
     }
 
-    /// What happens to a run next.
+    /// Plays the next event of a run.
     fn play(&mut self, request: RequestId) {
         let choice = self.random.below(12);
         let more = 1 + self.random.below(7) as u32;

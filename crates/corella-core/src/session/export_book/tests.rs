@@ -1,4 +1,4 @@
-//! What readers are told, and when pages may go.
+//! The tasks for readers, and the release of pages.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -103,7 +103,7 @@ fn a_reader_hears_of_each_page_once_and_of_each_layer_of_each_step() {
     assert_eq!(tasks(&mut book), [add_pages(0, &[100, 101])]);
     book.handle_layer_done(StepId(1), 0);
     assert_eq!(tasks(&mut book), [readable(0, 0..1, 6)]);
-    // The next step begins in a page that is there already.
+    // The next step begins in a page that earlier rows use.
     book.handle_fact(&exported(2, 6, 10));
     assert_eq!(tasks(&mut book), [add_pages(0, &[102])]);
     book.handle_layer_done(StepId(1), 1);

@@ -1,4 +1,4 @@
-//! Blocks for other nodes: what is here of a list, and what stays as it is while another node loads it.
+//! Blocks for other nodes: lookups, and holds during their loads.
 //!
 //! A driver calls [`look_up_lendable`](Scheduler::look_up_lendable) for a node that asks, which keeps nothing. For a load it
 //! calls [`hold_blocks`](Scheduler::hold_blocks), stops the readers of holds that
@@ -12,7 +12,7 @@ use crate::cache::block_hold::MAX_BLOCK_HOLDS;
 use crate::{BlockId, BlockList, HeldBlocks, HoldId, HoldRefusal, PageId, Scheduler};
 
 impl Scheduler {
-    /// How many blocks from the beginning of a list are settled here. Keeps none of them.
+    /// Returns the number of settled blocks at the beginning of a list. Holds none of them.
     pub fn look_up_blocks(&self, list: &BlockList) -> u32 {
         match self.config.max_served_pages {
             0 => 0,
@@ -20,8 +20,8 @@ impl Scheduler {
         }
     }
 
-    /// How many blocks from the beginning of a list a node could go on behind that has those before `first_block` and
-    /// borrows the others from here. Keeps none of them.
+    /// Returns the number of first blocks of a list after which a node could continue that has the blocks before
+    /// `first_block` and loads the others from here. Holds none of them.
     pub fn look_up_lendable(&self, list: &BlockList, first_block: u32) -> u32 {
         let path = self.settled_blocks(list);
         self.num_lendable(&path, first_block) as u32
@@ -87,7 +87,8 @@ impl Scheduler {
         })
     }
 
-    /// How many blocks of a settled path are left when those from `first_block` on take no more pages than may be lent.
+    /// Returns the longest prefix of a settled path, in blocks, whose blocks from `first_block` on fit into the pages
+    /// that may be lent.
     fn num_lendable(&self, path: &[BlockId], first_block: u32) -> usize {
         // A block behind every window takes no page, so that the bound of pages alone would allow it.
         if self.config.max_served_pages == 0 {

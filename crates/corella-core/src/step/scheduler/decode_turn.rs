@@ -5,9 +5,9 @@ use crate::step::step_plan::StepPlan;
 use crate::{FinishReason, RequestError, Scheduler};
 
 impl Scheduler {
-    /// Plans one token for each running request that decodes. Where `max_decode_seqs` or pipeline
-    /// stages limit the decodes of a step, the requests alternate. A masked request waits until its
-    /// last token has been drawn, and the others are planned without it.
+    /// Plans one token for each running request that decodes. If `max_decode_seqs` or pipeline stages limit the decodes
+    /// of a step, the requests alternate. A masked request waits until its last token has been drawn, and the others
+    /// are planned without it.
     pub(super) fn continue_decodes(&mut self, plan: &mut StepPlan) {
         let requests = &self.requests;
         let is_pipeline = self.config.num_pipeline_stages > 1;

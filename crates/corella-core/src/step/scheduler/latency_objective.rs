@@ -7,8 +7,8 @@ use crate::request_state::RequestState;
 use crate::{AdmissionError, FinishReason, LatencyObjectives, Request, RequestError, Scheduler};
 
 impl Scheduler {
-    /// Refuses a new request that would be too late behind the work before it. Where the policy may
-    /// let it overtake waiting requests, only its own prompt and prompts already started count.
+    /// Refuses a new request that would be too late after the work before it. If the policy lets it overtake waiting
+    /// requests, only its own prompt and started prompts count.
     pub(super) fn check_objectives(&mut self, request: &Request) -> Result<(), AdmissionError> {
         let objectives = request.objectives;
         if !self.config.enable_slo_admission || objectives == LatencyObjectives::default() {
@@ -105,8 +105,8 @@ impl Scheduler {
             })
     }
 
-    /// The time per output token of one more request: a decode step, times the steps until each request that decodes, or
-    /// will decode when its KV has come, has been in one. It is 0 without any.
+    /// Returns the time per output token of one more request: a decode step, times the steps until each request that
+    /// decodes, or waits for its KV, has been in one. It is 0 without such requests.
     pub(super) fn expected_tpot_us(&self) -> u64 {
         let decoding = self.running.iter().map(|index| &self.requests[index]);
         let num_decoding = decoding.filter(|state| !state.is_prefilling()).count();

@@ -29,7 +29,7 @@ impl Scheduler {
         self.holds.pop_fact()
     }
 
-    /// The next output, in the order of their creation.
+    /// Returns the next output, in the order of creation.
     pub fn poll_output(&mut self) -> Option<RequestOutput> {
         self.journal.pop()
     }
