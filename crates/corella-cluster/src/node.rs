@@ -138,7 +138,7 @@ impl ClusterNode {
     }
 
     /// Waits until the sessions of other nodes have ended and no prompt is kept for them, but no longer than the drain
-    /// timeout. Then this node is on no list.
+    /// timeout. After that, no registry lists this node.
     pub async fn finish(&self) {
         let num_obligations = || {
             let state = self.0.lock();

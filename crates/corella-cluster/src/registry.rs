@@ -138,8 +138,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Tells the other nodes that this one takes no new sessions. Registries of mere addresses cannot, and Kubernetes
-    /// knows by itself.
+    /// Tells the other nodes that this one takes no new sessions. Registries of addresses alone cannot, and Kubernetes
+    /// knows it already.
     pub fn drain(&self) {
         let drain = |own: &mut NodeRecord| own.is_draining = true;
         self.own.send_modify(|own| own.iter_mut().for_each(drain));

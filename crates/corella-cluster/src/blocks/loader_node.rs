@@ -51,7 +51,7 @@ struct Load {
     starting: Option<oneshot::Sender<FetchStart>>,
 }
 
-/// How a fetch has begun.
+/// The begin of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchStart {
     /// Requests with this prefix wait for its blocks.
@@ -118,7 +118,7 @@ impl LoaderNode {
         self.lock().stats
     }
 
-    /// How quickly blocks have come so far.
+    /// Returns the measured speed of loads so far.
     pub fn pace(&self) -> LoadPace {
         self.lock().end.pace()
     }
@@ -128,8 +128,8 @@ impl LoaderNode {
         self.lock().end.num_loads()
     }
 
-    /// Brings the blocks of a list from another node. Requests with this prefix wait for them until `soft`; what has
-    /// not come after `hard` comes no more. Returns when the scheduler knows of the fetch, or there is none.
+    /// Fetches the blocks of a list from another node. Requests with this prefix wait for them until `soft`, and the
+    /// fetch ends at `hard`. Returns when the scheduler knows of the fetch, or when there will be none.
     pub async fn fetch(
         self: &Arc<Self>,
         list: BlockList,
@@ -375,7 +375,7 @@ impl LoaderNode {
         });
     }
 
-    /// Has the rows of the granted pages come. Returns false if the transport takes no further load.
+    /// Loads the rows of the granted pages. Returns false if the transport takes no further load.
     fn load_rows(self: &Arc<Self>, state: &mut State, key: LoadKey, num_blocks: u32) -> bool {
         let Some(load) = state.loads.get_mut(&key) else {
             return false;

@@ -25,7 +25,7 @@ pub enum FetchOutcome {
     Begun,
     /// The other node has no blocks of the prompt that are missing here.
     NothingNew,
-    /// Computing the blocks takes no longer than loading them.
+    /// Computing the blocks is as quick as loading them.
     NotWorth,
     /// The other node does not answer or refuses.
     Failed,
@@ -141,7 +141,7 @@ impl BlockFetcher {
         self.submit_behind(submission, Source::Known(source, hashes), local)
     }
 
-    /// Does the same for a source that the request names.
+    /// Submits a request after the fetch of its prefix from the source that it names.
     pub(super) fn submit(
         self: &Arc<Self>,
         submission: Submission,

@@ -88,13 +88,13 @@ struct LocalRequest {
     asked_at: Instant,
     /// Whether its KV has arrived, or none will come. Until then, `Release` says when its pages may be freed.
     has_arrived: bool,
-    /// How it began to run, until it has drawn a token.
+    /// The start of its run, until it has drawn a token.
     start: Option<Start>,
     /// Reads its outputs; aborting it drops the stream, which aborts the request.
     reader: AbortHandle,
 }
 
-/// How a request of another node begins to run.
+/// The start of another node's request.
 enum Start {
     /// Its KV and first token have come.
     Arrived(Instant),
@@ -103,8 +103,8 @@ enum Start {
 }
 
 impl DecodeNode {
-    /// Must be called within a tokio runtime. `site` has this node's way to rows without the
-    /// network, and the address from which others load its cached blocks.
+    /// Must be called within a tokio runtime. `site` is this node's location for rows within the host and for loads of
+    /// its cached blocks.
     pub fn start(
         config: SessionConfig,
         hello: Hello,

@@ -101,7 +101,7 @@ impl HealthService {
             tokio::select! {
                 () = tokio::time::sleep(WATCH_INTERVAL) => {}
                 () = outgoing.closed() => return,
-                // Nothing is ever sent: the end of the channel is the signal.
+                // The end of the channel is the signal; no value is ever sent.
                 _ = stopping.changed() => return,
             }
         }

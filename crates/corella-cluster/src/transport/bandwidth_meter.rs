@@ -242,7 +242,7 @@ mod tests {
         meter.handle_sent(2 * MB, now);
         meter.handle_lost(2 * MB);
         assert!((meter.bytes_per_s().unwrap() - 1e6).abs() < 1e-3);
-        // What was acknowledged before the loss counts.
+        // Bytes that were acknowledged before the loss count.
         meter.handle_work();
         meter.handle_sent(2 * MB, now);
         meter.handle_acknowledged(MB, now + Duration::from_millis(10));
@@ -253,7 +253,7 @@ mod tests {
         assert!((found / expected - 1.0).abs() < 0.01, "{found}");
     }
 
-    /// A transfer is accounted for when it ends, and others may go on then.
+    /// A transfer is accounted for at its end, when others may be running.
     #[test]
     fn what_no_sample_contains_yet_is_known() {
         let mut meter = BandwidthMeter::default();

@@ -68,7 +68,7 @@ impl ChunkWriter {
             self.push_pages(outgoing, run, pages);
             self.hasher.value()
         }) else {
-            // Nothing of the frame is out yet.
+            // No byte of the frame was sent yet.
             return Ok(());
         };
         let num_bytes = self.parts.num_bytes();

@@ -413,7 +413,7 @@ impl<'a> FieldWriter<'a> {
         self.rest = rest;
     }
 
-    /// Writes a value that fits 16 bits. Of a larger one, which no model has, readers get a 0 and refuse it.
+    /// Writes a value that fits 16 bits. A larger one, which no model has, is written as 0, which readers refuse.
     pub fn u16(&mut self, value: u32) {
         self.put(&u16::try_from(value).unwrap_or(0).to_le_bytes());
     }

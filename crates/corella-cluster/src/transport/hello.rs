@@ -145,7 +145,7 @@ impl Hello {
     }
 }
 
-/// Why two nodes cannot exchange KV rows. Neither of them is faulty.
+/// The reason why two healthy nodes cannot exchange KV rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incompatibility {
     /// The other node's version.

@@ -87,8 +87,8 @@ impl KvReceiver {
         }
     }
 
-    /// Connects to a sender from which loads are expected, so that they need not wait for it. Repeated calls are cheap
-    /// and restore lost connections.
+    /// Connects to a sender before its first load, so that loads need not wait for the connection. Repeated calls are
+    /// cheap and restore lost connections.
     pub fn expect_loads(&self, address: &PeerAddress) {
         let Some(peer) = self.senders.get(address) else {
             return;

@@ -39,7 +39,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 pub enum ExportError {
     /// A load of it was refused, or it was given up, failed or deleted before.
     TooLate(Refusal),
-    /// It is already exported, or the sender is full.
+    /// The session is already exported, or the sender is full.
     Full,
 }
 

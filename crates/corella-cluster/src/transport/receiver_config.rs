@@ -13,7 +13,7 @@ use crate::tls::ClusterTls;
 pub struct ReceiverConfig {
     pub incarnation: u64,
     pub model_fingerprint: u128,
-    /// What decides the bits of this node's rows.
+    /// The properties that decide the bits of this node's rows.
     pub arithmetic: Arithmetic,
     pub connections_per_peer: usize,
     pub max_loads: usize,

@@ -45,7 +45,7 @@ impl NixlReader {
         }
     }
 
-    /// Returns the bytes at the regions. If the socket or this future ends first, the read is left to end by itself.
+    /// Returns the bytes at the regions. If the socket or this future ends first, the read continues in the background.
     /// After an error no further reads are made.
     pub async fn bytes(&mut self, socket: &Socket, limit: Duration) -> Result<&[u8], NixlError> {
         let kept = self
@@ -148,7 +148,7 @@ impl Reading {
     }
 }
 
-/// A read in progress. Dropping it leaves the read to end by itself.
+/// A read in progress. After a drop, the read continues in the background.
 struct Flight<'a> {
     peer: &'a NixlPeer,
     reading: Option<Reading>,
