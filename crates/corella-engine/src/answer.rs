@@ -4,17 +4,17 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// The asker's end: a future. `None` when the loop has ended.
+/// The caller's end: a future. `None` when the loop has ended.
 pub(crate) struct Answer<T> {
-    desk: Arc<Desk<T>>,
-    /// Gets an answer that came after the asker had given up.
+    mailbox: Arc<Mailbox<T>>,
+    /// Gets an answer that came after the caller had given up.
     undo: Option<Box<dyn FnOnce(T) + Send>>,
 }
 
 /// The loop's end. Dropped without an answer, it ends the wait.
-pub(crate) struct Reply<T>(Arc<Desk<T>>);
+pub(crate) struct Reply<T>(Arc<Mailbox<T>>);
 
-struct Desk<T>(Mutex<Inner<T>>);
+struct Mailbox<T>(Mutex<Inner<T>>);
 
 struct Inner<T> {
     answer: Option<T>,
@@ -24,30 +24,30 @@ struct Inner<T> {
     is_abandoned: bool,
 }
 
-/// Makes both ends of a question. If an asker gives up before an answer that changed the engine, `undo` gets the
+/// Makes both ends of a question. If a caller gives up before an answer that changed the engine, `undo` gets the
 /// answer, or [`Reply::send`] returns it.
 pub(crate) fn question<T>(undo: impl FnOnce(T) + Send + 'static) -> (Reply<T>, Answer<T>) {
-    let desk = Arc::new(Desk(Mutex::new(Inner {
+    let mailbox = Arc::new(Mailbox(Mutex::new(Inner {
         answer: None,
         waker: None,
         is_closed: false,
         is_abandoned: false,
     })));
     let answer = Answer {
-        desk: desk.clone(),
+        mailbox: mailbox.clone(),
         undo: Some(Box::new(undo)),
     };
-    (Reply(desk), answer)
+    (Reply(mailbox), answer)
 }
 
-impl<T> Desk<T> {
+impl<T> Mailbox<T> {
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T> Reply<T> {
-    /// Returns the answer if the asker has given up.
+    /// Returns the answer if the caller has given up.
     pub fn send(self, answer: T) -> Result<(), T> {
         let mut inner = self.0.lock();
         if inner.is_abandoned {
@@ -74,7 +74,7 @@ impl<T> Future for Answer<T> {
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut inner = self.desk.lock();
+        let mut inner = self.mailbox.lock();
         if inner.is_closed {
             return Poll::Ready(inner.answer.take());
         }
@@ -85,7 +85,7 @@ impl<T> Future for Answer<T> {
 
 impl<T> Drop for Answer<T> {
     fn drop(&mut self) {
-        let mut inner = self.desk.lock();
+        let mut inner = self.mailbox.lock();
         inner.is_abandoned = true;
         let missed = inner.answer.take();
         drop(inner);

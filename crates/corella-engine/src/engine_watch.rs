@@ -16,24 +16,24 @@ use crate::engine_snapshot::{EngineSnapshot, StepRecord, StepRecords};
 
 /// Asks for snapshots. The watch ends when it is dropped.
 pub struct EngineWatch {
-    desk: Arc<Desk>,
-    /// Rings when it is dropped, behind the desk, so that the loop notices the end of the watch.
+    mailbox: Arc<Mailbox>,
+    /// Rings when it is dropped, behind the mailbox, so that the loop notices the end of the watch.
     doorbell: Doorbell,
 }
 
 /// The loop's end of a watch.
 pub(crate) struct WatchEnd {
-    desk: Arc<Desk>,
+    mailbox: Arc<Mailbox>,
     steps: StepRecords,
 }
 
 #[derive(Default)]
-struct Desk {
+struct Mailbox {
     is_due: AtomicBool,
     inner: Mutex<Inner>,
 }
 
-/// The desk holds at most one snapshot: the newest replaces one that was not fetched.
+/// The mailbox holds at most one snapshot: the newest replaces one that was not fetched.
 #[derive(Default)]
 struct Inner {
     snapshot: Option<EngineSnapshot>,
@@ -42,13 +42,13 @@ struct Inner {
 }
 
 pub(crate) fn watch(doorbell: Doorbell) -> (EngineWatch, WatchEnd) {
-    let desk = Arc::new(Desk::default());
+    let mailbox = Arc::new(Mailbox::default());
     let watch = EngineWatch {
-        desk: desk.clone(),
+        mailbox: mailbox.clone(),
         doorbell,
     };
     let end = WatchEnd {
-        desk,
+        mailbox,
         steps: StepRecords::default(),
     };
     (watch, end)
@@ -58,13 +58,13 @@ impl EngineWatch {
     /// Asks for a snapshot and waits for it, which takes milliseconds even during a long step.
     /// `None` when the engine has stopped, or another watch has replaced this one.
     pub async fn snapshot(&mut self) -> Option<EngineSnapshot> {
-        self.desk.is_due.store(true, Ordering::Release);
+        self.mailbox.is_due.store(true, Ordering::Release);
         self.doorbell.ring();
-        poll_fn(|cx| self.desk.poll_snapshot(cx)).await
+        poll_fn(|cx| self.mailbox.poll_snapshot(cx)).await
     }
 }
 
-impl Desk {
+impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,12 +92,12 @@ impl Desk {
 
 impl WatchEnd {
     pub fn is_abandoned(&self) -> bool {
-        Arc::strong_count(&self.desk) == 1
+        Arc::strong_count(&self.mailbox) == 1
     }
 
     /// Whether a snapshot has been asked for since the last one.
     pub fn is_due(&self) -> bool {
-        self.desk.is_due.load(Ordering::Acquire)
+        self.mailbox.is_due.load(Ordering::Acquire)
     }
 
     /// Records a step that returned at `ended`.
@@ -129,17 +129,17 @@ impl WatchEnd {
     }
 
     pub fn give(&self, snapshot: EngineSnapshot) {
-        self.desk.is_due.store(false, Ordering::Relaxed);
-        let mut inner = self.desk.lock();
+        self.mailbox.is_due.store(false, Ordering::Relaxed);
+        let mut inner = self.mailbox.lock();
         inner.snapshot = Some(snapshot);
-        Desk::wake(inner);
+        Mailbox::wake(inner);
     }
 }
 
 impl Drop for WatchEnd {
     fn drop(&mut self) {
-        let mut inner = self.desk.lock();
+        let mut inner = self.mailbox.lock();
         inner.has_ended = true;
-        Desk::wake(inner);
+        Mailbox::wake(inner);
     }
 }

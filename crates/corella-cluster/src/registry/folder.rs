@@ -19,7 +19,7 @@ pub(super) struct Folder {
     timing: FolderTiming,
     /// File operations may hang, so this value is moved to a blocking thread for each one and moved
     /// back afterwards. `None` while it is away.
-    desk: Option<Desk>,
+    state: Option<FolderState>,
     path: PathBuf,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct FolderTiming {
 }
 
 /// The known state of the folder's files.
-struct Desk {
+struct FolderState {
     path: PathBuf,
     stale: Duration,
     own: Option<NodeRecord>,
@@ -55,7 +55,7 @@ impl Folder {
     pub fn new(path: PathBuf, timing: FolderTiming) -> Self {
         Self {
             timing,
-            desk: None,
+            state: None,
             path,
         }
     }
@@ -69,7 +69,7 @@ impl Folder {
                 _ = tick.tick() => {}
                 () = exchange.own_changed() => own = exchange.own(),
             }
-            let mut desk = self.desk.take().unwrap_or_else(|| Desk {
+            let mut state = self.state.take().unwrap_or_else(|| FolderState {
                 path: self.path.clone(),
                 stale: self.timing.stale,
                 own: None,
@@ -77,15 +77,15 @@ impl Folder {
                 has_read: false,
                 files: BTreeMap::new(),
             });
-            desk.own.clone_from(&own);
+            state.own.clone_from(&own);
             let worked = tokio::task::spawn_blocking(move || {
-                let outcome = desk.work();
-                (desk, outcome)
+                let outcome = state.work();
+                (state, outcome)
             });
-            let Ok((desk, outcome)) = worked.await else {
+            let Ok((state, outcome)) = worked.await else {
                 return SourceError(format!("reading {} was given up", self.path.display()));
             };
-            self.desk = Some(desk);
+            self.state = Some(state);
             match outcome {
                 Ok(nodes) => {
                     exchange.set_published(own.is_some());
@@ -103,7 +103,7 @@ impl Source for Folder {
     }
 }
 
-impl Desk {
+impl FolderState {
     fn work(&mut self) -> Result<Vec<NodeRecord>, String> {
         let publish = self.publish();
         publish.map_err(|error| format!("cannot write to {}: {error}", self.path.display()))?;
@@ -241,7 +241,7 @@ mod tests {
     fn the_first_node_makes_the_folder_and_a_lost_one_is_told() {
         let name = format!("corella-registry-{}", std::process::id());
         let path = std::env::temp_dir().join(name).join("nodes");
-        let mut desk = Desk {
+        let mut state = FolderState {
             path: path.clone(),
             stale: Duration::MAX,
             own: None,
@@ -249,9 +249,9 @@ mod tests {
             has_read: false,
             files: BTreeMap::new(),
         };
-        assert_eq!(desk.work().map(|nodes| nodes.len()), Ok(0));
+        assert_eq!(state.work().map(|nodes| nodes.len()), Ok(0));
         fs::remove_dir(&path).unwrap();
-        let reason = desk.work().err().unwrap();
+        let reason = state.work().err().unwrap();
         assert!(reason.starts_with("cannot read "), "{reason}");
         fs::remove_dir(path.parent().unwrap()).unwrap();
     }

@@ -18,7 +18,7 @@ mod schema;
 
 pub use schema::{
     Abort, AbortKind, Allocate, Allocated, Body, DrawnToken, Empty, Envelope, Finish, FinishKind,
-    FirstToken, Hello, Key, KvShape, Load, RefusalKind, Refused, Rules, Sampling, Stopping,
+    FirstToken, Hello, Key, KvShape, NodeLoad, RefusalKind, Refused, Rules, Sampling, Stopping,
     TokenList, Tokens,
 };
 
@@ -74,7 +74,7 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
-impl From<LoadReport> for Load {
+impl From<LoadReport> for NodeLoad {
     fn from(report: LoadReport) -> Self {
         Self {
             num_free_pages: report.num_free_pages,
@@ -89,8 +89,8 @@ impl From<LoadReport> for Load {
     }
 }
 
-impl From<Load> for LoadReport {
-    fn from(load: Load) -> Self {
+impl From<NodeLoad> for LoadReport {
+    fn from(load: NodeLoad) -> Self {
         Self {
             num_free_pages: load.num_free_pages,
             num_running: load.num_running,

@@ -87,7 +87,7 @@ pub struct Hello {
     pub kv_address: String,
     /// The load of a decode node, in its answer to a probe.
     #[prost(message, optional, tag = "14")]
-    pub load: Option<Load>,
+    pub load: Option<NodeLoad>,
     /// The source of rows for a node on the same host: the abstract name of a socket.
     #[prost(string, tag = "15")]
     pub kv_socket: String,
@@ -99,7 +99,7 @@ pub struct Hello {
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub struct Load {
+pub struct NodeLoad {
     #[prost(uint32, tag = "1")]
     pub num_free_pages: u32,
     #[prost(uint32, tag = "2")]
