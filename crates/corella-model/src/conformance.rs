@@ -602,7 +602,7 @@ fn assert_all_same(way: &str, expected: &[Vec<Sample>], actual: &[Vec<Sample>]) 
 fn assert_same(way: &str, expected: &[Sample], actual: &[Sample]) {
     assert_eq!(expected.len(), actual.len(), "{way}: number of tokens");
     for (position, (expected, actual)) in expected.iter().zip(actual).enumerate() {
-        let listed = logprobs(expected).zip(logprobs(actual));
+        let mut listed = logprobs(expected).zip(logprobs(actual));
         let differing = |(a, b): &((TokenId, f32), (TokenId, f32))| {
             (a.0, a.1.to_bits()) != (b.0, b.1.to_bits())
         };

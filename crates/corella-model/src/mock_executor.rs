@@ -355,7 +355,7 @@ impl MockExecutor {
         rows: &mut Vec<(usize, Row)>,
     ) -> Result<(), String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
-        let drafts = batch.span_drafts(span).iter();
+        let mut drafts = batch.span_drafts(span).iter();
         let is_odd = span.num_drafts > 0
             && (!span.yields.draws() || span.num_drafts as usize == span.tokens.len());
         if is_odd || drafts.any(|input| matches!(input, InputToken::FromStep { .. })) {

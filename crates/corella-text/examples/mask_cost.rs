@@ -57,7 +57,7 @@ fn follow(mut answer: GrammarState, seed: u64, masks: &mut Vec<Duration>) {
             .wrapping_mul(6364136223846793005)
             .wrapping_add(1442695040888963407);
         let mut nth = (state >> 33) as u32 % num_allowed;
-        let bits = (0..words.len() as u32 * 32)
+        let mut bits = (0..words.len() as u32 * 32)
             .filter(|at| words[*at as usize / 32] >> (at % 32) & 1 == 1);
         let token = bits.find(|_| {
             let is_it = nth == 0;

@@ -214,7 +214,7 @@ impl GrammarCompiler {
         reason: String,
         is_wanted: &dyn Fn() -> bool,
     ) -> GrammarError {
-        let errors = composed
+        let mut errors = composed
             .parts
             .iter()
             .enumerate()

@@ -51,8 +51,8 @@ pub(crate) fn filter(
         None if indent.is_some() => (",".into(), ": ".into()),
         None => (", ".into(), ": ".into()),
     };
-    let parts = [&item_separator, &key_separator].into_iter().chain(&indent);
-    if parts.any(|part| part.len() > MAX_SEPARATOR_BYTES) {
+    let is_long = |part: &String| part.len() > MAX_SEPARATOR_BYTES;
+    if indent.as_ref().is_some_and(is_long) || is_long(&item_separator) || is_long(&key_separator) {
         let reason = format!("tojson: a separator has more than {MAX_SEPARATOR_BYTES} bytes");
         return Err(Error::new(ErrorKind::InvalidOperation, reason));
     }

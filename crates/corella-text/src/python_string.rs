@@ -90,7 +90,7 @@ fn check_joined(state: &State, text: &str, args: &[Value]) -> Result<(), Error> 
 
 /// Charges for the text of `text.format(…)`, and refuses wide fields.
 fn check_widths(state: &State, text: &str, args: &[Value]) -> Result<(), Error> {
-    let numbers = text.split(|c: char| !c.is_ascii_digit());
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit());
     let is_wide =
         |digits: &str| !digits.is_empty() && digits.parse().unwrap_or(i64::MAX) > MAX_WIDTH as i64;
     if numbers.any(is_wide) {

@@ -98,7 +98,7 @@ impl<'a> ModuleGraph<'a> {
     }
 
     fn module_of(&self, path: &[String]) -> Option<&str> {
-        let beginnings = (1..=path.len())
+        let mut beginnings = (1..=path.len())
             .rev()
             .map(|length| path[..length].join("::"));
         if let Some(path) = beginnings

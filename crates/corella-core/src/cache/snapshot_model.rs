@@ -102,7 +102,7 @@ impl Pair {
         let found = self.cache.find_prefix(&namespace, tokens, self.step, known);
         let num_found = found.path.len();
         let expected = |step: StepId| {
-            let ends = (0..=tokens.len() / PAGE_SIZE).rev();
+            let mut ends = (0..=tokens.len() / PAGE_SIZE).rev();
             let is_there = |&num_blocks: &usize| {
                 let kept = self.kept.get(&tokens[..num_blocks * PAGE_SIZE]);
                 num_blocks == 0 || kept.is_some_and(|kept| kept.filled_by < step)

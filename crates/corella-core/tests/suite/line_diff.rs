@@ -107,7 +107,7 @@ fn a_diff_leads_from_one_text_to_the_other_with_the_fewest_changes() {
         assert_eq!(without('-'), found);
         let is_subsequence = |chosen: u32| {
             let mut rest = found.iter();
-            let chosen = expected
+            let mut chosen = expected
                 .iter()
                 .enumerate()
                 .filter(|(at, _)| chosen >> at & 1 == 1);

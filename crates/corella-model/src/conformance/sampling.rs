@@ -231,7 +231,7 @@ impl Suite<'_> {
         for token in drawn {
             let sample = self.alone(&free).remove(0);
             let top = sample.logprobs.expect("asked for").top;
-            let sums = top
+            let mut sums = top
                 .iter()
                 .map(|&(token, logprob)| (logprob + bias(token), token));
             let (best, _) = sums

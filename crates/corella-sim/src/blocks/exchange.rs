@@ -491,7 +491,7 @@ impl Exchange {
 /// Nodes with different models have different hashes for the same tokens, and hold no blocks for each other.
 fn check_hashes(list: &BlockList, num_blocks: u32, hasher: &BlockHasher, page_size: u32) {
     let own = hasher.hashes(&list.namespace, &list.tokens, page_size);
-    let lent = own.zip(&list.hashes).take(num_blocks as usize);
+    let mut lent = own.zip(&list.hashes).take(num_blocks as usize);
     let is_same = lent.all(|(ours, theirs)| ours == *theirs);
     assert!(is_same, "blocks of another model are lent");
 }
