@@ -71,8 +71,8 @@ pub fn run(options: &AdmissionOptions) -> Result<AdmissionReport, BenchError> {
 mod tests {
     use super::*;
 
-    /// Two requests with 4 prompt and 3 output tokens arrive at once. A step takes 10 ms and 1 ms
-    /// for each token. A page holds one token, so a request comes to need 6.
+    /// Two requests with 4 prompt and 3 output tokens arrive at once. A step takes 10 ms and 1 ms for each token. A
+    /// page holds one token, so a request needs 6 at its end.
     fn report(num_pages: u32) -> AdmissionReport {
         let mut config = SchedulerConfig::new(num_pages, 1, 64);
         config.enable_prefix_caching = false;

@@ -147,7 +147,7 @@ mod tests {
             "12.5",
             "1.00"
         ]));
-        // Nothing is a multiple of 0.
+        // A value is no multiple of 0.
         assert!(lines.contains(&vec![
             "Time", "to", "first", "token,", "mean", "(ms)", "0", "0"
         ]));

@@ -1,4 +1,4 @@
-//! The report as a self-contained HTML file: what was measured, the numbers, and plots. Of one benchmark, or of two.
+//! The report on one or two benchmarks as a self-contained HTML file: the setup, the numbers, and plots.
 
 use std::fmt::Write;
 
@@ -122,7 +122,7 @@ fn write_figures(html: &mut String, results: &[ResultFile]) {
     html.push_str("</dl>");
 }
 
-/// What was measured, when, where and how.
+/// Writes the setup: the benchmark, its time, machine and command.
 fn write_facts(html: &mut String, result: &ResultFile, num_results: usize) {
     html.push_str("<section class=\"facts\">");
     if num_results > 1 {
@@ -424,7 +424,7 @@ fn over_time(result: &ResultFile, key: &str) -> Vec<(f64, f64)> {
     }
 }
 
-/// How fast a counter grows, at the beginning of each interval.
+/// Returns the growth of a counter per second, at the beginning of each interval.
 fn growth(result: &ResultFile, key: &str) -> Vec<(f64, f64)> {
     let points = over_time(result, key);
     let pairs = points.windows(2).map(|pair| {
@@ -478,7 +478,7 @@ mod tests {
         ] {
             assert!(html.contains(part), "{part} is in {html}");
         }
-        // The file is complete by itself, and nothing in it runs.
+        // The file loads no other file, and runs no script.
         for part in ["http:", "https:", "<script", "src=", "url("] {
             assert!(!html.contains(part), "{part} is not in {html}");
         }

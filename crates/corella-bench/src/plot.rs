@@ -11,7 +11,7 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 40.0;
 
-/// About so many lines divide an axis.
+/// The approximate number of lines that divide an axis.
 const NUM_TICKS: f64 = 5.0;
 
 /// A line in a plot.

@@ -23,7 +23,7 @@ pub struct CacheCost {
     pub evict_ns: f64,
 }
 
-/// How the pages of a full cache relate to each other.
+/// The relations of a full cache's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// Each page is the only one of its namespace, as when every client sends its own salt.

@@ -1,4 +1,4 @@
-//! Where and when a benchmark ran, so that its results can be judged and the run repeated.
+//! The place and time of a benchmark, for judging its results and repeating it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::BenchError;
 
-/// The metrics of latencies by their keys, in the order of a request. Those of the server and of clients have one key
+/// The metrics of latencies by their keys, in the order of a request. The server's and the clients' metric have one key
 /// if they measure the same.
 pub const LATENCIES: [(&str, &str); 9] = [
     ("lag", "Sent later than planned"),
@@ -100,7 +100,7 @@ impl ResultFile {
         sorted[(sorted.len() - 1) / 2]
     }
 
-    /// What makes these results weaker than they look.
+    /// Returns reasons for which these results are weaker than they look.
     pub fn warnings(&self) -> Vec<String> {
         let count = |key| self.number(key).unwrap_or(0.0);
         let mut warnings = Vec::new();

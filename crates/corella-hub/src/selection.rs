@@ -257,7 +257,7 @@ fn same_format(one: &str, other: &str) -> bool {
     plain(one) == plain(other)
 }
 
-/// Some repositories have a model both as one file and in parts, of which the one file is enough.
+/// Some repositories have a model both as one file and in parts. The one file is enough.
 fn without_copies(chosen: Vec<&GgufModel>) -> Vec<&GgufModel> {
     let is_copy = |model: &GgufModel| {
         let mut others = chosen.iter();

@@ -311,8 +311,8 @@ mod tests {
 
     use super::*;
 
-    /// Two groups of two heads of 32 columns, of which the file has the first heads of both groups first. Each head is
-    /// a block, whose scale identifies it.
+    /// Two groups of two heads of 32 columns. The file has the first heads of both groups first. Each head is a block,
+    /// whose scale identifies it.
     #[test]
     fn heads_that_are_tiled_in_columns_are_sorted_by_their_group() {
         let mut bytes = Vec::new();

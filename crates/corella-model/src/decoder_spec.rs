@@ -145,7 +145,7 @@ pub enum QkNorm {
     Whole(NormSpec),
 }
 
-/// The part of a layer that computes each token by itself.
+/// The part of a layer that computes each token alone.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForward {
     Mlp(MlpSpec),

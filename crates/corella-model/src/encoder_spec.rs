@@ -11,8 +11,8 @@ use crate::{NormSpec, Tensor};
 pub struct EncoderSpec {
     /// The norm of the embeddings, which begins the residual stream.
     pub embedding_norm: Option<NormSpec>,
-    /// The number of vectors of which one is added to each token: the first in the first text, the second in the second
-    /// one. 0 for none.
+    /// The number of segment vectors. Tokens of the first text get the first vector added, and tokens of the second
+    /// text the second. 0 for none.
     pub num_segments: usize,
     /// The row of a text's first token in the table of learned positions (2 in RoBERTa).
     pub first_position: usize,

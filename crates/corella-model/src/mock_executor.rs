@@ -201,8 +201,7 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// Does the part of a step that is due by now: its bookkeeping first, then its rows, layer by
-    /// layer.
+    /// Carries out the part of a step that is due by now: its bookkeeping first, then its rows, layer by layer.
     fn advance(&mut self, inflight: &mut Inflight, now: Instant) {
         if inflight.begun.is_none() && now >= inflight.time.ready_at(0) {
             inflight.begun = Some(Begun {

@@ -19,7 +19,7 @@ pub enum Quantization {
     },
     /// The `gemm` format of AutoAWQ.
     Awq { group_len: Option<usize> },
-    /// 4-bit floats of which 32 share a power of two, the format of gpt-oss's experts.
+    /// 4-bit floats with a common power of two for each 32, the format of gpt-oss's experts.
     Mxfp4,
 }
 

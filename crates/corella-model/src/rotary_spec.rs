@@ -37,7 +37,7 @@ pub enum RotaryScaling {
     Yarn {
         factor: f64,
         original_max_position: f64,
-        /// Turns over the original context from which on a frequency is kept.
+        /// Frequencies with at least this number of turns over the original context are kept.
         beta_fast: f64,
         /// Turns over the original context up to which a frequency is divided by `factor`.
         beta_slow: f64,

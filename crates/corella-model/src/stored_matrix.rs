@@ -96,7 +96,7 @@ impl StoredMatrices {
 }
 
 impl DecoderWeights {
-    /// The format nearest to the stored one. Of several, this is the smallest.
+    /// Returns the format nearest to the stored one, and the smallest of several.
     pub fn stored_format(&self) -> WeightFormat {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed);
         let integers = StoredMatrices::new(&self.layers, head).integer_format();

@@ -19,8 +19,8 @@ pub struct InverseFactor {
     is_dead: Vec<bool>,
 }
 
-/// What is added to the diagonal, as a share of its mean, so that correlated inputs do not make the
-/// inverse explode. The value is the paper's.
+/// The addition to the diagonal, as a share of its mean, which keeps the inverse bounded for correlated inputs. The
+/// value is the paper's.
 const DAMPING: f64 = 0.01;
 /// The number of columns whose errors are passed on together.
 const BLOCK: usize = 64;
@@ -38,8 +38,8 @@ impl InverseFactor {
         let is_dead: Vec<bool> = diagonal.iter().map(|&sum| sum <= 0.0).collect();
         let mean = diagonal.iter().sum::<f64>() / n as f64;
         let damping = if mean > 0.0 { DAMPING * mean } else { 1.0 };
-        // With rows and columns in reverse order, the inverse of the Cholesky factor L is what is
-        // wanted: if J reverses the order, then H = J L Lᵀ J, so H⁻¹ = (J L⁻¹ J)ᵀ (J L⁻¹ J).
+        // With rows and columns in reverse order, the inverse of the Cholesky factor L is the wanted factor: if J
+        // reverses the order, then H = J L Lᵀ J, so H⁻¹ = (J L⁻¹ J)ᵀ (J L⁻¹ J).
         let mut lower = vec![0.0; n * n];
         for i in 0..n {
             let from = n - 1 - i;

@@ -19,7 +19,7 @@ use crate::{
     TensorRole,
 };
 
-/// How a checkpoint is quantised.
+/// The settings of a quantisation.
 #[derive(Clone, Debug)]
 pub struct QuantizeJob {
     pub format: QuantizeFormat,

@@ -143,7 +143,7 @@ fn num_groups(scheme: Scheme, num_columns: usize) -> usize {
     num_columns / scheme.group_len.unwrap_or(num_columns)
 }
 
-/// The number of rows that are rounded together, so that they share what is read for them.
+/// The number of rows that are rounded together, and share the memory reads.
 const ROWS_AT_ONCE: usize = 16;
 
 /// Rounds rows from row `first` of the matrix on.

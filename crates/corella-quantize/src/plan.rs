@@ -44,14 +44,14 @@ impl QuantizeFormat {
     }
 }
 
-/// What becomes of each tensor of a checkpoint.
+/// The plan of a quantised folder: its tensors, and their formats.
 pub struct QuantizePlan<'a> {
     /// All tensors in the order in which they are to be written, layer by layer.
     pub tensors: Vec<PlannedTensor<'a>>,
     format: QuantizeFormat,
 }
 
-/// A tensor of the checkpoint, and what it becomes.
+/// A tensor of the checkpoint, and its form in the quantised folder.
 pub struct PlannedTensor<'a> {
     /// The name in Hugging Face's spelling; without `.weight` if the tensor is a matrix that is
     /// quantised.
@@ -59,12 +59,12 @@ pub struct PlannedTensor<'a> {
     pub tensor: &'a Tensor,
     /// The shape that it has in folders, unless it is quantised.
     pub shape: Vec<usize>,
-    /// How the matrix is quantised; `None` if the tensor stays as it is.
+    /// The scheme of a quantised matrix; `None` if the tensor stays unchanged.
     pub scheme: Option<Scheme>,
     pub role: TensorRole,
 }
 
-/// Where a tensor is in the model.
+/// The role of a tensor in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
     /// The embedding, the final norm or the head.

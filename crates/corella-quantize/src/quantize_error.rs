@@ -6,7 +6,7 @@ use corella_model::{CheckpointError, DeviceError};
 
 #[derive(Debug)]
 pub enum QuantizeError {
-    /// What is asked for does not fit the model, or was interrupted.
+    /// The options do not fit the model, or the run was interrupted.
     Config(String),
     Checkpoint(CheckpointError),
     Device(DeviceError),

@@ -12,8 +12,7 @@ pub struct Codes {
     /// The code of 0, unless weights have zero points.
     middle: f32,
     symmetric: bool,
-    /// How many steps the largest weight is from 0, with the first and with the last scale that is
-    /// tried.
+    /// The distance of the largest weight from 0, in steps of the first and of the last scale tried.
     steps: [f32; 2],
 }
 

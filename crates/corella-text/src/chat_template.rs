@@ -1,7 +1,7 @@
 //! Chat templates: a Jinja template turns messages into a prompt, with the same text as in Transformers.
 //!
-//! minijinja renders it. Where its output would differ, `template_source` rewrites the source, and functions of this
-//! crate replace minijinja's (`jinja_builtin`, `python_*`). `template_cost` bounds work, memory and depth.
+//! minijinja renders it. If its output would differ, `template_source` rewrites the source, and functions of this crate
+//! replace minijinja's (`jinja_builtin`, `python_*`). `template_cost` bounds work, memory and depth.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -230,8 +230,8 @@ impl GrammarCompiler {
             .unwrap_or_else(|| GrammarError::at_root(reason))
     }
 
-    /// The limits of a parser for a grammar. Those of a grammar in Lark's notation are stricter, because it may be
-    /// ambiguous. Beside schemas its symbols are counted with theirs.
+    /// Returns the limits of a grammar's parser. Grammars in Lark's notation have stricter limits, because they may be
+    /// ambiguous. Their symbols and those of schemas count together.
     fn limits(&self, source: &GrammarSource) -> ParserLimits {
         let mut limits = self.factory.limits().clone();
         let has_lark = match source {

@@ -4,7 +4,8 @@ use serde_json::{Deserializer, Value};
 
 use crate::GrammarError;
 
-/// The grammar with its schemas replaced by `compiled` ones. What is no grammar is left to the parser of grammars.
+/// Returns the grammar with its schemas replaced by `compiled` ones. The parser of grammars reports texts that are no
+/// grammar.
 ///
 /// # Errors
 /// Those of `compiled`.

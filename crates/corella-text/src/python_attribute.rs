@@ -80,7 +80,7 @@ fn is_mapping(value: &Value) -> bool {
     value.kind() == ValueKind::Map && !has_type(value, &["Namespace", "Macro", "Loop", "Module"])
 }
 
-/// Whether it can be called: a function, a macro, or an undefined name, of which only the call fails.
+/// Returns whether a value can be called: a function, a macro, or an undefined name, whose call fails.
 pub fn is_callable(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Plain | ValueKind::Undefined) || has_type(value, &["Macro"])
 }

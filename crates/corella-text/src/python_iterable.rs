@@ -1,5 +1,5 @@
 //! Iterable values of Python that are no lists: generators, which most filters of Jinja2 return, and the views of a
-//! mapping. Neither has items by index, nor a JSON form.
+//! mapping. They have no items by index and no JSON form.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 1 << 20;
 const MAX_TOKENS: usize = 1000;
 const MAX_ELIFS: usize = 500;
 
-/// What a source has of these.
+/// The counts of a source that are limited.
 #[derive(Default)]
 struct Extent {
     max_tokens: usize,

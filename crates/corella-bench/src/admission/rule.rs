@@ -12,7 +12,7 @@ pub struct Rule {
     pub configure: fn(&mut SchedulerConfig),
 }
 
-/// The given limit of an output's length. Every request ends by itself at its true length.
+/// The given limit of an output's length. Every request ends at its true length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenLimit {
     /// `max_tokens` is the true length, and there is no end token.

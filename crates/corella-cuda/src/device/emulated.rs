@@ -205,7 +205,7 @@ impl EmulatedDevice {
         }
     }
 
-    /// Does work of a stream at once, or records it in the captured graph.
+    /// Runs an operation of a stream at once, or records it in the captured graph.
     ///
     /// # Safety
     /// As for `perform`.

@@ -1,4 +1,4 @@
-//! Tensors of which a kernel's threads copy whole boxes, on GPUs that support it.
+//! Tensor maps: a kernel's threads copy whole boxes of a tensor, on GPUs that support it.
 
 use super::DevicePointer;
 

@@ -1,8 +1,8 @@
 //! Kernels that draw tokens like the reference sampler, with the same bits, and their data.
 //!
 //! A launch takes a row of logits for each draw through three kernels: one finds the largest logit (and applies masks,
-//! rules and penalties), one sums weights, one draws. Draws that need sorted tokens take four more in between. Where a
-//! row is divided among thread blocks, all combined values are exact (maxima, counts, integers), and sums of floats lie
+//! rules and penalties), one sums weights, one draws. Draws that need sorted tokens take four more in between. If a row
+//! is divided among thread blocks, all combined values are exact (maxima, counts, integers), and sums of floats lie
 //! within one block of weights of the reference, so the division changes no bit.
 
 use corella_core::TokenId;

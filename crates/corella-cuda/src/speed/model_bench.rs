@@ -78,7 +78,7 @@ pub struct ModelBench {
 
 impl ModelBench {
     /// Memory for these batches of contexts, or for the smaller ones that fit into the device; for prompts of up to
-    /// `max_prompt_len` tokens; and for `num_steps` decode steps of each batch, of which the second half is timed.
+    /// `max_prompt_len` tokens; and for `num_steps` decode steps of each batch. The second half of the steps is timed.
     pub fn new(
         device: &SharedDevice,
         spec: DecoderSpec,

@@ -29,8 +29,8 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Memory for steps of `max_rows` rows, of which `gate_rows` have gates and values side by side, and
-    /// for the logits of `logit_rows`.
+    /// Allocates memory for steps of `max_rows` rows, `gate_rows` of them with gates and values side by side, and for
+    /// the logits of `logit_rows` rows.
     pub fn new(
         device: &SharedDevice,
         spec: &DecoderSpec,

@@ -32,7 +32,7 @@ pub const GEMMA3: Family = Family {
     ..GEMMA2
 };
 
-/// A multimodal Gemma 3, of which only the decoder is used.
+/// A multimodal Gemma 3. Only its decoder is used.
 pub const GEMMA3_MULTIMODAL: Family = Family {
     architecture: "Gemma3ForConditionalGeneration",
     decoder: "Gemma3Model",

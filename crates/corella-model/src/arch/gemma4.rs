@@ -24,7 +24,7 @@ pub const GEMMA4: Family = Family {
     config: base::no_config,
 };
 
-/// A multimodal Gemma 4, of which only the decoder is used.
+/// A multimodal Gemma 4. Only its decoder is used.
 pub const GEMMA4_MULTIMODAL: Family = Family {
     architecture: "Gemma4ForConditionalGeneration",
     decoder: "Gemma4Model",

@@ -1,4 +1,4 @@
-//! The output head of a folder. Where files and config.json differ, the files count.
+//! The output head of a folder. If files and config.json differ, the files count.
 
 use crate::decoder_weights::{FileTensor, TensorSource};
 use crate::{CheckpointError, ModelConfig, RowOrder};

@@ -262,7 +262,7 @@ impl Source {
     }
 }
 
-/// The folder of a model to which a file that is no model by itself belongs.
+/// Returns the model folder of a file that is only a part of a model.
 fn folder_of_part(path: &Path) -> Option<PathBuf> {
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let is_part = ["safetensors", "json", "jinja", "bin", "model"].contains(&extension);

@@ -80,7 +80,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Uses penalties of the wrong sign, which are rewards: no model shows their effects by itself.
+    /// Uses penalties of the wrong sign, which are rewards, because no model shows the effects of penalties unasked.
     pub fn penalties_count_what_they_should(&self) {
         let rewarded = |sampling: SamplingParams| {
             let script = self.script(23, 24, sampling);
@@ -169,7 +169,7 @@ impl Suite<'_> {
         for (seed, kind) in (30..).zip(kinds) {
             let free = self.script(seed, self.page_size + 2, kind);
             let drawn = token_ids(&self.alone(&free));
-            // Each token that the model draws by itself is banned at some position.
+            // Each token that the model would draw is banned at some position.
             let allowed = |token| token != drawn[0];
             let pairs: Vec<_> = drawn.windows(2).map(<[_]>::to_vec).collect();
             let vocabulary = 0..self.vocab_size as TokenId;

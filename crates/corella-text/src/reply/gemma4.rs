@@ -37,7 +37,7 @@ impl Gemma4Reader {
     }
 }
 
-/// The name behind `call:`, of which the model sometimes writes only the colon.
+/// Returns the name after `call:`. The model sometimes writes only the colon.
 fn name_of(head: &str) -> &str {
     let head = head.trim();
     let name = head.strip_prefix("call:").or(head.strip_prefix(':'));

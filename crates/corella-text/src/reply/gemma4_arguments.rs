@@ -239,8 +239,8 @@ impl Gemma4Arguments {
     }
 }
 
-/// The bytes of a string before its last single quote, and whether that is there. Other single quotes are apostrophes: no
-/// end of a value follows them.
+/// Returns the bytes of a string before its last single quote, and whether there is one. Other single quotes are
+/// apostrophes: no end of a value follows them.
 fn single_quoted_extent(text: &str) -> (usize, bool) {
     for (at, _) in text.match_indices('\'') {
         let behind = text[at + 1..].trim_start();

@@ -112,7 +112,7 @@ pub(crate) fn json_of_bare(text: &str) -> String {
     number_of_bare(text).unwrap_or_else(|| Value::from(text).to_string())
 }
 
-/// The number with all its digits. Those that JSON does not allow are 07, +1, .5 and 1.
+/// Returns the number with all its digits. JSON does not allow the forms `07`, `+1`, `.5` and `1.`, which models write.
 fn number_of_bare(text: &str) -> Option<String> {
     let (sign, magnitude) = match text.strip_prefix('-') {
         Some(magnitude) => ("-", magnitude),

@@ -309,7 +309,7 @@ fn gcd(a: u128, b: u128) -> u128 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// llguidance counts the multiples in a range with doubles. Where they are none or one, this says so exactly.
+/// llguidance counts the multiples in a range with doubles. This function handles ranges with none or one exactly.
 fn set_steps(fields: &mut Map<String, Value>, step: &Step, lower: &Bound, upper: &Bound) {
     let (Some(first), Some(last)) = (lower.first_multiple(step), upper.first_multiple(step)) else {
         return;

@@ -13,7 +13,7 @@ use crate::GrammarError;
 
 /// Members of an object that may be left out. Any of them may be the next.
 const MAX_OPTIONAL: usize = 500;
-/// Those of an object with `minProperties` or `maxProperties`: each is a case of its own.
+/// Optional members of an object with `minProperties` or `maxProperties`: each number of them is a case of its own.
 const MAX_COUNTED: usize = 64;
 /// Members in `required` alone, each of which repeats the schema of further members.
 const MAX_UNNAMED: usize = 200;
@@ -28,7 +28,7 @@ const MERGED_PATTERN_BYTES: usize = 32 << 10;
 /// The patterns that one text may have to match.
 const MAX_PATTERNS: usize = 12;
 
-/// What all parts of a schema ask for.
+/// The requirements of all parts of a schema.
 #[derive(Default)]
 pub(super) struct Size {
     num_pattern_pairs: usize,
@@ -163,7 +163,7 @@ fn num_parts(fields: &Map<String, Value>) -> usize {
         + usize::from(others.into_iter().any(|key| fields.contains_key(*key)))
 }
 
-/// What describes one value together.
+/// The parts of a schema that describe one value.
 #[derive(Clone, Copy)]
 struct Merged {
     num_cases: usize,

@@ -83,7 +83,7 @@ pub fn finds_gpu() -> bool {
         return false;
     }
     let mut num_devices = 0;
-    // SAFETY: the library is loaded and has the functions, of which the second writes an integer.
+    // SAFETY: the library is loaded and has the functions. The second one writes an integer.
     let results = unsafe { [sys::cuInit(0), sys::cuDeviceGetCount(&mut num_devices)] };
     results == [sys::CUresult::CUDA_SUCCESS; 2] && num_devices > 0
 }

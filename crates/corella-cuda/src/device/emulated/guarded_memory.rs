@@ -27,7 +27,7 @@ impl GuardedMemory {
         let mapped_bytes = inner + 2 * PAGE_BYTES;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping, of which only the inside may be touched.
+        // SAFETY: a new mapping. Only its inside may be accessed.
         let mapping = unsafe {
             let mapping = libc::mmap(
                 std::ptr::null_mut(),

@@ -35,7 +35,7 @@ struct HopperTile {
     blocks: usize,
     /// Whether a block computes tile after tile; otherwise a cluster may share a tile.
     is_persistent: bool,
-    /// Registers of a thread that multiplies, and of one that copies. Those of all blocks fit into 65,536.
+    /// Registers of a thread that multiplies, and of one that copies. The registers of all blocks fit into 65,536.
     consumer_registers: usize,
     producer_registers: usize,
 }
@@ -328,7 +328,7 @@ mod tests {
         let parts = |rows, n, splits| SMALL.num_parts(rows, n, splits, MULTIPROCESSORS);
         // Llama 3 8B, o and down: 32 tiles, 8 splits, 528 places.
         assert_eq!(parts(64, 4096, 8), 8);
-        // Qkv: 48 tiles, of which 8 blocks each would be 384.
+        // Qkv has 48 tiles. With 8 blocks each, there would be 384.
         assert_eq!(parts(64, 6144, 8), 8);
         // Gate and up: 224 tiles have places for 2 blocks each, and 4 splits need no more.
         assert_eq!(parts(64, 28_672, 4), 2);

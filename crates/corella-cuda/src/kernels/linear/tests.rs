@@ -218,7 +218,7 @@ fn bf16_rows_have_the_same_bits_among_others() {
 
 #[test]
 fn bf16_rows_of_odd_lengths_have_the_same_bits_among_others() {
-    // Neither whole chunks nor whole tiles.
+    // The size is no multiple of a chunk or a tile.
     check(Element::Bf16, WeightLayout::Floats, 37, 60);
     check(Element::Bf16, WeightLayout::Floats, 5, 515);
 }

@@ -276,8 +276,8 @@ fn calls_that_are_drawn_are_read_back_in_every_format() {
             let compiler = GrammarCompiler::new(&tokenizer, vocab_size).expect("a vocabulary");
             for context in contexts() {
                 let is_mistral = context.format.calls == Some(CallFormat::Mistral);
-                // Random thoughts do not end by chance where their end takes many bytes in a row. The markers of
-                // gpt-oss and Gemma 4, some of which end thoughts, are special tokens.
+                // Random thoughts do not end by chance if their end has many bytes. The markers of gpt-oss and Gemma 4,
+                // some of which end thoughts, are special tokens.
                 let thinks = context.format.reasoning.is_some() && !context.past_reasoning;
                 let ends_thoughts = [CallFormat::Harmony, CallFormat::Gemma4].map(Some);
                 let is_marked = ends_thoughts.contains(&context.format.calls);

@@ -8,7 +8,7 @@ use crate::{GrammarCompiler, GrammarSource};
 
 use super::*;
 
-/// A number as digits before and behind its decimal point. It is another reading than that of `Decimal`.
+/// A number as digits before and after its decimal point, read by other means than `Decimal`.
 #[derive(Debug, PartialEq)]
 struct Fixed {
     is_negative: bool,
@@ -101,7 +101,7 @@ fn check(compiler: &GrammarCompiler, schema: &Value, seed: u64) -> usize {
     answers.len()
 }
 
-/// Those that llguidance answers with the bound itself, by itself.
+/// The cases in which llguidance alone answers with the bound itself.
 #[test]
 fn exclusive_bounds_exclude_their_bound() {
     let compiler = compiler();
