@@ -51,8 +51,7 @@ pub struct ConnectorCall {
 }
 
 impl KvConnector {
-    /// Reads the parameters of the request that its client calls `name`. Returns `None` when they
-    /// ask for nothing.
+    /// Reads the parameters of the request that its client calls `name`. Returns `None` when they ask for nothing.
     pub fn begin(
         &self,
         fields: &Map<String, Value>,

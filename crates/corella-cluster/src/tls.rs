@@ -73,8 +73,7 @@ impl fmt::Debug for ClusterTls {
 }
 
 impl ClusterTls {
-    /// Reads the files, and checks this node's certificate as other nodes will, which reach it by
-    /// `own_host`.
+    /// Reads the files, and checks this node's certificate as other nodes will, which reach it by `own_host`.
     pub fn load(files: &TlsFiles, own_host: &str) -> Result<Self, TlsError> {
         let identity = files.read()?;
         let ends = Ends::new(&identity, files, own_host)?;

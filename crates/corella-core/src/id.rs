@@ -22,8 +22,7 @@ id! {
     RequestId(u64)
 }
 id! {
-    /// A place in the executor for one running request. A slot is reused after a batch has released
-    /// it.
+    /// A place in the executor for one running request. A slot is reused after a batch has released it.
     SlotId(u32)
 }
 id! {

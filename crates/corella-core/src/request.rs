@@ -220,8 +220,7 @@ pub enum AdmissionError {
         needed_pages: u32,
         num_pages: u32,
     },
-    /// Chunked prefill is off and the request, resumed after preemption, would be longer than
-    /// a step may be.
+    /// Chunked prefill is off and the request, resumed after preemption, would be longer than a step may be.
     StepExceeded {
         num_prompt_tokens: u32,
         max_tokens: u32,

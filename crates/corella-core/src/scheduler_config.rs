@@ -33,8 +33,7 @@ pub struct SchedulerConfig {
     /// The most prefill tokens of one request in one step, with chunked prefill. `u32::MAX` means no bound beside those
     /// of the step.
     pub max_chunk_tokens: u32,
-    /// The most prefill tokens that one request gets in a step while other requests want some;
-    /// 0 means no bound.
+    /// The most prefill tokens that one request gets in a step while other requests want some; 0 means no bound.
     pub long_prefill_token_threshold: u32,
     /// The most requests that prefill in one step.
     pub max_prefill_seqs: u32,
@@ -288,8 +287,7 @@ impl SchedulerConfig {
     }
 }
 
-/// Executors queue this many steps, so that submitting one never blocks the loop that also waits
-/// for returns.
+/// Executors queue this many steps, so that submitting one never blocks the loop that also waits for returns.
 const MAX_INFLIGHT_STEPS: u32 = 16;
 
 /// The queue remembers the steps in which a request may have been passed over, so their number must be bounded.

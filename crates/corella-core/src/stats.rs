@@ -58,8 +58,7 @@ pub struct SchedulerStats {
     pub num_accepted_draft_tokens: u64,
     /// The same, split by position.
     pub accepted_by_position: AcceptedByPosition,
-    /// Tokens looked up in the prefix cache when a request starts or resumes, and those found
-    /// there.
+    /// Tokens looked up in the prefix cache when a request starts or resumes, and those found there.
     pub num_prefix_query_tokens: u64,
     pub num_prefix_hit_tokens: u64,
     /// The prefix hits, split by source.

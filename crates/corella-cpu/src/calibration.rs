@@ -22,8 +22,7 @@ use crate::step::{Forward, ForwardParts, Incoming, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};
 
-/// The residual stream of all calibration tokens before the next layer. Only one layer needs
-/// further memory.
+/// The residual stream of all calibration tokens before the next layer. Only one layer needs further memory.
 pub struct LayerCalibration {
     /// The model's spec, cut down to one layer.
     spec: DecoderSpec,
@@ -99,8 +98,7 @@ impl LayerCalibration {
         self.rows.len() / self.spec.hidden_size
     }
 
-    /// Returns the second moments of the inputs of the next layer's matrices, in the order of
-    /// `LayerInput::DENSE`.
+    /// Returns the second moments of the inputs of the next layer's matrices, in the order of `LayerInput::DENSE`.
     pub fn observe(&mut self, layer: &LayerWeights) -> Result<[Hessian; 4], DeviceError> {
         let sums = InputSums::new(&self.spec, self.isa).map_err(no_memory)?;
         self.run(layer, &sums, false)?;
@@ -201,8 +199,7 @@ fn no_memory(error: io::Error) -> DeviceError {
     DeviceError(format!("no memory for the calibration: {error}"))
 }
 
-/// Divides sequences of the given lengths into steps. Also returns the largest number of pages that
-/// a step needs.
+/// Divides sequences of the given lengths into steps. Also returns the largest number of pages that a step needs.
 fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<CalibrationStep>, usize) {
     let (mut steps, mut next_row, mut most_pages) = (Vec::<CalibrationStep>::new(), 0, 1);
     for len in lens {
@@ -325,8 +322,7 @@ impl Observer for InputSums {
         let num_blocks = padded / PRODUCT_LANES;
         for first in (0..tiles.num_rows()).step_by(SUMMED_ROWS) {
             let num_rows = (tiles.num_rows() - first).min(SUMMED_ROWS);
-            // Long and short rows of the triangle alternate, so that workers get equal amounts of
-            // work.
+            // Long and short rows of the triangle alternate, so that workers get equal amounts of work.
             for turn in worker.share(num_blocks) {
                 let block = match turn % 2 {
                     0 => turn / 2,
@@ -334,8 +330,7 @@ impl Observer for InputSums {
                 };
                 let i = block * PRODUCT_LANES;
                 let x = self.wide.row_ptr(first);
-                // SAFETY: the rows of `wide` have `padded` elements, and these rows of the sums
-                // belong to this worker.
+                // SAFETY: the rows of `wide` have `padded` elements, and these rows of the sums belong to this worker.
                 unsafe {
                     let out = sums.ptr().add(i * padded);
                     let stride = self.wide.stride();

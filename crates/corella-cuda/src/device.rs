@@ -107,8 +107,7 @@ pub struct Event(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub u64);
 
-/// A matrix product `out[m][n] = input[m][k] · weight[n][k]ᵀ`, all row-major, in bf16 with sums in
-/// f32 or all in f32.
+/// A matrix product `out[m][n] = input[m][k] · weight[n][k]ᵀ`, all row-major, in bf16 with sums in f32 or all in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     pub m: usize,

@@ -23,10 +23,9 @@ pub struct DraftModel {
     pub max_model_len: u32,
 }
 
-/// Draws a few tokens ahead for each request that asks for drafts, between the steps of the served
-/// model, as in speculative decoding (Leviathan et al., 2023). It draws with the request's own
-/// sampling parameters and generator, so that two models that agree on the probabilities also draw
-/// the same token.
+/// Draws a few tokens ahead for each request that asks for drafts, between the steps of the served model, as in
+/// speculative decoding (Leviathan et al., 2023). It draws with the request's own sampling parameters and generator, so
+/// that two models that agree on the probabilities also draw the same token.
 ///
 /// It keeps its own KV of a request in the request's slot from one round to the next. If the request has continued with
 /// other tokens than the drafter's, it overwrites them.
@@ -81,9 +80,8 @@ impl Drafter {
         self.model.executor.warm_up()
     }
 
-    /// Draws the tokens with which each request may continue: fewer than it can use, or none, if
-    /// pages, context or the steps of a round do not allow more. After an error the drafter must
-    /// not be used again.
+    /// Draws the tokens with which each request may continue: fewer than it can use, or none, if pages, context or the
+    /// steps of a round do not allow more. After an error the drafter must not be used again.
     pub(crate) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Drafts>, String> {
         catch_unwind(AssertUnwindSafe(|| self.play_round(requests)))
             .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_message(&*panic))))
@@ -138,9 +136,8 @@ impl Drafter {
         Ok(drafts)
     }
 
-    /// Finds the request's sequence in its slot, and drops the slot's sequence if it belongs to
-    /// another request. Returns the number of the request's tokens that it holds, at most all but
-    /// the last.
+    /// Finds the request's sequence in its slot, and drops the slot's sequence if it belongs to another request.
+    /// Returns the number of the request's tokens that it holds, at most all but the last.
     fn take_up(&mut self, request: &DraftRequest<'_>) -> usize {
         let DraftRequest { start, tokens, .. } = request;
         let slot = start.slot.0 as usize;

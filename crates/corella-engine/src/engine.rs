@@ -480,8 +480,7 @@ impl Engine {
         inner.stats.num_live_requests == 0
     }
 
-    /// Ends every request and stops the engine's thread. Waits for the step in flight, but not for
-    /// one that hangs.
+    /// Ends every request and stops the engine's thread. Waits for the step in flight, but not for one that hangs.
     pub fn shutdown(&self) {
         self.commands.send(Command::Stop);
         let inner = self.shared.lock();
@@ -567,8 +566,7 @@ pub enum Entry {
     Accepted,
 }
 
-/// State that callers and the loop share. It is locked once for each request and each step, not for
-/// each token.
+/// State that callers and the loop share. It is locked once for each request and each step, not for each token.
 pub(crate) struct Shared {
     epoch: Instant,
     next_id: AtomicU64,

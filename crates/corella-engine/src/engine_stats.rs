@@ -12,8 +12,7 @@ use crate::step_tokens::StepTokens;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineStats {
     pub scheduler: SchedulerStats,
-    /// Requests that were submitted and have not ended: on the way to the engine's thread, waiting
-    /// or running.
+    /// Requests that were submitted and have not ended: on the way to the engine's thread, waiting or running.
     pub num_live_requests: usize,
     /// Requests that ended with an end or stop token.
     pub num_finished_stop: u64,

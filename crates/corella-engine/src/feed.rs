@@ -93,8 +93,7 @@ impl<T> Feed<T> {
         self.subscriber.is_some()
     }
 
-    /// Passes pending news to the subscriber, within its room. Returns true if the subscriber has
-    /// gone.
+    /// Passes pending news to the subscriber, within its room. Returns true if the subscriber has gone.
     pub(crate) fn forward(&mut self, mut poll: impl FnMut() -> Option<T>) -> bool {
         let Some(subscriber) = &self.subscriber else {
             return false;

@@ -21,8 +21,7 @@ pub struct KvExchange {
 pub struct KvFacts(pub(crate) FeedReader<KvFact>);
 
 impl KvFacts {
-    /// Blocks until the next fact. `None` when the engine has stopped, or a newer subscriber has
-    /// replaced this one.
+    /// Blocks until the next fact. `None` when the engine has stopped, or a newer subscriber has replaced this one.
     pub fn next_blocking(&self) -> Option<KvFact> {
         self.0.next_blocking()
     }

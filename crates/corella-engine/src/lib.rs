@@ -1,5 +1,4 @@
-//! The engine: drives the scheduler and an executor on a thread of its own. It knows only tokens:
-//! no text, no HTTP.
+//! The engine: drives the scheduler and an executor on a thread of its own. It knows only tokens: no text, no HTTP.
 
 mod adapter;
 mod answer;

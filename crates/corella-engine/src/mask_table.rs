@@ -13,9 +13,8 @@ use crate::doorbell::Doorbell;
 use crate::mask_thread::{Answer, MadeMask, MaskThread, Next, WantedMask};
 use crate::token_constraint::TokenConstraint;
 
-/// Asks for the masks of one step at a time. The scheduler plans no step behind a token that a
-/// masked request has not drawn. So a batch has all tokens that a mask depends on: its span ends in
-/// the newest token.
+/// Asks for the masks of one step at a time. The scheduler plans no step behind a token that a masked request has not
+/// drawn. So a batch has all tokens that a mask depends on: its span ends in the newest token.
 pub(crate) struct MaskTable {
     thread: MaskThread,
     requests: HashMap<RequestId, Masked>,
@@ -144,8 +143,7 @@ impl MaskTable {
         }
     }
 
-    /// The masks of the requested step. Requests that have ended have none, and their draws are
-    /// dropped.
+    /// The masks of the requested step. Requests that have ended have none, and their draws are dropped.
     pub(crate) fn masks(&self) -> Vec<TokenMask> {
         let mask = |&(slot, request): &(SlotId, RequestId)| {
             let allowed = self.requests.get(&request)?.mask.clone()?;

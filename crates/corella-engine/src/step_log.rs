@@ -34,8 +34,7 @@ impl StepLog {
         self.batches.push_back(batch);
     }
 
-    /// Writes the log to its file. It replaces the previous dump, so that repeated failures cannot
-    /// fill the disk.
+    /// Writes the log to its file. It replaces the previous dump, so that repeated failures cannot fill the disk.
     pub(crate) fn dump(&self, reason: &str) {
         let num_steps = self.batches.len();
         match self.write(reason) {

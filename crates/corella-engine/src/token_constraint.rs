@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use corella_core::TokenId;
 
-/// A constraint on whole answers, for example that they are JSON. Each choice of a request starts
-/// from it anew.
+/// A constraint on whole answers, for example that they are JSON. Each choice of a request starts from it anew.
 pub trait TokenConstraint: fmt::Debug + Send + Sync {
     /// The beginning of an answer. Called on the thread that makes masks.
     ///

@@ -50,8 +50,7 @@ impl TokenStream {
         self.id
     }
 
-    /// The next event, or `None` after the terminal one. Only the waker of the latest call is
-    /// woken.
+    /// The next event, or `None` after the terminal one. Only the waker of the latest call is woken.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
         let mut queue = self.queue.lock();
         if let Some(event) = queue.events.pop_front() {

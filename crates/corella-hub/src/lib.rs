@@ -1,9 +1,7 @@
-//! Models by name: fetches them from the Hugging Face hub into the hub's own cache, which other
-//! programs share.
+//! Models by name: fetches them from the Hugging Face hub into the hub's own cache, which other programs share.
 //!
-//! [`ModelName`] is the user's text, [`Hub`] does the work. `selection.rs` chooses files,
-//! `download.rs` fetches and checks them, and `cache.rs` keeps them in the layout of the Python
-//! package `huggingface_hub`.
+//! [`ModelName`] is the user's text, [`Hub`] does the work. `selection.rs` chooses files, `download.rs` fetches and
+//! checks them, and `cache.rs` keeps them in the layout of the Python package `huggingface_hub`.
 
 mod cache;
 mod client;

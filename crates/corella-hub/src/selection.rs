@@ -28,8 +28,7 @@ const BESIDE_WEIGHTS: [&str; 13] = [
     "sentence_bert_config.json",
 ];
 
-/// Whether a path is a file of one of sentence-transformers' modules, which have folders such as
-/// `1_Pooling`.
+/// Whether a path is a file of one of sentence-transformers' modules, which have folders such as `1_Pooling`.
 fn is_of_module(path: &str) -> bool {
     let Some((folder, file)) = path.split_once('/') else {
         return false;

@@ -1,7 +1,6 @@
-//! Rounding with error compensation: the error of one weight is distributed over the weights of the
-//! same output that are still to be rounded, as far as their inputs are correlated (GPTQ, Frantar
-//! et al., "Accurate post-training quantization for generative pre-trained transformers", 2023,
-//! arXiv 2210.17323).
+//! Rounding with error compensation: the error of one weight is distributed over the weights of the same output that
+//! are still to be rounded, as far as their inputs are correlated (GPTQ, Frantar et al., "Accurate post-training
+//! quantization for generative pre-trained transformers", 2023, arXiv 2210.17323).
 
 use std::ops::Range;
 
@@ -44,8 +43,7 @@ impl InverseFactor {
         for i in 0..n {
             let from = n - 1 - i;
             for j in 0..=i {
-                // This is the element right of the diagonal, in the row that comes first in the
-                // original order.
+                // This is the element right of the diagonal, in the row that comes first in the original order.
                 lower[i * n + j] = f64::from(sums[from * n + (n - 1 - j)]);
             }
             lower[i * n + i] += damping;
@@ -205,8 +203,7 @@ fn invert(lower: &[f64], n: usize, num_threads: usize) -> Vec<f64> {
     inverse
 }
 
-/// Calls `work` for all rows of `n` elements. Threads get rows in turn, because rows of a triangle
-/// differ in length.
+/// Calls `work` for all rows of `n` elements. Threads get rows in turn, because rows of a triangle differ in length.
 fn in_parallel(
     rows: &mut [f64],
     n: usize,
@@ -264,8 +261,7 @@ mod tests {
     const LEN: usize = 96;
     const GROUP_LEN: usize = 32;
 
-    /// Rows with correlated neighbours, one input that is always 0, and two inputs that are always
-    /// equal.
+    /// Rows with correlated neighbours, one input that is always 0, and two inputs that are always equal.
     fn inputs(num_rows: usize) -> Vec<Vec<f64>> {
         let rows = (0..num_rows).map(|row| {
             let noise = |k: usize| uniform(k, row) - 0.5;
@@ -371,8 +367,7 @@ mod tests {
                     let (mut row, mut scales) = (row(seed), vec![Scale::default(); 3]);
                     let expected = reference(&hessian, &codes, &row);
                     factor.round_rows(&codes, GROUP_LEN, DType::F32, &mut row, &mut scales);
-                    // A weight halfway between two codes may be rounded either way, which changes
-                    // later ones.
+                    // A weight halfway between two codes may be rounded either way, which changes later ones.
                     let same = row.iter().zip(&expected).filter(|(a, b)| a == b).count();
                     assert!(same >= LEN - 2, "{same} of {LEN} codes");
                 }

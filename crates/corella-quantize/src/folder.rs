@@ -184,8 +184,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Quantises a layer by its inputs, then computes its outputs, which are the inputs of the next
-    /// layer.
+    /// Quantises a layer by its inputs, then computes its outputs, which are the inputs of the next layer.
     fn write_layer(
         &mut self,
         layer: &LayerWeights,

@@ -14,8 +14,7 @@ pub enum QuantizeFormat {
     /// 8-bit integers with one scale per `group_len` weights of an output, or per output. With
     /// per-channel scales, readers quantise activations to 8 bits as well.
     Int8 { group_len: Option<usize> },
-    /// 4-bit integers with one scale, and possibly a zero point, per `group_len` weights of an
-    /// output, or per output.
+    /// 4-bit integers with one scale, and possibly a zero point, per `group_len` weights of an output, or per output.
     Int4 {
         group_len: Option<usize>,
         symmetric: bool,
@@ -53,8 +52,7 @@ pub struct QuantizePlan<'a> {
 
 /// A tensor of the checkpoint, and its form in the quantised folder.
 pub struct PlannedTensor<'a> {
-    /// The name in Hugging Face's spelling; without `.weight` if the tensor is a matrix that is
-    /// quantised.
+    /// The name in Hugging Face's spelling; without `.weight` if the tensor is a matrix that is quantised.
     pub name: String,
     pub tensor: &'a Tensor,
     /// The shape that it has in folders, unless it is quantised.
@@ -76,9 +74,8 @@ pub enum TensorRole {
 }
 
 impl<'a> QuantizePlan<'a> {
-    /// Plans a quantisation. `keep` names matrices that stay as they are, by whole components of
-    /// their names, for example `lm_head`, `down_proj` or `layers.0`. `Err` reports a name that
-    /// fits no matrix.
+    /// Plans a quantisation. `keep` names matrices that stay as they are, by whole components of their names, for
+    /// example `lm_head`, `down_proj` or `layers.0`. `Err` reports a name that fits no matrix.
     pub fn new(
         config: &ModelConfig,
         weights: &'a DecoderWeights,
@@ -159,8 +156,7 @@ impl<'a> QuantizePlan<'a> {
         ));
         match &weights.lm_head {
             Some(values) => tensors.push(matrix(head.into(), values, TensorRole::Outside)),
-            // `lm_head` is accepted for tied models too, so that one list of names serves any
-            // model.
+            // `lm_head` is accepted for tied models too, so that one list of names serves any model.
             None => matrices.push(head.into()),
         }
         for kept in keep {
@@ -214,8 +210,7 @@ impl<'a> QuantizePlan<'a> {
         for planned in self.matrices() {
             schemes.extend(planned.scheme.filter(|scheme| !schemes.contains(scheme)));
         }
-        // The scheme for `Linear`, which fits every matrix, comes last: some readers take the first
-        // one that fits.
+        // The scheme for `Linear`, which fits every matrix, comes last: some readers take the first one that fits.
         schemes.sort_by_key(|scheme| *scheme == requested);
         let groups = schemes.iter().enumerate().map(|(index, scheme)| {
             let targets = match index + 1 == schemes.len() {
@@ -312,8 +307,7 @@ impl PlannedTensor<'_> {
 /// The group lengths that other engines have kernels for.
 const GROUP_LENS: [usize; 3] = [128, 64, 32];
 
-/// The scheme with the longest groups that divide the rows, up to the length asked for; `None` if
-/// there are none.
+/// The scheme with the longest groups that divide the rows, up to the length asked for; `None` if there are none.
 fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
     let Some(group_len) = scheme.group_len else {
         return Some(scheme);

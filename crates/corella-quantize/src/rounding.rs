@@ -23,8 +23,7 @@ pub struct Scale {
     pub zero: f32,
 }
 
-/// The number of scales that are tried for a group of 4-bit weights; that with the least squared
-/// error wins.
+/// The number of scales that are tried for a group of 4-bit weights; that with the least squared error wins.
 const NUM_TRIALS: usize = 24;
 
 impl Codes {

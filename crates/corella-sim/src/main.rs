@@ -1,8 +1,7 @@
-//! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one.
-//! `--pairs` plays prefill and decode nodes over a network that fails, instead of one scheduler, `--fleets` nodes that
-//! load each other's cached blocks, and `--roles` prefill and decode nodes that find and load each other's blocks.
-//! `--speculate ngram` or `draft` makes all of them speculate, and `--speculate off` none; without
-//! the option the seed decides.
+//! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one. `--pairs` plays prefill
+//! and decode nodes over a network that fails, instead of one scheduler, `--fleets` nodes that load each other's cached
+//! blocks, and `--roles` prefill and decode nodes that find and load each other's blocks. `--speculate ngram` or
+//! `draft` makes all of them speculate, and `--speculate off` none; without the option the seed decides.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::PathBuf;

@@ -142,9 +142,8 @@ impl Checker for Drafts {
         if num_drafts == 0 {
             return Ok(());
         }
-        // A request is preempted because another needs a page, so there was no page left for
-        // drafts. Under `priority` one urgent request may preempt several, which can free more
-        // pages than it needs.
+        // A request is preempted because another needs a page, so there was no page left for drafts. Under `priority`
+        // one urgent request may preempt several, which can free more pages than it needs.
         let is_for_pages = !policy::is_by_priority(config);
         let num_preempted = step.stats.num_preemptions - self.num_preemptions;
         let first_rows = |span: &&Span| span.start + span.tokens.len() as u32 - span.num_drafts;

@@ -2,8 +2,7 @@
 
 /// A set of added tokens to look for in a text.
 pub(crate) struct AddedTokens {
-    /// The tokens by their first byte, longer ones first, so that the longest match at a position
-    /// is found.
+    /// The tokens by their first byte, longer ones first, so that the longest match at a position is found.
     by_first_byte: Vec<Vec<(String, u32)>>,
 }
 
@@ -27,9 +26,8 @@ impl AddedTokens {
         Self { by_first_byte }
     }
 
-    /// Splits the text into added tokens and the texts between them. The token that begins first is
-    /// found first, and the longest of several at one position; the search then continues behind
-    /// it. The texts are never empty.
+    /// Splits the text into added tokens and the texts between them. The token that begins first is found first, and
+    /// the longest of several at one position; the search then continues behind it. The texts are never empty.
     pub(crate) fn sections<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Section<'a>> {
         let mut rest = text;
         let mut next = None;

@@ -55,8 +55,7 @@ impl Detokenizer {
         self
     }
 
-    /// Adds a token and returns the text that it completes, which is empty in the middle of a
-    /// character.
+    /// Adds a token and returns the text that it completes, which is empty in the middle of a character.
     pub fn push(&mut self, id: u32) -> String {
         let mut text = String::new();
         self.push_into(id, &mut text);

@@ -1,5 +1,4 @@
-//! The errors of grammars, worded for their caller. llguidance's own messages name its options and
-//! parts.
+//! The errors of grammars, worded for their caller. llguidance's own messages name its options and parts.
 
 use crate::schema::LOOK_AROUND;
 

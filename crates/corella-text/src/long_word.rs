@@ -1,9 +1,8 @@
 //! Finds positions where a long word may be cut without changing its tokens.
 //!
-//! Byte-pair encoding joins neighbours while the result is in the vocabulary. Two characters that
-//! are neighbours in no token are never joined, so the text on either side of them has the same
-//! tokens as on its own. SentencePiece vocabularies like Llama 2's, for which a whole text is one
-//! word, can be cut before nearly every space.
+//! Byte-pair encoding joins neighbours while the result is in the vocabulary. Two characters that are neighbours in no
+//! token are never joined, so the text on either side of them has the same tokens as on its own. SentencePiece
+//! vocabularies like Llama 2's, for which a whole text is one word, can be cut before nearly every space.
 
 use std::collections::HashSet;
 
@@ -12,8 +11,7 @@ use tokenizers::models::ModelWrapper;
 pub(crate) struct CutPoints {
     /// Pairs of characters that are neighbours in some token.
     joined: HashSet<(char, char)>,
-    /// Characters that are tokens by themselves. Others become byte tokens or unknown tokens, which
-    /// may be joined.
+    /// Characters that are tokens by themselves. Others become byte tokens or unknown tokens, which may be joined.
     characters: HashSet<char>,
 }
 

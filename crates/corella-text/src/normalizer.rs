@@ -1,5 +1,4 @@
-//! The normalizer of a tokenizer, which changes a text before it is split, for the kinds that need
-//! little memory.
+//! The normalizer of a tokenizer, which changes a text before it is split, for the kinds that need little memory.
 //!
 //! The `tokenizers` crate also records the origin of each byte, which takes sixteen bytes for each
 //! and is not needed here.
@@ -94,8 +93,7 @@ fn nfc(text: &str) -> String {
     out
 }
 
-/// The most bytes of a text that can become one byte of its normalised form. `None` if unlimited or
-/// unknown.
+/// The most bytes of a text that can become one byte of its normalised form. `None` if unlimited or unknown.
 pub(crate) fn max_shrinkage(json: &Value) -> Option<usize> {
     match json["type"].as_str() {
         None if json.is_null() => Some(1),

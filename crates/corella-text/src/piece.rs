@@ -1,11 +1,10 @@
 //! The bytes that each token adds to a text, computed once when the tokenizer is read.
 //!
-//! The `tokenizers` crate decodes a list of tokens at once, and a token's text may depend on its
-//! neighbours (`▁` at the start, byte tokens, halves of a character). Decoding everything again for
-//! each new token takes O(n), or a guess of the needed context. But the decoder of every generating
-//! model is a function of the token, of whether it is the first, and of a final reading of the
-//! joined bytes as UTF-8. That function is kept here. Other decoders are refused when the file is
-//! read.
+//! The `tokenizers` crate decodes a list of tokens at once, and a token's text may depend on its neighbours (`▁` at the
+//! start, byte tokens, halves of a character). Decoding everything again for each new token takes O(n), or a guess of
+//! the needed context. But the decoder of every generating model is a function of the token, of whether it is the
+//! first, and of a final reading of the joined bytes as UTF-8. That function is kept here. Other decoders are refused
+//! when the file is read.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

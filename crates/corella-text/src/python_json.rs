@@ -1,5 +1,4 @@
-//! The filter `tojson` as Transformers defines it: Python's `json.dumps`, with `ensure_ascii=False`
-//! by default.
+//! The filter `tojson` as Transformers defines it: Python's `json.dumps`, with `ensure_ascii=False` by default.
 
 use std::fmt::Write;
 
@@ -222,9 +221,8 @@ fn not_serializable(what: &str) -> Error {
     )
 }
 
-/// Formats a finite float as Python's `repr` does, with the fewest digits that identify it.
-/// Magnitudes below 1e-4 (other than zero) and from 1e16 up are written with an exponent of at
-/// least two digits.
+/// Formats a finite float as Python's `repr` does, with the fewest digits that identify it. Magnitudes below 1e-4
+/// (other than zero) and from 1e16 up are written with an exponent of at least two digits.
 pub(crate) fn python_float(number: f64) -> String {
     let magnitude = number.abs();
     if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {

@@ -1,8 +1,7 @@
 //! Stop strings: finds them in a growing text, and the part of its end that may still become one.
 //!
-//! This is an Aho–Corasick automaton. Its state is the longest suffix of the text that begins some
-//! stop string, so the depth of the state is exactly the number of bytes to hold back, in any
-//! division of the text.
+//! This is an Aho–Corasick automaton. Its state is the longest suffix of the text that begins some stop string, so the
+//! depth of the state is exactly the number of bytes to hold back, in any division of the text.
 
 /// The stop strings of a request, ready to search. Empty strings never match.
 pub struct StopStrings {
@@ -61,8 +60,7 @@ impl StopStrings {
         self.nodes[at as usize].stop.get_or_insert(index);
     }
 
-    /// Links the fallbacks breadth first, so that a node's fallback is linked before the node
-    /// itself.
+    /// Links the fallbacks breadth first, so that a node's fallback is linked before the node itself.
     fn link(&mut self) {
         let mut order = vec![ROOT];
         let mut next = 0;
@@ -126,9 +124,8 @@ pub(crate) struct StopMatch {
 }
 
 impl StopStrings {
-    /// Continues the search in `text[from..]`. The match that ends first wins; of matches that end
-    /// together, the first in the list, as in vLLM. `text[..from]` must include the held-back
-    /// bytes.
+    /// Continues the search in `text[from..]`. The match that ends first wins; of matches that end together, the first
+    /// in the list, as in vLLM. `text[..from]` must include the held-back bytes.
     pub(crate) fn search(
         &self,
         state: &mut StopState,

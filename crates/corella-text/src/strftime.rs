@@ -1,5 +1,4 @@
-//! The function `strftime_now` of chat templates, with Python's directives, English names and the
-//! time in UTC.
+//! The function `strftime_now` of chat templates, with Python's directives, English names and the time in UTC.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};

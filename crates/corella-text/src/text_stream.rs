@@ -7,8 +7,7 @@ use crate::tokenizer::Tokenizer;
 /// The effect of one token on the text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TextDelta {
-    /// The new text. It may be empty in the middle of a character, or while a stop string may be
-    /// forming.
+    /// The new text. It may be empty in the middle of a character, or while a stop string may be forming.
     pub text: String,
     /// The stop string that ended the text, as an index into the request's list.
     pub stopped: Option<usize>,
@@ -82,8 +81,7 @@ impl TextStream {
         }
     }
 
-    /// Returns the held-back text, unless a stop string ended the text. Call it once, after the
-    /// last token.
+    /// Returns the held-back text, unless a stop string ended the text. Call it once, after the last token.
     pub fn finish(&mut self) -> String {
         if self.stopped.is_some() {
             return String::new();

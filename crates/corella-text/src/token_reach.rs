@@ -29,8 +29,7 @@ pub(crate) fn max_bytes_per_token(
         true => vocab.contains_key(char_of_byte(byte).encode_utf8(&mut [0; 4]) as &str),
         false => bpe.byte_fallback && vocab.contains_key(&format!("<0x{byte:02X}>")),
     });
-    // Otherwise characters outside of the vocabulary might be dropped, or many of them become one
-    // token.
+    // Otherwise characters outside of the vocabulary might be dropped, or many of them become one token.
     let counts_unknown = bpe.unk_token.is_some() && !bpe.fuse_unk;
     if !has_all_bytes && !counts_unknown {
         return None;

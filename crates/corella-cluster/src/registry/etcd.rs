@@ -171,8 +171,7 @@ impl Etcd {
         format!("{}{}", self.key_prefix, node.instance_id)
     }
 
-    /// Selects all keys with the prefix: from the prefix up to the prefix with its last character
-    /// raised by one.
+    /// Selects all keys with the prefix: from the prefix up to the prefix with its last character raised by one.
     fn range(&self) -> Value {
         let first = self.key_prefix.as_bytes();
         let mut end = first.to_vec();

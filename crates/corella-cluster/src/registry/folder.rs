@@ -146,9 +146,8 @@ impl FolderState {
             }
         }
         fs::create_dir_all(&self.path)?;
-        // The record is written to a draft and then renamed, so that readers see either the whole
-        // old record or the whole new one. Readers ignore the draft because its name begins with a
-        // dot.
+        // The record is written to a draft and then renamed, so that readers see either the whole old record or the
+        // whole new one. Readers ignore the draft because its name begins with a dot.
         let draft = self
             .path
             .join(format!(".{}.{}", own.instance_id, std::process::id()));
@@ -207,9 +206,8 @@ impl FolderState {
         if let Err(reason) = &node {
             tracing::debug!("{} has no record of a node: {reason}", path.display());
         }
-        // A file that already looks stale when it is first seen is ignored until its modification
-        // time changes. If it looked stale only because the clocks disagree, the node's next
-        // heartbeat brings it in.
+        // A file that already looks stale when it is first seen is ignored until its modification time changes. If it
+        // looked stale only because the clocks disagree, the node's next heartbeat brings it in.
         let is_old = known.is_none() && modified.elapsed().is_ok_and(|age| age >= self.stale);
         let file = NodeFile {
             modified,

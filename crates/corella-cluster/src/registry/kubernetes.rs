@@ -90,8 +90,7 @@ struct Port {
 impl Kubernetes {
     async fn follow_slices(&self, exchange: &mut Exchange) -> Result<(), String> {
         let path = self.path();
-        // Without TLS the token must not leave this machine. It is read each time because
-        // Kubernetes renews it.
+        // Without TLS the token must not leave this machine. It is read each time because Kubernetes renews it.
         let is_local = self.api.starts_with("127.") || self.api.starts_with("[::1]");
         let token = match is_local {
             true => account_file("token"),

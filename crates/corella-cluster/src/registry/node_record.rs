@@ -85,8 +85,7 @@ impl NodeRecord {
         }
     }
 
-    /// Checks that it can be written to every registry: an instance id becomes a file name and a
-    /// key.
+    /// Checks that it can be written to every registry: an instance id becomes a file name and a key.
     pub(super) fn check(&self) -> Result<(), String> {
         let id = &self.instance_id;
         let may_stand = |c: char| c.is_ascii_alphanumeric() || "._-:[]".contains(c);

@@ -81,8 +81,7 @@ impl Exchange {
         }
     }
 
-    /// Must be called once the others can see the latest value of [`own`](Self::own), be it a
-    /// record or none.
+    /// Must be called once the others can see the latest value of [`own`](Self::own), be it a record or none.
     pub fn set_published(&self, is_published: bool) {
         self.published.send_replace(is_published);
     }

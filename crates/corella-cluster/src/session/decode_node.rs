@@ -28,8 +28,7 @@ use crate::driver::{Driver, Shared};
 use crate::peer_log::PeerLog;
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest};
 
-/// Limits the prefill nodes that one decode node tells apart. All others share a number and are
-/// suspected together.
+/// Limits the prefill nodes that one decode node tells apart. All others share a number and are suspected together.
 const MAX_NAMES: usize = 4096;
 
 /// A node that takes over requests whose prompt another node computes.

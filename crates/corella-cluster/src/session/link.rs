@@ -40,8 +40,7 @@ impl<T> Link<T> {
         (link, LinkClosed(closed))
     }
 
-    /// Returns false when the peer has left, or has taken nothing for so long that it counts as
-    /// lost.
+    /// Returns false when the peer has left, or has taken nothing for so long that it counts as lost.
     pub fn send(&self, message: T) -> bool {
         self.outgoing.try_send(message).is_ok()
     }
@@ -53,8 +52,7 @@ impl LinkClosed {
         while self.0.changed().await.is_ok() {}
     }
 
-    /// Returns the next message, or `None` when the stream has ended, failed, or was closed on this
-    /// side.
+    /// Returns the next message, or `None` when the stream has ended, failed, or was closed on this side.
     pub async fn next(&mut self, incoming: &mut Streaming<Envelope>) -> Option<Envelope> {
         tokio::select! {
             message = incoming.message() => message.ok().flatten(),
@@ -63,8 +61,7 @@ impl LinkClosed {
     }
 }
 
-/// Reads a stream that was closed on this side to its end. A reset would discard messages that have
-/// not gone out.
+/// Reads a stream that was closed on this side to its end. A reset would discard messages that have not gone out.
 pub async fn linger(mut incoming: Streaming<Envelope>) {
     let rest = async { while let Ok(Some(_)) = incoming.message().await {} };
     let _ = tokio::time::timeout(LINGER, rest).await;

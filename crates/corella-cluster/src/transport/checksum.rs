@@ -219,8 +219,7 @@ mod avx2 {
                 .as_ptr()
                 .cast::<__m256i>();
             for (half, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: a stripe is two vectors, and so is the secret from any stripe's offset
-                // on.
+                // SAFETY: a stripe is two vectors, and so is the secret from any stripe's offset on.
                 let (value, secret) = unsafe {
                     let value = _mm256_loadu_si256(bytes.add(half));
                     (value, _mm256_loadu_si256(secret.add(half)))

@@ -13,8 +13,7 @@ use super::frame_queue::FrameQueue;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionId(pub u64);
 
-/// The tasks of a connection's writer. The queue outlives the connection; it is closed when the
-/// connection ends.
+/// The tasks of a connection's writer. The queue outlives the connection; it is closed when the connection ends.
 pub struct ConnectionQueue {
     pub id: ConnectionId,
     pub frames: FrameQueue,

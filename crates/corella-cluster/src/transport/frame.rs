@@ -126,8 +126,7 @@ pub struct LoadFrame {
     pub wait_ms: u32,
 }
 
-/// Whole pages within one layer. The last page may hold rows after `first_row + num_rows` without a
-/// meaning.
+/// Whole pages within one layer. The last page may hold rows after `first_row + num_rows` without a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
     pub load_id: u64,

@@ -32,8 +32,7 @@ pub struct Hello {
     pub model_fingerprint: u128,
     /// May differ: each load says which one its rows must have.
     pub arithmetic: Arithmetic,
-    /// As if a page had all layers of the model. The number of pages is always 0 here, because a peer does not need
-    /// it.
+    /// As if a page had all layers of the model. The number of pages is always 0 here, because a peer does not need it.
     pub geometry: KvGeometry,
     /// `KvLayers::window_digest`.
     pub window_digest: u64,

@@ -240,8 +240,7 @@ impl Incoming {
         }
     }
 
-    /// Checks that a run is the next one of its layer, and takes its bytes from the credit. The
-    /// error names the fault.
+    /// Checks that a run is the next one of its layer, and takes its bytes from the credit. The error names the fault.
     pub fn check(&self, run: &PageRun, num_bytes: usize) -> Result<(), &'static str> {
         let mut state = self.state();
         let Some(&num_received) = state.num_received.get(run.layer as usize) else {
@@ -388,8 +387,7 @@ impl Incoming {
         self.end(LoadStatus::Failed(failure));
     }
 
-    /// Ends the load. Only the first call counts. Once the status shows the end, nothing writes to
-    /// the pages any more.
+    /// Ends the load. Only the first call counts. Once the status shows the end, nothing writes to the pages any more.
     fn end(&self, end: LoadStatus) {
         if !self.gate.close() {
             return;

@@ -28,8 +28,7 @@ pub enum LoadRejection {
     Full,
     /// Loads from `max_peers` peers are running already.
     TooManyPeers,
-    /// The table has fewer pages than the rows need, a page does not exist, or the first row begins
-    /// no page.
+    /// The table has fewer pages than the rows need, a page does not exist, or the first row begins no page.
     Rows,
 }
 

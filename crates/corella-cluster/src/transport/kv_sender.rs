@@ -170,9 +170,8 @@ impl KvSender {
     /// The session stays until `delete` or `fail`.
     ///
     /// # Safety
-    /// Until `delete` or `fail` has returned, a row in an added page must not change in a layer in
-    /// which it is declared readable. Once all rows are readable in a layer, the rest of the last
-    /// page must not change there either.
+    /// Until `delete` or `fail` has returned, a row in an added page must not change in a layer in which it is declared
+    /// readable. Once all rows are readable in a layer, the rest of the last page must not change there either.
     pub unsafe fn export(
         &self,
         key: SessionKey,
@@ -241,8 +240,7 @@ impl KvSender {
         self.end(key, ExportEnd::Failed);
     }
 
-    /// Ends a session, whether it was loaded or not. Nothing reads the pages once this has
-    /// returned.
+    /// Ends a session, whether it was loaded or not. Nothing reads the pages once this has returned.
     pub fn delete(&self, key: &SessionKey) {
         self.end(key, ExportEnd::Deleted);
     }

@@ -189,8 +189,7 @@ impl Outgoing {
         is_whole
     }
 
-    /// Takes the pages back: nothing reads them once this has returned. Tells a connected receiver
-    /// the reason.
+    /// Takes the pages back: nothing reads them once this has returned. Tells a connected receiver the reason.
     pub fn end(&self, reason: Refusal) {
         self.gate.close();
         let feed = self.state().feed.take();

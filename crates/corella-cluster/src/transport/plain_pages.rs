@@ -27,8 +27,7 @@ impl PlainPages {
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
             handle_alloc_error(layout);
         };
-        // Executors do the same. Without huge pages, nothing is lost.
-        // SAFETY: memory that has no other owner.
+        // Executors do the same. Without huge pages, nothing is lost. SAFETY: memory that has no other owner.
         unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
         // SAFETY: as above.
         unsafe { start.write_bytes(0, layout.size()) };

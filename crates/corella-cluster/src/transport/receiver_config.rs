@@ -20,8 +20,7 @@ pub struct ReceiverConfig {
     pub max_peers: usize,
     /// Bytes of one load that a sender may send before it receives credit.
     pub window_bytes: u32,
-    /// Limits one attempt, greeting included: the other end answers at once, but may wait for a
-    /// core.
+    /// Limits one attempt, greeting included: the other end answers at once, but may wait for a core.
     pub connect_timeout: Duration,
     pub num_connect_attempts: usize,
     /// Used for connections that leave the host.

@@ -27,8 +27,7 @@ use super::row_path::{RowReader, Target};
 use super::socket::Socket;
 use super::{Hello, Incompatibility};
 
-/// A sender that reads no messages for this long, or whose memory cannot be read for this long, is
-/// given up.
+/// A sender that reads no messages for this long, or whose memory cannot be read for this long, is given up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct ReceiverConnection {

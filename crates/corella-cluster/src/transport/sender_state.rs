@@ -20,8 +20,7 @@ use super::sender_config::SenderConfig;
 use super::timed_exports::TimedExports;
 use super::token_bucket::TokenBucket;
 
-/// Limits a chunk under a limited bandwidth, so that its connection's other frames do not wait for
-/// it.
+/// Limits a chunk under a limited bandwidth, so that its connection's other frames do not wait for it.
 const CHUNK_TIME: f64 = 0.02;
 /// Limits the peers whose speed is remembered.
 const MAX_METERS: usize = 1024;

@@ -9,8 +9,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 use tokio_rustls::rustls::Connection;
 
-/// Reader and writer share the session's state. Both are tasks of one thread, so neither waits for
-/// the lock.
+/// Reader and writer share the session's state. Both are tasks of one thread, so neither waits for the lock.
 pub struct TlsSocket {
     stream: TcpStream,
     session: Mutex<Connection>,

@@ -81,8 +81,7 @@ pub(crate) struct PageForecast {
     clock: u64,
     /// Rows filled in the current turn.
     num_turn_rows: usize,
-    /// The cohorts by the ends of their windows. Two windows overlap only if one contains the
-    /// other.
+    /// The cohorts by the ends of their windows. Two windows overlap only if one contains the other.
     cohorts: Vec<Cohort>,
     total: Cohort,
     num_held_pages: i64,
@@ -431,8 +430,7 @@ mod tests {
         }
     }
 
-    /// The peak may be off by half a page for each request, and by one in `part` of the pages to
-    /// come.
+    /// The peak may be off by half a page for each request, and by one in `part` of the pages to come.
     fn assert_near(peak: usize, requests: &[(u32, u32)], part: i64) {
         let peak = peak as i64;
         let exact = held_in_steps(requests).into_iter().max();
@@ -503,9 +501,8 @@ mod tests {
         assert_eq!(forecast.num_steps_until(0, 0), 4);
     }
 
-    /// Worked out by hand, with pages of 4 rows: a has 2 pages and ends after 8 steps with 2 more,
-    /// b has 3 pages and ends after 40 steps with 10 more. When a ends, they have taken 2 + 2
-    /// pages, and a gives back 4.
+    /// Worked out by hand, with pages of 4 rows: a has 2 pages and ends after 8 steps with 2 more, b has 3 pages and
+    /// ends after 40 steps with 10 more. When a ends, they have taken 2 + 2 pages, and a gives back 4.
     #[test]
     fn what_ends_first_gives_room_to_what_goes_on() {
         let (a, b) = ((8, 8), (12, 40));

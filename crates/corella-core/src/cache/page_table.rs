@@ -67,8 +67,7 @@ impl PageTable {
     }
 }
 
-/// The table of the first group stands apart, so that a model with one group needs no list of
-/// tables.
+/// The table of the first group stands apart, so that a model with one group needs no list of tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageTables {
     first: PageTable,

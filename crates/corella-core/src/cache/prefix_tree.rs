@@ -23,21 +23,18 @@ const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 /// No node's first block is a prefix of a sibling's first block. So each token sequence has one path, and the longest
 /// match of a key is one of its two neighbours in sorted order.
 ///
-/// The cost of an operation hardly depends on the number of namespaces, siblings and blocks: it
-/// searches maps and touches only the blocks that it concerns. A node's memory is proportional to
-/// its blocks.
+/// The cost of an operation hardly depends on the number of namespaces, siblings and blocks: it searches maps and
+/// touches only the blocks that it concerns. A node's memory is proportional to its blocks.
 ///
 /// A block knows its position, so callers need no node ids, and splitting a node does not invalidate their block ids.
 #[derive(Debug)]
 pub(crate) struct PrefixTree {
     page_size: usize,
     max_node_blocks: usize,
-    /// At most twice as many nodes as blocks: each node has at least one block, or is the root above
-    /// one.
+    /// At most twice as many nodes as blocks: each node has at least one block, or is the root above one.
     nodes: Vec<Node>,
     unused_nodes: Vec<TreeNodeId>,
-    /// The roots by namespace. A hash comes first, so that a search seldom compares the names
-    /// themselves.
+    /// The roots by namespace. A hash comes first, so that a search seldom compares the names themselves.
     roots: BTreeMap<(u64, Namespace), TreeNodeId>,
     /// The position of each block, or `None` if the block is not in the tree.
     positions: Vec<Option<TreePosition>>,

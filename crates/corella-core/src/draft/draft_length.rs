@@ -19,8 +19,7 @@ pub(crate) struct DraftLength {
 
 /// The gain of a draft that holds: one step.
 const GAIN: i32 = 100;
-/// The cost of checking a draft: one more row in a step. On a CPU this is a fraction of a step of
-/// its own.
+/// The cost of checking a draft: one more row in a step. On a CPU this is a fraction of a step of its own.
 const ROW_COST: i32 = GAIN - SchedulerConfig::MAX_DRAW_COST as i32;
 /// Upper bound of `draw_cost`. A draft that costs this much is given up after one try.
 const MAX_COUNTED_COST: u32 = 1000;
@@ -92,8 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// Plays `num_steps` steps, in each of which at most `holds` drafts hold, and returns how many
-    /// were tried in each.
+    /// Plays `num_steps` steps, in each of which at most `holds` drafts hold, and returns how many were tried in each.
     fn play(length: &mut DraftLength, max: u32, num_steps: usize, holds: u32) -> Vec<u32> {
         let step = |_| {
             let num_drafts = length.next(max);
@@ -168,8 +166,7 @@ mod tests {
         let mut length = DraftLength::new(100);
         let tried = play(&mut length, 8, 2000, 64);
         let num_tried: u32 = tried.iter().sum();
-        // Each loses the cost of its row: 2 + 4 + 8 + 8 at first, then 1 + 2 + 4 after each of
-        // seven pauses.
+        // Each loses the cost of its row: 2 + 4 + 8 + 8 at first, then 1 + 2 + 4 after each of seven pauses.
         assert_eq!(num_tried, 22 + 7 * 7);
     }
 

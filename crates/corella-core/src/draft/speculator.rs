@@ -70,8 +70,7 @@ impl Speculator {
         })
     }
 
-    /// The number of guesses to ask for. Given drafts were already limited when they were
-    /// requested.
+    /// The number of guesses to ask for. Given drafts were already limited when they were requested.
     pub fn num_wanted(&mut self, max: u32) -> u32 {
         match &self.proposer {
             Proposer::Ngram(_) => self.length.next(max),

@@ -1,8 +1,7 @@
 //! Finds earlier places in a text that read like its end.
 //!
-//! An index of hash chains, as in LZ77 coders (RFC 1951, section 4): positions whose last few
-//! tokens have the same hash form a list, newest first. A list only yields candidates. Comparing
-//! their tokens gives the length of each match.
+//! An index of hash chains, as in LZ77 coders (RFC 1951, section 4): positions whose last few tokens have the same hash
+//! form a list, newest first. A list only yields candidates. Comparing their tokens gives the length of each match.
 
 use alloc::vec::Vec;
 
@@ -27,9 +26,8 @@ const MAX_CANDIDATES: usize = 16;
 const MIN_HEADS: usize = 64;
 
 impl SuffixIndex {
-    /// Finds the earlier part of `tokens` that matches their end for the longest stretch, the
-    /// newest of equally long ones, and returns the position where it ends. `tokens` must begin
-    /// with the tokens of the last call.
+    /// Finds the earlier part of `tokens` that matches their end for the longest stretch, the newest of equally long
+    /// ones, and returns the position where it ends. `tokens` must begin with the tokens of the last call.
     pub fn longest_match(&mut self, tokens: &[TokenId]) -> Option<usize> {
         self.insert(tokens);
         let (mut best, mut best_len) = (None, 0);
@@ -121,8 +119,7 @@ mod tests {
                 );
                 num_found += usize::from(expected.is_some());
             }
-            // Indexing all tokens at once, as for a prompt, gives the same result as indexing them
-            // one by one.
+            // Indexing all tokens at once, as for a prompt, gives the same result as indexing them one by one.
             let mut at_once = SuffixIndex::default();
             assert_eq!(at_once.longest_match(&tokens), naive(&tokens));
         }

@@ -1,10 +1,9 @@
 //! Predicts the lengths of outputs from the lengths of outputs that have ended.
 //!
-//! The prediction is a survival curve in buckets, as Kaplan and Meier (1958) estimate it: for each
-//! length, the share of the outputs of at least this length that ended there. Outputs that are
-//! still growing count for the lengths that they have reached. Otherwise the curve would at first
-//! know only short outputs, because those end first. All numbers are whole, so that equal histories
-//! lead to equal predictions.
+//! The prediction is a survival curve in buckets, as Kaplan and Meier (1958) estimate it: for each length, the share of
+//! the outputs of at least this length that ended there. Outputs that are still growing count for the lengths that they
+//! have reached. Otherwise the curve would at first know only short outputs, because those end first. All numbers are
+//! whole, so that equal histories lead to equal predictions.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -153,8 +152,7 @@ impl Curve {
 
     fn note_reached(&mut self, bucket: usize) {
         self.reached[bucket] += ONE;
-        // The bucket of the first token is reached most often, so no count exceeds the limit by
-        // more than one output.
+        // The bucket of the first token is reached most often, so no count exceeds the limit by more than one output.
         if self.reached[bucket] > MEMORY {
             for count in self.reached.iter_mut().chain(&mut self.ended) {
                 *count /= 2;

@@ -31,8 +31,7 @@ pub(crate) struct WaitingQueue {
     max_passed_over: u32,
     by_rank: BTreeMap<WaitingRank, RequestIndex>,
     by_ticket: BTreeMap<u64, RequestIndex>,
-    /// Sorted by leader, then by the number of blocks that the leader must publish before the
-    /// follower can start.
+    /// Sorted by leader, then by the number of blocks that the leader must publish before the follower can start.
     followers: BTreeSet<(Leader, u32, RequestIndex)>,
     next_ticket: u64,
     rounds: PassingRounds,
@@ -126,8 +125,7 @@ impl WaitingQueue {
 
     /// Adds a request that may start. A new one may become too late from now on.
     pub fn add(&mut self, index: RequestIndex, state: &mut RequestState, pace: &Pace) {
-        // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from
-        // now on.
+        // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from now on.
         if state.num_preemptions() >= self.max_passed_over {
             state.set_aged(true);
         }

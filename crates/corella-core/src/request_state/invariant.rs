@@ -86,8 +86,7 @@ impl RequestState {
         );
     }
 
-    /// A request's path leads through published blocks. In groups without a window, their pages are those
-    /// of its table.
+    /// A request's path leads through published blocks. In groups without a window, their pages are those of its table.
     fn check_path(&self, kv: &KvCache, groups: &[KvGroup]) {
         let id = self.id();
         let mut num_left = self.num_published_blocks() as usize;

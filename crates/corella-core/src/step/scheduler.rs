@@ -100,9 +100,8 @@ use crate::{
 /// * Feedback: [`update_from_output`](Self::update_from_output),
 ///   [`handle_step_failed`](Self::handle_step_failed)
 /// * Outputs: [`poll_output`](Self::poll_output), [`poll_kv_event`](Self::poll_kv_event)
-/// * Getters: [`stats`](Self::stats), [`has_unfinished`](Self::has_unfinished),
-///   [`page_map`](Self::page_map), [`request_views`](Self::request_views),
-///   [`check_invariants`](Self::check_invariants)
+/// * Getters: [`stats`](Self::stats), [`has_unfinished`](Self::has_unfinished), [`page_map`](Self::page_map),
+///   [`request_views`](Self::request_views), [`check_invariants`](Self::check_invariants)
 ///
 /// A request waits, runs, may be preempted and wait again, and finishes. When it leaves the running
 /// set while steps in flight still name it, it keeps its slot, pages and locks (`Phase::Leaving`)

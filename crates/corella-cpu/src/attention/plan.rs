@@ -55,8 +55,7 @@ impl TaskShape {
     }
 }
 
-/// Query rows that attend together: some positions of a span, times some of the query heads that
-/// share a KV head.
+/// Query rows that attend together: some positions of a span, times some of the query heads that share a KV head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionTask {
     pub span: usize,

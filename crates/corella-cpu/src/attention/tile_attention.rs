@@ -228,8 +228,7 @@ impl AttentionLayer<'_> {
         }
         let scales = (self.kv.format == KvFormat::Int8).then_some([keys, values]);
         let weights = scratch.weights_of(tile);
-        // SAFETY: scores, weights and sums belong to this tile; the products' operands do not
-        // overlap them.
+        // SAFETY: scores, weights and sums belong to this tile; the products' operands do not overlap them.
         unsafe {
             (self.tile_kernels().softmax)(
                 TileSoftmax {

@@ -88,8 +88,7 @@ impl AttentionLayer<'_> {
                     let (stride, head_dim) = (self.kv.key_stride(), self.spec.head_dim);
                     fetch.reach(work.index, first);
                     let lines = fetch.lines(work.index, first);
-                    // SAFETY: the source is a tile of the page; the copy has room for
-                    // `TILE_ATTENTION_BLOCK` positions.
+                    // SAFETY: the source is a tile of the page; the copy has room for `TILE_ATTENTION_BLOCK` positions.
                     unsafe { widen(from, stride, head_dim, copied, lines) };
                     copied.cast()
                 }
@@ -118,8 +117,7 @@ impl AttentionLayer<'_> {
             // SAFETY: the copy has room for `TILE_ATTENTION_BLOCK` positions.
             let to = unsafe { scratch.values.add(tile * VALUE_TILE * head_dim) };
             let from = self.kv.tile(Side::Values, page, first % page_size);
-            // SAFETY: the page has `len` positions from `first` on, and the target is half a tile of
-            // values.
+            // SAFETY: the page has `len` positions from `first` on, and the target is half a tile of values.
             unsafe {
                 let to = to.add(half * KEY_TILE / 2 * 32);
                 let copy = match self.kv.format {

@@ -22,8 +22,7 @@ pub struct TileScratch {
     pub out: *mut f32,
     /// Scores of a tile of rows and one softmax block.
     pub scores: *mut f32,
-    /// Scores of the following tile or softmax block, which are computed during the softmax of
-    /// `scores`.
+    /// Scores of the following tile or softmax block, which are computed during the softmax of `scores`.
     pub next_scores: *mut f32,
     /// Softmax weights of a tile of rows and a block, for two tiles in turn.
     pub weights: *mut u16,

@@ -6,8 +6,7 @@ use std::ops::Range;
 use crate::kernels::PANEL_LANES;
 use crate::system::Region;
 
-/// Rows of f32. The stride is kept off powers of two, so that rows do not compete for the same
-/// cache sets.
+/// Rows of f32. The stride is kept off powers of two, so that rows do not compete for the same cache sets.
 pub struct Buffer {
     region: Region,
     stride: usize,

@@ -20,8 +20,7 @@ pub enum Epilogue<'a> {
     Add(&'a Buffer),
     /// `out[row][channel] += value * scale`
     AddScaled(&'a Buffer, f32),
-    /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the
-    /// input of the next layer.
+    /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the input of the next layer.
     SiluMul(&'a PackedRows),
     /// Applies an MLP's activation to the outputs of its first projection: to all lanes, or to gates, which then scale
     /// the others as in `SiluMul`.

@@ -3,10 +3,9 @@
 //! Each output is computed by one worker, which accumulates over k in order. Neither the number of
 //! workers nor the rows beside a row affect its result.
 //!
-//! With bf16 products, rows are rounded to bf16 and multiplied pair by pair. With 8-bit weights, each
-//! row is quantised to 8 bits by its own largest magnitude, and the sums are exact integers. With
-//! grouped weights there is one integer sum per group, which is scaled and added in f32 in the order
-//! of the groups.
+//! With bf16 products, rows are rounded to bf16 and multiplied pair by pair. With 8-bit weights, each row is quantised
+//! to 8 bits by its own largest magnitude, and the sums are exact integers. With grouped weights there is one integer
+//! sum per group, which is scaled and added in f32 in the order of the groups.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -28,8 +27,7 @@ use super::packed_rows::PackedRows;
 use super::tiles::Tiles;
 use super::update::{Updates, Weights};
 
-/// The size of a block of packed rows, which stays in the second-level cache while all panels of a
-/// worker pass by.
+/// The size of a block of packed rows, which stays in the second-level cache while all panels of a worker pass by.
 const ROWS_BYTES: usize = 3 << 19;
 /// The numbers of tiles in a block of rows with which k is taken part by part.
 const PART_TILES: RangeInclusive<usize> = PANEL_BLOCK_BYTES / 64 / NEXT_LINES..=MAX_PART_TILES;
@@ -51,8 +49,7 @@ pub struct Part {
     pub panels: Range<usize>,
     /// The panel whose outputs go to channel 0 of the epilogue's rows.
     pub first_panel: usize,
-    /// The number of blocks into which the tiles are cut. Units go through all panels of one block
-    /// first.
+    /// The number of blocks into which the tiles are cut. Units go through all panels of one block first.
     num_blocks: usize,
 }
 
@@ -222,9 +219,8 @@ impl Call<'_> {
         let num_blocks = self.weights.k.div_ceil(self.weights.form.block_k());
         self.prepare(panel, &rows, true);
         let target = self.output_tile(panel, &rows, values);
-        // SAFETY: the tile holds `num_rows` rows of k elements, written before the last barrier,
-        // and the panel holds k rows. The target has room for `num_rows` rows of 32 values; in a
-        // buffer, these belong to this worker.
+        // SAFETY: the tile holds `num_rows` rows of k elements, written before the last barrier, and the panel holds k
+        // rows. The target has room for `num_rows` rows of 32 values; in a buffer, these belong to this worker.
         unsafe {
             match (self.weights.form, &self.tile_rows) {
                 (Form::MatrixTiles, Some(tiles)) => {
@@ -274,8 +270,7 @@ impl Call<'_> {
             let values = call.out;
             let target = self.output_tile(panel, &rows, values.cast());
             let (by_row, by_lane) = (self.a.scales_ptr(&rows), self.weights.scales_ptr(panel));
-            // SAFETY: there are as many rows as the kernel wrote; in a buffer, they belong to this
-            // worker.
+            // SAFETY: there are as many rows as the kernel wrote; in a buffer, they belong to this worker.
             unsafe {
                 let scale = self.kernels.scale_rows;
                 scale(
@@ -357,8 +352,7 @@ impl Call<'_> {
         }
     }
 
-    /// Configures the tile unit for a tile of rows, and prefetches the outputs if the kernel writes
-    /// them.
+    /// Configures the tile unit for a tile of rows, and prefetches the outputs if the kernel writes them.
     fn prepare(&self, panel: usize, rows: &Range<usize>, are_written: bool) {
         let Some(tiles) = &self.tile_rows else {
             return;
@@ -494,8 +488,7 @@ impl Call<'_> {
                 if let Some(tiles) = &self.tile_rows
                     && num_lanes == PANEL_LANES / 2
                 {
-                    // SAFETY: each panel's channels belong to one worker; half a block has room for
-                    // 16 of them.
+                    // SAFETY: each panel's channels belong to one worker; half a block has room for 16 of them.
                     unsafe {
                         if let Some((to, stride)) = out.wide_ptr(&rows, first) {
                             (tiles.silu_mul_wide)(from, rows.len(), to.cast_mut(), stride);
@@ -506,8 +499,7 @@ impl Call<'_> {
                     return;
                 }
                 let mut products = [[0.0; PANEL_LANES / 2]; MAX_MATRIX_ROWS];
-                // SAFETY: the input has rows of 32, the output rows of 16, and a tile at most this
-                // many.
+                // SAFETY: the input has rows of 32, the output rows of 16, and a tile at most this many.
                 unsafe {
                     let to = products.as_mut_ptr().cast();
                     (self.kernels.silu_mul)(from, rows.len(), to);

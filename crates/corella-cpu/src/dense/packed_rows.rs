@@ -288,8 +288,7 @@ impl PackedRows {
                     let in_block = k % TILE_K;
                     let (part, rest) = values.split_at((TILE_K - in_block).min(values.len()));
                     let at = (k / TILE_K * tile.len() + row - tile.start) * TILE_K + in_block;
-                    // SAFETY: the elements are inside the tile; the caller promises exclusive
-                    // access.
+                    // SAFETY: the elements are inside the tile; the caller promises exclusive access.
                     unsafe {
                         let out = start.cast::<u16>().add(at);
                         (kernels.round)(part.as_ptr(), part.len(), out);

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// The division of consecutive rows into tiles: as few tiles as possible, of sizes as equal as
-/// possible.
+/// The division of consecutive rows into tiles: as few tiles as possible, of sizes as equal as possible.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tiles {
     first_row: usize,

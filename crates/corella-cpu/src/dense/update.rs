@@ -26,8 +26,7 @@ pub struct Updates<'a> {
     pub adapters: &'a RowAdapters,
     pub layer: usize,
     pub matrix: AdaptedMatrix,
-    /// The inner values of the rows that have an adapter, `[row][num_inner]`, complete since the last
-    /// barrier.
+    /// The inner values of the rows that have an adapter, `[row][num_inner]`, complete since the last barrier.
     pub inner: &'a Buffer,
 }
 

@@ -1,9 +1,7 @@
-//! Dense layers with bf16 and 8-bit weights through AMX tiles; everything else as in
-//! `avx512_bf16.rs`.
+//! Dense layers with bf16 and 8-bit weights through AMX tiles; everything else as in `avx512_bf16.rs`.
 //!
-//! A tile instruction adds the products of 32 consecutive k to 16 channels in f32, pair by pair in
-//! a fixed order, for each of its rows separately. So the number of rows in a tile does not affect
-//! a result.
+//! A tile instruction adds the products of 32 consecutive k to 16 channels in f32, pair by pair in a fixed order, for
+//! each of its rows separately. So the number of rows in a tile does not affect a result.
 
 mod attention;
 #[cfg(all(feature = "emulated-tiles", target_os = "linux"))]
@@ -174,10 +172,9 @@ pub unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// Follows every tile instruction of a loop by eight `nop`s. A hardware thread that shares its core
-/// with a busy one gets more of the core's cycles if other instructions separate the tile
-/// instructions. On a Sapphire Rapids core, dense layers ran 1.3 to 1.5 times as fast this way, and
-/// as fast as without the `nop`s on a core that was not shared.
+/// Follows every tile instruction of a loop by eight `nop`s. A hardware thread that shares its core with a busy one
+/// gets more of the core's cycles if other instructions separate the tile instructions. On a Sapphire Rapids core,
+/// dense layers ran 1.3 to 1.5 times as fast this way, and as fast as without the `nop`s on a core that was not shared.
 macro_rules! apart {
     ($instruction:expr) => {
         concat!($instruction, "\n", apart!())
@@ -308,8 +305,7 @@ struct Call<T> {
     out_bytes: usize,
 }
 
-/// Defines a GEMM kernel. bf16 and int8 need the same steps, because a row of a tile is 64 bytes in
-/// both.
+/// Defines a GEMM kernel. bf16 and int8 need the same steps, because a row of a tile is 64 bytes in both.
 macro_rules! tile_gemm {
     ($name:ident, $multiply:literal, $sum:ty) => {
         /// # Safety
@@ -332,9 +328,8 @@ macro_rules! tile_gemm {
                 out,
                 out_bytes,
             };
-            // SAFETY: per block, this reads `num_rows` times 64 bytes of the rows and 2,048 bytes
-            // of the panel. It writes `num_rows` rows of 32, `out_bytes` apart, to `out`.
-            // Prefetches may name any address.
+            // SAFETY: per block, this reads `num_rows` times 64 bytes of the rows and 2,048 bytes of the panel. It
+            // writes `num_rows` rows of 32, `out_bytes` apart, to `out`. Prefetches may name any address.
             unsafe {
                 if num_rows > 16 {
                     with_fetches!(prefetch.is_ahead(), multiply_both, $multiply, call);

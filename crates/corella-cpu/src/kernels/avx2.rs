@@ -103,8 +103,7 @@ unsafe fn gemm_tile<const FORMAT: u8, const M: usize, const Q: usize>(
     out: *mut f32,
 ) {
     let row_bytes = PANEL_LANES * element_size(FORMAT);
-    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32. Prefetches may name any
-    // address.
+    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32. Prefetches may name any address.
     unsafe {
         let mut acc = [[[_mm256_setzero_ps(); 2]; Q]; M];
         for i in 0..k {
@@ -396,17 +395,15 @@ pub const INT8_PEAK: Peak = Peak {
     ops: NUM_SUMS * 32 * 2,
 };
 
-/// Runs the fewest instructions that 32 products can take: one that multiplies and adds pairs, and
-/// an addition of its 16-bit sums. 4-bit weights need little more; 8-bit weights widen their sums
-/// every time.
+/// Runs the fewest instructions that 32 products can take: one that multiplies and adds pairs, and an addition of its
+/// 16-bit sums. 4-bit weights need little more; 8-bit weights widen their sums every time.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn int8_peak(iterations: usize) {
     let factors = std::hint::black_box([_mm256_set1_epi8(1); 2]);
     let mut sums = [_mm256_setzero_si256(); NUM_SUMS];
     for _ in 0..iterations {
         for sum in &mut sums {
-            // Each product depends on the one before, or the compiler would move it out of the
-            // loop.
+            // Each product depends on the one before, or the compiler would move it out of the loop.
             *sum = _mm256_add_epi16(_mm256_maddubs_epi16(*sum, factors[0]), factors[1]);
         }
     }

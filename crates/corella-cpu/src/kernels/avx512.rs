@@ -96,8 +96,7 @@ unsafe fn gemm_tile<const FORMAT: u8, const M: usize>(
     out: *mut f32,
 ) {
     let row_bytes = PANEL_LANES * element_size(FORMAT);
-    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32. Prefetches may name any
-    // address.
+    // SAFETY: `a` has k * M elements, the panel k rows, `out` M rows of 32. Prefetches may name any address.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); 2]; M];
         for i in 0..k {
@@ -179,8 +178,7 @@ unsafe fn int8_gemm(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    // SAFETY: the caller promises as much. Both kernels give the same results, because sums are
-    // exact.
+    // SAFETY: the caller promises as much. Both kernels give the same results, because sums are exact.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
             return avx2::int8_gemm(rows, panel, num_blocks, prefetch, out, out_bytes);
@@ -201,8 +199,7 @@ unsafe fn int8_gemm_tile<const M: usize>(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    // SAFETY: each block has 64 bytes of each of the M rows, and two tiles of 1,024 bytes. `out`
-    // has M rows of 32.
+    // SAFETY: each block has 64 bytes of each of the M rows, and two tiles of 1,024 bytes. `out` has M rows of 32.
     unsafe {
         let mut acc = [[_mm512_setzero_si512(); M]; 2];
         if M > FEW_ROWS {
@@ -339,8 +336,7 @@ unsafe fn quantise_row(row: QuantiseRow) -> i32 {
     let mut sums = _mm512_setzero_si512();
     for block in 0..row.n.div_ceil(INT8_TILE_K) {
         let first = block * INT8_TILE_K;
-        // SAFETY: the masks keep loads inside the row; `out` has room for the block, `sums` for its
-        // chunks.
+        // SAFETY: the masks keep loads inside the row; `out` has room for the block, `sums` for its chunks.
         unsafe {
             let quants: [__m512i; INT8_TILE_K / 16] = std::array::from_fn(|v| {
                 let at = first + v * 16;
@@ -437,8 +433,7 @@ const NUM_SUMS: usize = 24;
 unsafe fn int8_peak(iterations: usize) {
     // The number of AVX2 iterations that do as much as one of these.
     const AVX2_ITERATIONS: usize = NUM_SUMS * 16 * 8 / avx2::INT8_PEAK.ops;
-    // SAFETY: the caller promises this table's instruction set, and VNNI is used only if it was
-    // detected.
+    // SAFETY: the caller promises this table's instruction set, and VNNI is used only if it was detected.
     unsafe {
         match is_x86_feature_detected!("avx512vnni") {
             true => vnni_peak(iterations),

@@ -1,9 +1,8 @@
 //! bf16 weights with instructions that multiply pairs of bf16 values, and rows rounded to bf16;
 //! everything else as in AVX-512.
 //!
-//! An instruction adds the products of a pair of k to 16 lanes, each lane separately. Rows and
-//! weights have the layout of matrix tiles. The kernels for matrix tiles use the other functions of
-//! this file.
+//! An instruction adds the products of a pair of k to 16 lanes, each lane separately. Rows and weights have the layout
+//! of matrix tiles. The kernels for matrix tiles use the other functions of this file.
 
 pub mod attention;
 mod in_place_attention;
@@ -71,8 +70,7 @@ unsafe fn gemm_tile<const M: usize>(
     out: *mut f32,
     out_bytes: usize,
 ) {
-    // SAFETY: each block has 64 bytes of each row and two tiles of 1,024 bytes; `out` has M rows of
-    // 32.
+    // SAFETY: each block has 64 bytes of each row and two tiles of 1,024 bytes; `out` has M rows of 32.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); M]; 2];
         if M > FEW_ROWS {

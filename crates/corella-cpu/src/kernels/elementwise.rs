@@ -31,8 +31,7 @@ pub struct NormRotate {
     pub head_dim: usize,
 }
 
-/// The number of elements read before the first of them is written, so that results may replace
-/// inputs.
+/// The number of elements read before the first of them is written, so that results may replace inputs.
 const CHUNK: usize = 16;
 
 /// Separates chunks, each of which is a vector. Otherwise the compiler may take several chunks at a
@@ -215,8 +214,7 @@ pub unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
 /// See `Kernels::quantise`.
 #[inline(always)]
 pub unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
-    // Adding 1.5 * 2^23 rounds to an integer, because the sum has no bits for a fraction. Its low
-    // byte is that integer.
+    // Adding 1.5 * 2^23 rounds to an integer, because the sum has no bits for a fraction. Its low byte is that integer.
     const SHIFT: f32 = 12_582_912.0;
     let quantised = |x: f32| (x * scale + SHIFT).to_bits() as i8;
     let mut i = 0;
@@ -313,8 +311,7 @@ pub unsafe fn quantise_row(
 /// largest weights cost a model more than their share of the squared error.
 const EXTREME: f32 = -7.5;
 
-/// Rounds to the nearest integers, and then chooses the scale with the least squared error for
-/// these.
+/// Rounds to the nearest integers, and then chooses the scale with the least squared error for these.
 ///
 /// # Safety
 /// See `Kernels::quantise_groups`.

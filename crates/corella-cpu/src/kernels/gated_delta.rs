@@ -9,8 +9,7 @@
 //! S'  = D(-1, end) S + Σ_s D(s, end) k_s u_sᵀ
 //! ```
 //!
-//! Sums are in ascending order, so a row depends on no row behind it, and not on how many are computed at
-//! once.
+//! Sums are in ascending order, so a row depends on no row behind it, and not on how many are computed at once.
 
 use super::exp::exp_lane;
 use super::sum_lanes;
@@ -146,8 +145,7 @@ unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, ou
         *since = exp_lane(decay - other);
     }
     let (mut of_key, mut of_query) = ([0.0; DELTA_CHUNK], [0.0; DELTA_CHUNK]);
-    // SAFETY: the caller promises as much; a chunk has at most `DELTA_CHUNK` tokens, and blocks end
-    // at the last column.
+    // SAFETY: the caller promises as much; a chunk has at most `DELTA_CHUNK` tokens, and blocks end at the last column.
     unsafe {
         for s in 0..=t {
             // Updates are taken away, outputs added.

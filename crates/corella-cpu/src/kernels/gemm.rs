@@ -13,9 +13,8 @@ pub const NEXT_LINES: usize = 4;
 /// prefetchers expect, and not two lines for each k.
 pub const FEW_ROWS: usize = 8;
 
-/// `out[row][lane] = Σ_k a[k][row] * panel[k][lane]`, accumulated in ascending order of k. `a` is
-/// `[k][num_rows]`. With `fetch_ahead` the panel comes from memory, and the kernel prefetches what
-/// lies behind it.
+/// `out[row][lane] = Σ_k a[k][row] * panel[k][lane]`, accumulated in ascending order of k. `a` is `[k][num_rows]`. With
+/// `fetch_ahead` the panel comes from memory, and the kernel prefetches what lies behind it.
 pub type Gemm = unsafe fn(
     a: *const f32,
     num_rows: usize,
@@ -35,8 +34,7 @@ pub struct TileRows {
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut u16),
     /// `Kernels::silu_mul` with outputs in f32, whose rows are `stride` elements apart.
     pub silu_mul_wide: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32, stride: usize),
-    /// `Kernels::weigh` with outputs in bf16, in blocks of `TILE_K` elements that are `stride`
-    /// elements apart.
+    /// `Kernels::weigh` with outputs in bf16, in blocks of `TILE_K` elements that are `stride` elements apart.
     pub weigh: unsafe fn(
         x: *const f32,
         weight: *const f32,
@@ -65,8 +63,7 @@ pub struct TileUnit {
     pub gemm_part: unsafe fn(&TilePart),
     /// Computes a part of an 8-bit GEMM, with the layout of `Kernels::int8_gemm`.
     pub int8_gemm_part: unsafe fn(&TilePart),
-    /// To be called after the last GEMM in a thread: threads without tile data are cheaper to
-    /// switch.
+    /// To be called after the last GEMM in a thread: threads without tile data are cheaper to switch.
     pub release: unsafe fn(),
 }
 
@@ -86,9 +83,8 @@ pub struct TilePart {
 
 /// `out[row][lane] = Σ_k rows[row][k] * panel[k][lane]` for up to `max_rows` rows of bf16.
 ///
-/// `rows` is `[k / 32][row][32]`. `panel` has two tiles per block of 32 k, for lanes 0–15 and
-/// 16–31, each `[pair of k][lane][2]`. Rows of `out` are `out_bytes` apart. The thread's tiles must
-/// be configured for `num_rows` rows.
+/// `rows` is `[k / 32][row][32]`. `panel` has two tiles per block of 32 k, for lanes 0–15 and 16–31, each `[pair of
+/// k][lane][2]`. Rows of `out` are `out_bytes` apart. The thread's tiles must be configured for `num_rows` rows.
 pub type TileGemm = unsafe fn(
     rows: *const u8,
     num_rows: usize,

@@ -3,18 +3,16 @@
 //! A panel is a sequence of groups. Each group begins with the scales of its 32 lanes and, if the
 //! panel has them, the minimums, all in f16. Then follow chunks of 32 k, in lines of 64 bytes.
 //!
-//! A line holds four bytes of each of 16 lanes, as instructions for products of four bytes need
-//! them. In 8 bits, line `2 q + h` of a chunk has k `4 q` to `4 q + 3` of lanes `16 h` to
-//! `16 h + 15`. In 4 bits, line `2 p + h` has k `8 p` to `8 p + 3` of these lanes in the lower
-//! halves of its bytes, and the following four k in the upper halves, so that one shift and two
-//! masks unpack it.
+//! A line holds four bytes of each of 16 lanes, as instructions for products of four bytes need them. In 8 bits, line
+//! `2 q + h` of a chunk has k `4 q` to `4 q + 3` of lanes `16 h` to `16 h + 15`. In 4 bits, line `2 p + h` has k `8 p`
+//! to `8 p + 3` of these lanes in the lower halves of its bytes, and the following four k in the upper halves, so that
+//! one shift and two masks unpack it.
 
 use corella_model::FP4_LEVELS;
 
 use super::{INT8_TILE_K, PANEL_LANES};
 
-/// The number of k in a chunk. A row's integers are summed per chunk, once for all panels. A group
-/// is 1, 2 or 4 chunks.
+/// The number of k in a chunk. A row's integers are summed per chunk, once for all panels. A group is 1, 2 or 4 chunks.
 pub const CHUNK_K: usize = 32;
 /// The size of a group's scales, or of its minimums, in bytes.
 pub const LANE_F16_BYTES: usize = PANEL_LANES * 2;

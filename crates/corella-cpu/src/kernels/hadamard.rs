@@ -1,9 +1,8 @@
 //! The Hadamard transform of rows before quantisation.
 //!
-//! Quantising a row to 8 bits by its largest magnitude loses most where a few elements are much
-//! larger than the rest, as in the output of gated layers. A Hadamard matrix spreads each element
-//! over 16. Rows times the matrix, and weights times its inverse, give the same products (QuaRot,
-//! arXiv 2404.00456).
+//! Quantising a row to 8 bits by its largest magnitude loses most where a few elements are much larger than the rest,
+//! as in the output of gated layers. A Hadamard matrix spreads each element over 16. Rows times the matrix, and weights
+//! times its inverse, give the same products (QuaRot, arXiv 2404.00456).
 //!
 //! The down projections of a checkpoint with 8-bit weights are multiplied by the inverse and quantised
 //! again for this reason: that loses less than leaving the rows as they are.
@@ -13,9 +12,8 @@ pub const HADAMARD_ORDER: usize = 16;
 /// The number of transforms that are computed side by side.
 const LANES: usize = 16;
 
-/// Transforms a row in place. Element i of each transform lies `n / HADAMARD_ORDER` behind element
-/// i - 1. So vectors never mix their own lanes, and neighbouring elements, which are often large
-/// together, go to different transforms.
+/// Transforms a row in place. Element i of each transform lies `n / HADAMARD_ORDER` behind element i - 1. So vectors
+/// never mix their own lanes, and neighbouring elements, which are often large together, go to different transforms.
 ///
 /// # Safety
 /// See `Kernels::hadamard`.

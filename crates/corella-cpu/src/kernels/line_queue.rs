@@ -95,8 +95,7 @@ fn advance_stream((line, stride): &mut (*const u8, usize)) {
     *line = line.wrapping_add(*stride);
 }
 
-/// Prefetches a line into the second-level cache, because the first-level cache is full of the
-/// current operands.
+/// Prefetches a line into the second-level cache, because the first-level cache is full of the current operands.
 #[inline(always)]
 pub fn fetch_line(line: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,4 @@
-//! Kernels in plain Rust, for any machine: multiplication and addition are rounded separately, and
-//! tiles have 4 rows.
+//! Kernels in plain Rust, for any machine: multiplication and addition are rounded separately, and tiles have 4 rows.
 
 mod attention;
 mod grouped;

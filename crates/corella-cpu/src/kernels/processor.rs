@@ -17,9 +17,8 @@ pub fn is_intel() -> bool {
     false
 }
 
-/// Whether memory is read faster with software prefetches as `line_ahead` computes them. A Sapphire
-/// Rapids core leaves most of its bandwidth unused without them; a Zen 4 core read 17 GB/s with
-/// them, and 28 GB/s without.
+/// Whether memory is read faster with software prefetches as `line_ahead` computes them. A Sapphire Rapids core leaves
+/// most of its bandwidth unused without them; a Zen 4 core read 17 GB/s with them, and 28 GB/s without.
 pub fn wants_prefetch() -> bool {
     is_intel()
 }

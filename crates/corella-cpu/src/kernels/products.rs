@@ -13,8 +13,7 @@ pub const PRODUCT_LANES: usize = 32;
 /// both multiples of 32. Rows of `x` are `stride` elements apart, rows of `out` `len` elements.
 ///
 /// # Safety
-/// The machine has the instruction set, `x` has `num_rows` rows of `len` elements, and `out` has 32
-/// rows.
+/// The machine has the instruction set, `x` has `num_rows` rows of `len` elements, and `out` has 32 rows.
 pub unsafe fn add_products(
     isa: Isa,
     x: *const f32,

@@ -18,8 +18,7 @@ pub struct Kernels {
     /// The number of rows of a full tile.
     pub tile_rows: usize,
     pub gemm: ByFormat<Gemm>,
-    /// For processors that multiply bf16: GEMM of bf16 weights packed in tiles, and rows rounded to
-    /// bf16.
+    /// For processors that multiply bf16: GEMM of bf16 weights packed in tiles, and rows rounded to bf16.
     pub tile_gemm: Option<TileRows>,
     /// Takes up to `tile_rows` rows; if there is a `tile_gemm`, up to its `max_rows`.
     pub int8_gemm: Int8Gemm,
@@ -31,11 +30,9 @@ pub struct Kernels {
     /// scale: `x[i]` is about `scale * (q[i] - 8)`.
     pub quantise_groups:
         unsafe fn(x: *const f32, num_groups: usize, group_len: usize, q: *mut u8, scales: *mut f32),
-    /// The bits of the largest magnitude. They are those of no finite number if there is a NaN or
-    /// infinity.
+    /// The bits of the largest magnitude. They are those of no finite number if there is a NaN or infinity.
     pub largest_bits: unsafe fn(x: *const f32, n: usize) -> u32,
-    /// `out[i] = round(x[i] * scale)`, ties to even. The result is unspecified if it does not fit
-    /// in 8 bits.
+    /// `out[i] = round(x[i] * scale)`, ties to even. The result is unspecified if it does not fit in 8 bits.
     pub quantise: unsafe fn(x: *const f32, n: usize, scale: f32, out: *mut i8),
     /// Multiplies `x` by a Hadamard matrix of order `HADAMARD_ORDER`, of which `n` is a multiple,
     /// in place. Applying it twice gives `x` again.
@@ -80,11 +77,9 @@ pub struct Kernels {
     pub round: unsafe fn(x: *const f32, n: usize, out: *mut u16),
     /// `values[row][lane] += bias[lane]` for the lanes of a panel.
     pub add_bias: unsafe fn(bias: *const f32, num_rows: usize, values: *mut f32),
-    /// `out[row][lane] += x[row][lane]` for the lanes of a panel. Rows of `out` are `stride`
-    /// elements apart.
+    /// `out[row][lane] += x[row][lane]` for the lanes of a panel. Rows of `out` are `stride` elements apart.
     pub add_lanes: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32, stride: usize),
-    /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`. Rows of `x` have 32 elements,
-    /// rows of `out` 16.
+    /// `out[row][i] = silu(x[row][i]) * x[row][16 + i]` for `i < 16`. Rows of `x` have 32 elements, rows of `out` 16.
     pub silu_mul: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32),
     /// Applies an activation function in place.
     pub activate: unsafe fn(activation: Activation, x: *mut f32, n: usize),
@@ -112,14 +107,12 @@ pub struct Kernels {
     /// For processors that multiply bf16: attention over KV that bf16 represents exactly, with
     /// queries and weights rounded to bf16.
     pub tile_attention: Option<TileAttention>,
-    /// Runs independent chains of multiply-adds in registers, `peak_flops` operations per
-    /// iteration.
+    /// Runs independent chains of multiply-adds in registers, `peak_flops` operations per iteration.
     pub peak: unsafe fn(iterations: usize) -> f32,
     pub peak_flops: usize,
     /// Products of 8-bit integers in registers, if there are instructions for them.
     pub int8_peak: Option<Peak>,
-    /// Reads `len` bytes, a multiple of 4096, as fast as possible; `fetch_ahead` is that of
-    /// [`Gemm`].
+    /// Reads `len` bytes, a multiple of 4096, as fast as possible; `fetch_ahead` is that of [`Gemm`].
     pub read: unsafe fn(bytes: *const u8, len: usize, fetch_ahead: bool) -> u32,
 }
 

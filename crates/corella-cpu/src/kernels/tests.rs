@@ -51,8 +51,7 @@ fn hadamard_spreads_each_element_and_is_its_own_inverse() {
                 // SAFETY: the slice has n elements.
                 unsafe { (kernels.hadamard)(spread.as_mut_ptr(), n) };
                 for (j, value) in spread.iter().enumerate() {
-                    // The sign of an entry is given by the bits that row and column have in common
-                    // (Sylvester).
+                    // The sign of an entry is given by the bits that row and column have in common (Sylvester).
                     let sign = ((i / stride) & (j / stride)).count_ones() % 2;
                     let expected = match i % stride == j % stride {
                         true => 1.0 - 2.0 * sign as f32,

@@ -5,8 +5,7 @@ use std::ops::Range;
 use super::elementwise::NormRotate;
 use super::line_queue::LineQueue;
 
-/// The number of positions in a block of attention with matrix tiles, counted from position 0 of
-/// the sequence.
+/// The number of positions in a block of attention with matrix tiles, counted from position 0 of the sequence.
 pub const TILE_ATTENTION_BLOCK: usize = 256;
 /// The number of positions that one softmax takes in attention with matrix tiles.
 pub const TILE_SOFTMAX_BLOCK: usize = 64;
@@ -24,16 +23,14 @@ pub const ROW_TILE_LEN: usize = QUERY_TILE_ROWS * 32;
 /// Attention of up to `QUERY_TILE_ROWS` rows with matrix tiles.
 #[derive(Clone, Copy)]
 pub struct TileAttention {
-    /// To be called before all other functions in a thread, and whenever the number of rows
-    /// changes.
+    /// To be called before all other functions in a thread, and whenever the number of rows changes.
     pub configure: unsafe fn(num_rows: usize),
     /// `Kernels::norm_rotate` with the output rounded to bf16.
     pub norm_rotate_rounded: unsafe fn(NormRotate, out: *mut u16),
     pub store_keys: StoreRows,
     pub store_values: StoreRows,
     pub scores: TileScores,
-    /// Computes the softmax and, at the same time, products for which the thread's tiles are
-    /// configured.
+    /// Computes the softmax and, at the same time, products for which the thread's tiles are configured.
     pub softmax: unsafe fn(TileSoftmax<'_>, &[TileProduct]),
     /// Copies up to `KEY_TILE` positions, whose pairs are `head_dim * 4` bytes apart, into half a
     /// tile of values for `TileValues`, padded with zeros. Prefetches some lines meanwhile.
@@ -57,8 +54,7 @@ pub struct TileAttention {
     /// Reads one row of `out`, divided by its sum of weights. -0 becomes 0, so that the sign does
     /// not depend on masked positions.
     pub store_row: unsafe fn(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut f32),
-    /// `store_row` with the output in bf16, in blocks of `TILE_K` elements that are `stride`
-    /// elements apart.
+    /// `store_row` with the output in bf16, in blocks of `TILE_K` elements that are `stride` elements apart.
     pub store_rounded:
         unsafe fn(out: *const f32, sums: &RowSums, head_dim: usize, to: *mut u16, stride: usize),
     /// To be called last in a thread: threads without tile data are cheaper to switch.
@@ -140,9 +136,8 @@ pub type CopyValues = unsafe fn(
 pub struct RowSums {
     /// Partial sums of the row's weights, one per lane.
     pub sums: [f32; 16],
-    /// The exponent to which weights are relative: a weight is 2 to the power of its score, in
-    /// powers of 2, minus this. It is an integer, raised when a score exceeds it by more than 16,
-    /// so that rescaling is exact.
+    /// The exponent to which weights are relative: a weight is 2 to the power of its score, in powers of 2, minus this.
+    /// It is an integer, raised when a score exceeds it by more than 16, so that rescaling is exact.
     pub reference: f32,
 }
 

@@ -49,8 +49,7 @@ impl PageCommit {
         }
     }
 
-    /// The bytes to commit next, counted from the first layer's first page; `None` if enough are
-    /// committed.
+    /// The bytes to commit next, counted from the first layer's first page; `None` if enough are committed.
     pub fn next(&self) -> Option<Range<usize>> {
         let num_ahead = AHEAD_BYTES / (self.part_bytes * self.num_layers);
         let wanted = self.num_pages.min(self.num_used + num_ahead);

@@ -160,8 +160,7 @@ impl KvRows {
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().cast(), bytes) };
     }
 
-    /// Rounds keys, or values, of positions from `offset` on to the page; rows are `stride` elements
-    /// apart.
+    /// Rounds keys, or values, of positions from `offset` on to the page; rows are `stride` elements apart.
     ///
     /// # Safety
     /// `rows` has `rows.len` rows of `head_dim` elements, and no other thread uses these positions of the head

@@ -169,8 +169,7 @@ impl Forward {
         );
         let bias = layer.weights.selection_bias.as_deref();
         for row in layout.grid.own_rows(walk.worker.index()) {
-            // SAFETY: the scores are complete since the last barrier, and the row belongs to this
-            // worker.
+            // SAFETY: the scores are complete since the last barrier, and the row belongs to this worker.
             let (scores, chosen) = unsafe {
                 (
                     rows.scores.row_mut(row),
@@ -207,8 +206,7 @@ impl Forward {
         for row in walk.worker.share(plan.num_rows()) {
             let tiles = plan.expert_of(row).tiles;
             let tile = tiles.rows(tiles.tile_of(row));
-            // SAFETY: the input is complete since the last barrier, and the gathered row belongs to
-            // this worker.
+            // SAFETY: the input is complete since the last barrier, and the gathered row belongs to this worker.
             unsafe {
                 let x = &rows.input.row(plan.sources[row])[..self.spec.hidden_size];
                 rows.gathered.write(self.kernels, &tile, row, 0, x);

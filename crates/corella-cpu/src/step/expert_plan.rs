@@ -62,9 +62,8 @@ impl Choices {
     }
 }
 
-/// Chooses the experts of a row. `logits`, which are turned into scores, are the router's outputs
-/// for all experts. The experts with the highest scores are chosen, and of equal ones those with
-/// the lowest ids.
+/// Chooses the experts of a row. `logits`, which are turned into scores, are the router's outputs for all experts. The
+/// experts with the highest scores are chosen, and of equal ones those with the lowest ids.
 pub fn choose(spec: &ExpertSpec, logits: &mut [f32], bias: Option<&[f32]>, chosen: &mut [Choice]) {
     match spec.scoring {
         ExpertScoring::Softmax => {

@@ -6,8 +6,7 @@ use corella_model::AttentionSpec;
 
 use crate::kernels::PANEL_LANES;
 
-/// The heads of queries, then keys, then values, cut into the smallest groups that fill whole
-/// panels.
+/// The heads of queries, then keys, then values, cut into the smallest groups that fill whole panels.
 pub struct HeadGroups {
     num_heads: usize,
     head_dim: usize,

@@ -119,8 +119,7 @@ impl Forward {
             {
                 let (to, stride) = (out.row_ptr(&tile, row, 0), tile.len() * TILE_K);
                 let (weight, scale) = (norm.weight[..x.len()].as_ptr(), row_norm.scale);
-                // SAFETY: the row, its weights and the output have the same length; the row belongs
-                // to this worker.
+                // SAFETY: the row, its weights and the output have the same length; the row belongs to this worker.
                 unsafe { (tiles.weigh)(x.as_ptr(), weight, scale, x.len(), to, stride) };
                 continue;
             }

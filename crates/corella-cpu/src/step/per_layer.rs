@@ -60,8 +60,7 @@ impl Forward {
         let tiles = self.column_grid(layout).tiles;
         for row in layout.grid.own_rows(worker.index()) {
             let tile = tiles.rows(tiles.tile_of(row));
-            // SAFETY: this worker has written the row of the residual stream, and the other belongs to
-            // it, too.
+            // SAFETY: this worker has written the row of the residual stream, and the other belongs to it, too.
             unsafe {
                 let x = &self.activations.hidden.row(row)[..self.spec.hidden_size];
                 rows.embedded.write(self.kernels, &tile, row, 0, x);

@@ -92,8 +92,7 @@ struct Entry {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfileReport {
     pub num_steps: u64,
-    /// The time from the start of the first operation to the end of the last, summed over the
-    /// steps.
+    /// The time from the start of the first operation to the end of the last, summed over the steps.
     pub duration: Duration,
     /// The operations that took any time.
     pub operations: Vec<OperationReport>,
@@ -113,8 +112,7 @@ pub struct OperationReport {
 }
 
 impl Profile {
-    /// Reports on prefill steps, which computed several rows of a span, and on decode steps, all
-    /// others.
+    /// Reports on prefill steps, which computed several rows of a span, and on decode steps, all others.
     pub fn report(&self, num_threads: usize) -> [ProfileReport; 2] {
         [&self.prefill, &self.decode].map(|account| account.report(num_threads))
     }
@@ -174,14 +172,12 @@ impl<'a> Walk<'a> {
         self.lap(operation, |entry| &entry.busy);
     }
 
-    /// Accounts the time since the last call to waiting for other workers at the end of an
-    /// operation.
+    /// Accounts the time since the last call to waiting for other workers at the end of an operation.
     pub fn note_waiting(&mut self, operation: Operation) {
         self.lap(operation, |entry| &entry.waiting);
     }
 
-    /// Counts the least number of operations and bytes that all workers together need for an
-    /// operation.
+    /// Counts the least number of operations and bytes that all workers together need for an operation.
     pub fn count(&self, operation: Operation, flops: usize, bytes: usize) {
         if let Some(account) = self.account
             && self.worker.index() == 0

@@ -207,8 +207,7 @@ impl Forward {
         };
         let row_head = |norm: Option<&PackedNorm>, r: usize| {
             assert!(norm.is_none_or(|norm| norm.weight.len() == spec.head_dim));
-            // SAFETY: the row belongs to the run, and angles are not written after the first
-            // barrier.
+            // SAFETY: the row belongs to the run, and angles are not written after the first barrier.
             let (x, angles) = unsafe {
                 (
                     rows.first.add((r - run.start) * rows.stride),
@@ -229,8 +228,7 @@ impl Forward {
             for r in run.clone() {
                 let from = row_head(norms.queries, r);
                 let to = (head, heads_of_group);
-                // SAFETY: a head has `head_dim` elements, weights and angles; this (row, head)
-                // belongs to this worker.
+                // SAFETY: a head has `head_dim` elements, weights and angles; this (row, head) belongs to this worker.
                 unsafe { act.queries.store(self.kernels, from, r, to) };
             }
         } else if head < spec.num_heads + spec.num_kv_heads {

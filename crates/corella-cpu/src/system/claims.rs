@@ -1,5 +1,4 @@
-//! Work stealing: each worker owns a share of a job, and others help when they have finished
-//! theirs.
+//! Work stealing: each worker owns a share of a job, and others help when they have finished theirs.
 //!
 //! An owner takes units from the front of its share, other workers from the back. Cores that other
 //! processes use too are slower, so equal shares do not end at the same time.

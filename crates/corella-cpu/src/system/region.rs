@@ -1,5 +1,4 @@
-//! Memory mapped from the system: zeroed, in huge pages if it is large, and not resident until
-//! used.
+//! Memory mapped from the system: zeroed, in huge pages if it is large, and not resident until used.
 
 use std::io;
 use std::ptr::NonNull;
@@ -45,8 +44,7 @@ impl Region {
         let mut start = map.cast::<u8>();
         if is_large {
             let skip = start.as_ptr().align_offset(HUGE_PAGE);
-            // SAFETY: the mapping is `HUGE_PAGE` longer than the region, which leaves room for the
-            // alignment.
+            // SAFETY: the mapping is `HUGE_PAGE` longer than the region, which leaves room for the alignment.
             start = unsafe { start.add(skip) };
             #[cfg(target_os = "linux")]
             // SAFETY: this is advice on our own mapping, and harmless if it is not followed.

@@ -1,8 +1,7 @@
 //! A thread pool whose workers run one job together and meet at barriers inside it.
 //!
-//! The calling thread is worker 0. A waiting worker spins briefly, then yields, then parks, because
-//! other processes may need the core. A panic in one worker releases the others from their
-//! barriers, and the pool stays usable.
+//! The calling thread is worker 0. A waiting worker spins briefly, then yields, then parks, because other processes may
+//! need the core. A panic in one worker releases the others from their barriers, and the pool stays usable.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -140,9 +139,8 @@ impl Worker<'_> {
         self.round.set(round);
     }
 
-    /// Works through this worker's share of a job, and then helps with the shares of others: calls
-    /// `work(owner, units)` with ranges of `0..len_of(owner)`. May be called once between two
-    /// barriers.
+    /// Works through this worker's share of a job, and then helps with the shares of others: calls `work(owner, units)`
+    /// with ranges of `0..len_of(owner)`. May be called once between two barriers.
     pub fn take_shares(
         &self,
         len_of: impl Fn(usize) -> usize,
@@ -241,8 +239,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The number of spins, about ten microseconds: most workers with equal shares arrive by then.
 const NUM_SPINS: u32 = 300;
-/// The number of yields, about a millisecond: parking and waking up would cost more than the
-/// difference of most shares.
+/// The number of yields, about a millisecond: parking and waking up would cost more than the difference of most shares.
 const NUM_YIELDS: u32 = 3000;
 
 struct Barrier {

@@ -21,8 +21,7 @@ pub struct GroupedPacking {
 }
 
 impl GroupedPacking {
-    /// Quantises to nearest, with one scale per `group_len` weights of an output channel: 32, 64 or
-    /// 128.
+    /// Quantises to nearest, with one scale per `group_len` weights of an output channel: 32, 64 or 128.
     pub fn rounded(bits: usize, k: usize, group_len: usize) -> Self {
         assert!(matches!(bits, 4 | 8) && matches!(group_len, 32 | 64 | 128));
         Self {
@@ -147,8 +146,7 @@ impl PackedLane {
         }
     }
 
-    /// Quantises whole groups: 8-bit ones by their largest magnitude, 4-bit ones with the least
-    /// error.
+    /// Quantises whole groups: 8-bit ones by their largest magnitude, 4-bit ones with the least error.
     fn round(&mut self, row: &[f32], shape: GroupedShape, kernels: &Kernels) {
         let group_len = shape.group_chunks * CHUNK_K;
         if shape.bits == 4 {
@@ -169,8 +167,7 @@ impl PackedLane {
         }
     }
 
-    /// Writes the lane into a panel. Returns the factor by which its stored scales and minimums
-    /// were divided.
+    /// Writes the lane into a panel. Returns the factor by which its stored scales and minimums were divided.
     fn write(&self, shape: GroupedShape, lane: usize, out: &mut [u8]) -> f32 {
         let eights = self.q.as_chunks::<8>().0.iter();
         for (i, eight) in eights.take(shape.num_chunks * CHUNK_K / 8).enumerate() {
@@ -327,8 +324,7 @@ mod tests {
         let weights = checkpoint("llama-q4-gguf/model.gguf").weights().unwrap();
         let layer = &weights.layers[0];
         let bytes = checkpoint("../quantized/int8-g32").weights().unwrap();
-        // Lanes with and without minimums in one panel. The scales of Q4_K are products, which f16
-        // cannot hold.
+        // Lanes with and without minimums in one panel. The scales of Q4_K are products, which f16 cannot hold.
         let [q, k, v, o] = [
             LayerTensor::Q,
             LayerTensor::K,
@@ -361,8 +357,7 @@ mod tests {
         }
     }
 
-    /// Covers lengths that are not multiples of the group length, and magnitudes that f16 cannot
-    /// hold.
+    /// Covers lengths that are not multiples of the group length, and magnitudes that f16 cannot hold.
     #[test]
     fn rounded_weights_are_within_a_step() {
         let weights = checkpoint("llama-mha-untied").weights().unwrap();

@@ -35,8 +35,7 @@ pub fn decode_lane(
         }
     }
     if hadamard {
-        // SAFETY: the pointer and the length are those of `out`, a multiple of the transform's
-        // order.
+        // SAFETY: the pointer and the length are those of `out`, a multiple of the transform's order.
         unsafe { (kernels.hadamard)(out.as_mut_ptr(), out.len()) };
     }
 }

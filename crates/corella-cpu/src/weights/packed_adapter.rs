@@ -192,8 +192,7 @@ impl AdapterPacking {
             for index in 0..rank {
                 update.down.read_row(index, &mut scratch, &mut row);
                 if hadamard {
-                    // SAFETY: the pointer and the length are those of `row`, a multiple of the
-                    // transform's order.
+                    // SAFETY: the pointer and the length are those of `row`, a multiple of the transform's order.
                     unsafe { (self.kernels.hadamard)(row.as_mut_ptr(), k) };
                 }
                 row.iter()

@@ -36,8 +36,7 @@ impl PackedImage {
         self.is_read
     }
 
-    /// The size in bytes; 0 if all matrices were merely copied, because reading an image would be
-    /// no faster.
+    /// The size in bytes; 0 if all matrices were merely copied, because reading an image would be no faster.
     pub fn num_bytes(&self) -> u64 {
         self.parts.iter().map(|(_, len)| *len as u64).sum()
     }

@@ -79,8 +79,7 @@ pub struct PackedExpertNorms {
 }
 
 impl PackedLayer {
-    /// The form of all of the layer's matrices, and of their input rows. Experts and routers have their
-    /// own.
+    /// The form of all of the layer's matrices, and of their input rows. Experts and routers have their own.
     pub fn form(&self) -> Form {
         self.qkv.form
     }

@@ -1,7 +1,6 @@
 //! Weight matrices packed into panels for the GEMM kernels.
 //!
-//! A panel holds the weights of 32 output channels, k-major. A lane is one of these output
-//! channels.
+//! A panel holds the weights of 32 output channels, k-major. A lane is one of these output channels.
 
 use std::io;
 use std::sync::Arc;
@@ -81,10 +80,9 @@ impl Packing {
 }
 
 impl PackedMatrix {
-    /// Packs a matrix: `lanes[i]` is the source of output channel i, and channels without a source
-    /// give 0. In `Form::Int8`, weights are quantised per output channel with the scale
-    /// `max |w| / 127`, unless they are stored as 8-bit integers with per-channel scales, or packed
-    /// in groups.
+    /// Packs a matrix: `lanes[i]` is the source of output channel i, and channels without a source give 0. In
+    /// `Form::Int8`, weights are quantised per output channel with the scale `max |w| / 127`, unless they are stored as
+    /// 8-bit integers with per-channel scales, or packed in groups.
     pub fn pack(
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
@@ -107,9 +105,8 @@ impl PackedMatrix {
         Ok(packed)
     }
 
-    /// Reads the result of `pack` from an image. Returns `None` if the image does not hold this
-    /// matrix: one panel is packed and compared, which detects other weights, another layout and
-    /// another rounding.
+    /// Reads the result of `pack` from an image. Returns `None` if the image does not hold this matrix: one panel is
+    /// packed and compared, which detects other weights, another layout and another rounding.
     pub fn read(
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
@@ -210,8 +207,7 @@ impl PackedMatrix {
     unsafe fn panel_mut(&self, panel: usize) -> (&mut [u8], &mut [f32]) {
         assert!(panel < self.num_panels);
         let (panel_bytes, num_scales) = (self.panel_bytes(), self.num_scales());
-        // SAFETY: panels lie one after the other, and so do their scales; the caller promises
-        // exclusive access.
+        // SAFETY: panels lie one after the other, and so do their scales; the caller promises exclusive access.
         unsafe {
             let bytes = self.panels.as_ptr().add(panel * panel_bytes);
             let scales = self.scales.as_ptr().cast::<f32>().add(panel * num_scales);
@@ -251,8 +247,7 @@ impl PackedMatrix {
         self.num_panels * self.panel_bytes()
     }
 
-    /// Decodes the weights of one output channel: a row of the matrix, times the Hadamard matrix if
-    /// `hadamard` is set.
+    /// Decodes the weights of one output channel: a row of the matrix, times the Hadamard matrix if `hadamard` is set.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.num_panels * PANEL_LANES && out.len() == self.k);
         let panel = self.panel(row / PANEL_LANES);

@@ -542,8 +542,7 @@ impl Forward {
         unsafe { kernel.launch(&self.device, &step) }
     }
 
-    /// The last matrix of a layer's part: its output is added to the residual stream, unless a norm
-    /// comes first.
+    /// The last matrix of a layer's part: its output is added to the residual stream, unless a norm comes first.
     fn finish_part(
         &self,
         matrix: &Matrix,

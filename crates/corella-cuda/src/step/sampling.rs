@@ -37,8 +37,7 @@ pub struct SamplingLimits {
     pub max_top: usize,
 }
 
-/// The largest vocabulary: its sums of blocks fit into shared memory, and its sums of size classes
-/// are exact.
+/// The largest vocabulary: its sums of blocks fit into shared memory, and its sums of size classes are exact.
 const MAX_VOCAB_SIZE: usize = 1 << 19;
 
 /// The host's record of a slot.

@@ -237,8 +237,7 @@ pub struct Allocated {
 pub struct Refused {
     #[prost(enumeration = "RefusalKind", tag = "1")]
     pub kind: i32,
-    /// The facts of a node that refuses because it is incompatible. The other end compares them
-    /// with its own.
+    /// The facts of a node that refuses because it is incompatible. The other end compares them with its own.
     #[prost(message, optional, tag = "2")]
     pub hello: Option<Hello>,
     /// The time per token of a node that refuses because it is too slow, and the objective.

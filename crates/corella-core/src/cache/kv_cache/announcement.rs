@@ -24,8 +24,7 @@ impl KvCache {
         self.watch = None;
     }
 
-    /// The next event for the subscriber. `last_returned` is the newest step whose rows are
-    /// computed.
+    /// The next event for the subscriber. `last_returned` is the newest step whose rows are computed.
     pub fn poll_event(&mut self, last_returned: Option<StepId>) -> Option<KvEvent> {
         let watch = self.watch.as_mut()?;
         if let Some(event) = watch.pop_gone() {

@@ -10,8 +10,7 @@ use crate::{Namespace, PageId, StepId, TokenId};
 /// The reason for which a prefix was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinError {
-    /// Only `num_cached` of the prefix's full pages are computed and in the cache. Run the prefix
-    /// as a prompt first.
+    /// Only `num_cached` of the prefix's full pages are computed and in the cache. Run the prefix as a prompt first.
     NotCached { num_cached: usize, num_pages: usize },
     /// The prefix and the pages that are already pinned would exceed `max_pinned_pages`.
     TooMany {

@@ -1,10 +1,9 @@
 //! Blocks for other nodes: lookups, and holds during their loads.
 //!
-//! A driver calls [`look_up_lendable`](Scheduler::look_up_lendable) for a node that asks, which keeps nothing. For a load it
-//! calls [`hold_blocks`](Scheduler::hold_blocks), stops the readers of holds that
-//! [`poll_ended_hold`](Scheduler::poll_ended_hold) names, and says with
-//! [`release_blocks`](Scheduler::release_blocks) that these readers have stopped. The load is complete only if the hold
-//! was live until then.
+//! A driver calls [`look_up_lendable`](Scheduler::look_up_lendable) for a node that asks, which keeps nothing. For a
+//! load it calls [`hold_blocks`](Scheduler::hold_blocks), stops the readers of holds that
+//! [`poll_ended_hold`](Scheduler::poll_ended_hold) names, and says with [`release_blocks`](Scheduler::release_blocks)
+//! that these readers have stopped. The load is complete only if the hold was live until then.
 
 use alloc::vec::Vec;
 

@@ -59,8 +59,7 @@ impl Scheduler {
         }
     }
 
-    /// Frees slot, pages and locks after the last step that names them. Computed blocks stay in the
-    /// prefix tree.
+    /// Frees slot, pages and locks after the last step that names them. Computed blocks stay in the prefix tree.
     pub(super) fn release(&mut self, index: RequestIndex) {
         if let Some(last_returned) = self.inflight.last_returned()
             && self.config.enable_prefix_caching

@@ -44,8 +44,7 @@ impl Scheduler {
         })
     }
 
-    /// Ends the requests that wait for their first admission and would be too late even if they
-    /// were admitted now.
+    /// Ends the requests that wait for their first admission and would be too late even if they were admitted now.
     pub(super) fn drop_late(&mut self) {
         if !self.config.enable_slo_admission {
             return;

@@ -10,8 +10,7 @@ use crate::{BlockId, PageId, Scheduler, StepId};
 pub(super) struct Undefined {
     /// Indexed by page.
     is_undefined: Vec<bool>,
-    /// Requests whose path led through such a block. They may have read pages that they have given back
-    /// since.
+    /// Requests whose path led through such a block. They may have read pages that they have given back since.
     requests: RequestSet,
     /// Blocks that have lost only void pages. Requests whose path leads through one may have given the page back, too.
     blocks: BTreeSet<BlockId>,

@@ -268,9 +268,8 @@ impl Scheduler {
         }
     }
 
-    /// Makes sure that the page table of a request without a slot has room for its next position.
-    /// If no page is free and no running or leaving request could free one, the youngest arrived
-    /// requests are preempted for their pages.
+    /// Makes sure that the page table of a request without a slot has room for its next position. If no page is free
+    /// and no running or leaving request could free one, the youngest arrived requests are preempted for their pages.
     fn has_page_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         loop {
             let state = &mut self.requests[index];

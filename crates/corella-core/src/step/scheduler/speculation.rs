@@ -1,9 +1,8 @@
 //! Speculation: guesses of the next tokens, which the step of a decode computes and checks.
 //!
-//! A step is first planned without guesses; the rest of its budget then goes to drafts. Drafts
-//! preempt no request, and take only pages that no other request is expected to need. An executor's
-//! draw behind a draft counts only if it has drawn that draft itself, so outputs equal those of a
-//! run without speculation. `feedback.rs` processes them.
+//! A step is first planned without guesses; the rest of its budget then goes to drafts. Drafts preempt no request, and
+//! take only pages that no other request is expected to need. An executor's draw behind a draft counts only if it has
+//! drawn that draft itself, so outputs equal those of a run without speculation. `feedback.rs` processes them.
 
 use alloc::vec::Vec;
 
@@ -24,9 +23,8 @@ pub struct DraftRequest<'a> {
 }
 
 impl Scheduler {
-    /// The requests that could use a draft model's guesses in the next step, and the number of
-    /// guesses. Empty with another kind of speculation, while a step is in flight, or when a prompt
-    /// is about to take the rest of the step.
+    /// The requests that could use a draft model's guesses in the next step, and the number of guesses. Empty with
+    /// another kind of speculation, while a step is in flight, or when a prompt is about to take the rest of the step.
     pub fn draft_requests(&mut self) -> Vec<DraftRequest<'_>> {
         let is_asked = matches!(self.config.speculation, Speculation::Draft { .. });
         if !is_asked || !self.inflight.is_empty() {

@@ -78,8 +78,7 @@ mod tests {
         map.cells.iter().filter(|&&cell| cell == state).count()
     }
 
-    /// 9 tokens take three pages of four rows, two of them full. When the request has ended, the full
-    /// ones stay cached.
+    /// 9 tokens take three pages of four rows, two of them full. When the request has ended, the full ones stay cached.
     #[test]
     fn pages_are_in_use_then_cached() {
         let mut scheduler = scheduler(10);

@@ -1,8 +1,7 @@
 //! Attention with bf16 keys and values through AMX tiles.
 //!
-//! As in dense layers, a tile instruction computes each of its rows separately: which rows share a
-//! tile does not affect a result. Positions that a row must not attend to have weight 0, which adds
-//! nothing.
+//! As in dense layers, a tile instruction computes each of its rows separately: which rows share a tile does not affect
+//! a result. Positions that a row must not attend to have weight 0, which adds nothing.
 
 use std::arch::asm;
 use std::ops::Range;
@@ -49,8 +48,7 @@ const LINE: usize = 64;
 const ROW_TILE_BYTES: usize = ROW_TILE_LEN * 2;
 const SCORE_ROW_BYTES: usize = TILE_SOFTMAX_BLOCK * 4;
 
-/// Loads a tile. Single tile instructions are safe here because nothing else uses tiles between
-/// them.
+/// Loads a tile. Single tile instructions are safe here because nothing else uses tiles between them.
 macro_rules! load {
     ($tile:tt, $from:expr, $stride:expr) => {
         asm!(
@@ -237,8 +235,7 @@ unsafe fn values(
     const TILE: usize = 1024;
     let step = head_dim * VALUE_TILE * 2;
     let mut dim = dims.start;
-    // SAFETY: `weights` has `num_rows` rows in each of its tiles; `values` and `out` have
-    // `head_dim` dimensions.
+    // SAFETY: `weights` has `num_rows` rows in each of its tiles; `values` and `out` have `head_dim` dimensions.
     unsafe {
         while dim < dims.end {
             let (v, out) = (values.add(dim * VALUE_TILE), out.add(dim * 32));

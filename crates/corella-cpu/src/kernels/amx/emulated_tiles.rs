@@ -1,11 +1,10 @@
 //! Software emulation of AMX tiles, so that AMX kernels can be tested (not timed) on machines that
 //! have AVX-512 but no tiles.
 //!
-//! A processor without tiles raises an illegal-instruction signal for their instructions. The
-//! signal handler replaces the instruction by a jump (see `detour.rs`) to code that does what
-//! Intel's manual says of the instruction (Software Developer's Manual, volume 2), rounding and
-//! subnormal numbers included, and continues behind it. Forbidden instructions end the process, as
-//! they would on hardware.
+//! A processor without tiles raises an illegal-instruction signal for their instructions. The signal handler replaces
+//! the instruction by a jump (see `detour.rs`) to code that does what Intel's manual says of the instruction (Software
+//! Developer's Manual, volume 2), rounding and subnormal numbers included, and continues behind it. Forbidden
+//! instructions end the process, as they would on hardware.
 
 mod detour;
 
@@ -22,8 +21,7 @@ pub fn are_wanted() -> bool {
     std::env::var_os("CORELLA_EMULATED_TILES").is_some_and(|value| value == "1")
 }
 
-/// Installs the signal handler. Returns whether all instructions of the AMX kernels work from now
-/// on.
+/// Installs the signal handler. Returns whether all instructions of the AMX kernels work from now on.
 pub fn install() -> bool {
     detour::install()
 }
@@ -100,8 +98,7 @@ unsafe fn decode(
     site: *const u8,
     registers: &Registers,
 ) -> Option<(Instruction, usize)> {
-    // SAFETY: no byte is read before the previous ones have shown that it belongs to the
-    // instruction.
+    // SAFETY: no byte is read before the previous ones have shown that it belongs to the instruction.
     let byte = |at: usize| unsafe { *code.add(at) };
     const VEX: u8 = 0xc4;
     const MAP_0F38: u8 = 2;
@@ -166,8 +163,7 @@ impl MemoryOperand {
     /// # Safety
     /// `modrm` is where the ModRM of an instruction is, a copy of the one at `site`, and names memory.
     unsafe fn decode(modrm: *const u8, extend: u8, site: *const u8, registers: &Registers) -> Self {
-        // SAFETY: no byte is read before the previous ones have shown that it belongs to the
-        // instruction.
+        // SAFETY: no byte is read before the previous ones have shown that it belongs to the instruction.
         let byte = |at: usize| unsafe { *modrm.add(at) };
         let (mode, rm) = (byte(0) >> 6, byte(0) & 7);
         let has_index = rm == 4;
@@ -242,8 +238,7 @@ impl Tiles {
                 for row in 0..self.rows[tile] {
                     let from = from.wrapping_add(row.wrapping_mul(stride));
                     let to = self.tiles[tile][row].as_mut_ptr();
-                    // SAFETY: the caller promises as much, and a row of a tile has at least as many
-                    // bytes.
+                    // SAFETY: the caller promises as much, and a row of a tile has at least as many bytes.
                     unsafe { copy_row(from, to, self.row_bytes[tile]) };
                 }
             }

@@ -1,6 +1,5 @@
-//! GEMM with group-wise scaled weights through AMX tiles, for more than a few rows: a section of a
-//! panel is expanded to signed bytes in tile order and multiplied group by group, and the sums are
-//! scaled as in the AVX-512 kernels.
+//! GEMM with group-wise scaled weights through AMX tiles, for more than a few rows: a section of a panel is expanded to
+//! signed bytes in tile order and multiplied group by group, and the sums are scaled as in the AVX-512 kernels.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -204,8 +203,7 @@ unsafe fn scale_group(num_rows: usize, sums: *const i32, scales: *const u8, out:
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn add_minimum(rows: &SummedRows, chunks: Range<usize>, minimums: *const u8, out: *mut f32) {
     let mut row_sums = [0.0_f32; MAX_MATRIX_ROWS];
-    // SAFETY: the rows have these chunks, the panel has the minimums of 32 lanes, and `out` has the
-    // rows.
+    // SAFETY: the rows have these chunks, the panel has the minimums of 32 lanes, and `out` has the rows.
     unsafe {
         for first_row in (0..rows.num_rows).step_by(16) {
             let mask = first_lanes(rows.num_rows - first_row);

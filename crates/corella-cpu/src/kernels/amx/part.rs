@@ -1,9 +1,8 @@
 //! GEMM of many rows with AMX tiles, one part of k at a time, so that the part's weights stay in
 //! the first-level cache while all rows pass by.
 //!
-//! Rows are loaded with `tileloaddt1`, which hints that they are not needed again soon. Otherwise
-//! they would evict the weights. Between two parts, sums are stored to memory and loaded again,
-//! which changes no bit of them.
+//! Rows are loaded with `tileloaddt1`, which hints that they are not needed again soon. Otherwise they would evict the
+//! weights. Between two parts, sums are stored to memory and loaded again, which changes no bit of them.
 
 use std::arch::asm;
 
@@ -124,9 +123,8 @@ macro_rules! part_gemm {
         /// See [`TilePart`].
         pub unsafe fn $name(part: &TilePart) {
             debug_assert!((1..=32).contains(&part.num_rows) && part.num_blocks > 0);
-            // SAFETY: per block, this reads `num_rows` times 64 bytes of the rows and 2,048 bytes
-            // of the panel. It reads `num_rows` rows of 32 sums and writes as many to `out`.
-            // Prefetches may name any address.
+            // SAFETY: per block, this reads `num_rows` times 64 bytes of the rows and 2,048 bytes of the panel. It
+            // reads `num_rows` rows of 32 sums and writes as many to `out`. Prefetches may name any address.
             unsafe {
                 match part.next.is_null() {
                     true => with_start!($multiply, "", part),

@@ -44,8 +44,7 @@ impl<'a> Products<'a> {
     /// Computes half a block of the current product, or starts the next one.
     ///
     /// # Safety
-    /// See [`TileProduct`]. From the first step to `finish`, nothing else may use the thread's
-    /// tiles.
+    /// See [`TileProduct`]. From the first step to `finish`, nothing else may use the thread's tiles.
     #[inline(always)]
     pub unsafe fn step(&mut self) {
         // SAFETY: the caller promises as much, and nothing else uses tiles between two steps.

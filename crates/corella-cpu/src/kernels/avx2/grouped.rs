@@ -182,8 +182,7 @@ unsafe fn products_of_levels<const M: usize>(x: *const i8, lines: *const u8) -> 
     sums
 }
 
-/// Products of a chunk's 8-bit weights for 8 lanes. The lanes' bytes of the chunk's eight quads are
-/// 128 bytes apart.
+/// Products of a chunk's 8-bit weights for 8 lanes. The lanes' bytes of the chunk's eight quads are 128 bytes apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn products_of_bytes<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {

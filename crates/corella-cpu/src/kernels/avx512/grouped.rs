@@ -11,9 +11,8 @@ use crate::kernels::{INT8_TILE_K, PANEL_LANES, avx2, wants_prefetch, with_rows};
 /// The largest number of rows whose sums stay in registers.
 const MAX_ROWS: usize = 6;
 
-/// The largest number of rows with which a Zen 4 core reads panels faster without prefetches,
-/// because memory limits it. With six rows of 4 bits and the next panel prefetched, it is 1.28
-/// times as fast.
+/// The largest number of rows with which a Zen 4 core reads panels faster without prefetches, because memory limits it.
+/// With six rows of 4 bits and the next panel prefetched, it is 1.28 times as fast.
 const fn few_rows(bits: usize) -> usize {
     match bits {
         4 => 2,
@@ -82,8 +81,7 @@ enum Ahead {
     Nothing,
     /// For each chunk, as many lines further on, of this panel and the next.
     Chunks,
-    /// A slice of the next panel, `num_lines` per chunk. The other parts of the tile prefetch the
-    /// rest.
+    /// A slice of the next panel, `num_lines` per chunk. The other parts of the tile prefetch the rest.
     Slice {
         first: *const u8,
         num_lines: usize,
@@ -128,8 +126,7 @@ impl Part<'_> {
     >(
         &self,
     ) {
-        // SAFETY: the caller promises as much. A constant number of chunks keeps the sums in
-        // registers.
+        // SAFETY: the caller promises as much. A constant number of chunks keeps the sums in registers.
         unsafe {
             match self.shape.group_chunks {
                 1 => self.run_groups::<M, BITS, IS_FP4, HAS_MINIMUM, 1>(),
@@ -193,16 +190,14 @@ struct Group<'a, const M: usize, const BITS: usize, const IS_FP4: bool, const HA
 impl<const M: usize, const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: bool>
     Group<'_, M, BITS, IS_FP4, HAS_MINIMUM>
 {
-    /// It is always inlined. As a call, it would keep `acc` in memory, and take up to 1.5 times as
-    /// long.
+    /// It is always inlined. As a call, it would keep `acc` in memory, and take up to 1.5 times as long.
     ///
     /// # Safety
     /// The group has `num_chunks` chunks, and the caller the instructions of `run_groups`.
     #[inline(always)]
     unsafe fn add(&self, num_chunks: usize, acc: &mut [[__m512; 2]; M]) {
         let head_bytes = LANE_F16_BYTES * (1 + usize::from(HAS_MINIMUM));
-        // SAFETY: the caller promises as much, and the rows have these chunks. Prefetches may name
-        // any address.
+        // SAFETY: the caller promises as much, and the rows have these chunks. Prefetches may name any address.
         unsafe {
             let mut row_sums = [0; M];
             let mut sums = [[_mm512_setzero_si512(); 2]; M];
@@ -214,8 +209,7 @@ impl<const M: usize, const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: b
                     sums[r] = [_mm512_set1_epi32(-middle(BITS, IS_FP4) * row_sums[r]); 2];
                 }
             }
-            // With few rows, every second quad has sums of its own, so that fewer additions wait
-            // for each other.
+            // With few rows, every second quad has sums of its own, so that fewer additions wait for each other.
             let mut odd_sums = [[_mm512_setzero_si512(); 2]; M];
             for chunk in 0..num_chunks {
                 let lines = self.head.add(head_bytes + chunk * chunk_bytes(BITS));
@@ -287,8 +281,7 @@ pub unsafe fn quads<const BITS: usize, const IS_FP4: bool>(
     [low, high].map(|codes| codes.map(|codes| _mm512_shuffle_epi8(levels, codes)))
 }
 
-/// Prefetches as many lines as a chunk has, evenly from four pages, in the pattern of
-/// `line_ahead`.
+/// Prefetches as many lines as a chunk has, evenly from four pages, in the pattern of `line_ahead`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn fetch_chunk<const BITS: usize>(lines: *const u8) {

@@ -1,5 +1,4 @@
-//! Attention with bf16 keys and values by products of pairs: vector loops that do what matrix tiles
-//! do.
+//! Attention with bf16 keys and values by products of pairs: vector loops that do what matrix tiles do.
 
 use std::arch::x86_64::*;
 use std::ops::Range;

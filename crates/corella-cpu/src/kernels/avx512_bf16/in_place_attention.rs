@@ -82,8 +82,7 @@ unsafe fn score_tiles<const M: usize, const N: usize, const INT8: bool>(
     out: *mut f32,
     lines: &mut LineQueue,
 ) {
-    // SAFETY: there are M rows of `head_dim` elements, and each tile has as many, an even number of
-    // pairs.
+    // SAFETY: there are M rows of `head_dim` elements, and each tile has as many, an even number of pairs.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); N]; M];
         for pair in (0..keys.head_dim / 2).step_by(2) {

@@ -52,8 +52,7 @@ unsafe fn store_key(
 ) {
     for first in (0..head_dim).step_by(TILE_K) {
         let mut pairs = [0_u32; TILE_K / 2];
-        // SAFETY: the row has `head_dim` elements, and the tile has this position of the pair of
-        // dimensions.
+        // SAFETY: the row has `head_dim` elements, and the tile has this position of the pair of dimensions.
         unsafe {
             _mm512_storeu_si512(pairs.as_mut_ptr().cast(), round_block(row.add(first)));
             for (index, pair) in pairs.into_iter().enumerate() {
@@ -132,9 +131,8 @@ pub unsafe fn norm_rotate_rounded(head: NormRotate, out: *mut u16) {
     }
 }
 
-/// Applies norm and RoPE to a head, and calls `store` with each 16 elements and the index of the
-/// first. Elements that have not been stored yet may still be read, so `store` may overwrite the
-/// head.
+/// Applies norm and RoPE to a head, and calls `store` with each 16 elements and the index of the first. Elements that
+/// have not been stored yet may still be read, so `store` may overwrite the head.
 ///
 /// # Safety
 /// See [`NormRotate`].
@@ -228,8 +226,7 @@ pub unsafe fn widen_values(
             if i % 64 == 0 {
                 lines.prefetch_some();
             }
-            // SAFETY: there are rows of `head_dim` pairs, a multiple of 32, and masked elements are
-            // not read.
+            // SAFETY: there are rows of `head_dim` pairs, a multiple of 32, and masked elements are not read.
             unsafe {
                 let row = from.cast::<i8>().add((pair * head_dim + i) * 2);
                 let wide = widen(_mm512_maskz_loadu_epi8(mask, row));
@@ -376,8 +373,7 @@ unsafe fn round_block(x: *const f32) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(r: [__m512i; 16]) -> [__m512i; 16] {
-    // First pairs, then fours of rows are interleaved within 128-bit lanes; then the lanes are
-    // rearranged.
+    // First pairs, then fours of rows are interleaved within 128-bit lanes; then the lanes are rearranged.
     let mut pairs = r;
     for i in (0..16).step_by(2) {
         pairs[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -419,8 +415,7 @@ mod tests {
         (0..KEY_TILE * HEAD_DIM).map(value).collect()
     }
 
-    /// Stores rows at some positions, and checks that all elements are where `place` says and
-    /// nothing else was written.
+    /// Stores rows at some positions, and checks that all elements are where `place` says and nothing else was written.
     fn check(
         store: impl Fn(&[f32], std::ops::Range<usize>, &mut [u16]),
         place: impl Fn(usize, usize) -> usize,

@@ -43,8 +43,7 @@ unsafe fn gemm_tile(rows: &SummedRows, panel: *const u8, shape: GroupedShape, ou
                 }
                 head
             };
-            // SAFETY: the group begins with the lanes' scales, and with their minimums if it has
-            // any.
+            // SAFETY: the group begins with the lanes' scales, and with their minimums if it has any.
             unsafe {
                 if shape.has_minimum {
                     let minimums = lanes_of_f16(head.add(LANE_F16_BYTES));

@@ -195,8 +195,7 @@ fn sums_of_8_bit_integers_are_exact() {
     for (isa, kernels) in tables() {
         for k in [1_usize, 63, 64, 200, 1024] {
             let num_blocks = k.div_ceil(INT8_TILE_K);
-            // Some integers are the largest possible, so that anything narrower than 32 bits would
-            // overflow.
+            // Some integers are the largest possible, so that anything narrower than 32 bits would overflow.
             let weights = integers(k * PANEL_LANES, 1);
             let mut panel = vec![0_i8; num_blocks * INT8_TILE_K * PANEL_LANES];
             for i in 0..k {

@@ -7,8 +7,7 @@ use super::super::grouped::{CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, 
 use super::super::{Form, INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
 use super::{random, tables};
 
-/// Compares groups of all lengths, with a shorter last one, with exact integer sums and the same
-/// steps in f32.
+/// Compares groups of all lengths, with a shorter last one, with exact integer sums and the same steps in f32.
 #[test]
 fn sums_of_groups_are_scaled_in_their_order() {
     for (isa, kernels) in tables() {
@@ -89,8 +88,7 @@ fn sums_of_groups_are_scaled_in_their_order() {
                 let mut sums = vec![0_i32; num_rows * num_chunks];
                 for (row, values) in a.chunks(k_len).enumerate() {
                     let values: Vec<f32> = values.iter().map(|&x| f32::from(x)).collect();
-                    // SAFETY: there is room for the row in each block, and for the sum of each
-                    // chunk.
+                    // SAFETY: there is room for the row in each block, and for the sum of each chunk.
                     let sum = unsafe {
                         (kernels.quantise_row)(QuantiseRow {
                             x: values.as_ptr(),
@@ -164,8 +162,7 @@ fn sums_of_groups_are_scaled_in_their_order() {
     }
 }
 
-/// No weight may be off by a whole step, and the squared error of a group may be little more than
-/// that of rounding.
+/// No weight may be off by a whole step, and the squared error of a group may be little more than that of rounding.
 #[test]
 fn groups_are_quantised_with_small_errors() {
     for (isa, kernels) in tables() {

@@ -16,15 +16,13 @@ fn integers_are_themselves_in_bf16() {
         };
         let mut wide = [bf16::NAN; KEY_TILE * HEAD_DIM];
         let (from, to) = (integers.as_ptr().cast(), wide.as_mut_ptr().cast());
-        // SAFETY: the source is a tile whose pairs of dimensions are contiguous, and the target is
-        // as large.
+        // SAFETY: the source is a tile whose pairs of dimensions are contiguous, and the target is as large.
         unsafe { (tiles.widen_keys)(from, KEY_TILE * 2, HEAD_DIM, to, &mut LineQueue::new(1)) };
         assert_eq!(wide.map(f32::from), integers.map(f32::from));
     }
 }
 
-/// Compares queries, keys and values of attention with tiles to sums in f64, and rows together to
-/// each row alone.
+/// Compares queries, keys and values of attention with tiles to sums in f64, and rows together to each row alone.
 #[test]
 fn tile_attention_weighs_what_may_be_seen() {
     for (isa, kernels) in tables() {
@@ -150,8 +148,7 @@ fn products_during_a_softmax_are_what_the_kernels_give() {
     }
 }
 
-/// Compares the kernels that read keys and values in pages with those that read copies, bit for
-/// bit.
+/// Compares the kernels that read keys and values in pages with those that read copies, bit for bit.
 #[test]
 fn in_place_attention_is_the_same() {
     const PAGE_SIZE: usize = 2 * KEY_TILE;
@@ -371,8 +368,7 @@ fn check_tile_attention(
         if is_int8 {
             let (keys, values) = (bytes(keys), bytes(values));
             let (keys, values) = (keys.as_ptr().cast(), values.as_ptr().cast());
-            // SAFETY: there is a tile of keys, a tile of values, and half a tile for the copied
-            // values.
+            // SAFETY: there is a tile of keys, a tile of values, and half a tile for the copied values.
             unsafe {
                 let copied = copied_keys[at].as_mut_ptr();
                 (tiles.widen_keys)(keys, KEY_TILE * 2, head_dim, copied, &mut LineQueue::new(1));

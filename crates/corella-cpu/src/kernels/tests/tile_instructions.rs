@@ -1,5 +1,4 @@
-//! Compares tile instructions, the processor's or the emulated ones, with the steps that Intel's
-//! manual describes.
+//! Compares tile instructions, the processor's or the emulated ones, with the steps that Intel's manual describes.
 
 use std::arch::asm;
 use std::sync::Barrier;

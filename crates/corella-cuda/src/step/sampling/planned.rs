@@ -38,8 +38,7 @@ pub enum Planned {
     Score,
 }
 
-/// The draws of a step, from its plan to its results. Each step in flight has one; `clear` makes it
-/// reusable.
+/// The draws of a step, from its plan to its results. Each step in flight has one; `clear` makes it reusable.
 #[derive(Debug)]
 pub struct SamplingStep {
     pub(super) planned: Vec<Planned>,

@@ -13,9 +13,8 @@ use crate::transport::io_parts::{IoParts, MAX_PARTS_PER_CALL};
 use crate::transport::memory_region::MemoryRegion;
 use crate::transport::row_path::{BoxFuture, RowReader, Target};
 
-/// Lets another process read this one's memory where the kernel otherwise lets only ancestors do
-/// so. One process at a time has this permission. It is needed only if `kernel.yama.ptrace_scope`
-/// is 1.
+/// Lets another process read this one's memory where the kernel otherwise lets only ancestors do so. One process at a
+/// time has this permission. It is needed only if `kernel.yama.ptrace_scope` is 1.
 pub fn allow_reader(pid: pid_t) {
     // SAFETY: a call with numbers. Kernels that do not know it do not need it.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong, 0, 0, 0) };

@@ -1,9 +1,8 @@
 //! A detour: a jump in the place of a tile instruction, to code that emulates the instruction.
 //!
-//! A signal takes ten times longer than most emulated instructions. So the signal handler only
-//! builds a detour, which the thread takes from then on. Other threads may be executing the same
-//! instruction meanwhile: the first byte is invalid until all others are written, and the handler
-//! lets threads that meet it wait.
+//! A signal takes ten times longer than most emulated instructions. So the signal handler only builds a detour, which
+//! the thread takes from then on. Other threads may be executing the same instruction meanwhile: the first byte is
+//! invalid until all others are written, and the handler lets threads that meet it wait.
 
 use std::arch::naked_asm;
 use std::mem::offset_of;
