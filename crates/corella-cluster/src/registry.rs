@@ -44,7 +44,7 @@ pub struct RegistryConfig {
     pub peer_role: Role,
     /// The group of this node and of its peers.
     pub group: String,
-    /// Time for which a node stays listed after its last sign of life.
+    /// Time for which a node stays listed after its last renewal.
     pub lease_ttl: Duration,
     /// Time between two reads of a folder.
     pub file_interval: Duration,

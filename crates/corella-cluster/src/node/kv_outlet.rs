@@ -121,7 +121,7 @@ pub struct CachedBlocks {
     pub fetcher: Option<Arc<BlockFetcher>>,
 }
 
-/// The name differs for each life of a node.
+/// The name differs for each incarnation of a node.
 fn socket_name(hello: &Hello) -> String {
     let (process, incarnation) = (std::process::id(), hello.incarnation.0);
     format!("{SOCKET_PREFIX}{process}-{incarnation:x}")

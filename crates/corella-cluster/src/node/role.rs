@@ -370,7 +370,7 @@ impl Node {
         })
     }
 
-    /// The row paths that the operator has chosen, for this life of the node.
+    /// The row paths that the operator has chosen, for this start of the node.
     fn start_paths(&self, hello: &Hello) -> Result<Vec<Arc<dyn RowPath>>, NodeError> {
         let start = |kind: &PathKind| {
             let path = (kind.start)(hello.incarnation.0);

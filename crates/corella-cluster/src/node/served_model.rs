@@ -19,7 +19,7 @@ pub struct ServedModel {
     pub engine: Engine,
     /// Makes the constraints of requests from other nodes.
     pub constraints: Arc<dyn ConstraintMaker>,
-    /// Without the node's name and life.
+    /// Without the node's name and incarnation.
     hello: Hello,
 }
 
@@ -33,7 +33,7 @@ pub struct ModelFacts {
 }
 
 impl ModelFacts {
-    /// Returns the greeting for the model in pages of this geometry, without the node's name and life.
+    /// Returns the greeting for the model in pages of this geometry, without the node's name and incarnation.
     pub fn hello(self, geometry: &KvGeometry) -> Hello {
         Hello {
             instance: "".into(),
@@ -69,7 +69,7 @@ impl ServedModel {
         }
     }
 
-    /// Returns the greeting of a role that starts now: each start is another life.
+    /// Returns the greeting of a role that starts now: each start is another incarnation.
     pub fn hello(&self, instance: &str, group: &str) -> Hello {
         Hello {
             instance: instance.into(),

@@ -146,7 +146,7 @@ impl KvReceiver {
             return false;
         };
         let slot = peer.message_slot();
-        // Another life of the node may have the address by now, which would not know the load.
+        // Another incarnation of the node may have the address by now, which would not know the load.
         let is_source =
             move |connection: &ReceiverConnection| connection.hello.incarnation == key.source.0;
         if let Some(connection) = slot.ready_connection() {

@@ -30,7 +30,7 @@ pub struct PathKind {
     pub is_private: bool,
     /// Loads the parts of the machine that it needs. Every node has a path that needs none.
     pub load: Option<fn() -> Result<(), PathError>>,
-    /// Makes the path for a life of a node, with its incarnation.
+    /// Makes the path for an incarnation of a node.
     pub start: fn(u64) -> Result<Arc<dyn RowPath>, PathError>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The registry lists the nodes, and the nodes report their state. A failing registry removes no node. A registry that
 //! has restarted without its memory gets time until the nodes have registered again. A restarted node is another peer,
-//! so that no message for its earlier life reaches it.
+//! so that no message for its earlier incarnation reaches it.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;

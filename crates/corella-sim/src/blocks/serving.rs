@@ -17,8 +17,8 @@ impl Exchange {
         if let SourceAction::Hold { load, .. } = action
             && load.1.source != self.incarnation
         {
-            let what = format!("{load:?} in life {:?}", self.incarnation);
-            return Err(world.violation("a source serves loads of its own life", what));
+            let what = format!("{load:?} in incarnation {:?}", self.incarnation);
+            return Err(world.violation("a source serves loads of its own incarnation", what));
         }
         match action {
             SourceAction::Send { load, message } => {

@@ -25,8 +25,8 @@ const CANARY: u64 = 0x3c6e_f372_fe94_f82b;
 /// Limits unfinished reads of connections that were given up. Each has its own memory.
 const MAX_UNFINISHED: usize = 64;
 
-/// One for each life of a node: NIXL never forgets the state of a name, so the name has the incarnation. Sender and
-/// receiver of a node share it.
+/// One for each incarnation of a node: NIXL never forgets the state of a name, so the name has the incarnation. Sender
+/// and receiver of a node share it.
 pub struct NixlAgent {
     functions: Arc<Functions>,
     agent: NonNull<Agent>,
@@ -38,7 +38,7 @@ pub struct NixlAgent {
     canary: Canary,
 }
 
-/// A life of a peer that NIXL knows.
+/// An incarnation of a peer that NIXL knows.
 struct KnownPeer {
     /// Number of handles to it. NIXL forgets it with the last one.
     num_users: usize,
