@@ -1,8 +1,8 @@
 //! Cached blocks that one node loads from another.
 //!
-//! The [`LoaderNode`] looks a sequence up at another node, reserves pages for its blocks and has their rows brought. The
-//! [`SourceNode`] of that node holds the blocks meanwhile. Both pass messages, facts and the time to their machine in
-//! `corella_core::session`, and carry out its actions.
+//! The [`LoaderNode`] looks a sequence up at another node, reserves pages for its blocks and loads their rows.
+//! Meanwhile the [`SourceNode`] of the other node holds the blocks. Both pass messages, facts and the time to their
+//! machine in `corella_core::session`, and carry out its actions.
 
 mod loader_node;
 mod source_node;
@@ -19,21 +19,21 @@ use corella_core::session::{LoadConfig, RowPart};
 use corella_engine::{BlockFact, BlockFacts};
 use corella_model::KvGeometry;
 
-/// When blocks are fetched, and how long a load and the requests behind it wait.
+/// When blocks are fetched, and the timeouts of loads and of waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchConfig {
-    /// Blocks are fetched also where computing them is as quick.
+    /// Blocks are fetched even if computing them is as quick.
     pub is_forced: bool,
-    /// For a connection to the other node.
+    /// Limits the time for a connection to the source.
     pub greeting: Duration,
-    /// For its answer to a lookup.
+    /// Limits the time for the answer to a lookup.
     pub lookup: Duration,
-    /// For the next rows.
+    /// Limits the time until the next rows.
     pub stall: Duration,
-    /// Requests wait at least this long for blocks, or as long as computing them would take; up to `limit` while that is
-    /// not known.
+    /// The least time that requests wait for blocks. They wait for the time of computing them if that is longer, and up
+    /// to `limit` while that is unknown.
     pub wait: Duration,
-    /// For all blocks.
+    /// Limits the time of a whole load.
     pub limit: Duration,
 }
 
@@ -77,7 +77,7 @@ pub fn follow_facts(
     thread.spawn(follow).map(drop)
 }
 
-/// All rows of a block: no node of today has a part of them.
+/// All rows of a block: no node has only a part of them yet.
 fn whole_rows(geometry: &KvGeometry) -> RowPart {
     RowPart {
         layers: 0..geometry.layers.num_layers(),
@@ -85,7 +85,7 @@ fn whole_rows(geometry: &KvGeometry) -> RowPart {
     }
 }
 
-/// The transport has its own order of rows and its own credit.
+/// The transport has an order of rows and a credit of its own.
 fn load_config(geometry: &KvGeometry) -> LoadConfig {
     let mut num_layers = vec![0; geometry.layers.groups().len()];
     for layer in 0..geometry.layers.num_layers() {

@@ -1,4 +1,4 @@
-//! The side that wants the blocks: carries facts into a [`BlockLoader`] and its actions out.
+//! The loading side: passes facts to a [`BlockLoader`], and carries out its actions.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -22,7 +22,7 @@ use crate::transport::{
     LoadStatus, PeerAddress, session_key,
 };
 
-/// Brings blocks of other nodes into a node's prefix cache.
+/// Loads blocks of other nodes into a node's prefix cache.
 pub struct LoaderNode {
     engine: Engine,
     exchange: BlockExchange,
@@ -42,12 +42,12 @@ pub(crate) struct State {
 struct Load {
     source: PeerAddress,
     num_blocks: u32,
-    /// The number of blocks that were here before the lookup.
+    /// The number of blocks cached here before the lookup.
     num_here: u32,
     hard_us: u64,
     grant: Option<FetchGrant>,
     rows: Option<Arc<LoadHandle>>,
-    /// Waits until the fetch has begun, or the load has ended before.
+    /// Waits for the begin of the fetch, or the end of the load.
     starting: Option<oneshot::Sender<FetchStart>>,
 }
 
@@ -56,23 +56,23 @@ struct Load {
 pub enum FetchStart {
     /// Requests with this prefix wait for its blocks.
     Begun,
-    /// The load has ended: nothing more comes of it.
+    /// The load has ended without a fetch.
     Ended(LoadEnd),
     /// The node cannot be reached.
     Unreachable,
-    /// Too many loads are under way.
+    /// Too many loads are running.
     Busy,
 }
 
-/// Since the start.
+/// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadStats {
     pub num_loaded: u64,
-    /// Loads for which the other node had nothing.
+    /// Loads whose source had none of the blocks.
     pub num_not_found: u64,
-    /// Loads whose blocks are computed as quickly.
+    /// Loads given up because computing is as quick.
     pub num_not_worth: u64,
-    /// Loads for which there were no pages.
+    /// Loads without pages.
     pub num_refused: u64,
     /// Loads that have failed, timed out or been cancelled.
     pub num_failed: u64,
@@ -123,7 +123,7 @@ impl LoaderNode {
         self.lock().end.pace()
     }
 
-    /// Loads that are not over.
+    /// Returns the number of running loads.
     pub fn num_loads(&self) -> usize {
         self.lock().end.num_loads()
     }
@@ -188,11 +188,11 @@ impl LoaderNode {
         if !self.update(&mut self.lock(), begin) {
             return FetchStart::Busy;
         }
-        // A load that ends tells so before it is dropped.
+        // A load reports its end before it is dropped.
         started.await.unwrap_or(FetchStart::Busy)
     }
 
-    /// The scheduler wants nothing more of a fetch.
+    /// Handles the scheduler's cancellation of a fetch.
     pub fn handle_fetch_cancelled(self: &Arc<Self>, fetch: FetchId) {
         self.with(|end, _| end.handle_fetch_cancelled(fetch));
     }

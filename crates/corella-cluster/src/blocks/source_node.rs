@@ -1,4 +1,4 @@
-//! The side that has the blocks: carries facts into a [`BlockSource`] and its actions out.
+//! The source's side: passes facts to a [`BlockSource`], and carries out its actions.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -26,7 +26,7 @@ pub struct SourceNode {
 
 pub(crate) struct State {
     end: BlockSource,
-    /// The connection over which each loading node has asked last.
+    /// The last connection of each loading node.
     replies: HashMap<Incarnation, BlockReply>,
     stats: SourceStats,
 }
@@ -36,11 +36,11 @@ pub(crate) struct State {
 pub struct SourceStats {
     /// Answered lookups.
     pub num_found: u64,
-    /// Lookups and loads that were refused: too many are under way, or they make no sense.
+    /// Refused lookups and loads: too many are running, or the request is invalid.
     pub num_refused: u64,
-    /// Loads whose blocks were kept until they were read.
+    /// Loads whose blocks were held until they were read.
     pub num_complete: u64,
-    /// Loads that have failed behind their lookup.
+    /// Loads that have failed after their lookup.
     pub num_failed: u64,
 }
 
@@ -66,7 +66,7 @@ impl SourceNode {
         geometry: &KvGeometry,
     ) -> Arc<Self> {
         let config = load_config(geometry);
-        // Progress shows at the loader. The source hears of the end alone, or of a lost connection.
+        // The loader sees the progress. The source hears only of the end, or of a lost connection.
         let stall_us = config.lease_us;
         let end = BlockSource::new(LoadConfig { stall_us, ..config }, incarnation);
         let node = Arc::new(Self {
@@ -85,7 +85,7 @@ impl SourceNode {
         node
     }
 
-    /// Loads whose blocks are held.
+    /// Returns the number of loads whose blocks are held.
     pub fn num_loads(&self) -> usize {
         self.lock().end.num_loads()
     }
@@ -94,7 +94,7 @@ impl SourceNode {
         self.lock().stats
     }
 
-    /// The scheduler has ended a hold.
+    /// Handles the end of a hold in the scheduler.
     pub fn handle_hold_ended(self: &Arc<Self>, hold: corella_core::HoldId) {
         self.with(|end, now_us| end.handle_hold_ended(hold, now_us));
     }
@@ -228,7 +228,7 @@ impl Driver for SourceNode {
 }
 
 impl SourceNode {
-    /// Lets the loading node have the rows of held blocks.
+    /// Exports the rows of held blocks to the loading node.
     fn export(&self, state: &mut State, load: LoadId, tables: Vec<PageTable>, num_rows: u32) {
         let Some(sender) = self.sender.upgrade() else {
             return;

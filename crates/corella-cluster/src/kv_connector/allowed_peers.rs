@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// Networks that a node fetches KV rows from.
+/// Networks from which a node fetches KV rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedPeers(Vec<Network>);
 

@@ -21,7 +21,7 @@ use crate::transport::PeerAddress;
 /// The outcome of beginning a request's fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchOutcome {
-    /// Blocks are on their way.
+    /// The blocks are being loaded.
     Begun,
     /// The other node has no blocks of the prompt that are missing here.
     NothingNew,
@@ -31,7 +31,7 @@ pub enum FetchOutcome {
     Failed,
     /// No pages were free, or too many fetches run.
     NoRoom,
-    /// Prompts of less than a block, requests with adapters, and requests for prompt outputs are never fetched for.
+    /// The prompt is shorter than a block, or the request has an adapter or asks for prompt outputs: these never fetch.
     Unsuitable,
 }
 
@@ -129,8 +129,7 @@ impl BlockFetcher {
         self.machine.as_deref()
     }
 
-    /// Submits a request to `local` once the blocks of its prompt, which have these hashes, are on their way from
-    /// `source`.
+    /// Submits a request to `local` once its prompt's blocks, which have these hashes, are being loaded from `source`.
     pub fn submit_from(
         self: &Arc<Self>,
         submission: Submission,

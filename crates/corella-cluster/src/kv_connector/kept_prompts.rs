@@ -44,8 +44,8 @@ pub struct KeptPrompts {
     book: Mutex<ExportBook>,
 }
 
-/// The parameters of a kept prompt for the answer. Dropping an unredeemed ticket releases the
-/// prompt, because no other node can know how to ask for it.
+/// The parameters of a kept prompt, for the answer. Dropping an unredeemed ticket releases the prompt, because no other
+/// node can know its session.
 #[derive(Default)]
 pub struct KeptTicket(Mutex<Option<(Arc<KeptPrompts>, KeptRows)>>);
 
@@ -168,7 +168,7 @@ impl KeptPrompts {
         is_own
     }
 
-    /// Updates the books and carries out their tasks.
+    /// Updates the export book and carries out its tasks.
     fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut ExportBook, u64) -> T) -> T {
         let mut book = self.lock();
         let told = tell(&mut book, self.exporter.clock.now_us());

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! `ADAPTER` is the fingerprint of the adapter that the rows were computed with, because each node names adapters
-//! differently. `ARITHMETIC` tells which bits the rows have, and the sender's greeting must confirm it. Version 1 omitted
-//! the adapter and version 2 the arithmetic, so their rows may be any.
+//! differently. `ARITHMETIC` tells which bits the rows have, and the sender's greeting must confirm it. Version 1
+//! omitted the adapter and version 2 the arithmetic, so their rows may have any.
 //!
 //! The digest covers the tokens whose rows are kept. The decode node tokenizes the prompt again and
 //! may get other tokens: a chat template may write the date.
@@ -38,10 +38,10 @@ pub const SOCKET_PREFIX: &str = "corella-kv-";
 /// The transfer that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// To keep its rows for another node.
+    /// Keep the prompt's rows for another node.
     Keep,
     FetchPrompt(Source),
-    /// To load its prefix from the cached blocks of a node.
+    /// Fetch the prompt's prefix from the cached blocks of a node.
     FetchBlocks(Site),
 }
 
@@ -49,7 +49,7 @@ pub enum Transfer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     pub host: String,
-    /// 0 when rows do not travel over the network.
+    /// 0 if rows are not sent over the network.
     pub port: u16,
     /// For nodes of the same host, if they can reach the rows without the network.
     pub near: Option<NearSource>,

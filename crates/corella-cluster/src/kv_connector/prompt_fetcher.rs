@@ -19,20 +19,20 @@ use super::answer::{Answer, Cancelled};
 use super::params::{KeptRows, Source, prompt_digest};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 
-/// The reservation outlives the load by this time, so that the load's end is always known first.
+/// The reservation outlives the load by this time, so that the load ends first.
 const RESERVATION_SLACK: Duration = Duration::from_secs(10);
 
 /// The outcome of fetching a request's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptFetchOutcome {
     Loaded,
-    /// The prefix cache has all of them.
+    /// The prefix cache has all rows.
     Cached,
-    /// No pages were free for them. The request waits and computes its prompt.
+    /// No pages were free for the rows. The request waits and computes its prompt.
     NoRoom,
-    /// They belong to another model, adapter, prompt or engine.
+    /// The rows belong to another model, adapter, prompt or engine.
     Unusable,
-    /// The other node does not answer, has released them, or was too slow.
+    /// The other node does not answer, has released the rows, or was too slow.
     Failed,
 }
 
@@ -191,7 +191,7 @@ impl PromptFetcher {
         } else if (rows.num_rows as usize, rows.digest) != (submission.prompt.len(), digest) {
             Err("it has read the prompt as other tokens")
         } else if self.is_foreign(&rows) && submission.num_choices > 1 {
-            // Rows are fetched once, and what the other choices compute themselves would have other bits.
+            // Rows are fetched once, and rows that the other choices computed themselves would have other bits.
             Err("its weights or KV rows have another format, and several choices are wanted")
         } else {
             Ok(rows)

@@ -95,7 +95,7 @@ struct LocalRequest {
 
 /// The start of another node's request.
 enum Start {
-    /// Its KV and first token have come.
+    /// Its KV and first token have arrived.
     Arrived(Instant),
     /// This node computes its prompt.
     Computed,
@@ -140,7 +140,7 @@ impl DecodeNode {
         Ok(node)
     }
 
-    /// Refuses new sessions from now on, or takes them again.
+    /// Refuses new sessions from now on, or accepts them again.
     pub fn set_draining(&self, is_draining: bool) {
         self.is_draining.store(is_draining, Ordering::Relaxed);
         self.lock().end.set_draining(is_draining);

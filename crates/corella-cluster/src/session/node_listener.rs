@@ -1,7 +1,7 @@
 //! Connections that other nodes open for their sessions.
 //!
-//! Their number is bounded, so that the node's own API keeps descriptors. A connection that does not begin to speak
-//! HTTP/2 is closed soon; the server's pings find silent ones.
+//! Their number is bounded, so that the node's own API keeps descriptors. A connection that does not begin with HTTP/2
+//! is closed soon; the server's pings find silent ones.
 
 use std::collections::HashMap;
 use std::io;

@@ -158,7 +158,7 @@ impl PrefillNode {
         self.0.change_peers(&mut self.0.lock(), act)
     }
 
-    /// The records of all peers, regardless of their health.
+    /// Returns the records of all peers, healthy or not.
     pub fn records(&self) -> BTreeMap<NodeId, NodeRecord> {
         self.0.lock().book.records().clone()
     }
@@ -225,7 +225,7 @@ impl Generate for Fetched {
 }
 
 impl PrefillNode {
-    /// Submits a request by its route. `fetching` is `None` behind a fetch.
+    /// Submits a request by its route. `fetching` is `None` after a fetch.
     fn submit_by(
         &self,
         submission: Submission,
@@ -343,7 +343,7 @@ impl PrefillNode {
 }
 
 impl Node {
-    /// Unique among all nodes, as their incarnations are.
+    /// Unique among all nodes, because it contains the incarnation.
     fn session(&self, number: u64) -> SessionId {
         SessionId(u128::from(self.hello.incarnation.0) << 64 | u128::from(number))
     }
@@ -458,7 +458,7 @@ impl Driver for Node {
             PrefillAction::MarkIncompatible { node, mismatch } => {
                 probe::warn_incompatible(state, node, &mismatch);
             }
-            // The directory has done it.
+            // The directory has carried it out.
             PrefillAction::TryNext { .. }
             | PrefillAction::MarkSuspect { .. }
             | PrefillAction::MarkRestarted { .. } => {}

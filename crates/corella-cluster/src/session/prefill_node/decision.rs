@@ -1,4 +1,4 @@
-//! Chooses the node that computes the rest of a prompt that a decode node has in part.
+//! The choice of the node that computes the rest of a prompt, which a decode node has in part.
 
 use std::sync::Arc;
 
