@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::{
     InverseFactor, PlannedTensor, QuantizeError, QuantizeFormat, QuantizePlan, QuantizedMatrix,
-    TensorRole,
+    TensorScope,
 };
 
 /// The settings of a quantisation.
@@ -195,7 +195,7 @@ impl Work<'_> {
         let mut rounded = layer.clone();
         let mut factor: Option<(LayerInput, InverseFactor)> = None;
         for planned in planned {
-            let (TensorRole::Matrix { tensor, .. }, Some(_)) = (planned.role, planned.scheme)
+            let (TensorScope::Matrix { tensor, .. }, Some(_)) = (planned.scope, planned.scheme)
             else {
                 self.write(planned, None)?;
                 continue;

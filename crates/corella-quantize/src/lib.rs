@@ -13,5 +13,5 @@ mod rounding;
 pub use compensation::InverseFactor;
 pub use folder::{Calibration, QuantizeJob, QuantizeProgress, Quantized, quantize};
 pub use matrix::QuantizedMatrix;
-pub use plan::{PlannedTensor, QuantizeFormat, QuantizePlan, TensorRole};
+pub use plan::{PlannedTensor, QuantizeFormat, QuantizePlan, TensorScope};
 pub use quantize_error::QuantizeError;

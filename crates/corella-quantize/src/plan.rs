@@ -59,12 +59,12 @@ pub struct PlannedTensor<'a> {
     pub shape: Vec<usize>,
     /// The scheme of a quantised matrix; `None` if the tensor stays unchanged.
     pub scheme: Option<Scheme>,
-    pub role: TensorRole,
+    pub scope: TensorScope,
 }
 
-/// The role of a tensor in the model.
+/// The part of the model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TensorRole {
+pub enum TensorScope {
     /// The embedding, the final norm or the head.
     Outside,
     /// A norm or bias of a layer.
@@ -100,20 +100,20 @@ impl<'a> QuantizePlan<'a> {
                  quantise while loading, with --dtype"
             ));
         }
-        let plain = |name: String, tensor: &'a Tensor, role| PlannedTensor {
+        let plain = |name: String, tensor: &'a Tensor, scope| PlannedTensor {
             name,
             tensor,
             shape: tensor.shape.clone(),
             scheme: None,
-            role,
+            scope,
         };
         let mut tensors = vec![plain(
             format!("{body}{}.weight", layout.embed),
             &weights.embed,
-            TensorRole::Outside,
+            TensorScope::Outside,
         )];
         let mut matrices = Vec::new();
-        let mut matrix = |name: String, tensor: &'a Tensor, role| {
+        let mut matrix = |name: String, tensor: &'a Tensor, scope| {
             let scheme = match keep.iter().any(|kept| names_part(kept, &name)) {
                 true => None,
                 false => scheme_for(format.scheme(), tensor.shape[1]),
@@ -127,7 +127,7 @@ impl<'a> QuantizePlan<'a> {
                 tensor,
                 shape: tensor.shape.clone(),
                 scheme,
-                role,
+                scope,
             }
         };
         for (layer, weights) in weights.layers.iter().enumerate() {
@@ -136,11 +136,11 @@ impl<'a> QuantizePlan<'a> {
                     TensorRole::Matrix(_) => matrix(
                         layout.name(body, layer, tensor),
                         values,
-                        TensorRole::Matrix { layer, tensor },
+                        TensorScope::Matrix { layer, tensor },
                     ),
                     TensorRole::Router | TensorRole::Vector => {
                         let name = layout.full_name(body, layer, tensor);
-                        let mut planned = plain(name, values, TensorRole::Layer(layer));
+                        let mut planned = plain(name, values, TensorScope::Layer(layer));
                         if let Some(at) = (layout.of_layer)(tensor).one_at {
                             planned.shape.insert(at, 1);
                         }
@@ -152,10 +152,10 @@ impl<'a> QuantizePlan<'a> {
         tensors.push(plain(
             format!("{body}{}.weight", layout.norm),
             &weights.norm,
-            TensorRole::Outside,
+            TensorScope::Outside,
         ));
         match &weights.lm_head {
-            Some(values) => tensors.push(matrix(head.into(), values, TensorRole::Outside)),
+            Some(values) => tensors.push(matrix(head.into(), values, TensorScope::Outside)),
             // `lm_head` is accepted for tied models too, so that one list of names serves any model.
             None => matrices.push(head.into()),
         }
@@ -180,7 +180,7 @@ impl<'a> QuantizePlan<'a> {
     /// The names of matrices that stay as they are.
     pub fn kept(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().filter_map(|planned| {
-            let is_matrix = matches!(planned.role, TensorRole::Matrix { .. });
+            let is_matrix = matches!(planned.scope, TensorScope::Matrix { .. });
             let is_head = planned.name == "lm_head.weight";
             let is_kept = planned.scheme.is_none() && (is_matrix || is_head);
             is_kept.then(|| planned.name.trim_end_matches(".weight"))
@@ -251,8 +251,8 @@ impl<'a> QuantizePlan<'a> {
             if planned.scheme != Some(scheme) {
                 continue;
             }
-            let pattern = match planned.role {
-                TensorRole::Matrix { layer, .. } => {
+            let pattern = match planned.scope {
+                TensorScope::Matrix { layer, .. } => {
                     let number = format!(".{layer}.");
                     let name = planned.name.split_once(&number);
                     let name = name.map_or(&*planned.name, |(_, name)| name);
@@ -280,9 +280,9 @@ fn pattern_of(name: &str) -> String {
 impl PlannedTensor<'_> {
     /// The layer that the tensor belongs to, if any.
     pub fn layer(&self) -> Option<usize> {
-        match self.role {
-            TensorRole::Outside => None,
-            TensorRole::Layer(layer) | TensorRole::Matrix { layer, .. } => Some(layer),
+        match self.scope {
+            TensorScope::Outside => None,
+            TensorScope::Layer(layer) | TensorScope::Matrix { layer, .. } => Some(layer),
         }
     }
 

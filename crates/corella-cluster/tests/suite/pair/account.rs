@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use corella_cluster::{Registry, RegistryConfig, Role};
 use corella_core::{
-    DecodeNode, FinishReason, PeerPolicy, PeerStanding, SamplingParams, StayReason, TokenId,
+    DecodeCandidate, FinishReason, PeerPolicy, PeerStanding, SamplingParams, StayReason, TokenId,
 };
 use corella_engine::StreamEvent;
 use corella_model::{CostModel, MockConfig, MockExecutor};

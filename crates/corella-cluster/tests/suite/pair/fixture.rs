@@ -369,7 +369,7 @@ impl Prefill {
 
     /// Waits until all listed nodes have answered.
     pub async fn meet_all(&self) {
-        let is_met = |node: &corella_core::DecodeNode| {
+        let is_met = |node: &corella_core::DecodeCandidate| {
             node.standing == PeerStanding::Healthy && node.report.is_some()
         };
         wait_until_async("the decode nodes answer", || {
