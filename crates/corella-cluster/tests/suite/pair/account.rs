@@ -55,7 +55,7 @@ impl Pair {
     }
 
     /// Returns the decode node's facts for placement.
-    fn seen(&self) -> Option<DecodeNode> {
+    fn seen(&self) -> Option<DecodeCandidate> {
         let nodes = self
             .prefill
             .node
@@ -67,7 +67,7 @@ impl Pair {
         self.seen().expect("it is known").num_unreported_pages
     }
 
-    async fn until(&self, what: &str, is_so: impl Fn(&DecodeNode) -> bool) {
+    async fn until(&self, what: &str, is_so: impl Fn(&DecodeCandidate) -> bool) {
         wait_until_async(what, || self.seen().is_some_and(|node| is_so(&node))).await;
     }
 
