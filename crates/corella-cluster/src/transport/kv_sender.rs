@@ -348,7 +348,7 @@ impl SenderState {
         let is_local = socket.is_local();
         let paths = self.offers.iter().map(|(path, _)| path);
         let path = agreed(paths, hello.paths, Link { is_local, form });
-        let sends_places = match path.and_then(|path| self.offer(path.name())) {
+        let sends_regions = match path.and_then(|path| self.offer(path.name())) {
             Some((path, offer)) => propose(&socket, &mut reader, &**path, offer).await?,
             None => false,
         };
@@ -356,7 +356,7 @@ impl SenderState {
             self.new_queue(hello.incarnation),
             socket,
             form,
-            sends_places,
+            sends_regions,
             hello.incarnation,
         );
         Arc::new(connection).run(self, reader).await
