@@ -24,18 +24,18 @@ pub struct ChunkWriter {
     copy: Vec<u8>,
     hasher: Checksum,
     /// The receiver reads native pages from this node's memory.
-    sends_places: bool,
+    sends_regions: bool,
     /// A peer that takes nothing for this long is given up.
     stall_timeout: Duration,
 }
 
 impl ChunkWriter {
-    pub fn new(sends_places: bool, stall_timeout: Duration) -> Self {
+    pub fn new(sends_regions: bool, stall_timeout: Duration) -> Self {
         Self {
             parts: IoParts::default(),
             copy: Vec::new(),
             hasher: Checksum::new(),
-            sends_places,
+            sends_regions,
             stall_timeout,
         }
     }
@@ -57,7 +57,7 @@ impl ChunkWriter {
         mut run: PageRun,
         pages: &[PageId],
     ) -> io::Result<()> {
-        if self.sends_places && run.form == PageForm::Native {
+        if self.sends_regions && run.form == PageForm::Native {
             return self.write_places(socket, outgoing, &mut run, pages).await;
         }
         let header = Frame::Data(run).encode();

@@ -28,7 +28,7 @@ pub struct SenderConnection {
     socket: Socket,
     form: PageForm,
     /// Whether the receiver reads native pages from this node's memory.
-    sends_places: bool,
+    sends_regions: bool,
     peer_incarnation: u64,
 }
 
@@ -37,14 +37,14 @@ impl SenderConnection {
         queue: ConnectionQueue,
         socket: Socket,
         form: PageForm,
-        sends_places: bool,
+        sends_regions: bool,
         peer_incarnation: u64,
     ) -> Self {
         Self {
             queue: Arc::new(queue),
             socket,
             form,
-            sends_places,
+            sends_regions,
             peer_incarnation,
         }
     }
@@ -193,7 +193,7 @@ impl SenderConnection {
 
     async fn write(&self, sender: &SenderState) -> io::Result<()> {
         let stall_timeout = sender.config.stall_timeout;
-        let mut chunks = ChunkWriter::new(self.sends_places, stall_timeout);
+        let mut chunks = ChunkWriter::new(self.sends_regions, stall_timeout);
         let (mut frames, mut pages) = (Vec::new(), Vec::new());
         loop {
             self.queue.frames.take(&mut frames);
