@@ -22,7 +22,7 @@ use crate::{limit, test};
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 22] = [
+const RULES: [(&str, Rule); 23] = [
     ("layering", layering::layers),
     ("layering", layering::rooms),
     ("layering", module_graph::circles),
@@ -42,6 +42,7 @@ const RULES: [(&str, Rule); 22] = [
     ("repository", repository::links),
     ("repository", repository::readme_command),
     ("tests", test::reasons_of_slow_tests),
+    ("book", book::map),
     ("book", book::scenarios),
     ("book", book::results),
     ("book", book::chapters),

@@ -1,13 +1,27 @@
-//! Checks the lists in `docs` that must name every file of a folder.
+//! Checks the length of the map, and the lists in `docs` that must name every file of a folder.
 
 use super::Tree;
 
+const MAP: &str = "ARCHITECTURE.md";
+const MAX_MAP_WORDS: usize = 2000;
 const SCENARIOS: &str = "crates/corella-core/tests/scenarios/";
 const BEHAVIOURS: &str = "docs/behaviours.md";
 const RESULTS: &str = "bench/results/";
 const RESULTS_INDEX: &str = "docs/src/results.md";
 const CHAPTERS: &str = "docs/src/";
 const SUMMARY: &str = "docs/src/SUMMARY.md";
+
+/// The map is short enough to be read before the code. Rules of one room are at the head of its file.
+pub fn map(tree: &Tree) -> Vec<String> {
+    let map = tree.text(MAP).unwrap_or_default();
+    let num_words = map.split_whitespace().count();
+    if num_words <= MAX_MAP_WORDS {
+        return Vec::new();
+    }
+    vec![format!(
+        "{MAP}: has {num_words} words, and may have {MAX_MAP_WORDS}; move what concerns one room to the head of its file"
+    )]
+}
 
 /// The rules of behaviour name every scenario, and each name there exists.
 pub fn scenarios(tree: &Tree) -> Vec<String> {
@@ -71,6 +85,13 @@ fn names<'a>(tree: &'a Tree, folder: &str, ending: &str) -> impl Iterator<Item =
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_map_is_short() {
+        let complaints = |num_words| map(&Tree::of(&[(MAP, &"word\n".repeat(num_words))]));
+        assert!(complaints(MAX_MAP_WORDS).is_empty());
+        assert_eq!(complaints(MAX_MAP_WORDS + 1).len(), 1);
+    }
 
     #[test]
     fn scenarios_and_their_list_name_each_other() {
