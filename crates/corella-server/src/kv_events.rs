@@ -7,10 +7,10 @@
 mod batch;
 mod config;
 mod hub;
-mod peer;
 mod publisher;
 mod replay;
 pub mod zmtp;
+mod zmtp_connection;
 
 use std::fmt;
 use std::sync::Arc;

@@ -41,14 +41,14 @@ pub struct ServedAdapters {
 
 #[derive(Default)]
 struct Table {
-    by_name: BTreeMap<String, Place>,
+    by_name: BTreeMap<String, AdapterState>,
     /// Number of loads begun since the start.
     num_loads: u64,
     /// Number of adapters being read, including unloaded ones.
     num_read: usize,
 }
 
-enum Place {
+enum AdapterState {
     /// The load with this number has not ended. Its caller is told when the adapter is unloaded meanwhile.
     Loading {
         number: u64,
@@ -94,17 +94,17 @@ impl ServedAdapters {
 
     pub fn get(&self, name: &str) -> Option<ServedAdapter> {
         match self.lock().by_name.get(name)? {
-            Place::Served(adapter) => Some(adapter.clone()),
-            Place::Loading { .. } => None,
+            AdapterState::Served(adapter) => Some(adapter.clone()),
+            AdapterState::Loading { .. } => None,
         }
     }
 
     /// All adapters by name, in alphabetical order.
     pub fn list(&self) -> Vec<(String, ServedAdapter)> {
         let table = self.lock();
-        let served = |(name, place): (&String, &Place)| match place {
-            Place::Served(adapter) => Some((name.clone(), adapter.clone())),
-            Place::Loading { .. } => None,
+        let served = |(name, state): (&String, &AdapterState)| match state {
+            AdapterState::Served(adapter) => Some((name.clone(), adapter.clone())),
+            AdapterState::Loading { .. } => None,
         };
         table.by_name.iter().filter_map(served).collect()
     }
@@ -114,7 +114,11 @@ impl ServedAdapters {
     }
 
     /// Reserves a place for an adapter. The receiver is told when the adapter is unloaded before its load ends.
-    fn begin(&self, name: &str, path: &str) -> Result<(Load, oneshot::Receiver<()>), ApiError> {
+    fn begin(
+        &self,
+        name: &str,
+        path: &str,
+    ) -> Result<(AdapterLoad, oneshot::Receiver<()>), ApiError> {
         self.check_name(name)?;
         let loader = self.loader()?.clone();
         let mut table = self.lock();
@@ -133,7 +137,7 @@ impl ServedAdapters {
         let number = table.num_loads + 1;
         let (sender, unloaded) = oneshot::channel();
         match table.by_name.entry(name.to_owned()) {
-            Entry::Vacant(entry) => entry.insert(Place::Loading {
+            Entry::Vacant(entry) => entry.insert(AdapterState::Loading {
                 number,
                 unloaded: sender,
             }),
@@ -144,7 +148,7 @@ impl ServedAdapters {
         };
         table.num_loads = number;
         table.num_read += 1;
-        let load = Load {
+        let load = AdapterLoad {
             loader,
             table: self.table.clone(),
             index: self.index.clone(),
@@ -191,12 +195,12 @@ impl ServedAdapters {
                 let problem = format!("is {name:?}, and no adapter of that name is loaded");
                 Err(ApiError::invalid("lora_name", problem))
             }
-            Some(Place::Loading { unloaded, .. }) => {
+            Some(AdapterState::Loading { unloaded, .. }) => {
                 // Its caller may have left.
                 let _ = unloaded.send(());
                 Ok(())
             }
-            Some(Place::Served(adapter)) => {
+            Some(AdapterState::Served(adapter)) => {
                 self.index.remove(&adapter.loaded);
                 Ok(())
             }
@@ -232,7 +236,7 @@ impl Table {
     }
 
     fn is_loading(&self, name: &str, number: u64) -> bool {
-        matches!(self.by_name.get(name), Some(Place::Loading { number: other, .. }) if *other == number)
+        matches!(self.by_name.get(name), Some(AdapterState::Loading { number: other, .. }) if *other == number)
     }
 }
 
@@ -285,7 +289,7 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
 }
 
 /// An adapter being read. Dropping it frees its place, unless the adapter is served by then.
-struct Load {
+struct AdapterLoad {
     loader: Arc<dyn AdapterLoader>,
     table: Arc<Mutex<Table>>,
     index: Arc<AdapterIndex>,
@@ -294,7 +298,7 @@ struct Load {
     number: u64,
 }
 
-impl Load {
+impl AdapterLoad {
     /// Reads and packs the adapter, which takes a while.
     fn run(self) -> Result<(), ApiError> {
         let key = unique_name(&self.name, self.number);
@@ -313,12 +317,12 @@ impl Load {
         self.index.add(&adapter.loaded);
         table
             .by_name
-            .insert(self.name.clone(), Place::Served(adapter));
+            .insert(self.name.clone(), AdapterState::Served(adapter));
         Ok(())
     }
 }
 
-impl Drop for Load {
+impl Drop for AdapterLoad {
     fn drop(&mut self) {
         let mut table = lock(&self.table);
         table.num_read -= 1;

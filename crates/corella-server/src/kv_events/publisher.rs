@@ -11,8 +11,8 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::hub::{Hub, Subscriber};
-use super::peer::{MAX_PEERS, Peer, refused};
 use super::zmtp::{self, Frame, ZmtpError};
+use super::zmtp_connection::{MAX_PEERS, ZmtpConnection, refused};
 
 /// Limits the subscriptions of one peer, and the bytes of each.
 const MAX_PREFIXES: usize = 64;
@@ -57,7 +57,7 @@ pub async fn connect(address: String, hub: Arc<Hub>, topic: Arc<[u8]>) {
 
 /// Sends batches from the subscription on, until the connection ends.
 async fn publish(stream: TcpStream, hub: &Arc<Hub>, topic: &[u8]) -> io::Result<()> {
-    let mut peer = Peer::greet(stream, "PUB", &["SUB", "XSUB"]).await?;
+    let mut peer = ZmtpConnection::greet(stream, "PUB", &["SUB", "XSUB"]).await?;
     let mut subscriptions = Subscriptions::default();
     let mut subscriber = None;
     loop {

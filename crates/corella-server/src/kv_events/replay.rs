@@ -12,8 +12,8 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::hub::Hub;
-use super::peer::{MAX_PEERS, Peer, refused};
 use super::zmtp::ZmtpError;
+use super::zmtp_connection::{MAX_PEERS, ZmtpConnection, refused};
 
 const PAUSE: Duration = Duration::from_millis(100);
 /// Limits the frames of a request, of which only the last has content.
@@ -41,7 +41,7 @@ pub async fn listen(listener: TcpListener, hub: Arc<Hub>) {
 }
 
 async fn answer(stream: TcpStream, hub: &Hub) -> io::Result<()> {
-    let mut peer = Peer::greet(stream, "ROUTER", &["REQ", "DEALER", "ROUTER"]).await?;
+    let mut peer = ZmtpConnection::greet(stream, "ROUTER", &["REQ", "DEALER", "ROUTER"]).await?;
     loop {
         // A REQ socket puts an empty frame before its request, and expects it back.
         let mut envelope = Vec::new();
@@ -66,7 +66,7 @@ async fn answer(stream: TcpStream, hub: &Hub) -> io::Result<()> {
 }
 
 async fn send(
-    peer: &mut Peer,
+    peer: &mut ZmtpConnection,
     envelope: &[Vec<u8>],
     number: &[u8; 8],
     batch: &[u8],

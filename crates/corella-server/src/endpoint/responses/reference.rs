@@ -17,7 +17,7 @@ pub struct References<'a> {
     /// Limits the size of the items that take the place of references.
     max_bytes: usize,
     /// The items that were read last: neighbours are mostly of one response.
-    last: Option<(Place, Vec<Map<String, Value>>)>,
+    last: Option<(ItemList, Vec<Map<String, Value>>)>,
     num_bytes_read: usize,
     /// The size of the items that took the place of references.
     num_bytes: usize,
@@ -25,7 +25,7 @@ pub struct References<'a> {
 
 /// A list of items: the output of a response, or the input of its request.
 #[derive(Clone, PartialEq)]
-struct Place {
+struct ItemList {
     response: String,
     is_input: bool,
 }
@@ -74,29 +74,29 @@ impl<'a> References<'a> {
         let (kind, rest) = id.split_once('_').ok_or_else(unknown)?;
         let (response, index) = rest.rsplit_once('_').ok_or_else(unknown)?;
         let index: usize = index.parse().map_err(|_| unknown())?;
-        let place = Place {
+        let list = ItemList {
             response: response.to_owned(),
             is_input: kind == INPUT_ITEM,
         };
         let items = match &self.last {
-            Some((last, items)) if *last == place => items,
+            Some((last, items)) if *last == list => items,
             _ => {
-                let items = self.read(&place)?;
-                &self.last.insert((place.clone(), items)).1
+                let items = self.read(&list)?;
+                &self.last.insert((list.clone(), items)).1
             }
         };
         let item = items.get(index).ok_or_else(unknown)?;
         match item.get("id").and_then(Value::as_str) {
             Some(known) if known == id => Ok(item.clone()),
-            None if place.is_input => Ok(item.clone()),
+            None if list.is_input => Ok(item.clone()),
             _ => Err(unknown()),
         }
     }
 
-    fn read(&mut self, place: &Place) -> Result<Vec<Map<String, Value>>, ApiError> {
+    fn read(&mut self, list: &ItemList) -> Result<Vec<Map<String, Value>>, ApiError> {
         let key = ResponseKey {
             owner: self.context.owner(),
-            id: place.response.as_str().into(),
+            id: list.response.as_str().into(),
         };
         let kept = self.store.find(&key);
         let turn = kept.map_err(ApiError::into_item_error)?.turn;
@@ -107,7 +107,7 @@ impl<'a> References<'a> {
             );
             return Err(ApiError::invalid("input", message));
         }
-        Ok(match place.is_input {
+        Ok(match list.is_input {
             true => turn.input_items(),
             false => turn.output_items(),
         })

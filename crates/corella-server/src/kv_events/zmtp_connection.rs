@@ -15,14 +15,14 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limits the connections of each socket. Others wait in the system's queue.
 pub const MAX_PEERS: usize = 256;
 
-pub struct Peer {
+pub struct ZmtpConnection {
     stream: TcpStream,
     buffer: FrameBuffer,
     /// Bytes to write, emptied by each write.
     out: Vec<u8>,
 }
 
-impl Peer {
+impl ZmtpConnection {
     /// Greets a peer, whose socket must have one of the types in `theirs`.
     pub async fn greet(stream: TcpStream, own: &str, theirs: &[&str]) -> io::Result<Self> {
         stream.set_nodelay(true)?;
