@@ -77,7 +77,9 @@ impl LocalClient {
             Ok(response) => response,
             Err(never) => match never {},
         };
-        let request_id = { response.headers().get("x-request-id") }
+        let request_id = response
+            .headers()
+            .get("x-request-id")
             .and_then(|name| name.to_str().ok())
             .unwrap_or_default()
             .to_owned();

@@ -264,7 +264,8 @@ impl Map {
 
 /// Writes a letter for each cell, so that two thousand of them take two kilobytes.
 fn as_letters<S: Serializer>(cells: &[PageState], serializer: S) -> Result<S::Ok, S::Error> {
-    let letters: String = { cells.iter() }
+    let letters: String = cells
+        .iter()
         .map(|state| match state {
             PageState::Free => '.',
             PageState::Cached => 'c',

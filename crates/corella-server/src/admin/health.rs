@@ -26,7 +26,7 @@ pub async fn health(State(state): State<Arc<ServerState>>) -> Result<Response, A
 pub async fn ready(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
     match state.engine.state() {
         EngineState::Ready if !state.is_draining() => {
-            let obstacle = { state.roles.as_ref() }.and_then(|roles| roles.obstacle());
+            let obstacle = state.roles.as_ref().and_then(|roles| roles.obstacle());
             obstacle.map_or(Ok(()), |reason| Err(ApiError::no_service(reason)))
         }
         EngineState::Ready | EngineState::Draining => Err(ApiError::draining()),

@@ -56,7 +56,11 @@ impl<'a> Model<'a> {
 
 pub async fn list_models(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
     let is_allowed = |name: &str| context.check_model(&state.config, name).is_ok();
-    let names = { state.config.served_model_names.iter() }.filter(|name| is_allowed(name));
+    let names = state
+        .config
+        .served_model_names
+        .iter()
+        .filter(|name| is_allowed(name));
     let models = names.map(|name| Model::new(&state, name));
     let adapters = state.served.adapters.list();
     let of_adapters = adapters.iter().filter(|(name, _)| is_allowed(name));

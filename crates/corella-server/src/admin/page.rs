@@ -181,7 +181,9 @@ mod tests {
 
     /// The files that were written here.
     fn texts() -> impl Iterator<Item = (&'static str, &'static str)> {
-        let own = { ASSETS.iter() }.filter(|asset| !asset.name.starts_with(VENDOR));
+        let own = ASSETS
+            .iter()
+            .filter(|asset| !asset.name.starts_with(VENDOR));
         let own = own.map(|asset| (asset.name, text(asset)));
         own.chain([("index.html", INDEX), ("docs.html", DOCS)])
     }
@@ -189,7 +191,7 @@ mod tests {
     /// Every file that another one names is served, and every served file is named.
     #[test]
     fn files_and_references_agree() {
-        let mut named: Vec<&str> = { texts() }
+        let mut named: Vec<&str> = texts()
             .flat_map(|(_, text)| {
                 let of_the_page = text.split("=\"page/").skip(1);
                 let of_a_script = text.split("from \"./").skip(1);
@@ -212,7 +214,9 @@ mod tests {
             text(found.unwrap_or_else(|| panic!("{name} is served")))
         };
         let styles = find("vendor/katex/katex.min.css");
-        let mut fonts: Vec<_> = { styles.split("src:url(").skip(1) }
+        let mut fonts: Vec<_> = styles
+            .split("src:url(")
+            .skip(1)
             .filter_map(|rest| rest.split(')').next())
             .map(|name| format!("{KATEX}{name}"))
             .collect();

@@ -29,7 +29,9 @@ pub async fn change_role(
 ) -> Result<Response, ApiError> {
     let body = state.bodies.read(body).await?;
     let fields: RoleFields = body.parse()?;
-    let role = { fields.role }.ok_or_else(|| ApiError::invalid("role", "is required"))?;
+    let role = fields
+        .role
+        .ok_or_else(|| ApiError::invalid("role", "is required"))?;
     let roles = roles(&state)?;
     roles.change(&role).await.map_err(|error| match error {
         RoleError::Unknown => {

@@ -93,7 +93,8 @@ mod tests {
         std::fs::write(&path, lines.join("\n")).expect("it can be written");
         let errors = check_lines(&path, url, 250_000).expect_err("much is wrong");
         std::fs::remove_file(&path).expect("it is there");
-        let found: Vec<_> = { errors.iter() }
+        let found: Vec<_> = errors
+            .iter()
             .map(|error| (error.code.as_str(), error.line))
             .collect();
         let mut expected: Vec<_> = (1..=6).map(|line| ("invalid_line", Some(line))).collect();

@@ -93,7 +93,9 @@ impl Run {
                 }
             };
             let early_end = std::pin::pin!(early_end);
-            let end = { self.answer_lines(&asker, &input, &mut answers, early_end) }.await?;
+            let end = self
+                .answer_lines(&asker, &input, &mut answers, early_end)
+                .await?;
             let End::Outcome(outcome) = end else {
                 return Ok(());
             };

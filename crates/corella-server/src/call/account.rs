@@ -37,7 +37,10 @@ impl ApiKeys {
             }
         });
         let accounts = accounts.collect();
-        *{ self.accounts.write() }.unwrap_or_else(PoisonError::into_inner) = accounts;
+        *self
+            .accounts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = accounts;
     }
 
     pub fn are_required(&self) -> bool {
@@ -66,7 +69,8 @@ impl ApiKeys {
     }
 
     fn accounts(&self) -> Arc<[Arc<Account>]> {
-        { self.accounts.read() }
+        self.accounts
+            .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }

@@ -50,7 +50,7 @@ impl CallContext {
         let Some(account) = &self.account else {
             return Ok(());
         };
-        match { config.names_like(model) }.any(|name| account.may_use(name)) {
+        match config.names_like(model).any(|name| account.may_use(name)) {
             true => Ok(()),
             false => Err(ApiError::model_not_allowed(model)),
         }

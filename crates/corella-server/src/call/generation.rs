@@ -446,7 +446,10 @@ impl Choice {
             }
             Some(FinishReason::Error(error)) => return Err(ApiError::request(&error)),
         };
-        let logprobs = { output.sample.iter() }.filter_map(|sample| sample.logprobs.as_ref());
+        let logprobs = output
+            .sample
+            .iter()
+            .filter_map(|sample| sample.logprobs.as_ref());
         for logprobs in logprobs {
             self.logprob_sum += f64::from(logprobs.token);
             self.num_logprobs += 1;

@@ -45,7 +45,11 @@ pub async fn pool(
 ) -> Result<PooledStates, ApiError> {
     context.check_model(&engine.served.config, model)?;
     timer.handle_model(model);
-    params.adapter = { engine.served.adapters.get(model) }.map(|adapter| adapter.loaded);
+    params.adapter = engine
+        .served
+        .adapters
+        .get(model)
+        .map(|adapter| adapter.loaded);
     if params.adapter.is_some() {
         timer.count_adapter(engine.served.adapters.uses().begin(model));
     }

@@ -71,7 +71,9 @@ impl LatencyHistogram {
     /// Empties the histogram. `None` if it was empty.
     pub fn take(&self) -> Option<LatencySummary> {
         let total_us = self.total_us.swap(0, Ordering::Relaxed);
-        let counts: Vec<u64> = { self.buckets.iter() }
+        let counts: Vec<u64> = self
+            .buckets
+            .iter()
             .map(|bucket| bucket.swap(0, Ordering::Relaxed).into())
             .collect();
         let count: u64 = counts.iter().sum();

@@ -10,7 +10,9 @@ pub const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Continues the caller's trace, or begins one. Returns `None` if the caller's trace is not sampled.
 pub fn begin_trace(tracer: &Tracer, headers: &HeaderMap) -> Option<TraceScope> {
-    let header = { headers.get(TRACE_PARENT) }.and_then(|header| header.to_str().ok());
+    let header = headers
+        .get(TRACE_PARENT)
+        .and_then(|header| header.to_str().ok());
     TraceScope::begin(tracer, header.and_then(TraceContext::parse))
 }
 

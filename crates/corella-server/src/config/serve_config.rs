@@ -150,9 +150,7 @@ impl ServeConfig {
             (false, true) => (&[][..], &**short),
             (false, false) => (&[][..], &[][..]),
         };
-        { served.iter().chain(short) }
-            .map(String::as_str)
-            .chain([name])
+        served.iter().chain(short).map(String::as_str).chain([name])
     }
 }
 

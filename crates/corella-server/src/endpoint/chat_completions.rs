@@ -224,7 +224,9 @@ impl ChunkEncoder for ChatChunks {
         let mut token_ids = delta.tokens;
         let served = &self.stream.served;
         let calls = served.reply_format.calls;
-        let mut deltas: Vec<_> = { delta.parts.iter() }
+        let mut deltas: Vec<_> = delta
+            .parts
+            .iter()
             .map(|part| ChatDelta::of_part(part, calls))
             .collect();
         if deltas.is_empty() && !delta.logprobs.is_empty() {

@@ -45,7 +45,9 @@ pub async fn classify(
         };
         let mut params = pooling.params(&served.config)?;
         params.pooling = head.pooling;
-        let input = { fields.input }.ok_or_else(|| ApiError::invalid("input", "is required"))?;
+        let input = fields
+            .input
+            .ok_or_else(|| ApiError::invalid("input", "is required"))?;
         let form = TextForm {
             add_special_tokens: pooling.add_special_tokens,
             prefix: "",

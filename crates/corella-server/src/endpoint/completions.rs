@@ -136,7 +136,9 @@ impl Endpoint for Completion {
     }
 
     fn response(self, served: &ServedModel, head: ResponseHead, answer: Generated) -> Response {
-        let choices: Vec<_> = { answer.choices.into_iter() }
+        let choices: Vec<_> = answer
+            .choices
+            .into_iter()
             .map(|choice| CompletionChoice::new(&served.tokenizer, self, choice, &mut 0))
             .collect();
         json_response(&head.object(OBJECT, &choices, Some(Some(&answer.usage))))

@@ -89,7 +89,9 @@ impl MessageFields {
         };
         let messages = conversation(messages, self.system, check)?;
         // The assistant's answer continues its part in the last message.
-        let is_begun = { messages.last() }.is_some_and(|message| message["role"] == "assistant");
+        let is_begun = messages
+            .last()
+            .is_some_and(|message| message["role"] == "assistant");
         let mut template_kwargs = match self.thinking {
             None => None,
             Some(thinking) => {
@@ -104,10 +106,14 @@ impl MessageFields {
                 kwargs.insert(EFFORT.to_owned(), effort.into());
             }
         }
-        let tools = { self.tools }
+        let tools = self
+            .tools
             .map(|tools| chat_tools(tools, check))
             .transpose()?;
-        let choice = { self.tool_choice.as_ref() }.map(|choice| chat_tool_choice(choice, check));
+        let choice = self
+            .tool_choice
+            .as_ref()
+            .map(|choice| chat_tool_choice(choice, check));
         let (choice, parallel) = choice.transpose()?.unzip();
         let chat = ChatFields::conversation(messages, is_begun, template_kwargs);
         Ok(chat.with_tools(tools, choice, parallel))
@@ -135,7 +141,8 @@ fn template_kwargs(
 
 /// Renames the fields in a chat's error to this API's names.
 fn in_own_names(error: ApiError) -> ApiError {
-    { error.without_function() }
+    error
+        .without_function()
         .within_tools("parameters", "input_schema")
         .renamed("continue_final_message", "messages")
 }
@@ -219,7 +226,8 @@ impl Endpoint for Messages {
         let blocks = ReplyBlock::all(&parts);
         let (stop_reason, stop_sequence) = stop_of(finish, &blocks);
         let format = served.reply_format.calls;
-        let content: Vec<_> = { blocks.into_iter() }
+        let content: Vec<_> = blocks
+            .into_iter()
             .map(|block| ContentBlock::new(block, format))
             .collect();
         json_response(&Message {

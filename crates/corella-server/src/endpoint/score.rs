@@ -175,7 +175,11 @@ pub async fn rerank(
 ) -> Result<Response, ApiError> {
     let scored = serve_pooled(&state, &context, body, prepare_rerank, weigh).await?;
     let ranking: Ranking = scored.format;
-    let mut results: Vec<_> = { ranking.documents.into_iter().zip(scored.scores).enumerate() }
+    let mut results: Vec<_> = ranking
+        .documents
+        .into_iter()
+        .zip(scored.scores)
+        .enumerate()
         .map(|(index, (text, relevance_score))| Ranked {
             index,
             document: ranking.shows_texts.then_some(Document { text }),
@@ -205,11 +209,15 @@ fn prepare_rerank(
     let pooling: PoolingFields = body.parse()?;
     let fields: RerankFields = body.parse()?;
     body.check_fields(served.field_check(Endpoint::Rerank))?;
-    let model = { pooling.model.as_deref() }
+    let model = pooling
+        .model
+        .as_deref()
         .filter(|model| *model != UNKNOWN_MODEL || !served.adapters.list().is_empty());
     let model = served.check_name(model)?;
-    let query = { fields.query }.ok_or_else(|| ApiError::invalid("query", "is required"))?;
-    let documents = { fields.documents }.filter(|documents| !documents.is_empty());
+    let query = fields
+        .query
+        .ok_or_else(|| ApiError::invalid("query", "is required"))?;
+    let documents = fields.documents.filter(|documents| !documents.is_empty());
     let documents =
         documents.ok_or_else(|| ApiError::invalid("documents", "must be at least one text"))?;
     let add_special_tokens = pooling.add_special_tokens;

@@ -63,7 +63,8 @@ enum Piece {
 impl Piece {
     fn of(tokenizer: &Tokenizer, token: TokenId) -> Self {
         let spelled = || {
-            { tokenizer.id_to_token(token) }
+            tokenizer
+                .id_to_token(token)
                 .unwrap_or_default()
                 .into_bytes()
         };

@@ -126,7 +126,9 @@ fn address(key: &str, endpoint: &str) -> Result<(String, bool), String> {
     let Some(address) = endpoint.strip_prefix("tcp://") else {
         return Err(wrong("is no address that begins with tcp://"));
     };
-    let (host, port) = { address.rsplit_once(':') }.ok_or_else(|| wrong("has no port"))?;
+    let (host, port) = address
+        .rsplit_once(':')
+        .ok_or_else(|| wrong("has no port"))?;
     let port: u16 = port.parse().map_err(|_| wrong("has no port"))?;
     let is_whole = !host.is_empty() && (host.starts_with('[') == host.ends_with(']'));
     if !is_whole || (host.contains(':') && !host.starts_with('[')) {

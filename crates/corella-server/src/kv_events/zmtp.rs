@@ -193,7 +193,8 @@ mod tests {
             buffer.push(&[byte]);
             frames.extend(buffer.pop().unwrap());
         }
-        let shapes: Vec<_> = { frames.iter() }
+        let shapes: Vec<_> = frames
+            .iter()
             .map(|frame| (frame.is_command, frame.has_more, frame.body.len()))
             .collect();
         assert_eq!(

@@ -38,7 +38,9 @@ impl<S> WriteDeadline<S> {
             return written;
         }
         let timeout = self.timeout;
-        let deadline = { &mut self.deadline }.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        let deadline = self
+            .deadline
+            .get_or_insert_with(|| Box::pin(sleep(timeout)));
         match deadline.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,

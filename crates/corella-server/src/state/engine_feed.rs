@@ -21,7 +21,10 @@ impl EngineFeed {
         recent: &RecentLatency,
         start: impl FnOnce(),
     ) -> watch::Receiver<Bytes> {
-        let mut is_running = { self.is_running.lock() }.unwrap_or_else(PoisonError::into_inner);
+        let mut is_running = self
+            .is_running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let reader = self.newest.subscribe();
         if !*is_running {
             *is_running = true;
@@ -38,7 +41,10 @@ impl EngineFeed {
     /// Returns whether no reader is left. The calling task must then end, because the next reader
     /// starts another.
     pub fn try_stop(&self, recent: &RecentLatency) -> bool {
-        let mut is_running = { self.is_running.lock() }.unwrap_or_else(PoisonError::into_inner);
+        let mut is_running = self
+            .is_running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         *is_running = self.newest.receiver_count() > 0;
         if !*is_running {
             recent.set_watched(false);

@@ -140,7 +140,9 @@ pub fn check_input(path: &Path, max_line_bytes: usize) -> Result<HashSet<String>
     let mut ids = HashSet::new();
     while let Some(request) = lines.next_request()? {
         let number = lines.number;
-        { request.check_endpoint() }.map_err(|reason| lines.error(number, &reason))?;
+        request
+            .check_endpoint()
+            .map_err(|reason| lines.error(number, &reason))?;
         if let Some(repeated) = ids.replace(request.custom_id) {
             let reason = format!("an earlier line has the `custom_id` `{repeated}` too");
             return Err(lines.error(number, &reason));

@@ -85,7 +85,8 @@ impl Batches {
             })
         });
         files.count(answers.sum::<io::Result<u64>>()?);
-        let table = { records.into_iter() }
+        let table = records
+            .into_iter()
             .map(|record| (record.id.clone(), Batch::new(record)))
             .collect();
         Ok(Arc::new(Self {
@@ -142,7 +143,7 @@ impl Batches {
             .map_err(|error| crate::store::disk::disk_error(&error))?;
         let mut table = self.table();
         table.insert(record.id.clone(), Batch::new(record));
-        let own = { table.values() }.filter(|batch| batch.record.owner == owner);
+        let own = table.values().filter(|batch| batch.record.owner == owner);
         let ended = own.clone().filter(|batch| batch.record.status.has_ended());
         let oldest = ended.min_by_key(|batch| batch.record.times.created_at);
         if own.count() > MAX_NUM_BATCHES

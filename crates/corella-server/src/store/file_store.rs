@@ -409,7 +409,8 @@ mod tests {
         let referred = BTreeSet::from(["file-2".to_owned()]);
         let store = Arc::new(FileStore::open(second.clone(), &referred).expect("it opens"));
         assert_eq!(store.find(Some("a"), &id).map(|file| file.bytes), Ok(90));
-        let mut names: Vec<String> = { fs::read_dir(second.dir.join(FILES)).expect("it is there") }
+        let mut names: Vec<String> = fs::read_dir(second.dir.join(FILES))
+            .expect("it is there")
             .map(|entry| {
                 entry
                     .expect("an entry")

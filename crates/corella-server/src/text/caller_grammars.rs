@@ -14,7 +14,8 @@ pub struct CallerGrammars<'a> {
 
 impl CallerGrammars<'_> {
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
-        { self.compiler }.compile_while(source, &|| !self.caller.has_left())
+        self.compiler
+            .compile_while(source, &|| !self.caller.has_left())
     }
 
     pub fn compile_reply(
@@ -24,7 +25,8 @@ impl CallerGrammars<'_> {
         wanted: WantedReply,
     ) -> Result<Grammar, ReplyGrammarError> {
         let is_wanted = || !self.caller.has_left();
-        { self.compiler }.compile_reply(tokenizer, context, wanted, &is_wanted)
+        self.compiler
+            .compile_reply(tokenizer, context, wanted, &is_wanted)
     }
 }
 

@@ -11,7 +11,8 @@ use crate::text::chat_role::content_of;
 pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     let support = template.role_support();
     if support.takes_calls_as_metadata {
-        return { split_calls(messages).into_iter() }
+        return split_calls(messages)
+            .into_iter()
             .flat_map(with_metadata)
             .collect();
     }
@@ -30,7 +31,7 @@ fn with_metadata(mut message: Value) -> Vec<Value> {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls").map(Value::take) else {
         return vec![message];
     };
-    let calls = { calls.into_iter() }.map(|mut call| {
+    let calls = calls.into_iter().map(|mut call| {
         let arguments = match call["function"]["arguments"].take() {
             Value::String(text) => text,
             Value::Null => "{}".to_owned(),
@@ -71,7 +72,7 @@ fn split_calls(messages: Vec<Value>) -> Vec<Value> {
             fitted.push(turn);
             let is_its_own = |result: &Value| !id.is_null() && result["tool_call_id"] == id;
             // Results without names come in the order of the calls.
-            let place = { results.iter().position(is_its_own) }.or_else(|| {
+            let place = results.iter().position(is_its_own).or_else(|| {
                 results
                     .iter()
                     .position(|result| result.get("tool_call_id").is_none_or(Value::is_null))

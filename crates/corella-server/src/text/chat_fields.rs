@@ -231,7 +231,8 @@ impl ChatFields {
         if let Some(tools) = &mut tools {
             fit_tools(&mut tools.list, template);
         }
-        let continue_final_message = { self.continue_final_message }
+        let continue_final_message = self
+            .continue_final_message
             .unwrap_or_else(|| messages.last().is_some_and(is_begun_answer));
         if let Some(effort) = self.reasoning_effort.take() {
             let (name, value) = effort_switch(served, "reasoning_effort", &effort)?;

@@ -127,13 +127,15 @@ mod tests {
         let messages = roles.iter().map(message).collect();
         let fitted = fit_roles(messages, &template).map_err(|error| error.to_json())?;
         let text = |message: &Value, name: &str| message[name].as_str().unwrap().to_owned();
-        Ok({ fitted.iter() }
+        Ok(fitted
+            .iter()
             .map(|message| (text(message, "role"), text(message, "content")))
             .collect())
     }
 
     fn owned(roles: &[(&str, &str)]) -> Vec<(String, String)> {
-        { roles.iter() }
+        roles
+            .iter()
             .map(|(role, content)| ((*role).to_owned(), (*content).to_owned()))
             .collect()
     }

@@ -6,7 +6,10 @@ use serde_json::{Map, Value, json};
 /// Adds empty members to tools, each only where the template does not take the tool without it.
 pub fn fit_tools(tools: &mut Value, template: &ChatTemplate) {
     let support = template.tool_support();
-    let functions = { tools.as_array_mut().into_iter().flatten() }
+    let functions = tools
+        .as_array_mut()
+        .into_iter()
+        .flatten()
         .filter_map(|tool| tool.get_mut("function").and_then(Value::as_object_mut));
     for function in functions {
         if !support.without_description {

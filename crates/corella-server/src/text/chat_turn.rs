@@ -73,7 +73,7 @@ fn shorten_ids(message: &mut Value) {
 fn short_id(id: &str) -> String {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
-    let digest = { id.bytes() }.fold(OFFSET, |hash, byte| {
+    let digest = id.bytes().fold(OFFSET, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(PRIME)
     });
     format!("{:09x}", digest >> 28)

@@ -21,7 +21,9 @@ impl GenerationParams {
         if rules.is_none() && !(holds_ends_back && self.constraint.is_some()) {
             return Ok(());
         }
-        let first = { self.constraint.as_ref() }
+        let first = self
+            .constraint
+            .as_ref()
             .map(|constraint| constraint.start()?.allowed())
             .transpose();
         let first = first.map_err(ApiError::grammar_failed)?;

@@ -179,7 +179,7 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
     fields.retain(|name, value| {
         !value.is_null() && *value != false && !WITHOUT_EFFECT.contains(&name.as_str())
     });
-    if let Some(other) = { fields.keys() }.find(|name| !KINDS.contains(&name.as_str())) {
+    if let Some(other) = fields.keys().find(|name| !KINDS.contains(&name.as_str())) {
         let field = format!("{FIELD}.{other}");
         return Err(ApiError::unsupported(&field, "leave it out"));
     }

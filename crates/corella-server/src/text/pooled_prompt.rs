@@ -169,7 +169,8 @@ fn pair_text(
     let instruction = sentence.default_prompt.as_ref();
     let instruction = instruction.and_then(|name| sentence.prompts.get(name));
     let message = |role: &str, text: &str| json!({"role": role, "content": text});
-    let mut messages: Vec<Value> = { instruction.into_iter() }
+    let mut messages: Vec<Value> = instruction
+        .into_iter()
         .map(|text| message("system", text))
         .collect();
     messages.extend([message("query", first), message("document", second)]);

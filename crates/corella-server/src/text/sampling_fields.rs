@@ -233,13 +233,13 @@ impl SamplingFields {
             top_k: self.top_k(defaults.top_k)?,
             top_p: within(
                 "top_p",
-                { self.top_p.or(defaults.top_p.map(f64::from)) }.unwrap_or(1.0),
+                self.top_p.or(defaults.top_p.map(f64::from)).unwrap_or(1.0),
                 |p| p > 0.0 && p <= 1.0,
                 "above 0 and at most 1",
             )?,
             min_p: within(
                 "min_p",
-                { self.min_p.or(defaults.min_p.map(f64::from)) }.unwrap_or(0.0),
+                self.min_p.or(defaults.min_p.map(f64::from)).unwrap_or(0.0),
                 |p| (0.0..=1.0).contains(&p),
                 "between 0 and 1",
             )?,

@@ -60,7 +60,10 @@ impl ServedModel {
         match model {
             None => Ok(config.model_name().to_owned()),
             Some(model)
-                if { config.served_model_names.iter().chain(&config.other_names) }
+                if config
+                    .served_model_names
+                    .iter()
+                    .chain(&config.other_names)
                     .any(|name| name == model)
                     || self.adapters.get(model).is_some() =>
             {
@@ -103,7 +106,7 @@ impl ServedModel {
             max_tokens: self.config.max_model_len as usize,
             is_abandoned: &|| caller.has_left(),
         };
-        let encoded = { &self.tokenizer }.encode_pair(pair, add_special_tokens, limit);
+        let encoded = self.tokenizer.encode_pair(pair, add_special_tokens, limit);
         let encoded = encoded.map_err(|error| self.text_error(param, error))?;
         self.check_known(param, &encoded.tokens)?;
         Ok(encoded)

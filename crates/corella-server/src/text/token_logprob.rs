@@ -95,7 +95,7 @@ impl CompletionLogprobs {
         self.top_logprobs.push(logprobs.map(|(logprobs, num_top)| {
             let top = logprobs.top.iter().take(num_top);
             let own = (token, logprobs.token);
-            { top.chain([&own]) }
+            top.chain([&own])
                 .map(|&(token, logprob)| (names.name(token), finite(logprob)))
                 .collect()
         }));
@@ -171,7 +171,8 @@ impl ChatLogprobs {
     /// The rows as JSON.
     pub fn into_rows(self) -> Vec<Value> {
         // Rows are structs of strings and numbers, whose encoding cannot fail.
-        { self.content.iter() }
+        self.content
+            .iter()
             .filter_map(|row| serde_json::to_value(row).ok())
             .collect()
     }

@@ -183,7 +183,9 @@ impl ApiError {
     /// The same error with the tool's place in the request. `places` are the places of the kept tools.
     pub fn of_kept_tools(self, places: &[usize]) -> Self {
         let param = self.param().unwrap_or_default();
-        let index = { param.strip_prefix("tools[") }.and_then(|rest| rest.split_once(']'));
+        let index = param
+            .strip_prefix("tools[")
+            .and_then(|rest| rest.split_once(']'));
         let index = index.and_then(|(index, _)| index.parse::<usize>().ok());
         match index.and_then(|index| Some((index, places.get(index)?))) {
             Some((index, place)) => {
@@ -500,9 +502,11 @@ mod tests {
             .expect("the tests are last");
         let mut codes = BTreeSet::new();
         for source in [source, include_str!("api_error/engine.rs")] {
-            let set = { source.split("body.code = Some(\"").skip(1) }
+            let set = (source.split("body.code = Some(\"").skip(1))
                 .filter_map(|rest| rest.split('"').next());
-            let given = { source.split("Self::not_found(").skip(1) }
+            let given = source
+                .split("Self::not_found(")
+                .skip(1)
                 .filter_map(|rest| rest.split(')').next()?.rsplit('"').nth(1));
             codes.extend(set.chain(given));
         }
@@ -517,7 +521,8 @@ mod tests {
             assert!(codes.contains(known), "{codes:?}");
         }
         let troubleshooting = include_str!("../../../../docs/src/troubleshooting.md");
-        let headings: String = { troubleshooting.lines() }
+        let headings: String = troubleshooting
+            .lines()
             .filter(|line| line.starts_with("### "))
             .collect();
         let reference = include_str!("../../../../docs/src/reference/api.md");

@@ -71,7 +71,10 @@ impl FieldTable {
             .no_effect
             .iter()
             .flat_map(|(_, names)| names.iter().copied());
-        let refused = { self.refused.iter().map(|refused| refused.name) }
+        let refused = self
+            .refused
+            .iter()
+            .map(|refused| refused.name)
             .filter(|name| !self.read.contains(name));
         read.chain(read_at).chain(no_effect).chain(refused)
     }

@@ -131,7 +131,10 @@ mod tests {
         let ids = |query: &str| {
             let page = parse(query).expect("it parses").page(objects.clone());
             let page = page.expect("it has a page");
-            let ids: Vec<Value> = { page["data"].as_array().into_iter().flatten() }
+            let ids: Vec<Value> = page["data"]
+                .as_array()
+                .into_iter()
+                .flatten()
                 .map(|object| object["id"].clone())
                 .collect();
             (json!(ids), page["has_more"].clone())

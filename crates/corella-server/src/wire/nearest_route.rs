@@ -35,7 +35,7 @@ const OF_A_LIBRARY: [&str; 5] = [
 
 /// Returns a sentence that names the nearest route, or the list of all routes.
 pub fn advice(method: &str, path: &str) -> String {
-    let is_of_a_library = { OF_A_LIBRARY.iter() }.any(|known| {
+    let is_of_a_library = OF_A_LIBRARY.iter().any(|known| {
         path.strip_prefix(known)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     });
@@ -80,7 +80,8 @@ fn nearest(method: &str, path: &str) -> Option<(String, String)> {
         Some((route.method(method), route.path.clone()))
     };
     // A single step says less than a path with a typing error.
-    { as_written.or_else(with_version) }
+    as_written
+        .or_else(with_version)
         .or_else(misspelt)
         .or_else(|| from_end(1).filter(|_| longest > 0))
 }

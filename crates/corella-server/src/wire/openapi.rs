@@ -256,7 +256,9 @@ mod tests {
         let config = ServeConfig::new("model", 64, 100, 16);
         let document = document(&config);
         let router = include_str!("../http/router.rs");
-        let routes: Vec<&str> = { router.split(".route(\"").skip(1) }
+        let routes: Vec<&str> = router
+            .split(".route(\"")
+            .skip(1)
             .filter_map(|rest| rest.split('"').next())
             .collect();
         assert!(routes.len() > 10);

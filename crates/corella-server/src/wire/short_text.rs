@@ -20,7 +20,9 @@ impl From<String> for ShortText {
             return Self(text);
         }
         let start: String = text.chars().take(MAX_VALUE_CHARS).collect();
-        let (end_at, _) = { text.char_indices().rev() }
+        let (end_at, _) = text
+            .char_indices()
+            .rev()
             .nth(MAX_VALUE_CHARS - 1)
             .unwrap_or_default();
         Self(format!("{start} … {}", &text[end_at..]))

@@ -6,7 +6,8 @@ use crate::wire::short_text::shown;
 /// stay unchanged.
 pub fn in_json_words(message: &str) -> String {
     let rewritten = || {
-        let rest = { message.strip_prefix("invalid type: ") }
+        let rest = message
+            .strip_prefix("invalid type: ")
             .or_else(|| message.strip_prefix("invalid value: "))?;
         let (found, expected) = rest.rsplit_once(", expected ")?;
         Some(format!(

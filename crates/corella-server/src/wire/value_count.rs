@@ -139,7 +139,10 @@ impl<'de> Visitor<'de> for ValueCounter<'_> {
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
         self.count.add()?;
         let is_in_object = self.is_in_object;
-        while { items.next_element_seed(self.part(is_in_object, is_in_object))? }.is_some() {}
+        while items
+            .next_element_seed(self.part(is_in_object, is_in_object))?
+            .is_some()
+        {}
         Ok(())
     }
 

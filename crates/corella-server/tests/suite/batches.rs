@@ -206,7 +206,8 @@ async fn what_is_in_the_folder_counts_from_the_start() {
     fs::write(batches.join("batch_0.json.new"), "{").expect("it can be written");
     let size = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.len());
     let num_answer_bytes = size(batches.join(format!("{batch}.output.jsonl")));
-    let input = { fs::read_dir(folder.0.join("files")).expect("it is there") }
+    let input = fs::read_dir(folder.0.join("files"))
+        .expect("it is there")
         .map(|entry| entry.expect("an entry").path())
         .find(|path| path.extension().is_none());
     let num_input_bytes = size(input.expect("it is there"));

@@ -118,7 +118,9 @@ async fn the_text_begins_with_the_prompt_and_ends_at_a_stop_string_as_ever() {
     body["n"] = json!(2);
     body["best_of"] = json!(5);
     let best = answer(&server, &body).await;
-    let texts: Vec<&Value> = { all["choices"].as_array().expect("choices") }
+    let texts: Vec<&Value> = all["choices"]
+        .as_array()
+        .expect("choices")
         .iter()
         .map(|choice| &choice["text"])
         .collect();

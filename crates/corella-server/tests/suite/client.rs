@@ -192,7 +192,10 @@ pub fn named_events(reply: &Reply) -> Vec<(String, Value)> {
     assert!(reply.is_complete);
     assert_eq!(reply.status, 200, "{}", reply.text());
     let data = events(reply.text());
-    let names = { reply.text().lines() }.filter_map(|line| line.strip_prefix("event: "));
+    let names = reply
+        .text()
+        .lines()
+        .filter_map(|line| line.strip_prefix("event: "));
     let events: Vec<_> = names.map(str::to_owned).zip(data.iter().cloned()).collect();
     assert_eq!(events.len(), data.len(), "an event without a name");
     for (name, data) in &events {

@@ -308,7 +308,9 @@ async fn texts_are_scored_in_pairs_or_one_with_all() {
 async fn documents_are_ordered_by_their_scores() {
     let server = TestServer::start().await;
     let documents = ["a fox", "the lantern", "what?", "a fox", "nothing"];
-    let mut expected: Vec<_> = { documents.iter().enumerate() }
+    let mut expected: Vec<_> = documents
+        .iter()
+        .enumerate()
         .map(|(index, text)| (index, cosine(&server, "a fox", text)))
         .collect();
     expected.sort_by(|a, b| b.1.total_cmp(&a.1));

@@ -119,7 +119,9 @@ impl Setup {
         let template = ChatTemplate::new(self.template, SpecialTokens::default());
         let template = template.expect("it parses");
         let mut mock = self.mock;
-        mock.script.seeded = { self.replies.iter() }
+        mock.script.seeded = self
+            .replies
+            .iter()
             .map(|reply| tokenizer.encode(reply, false).expect("it encodes"))
             .collect();
         let text = TextModel {

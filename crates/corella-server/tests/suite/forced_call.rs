@@ -209,7 +209,8 @@ async fn other_apis_demand_calls_in_their_own_words() {
         let answer = reply.json();
         assert_eq!(answer["stop_reason"], "tool_use");
         let blocks = answer["content"].as_array().expect("blocks");
-        let calls: Vec<_> = { blocks.iter() }
+        let calls: Vec<_> = blocks
+            .iter()
             .filter(|block| block["type"] == "tool_use")
             .collect();
         assert!(
@@ -245,7 +246,8 @@ async fn other_apis_demand_calls_in_their_own_words() {
             (&json!("completed"), &choice)
         );
         let items = answer["output"].as_array().expect("items");
-        let calls: Vec<_> = { items.iter() }
+        let calls: Vec<_> = items
+            .iter()
             .filter(|item| item["type"] == "function_call")
             .collect();
         assert!(!calls.is_empty(), "{answer}");

@@ -72,7 +72,8 @@ async fn a_stream_has_events_without_a_done_and_the_last_one_stops() {
         .filter_map(|piece| piece["content"].as_str())
         .collect();
     assert_eq!(text, server.greedy(&prompt, 8));
-    let rows: Vec<_> = { pieces.iter() }
+    let rows: Vec<_> = pieces
+        .iter()
         .filter_map(|piece| piece["completion_probabilities"].as_array())
         .flatten()
         .collect();

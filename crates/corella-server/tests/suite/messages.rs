@@ -237,7 +237,8 @@ async fn a_stream_has_the_events_of_the_whole_message() {
             .sum::<u64>()
     };
     assert_eq!(num_input(&message["usage"]), num_input(&whole["usage"]));
-    let text: String = { events.iter() }
+    let text: String = events
+        .iter()
         .filter_map(|(_, data)| data["delta"]["text"].as_str())
         .collect();
     assert_eq!(text, whole["content"][0]["text"]);

@@ -16,13 +16,16 @@ fn lines(reply: &Reply) -> Vec<Value> {
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(reply.header("content-type"), Some("application/x-ndjson"));
     assert!(reply.text().ends_with('\n'));
-    { reply.text().lines() }
+    reply
+        .text()
+        .lines()
         .map(|line| serde_json::from_str(line).expect("each line is JSON"))
         .collect()
 }
 
 fn text_of(lines: &[Value]) -> String {
-    { lines.iter() }
+    lines
+        .iter()
         .filter_map(|line| {
             line["message"]["content"]
                 .as_str()
@@ -92,7 +95,11 @@ async fn a_prompt_is_a_message_or_goes_on_as_it_is() {
     let refused = ask(json!({"suffix": "x"})).await;
     assert_eq!(refused.status, 400);
     let message = &refused.json()["error"];
-    assert!({ message.as_str() }.is_some_and(|message| message.contains("fill in the middle")));
+    assert!(
+        message
+            .as_str()
+            .is_some_and(|message| message.contains("fill in the middle"))
+    );
     server.assert_at_rest().await;
 }
 
@@ -111,18 +118,23 @@ async fn thoughts_and_calls_have_their_members() {
     let whole = post(server.address, CHAT, &body).await.json();
     let message = &whole["message"];
     assert_eq!(text_of(&lines), message["content"].as_str().expect("text"));
-    let thoughts: String = { lines.iter() }
+    let thoughts: String = lines
+        .iter()
         .filter_map(|line| line["message"]["thinking"].as_str())
         .collect();
     assert_eq!(thoughts, "É, hm.");
     assert_eq!(message["thinking"], "É, hm.");
     assert_eq!(message["content"], "I look.");
     let functions = |calls: &Value| -> Vec<Value> {
-        { calls.as_array().into_iter().flatten() }
+        calls
+            .as_array()
+            .into_iter()
+            .flatten()
             .map(|call| call["function"].clone())
             .collect()
     };
-    let streamed: Vec<Value> = { lines.iter() }
+    let streamed: Vec<Value> = lines
+        .iter()
         .flat_map(|line| functions(&line["message"]["tool_calls"]))
         .collect();
     let expected = json!([
@@ -142,7 +154,11 @@ async fn errors_are_texts_before_and_within_a_stream() {
     let reply = post(server.address, GENERATE, &body).await;
     assert_eq!(reply.status, 400);
     let message = reply.json()["error"].clone();
-    assert!({ message.as_str() }.is_some_and(|message| message.contains("options.temperature")));
+    assert!(
+        message
+            .as_str()
+            .is_some_and(|message| message.contains("options.temperature"))
+    );
     let body = json!({"prompt": "hi", "options": {"num_ctx": 1}});
     let lines = lines(&post(server.address, GENERATE, &body).await);
     let last = lines.last().expect("there are lines");
@@ -196,7 +212,11 @@ async fn a_model_is_pulled_that_is_there_and_has_its_facts() {
     let reply = post(server.address, "/api/pull", &json!({"model": "other"})).await;
     assert_eq!(reply.status, 404);
     let message = reply.json()["error"].clone();
-    assert!({ message.as_str() }.is_some_and(|message| message.contains("corella pull other")));
+    assert!(
+        message
+            .as_str()
+            .is_some_and(|message| message.contains("corella pull other"))
+    );
 
     let tags = get(server.address, "/api/tags").await.json();
     let models = tags["models"].as_array().expect("a list");

@@ -262,12 +262,14 @@ async fn a_stream_has_numbered_events_up_to_the_whole_response() {
         "response.incomplete",
     ];
     assert_eq!(end, expected);
-    let text: String = { events.iter() }
+    let text: String = events
+        .iter()
         .filter_map(|(_, data)| data["delta"].as_str())
         .collect();
     let part = &whole["output"][0]["content"][0];
     assert_eq!(text, part["text"]);
-    let rows: Vec<&Value> = { events.iter() }
+    let rows: Vec<&Value> = events
+        .iter()
         .filter(|(name, _)| name == "response.output_text.delta")
         .flat_map(|(_, data)| data["logprobs"].as_array().expect("rows"))
         .collect();
@@ -562,7 +564,10 @@ async fn calls_and_thoughts_are_items_whole_and_streamed() {
     assert_eq!(reply.status, 200, "{}", reply.text());
     let whole = reply.json();
     let items = |output: &Value| -> Vec<Value> {
-        { output.as_array().expect("items").iter() }
+        output
+            .as_array()
+            .expect("items")
+            .iter()
             .map(|item| match item["type"].as_str().expect("a type") {
                 "function_call" => json!([item["name"], item["arguments"]]),
                 kind => json!([kind, item["content"][0]["text"]]),
@@ -583,7 +588,8 @@ async fn calls_and_thoughts_are_items_whole_and_streamed() {
     let last = &events[events.len() - 1].1["response"];
     assert_eq!(items(&last["output"]), expected);
     // The events of each item agree with the whole response.
-    let done: Vec<Value> = { events.iter() }
+    let done: Vec<Value> = events
+        .iter()
         .filter(|(name, _)| name == "response.output_item.done")
         .map(|(_, data)| data["item"].clone())
         .collect();
@@ -591,7 +597,7 @@ async fn calls_and_thoughts_are_items_whole_and_streamed() {
     for (index, item) in done.iter().enumerate() {
         let of_item = |(_, data): &&(String, Value)| data["item_id"] == item["id"];
         let deltas = events.iter().filter(of_item);
-        let joined: String = { deltas }
+        let joined: String = deltas
             .filter_map(|(_, data)| data["delta"].as_str())
             .collect();
         assert_eq!(joined, expected[index][1], "{item}");

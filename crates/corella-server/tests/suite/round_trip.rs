@@ -108,7 +108,7 @@ const RESPONSES: Api = Api {
     },
     history: |answer| {
         let items = answer["output"].as_array().expect("items").clone();
-        let calls: Vec<_> = { items.iter() }
+        let calls: Vec<_> = items.iter()
             .filter(|item| item["type"] == "function_call")
             .map(|call| {
                 json!({"type": "function_call_output", "call_id": call["call_id"], "output": "done"})
@@ -123,7 +123,7 @@ const RESPONSES: Api = Api {
 const REFERENCES: Api = Api {
     history: |answer| {
         let items = (RESPONSES.history)(answer).into_iter();
-        { items }
+        items
             .map(|item| match item.get("output") {
                 None => json!({"type": "item_reference", "id": item["id"]}),
                 Some(_) => item,

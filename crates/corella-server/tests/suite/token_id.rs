@@ -11,7 +11,8 @@ const COMPLETIONS: &str = "/v1/completions";
 /// The members `name` of the choice with an index, in all chunks.
 fn joined(chunks: &[Value], index: usize, name: &str) -> Vec<Value> {
     let choices = chunks.iter().map(|chunk| &chunk["choices"][0]);
-    { choices.filter(|choice| choice["index"] == index) }
+    choices
+        .filter(|choice| choice["index"] == index)
         .filter_map(|choice| choice[name].as_array())
         .flatten()
         .cloned()

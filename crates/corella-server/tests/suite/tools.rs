@@ -128,7 +128,8 @@ async fn calls_and_reasoning_are_told_from_text_whole_and_streamed() {
     for (index, call) in calls.iter().enumerate() {
         assert_eq!(assembled["tool_calls"][index], call["function"]);
     }
-    let num_logprobs: usize = { chunks.iter() }
+    let num_logprobs: usize = chunks
+        .iter()
         .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array())
         .map(Vec::len)
         .sum();

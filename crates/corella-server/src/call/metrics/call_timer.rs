@@ -238,7 +238,9 @@ impl CallTimer {
         if let Some(max_tokens) = max_tokens {
             metrics.request_params_max_tokens.observe(max_tokens.into());
         }
-        let longest = { self.choices.iter() }
+        let longest = self
+            .choices
+            .iter()
             .map(|choice| choice.tokens.map_or(0, |tokens| tokens.num_tokens));
         let longest = longest.max().unwrap_or(0);
         metrics

@@ -32,8 +32,9 @@ pub fn prometheus_text(open_metrics: &str) -> String {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             // The name depends on the type, which follows.
             help = rest.split_once(' ');
-        } else if let Some((name, kind)) =
-            { line.strip_prefix("# TYPE ") }.and_then(|rest| rest.split_once(' '))
+        } else if let Some((name, kind)) = line
+            .strip_prefix("# TYPE ")
+            .and_then(|rest| rest.split_once(' '))
         {
             let (suffix, kind) = match kind {
                 "counter" => ("_total", "counter"),

@@ -97,7 +97,8 @@ impl AnswerFormat {
         model: &str,
         choices: Vec<ChoiceDelta>,
     ) -> Response {
-        let mut answers: Vec<_> = { choices.into_iter() }
+        let mut answers: Vec<_> = choices
+            .into_iter()
             .map(|mut choice| {
                 let content = std::mem::take(&mut choice.text);
                 self.last(served, model, choice, &content)

@@ -130,7 +130,7 @@ impl DrawFields {
             _ => {}
         }
         let validated = sampling.validate(served, caller, own).map_err(|error| {
-            let renamed = { NAMES.iter() }.find(|(from, _)| error.param() == Some(from));
+            let renamed = NAMES.iter().find(|(from, _)| error.param() == Some(from));
             renamed.map_or(error.clone(), |(from, to)| error.renamed(from, to))
         });
         let mut params = validated?;

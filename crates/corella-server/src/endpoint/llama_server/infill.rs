@@ -71,7 +71,10 @@ impl Endpoint for Infill {
         let mut prefix = middle.input_prefix.unwrap_or_default();
         prefix.push_str(middle.prompt.as_deref().unwrap_or_default());
         let suffix = middle.input_suffix.unwrap_or_default();
-        let others: Vec<_> = { middle.input_extra.iter().flatten() }
+        let others: Vec<_> = middle
+            .input_extra
+            .iter()
+            .flatten()
             .map(|file| (file.filename.as_deref().unwrap_or("tmp"), &*file.text))
             .collect();
         let mut prompt = tokens.other_files(tokenizer, &others);

@@ -58,7 +58,10 @@ fn default_params(state: &ServerState) -> Value {
 pub async fn slots(State(state): State<Arc<ServerState>>, uri: Uri) -> Result<Response, ApiError> {
     let num_slots = state.engine.limits().max_num_seqs as usize;
     let num_running = state.engine.stats().scheduler.num_running;
-    let must_have_one = { uri.query().unwrap_or_default().split('&') }
+    let must_have_one = uri
+        .query()
+        .unwrap_or_default()
+        .split('&')
         .filter_map(|pair| pair.strip_prefix("fail_on_no_slot="))
         .any(|value| !matches!(value, "" | "0" | "false"));
     if must_have_one && num_running >= num_slots {

@@ -61,7 +61,9 @@ fn without_billing_header(system: Value) -> Option<Value> {
         }
         Value::Array(mut blocks) => {
             blocks.retain(|block| {
-                !{ block["text"].as_str() }.is_some_and(|text| text.starts_with(HEADER))
+                !block["text"]
+                    .as_str()
+                    .is_some_and(|text| text.starts_with(HEADER))
             });
             (!blocks.is_empty()).then_some(Value::Array(blocks))
         }
@@ -185,7 +187,9 @@ fn text_of(content: &Value, path: &str, check: FieldCheck) -> Result<String, Api
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(blocks) => {
-            let texts = { blocks.iter().enumerate() }
+            let texts = blocks
+                .iter()
+                .enumerate()
                 .map(|(index, block)| text_of_block(block, &format!("{path}[{index}]"), check))
                 .collect::<Result<Vec<_>, _>>()?;
             Ok(texts.join("\n"))

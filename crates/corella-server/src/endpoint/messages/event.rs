@@ -54,7 +54,10 @@ impl MessageEvents {
 
     fn push_part(&mut self, part: &ReplyPart, events: &mut Events) {
         let index = self.blocks.len();
-        let is_continued = { self.blocks.last() }.is_some_and(|last| last.is_continued_by(part));
+        let is_continued = self
+            .blocks
+            .last()
+            .is_some_and(|last| last.is_continued_by(part));
         if !is_continued {
             self.stop_block(events);
             let block = ContentBlock::new(ReplyBlock::begun_by(part), self.format);

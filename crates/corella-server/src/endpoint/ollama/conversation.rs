@@ -76,7 +76,9 @@ impl Calls {
             message.insert("reasoning_content".to_owned(), json!(thinking));
         }
         if !calls.is_empty() {
-            let calls = { calls.into_iter().enumerate() }
+            let calls = calls
+                .into_iter()
+                .enumerate()
                 .map(|(index, call)| {
                     self.read_call(&format!("{path}.tool_calls[{index}]"), call, check)
                 })

@@ -153,7 +153,8 @@ fn messages(system: Option<String>, prompt: String) -> Vec<Map<String, Value>> {
         ])
     };
     let system = system.map(|system| message("system", system));
-    { system.into_iter() }
+    system
+        .into_iter()
         .chain([message("user", prompt)])
         .collect()
 }

@@ -124,7 +124,11 @@ fn parameter_size(num_parameters: u64) -> String {
 fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
     let adapters = state.served.adapters.list();
     let adapters = adapters.iter().map(|(name, _)| name.to_string());
-    { state.config.served_model_names.iter().cloned() }
+    state
+        .config
+        .served_model_names
+        .iter()
+        .cloned()
         .chain(adapters)
         .filter(|name| context.check_model(&state.config, name).is_ok())
         .collect()
@@ -133,10 +137,14 @@ fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
 /// `/api/tags`: lists the model under each of its names, those of Ollama's library included, and its adapters.
 pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
     // Programs look for the name that they are to ask for.
-    let others = { state.config.other_names.iter() }
+    let others = state
+        .config
+        .other_names
+        .iter()
         .filter(|name| context.check_model(&state.config, name).is_ok())
         .cloned();
-    let models = { names(&state, &context).into_iter() }
+    let models = names(&state, &context)
+        .into_iter()
         .chain(others)
         .map(|name| Model::new(&state, &name, None))
         .collect();
@@ -153,7 +161,8 @@ pub async fn running_models(
         size_vram: state.config.model_facts.gpu_weight_bytes,
         context_length: state.config.max_model_len,
     };
-    let models = { names(&state, &context).into_iter() }
+    let models = names(&state, &context)
+        .into_iter()
         .map(|name| Model::new(&state, &name, Some(running())))
         .collect();
     json_response(&ModelList { models })
@@ -216,7 +225,9 @@ fn parameters(state: &ServerState) -> String {
         defaults.top_k.map(|value| format!("top_k {value}")),
         defaults.top_p.map(|value| format!("top_p {value}")),
         defaults.min_p.map(|value| format!("min_p {value}")),
-        { defaults.repetition_penalty }.map(|value| format!("repeat_penalty {value}")),
+        defaults
+            .repetition_penalty
+            .map(|value| format!("repeat_penalty {value}")),
     ];
     lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }

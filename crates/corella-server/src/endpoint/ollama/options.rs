@@ -195,7 +195,7 @@ impl OptionFields {
             ..SamplingFields::default()
         };
         sampling.validate(served, caller, own).map_err(|error| {
-            let renamed = { NAMES.iter() }.find(|(from, _)| error.param() == Some(from));
+            let renamed = NAMES.iter().find(|(from, _)| error.param() == Some(from));
             renamed.map_or(error.clone(), |(from, to)| error.renamed(from, to))
         })
     }

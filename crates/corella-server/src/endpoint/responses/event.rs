@@ -72,7 +72,10 @@ impl ResponseEvents {
     /// Returns the common fields of the last item's events.
     fn place(&self) -> Value {
         let index = self.output.num_items().saturating_sub(1);
-        let id = { self.output.last() }.map(|block| item_id(&self.head, index, block));
+        let id = self
+            .output
+            .last()
+            .map(|block| item_id(&self.head, index, block));
         json!({"item_id": id, "output_index": index})
     }
 
@@ -84,7 +87,10 @@ impl ResponseEvents {
     }
 
     fn push_part(&mut self, part: &ReplyPart, logprobs: Vec<Value>, events: &mut Events) {
-        let is_continued = { self.output.last() }.is_some_and(|last| last.is_continued_by(part));
+        let is_continued = self
+            .output
+            .last()
+            .is_some_and(|last| last.is_continued_by(part));
         if !is_continued {
             self.end_item(Status::Completed, events);
         }

@@ -142,7 +142,9 @@ fn push_items(
 /// Returns the assistant's message of an item: thoughts, text and calls of one turn are several items, but one message
 /// of a chat.
 fn open_turn(conversation: &mut Vec<Map<String, Value>>) -> &mut Map<String, Value> {
-    let is_open = { conversation.last() }.is_some_and(|last| last["role"] == "assistant");
+    let is_open = conversation
+        .last()
+        .is_some_and(|last| last["role"] == "assistant");
     if !is_open {
         conversation.push(message("assistant", String::new()));
     }

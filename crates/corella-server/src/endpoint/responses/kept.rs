@@ -86,7 +86,11 @@ pub async fn list_input_items(
     let allow_unknown = state.config.allow_unknown_fields;
     let query = ListQuery::parse(&uri, MAX_LIMIT, &others, allow_unknown)?;
     let kept = state.responses.find(&key(&context, &id))?;
-    let items = { kept.turn.input_items().into_iter().enumerate() }
+    let items = kept
+        .turn
+        .input_items()
+        .into_iter()
+        .enumerate()
         .map(|(index, item)| input_item(&id, index, item))
         .collect();
     Ok(json_response(&query.page(items)?))

@@ -168,7 +168,9 @@ impl Output {
             true => status,
             false => Status::Completed,
         };
-        { self.blocks.iter().enumerate() }
+        self.blocks
+            .iter()
+            .enumerate()
             .map(|(index, block)| self.item(head, index, block, status(index)))
             .collect()
     }

@@ -109,7 +109,8 @@ pub fn chat_tool_choice(choice: &Value) -> Result<Value, ApiError> {
 
 /// Renames the fields in a chat's error to this API's names. `places` are the places of the kept tools.
 pub fn in_own_names(error: ApiError, places: &[usize]) -> ApiError {
-    { error.renamed("tool_choice.allowed_tools", "tool_choice") }
+    error
+        .renamed("tool_choice.allowed_tools", "tool_choice")
         .without_function()
         .of_kept_tools(places)
         .renamed("messages", "input")

@@ -298,7 +298,8 @@ fn fields() -> Fields {
 
 #[test]
 fn every_field_of_others_is_in_a_table() {
-    let tables: BTreeMap<_, _> = { TABLES.iter() }
+    let tables: BTreeMap<_, _> = TABLES
+        .iter()
         .map(|(name, _, table, _)| (*name, *table))
         .chain([INNER])
         .collect();
@@ -353,7 +354,8 @@ fn section(page: &mut String, heading: &str, table: &FieldTable, endpoint: Optio
             Some(Treatment::ReadAt(endpoints))
                 if !endpoint.is_some_and(|at| is_read_at(at, endpoints)) =>
             {
-                let paths: Vec<_> = { endpoints.iter() }
+                let paths: Vec<_> = endpoints
+                    .iter()
                     .map(|at| format!("`{}`", at.path()))
                     .collect();
                 let why = format!("belongs to {}", paths.join(" and "));
@@ -361,7 +363,8 @@ fn section(page: &mut String, heading: &str, table: &FieldTable, endpoint: Optio
             }
             Some(Treatment::NoEffect(reason)) => add(&mut without_effect, reason, shown),
             Some(Treatment::Refused(field)) => {
-                let neutral: Vec<_> = { NEUTRAL.iter() }
+                let neutral: Vec<_> = NEUTRAL
+                    .iter()
                     .filter_map(|text| {
                         let value: Value = serde_json::from_str(text).expect("JSON");
                         (field.is_neutral)(&value).then(|| format!("`{text}`"))
@@ -433,7 +436,8 @@ fn add<R: PartialEq>(groups: &mut Vec<(R, Vec<String>)>, reason: R, name: String
 }
 
 fn owned(groups: Vec<(&str, Vec<String>)>) -> Vec<(String, Vec<String>)> {
-    { groups.into_iter() }
+    groups
+        .into_iter()
         .map(|(reason, names)| (reason.to_owned(), names))
         .collect()
 }

@@ -15,7 +15,9 @@ pub struct Blanks(Vec<(&'static str, Value)>);
 
 impl Blanks {
     pub fn of(config: &ServeConfig) -> Self {
-        let mut model_names: Vec<Value> = { config.served_model_names.iter() }
+        let mut model_names: Vec<Value> = config
+            .served_model_names
+            .iter()
             .map(|name| json!(name))
             .collect();
         model_names.push(Value::Null);
