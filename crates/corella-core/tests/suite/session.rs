@@ -1,4 +1,4 @@
-//! Both ends of a session and the cache store, one fault at a time, with the exact times of each.
+//! Both ends of a session and the export table, one fault at a time, with the exact times of each.
 
 mod block_load;
 mod compute;
