@@ -57,6 +57,18 @@ def test_what_a_page_runs(page, root_copy, monkeypatch):
         reader.stop_server()
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the book's examples use curl")
+def test_the_built_in_model_makes_the_calls_of_the_page():
+    page = (BOOK / "tool-calling.md").read_text()
+    blocks = [block for language, block in BLOCK.findall(page) if language == "sh"]
+    with ServerProcess("--kv-cache-memory", "64M") as server:
+        for block in blocks:
+            done = run(["bash", "-euo", "pipefail", "-c", block.replace(BOOK_ADDRESS, f"127.0.0.1:{server.port}")])
+            (call,) = json.loads(done.stdout)["choices"][0]["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}, done.stdout
+    assert len(blocks) == 2
+
+
 class Reader:
     def __init__(self, monkeypatch):
         self.server = None
