@@ -8,6 +8,10 @@
 # checksum is the one in SHA256SUMS.
 set -eu
 
+usage() {
+    sed -n '2,8s/^# \{0,1\}//p' "$0"
+}
+
 fail() {
     echo "install.sh: $1" >&2
     exit 1
@@ -24,7 +28,8 @@ while [ $# -gt 0 ]; do
         --from) from=${2%/} && shift ;;
         --prefix) prefix=${2%/} && shift ;;
         --remove) remove=yes ;;
-        *) fail "there is no option $1; see the head of this file" ;;
+        -h | --help) usage && exit 0 ;;
+        *) fail "there is no option $1; --help lists all" ;;
     esac
     shift
 done
@@ -50,7 +55,8 @@ remove_files() {
 if [ -n "$remove" ]; then
     [ -f "$list" ] || fail "nothing of Corella is installed in $prefix"
     remove_files
-    echo "removed from $prefix; models and caches are in ${XDG_CACHE_HOME:-$HOME/.cache}"
+    echo "removed from $prefix; models and caches are in ${XDG_CACHE_HOME:-$HOME/.cache}," \
+        "and what was typed in conversations is in ${XDG_STATE_HOME:-$HOME/.local/state}/corella"
     exit 0
 fi
 

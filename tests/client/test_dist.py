@@ -275,9 +275,12 @@ def test_the_script_installs_and_removes(release, home):
         names.write("share/corella/old\n")
     assert install(release["install.sh"], home).returncode == 0
     assert files(home) == installed
-    assert install(release["install.sh"], home, "--remove").returncode == 0
+    done = install(release["install.sh"], home, "--remove")
+    assert done.returncode == 0 and "/.local/state/corella" in done.stdout, done
     assert files(home) == before
     assert install(release["install.sh"], home, "--remove").returncode == 1
+    done = install(release["install.sh"], home, "--help")
+    assert done.returncode == 0 and "--prefix FOLDER" in done.stdout and "set -eu" not in done.stdout, done
 
 
 @program("curl")
