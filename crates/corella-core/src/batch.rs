@@ -50,14 +50,14 @@ pub struct SlotStart {
     pub masked_until_min_tokens: Arc<[TokenId]>,
     /// The executor's name of the request's adapter.
     pub adapter: Option<Arc<str>>,
-    /// The recurrent state behind `cached_tokens`, which becomes the slot's own. Without one, the state
-    /// starts at zero, and a model that has recurrent layers has no cached tokens.
+    /// The recurrent state after `cached_tokens`, which becomes the slot's own. Without one, the state starts at zero,
+    /// and a model that has recurrent layers has no cached tokens.
     pub snapshot: Option<SnapshotId>,
 }
 
 /// A change of a slot's page table in one KV group: `pages` are its entries from `first` on. In a group with a window,
-/// a slot's table may begin with entries that are never given. They are behind the window. A slot also gives back pages
-/// behind the window without a notice. No query reads either.
+/// a slot's table may begin with entries that are never given. They are outside the window. A slot also gives back
+/// pages outside the window without a notice. No query reads either.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageTableDelta {
     pub slot: SlotId,
@@ -75,8 +75,8 @@ pub struct PageCopy {
     pub num_rows: u32,
 }
 
-/// Copies a slot's recurrent state behind the span of this step to a snapshot and overwrites its old content. The span
-/// has no drafts. Steps run in order, so a later step may restore the state, and a step behind that may overwrite it.
+/// Copies a slot's recurrent state after the span of this step to a snapshot and overwrites its old content. The span
+/// has no drafts. Steps run in order, so a later step may restore the state, and a step after that may overwrite it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSnapshot {
     pub slot: SlotId,
@@ -92,10 +92,10 @@ pub struct Span {
     /// The tokens to compute, as a range of `Batch::tokens`.
     pub tokens: Range<u32>,
     pub yields: Yield,
-    /// The number of drafts (guessed tokens) at the end of the span. A span with drafts also draws: one token behind
-    /// its last token that is no draft, and one more behind each draft that equals the token drawn before it. A slot
-    /// with a token mask draws only one. Rejected drafts leave void rows in the pages. The slot's next span is planned
-    /// after this one has returned, and overwrites them.
+    /// The number of drafts (guessed tokens) at the end of the span. A span with drafts also draws: one token after its
+    /// last token that is no draft, and one more after each draft that equals the token drawn before it. A slot with a
+    /// token mask draws only one. Rejected drafts leave void rows in the pages. The slot's next span is planned after
+    /// this one has returned, and overwrites them.
     pub num_drafts: u32,
 }
 
@@ -105,15 +105,15 @@ pub enum Yield {
     /// No result, as for every chunk of a prompt except the last.
     #[default]
     Nothing,
-    /// A token that is drawn behind the last position.
+    /// A token that is drawn after the last position.
     Draw,
-    /// Log-probabilities of known tokens, and a draw behind the last position if `draws` is set. The slot's sampling
+    /// Log-probabilities of known tokens, and a draw after the last position if `draws` is set. The slot's sampling
     /// parameters give the number of alternatives.
     Logprobs {
-        /// The positions of the tokens, from the span's second token to the token behind its end: the logits of a
+        /// The positions of the tokens, from the span's second token to the token after its end: the logits of a
         /// position give the probability of the next token.
         positions: Range<u32>,
-        /// The token behind the end of the span, if that is one of `positions`.
+        /// The token after the end of the span, if that is one of `positions`.
         next: Option<TokenId>,
         draws: bool,
     },
@@ -199,7 +199,7 @@ pub struct BatchOutput {
     /// One vector of the model's hidden size for each span that returns one.
     pub hidden_states: Vec<(SlotId, HiddenState)>,
     /// Spans without a token because of their logits (for example NaN), or without a hidden state because the vector
-    /// has no numbers, and the reason. Bad logits behind an accepted draft are not listed: the span then ends with the
+    /// has no numbers, and the reason. Bad logits after an accepted draft are not listed: the span then ends with the
     /// tokens drawn before.
     pub undrawn: Vec<(SlotId, Box<str>)>,
 }
@@ -224,7 +224,7 @@ pub struct Logprobs {
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// The probability of a prompt token behind the tokens before it, without regard to the sampling parameters.
+/// The probability of a prompt token after the tokens before it, without regard to the sampling parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptLogprob {
     pub token: TokenId,

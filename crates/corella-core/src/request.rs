@@ -22,7 +22,7 @@ pub struct Request {
     pub output: Vec<TokenId>,
     /// Another node reads the KV of its prompt: see [`poll_kv_fact`](crate::Scheduler::poll_kv_fact).
     pub exports_kv: bool,
-    /// Each of its tokens is drawn through a mask that depends on all tokens before it. So no step is planned behind a
+    /// Each of its tokens is drawn through a mask that depends on all tokens before it. So no step is planned after a
     /// token that has not been drawn yet, and no drafts are made.
     pub is_masked: bool,
     pub sampling: SamplingParams,

@@ -128,7 +128,7 @@ impl RequestState {
             phase: Phase::Waiting,
             progress: Progress::new(tokens, num_prompt_tokens, num_scored_tokens),
             expectation: Expectation::new(rank.arrival),
-            // No drafts are made behind a token that is drawn through a mask.
+            // No drafts are made after a token that is drawn through a mask.
             speculator: Speculator::new(config).filter(|_| !request.is_masked),
             allocation: Allocation::default(),
             path: Path::default(),
@@ -203,7 +203,7 @@ impl RequestState {
         }
     }
 
-    /// The result of a step that computes the known tokens `start..end`, or one token behind them.
+    /// The result of a step that computes the known tokens `start..end`, or one token after them.
     pub fn yields(&self, start: u32, end: u32) -> Yield {
         if let Some(pooling) = self.request.sampling.pooling {
             return match pooling {

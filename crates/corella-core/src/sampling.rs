@@ -71,8 +71,8 @@ impl SamplingParams {
     }
 }
 
-/// The rule that makes one hidden state from the states of a sequence behind the model's final norm
-/// (`last_hidden_state` in Transformers).
+/// The rule that makes one hidden state from the states of a sequence after the model's final norm (`last_hidden_state`
+/// in Transformers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// The hidden state of the last token, which has attended to all others.

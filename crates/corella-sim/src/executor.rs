@@ -1,7 +1,7 @@
 //! An executor that computes nothing and distrusts every batch.
 //!
 //! A row of a page holds a hash of its namespace, its KV group and all tokens up to it, and a drawn token is a function
-//! of the rows that its span can see: in each KV group, those behind its window. If a span reads a row of another
+//! of the rows that its span can see: in each KV group, those within its window. If a span reads a row of another
 //! history, a real model would draw other tokens than in a lone run, so the executor panics. Nodes of different
 //! arithmetics compute different rows of the same tokens, so a row also names the arithmetic of its node. Recurrent
 //! layers have a state for each slot (`StateTable`). The rows of a failed step are undefined, and so are the draws from
@@ -57,7 +57,7 @@ struct Slot {
     start: u64,
     request: RequestId,
     root: Row,
-    /// The page table of each KV group. Entries that were never given are behind its window.
+    /// The page table of each KV group. Entries that were never given are outside its window.
     tables: Vec<Vec<Option<PageId>>>,
     /// The hash after each token of the history.
     history: Vec<Row>,

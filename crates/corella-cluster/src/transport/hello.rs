@@ -64,7 +64,7 @@ impl Hello {
     }
 
     /// Returns the form in which pages travel between the two; both ends come to the same answer. The receiver converts
-    /// page size (except behind windows, where its first page would lack rows), KV format and element order. Pages in
+    /// page size (except with windows, where its first page would lack rows), KV format and element order. Pages in
     /// `ElementOrder::Rows` are in the memory of a GPU, which sockets cannot read, and have their canonical form there,
     /// so they are copied.
     pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {

@@ -157,7 +157,7 @@ impl Incoming {
         let own_page_size = self.pages.geometry().page_size;
         let first_row = |layer| {
             let rows = request.first_row..request.num_rows;
-            // Cached blocks have no page behind a window that only the last row would read.
+            // Cached blocks lack pages of groups with windows that only the last row would read.
             first_row_sent(layers.group_of(layer), geometry.page_size, rows)
                 .max(self.table(layer).num_gone as u32 * own_page_size)
         };

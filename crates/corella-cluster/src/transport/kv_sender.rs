@@ -181,7 +181,7 @@ impl KvSender {
         self.insert(outgoing)
     }
 
-    /// Stores complete rows in the pages of these tables. A table may begin behind its group's window.
+    /// Stores complete rows in the pages of these tables. A table may begin at its group's window.
     ///
     /// # Safety
     /// Until `delete` or `fail` has returned, the pages must not change.

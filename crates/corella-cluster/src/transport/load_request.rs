@@ -17,8 +17,8 @@ pub struct LoadRequest {
     /// The first row of a page. The rows before it are present.
     pub first_row: u32,
     pub num_rows: u32,
-    /// The session's own pages, by KV group. A table has the pages of all rows, or of the rows that are read behind its
-    /// group's window.
+    /// The session's own pages, by KV group. A table has the pages of all rows, or of the rows within its group's
+    /// window.
     pub tables: Vec<PageTable>,
     /// The destination of the recurrent state after all rows, if the model has one.
     pub state: Option<SnapshotId>,

@@ -73,8 +73,8 @@ struct Feed {
 }
 
 /// Returns the first sent row of a layer. The receiver has the rows before `rows`. The first sent row begins a page of
-/// the sender, so a page that begins with rows of the receiver is sent whole. Behind a window, pages that no query
-/// after the rows reads are left out.
+/// the sender, so a page that begins with rows of the receiver is sent whole. With a window, pages that no query after
+/// the rows reads are left out.
 pub fn first_row_sent(group: KvGroup, page_size: u32, rows: Range<u32>) -> u32 {
     if rows.is_empty() {
         return rows.end;
@@ -115,7 +115,7 @@ impl Outgoing {
         }
     }
 
-    /// A session with all rows present. The tables may begin behind a group's window.
+    /// A session with all rows present. The tables may begin at a group's window.
     pub fn whole(
         key: SessionKey,
         pages: Arc<dyn KvPages>,

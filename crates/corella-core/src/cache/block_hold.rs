@@ -5,10 +5,10 @@
 //!            └────── its readers have stopped ── release ──┘
 //! ```
 //!
-//! A hold lends the pages that the loading node lacks of those that a query behind its last block reads. It locks the others,
-//! too, because no page is locked behind one that may be evicted. It belongs to one load and ends at a fixed time. The
-//! driver hears of its end, stops the readers in this process, and releases the pages. A node that reads this one's memory
-//! directly cannot be stopped, so a load is complete only if its hold is still live after the last read.
+//! A hold lends the pages that the loading node lacks of those that a query after its last block reads. It locks the
+//! others, too, because no page is locked after one that may be evicted. It belongs to one load and ends at a fixed
+//! time. The driver hears of its end, stops the readers in this process, and releases the pages. A node that reads this
+//! one's memory directly cannot be stopped, so a load is complete only if its hold is still live after the last read.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -59,8 +59,8 @@ pub struct HeldBlocks {
     pub id: HoldId,
     /// The number of blocks from the beginning of the list.
     pub num_blocks: u32,
-    /// The pages of each KV group that are lent: those that a query behind those blocks reads and the loading node lacks.
-    /// Entries are blocks, counted from the beginning of the sequence.
+    /// The pages of each KV group that are lent: those that a query after those blocks reads and the loading node
+    /// lacks. Entries are blocks, counted from the beginning of the sequence.
     pub tables: Vec<PageTable>,
 }
 

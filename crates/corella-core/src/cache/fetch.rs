@@ -10,7 +10,7 @@
 //! fetched page is given back with the end of the fetch. The pages of a cancelled fetch stay reserved until the writer
 //! has stopped, because it may still write to them.
 //!
-//! In a group with a window, a fetch brings only the pages that a query behind the last block reads.
+//! In a group with a window, a fetch brings only the pages that a query after the last block reads.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -107,7 +107,7 @@ pub(crate) struct Fetch {
 }
 
 impl Fetch {
-    /// Begins behind a path of the tree, whose pages are `found`. `reserved` has the pages to fill.
+    /// Begins after a path of the tree, whose pages are `found`. `reserved` has the pages to fill.
     pub fn new(
         request: FetchRequest,
         path: &[BlockId],
@@ -389,7 +389,7 @@ impl Fetches {
         self.is_barred = true;
     }
 
-    /// The fetch that brings the block behind the first `num_found` of a sequence.
+    /// The fetch that brings the block after the first `num_found` of a sequence.
     pub fn bringing(
         &self,
         namespace: &Namespace,

@@ -24,7 +24,7 @@ pub enum KvFact {
         step: StepId,
         first_row: u32,
         end_row: u32,
-        /// For each KV group, the pages from the first row to the last. Pages that no query behind the prompt reads are
+        /// For each KV group, the pages from the first row to the last. Pages that no query after the prompt reads are
         /// left out.
         tables: Vec<PageTable>,
     },
@@ -36,7 +36,7 @@ pub enum KvFact {
     ExportEnded {
         request: RequestId,
         num_rows: u32,
-        /// The recurrent state behind the last exported row, in a snapshot that stays unchanged until then. `None` for
+        /// The recurrent state after the last exported row, in a snapshot that stays unchanged until then. `None` for
         /// models without recurrent layers, and when rows are missing.
         state: Option<SnapshotId>,
     },
@@ -81,7 +81,7 @@ pub(crate) struct Export {
     num_rows: u32,
     /// The end of the exported rows.
     end_row: u32,
-    /// The snapshot of the recurrent state behind the last exported row.
+    /// The snapshot of the recurrent state after the last exported row.
     state: Option<SnapshotId>,
 }
 
@@ -98,7 +98,7 @@ impl Export {
         self.state
     }
 
-    /// Sets the snapshot that takes the state behind the last exported row.
+    /// Sets the snapshot that takes the state after the last exported row.
     pub fn set_state(&mut self, snapshot: Option<SnapshotId>) {
         self.state = snapshot;
     }
@@ -107,7 +107,7 @@ impl Export {
         self.state.take()
     }
 
-    /// The entries of each group's table for the rows behind the announced ones, up to `end_row`, as far as other nodes
+    /// The entries of each group's table for the rows after the announced ones, up to `end_row`, as far as other nodes
     /// read them.
     fn next_tables(
         &self,

@@ -32,7 +32,7 @@ use crate::{BlockId, KvGroup, Namespace, PageId, PageState, SnapshotId, StepId, 
 ///
 /// In groups without a window, the published pages of a table are the pages of a path from a root. So the page before a
 /// locked page is locked as well, and all cached pages can be evicted leaf by leaf, each together with its block. In
-/// groups with a window, a page is evicted alone, also with pages behind it, because queries behind the window do not
+/// groups with a window, a page is evicted alone, also with pages after it, because queries outside the window do not
 /// read it.
 #[derive(Debug)]
 pub struct KvCache {
@@ -59,10 +59,10 @@ pub struct KvCache {
 pub(crate) struct FoundPrefix {
     /// The blocks of the tokens found.
     pub path: Vec<BlockId>,
-    /// The pages that queries behind those tokens read.
+    /// The pages that queries after those tokens read.
     pub tables: PageTables,
     pub donor: Option<Donor>,
-    /// The number of blocks of the tokens in the tree. Blocks behind the last snapshot have to be computed again.
+    /// The number of blocks of the tokens in the tree. Blocks after the last snapshot have to be computed again.
     pub num_matched: usize,
     /// The number of blocks that the next step finds if it restores a snapshot of this step.
     pub num_found_next: usize,
@@ -164,7 +164,7 @@ impl KvCache {
             true => self.num_usable(&blocks, StepId(step.0 + 1)),
             false => num_blocks,
         };
-        // Rows in the middle of a block are useless without the state behind them.
+        // Rows in the middle of a block are useless without the state after them.
         let donor = donor.filter(|_| num_blocks == blocks.len() && !self.is_recurrent());
         let num_matched = blocks.len();
         blocks.truncate(num_blocks);
@@ -182,7 +182,7 @@ impl KvCache {
         self.residency.num_usable(path, self.page_size(), step)
     }
 
-    /// The pages that a query behind a path reads.
+    /// The pages that a query after a path reads.
     pub(crate) fn tables_of(&self, path: &[BlockId]) -> PageTables {
         let mut tables = PageTables::new(self.residency.groups().len());
         let num_rows = path.len() as u32 * self.page_size();
@@ -276,8 +276,8 @@ impl KvCache {
     /// Enters a block with its locked pages, by the index of their group, in the prefix tree. Their rows may
     /// be read after `filled_by` has returned, and by other spans of that step.
     ///
-    /// If the tree has a block with these tokens, that block takes only the pages that it lacks behind windows. `Err`
-    /// names it when it already has pages in groups without a window; the caller then keeps its own.
+    /// If the tree has a block with these tokens, that block takes only the pages that it lacks in groups with windows.
+    /// `Err` names it when it already has pages in groups without a window; the caller then keeps its own.
     pub fn publish(
         &mut self,
         parent: Parent,

@@ -72,7 +72,7 @@ impl KvWatch {
         }
     }
 
-    /// Whether blocks behind `parent` are announced.
+    /// Whether blocks after `parent` are announced.
     pub fn covers(&self, parent: Parent) -> bool {
         match parent {
             Parent::Root(namespace) => namespace.arithmetic.is_none(),

@@ -24,7 +24,7 @@ impl KvGroup {
         self.first_row_read(position) / page_size
     }
 
-    /// The first of those pages of a prompt of `num_rows` rows that another node needs to continue behind it, or to
+    /// The first of those pages of a prompt of `num_rows` rows that another node needs to continue after it, or to
     /// compute its last row again.
     pub fn first_page_exported(&self, num_rows: u32, page_size: u32) -> u32 {
         self.first_page_read(num_rows.saturating_sub(1), page_size)

@@ -7,9 +7,9 @@ use crate::PageId;
 /// The pages of one group, in order of their positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
-    /// Missing entries at the beginning: they are behind the group's window or belong to an earlier part.
+    /// Missing entries at the beginning: they are outside the group's window or belong to an earlier part.
     pub num_gone: usize,
-    /// The entries behind the missing ones.
+    /// The entries after the missing ones.
     pub pages: Vec<PageId>,
 }
 
@@ -129,7 +129,7 @@ impl PageTables {
         self.num_pages() == 0
     }
 
-    /// Removes the entries before `end` from all tables. The pages behind them stay.
+    /// Removes the entries before `end` from all tables. The pages after them stay.
     pub fn split_before(&mut self, end: usize) -> Self {
         let mut before = Self::new(self.num_groups());
         for (table, taken) in self.iter_mut().zip(before.iter_mut()) {

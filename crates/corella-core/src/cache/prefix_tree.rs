@@ -155,7 +155,7 @@ impl PrefixTree {
         tokens: &[TokenId],
         known: &mut KnownPath,
     ) -> PrefixMatch {
-        // A block leaves the tree together with all blocks behind it, so the path to a block in the tree is unchanged.
+        // A block leaves the tree together with all blocks after it, so the path to a block in the tree is unchanged.
         while let Some(&(block, insertion)) = known.blocks.last()
             && self.positions[block.0 as usize].map(|position| position.insertion)
                 != Some(insertion)
@@ -559,7 +559,7 @@ impl PrefixTree {
         &mut self.nodes[node.0 as usize]
     }
 
-    /// The node of a block, and the index behind it.
+    /// The node of a block, and the index after it.
     fn behind(&self, block: BlockId) -> (TreeNodeId, usize) {
         let position = self.position(block);
         (position.node, position.index as usize + 1)

@@ -174,7 +174,7 @@ impl Residency {
     }
 
     /// The number of blocks at the beginning of a path that a request starting in `step` can use: the pages that a
-    /// query behind them reads are present, and earlier steps take the snapshot to continue from.
+    /// query after them reads are present, and earlier steps take the snapshot to continue from.
     pub fn num_usable(&self, path: &[BlockId], page_size: u32, step: StepId) -> usize {
         let mut num_blocks = path.len();
         loop {

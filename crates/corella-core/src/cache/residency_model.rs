@@ -1,6 +1,6 @@
 //! Compares the KV cache of models with one or several KV groups with a simple model of it: a map from each group's
 //! pages to the whole token sequence that leads to them. Some groups are sparse: only some blocks have a page, as in
-//! layers whose page is a snapshot of the state behind its block, and a query reads only the last block's page. The
+//! layers whose page is a snapshot of the state after its block, and a query reads only the last block's page. The
 //! model of one group in `kv_cache_model.rs` also has partly filled pages, namespaces and pins.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -257,7 +257,7 @@ impl Pair {
         path.is_some_and(|path| self.entries.contains_key(&(group, path.to_vec())))
     }
 
-    /// Whether a query behind the first `num_blocks` blocks finds every page that it reads.
+    /// Whether a query after the first `num_blocks` blocks finds every page that it reads.
     fn has_all(&self, tokens: &[TokenId], num_blocks: usize) -> bool {
         self.groups.iter().enumerate().all(|(group, kv_group)| {
             let first = kv_group.first_row_read((num_blocks * self.page_size) as u32) as usize;
@@ -365,7 +365,7 @@ impl Pair {
         }
     }
 
-    /// Offers a holder's pages to the blocks behind a block that another holder has published.
+    /// Offers a holder's pages to the blocks after a block that another holder has published.
     fn offer(&mut self, at: usize, mut block: BlockId) {
         let mut depth = self.holders[at].num_published + 1;
         loop {
@@ -386,7 +386,7 @@ impl Pair {
         }
     }
 
-    /// Computes some more tokens and gives back pages behind windows.
+    /// Computes some more tokens and gives back pages outside windows.
     fn compute_on(&mut self, at: usize) {
         let holder = &mut self.holders[at];
         let rest = holder.tokens.len() as u64 - u64::from(holder.num_computed);
@@ -428,7 +428,7 @@ impl Pair {
         }
     }
 
-    /// Unpublishes the first recently filled block of a path and all blocks behind it, as after a failed step.
+    /// Unpublishes the first recently filled block of a path and all blocks after it, as after a failed step.
     fn unpublish(&mut self, at: usize) {
         let step = StepId(self.step.0.saturating_sub(below(&mut self.random, 20)));
         let holder = &self.holders[at];

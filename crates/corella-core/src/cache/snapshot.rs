@@ -1,4 +1,4 @@
-//! Snapshots: copies of recurrent state that the executor keeps, and the blocks behind which they were taken.
+//! Snapshots: copies of recurrent state that the executor keeps, and the blocks after which they were taken.
 //!
 //! A snapshot belongs to the request that takes it until its block is in the prefix tree, and then to the block. The
 //! least recently used snapshot of a block is overwritten first. A step restores and takes each snapshot at most once,
@@ -114,7 +114,7 @@ impl Snapshots {
         }
     }
 
-    /// Gives a block without a snapshot the one that a request has taken behind it.
+    /// Gives a block without a snapshot the one that a request has taken after it.
     pub fn give(&mut self, id: SnapshotId, block: BlockId) {
         debug_assert_eq!(self.entry(id).owner, Owner::Request);
         debug_assert_eq!(self.of_block(block), None);

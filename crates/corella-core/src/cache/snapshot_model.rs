@@ -95,7 +95,7 @@ impl Pair {
         self.forget_removed();
     }
 
-    /// A request finds a prefix, publishes the rest, keeps a state behind some block, and ends.
+    /// A request finds a prefix, publishes the rest, keeps a state after some block, and ends.
     fn run(&mut self, tokens: &[TokenId]) {
         let namespace = Namespace::default();
         let known = &mut KnownPath::default();
@@ -140,7 +140,7 @@ impl Pair {
         self.cache.unlock_all(tables.take_pages());
     }
 
-    /// Publishes blocks behind a path, and returns the path to the last. No other request holds pages, so each block
+    /// Publishes blocks after a path, and returns the path to the last. No other request holds pages, so each block
     /// takes over the present ones.
     fn publish(
         &mut self,

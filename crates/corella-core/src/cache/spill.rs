@@ -188,7 +188,7 @@ impl Spills {
         Some(ended)
     }
 
-    /// Begins to copy a stored request's rows into the pages of `tables`, behind the `num_found` blocks of the prefix
+    /// Begins to copy a stored request's rows into the pages of `tables`, after the `num_found` blocks of the prefix
     /// tree.
     ///
     /// # Panics

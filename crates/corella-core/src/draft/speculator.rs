@@ -17,8 +17,7 @@ pub(crate) struct Speculator {
 #[derive(Debug)]
 enum Proposer {
     Ngram(SuffixIndex),
-    /// Tokens that a draft model has drawn behind the first `num_tokens` tokens, and which are useless behind any
-    /// others.
+    /// Tokens that a draft model has drawn after the first `num_tokens` tokens, and which are useless after any others.
     Given {
         num_tokens: usize,
         drafts: Vec<TokenId>,
@@ -103,7 +102,7 @@ impl Speculator {
         }
     }
 
-    /// Stores the tokens that a draft model has drawn behind the first `num_tokens` tokens.
+    /// Stores the tokens that a draft model has drawn after the first `num_tokens` tokens.
     pub fn give(&mut self, num_tokens: usize, drafts: Vec<TokenId>) {
         self.drop_given(0);
         if let Proposer::Given { .. } = self.proposer {

@@ -62,8 +62,8 @@ pub struct ComputeCost {
 }
 
 impl ComputeCost {
-    /// Compares the delays of both choices. For a prompt of n tokens, c of them cached, behind q queued tokens, at p
-    /// per token, with b bytes of a row at B bytes per second, and r requests that decode there:
+    /// Compares the delays of both choices. For a prompt of n tokens, c of them cached, after q queued tokens, at p per
+    /// token, with b bytes of a row at B bytes per second, and r requests that decode there:
     ///
     /// ```text
     /// here  = (q + max(n - c, 1)) p + (n - c_there) b / B

@@ -56,7 +56,7 @@ pub struct Call<'a> {
     pub sibling: Option<SessionId>,
     /// Why it cannot leave this node, if so.
     pub stays: Option<StayReason>,
-    /// `None` behind a fetch.
+    /// `None` after a fetch.
     pub fetching: Option<Fetching>,
 }
 

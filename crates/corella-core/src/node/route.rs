@@ -1,4 +1,4 @@
-//! The way of a request: computed and decoded here, decoded by another node, or behind a fetch of cached blocks.
+//! The way of a request: computed and decoded here, decoded by another node, or after a fetch of cached blocks.
 
 use alloc::vec::Vec;
 

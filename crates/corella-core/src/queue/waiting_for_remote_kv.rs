@@ -37,7 +37,7 @@ impl WaitingForRemoteKv {
             .remove(&(state.remote_kv_deadline_us(), index));
     }
 
-    /// A receiving request has its KV and waits for a slot, to compute the tokens behind the first
+    /// A receiving request has its KV and waits for a slot, to compute the tokens after the first
     /// `num_computed_tokens`.
     pub fn arrive(
         &mut self,

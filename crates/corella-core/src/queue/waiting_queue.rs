@@ -20,7 +20,7 @@ pub(crate) struct WaitingRank {
 }
 
 /// Requests that may start, and followers, which may not start before their leader has published their prefix.
-/// Followers are kept apart, so that requests behind them can start meanwhile.
+/// Followers are kept apart, so that requests after them can start meanwhile.
 #[derive(Debug)]
 pub(crate) struct WaitingQueue {
     /// Whether requests that were preempted are sorted before new ones.

@@ -42,7 +42,7 @@ pub(super) struct Allocation {
     passing: u32,
 }
 
-/// A snapshot of a request's state, behind a block that the prefix tree does not have yet.
+/// A snapshot of a request's state, after a block that the prefix tree does not have yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldSnapshot {
     pub id: SnapshotId,
@@ -99,12 +99,12 @@ impl RequestState {
         self.allocation.restored_block = block;
     }
 
-    /// Makes it take a snapshot behind `num_blocks` blocks, where its tokens diverge from other requests.
+    /// Makes it take a snapshot after `num_blocks` blocks, where its tokens diverge from other requests.
     pub fn set_branch(&mut self, num_blocks: u32) {
         self.allocation.branch = num_blocks;
     }
 
-    /// Makes its next snapshot replace the one behind `num_blocks` blocks. Returns the previous number of blocks; 0
+    /// Makes its next snapshot replace the one after `num_blocks` blocks. Returns the previous number of blocks; 0
     /// means none.
     pub fn replace_passing(&mut self, num_blocks: u32) -> u32 {
         core::mem::replace(&mut self.allocation.passing, num_blocks)

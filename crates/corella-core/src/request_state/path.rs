@@ -20,11 +20,11 @@ pub(super) struct Path {
     num_blocks: u32,
     /// The last of those blocks.
     end: Option<BlockId>,
-    /// The blocks of other requests behind the path.
+    /// The blocks of other requests after the path.
     guest: Option<Box<Guest>>,
 }
 
-/// The extent of a request behind its path.
+/// The extent of a request after its path.
 #[derive(Clone, Copy, Debug)]
 struct Guest {
     /// The last block to which it has offered its pages, and the number of the block's insertion, which tells it from
@@ -33,16 +33,17 @@ struct Guest {
     insertion: u64,
     /// The number of blocks up to the end of `block`.
     num_blocks: u32,
-    /// The block behind it was missing. The request publishes it when it gives up its pages.
+    /// The block after it was missing. The request publishes it when it gives up its pages.
     is_at_end: bool,
 }
 
 /// Blocks to which a request has given pages since some step.
 #[derive(Default)]
 pub(crate) struct FilledBlocks {
-    /// Earlier blocks, most of them of other requests. They lacked those pages behind windows, or had no snapshot.
+    /// Earlier blocks, most of them of other requests. They lacked those pages in groups with windows, or had no
+    /// snapshot.
     pub earlier: Vec<BlockId>,
-    /// The first new block. All blocks behind it are new.
+    /// The first new block. All blocks after it are new.
     pub first_new: Option<BlockId>,
 }
 
@@ -82,7 +83,7 @@ impl RequestState {
         self.path.offered().1
     }
 
-    /// The block behind which it publishes the next, and the number of blocks up to there.
+    /// The block after which it publishes the next, and the number of blocks up to there.
     pub fn frontier(&self) -> Option<(Option<BlockId>, u32)> {
         let guest = self.path.guest.as_ref();
         let goes_on = guest.is_none_or(|guest| !guest.is_at_end);
@@ -152,8 +153,8 @@ impl RequestState {
         is_whole
     }
 
-    /// Offers the request's pages to blocks behind its path, up to `num_blocks` blocks. Returns false where such a
-    /// block is missing, or when no block can lack a page or a snapshot.
+    /// Offers the request's pages to blocks after its path, up to `num_blocks` blocks. Returns false where such a block
+    /// is missing, or when no block can lack a page or a snapshot.
     pub fn offer_as_guest(&mut self, kv: &mut KvCache, num_blocks: u32, step: StepId) -> bool {
         if !kv.has_windows() && !kv.is_recurrent() {
             return false;
@@ -232,8 +233,8 @@ impl RequestState {
         }
     }
 
-    /// Publishes the rest of the computed rows before the request gives up its pages: blocks behind one that the tree
-    /// already has, and the filled rows of the last page. If its pages stay locked, it publishes none behind such a
+    /// Publishes the rest of the computed rows before the request gives up its pages: blocks after one that the tree
+    /// already has, and the filled rows of the last page. If its pages stay locked, it publishes none after such a
     /// block, whose pages may be without a lock.
     pub fn publish_computed(&self, kv: &mut KvCache, last_returned: StepId) {
         let num_rows = self.num_computed_tokens().min(self.num_publishable_rows()) as usize;
@@ -259,7 +260,7 @@ impl RequestState {
             }
             parent = Parent::Block(published.unwrap_or_else(|there| there));
         }
-        // Behind all windows, the last blocks may have no page.
+        // With windows in all groups, the last blocks may have no page.
         if let Parent::Block(last) = parent {
             kv.prune(last);
         }

@@ -31,7 +31,7 @@ pub(super) struct Progress {
     num_inflight_steps: u32,
     num_inflight_samples: u32,
     last_sample_step: StepId,
-    /// Guesses that a step in flight computes behind the scheduled tokens. When the step returns, the guesses that hold
+    /// Guesses that a step in flight computes after the scheduled tokens. When the step returns, the guesses that hold
     /// become known and computed; the others were never counted.
     drafts: Vec<TokenId>,
 }
@@ -139,7 +139,7 @@ impl RequestState {
         *num_computed = num_rows.min(*num_computed);
     }
 
-    /// `step` computes the next `num_tokens` tokens, and may draw one behind them.
+    /// `step` computes the next `num_tokens` tokens, and may draw one after them.
     pub fn schedule_tokens(&mut self, num_tokens: u32, step: StepId, draws: bool) {
         self.progress.num_inflight_steps += 1;
         self.schedule_more(num_tokens, step, draws);
@@ -175,7 +175,7 @@ impl RequestState {
         self.progress.num_scheduled_tokens += 1;
     }
 
-    /// Guesses up to `max` tokens behind the known tokens.
+    /// Guesses up to `max` tokens after the known tokens.
     pub fn propose_drafts(&mut self, max: u32) {
         if let Some(speculator) = &mut self.speculator {
             let Progress { tokens, drafts, .. } = &mut self.progress;
@@ -195,7 +195,7 @@ impl RequestState {
         })
     }
 
-    /// Stores the tokens that a draft model has drawn behind the known tokens.
+    /// Stores the tokens that a draft model has drawn after the known tokens.
     pub fn give_drafts(&mut self, drafts: Vec<TokenId>) {
         let num_tokens = self.progress.tokens.len();
         if let Some(speculator) = &mut self.speculator {

@@ -15,7 +15,7 @@ pub(super) struct Turn {
     /// A number that grows with the time at which it began to wait. A request that waits again takes a new one, unless
     /// it has aged.
     ticket: u64,
-    /// The number of rounds in which packing started requests behind it.
+    /// The number of rounds in which packing started requests after it.
     num_passed_over: u32,
     /// It was passed over or preempted so often that policies that overtake start it before new
     /// requests, and that no more urgent request may preempt it.

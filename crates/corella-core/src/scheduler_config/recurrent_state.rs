@@ -1,4 +1,4 @@
-//! Recurrent state: the rows of a request behind which a snapshot is taken, and the limits of models with recurrent
+//! Recurrent state: the rows of a request after which a snapshot is taken, and the limits of models with recurrent
 //! layers.
 
 use alloc::format;
@@ -6,21 +6,21 @@ use alloc::format;
 use crate::{ConfigError, SchedulerConfig};
 
 /// Prefix caching for a model with recurrent layers, which keep one state for each sequence instead of rows: copies of
-/// a slot's state behind whole blocks, from which other requests continue.
+/// a slot's state after whole blocks, from which other requests continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecurrentState {
     /// The executor's room for states beside those of its slots. With 0, every prompt is computed from its beginning.
     pub num_snapshots: u32,
-    /// A prompt has a snapshot behind every block whose number, counted from 1, is a multiple of this,
-    /// and behind the last whole block that the same prompt finds again.
+    /// A prompt has a snapshot after every block whose number, counted from 1, is a multiple of this, and after the
+    /// last whole block that the same prompt finds again.
     pub snapshot_interval: u32,
     /// The fewest blocks that a further snapshot has to save. A prompt takes one where its tokens diverge from other
-    /// requests, if it has none within this distance before that point. A decode takes one behind every block whose
+    /// requests, if it has none within this distance before that point. A decode takes one after every block whose
     /// number is a multiple of this, and it replaces the previous one.
     pub least_distance: u32,
 }
 
-/// The blocks behind which a request takes snapshots.
+/// The blocks after which a request takes snapshots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SnapshotPoints {
     pub page_size: u32,
@@ -42,7 +42,7 @@ pub(crate) struct DecodePoints {
 }
 
 impl SnapshotPoints {
-    /// The first number of blocks beyond `num_rows` rows behind which the request takes a snapshot.
+    /// The first number of blocks beyond `num_rows` rows after which the request takes a snapshot.
     pub fn next(&self, num_rows: u32) -> u32 {
         let num_blocks = num_rows / self.page_size;
         let multiple = |of: u32, from: u32| (from / of + 1).saturating_mul(of);
@@ -55,7 +55,7 @@ impl SnapshotPoints {
         single.chain(decode).fold(next, u32::min)
     }
 
-    /// The last number of blocks, of at most `num_blocks`, behind which the request takes a snapshot; 0 for none.
+    /// The last number of blocks, of at most `num_blocks`, after which the request takes a snapshot; 0 for none.
     pub fn last(&self, num_blocks: u32) -> u32 {
         let decode = self
             .decode
@@ -68,7 +68,7 @@ impl SnapshotPoints {
         single.chain(decode).fold(last, u32::max)
     }
 
-    /// Whether a snapshot behind `num_blocks` blocks serves only the request's answer, until it takes the next.
+    /// Whether a snapshot after `num_blocks` blocks serves only the request's answer, until it takes the next.
     pub fn is_passing(&self, num_blocks: u32) -> bool {
         self.decode.is_some_and(|it| num_blocks > it.start)
             && !num_blocks.is_multiple_of(self.interval)
@@ -153,7 +153,7 @@ mod tests {
                 num_blocks > 0
                     && (num_blocks.is_multiple_of(interval)
                         || num_blocks == branch
-                        // The prompt extends one to three tokens behind the block.
+                        // The prompt extends one to three tokens after the block.
                         || (num_blocks * 3 + 1..num_blocks * 3 + 4).contains(&num_prompt_tokens)
                         || distance.is_some_and(|distance| {
                             is_in_answer(num_blocks) && num_blocks.is_multiple_of(distance)

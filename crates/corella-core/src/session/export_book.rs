@@ -61,8 +61,8 @@ pub enum ExportTask {
         layers: Range<u32>,
         num_rows: u32,
     },
-    /// The steps that computed an export's rows have returned, so that all of them are valid. The recurrent state
-    /// behind them may be read from now on.
+    /// The steps that computed an export's rows have returned, so that all of them are valid. The recurrent state after
+    /// them may be read from now on.
     Finish {
         key: SessionKey,
         state: Option<SnapshotId>,

@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(land(part(2, 0, 0)), (Some(PageId(11)), true, 1));
         assert_eq!(land(part(3, 1, 1)), (Some(PageId(13)), true, 1));
         assert_eq!(land(part(1, 0, 0)), (Some(PageId(10)), true, 3));
-        // Each of these is behind an end, without a page, or has come.
+        // Each of these is after an end, without a page, or has come.
         for other in [
             part(0, 0, 0),
             part(4, 0, 0),
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(land(part(3, 0, 0)), (Some(PageId(12)), true, 4));
     }
 
-    /// The table of the second group begins behind the first block.
+    /// The table of the second group begins after the first block.
     #[test]
     fn all_parts_land_together_or_none() {
         let tables = || {

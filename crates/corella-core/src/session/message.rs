@@ -73,7 +73,7 @@ pub struct KvShape {
     pub head_dim: u32,
     /// The number of nodes over which the heads are split.
     pub num_ranks: u32,
-    /// A digest of the layers' windows, behind which rows are not sent; 0 without windows.
+    /// A digest of the layers' windows, outside which rows are not sent; 0 without windows.
     pub window_digest: u64,
 }
 

@@ -24,7 +24,7 @@
 //! * `latency_objective.rs` refuses or ends requests that would be too late
 //! * `decode_turn.rs` gives running requests their next tokens, and pages for them; `window.rs` takes and gives back
 //!   pages of groups with windows; `speculation.rs` fills the rest of a step with drafts
-//! * `snapshot.rs` takes copies of recurrent state behind blocks
+//! * `snapshot.rs` takes copies of recurrent state after blocks
 //! * `publication.rs` enters computed blocks in the prefix tree, and removes void ones
 //! * `feedback.rs` processes a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
@@ -195,7 +195,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Creates the state of a request behind `num_before` others of its call.
+    /// Creates the state of a request after `num_before` others of its call.
     fn new_state(
         &self,
         request: Request,
@@ -248,7 +248,7 @@ impl Scheduler {
 
     /// Pins the whole blocks of `tokens` in the prefix cache, even through
     /// [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. In groups with windows, only the pages
-    /// that a query behind those tokens reads are pinned. Returns the number of newly pinned pages.
+    /// that a query after those tokens reads are pinned. Returns the number of newly pinned pages.
     ///
     /// A page loses its pin if its contents prove void: it was pinned while the request that computed it was running,
     /// and the request then ended because its logits were not numbers.
@@ -310,7 +310,7 @@ impl Scheduler {
         self.end_late_fetches();
     }
 
-    /// Plans the next chunk of every started prompt. Its pages were allocated at admission, except pages behind
+    /// Plans the next chunk of every started prompt. Its pages were allocated at admission, except pages of groups with
     /// windows.
     fn continue_prefills(&mut self, plan: &mut StepPlan) {
         let prefills = self.running.prefilling().to_vec();
@@ -378,7 +378,7 @@ impl Scheduler {
         self.note_planned(index, was_prefilling, plan);
     }
 
-    /// Publishes the blocks that a request's span fills, and takes a snapshot behind it if due. A request with a chunk
+    /// Publishes the blocks that a request's span fills, and takes a snapshot after it if due. A request with a chunk
     /// of its prompt may finish prefilling.
     fn note_planned(&mut self, index: RequestIndex, is_chunk: bool, plan: &mut StepPlan) {
         if is_chunk && !self.requests[index].is_prefilling() {
@@ -588,7 +588,7 @@ mod tests {
         assert_eq!(run(&mut scheduler), [(RequestId(1), end)]);
     }
 
-    /// Pages behind a window are taken chunk by chunk, so a prompt may lack some when it has begun.
+    /// Pages of groups with windows are taken chunk by chunk, so a prompt may lack some when it has begun.
     #[test]
     fn a_prompt_that_gets_no_more_pages_ends() {
         let mut config = SchedulerConfig::new(6, 4, 64);

@@ -44,7 +44,7 @@ pub(crate) struct InflightStep {
 pub(crate) struct InflightSpan {
     pub index: RequestIndex,
     pub slot: SlotId,
-    /// The position behind the span's last token that is not a draft.
+    /// The position after the span's last token that is not a draft.
     pub end: u32,
     pub draws: bool,
     pub num_logprobs: u32,
@@ -100,7 +100,7 @@ impl StepPlan {
         }
     }
 
-    /// Announces a request's slot, with the tokens that its pages already hold, and the recurrent state behind them.
+    /// Announces a request's slot, with the tokens that its pages already hold, and the recurrent state after them.
     pub fn start_slot(&mut self, state: &RequestState, slot: SlotId, snapshot: Option<SnapshotId>) {
         let num_cached_tokens = state.num_scheduled_tokens() as usize;
         self.batch.started.push(SlotStart {
@@ -213,8 +213,8 @@ impl StepPlan {
         state.schedule_more(num_tokens, self.batch.step, draws);
     }
 
-    /// Inserts the requests' drafts behind their tokens. All drafts are inserted in one pass,
-    /// because each insertion moves every token behind it.
+    /// Inserts the requests' drafts after their tokens. All drafts are inserted in one pass, because each insertion
+    /// moves every token after it.
     pub fn insert_drafts(&mut self, requests: &RequestTable) {
         let num_drafts: u32 = self.entries.iter().map(|entry| entry.num_drafts).sum();
         let num_tokens = self.batch.tokens.len() + num_drafts as usize;

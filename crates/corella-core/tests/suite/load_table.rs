@@ -1,4 +1,4 @@
-//! The pages of a load: both nodes name the same pages, which are the ones that a query behind the last block reads.
+//! The pages of a load: both nodes name the same pages, which are the ones that a query after the last block reads.
 
 use corella_core::{
     BatchOutput, BlockList, FetchEnd, FetchRequest, KvGroup, Namespace, PageTable, Request,
@@ -7,8 +7,8 @@ use corella_core::{
 
 const NUM_BLOCKS: u32 = 9;
 
-/// With windows that end in a page, at its end and far behind the prompt, for pages of several sizes, and with a part
-/// of the blocks on the loading node already.
+/// With windows that end in a page, at its end and far after the prompt, for pages of several sizes, and with a part of
+/// the blocks on the loading node already.
 #[test]
 fn both_ends_of_a_load_have_the_pages_that_the_next_query_reads() {
     let mut num_behind_windows = 0;
@@ -120,7 +120,7 @@ fn a_part_of_a_load_has_the_pages_that_a_query_behind_it_reads() {
     assert!(num_parts > 100, "{num_parts}");
 }
 
-/// The first block with a row that a query behind `num_blocks` blocks reads.
+/// The first block with a row that a query after `num_blocks` blocks reads.
 fn first_block_read(group: KvGroup, page_size: u32, num_blocks: u32) -> u32 {
     let query = num_blocks * page_size;
     let is_read = |row: &u32| group.window.is_none_or(|window| query - row < window);

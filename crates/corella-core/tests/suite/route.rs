@@ -191,7 +191,7 @@ fn rows_that_a_node_has_are_not_sent_there() {
     note_sent(&mut known, 0, 360);
     assert_eq!(known.route(&query(1, &prompt), 0), session(0, true));
     known.handle_left(SessionId(1));
-    // Behind a fetch, it counts as any other.
+    // After a fetch, it counts as any other.
     let behind = RouteQuery {
         seeks_holder: false,
         ..query(2, &prompt)

@@ -9,7 +9,7 @@
 //!                                    changes of pages
 //! config groups=full,w8              two KV groups, the second with a window of 8 positions
 //! config snapshots=3 interval=2      a model with recurrent layers, and distance=1 for the least distance that saves
-//!                                    enough; `(S1)` behind a span says that its
+//!                                    enough; `(S1)` after a span says that its
 //!                                    state goes into snapshot 1, and `S1:` before one that it starts there
 //! add a prompt=12 max=4              request a, with a prompt of 12 unique tokens
 //! add b prompt=xyxy max=2 end=z      each letter is a token
@@ -20,9 +20,9 @@
 //! give a=xyz                         give a the drafts x, y and z, as a draft model would
 //! step                               plan a step: `a 0+5` computes 5 tokens from position 0,
 //!                                    `*` draws a token, `<2` takes the token that step 2 draws,
-//!                                    `~xy` computes x and y as drafts behind it
+//!                                    `~xy` computes x and y as drafts after it
 //! return                             the oldest step returns; each draw is a fresh token
-//! return a=z                         the same, but a draws z; a=xyz draws behind drafts that hold
+//! return a=z                         the same, but a draws z; a=xyz draws after drafts that hold
 //! return a=NaN                       the same, but no token can be drawn for a
 //! fail                               the oldest step fails
 //! run                                plan and return steps until no work is left
@@ -41,8 +41,8 @@
 //! release g                          all reads of g's pages have ended
 //! renew g=9000                       extend the lease of g's pages to 9,000 us
 //! reserve h prompt=4 until=9000      reserve pages; another node fills them by 9,000 us; made=7 names its arithmetic
-//! arrive h=z                         h's KV has arrived, and z was drawn behind it
-//! arrive h                           h's KV has arrived, and no token was drawn behind it
+//! arrive h=z                         h's KV has arrived, and z was drawn after it
+//! arrive h                           h's KV has arrived, and no token was drawn after it
 //! lose h · lose h=recompute          h's KV does not come: it ends, or is computed here
 //! spills                             the requested copies to and from host memory
 //! stored a · stored a=failed         a's pages are in host memory, or could not be copied there
@@ -55,7 +55,7 @@
 //! look prompt=xyxy                   the number of settled blocks of a prefix
 //! look prompt=xyxy from=1            the number for another node that has the first and borrows the others
 //! hold h prompt=xyxy until=9000      lend them, and keep them unchanged; foreign=2 gives block 2 a foreign hash
-//! hold h prompt=xyxy from=1          lend the blocks behind the first
+//! hold h prompt=xyxy from=1          lend the blocks after the first
 //! drop h                             all reads of them have ended: prints whether their hold was live
 //! ended                              the holds whose readers have to stop
 //! abort a                            abort a
@@ -376,7 +376,7 @@ impl World {
         }
     }
 
-    /// A request by its name, and the text behind it.
+    /// A request by its name, and the text after it.
     fn named<'a>(&self, word: &'a str) -> (RequestId, Option<&'a str>) {
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),

@@ -24,7 +24,7 @@ pub struct Work<'a> {
     pub queries: *const u16,
     /// The first position that the rows of the task see.
     pub first: usize,
-    /// The position behind the last one that the task reads.
+    /// The position after the last one that the task reads.
     pub end: usize,
     pub has_one_tile: bool,
     /// The kernels that read keys and values from their pages, if the task has few enough rows.

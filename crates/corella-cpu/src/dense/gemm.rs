@@ -528,7 +528,7 @@ impl Call<'_> {
         let first = (panel - self.first_panel) * num_lanes;
         let activate = |values: &mut [Lanes], num_lanes| {
             let values = values.as_mut_ptr().cast();
-            // SAFETY: there are as many values behind each other.
+            // SAFETY: there are as many values, one after the other.
             unsafe { (self.kernels.activate)(mlp.activation, values, num_lanes) };
         };
         if !mlp.is_gated {

@@ -275,7 +275,7 @@ macro_rules! multiply_both {
     };
 }
 
-/// Runs a kernel with or without prefetches of the weights behind its own.
+/// Runs a kernel with or without prefetches of the weights after its own.
 macro_rules! with_fetches {
     ($fetch_ahead:expr, $multiply_rows:ident, $multiply:literal, $call:ident) => {
         match $fetch_ahead {

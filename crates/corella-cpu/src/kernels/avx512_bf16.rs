@@ -210,7 +210,7 @@ unsafe fn silu_mul_wide(x: *const f32, num_rows: usize, out: *mut f32, stride: u
 /// of up to 1e-4, less than the rounding to bf16 or 8 bits that follows.
 ///
 /// # Safety
-/// At `x` there are 16 gates, and 16 values behind them.
+/// At `x` there are 16 gates, and 16 values after them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn silu_mul_lanes(x: *const f32) -> __m512 {

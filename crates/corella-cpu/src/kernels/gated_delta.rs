@@ -1,7 +1,7 @@
-//! Gated delta networks: the rows of a chunk of one value head, and the state behind a chunk. Each
-//! instruction set has its own compiled copy; those with fused multiply-adds compute the same bits.
+//! Gated delta networks: the rows of a chunk of one value head, and the state after a chunk. Each instruction set has
+//! its own compiled copy; those with fused multiply-adds compute the same bits.
 //!
-//! With S the state in front of a chunk, and D(s, t) the decays behind token s up to token t of the chunk,
+//! With S the state in front of a chunk, and D(s, t) the decays after token s up to token t of the chunk,
 //!
 //! ```text
 //! u_t = strength_t * (v_t - D(-1, t) Sᵀk_t - Σ_{s < t} D(s, t) (k_s·k_t) u_s)
@@ -9,7 +9,7 @@
 //! S'  = D(-1, end) S + Σ_s D(s, end) k_s u_sᵀ
 //! ```
 //!
-//! Sums are in ascending order, so a row depends on no row behind it, and not on how many are computed at once.
+//! Sums are in ascending order, so a row depends on no row after it, and not on how many are computed at once.
 
 use super::exp::exp_lane;
 use super::sum_lanes;
@@ -41,7 +41,7 @@ pub struct DeltaRows<'a> {
     pub rows: &'a [DeltaRow],
     /// `u` of the chunk's tokens, one after the other. The kernel writes those of its rows.
     pub updates: *mut f32,
-    /// The outputs of the rows, one behind the other.
+    /// The outputs of the rows, one after the other.
     pub out: *mut f32,
 }
 
@@ -52,7 +52,7 @@ pub struct DeltaRow {
     pub strength: f32,
 }
 
-/// A state, moved on behind a whole chunk.
+/// A state, moved on after a whole chunk.
 pub struct StateUpdate<'a> {
     /// The state in front of the chunk; null if it is zero.
     pub from: *const f32,

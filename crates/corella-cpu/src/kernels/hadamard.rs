@@ -12,7 +12,7 @@ pub const HADAMARD_ORDER: usize = 16;
 /// The number of transforms that are computed side by side.
 const LANES: usize = 16;
 
-/// Transforms a row in place. Element i of each transform lies `n / HADAMARD_ORDER` behind element i - 1. So vectors
+/// Transforms a row in place. Element i of each transform lies `n / HADAMARD_ORDER` after element i - 1. So vectors
 /// never mix their own lanes, and neighbouring elements, which are often large together, go to different transforms.
 ///
 /// # Safety

@@ -87,7 +87,7 @@ pub struct Kernels {
     pub soft_cap: unsafe fn(x: *mut f32, n: usize, scale: f32, cap: f32),
     /// Computes rows of a gated delta network.
     pub delta_rows: unsafe fn(DeltaRows<'_>),
-    /// Moves the state of a gated delta network on behind a chunk.
+    /// Moves the state of a gated delta network on after a chunk.
     pub update_state: unsafe fn(StateUpdate<'_>),
     /// Convolves channels over tokens.
     pub convolve: unsafe fn(Convolution<'_>),

@@ -167,7 +167,7 @@ impl KvMemory {
             // SAFETY: the caller's promise.
             return unsafe { rows.copy_rows(from, to, num_rows) };
         }
-        // The page's layers are unknown here. Positions behind the rows may have any content.
+        // The page's layers are unknown here. Positions after the rows may have any content.
         for place in 0..self.num_places {
             let [from, to] = [from, to].map(|page| self.place(place, page).as_ptr());
             // SAFETY: whole places of two pages, by the caller's promise; perhaps the same page.

@@ -141,7 +141,7 @@ impl KvRows {
         assert!(self.format == KvFormat::Int8 && offset < self.page_size);
         let index = side as usize * self.page_size + offset;
         let part = self.part(at).as_ptr();
-        // SAFETY: behind the elements of the head's part of the page.
+        // SAFETY: after the elements of the head's part of the page.
         unsafe { part.add(2 * self.half_len()).cast::<f32>().add(index) }
     }
 

@@ -305,7 +305,7 @@ impl Bench {
     }
 
     /// Measures a gated delta network in the shape of Qwen3-Next: the last row of half a chunk, as in decoding, or a
-    /// whole chunk and the state behind it, as in a prompt.
+    /// whole chunk and the state after it, as in a prompt.
     fn gated_delta(&mut self, num_rows: usize) -> Result<KernelSpeed, DeviceError> {
         const DIM: usize = 128;
         const STATE_LEN: usize = DIM * DIM;

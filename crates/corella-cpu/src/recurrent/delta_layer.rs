@@ -1,7 +1,7 @@
 //! A gated delta network over the spans of a step.
 //!
-//! Three passes, with a barrier behind each: the convolution of each row's heads, the outputs of each
-//! sequence's value heads, and the rows that a later step reads.
+//! Three passes, with a barrier after each: the convolution of each row's heads, the outputs of each sequence's value
+//! heads, and the rows that a later step reads.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub struct DeltaLayer<'a> {
     pub span_states: &'a [SpanState],
     /// `[rows][queries, keys, values, gates, strengths, decays]`.
     pub projected: &'a Buffer,
-    /// The queries, keys and values behind the convolution.
+    /// The queries, keys and values after the convolution.
     pub convolved: &'a Buffer,
     pub out: &'a PackedRows,
     pub tiles: Tiles,
@@ -96,7 +96,7 @@ impl DeltaLayer<'_> {
     }
 
     /// # Safety
-    /// No other thread uses these channels of the row behind the convolution.
+    /// No other thread uses these channels of the row after the convolution.
     unsafe fn convolve_head(&self, row: usize, channels: Range<usize>) {
         let StepRow { position, span, .. } = self.rows[row];
         let mut inputs = [std::ptr::null(); MAX_KERNEL_LEN];

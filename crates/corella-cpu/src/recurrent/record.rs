@@ -94,7 +94,7 @@ impl RecordLayout {
         layers.filter_map(|(index, offsets)| offsets.is_some().then_some(index))
     }
 
-    /// Visits the parts of a record that a layer needs to continue behind `num_tokens` tokens, in an order and of sizes
+    /// Visits the parts of a record that a layer needs to continue after `num_tokens` tokens, in an order and of sizes
     /// that do not depend on the number of drafts.
     pub fn visit_needed(
         &self,
@@ -137,7 +137,7 @@ impl InputRing {
         }
     }
 
-    /// Visits the inputs that the token behind `num_tokens` tokens reads.
+    /// Visits the inputs that the token after `num_tokens` tokens reads.
     fn visit_needed(&self, num_tokens: usize, visit: &mut impl FnMut(Range<usize>)) {
         for position in num_tokens.saturating_sub(self.num_before)..num_tokens {
             let first = self.at(position);

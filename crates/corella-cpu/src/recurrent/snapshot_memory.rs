@@ -35,7 +35,7 @@ impl SnapshotMemory {
         self.layout.recurrent_layers()
     }
 
-    /// The bytes of its state that a layer needs to continue behind `num_tokens` tokens.
+    /// The bytes of its state that a layer needs to continue after `num_tokens` tokens.
     pub fn num_bytes(&self, layer: usize, num_tokens: usize) -> usize {
         let mut len = 0;
         let count = |part: Range<usize>| len += part.len();
@@ -74,7 +74,7 @@ impl SnapshotMemory {
         Ok(())
     }
 
-    /// The inverse of `read`. From now on the snapshot is behind `num_tokens` tokens.
+    /// The inverse of `read`. From now on the snapshot is after `num_tokens` tokens.
     pub fn write(
         &self,
         layer: usize,

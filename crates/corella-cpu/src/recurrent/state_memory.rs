@@ -67,7 +67,7 @@ pub struct SpanState {
 }
 
 impl SpanState {
-    /// The first token behind the span that is not in the matrices.
+    /// The first token after the span that is not in the matrices.
     pub fn next_chunk(&self) -> usize {
         self.end_known / DELTA_CHUNK * DELTA_CHUNK
     }
@@ -147,7 +147,7 @@ impl StateMemory {
         record.copy(&snapshot, len)
     }
 
-    /// Plans a span. Behind it the record will be at the span's end, even if the step fails: steps in flight continue
+    /// Plans a span. After it the record will be at the span's end, even if the step fails: steps in flight continue
     /// there.
     pub fn plan(&mut self, span: &Span) -> Result<SpanState, String> {
         let (len, max_drafts) = (self.layout.len(), self.limits.max_drafts);
@@ -202,7 +202,7 @@ impl StateMemory {
         })
     }
 
-    /// Keeps the states behind a step.
+    /// Keeps the states after a step.
     pub fn keep(&mut self, batch: &Batch) -> Result<(), String> {
         let len = self.layout.len();
         for kept in &batch.snapshots {

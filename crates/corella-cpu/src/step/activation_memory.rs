@@ -39,7 +39,7 @@ pub struct Activations {
     pub recurrent: Option<RecurrentActivations>,
     /// The layers' own inputs, if they have any.
     pub per_layer: Option<PerLayerRows>,
-    /// The output of a layer's part, for parts with a norm behind them and for shared experts.
+    /// The output of a layer's part, for parts with a norm after them and for shared experts.
     pub branch: Option<Buffer>,
     pub experts: Option<ExpertRows>,
     /// The memory for adapters, if supported.
@@ -55,7 +55,7 @@ pub struct RecurrentActivations {
     /// In a gated delta network, `[rows][queries, keys, values, gates, strengths, decays]`; in a short
     /// convolution, `[rows][gates of inputs, gates of outputs, inputs]`.
     pub projected: Buffer,
-    /// The queries, keys and values of gated delta networks behind the convolution.
+    /// The queries, keys and values of gated delta networks after the convolution.
     pub convolved: Buffer,
 }
 

@@ -7,10 +7,10 @@
 //! pages, and are shared, found again and given up with them. They have memory of their own, because layers are added
 //! to pages only for the model, and pages of models with recurrent layers are neither spilled nor sent.
 //!
-//! Each step writes the keys and values of its tokens. Only guesses need attention and the parts behind it: they run
-//! the layer for the newest token of a request, which no step has computed, and then for each guess, with the head's
-//! own output in place of a hidden state. Their rows in a page are void, like all rows behind the request's computed
-//! tokens. A request without a page for such a row has a spare one.
+//! Each step writes the keys and values of its tokens. Only guesses need attention and the parts after it: they run the
+//! layer for the newest token of a request, which no step has computed, and then for each guess, with the head's own
+//! output in place of a hidden state. Their rows in a page are void, like all rows after the request's computed tokens.
+//! A request without a page for such a row has a spare one.
 
 use corella_core::{Batch, PageId, SlotId};
 use corella_model::{DecoderSpec, DeviceError, KvFormat, KvLayer, LayerSpec, PageTable, Slots};
@@ -199,7 +199,7 @@ impl DraftHead {
                 .and_then(|at| self.kept.get(slot, at));
             match kept {
                 Some(kept) => state.copy_from_slice(kept),
-                // No row attends to position 0. Behind a failed step, guesses are worse.
+                // No row attends to position 0. After a failed step, guesses are worse.
                 None => state.fill(0.0),
             }
         };
@@ -213,7 +213,7 @@ impl DraftHead {
         Ok(())
     }
 
-    /// Keeps the hidden states behind the last token of each span that is no draft, and behind its drafts.
+    /// Keeps the hidden states after the last token of each span that is no draft, and after its drafts.
     pub fn keep(&mut self, batch: &Batch, model: &mut Forward, of_model: &StepLayout) {
         for (span, rows) in batch.spans.iter().zip(of_model.spans.iter()) {
             let num_kept = 1 + span.num_drafts as usize;
@@ -227,14 +227,14 @@ impl DraftHead {
         self.kept.keep(batch);
     }
 
-    /// The model's hidden state behind a position of a slot, if kept.
+    /// The model's hidden state after a position of a slot, if kept.
     pub fn state_behind(&self, slot: SlotId, position: usize) -> Option<Vec<f32>> {
         self.kept
             .get(slot.0 as usize, position)
             .map(<[f32]>::to_vec)
     }
 
-    /// Runs the layer for rows of different slots, behind which logits can be computed. All earlier rows are in the
+    /// Runs the layer for rows of different slots, after which logits can be computed. All earlier rows are in the
     /// pages.
     pub fn read<'a>(
         &mut self,

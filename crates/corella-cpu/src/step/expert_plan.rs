@@ -121,7 +121,7 @@ pub struct ExpertPlan {
 pub struct ActiveExpert {
     pub expert: usize,
     pub tiles: Tiles,
-    /// The gathered row behind the last one.
+    /// The gathered row after the last one.
     end: usize,
 }
 

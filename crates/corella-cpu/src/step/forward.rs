@@ -482,7 +482,7 @@ impl Forward {
         let spec = &self.spec.layers[index];
         if let (Some(weights), Some(gates)) = (&layer.gate, &act.gates) {
             let out = Epilogue::Store(gates);
-            // The barrier behind the projection completes the gates, too.
+            // The barrier after the projection completes the gates, too.
             shared_gemm(
                 self.kernels,
                 &act.normed,
@@ -495,7 +495,7 @@ impl Forward {
             barrier_after(Operation::Qkv, walk);
         }
         self.project(layout, index, layer, walk);
-        // This is behind the barrier that follows every worker's writes of keys and values.
+        // This is after the barrier that follows every worker's writes of keys and values.
         if let Some(step) = layout.step.filter(|_| worker.index() == 0) {
             let num_done = self.layers[index].num_page_layers_done;
             self.kv.counter.advance(step, num_done);
@@ -576,7 +576,7 @@ impl Forward {
     }
 
     /// Adds the output kept by `part_output` to the residual stream, or norms the sum. Each worker does so for the rows
-    /// that it reads next, so this needs no barrier behind it.
+    /// that it reads next, so this needs no barrier after it.
     fn add_part(
         &self,
         spec: &LayerSpec,
@@ -653,7 +653,7 @@ impl Forward {
     }
 }
 
-/// Whether the norms behind the parts of layers are of the residual stream (BERT).
+/// Whether the norms after the parts of layers are of the residual stream (BERT).
 pub fn norms_sums(spec: &DecoderSpec) -> bool {
     spec.encoder
         .as_ref()
@@ -668,8 +668,8 @@ fn index_or_add<T>(list: &mut Vec<T>, is_it: impl FnMut(&T) -> bool, other: T) -
     })
 }
 
-/// The barrier behind an operation: every worker has done its part of it, so that all may read its output, and
-/// overwrite its input. Correctness needs it, with a profile and without.
+/// The barrier after an operation: every worker has done its part of it, so that all may read its output, and overwrite
+/// its input. Correctness needs it, with a profile and without.
 pub fn barrier_after(operation: Operation, walk: &mut Walk<'_>) {
     walk.note(operation);
     walk.worker.barrier();

@@ -2,14 +2,14 @@
 
 use corella_core::Batch;
 
-/// Hidden states behind the final norm, by slot and snapshot.
+/// Hidden states after the final norm, by slot and snapshot.
 pub struct KeptStates {
     hidden_size: usize,
     slots: Vec<StateRun>,
     snapshots: Vec<StateRun>,
 }
 
-/// The states of consecutive positions. At least one is behind a token that is no draft. Rejected drafts leave states
+/// The states of consecutive positions. At least one is after a token that is no draft. Rejected drafts leave states
 /// that are never requested.
 #[derive(Clone, Default)]
 struct StateRun {
@@ -41,7 +41,7 @@ impl KeptStates {
         }
     }
 
-    /// The state behind a position, if kept.
+    /// The state after a position, if kept.
     pub fn get(&self, slot: usize, position: usize) -> Option<&[f32]> {
         let run = self.slots.get(slot)?;
         let index = position.checked_sub(run.first)?;

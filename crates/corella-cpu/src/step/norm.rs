@@ -1,4 +1,4 @@
-//! Norms of rows: before dense layers, and behind a layer's parts.
+//! Norms of rows: before dense layers, and after a layer's parts.
 
 use corella_model::NormKind;
 

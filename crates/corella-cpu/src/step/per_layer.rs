@@ -68,8 +68,7 @@ impl Forward {
         }
     }
 
-    /// Makes the inputs of all layers. Each worker reads only those of its own rows, so this needs no barrier behind
-    /// it.
+    /// Makes the inputs of all layers. Each worker reads only those of its own rows, so this needs no barrier after it.
     pub(super) fn make_per_layer(&self, layout: &StepLayout, walk: &mut Walk<'_>) {
         let (Some(rows), Some(ends)) = (&self.activations.per_layer, &self.ends().per_layer) else {
             return;

@@ -31,8 +31,8 @@ impl Rotary {
         }
     }
 
-    /// Writes the cosines and then the sines of a position's angles, one for each pair of elements
-    /// of a head. Pairs behind the rotated ones have angle 0.
+    /// Writes the cosines and then the sines of a position's angles, one for each pair of elements of a head. Pairs
+    /// after the rotated ones have angle 0.
     pub fn angles(&self, position: usize, out: &mut [f32]) {
         let (cos, sin) = out.split_at_mut(out.len() / 2);
         let growth = self.growth.map_or(1.0, |growth| growth.at(position));

@@ -58,7 +58,7 @@ pub enum Output {
     Next(SyncSender<Command>),
     Caller {
         results: SyncSender<Result<BatchOutput, ExecutorError>>,
-        /// Behind `results`: when this stage ends, its caller is woken and finds them closed.
+        /// Declared after `results`: when this stage ends, its caller is woken and finds them closed.
         waker: CallerWaker,
         /// Another stage, which has to know the draws.
         first: Option<SyncSender<Command>>,
@@ -371,7 +371,7 @@ impl Stage {
     }
 
     /// Draws from logits that are computed block by block, so that their memory does not grow with the step. The first
-    /// block is computed before waiting for the masks. All rows of a block are drawn at once, including those behind
+    /// block is computed before waiting for the masks. All rows of a block are drawn at once, including those after
     /// drafts; the ones that count are selected afterwards.
     fn draw(
         &mut self,

@@ -8,7 +8,7 @@ use super::lane::elements;
 pub struct PackedNorm {
     pub spec: NormSpec,
     pub weight: Vec<f32>,
-    /// The addition behind the weights. Norms without a bias add zeros, except that RMS norms add nothing.
+    /// The addition after the weights. Norms without a bias add zeros, except that RMS norms add nothing.
     pub bias: Vec<f32>,
 }
 

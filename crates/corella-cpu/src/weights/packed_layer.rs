@@ -16,8 +16,8 @@ use super::{Packer, Part};
 
 pub struct PackedLayer {
     pub attention_norms: PackedNorms,
-    /// The projections to queries, keys and values; in a gated delta network behind them those to gates,
-    /// strengths and decays. In a short convolution, the projection of its input.
+    /// The projections to queries, keys and values; in a gated delta network after them those to gates, strengths and
+    /// decays. In a short convolution, the projection of its input.
     pub qkv: PackedMatrix,
     pub q_norm: Option<PackedNorm>,
     pub k_norm: Option<PackedNorm>,
@@ -60,7 +60,7 @@ pub struct PackedMlp {
 }
 
 pub struct PackedExperts {
-    /// The projection to a score for each expert; behind them, the weight of a weighed shared expert.
+    /// The projection to a score for each expert; after them, the weight of a weighed shared expert.
     pub router: PackedMatrix,
     pub selection_bias: Option<Vec<f32>>,
     pub experts: PackedMlp,
@@ -253,7 +253,7 @@ impl Packer<'_> {
         })
     }
 
-    /// Packs the router, and behind it the vector that weighs the shared expert. Rounding its input would change the
+    /// Packs the router, and after it the vector that weighs the shared expert. Rounding its input would change the
     /// choice of experts, so its rows are in f32 for any form of the layer.
     fn router(&mut self, layer: &LayerWeights, k: usize) -> Result<PackedMatrix, DeviceError> {
         let router = &layer[LayerTensor::Router];

@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn each_changed_bit_makes_a_block_absent() {
         let slot = slot();
-        // Behind the tokens, and behind the rows, is padding.
+        // After the tokens, and after the rows, is padding.
         for at in (0..96 + 16).chain(512..612) {
             let mut damaged = slot.clone();
             damaged[at] ^= 1 << (at % 8);

@@ -1,5 +1,5 @@
 //! Selects the blocks for KV events: a prefix can be hit up to a block if every group has all pages that the next query
-//! reads. In a group with a window, a page decides that for all blocks behind it within the window.
+//! reads. In a group with a window, a page decides that for all blocks after it within the window.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -90,7 +90,7 @@ impl KvCache {
         }
     }
 
-    /// The blocks behind which a query reads the page of `block` in a group with a window.
+    /// The blocks after which a query reads the page of `block` in a group with a window.
     fn readers(&self, block: BlockId, group: usize) -> Vec<BlockId> {
         let mut readers = Vec::new();
         if self.residency.groups()[group].window.is_none() {
@@ -108,7 +108,7 @@ impl KvCache {
         readers
     }
 
-    /// The first block that a query behind the block at `depth` reads in a group.
+    /// The first block that a query after the block at `depth` reads in a group.
     fn first_read_behind(&self, depth: usize, group: usize) -> usize {
         let num_rows = (depth as u32 + 1) * self.page_size();
         let group = self.residency.groups()[group];
@@ -116,7 +116,7 @@ impl KvCache {
     }
 
     /// The step whose return completes a hit up to the end of a block, apart from its pages in groups without a window:
-    /// the block's snapshot, and all pages that a query behind it reads in groups with windows. `None` if one is
+    /// the block's snapshot, and all pages that a query after it reads in groups with windows. `None` if one is
     /// missing.
     fn hit_filled_by(&self, block: BlockId) -> Option<StepId> {
         let mut ready_by = match self.is_recurrent() {

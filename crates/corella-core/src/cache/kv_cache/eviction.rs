@@ -50,7 +50,7 @@ impl KvCache {
         }
     }
 
-    /// Removes a block and all blocks behind it from the prefix tree, pinned or not. Tables that name their pages keep
+    /// Removes a block and all blocks after it from the prefix tree, pinned or not. Tables that name their pages keep
     /// them until they are released. The caller has to end the paths of requests that end at a removed block.
     pub(crate) fn unpublish(&mut self, block: BlockId) -> Removed {
         self.remove_blocks(block);
@@ -76,7 +76,7 @@ impl KvCache {
         core::mem::take(&mut self.removed).pages
     }
 
-    /// Moves a block and all blocks behind it from the tree to `removed`.
+    /// Moves a block and all blocks after it from the tree to `removed`.
     fn remove_blocks(&mut self, block: BlockId) {
         let before = self.tree.block_before(block);
         self.tree.remove_from(block, &mut self.removed.from_tree);

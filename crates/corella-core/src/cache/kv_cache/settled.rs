@@ -7,8 +7,8 @@ use crate::cache::prefix_tree::KnownPath;
 use crate::{BlockId, Namespace, StepId, TokenId};
 
 impl KvCache {
-    /// The longest settled path of a sequence: steps up to `last_returned` have filled all of its pages, and every group
-    /// has the rows that a query behind its end reads. With recurrent layers, the path ends at a snapshot.
+    /// The longest settled path of a sequence: steps up to `last_returned` have filled all of its pages, and every
+    /// group has the rows that a query after its end reads. With recurrent layers, the path ends at a snapshot.
     pub(crate) fn settled_path(
         &self,
         namespace: &Namespace,

@@ -74,7 +74,7 @@ fn part(request: RequestId, group: usize, rows: Range<u32>, num_rows: u32) -> Pa
     }
 }
 
-/// The snapshot that has the state behind a run's rows.
+/// The snapshot that has the state after a run's rows.
 fn state_of(request: RequestId) -> SnapshotId {
     SnapshotId(request.0 as u32 * 100 + 99)
 }

@@ -17,7 +17,7 @@ pub(super) struct RowTable {
     num_readable: Vec<u32>,
     /// The steps that computed the rows have returned.
     is_complete: bool,
-    /// The recurrent state behind all rows, once they are complete.
+    /// The recurrent state after all rows, once they are complete.
     state: Option<SnapshotId>,
 }
 

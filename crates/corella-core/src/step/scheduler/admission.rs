@@ -109,7 +109,7 @@ impl Scheduler {
         let state = &self.requests[index];
         let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
         if self.spills.has(state.id()) {
-            // Rows behind those that another node has computed are its own, and the tree may have other bits for them.
+            // Rows after those that another node has computed are its own, and the tree may have other bits for them.
             found = self.ready_prefix(index, state.num_rows().min(state.num_publishable_rows()));
         } else if self.config.enable_prefix_caching {
             found = self.find_waiting(index, plan.batch.step);
@@ -172,8 +172,8 @@ impl Scheduler {
         donors.filter(|&&page| !self.kv.is_locked(page)).count()
     }
 
-    /// Counts the pages that a request needs behind its found prefix. Another node or host memory fills
-    /// `num_given_rows` of its rows before it starts.
+    /// Counts the pages that a request needs after its found prefix. Another node or host memory fills `num_given_rows`
+    /// of its rows before it starts.
     pub(super) fn count_candidate(
         &self,
         index: RequestIndex,
@@ -185,7 +185,7 @@ impl Scheduler {
         let num_ready_rows = num_matched_tokens.max(num_given_rows);
         let groups = self.config.kv_groups.iter();
         for (group, table) in groups.zip(found.tables.iter_mut()) {
-            // Behind rows that are copied, restored or received, a window begins later.
+            // After rows that are copied, restored or received, a window begins later.
             let first = group.first_page_read(num_ready_rows, self.config.page_size);
             table.take_before(first as usize);
         }

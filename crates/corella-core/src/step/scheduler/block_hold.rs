@@ -89,7 +89,7 @@ impl Scheduler {
     /// Returns the longest prefix of a settled path, in blocks, whose blocks from `first_block` on fit into the pages
     /// that may be lent.
     fn num_lendable(&self, path: &[BlockId], first_block: u32) -> usize {
-        // A block behind every window takes no page, so that the bound of pages alone would allow it.
+        // A block outside every window takes no page, so that the bound of pages alone would allow it.
         if self.config.max_served_pages == 0 {
             return 0;
         }
@@ -98,7 +98,7 @@ impl Scheduler {
         let fits = |num_blocks: &usize| self.num_pages_behind(first, *num_blocks) <= num_pages;
         let num_fitting = (first..=path.len()).rev().find(fits);
         let path = &path[..num_fitting.unwrap_or(path.len())];
-        // A shorter path may lack pages behind windows that the whole one needs not.
+        // A shorter path may lack pages in groups with windows that the whole one does not need.
         self.kv.num_usable(path, self.inflight.next_step())
     }
 

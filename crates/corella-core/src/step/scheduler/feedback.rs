@@ -209,7 +209,7 @@ impl Scheduler {
     }
 
     /// Appends tokens one by one, as if separate steps had drawn them, until one ends the request. All but the last
-    /// were drafts in the step, so their rows are in the pages. Tokens behind the end are dropped.
+    /// were drafts in the step, so their rows are in the pages. Tokens after the end are dropped.
     fn append_tokens(&mut self, index: RequestIndex, samples: &[Drawn]) {
         for (at, (_, sample)) in samples.iter().enumerate() {
             if at > 0 {

@@ -15,8 +15,9 @@ use crate::request_state::Leader;
 use crate::{FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, PageId, Scheduler, StepId};
 
 impl Scheduler {
-    /// Reserves pages for the blocks of a sequence that are not cached, or for the first of them if they have more pages than
-    /// fetches may hold. In a group with a window, these are the pages that a query behind the last block reads.
+    /// Reserves pages for the blocks of a sequence that are not cached, or for the first of them if they have more
+    /// pages than fetches may hold. In a group with a window, these are the pages that a query after the last block
+    /// reads.
     pub fn begin_fetch(&mut self, mut request: FetchRequest) -> Result<FetchGrant, FetchRefusal> {
         if !self.config.enable_prefix_caching {
             return Err(FetchRefusal::NoPrefixCache);
@@ -78,14 +79,14 @@ impl Scheduler {
         })
     }
 
-    /// The number of a sequence's `num_blocks` blocks whose part behind the first `num_found` takes no more pages than
+    /// The number of a sequence's `num_blocks` blocks whose part after the first `num_found` takes no more pages than
     /// fetches may hold.
     fn num_fetchable(&self, num_found: usize, num_blocks: usize) -> Result<usize, FetchRefusal> {
         let limit = self.config.max_fetched_pages;
         let num_held_pages = self.holds.fetches().num_pages();
         let num_pages_left = (limit as usize).saturating_sub(num_held_pages);
         let fits = |num: &usize| self.num_pages_behind(num_found, *num) <= num_pages_left;
-        // A block behind every window takes no page, so that the bound of pages alone would allow it.
+        // A block outside every window takes no page, so that the bound of pages alone would allow it.
         let num_fitting = match limit {
             0 => None,
             _ => (num_found + 1..=num_blocks).rev().find(fits),
@@ -106,7 +107,7 @@ impl Scheduler {
         tables
     }
 
-    /// The first page of each group that a node with `num_found` blocks lacks to continue behind `num_blocks`.
+    /// The first page of each group that a node with `num_found` blocks lacks to continue after `num_blocks`.
     fn first_pages_behind(
         &self,
         num_found: usize,

@@ -34,7 +34,7 @@ impl Scheduler {
         self.holds.renew(request, lease_us)
     }
 
-    /// Begins the export of a request that has taken its pages. The snapshot for the state behind them is reserved now,
+    /// Begins the export of a request that has taken its pages. The snapshot for the state after them is reserved now,
     /// so that one is free when the prompt is computed.
     pub(super) fn begin_export(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];

@@ -159,7 +159,7 @@ impl Scheduler {
             let num_won = tables.map(|((table, matched), group)| {
                 let shared = match group.window {
                     None => self.shared_pages(state, table, matched, victims.len()),
-                    // Behind a window, pages of a path may be locked in any order.
+                    // With a window, pages of a path may be locked in any order.
                     Some(_) => 0..table.pages.len(),
                 };
                 let is_free =
@@ -173,8 +173,8 @@ impl Scheduler {
         victims.iter().map(|(_, state)| num_won(state)).collect()
     }
 
-    /// The pages of a victim, in a group without a window, that only victims hold, perhaps several of them.
-    /// Preempting the victim does not free the pages before them; the pages behind them are its own.
+    /// The pages of a victim, in a group without a window, that only victims hold, perhaps several of them. Preempting
+    /// the victim does not free the pages before them; the pages after them are its own.
     fn shared_pages(
         &self,
         state: &RequestState,

@@ -70,7 +70,7 @@ impl Scheduler {
             .let_go_of_followers(Leader::Request(index), num_blocks, requests);
     }
 
-    /// Removes the blocks that `step` or a later one publishes, and all blocks behind them, from the prefix tree, and
+    /// Removes the blocks that `step` or a later one publishes, and all blocks after them, from the prefix tree, and
     /// cuts the request's path back before them. Earlier blocks, which may be pinned, only lose the pages that such a
     /// step fills.
     pub(super) fn unpublish_undefined(
@@ -100,7 +100,7 @@ impl Scheduler {
         state.truncate_computed(num_rows);
     }
 
-    /// Unpublishes the blocks behind an earlier block that `step` or a later one fills. A request may have continued
+    /// Unpublishes the blocks after an earlier block that `step` or a later one fills. A request may have continued
     /// from the block's snapshot, and may have given up its pages since.
     fn unpublish_behind(
         &mut self,
@@ -125,7 +125,7 @@ impl Scheduler {
                 }
             }
         }
-        // Blocks behind others come first.
+        // Blocks after others come first.
         for &block in kept[1..].iter().rev() {
             if self.kv.insertion(block).is_some() {
                 self.kv.prune(block);
@@ -144,7 +144,7 @@ impl Scheduler {
         }
     }
 
-    /// Unpublishes a block of a request and all blocks behind it, and cuts every path through it back before it.
+    /// Unpublishes a block of a request and all blocks after it, and cuts every path through it back before it.
     fn unpublish_from(&mut self, first: BlockId, index: RequestIndex, undefined: &mut Undefined) {
         let before = self.kv.block_before(first);
         // It stays, even without a page, until the paths have been cut back to it.

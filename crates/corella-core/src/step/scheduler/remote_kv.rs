@@ -29,7 +29,7 @@ use crate::{
 pub struct Reservation {
     /// The page table of each KV group, up to the request's last token. Pages that it does not read are left out.
     pub tables: Vec<PageTable>,
-    /// For models with recurrent layers, the snapshot for the state behind all rows.
+    /// For models with recurrent layers, the snapshot for the state after all rows.
     pub state: Option<SnapshotId>,
     /// The first rows, in whole pages, are already present and must not be written.
     pub num_cached_rows: u32,

@@ -1,6 +1,6 @@
-//! Snapshots of recurrent state: the spans behind which they are taken, and the requests that wait for one.
+//! Snapshots of recurrent state: the spans after which they are taken, and the requests that wait for one.
 //!
-//! A request takes a snapshot behind certain blocks ([`SnapshotPoints`]), so its spans end there. Its path or another
+//! A request takes a snapshot after certain blocks ([`SnapshotPoints`]), so its spans end there. Its path or another
 //! request's path leads through the block, and the block gets the snapshot. A decode may be planned before the token
 //! that completes the block is known; the request then holds the snapshot until the block is in the prefix tree.
 //!
@@ -36,7 +36,7 @@ impl Scheduler {
             .map_or(num_tokens, |num_rows| num_tokens.min(num_rows))
     }
 
-    /// The blocks behind which a request takes snapshots. `None` if the cache keeps none.
+    /// The blocks after which a request takes snapshots. `None` if the cache keeps none.
     fn snapshot_points(&self, state: &RequestState) -> Option<SnapshotPoints> {
         let recurrent = self.config.recurrent_state.as_ref()?;
         if !self.config.enable_prefix_caching || recurrent.num_snapshots == 0 {
@@ -65,7 +65,7 @@ impl Scheduler {
         Some(end - num_rows)
     }
 
-    /// A request that starts behind the found blocks takes a snapshot where its tokens diverge from the tree, or else
+    /// A request that starts after the found blocks takes a snapshot where its tokens diverge from the tree, or else
     /// where a waiting request diverges from it, if that saves enough.
     pub(super) fn set_branch(&mut self, index: RequestIndex, found: &FoundPrefix) {
         let Some(points) = self.snapshot_points(&self.requests[index]) else {
@@ -108,7 +108,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a snapshot behind `num_blocks` blocks of a prompt saves enough beside one behind `num_found`.
+    /// Whether a snapshot after `num_blocks` blocks of a prompt saves enough beside one after `num_found`.
     fn is_worth_snapshot(&self, points: &SnapshotPoints, num_blocks: u32, num_found: u32) -> bool {
         let least = self
             .config
@@ -119,14 +119,14 @@ impl Scheduler {
         num_blocks <= points.end_of_prompt && num_blocks >= before.saturating_add(least)
     }
 
-    /// The number of drafts behind a request's scheduled tokens after which the next span of one token ends at the next
+    /// The number of drafts after a request's scheduled tokens after which the next span of one token ends at the next
     /// snapshot or before it.
     pub(super) fn num_drafts_before_snapshot(&self, index: RequestIndex) -> u32 {
         let num_rows = self.num_rows_to_snapshot(&self.requests[index]);
         num_rows.map_or(u32::MAX, |num_rows| num_rows - 1)
     }
 
-    /// Takes a snapshot behind the request's span if one is due at its end. If all snapshots have to stay, takes none.
+    /// Takes a snapshot after the request's span if one is due at its end. If all snapshots have to stay, takes none.
     pub(super) fn take_snapshot(&mut self, index: RequestIndex, plan: &mut StepPlan) {
         if self.take_exported_state(index, plan) {
             return;
@@ -188,7 +188,7 @@ impl Scheduler {
         true
     }
 
-    /// Returns the leader that is about to take a snapshot behind more blocks than `found`, and the number of blocks up
+    /// Returns the leader that is about to take a snapshot after more blocks than `found`, and the number of blocks up
     /// to the snapshot. A request waits for each number of blocks only once, so that it computes them itself if the
     /// snapshot is gone.
     pub(super) fn snapshot_leader_of(

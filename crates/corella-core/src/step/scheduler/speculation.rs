@@ -1,7 +1,7 @@
 //! Speculation: guesses of the next tokens, which the step of a decode computes and checks.
 //!
 //! A step is first planned without guesses; the rest of its budget then goes to drafts. Drafts preempt no request, and
-//! take only pages that no other request is expected to need. An executor's draw behind a draft counts only if it has
+//! take only pages that no other request is expected to need. An executor's draw after a draft counts only if it has
 //! drawn that draft itself, so outputs equal those of a run without speculation. `feedback.rs` processes them.
 
 use alloc::vec::Vec;
@@ -53,7 +53,7 @@ impl Scheduler {
             let share = num_tokens.div_ceil(num_left);
             num_left -= 1;
             let state = &mut requests[index];
-            // One token is drawn behind the last draft, so the drafts leave room for it.
+            // One token is drawn after the last draft, so the drafts leave room for it.
             let max = (state.max_tokens() - state.num_output_tokens() - 1)
                 .min(share)
                 .min(self.config.max_draft_tokens);
@@ -76,8 +76,8 @@ impl Scheduler {
         asked.into_iter().map(request).collect()
     }
 
-    /// Gives a request drafts behind its current tokens. The next step that computes the newest of
-    /// those tokens includes the drafts, within its room.
+    /// Gives a request drafts after its current tokens. The next step that computes the newest of those tokens includes
+    /// the drafts, within its room.
     pub fn give_drafts(&mut self, id: RequestId, drafts: Vec<TokenId>) {
         let Some(index) = self.requests.find(id) else {
             return;
@@ -117,14 +117,14 @@ impl Scheduler {
         }
     }
 
-    /// Guesses up to `max` tokens behind the request's token in the step, and allocates their
-    /// pages. Returns the number of drafts.
+    /// Guesses up to `max` tokens after the request's token in the step, and allocates their pages. Returns the number
+    /// of drafts.
     fn draft(&mut self, index: RequestIndex, max: u32, plan: &mut StepPlan) -> u32 {
         let max = max.min(self.num_drafts_before_snapshot(index));
         let demand = self.forecast.demand_of_running(&self.requests[index]);
         let num_own_pages = self.forecast.pages().num_own_pages(&demand);
         let state = &mut self.requests[index];
-        // The token drawn behind the last draft may be the request's last.
+        // The token drawn after the last draft may be the request's last.
         let num_left = state.max_tokens() - (state.num_drawn_tokens());
         let Some(speculator) = state.speculator_mut() else {
             return 0;

@@ -1,9 +1,9 @@
-//! The pages of requests in groups with windows: tables grow with the prompt, and pages behind the window are given
+//! The pages of requests in groups with windows: tables grow with the prompt, and pages outside the window are given
 //! back.
 //!
 //! In groups without a window a request holds the pages of all its known tokens from its start. With a window it takes
 //! pages chunk by chunk, and gives them back when no later query reads them, so that a prompt may be longer than the
-//! pool. Pages are given back when a step has returned: the queries of steps in flight are behind the tokens that are
+//! pool. Pages are given back when a step has returned: the queries of steps in flight are after the tokens that are
 //! computed by then.
 
 use crate::request_state::{RequestIndex, RequestState};
@@ -11,8 +11,8 @@ use crate::step::step_plan::StepPlan;
 use crate::{FinishReason, RequestError, Scheduler};
 
 impl Scheduler {
-    /// Takes the pages behind windows that the next `num_tokens` prompt tokens of a request need. Returns the number of
-    /// those tokens that have their pages.
+    /// Takes the pages in groups with windows that the next `num_tokens` prompt tokens of a request need. Returns the
+    /// number of those tokens that have their pages.
     pub(super) fn take_window_pages(
         &mut self,
         index: RequestIndex,

@@ -12,7 +12,7 @@ pub struct ConfigLine {
 }
 
 impl ConfigLine {
-    /// Reads the words behind `config`.
+    /// Reads the words after `config`.
     pub fn read(words: &[&str]) -> Self {
         let mut config = SchedulerConfig::new(64, 4, 1 << 20);
         config.max_num_seqs = 4;

@@ -215,7 +215,7 @@ impl World {
     }
 }
 
-/// The snapshot of the recurrent state behind rows, if any.
+/// The snapshot of the recurrent state after rows, if any.
 pub fn state_place(state: Option<SnapshotId>) -> String {
     let place = state.map(|id| format!(", their state in S{id}"));
     place.unwrap_or_default()

@@ -144,7 +144,7 @@ pub fn finish(did: &[PrefillAction]) -> Option<&SessionFinish> {
     })
 }
 
-/// The tokens behind which a run of the whole request begins.
+/// The tokens after which a run of the whole request begins.
 pub fn runs_locally(did: &[PrefillAction]) -> Option<&[u32]> {
     did.iter().find_map(|action| match action {
         PrefillAction::SubmitLocally { request, .. } if !request.exports_kv => {
@@ -169,7 +169,7 @@ fn tokens_pass_through_in_order_each_once() {
     end.handle_deleted(key, 2);
     assert_eq!(actions(&mut end), [release(0)]);
     assert_eq!(emitted(&say(&mut end, key, tokens(1, &[4, 5]), 3)), [4, 5]);
-    // The middle one is repeated, with one behind it.
+    // The middle one is repeated, with one after it.
     assert_eq!(emitted(&say(&mut end, key, tokens(2, &[5, 6]), 3)), [6]);
     let message = ToPrefill::Finish(Finish {
         reason: FinishReason::EndToken,

@@ -1,4 +1,4 @@
-//! A decode node is lost behind tokens that the client has: another one continues the request.
+//! A decode node is lost after tokens that the client has: another one continues the request.
 
 use corella_core::session::{
     Allocate, Allocated, DecodeAction, DecodeEnd, ExportTask, Finish, Hello, PrefillAction,

@@ -3,7 +3,7 @@
 //!
 //! A processor without tiles raises an illegal-instruction signal for their instructions. The signal handler replaces
 //! the instruction by a jump (see `detour.rs`) to code that does what Intel's manual says of the instruction (Software
-//! Developer's Manual, volume 2), rounding and subnormal numbers included, and continues behind it. Forbidden
+//! Developer's Manual, volume 2), rounding and subnormal numbers included, and continues after it. Forbidden
 //! instructions end the process, as they would on hardware.
 
 mod detour;

@@ -218,8 +218,8 @@ unsafe fn weigh_dims<const M: usize, const N: usize, const INT8: bool>(
     16 * N
 }
 
-/// Clears the second element of each pair. Its weight is 0, but memory behind the last position may
-/// hold NaN, and 0 times NaN is not 0.
+/// Clears the second element of each pair. Its weight is 0, but memory after the last position may hold NaN, and 0
+/// times NaN is not 0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn without_second(pairs: __m512bh) -> __m512bh {

@@ -35,7 +35,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Draws tokens behind the newest one of each slot, a round of all slots at a time. They are drawn like the model's
+    /// Draws tokens after the newest one of each slot, a round of all slots at a time. They are drawn like the model's
     /// own tokens, so that a head that agrees with the model draws the same.
     pub(super) fn draft(&mut self, asked: &[DraftSlot]) -> Drafted {
         let mut drafting = self.begin_drafting(asked)?;

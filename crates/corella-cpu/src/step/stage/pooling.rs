@@ -1,4 +1,4 @@
-//! Hidden states of prompts: rows behind the final norm, one of them, or the mean or the largest values of all.
+//! Hidden states of prompts: rows after the final norm, one of them, or the mean or the largest values of all.
 
 use corella_core::Pooling;
 use corella_model::{SpanPool, StepOutput, StepPool};

@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::{Registers, execute, tile_instruction_bytes};
 
-/// The code behind one jump.
+/// The code after one jump.
 #[repr(C, packed)]
 struct Detour {
     /// `lea rsp, [rsp - RED_ZONE]`, because the kernel may keep data below its stack.
@@ -22,7 +22,7 @@ struct Detour {
     entry: i32,
     /// `call` pushes the address of this field.
     site: *const u8,
-    /// The replaced instruction, and bytes behind it.
+    /// The replaced instruction, and bytes after it.
     original: [u8; MAX_INSTRUCTION_BYTES],
 }
 
@@ -115,7 +115,7 @@ impl Area {
     /// # Safety
     /// `site` is an address that is about to be executed.
     unsafe fn has_detour(&self, site: *const u8) -> bool {
-        // SAFETY: the caller promises as much, and bytes behind a jump's first belong to it.
+        // SAFETY: the caller promises as much, and bytes after a jump's first belong to it.
         unsafe {
             site.read() == JUMP && {
                 let distance = site.add(1).cast::<i32>().read_unaligned();
@@ -223,7 +223,7 @@ extern "C" fn emulate(saved: &mut Saved) {
     }
 }
 
-/// Saves all registers and flags, calls `emulate`, restores them, and continues behind the instruction. Rounding is that
+/// Saves all registers and flags, calls `emulate`, restores them, and continues after the instruction. Rounding is that
 /// of tiles meanwhile, which is the usual.
 #[unsafe(naked)]
 unsafe extern "C" fn enter() {
