@@ -60,7 +60,10 @@ impl<'a> ModuleGraph<'a> {
             let own: Vec<String> = module.split_terminator("::").map(String::from).collect();
             let re_exports = code.split("pub use ").skip(1).flat_map(use_paths);
             for path in re_exports.filter(|path| !["crate", "super", "self"].contains(&&*path[0])) {
-                if let [_, .., name] = &path[..] {
+                // The name of a module leads to the module, even if the module has something of its own name.
+                if let [first, .., name] = &path[..]
+                    && first != name
+                {
                     let name = [&own[..], std::slice::from_ref(name)].concat();
                     graph
                         .re_exports
@@ -247,6 +250,9 @@ mod tests {
         ];
         assert_eq!(circles_of(&files), 1);
         files[5].1 = "use crate::a::A;";
+        assert_eq!(circles_of(&files), 0);
+        files[0].1 = "pub use b::b;";
+        files[5].1 = "use crate::b;";
         assert_eq!(circles_of(&files), 0);
     }
 
