@@ -29,54 +29,54 @@ OLLAMA = "ollama._types."
 
 # The types, by module and name, that each of Corella's field tables is compared with.
 TYPES = {
-    "chat": {"openai": [CHAT + "completion_create_params.CompletionCreateParamsStreaming"]},
-    "chat message": {
+    "ChatRequest": {"openai": [CHAT + "completion_create_params.CompletionCreateParamsStreaming"]},
+    "ChatMessage": {
         "openai": [
             CHAT + "chat_completion_message_param.ChatCompletionMessageParam",
             CHAT + "ChatCompletionMessage",
             CHAT + "ParsedChatCompletionMessage",
         ]
     },
-    "chat content part": {"openai": [CHAT + "chat_completion_content_part_text_param.ChatCompletionContentPartTextParam"]},
-    "chat tool call": {
+    "ChatText": {"openai": [CHAT + "chat_completion_content_part_text_param.ChatCompletionContentPartTextParam"]},
+    "ToolCall": {
         "openai": [
             CHAT + "ChatCompletionMessageFunctionToolCall",
             CHAT + "ParsedFunctionToolCall",
             CHAT + "chat_completion_chunk.ChoiceDeltaToolCall",
         ]
     },
-    "chat called function": {
+    "CalledFunction": {
         "openai": [
             CHAT + "chat_completion_message_function_tool_call.Function",
             CHAT + "parsed_function_tool_call.ParsedFunction",
         ]
     },
-    "chat tool": {"openai": [CHAT + "chat_completion_function_tool_param.ChatCompletionFunctionToolParam"]},
-    "chat function": {"openai": ["openai.types.shared_params.FunctionDefinition"]},
-    "stream options": {"openai": [CHAT + "chat_completion_stream_options_param.ChatCompletionStreamOptionsParam"]},
-    "completions": {"openai": ["openai.types.completion_create_params.CompletionCreateParamsStreaming"]},
-    "embeddings": {"openai": ["openai.types.embedding_create_params.EmbeddingCreateParams"]},
-    "batches": {"openai": ["openai.types.batch_create_params.BatchCreateParams"]},
-    "batch expiry": {"openai": ["openai.types.batch_create_params.OutputExpiresAfter"]},
-    "responses": {"openai": [RESPONSES + "response_create_params.ResponseCreateParamsStreaming"]},
-    "response text": {"openai": [RESPONSES + "response_text_config_param.ResponseTextConfigParam"]},
-    "response reasoning": {"openai": ["openai.types.shared_params.Reasoning"]},
-    "response message": {
+    "Tool": {"openai": [CHAT + "chat_completion_function_tool_param.ChatCompletionFunctionToolParam"]},
+    "Function": {"openai": ["openai.types.shared_params.FunctionDefinition"]},
+    "StreamOptions": {"openai": [CHAT + "chat_completion_stream_options_param.ChatCompletionStreamOptionsParam"]},
+    "CompletionsRequest": {"openai": ["openai.types.completion_create_params.CompletionCreateParamsStreaming"]},
+    "EmbeddingsRequest": {"openai": ["openai.types.embedding_create_params.EmbeddingCreateParams"]},
+    "BatchesRequest": {"openai": ["openai.types.batch_create_params.BatchCreateParams"]},
+    "BatchExpiry": {"openai": ["openai.types.batch_create_params.OutputExpiresAfter"]},
+    "ResponsesRequest": {"openai": [RESPONSES + "response_create_params.ResponseCreateParamsStreaming"]},
+    "TextOptions": {"openai": [RESPONSES + "response_text_config_param.ResponseTextConfigParam"]},
+    "Reasoning": {"openai": ["openai.types.shared_params.Reasoning"]},
+    "InputMessage": {
         "openai": [
             RESPONSES + "easy_input_message_param.EasyInputMessageParam",
             RESPONSES + "ResponseOutputMessage",
             RESPONSES + "ParsedResponseOutputMessage",
         ]
     },
-    "response content": {
+    "InputText": {
         "openai": [
             RESPONSES + "response_input_text_param.ResponseInputTextParam",
             RESPONSES + "ResponseOutputText",
             RESPONSES + "ParsedResponseOutputText",
         ]
     },
-    "response tool": {"openai": [RESPONSES + "function_tool_param.FunctionToolParam"]},
-    "response call": {
+    "ResponseTool": {"openai": [RESPONSES + "function_tool_param.FunctionToolParam"]},
+    "InputCall": {
         "openai": [
             RESPONSES + "ResponseFunctionToolCall",
             RESPONSES + "ResponseFunctionToolCallItem",
@@ -84,26 +84,26 @@ TYPES = {
             RESPONSES + "response_function_tool_call_param.ResponseFunctionToolCallParam",
         ]
     },
-    "response call output": {
+    "InputCallOutput": {
         "openai": [
             RESPONSES + "response_input_item_param.FunctionCallOutput",
             RESPONSES + "ResponseFunctionToolCallOutputItem",
         ]
     },
-    "response thought": {
+    "InputThought": {
         "openai": [
             RESPONSES + "ResponseReasoningItem",
             RESPONSES + "response_reasoning_item_param.ResponseReasoningItemParam",
         ]
     },
-    "messages": {
+    "MessagesRequest": {
         "anthropic": [
             ANTHROPIC + "message_create_params.MessageCreateParamsStreaming",
             ANTHROPIC + "message_count_tokens_params.MessageCountTokensParams",
             ANTHROPIC + "beta.message_create_params.MessageCreateParamsStreaming",
         ]
     },
-    "messages message": {
+    "InputTurn": {
         "anthropic": [
             ANTHROPIC + "MessageParam",
             ANTHROPIC + "Message",
@@ -111,47 +111,47 @@ TYPES = {
             ANTHROPIC + "beta.BetaMessage",
         ]
     },
-    "messages text": {"anthropic": [ANTHROPIC + "TextBlockParam", ANTHROPIC + "TextBlock", ANTHROPIC + "ParsedTextBlock"]},
-    "messages thinking": {"anthropic": [ANTHROPIC + "ThinkingBlockParam", ANTHROPIC + "ThinkingBlock"]},
-    "messages tool use": {
+    "TextBlock": {"anthropic": [ANTHROPIC + "TextBlockParam", ANTHROPIC + "TextBlock", ANTHROPIC + "ParsedTextBlock"]},
+    "ThinkingBlock": {"anthropic": [ANTHROPIC + "ThinkingBlockParam", ANTHROPIC + "ThinkingBlock"]},
+    "ToolUse": {
         "anthropic": [ANTHROPIC + "ToolUseBlockParam", ANTHROPIC + "ToolUseBlock", ANTHROPIC + "beta.BetaToolUseBlock"]
     },
-    "messages tool result": {"anthropic": [ANTHROPIC + "ToolResultBlockParam"]},
-    "messages tool": {"anthropic": [ANTHROPIC + "ToolParam", ANTHROPIC + "beta.BetaToolParam"]},
-    "messages tool choice": {"anthropic": [ANTHROPIC + "ToolChoiceParam"]},
-    "messages thinking config": {"anthropic": [ANTHROPIC + "ThinkingConfigParam"]},
-    "messages output config": {"anthropic": [ANTHROPIC + "OutputConfigParam", ANTHROPIC + "beta.BetaOutputConfigParam"]},
-    "ollama chat": {"ollama": [OLLAMA + "ChatRequest"]},
-    "ollama generate": {"ollama": [OLLAMA + "GenerateRequest"]},
-    "ollama embed": {"ollama": [OLLAMA + "EmbedRequest"]},
-    "ollama embeddings": {"ollama": [OLLAMA + "EmbeddingsRequest"]},
-    "ollama show": {"ollama": [OLLAMA + "ShowRequest"]},
-    "ollama options": {"ollama": [OLLAMA + "Options"]},
-    "ollama message": {"ollama": [OLLAMA + "Message"]},
-    "ollama tool call": {"ollama": [OLLAMA + "Message.ToolCall"]},
-    "ollama called function": {"ollama": [OLLAMA + "Message.ToolCall.Function"]},
+    "ToolResult": {"anthropic": [ANTHROPIC + "ToolResultBlockParam"]},
+    "MessageTool": {"anthropic": [ANTHROPIC + "ToolParam", ANTHROPIC + "beta.BetaToolParam"]},
+    "MessageToolChoice": {"anthropic": [ANTHROPIC + "ToolChoiceParam"]},
+    "Thinking": {"anthropic": [ANTHROPIC + "ThinkingConfigParam"]},
+    "OutputConfig": {"anthropic": [ANTHROPIC + "OutputConfigParam", ANTHROPIC + "beta.BetaOutputConfigParam"]},
+    "OllamaChatRequest": {"ollama": [OLLAMA + "ChatRequest"]},
+    "OllamaGenerateRequest": {"ollama": [OLLAMA + "GenerateRequest"]},
+    "OllamaEmbedRequest": {"ollama": [OLLAMA + "EmbedRequest"]},
+    "OllamaEmbeddingsRequest": {"ollama": [OLLAMA + "EmbeddingsRequest"]},
+    "OllamaShowRequest": {"ollama": [OLLAMA + "ShowRequest"]},
+    "OllamaOptions": {"ollama": [OLLAMA + "Options"]},
+    "OllamaMessage": {"ollama": [OLLAMA + "Message"]},
+    "OllamaCall": {"ollama": [OLLAMA + "Message.ToolCall"]},
+    "OllamaFunction": {"ollama": [OLLAMA + "Message.ToolCall.Function"]},
 }
 
 # vLLM's classes.
 VLLM = {
-    "chat": ["ChatCompletionRequest"],
-    "completions": ["CompletionRequest"],
-    "responses": ["ResponsesRequest"],
-    "messages": ["AnthropicMessagesRequest", "AnthropicCountTokensRequest"],
-    "messages tool": ["AnthropicTool"],
-    "messages output config": ["AnthropicOutputConfig"],
-    "stream options": ["StreamOptions"],
-    "tokenize": ["TokenizeCompletionRequest", "TokenizeChatRequest"],
-    "detokenize": ["DetokenizeRequest"],
-    "embeddings": ["EmbeddingCompletionRequest", "EmbeddingChatRequest"],
-    "score": ["ScoreDataRequest", "ScoreQueriesDocumentsRequest", "ScoreQueriesItemsRequest", "ScoreTextRequest"],
-    "rerank": ["RerankRequest"],
+    "ChatRequest": ["ChatCompletionRequest"],
+    "CompletionsRequest": ["CompletionRequest"],
+    "ResponsesRequest": ["ResponsesRequest"],
+    "MessagesRequest": ["AnthropicMessagesRequest", "AnthropicCountTokensRequest"],
+    "MessageTool": ["AnthropicTool"],
+    "OutputConfig": ["AnthropicOutputConfig"],
+    "StreamOptions": ["StreamOptions"],
+    "TokenizeRequest": ["TokenizeCompletionRequest", "TokenizeChatRequest"],
+    "DetokenizeRequest": ["DetokenizeRequest"],
+    "EmbeddingsRequest": ["EmbeddingCompletionRequest", "EmbeddingChatRequest"],
+    "ScoreRequest": ["ScoreDataRequest", "ScoreQueriesDocumentsRequest", "ScoreQueriesItemsRequest", "ScoreTextRequest"],
+    "RerankRequest": ["RerankRequest"],
 }
 
 # The files of llama.cpp's server that read bodies, and how they name a field.
 LLAMA_CPP = {
-    "completions": {"server-schema.cpp": r'(?:new field_\w+|->add_alias)\(\s*"(\w+)"'},
-    "chat": {
+    "CompletionsRequest": {"server-schema.cpp": r'(?:new field_\w+|->add_alias)\(\s*"(\w+)"'},
+    "ChatRequest": {
         "server-schema.cpp": r'(?:new field_\w+|->add_alias)\(\s*"(\w+)"',
         "server-common.cpp": r'\bbody(?:\.contains|\.at)?[\[(]"(\w+)"|json_value\(body, "(\w+)"',
     },

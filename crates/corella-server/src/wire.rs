@@ -11,6 +11,7 @@ pub mod json_response;
 pub mod list_page;
 pub mod metric_series;
 pub mod nearest_route;
+pub mod number_range;
 pub mod openapi;
 pub mod request_body;
 pub mod reset_time;

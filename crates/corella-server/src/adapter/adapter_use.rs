@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::clock::unix_now_s;
-use crate::wire::metric_series::encode;
+use crate::wire::metric_series::encode_both;
 
 /// Counts the calls of each adapter, and requests from other nodes. The names are at most as many as adapters and
 /// calls.
@@ -82,10 +82,7 @@ impl Collector for AdapterMetrics {
             .get_or_create(&self.uses.labels(self.max_adapters))
             .set(unix_now_s() as i64);
         let help = "Adapters of calls that wait for their first output, and of those that have one";
-        for name in ["corella_lora_requests_info", "vllm:lora_requests_info"] {
-            encode(&mut encoder, name, help, &family)?;
-        }
-        Ok(())
+        encode_both(&mut encoder, "lora_requests_info", help, &family)
     }
 }
 

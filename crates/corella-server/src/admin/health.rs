@@ -52,7 +52,7 @@ pub async fn metrics(
     let metrics = &state.metrics;
     let renderer = &metrics.renderer;
     let text = renderer
-        .text(|| metrics.encode(&state.engine, state.text_work()))
+        .text(|| metrics.encode(state.text_work()))
         .await
         .map_err(|_| ApiError::engine("The metrics could not be written."))?;
     let (content_type, text) = match prefers_open_metrics(&headers) {

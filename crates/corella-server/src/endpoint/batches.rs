@@ -20,13 +20,11 @@ use crate::wire::json_response::json_response;
 use crate::wire::list_page::ListQuery;
 
 use crate::store::batch_record::{BatchCounts, BatchRecord, BatchStatus, BatchTimes};
-use crate::wire::field_limit::{BATCH_ENDPOINTS, MAX_FILE_LIFE_S};
+use crate::wire::field_limit::{
+    BATCH_ENDPOINTS, MAX_FILE_LIFE_S, MAX_KEY_CHARS, MAX_NUM_PAIRS, MAX_VALUE_CHARS,
+};
 
 const MAX_LIMIT: usize = 100;
-/// Bounds of `metadata`, as in OpenAI's API.
-const MAX_NUM_PAIRS: usize = 16;
-const MAX_KEY_CHARS: usize = 64;
-const MAX_VALUE_CHARS: usize = 512;
 const MAX_WINDOW_S: u64 = 30 * 24 * 3600;
 
 #[derive(Deserialize)]

@@ -27,7 +27,7 @@ use crate::text::thinking_switch::effort_switch;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table;
-use crate::wire::field_table::responses::{REASONING, TEXT};
+use crate::wire::field_table::responses::{LOGPROBS, NEVER_THERE, REASONING, TEXT};
 use crate::wire::json_response::json_response;
 
 use event::ResponseEvents;
@@ -58,19 +58,6 @@ struct ResponseFields {
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
 }
-
-/// The value of `include` that asks for log-probabilities.
-const LOGPROBS: &str = "message.output_text.logprobs";
-/// Accepted without effect: they ask for members of items that no answer here has. Thoughts are never encrypted.
-const NEVER_THERE: [&str; 7] = [
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-    "file_search_call.results",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-];
 
 impl ResponseFields {
     fn check(&self, check: FieldCheck) -> Result<(), ApiError> {

@@ -11,7 +11,7 @@ use crate::adapter::served_adapter::{AdapterLoader, ServedAdapters};
 use crate::call::account::ApiKeys;
 use crate::call::call_engine::CallEngine;
 use crate::call::kv_transfer::KvTransfer;
-use crate::call::metrics::{KvDiskMetrics, Metrics, OutputMetrics};
+use crate::call::metrics::{Metrics, OutputMetrics};
 use crate::clock::unix_now_s;
 use crate::config::api_key::ApiKey;
 use crate::config::serve_config::{ServeConfig, TextModel};
@@ -114,9 +114,6 @@ impl ServerState {
                 max_adapters: config.max_num_adapters,
             }));
         }
-        if engine.stats().kv_disk.is_some() {
-            collectors.push(Box::new(KvDiskMetrics(engine.clone())));
-        }
         let config = Arc::new(config);
         let takes_kv_transfer = kv_transfer.is_some();
         let served = ServedModel::new(config.clone(), text, adapters, takes_kv_transfer);
@@ -126,7 +123,7 @@ impl ServerState {
             batches,
             responses: Arc::new(ResponseStore::new(config.max_stored_response_bytes)),
             bodies: BodyReader::new(&config, is_draining.subscribe()),
-            metrics: Arc::new(Metrics::new(&config, engine.limits(), outputs, collectors)),
+            metrics: Arc::new(Metrics::new(&config, &engine, outputs, collectors)),
             engine_feed: EngineFeed::default(),
             api_keys: ApiKeys::new(config.api_keys.clone(), config.clock.clone()),
             config,

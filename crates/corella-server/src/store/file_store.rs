@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::clock::{random_seed, unix_now_s};
 use crate::wire::api_error::ApiError;
-use crate::wire::field_limit::MAX_FILE_LIFE_S;
+use crate::wire::field_limit::{MAX_FILE_LIFE_S, MIN_FILE_LIFE_S};
 
 /// The folder of files, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -334,10 +334,10 @@ pub fn read_records<T: DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
 
 /// Checks the lifetime of a file.
 pub fn life_s(field: &str, seconds: Option<u64>) -> Result<u64, ApiError> {
-    const HOUR: u64 = 3600;
-    let seconds = seconds.filter(|seconds| (HOUR..=MAX_FILE_LIFE_S).contains(seconds));
+    let seconds = seconds.filter(|seconds| (MIN_FILE_LIFE_S..=MAX_FILE_LIFE_S).contains(seconds));
     seconds.ok_or_else(|| {
-        let message = format!("must be from {HOUR} (an hour) to {MAX_FILE_LIFE_S} (30 days)");
+        let message =
+            format!("must be from {MIN_FILE_LIFE_S} (an hour) to {MAX_FILE_LIFE_S} (30 days)");
         ApiError::invalid(field, message)
     })
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::wire::api_error::ApiError;
 use crate::wire::cut_json::object_of;
 use crate::wire::field_check::FieldCheck;
-use crate::wire::field_table::{CALL, CALLED_FUNCTION};
+use crate::wire::field_table::chat::{CALL, CALLED_FUNCTION};
 
 /// Checks `tool_calls` of a message, and writes the arguments of each call in the template's form: an object, or JSON
 /// within a string if `as_text`. OpenAI's API has only the string.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::text::call_message::prepare_calls;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_check::FieldCheck;
-use crate::wire::field_table::{CONTENT_PART, MESSAGE};
+use crate::wire::field_table::chat::{CONTENT_PART, MESSAGE};
 
 /// Templates expect `content` to be one string, whereas OpenAI's API also has lists of parts. Other
 /// members of a message are passed to the template unchanged.

@@ -20,8 +20,10 @@ use crate::text::text_thread::Caller;
 use crate::text::token_rule::TokenRuleFields;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_limit::{
-    F32_BOUND, MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
+    MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_P, PENALTY,
+    REPETITION_PENALTY, TEMPERATURE, TOP_P,
 };
+use crate::wire::number_range::NumberRange;
 use crate::wire::usage::Usage;
 
 /// The fields as sent; `null` counts as absent.
@@ -229,29 +231,18 @@ impl SamplingFields {
             bad_words: self.bad_words.take(),
         };
         let mut sampling = SamplingParams {
-            temperature: self.temperature(defaults.temperature.map(f64::from))?,
+            temperature: self.temperature(defaults.temperature)?,
             top_k: self.top_k(defaults.top_k)?,
-            top_p: within(
-                "top_p",
-                self.top_p.or(defaults.top_p.map(f64::from)).unwrap_or(1.0),
-                |p| p > 0.0 && p <= 1.0,
-                "above 0 and at most 1",
-            )?,
-            min_p: within(
-                "min_p",
-                self.min_p.or(defaults.min_p.map(f64::from)).unwrap_or(0.0),
-                |p| (0.0..=1.0).contains(&p),
-                "between 0 and 1",
-            )?,
+            top_p: number("top_p", self.top_p, defaults.top_p, 1.0, TOP_P)?,
+            min_p: number("min_p", self.min_p, defaults.min_p, 0.0, MIN_P)?,
             presence_penalty: penalty("presence_penalty", self.presence_penalty)?,
             frequency_penalty: penalty("frequency_penalty", self.frequency_penalty)?,
-            repetition_penalty: within(
+            repetition_penalty: number(
                 "repetition_penalty",
-                self.repetition_penalty
-                    .or(defaults.repetition_penalty.map(f64::from))
-                    .unwrap_or(1.0),
-                |penalty| penalty as f32 > 0.0 && penalty < F32_BOUND,
-                "above 0",
+                self.repetition_penalty,
+                defaults.repetition_penalty,
+                1.0,
+                REPETITION_PENALTY,
             )?,
             seed: self
                 .seed
@@ -327,13 +318,8 @@ impl SamplingFields {
         check_logprobs("prompt_logprobs", num_logprobs, config).map(Some)
     }
 
-    fn temperature(&self, default: Option<f64>) -> Result<f32, ApiError> {
-        let temperature = within(
-            "temperature",
-            self.temperature.or(default).unwrap_or(1.0),
-            |temperature| (0.0..F32_BOUND).contains(&temperature),
-            "a number from 0 up",
-        )?;
+    fn temperature(&self, default: Option<f32>) -> Result<f32, ApiError> {
+        let temperature = number("temperature", self.temperature, default, 1.0, TEMPERATURE)?;
         Ok(if temperature == 0.0 {
             0.0
         } else {
@@ -451,28 +437,24 @@ pub fn check_logprobs(
 }
 
 fn penalty(param: &str, value: Option<f64>) -> Result<f32, ApiError> {
-    within(
-        param,
-        value.unwrap_or(0.0),
-        |penalty| (-2.0..=2.0).contains(&penalty),
-        "between -2 and 2",
-    )
+    number(param, value, None, 0.0, PENALTY)
 }
 
-/// Checks a number before rounding: 2.00000001 is not "at most 2".
-fn within(
+/// Returns a field, or else the model's default, or else this server's, if it is within the range.
+fn number(
     param: &str,
-    value: f64,
-    valid: fn(f64) -> bool,
-    expected: &str,
+    field: Option<f64>,
+    of_model: Option<f32>,
+    default: f64,
+    range: NumberRange,
 ) -> Result<f32, ApiError> {
-    if valid(value) {
-        Ok(value as f32)
-    } else {
-        Err(ApiError::invalid(
-            param,
-            format!("must be {expected}, not {value}"),
-        ))
+    let number = field.or(of_model.map(f64::from)).unwrap_or(default);
+    match range.contains(number) {
+        true => Ok(number as f32),
+        false => {
+            let message = format!("must be {range}, not {number}");
+            Err(ApiError::invalid(param, message))
+        }
     }
 }
 

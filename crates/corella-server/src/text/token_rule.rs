@@ -9,7 +9,9 @@ use crate::text::prompt_tokens::check_token_ids;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
-use crate::wire::field_limit::{MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS};
+use crate::wire::field_limit::{
+    LOGIT_BIAS, MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS,
+};
 
 /// The fields as sent.
 #[derive(Debug, Default)]
@@ -62,11 +64,11 @@ fn biases(
                 format!("`{token:.20}` is not a token id of the vocabulary of {vocab_size}"),
             )
         })?;
-        match (-100.0..=100.0).contains(&bias) {
+        match LOGIT_BIAS.contains(bias) {
             true => Ok((id, bias as f32)),
             false => Err(ApiError::invalid(
                 format!("logit_bias.{id}"),
-                format!("must be between -100 and 100, not {bias}"),
+                format!("must be {LOGIT_BIAS}, not {bias}"),
             )),
         }
     };

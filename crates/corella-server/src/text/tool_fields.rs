@@ -10,7 +10,7 @@ use crate::text::served_model::ServedModel;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_check::FieldCheck;
 use crate::wire::field_limit::MAX_TOOL_NAME_BYTES;
-use crate::wire::field_table::{FUNCTION, TOOL};
+use crate::wire::field_table::chat::{FUNCTION, TOOL};
 
 /// The fields as sent.
 pub struct ToolFields {

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 use strsim::osa_distance;
 
 use crate::wire::api_error::ApiError;
-use crate::wire::field_table::{Endpoint, FieldTable, STREAM_OPTIONS, Treatment};
+use crate::wire::field_table::sampling::STREAM_OPTIONS;
+use crate::wire::field_table::{Endpoint, Field, FieldTable, Treatment};
 
 /// Checks the fields of a request to one endpoint.
 #[derive(Clone, Copy)]
@@ -43,29 +44,25 @@ impl<'de> Visitor<'de> for FieldCheck {
                 fields.next_value::<IgnoredAny>()?;
                 continue;
             }
-            result = match table.find(&name) {
+            let known = table.find(&name);
+            result = match known.map(|field| &field.treatment) {
                 Some(_) if self.reads_kv_transfer() && name == KV_TRANSFER_PARAMS => {
                     fields.next_value::<IgnoredAny>()?;
                     Ok(())
                 }
-                Some(Treatment::Refused(refused)) => {
+                Some(Treatment::Refused(_)) => {
                     let value = fields.next_value::<Value>()?;
-                    let is_neutral = value.is_null() || (refused.is_neutral)(&value);
-                    refuse_unless(is_neutral, || ApiError::unsupported(&*name, refused.advice))
+                    self.check_value(table, &name, "", &value)
                 }
-                Some(Treatment::ReadAt(endpoints)) if !self.may_have(endpoints) => {
-                    let value = fields.next_value::<Option<IgnoredAny>>()?;
-                    refuse_unless(value.is_none(), || {
-                        ApiError::misplaced(&name, self.endpoint, endpoints)
-                    })
+                Some(Treatment::Read(_)) if name == "stream_options" => {
+                    match fields.next_value::<Value>()? {
+                        Value::Object(options) => self.check(&STREAM_OPTIONS, &name, &options),
+                        // The field's reader checks its type.
+                        _ => Ok(()),
+                    }
                 }
-                Some(_) if name == "stream_options" => match fields.next_value::<Value>()? {
-                    Value::Object(options) => self.check(&STREAM_OPTIONS, &name, &options),
-                    // The field's reader checks its type.
-                    _ => Ok(()),
-                },
-                treatment => match fields.next_value::<Option<IgnoredAny>>()? {
-                    Some(_) => self.accept(table, &name, "", treatment),
+                _ => match fields.next_value::<Option<IgnoredAny>>()? {
+                    Some(_) => self.accept(table, &name, ""),
                     None => Ok(()),
                 },
             };
@@ -82,18 +79,30 @@ impl FieldCheck {
         path: &str,
         fields: &Map<String, Value>,
     ) -> Result<(), ApiError> {
-        // A null member counts as absent. Client libraries send every member of their types.
-        for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-            match table.find(name) {
-                Some(Treatment::Refused(refused)) => {
-                    refuse_unless((refused.is_neutral)(value), || {
-                        ApiError::unsupported(format!("{path}.{name}"), refused.advice)
-                    })?;
-                }
-                treatment => self.accept(table, name, path, treatment)?,
-            }
+        let mut fields = fields.iter();
+        fields.try_for_each(|(name, value)| self.check_value(table, name, path, value))
+    }
+
+    /// A null member counts as absent. Client libraries send every member of their types.
+    fn check_value(
+        &self,
+        table: &FieldTable,
+        name: &str,
+        path: &str,
+        value: &Value,
+    ) -> Result<(), ApiError> {
+        match table.find(name) {
+            _ if value.is_null() => Ok(()),
+            Some(&Field {
+                treatment: Treatment::Refused(is_neutral),
+                about,
+                ..
+            }) => match is_neutral(value) {
+                true => Ok(()),
+                false => Err(ApiError::unsupported(joined(path, name), about)),
+            },
+            _ => self.accept(table, name, path),
         }
-        Ok(())
     }
 
     /// Answers of the other APIs have no place for the field.
@@ -105,50 +114,44 @@ impl FieldCheck {
         self.takes_kv_transfer && !has_none
     }
 
-    fn accept(
-        &self,
-        table: &FieldTable,
-        name: &str,
-        path: &str,
-        treatment: Option<Treatment>,
-    ) -> Result<(), ApiError> {
-        match treatment {
-            Some(Treatment::NoEffect(reason)) => {
+    /// Accepts a field that is not refused, if it is known.
+    fn accept(&self, table: &FieldTable, name: &str, path: &str) -> Result<(), ApiError> {
+        if let Some(field) = table.find(name) {
+            if let Treatment::NoEffect = field.treatment {
+                let reason = field.about;
                 tracing::debug!(name, path, reason, "field accepted without effect");
-                Ok(())
             }
-            None if !self.allow_unknown_fields => Err(ApiError::unknown_field(
-                path,
-                name,
-                self.closest(name, table),
-            )),
-            _ => Ok(()),
+            return Ok(());
         }
-    }
-
-    /// Returns the closest name that this endpoint accepts.
-    fn closest(&self, name: &str, table: &FieldTable) -> Option<&'static str> {
-        let names = table.names().filter(|known| match table.find(known) {
-            Some(Treatment::Refused(_)) => false,
-            Some(Treatment::ReadAt(endpoints)) => self.may_have(endpoints),
-            _ => true,
-        });
-        closest(name, names)
-    }
-
-    /// `/tokenize` and `/apply-template` accept the fields of the generating endpoints, so that a request can be sent
-    /// there unchanged to see its prompt.
-    fn may_have(&self, endpoints: &[Endpoint]) -> bool {
-        let reads_chat = self.endpoint.takes_a_chat() && endpoints.contains(&Endpoint::Chat);
-        reads_chat || endpoints.contains(&self.endpoint)
+        if table.passes_over(name) {
+            return Ok(());
+        }
+        let others = self.endpoint.others_with(name);
+        if path.is_empty() && !others.is_empty() {
+            return Err(ApiError::misplaced(name, self.endpoint, &others));
+        }
+        match self.allow_unknown_fields {
+            true => Ok(()),
+            false => Err(ApiError::unknown_field(path, name, closest_in(table, name))),
+        }
     }
 }
 
-fn refuse_unless(is_neutral: bool, error: impl FnOnce() -> ApiError) -> Result<(), ApiError> {
-    match is_neutral {
-        true => Ok(()),
-        false => Err(error()),
+/// The path of a member.
+fn joined(path: &str, name: &str) -> String {
+    match path {
+        "" => name.to_owned(),
+        path => format!("{path}.{name}"),
     }
+}
+
+/// Returns the closest name that is accepted.
+fn closest_in(table: &FieldTable, name: &str) -> Option<&'static str> {
+    let accepted = table
+        .fields()
+        .filter(|field| !matches!(field.treatment, Treatment::Refused(_)))
+        .map(|field| field.name);
+    closest(name, accepted)
 }
 
 /// The one field that some servers read and others refuse.
@@ -167,64 +170,4 @@ pub fn closest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&
     // Among equally close names the first wins, and readable names come first.
     let (num_edits, known) = distances.min_by_key(|&(num_edits, _)| num_edits)?;
     (num_edits <= name.chars().count().max(3) / 3).then_some(known)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::field_table::{
-        BODY, CONTENT_PART, MESSAGE, TOKENIZE, llama_server, messages, ollama, pooling, responses,
-    };
-
-    #[test]
-    fn every_name_is_in_a_table_once() {
-        let tables = [
-            &BODY,
-            &TOKENIZE,
-            &STREAM_OPTIONS,
-            &MESSAGE,
-            &CONTENT_PART,
-            &messages::BODY,
-            &messages::MESSAGE,
-            &messages::BLOCK,
-            &messages::THINKING,
-            &messages::THINKING_BLOCK,
-            &messages::TOOL_USE,
-            &messages::TOOL_RESULT,
-            &messages::TOOL,
-            &messages::TOOL_CHOICE,
-            &responses::BODY,
-            &responses::TEXT,
-            &responses::REASONING,
-            &responses::MESSAGE,
-            &responses::CONTENT,
-            &responses::TOOL,
-            &responses::CALL,
-            &responses::CALL_OUTPUT,
-            &responses::THOUGHT,
-            &responses::REFERENCE,
-            &pooling::EMBEDDINGS,
-            &pooling::POOLING,
-            &llama_server::COMPLETION,
-            &llama_server::INFILL,
-            &llama_server::EMBEDDING,
-            &pooling::SCORE,
-            &pooling::RERANK,
-            &ollama::CHAT,
-            &ollama::GENERATE,
-            &ollama::SHOW,
-            &ollama::PULL,
-            &ollama::OPTIONS,
-            &ollama::MESSAGE,
-            &ollama::CALL,
-            &ollama::CALLED_FUNCTION,
-        ];
-        for table in tables {
-            let mut names: Vec<_> = table.names().collect();
-            names.sort_unstable();
-            let num_names = names.len();
-            names.dedup();
-            assert_eq!(names.len(), num_names);
-        }
-    }
 }

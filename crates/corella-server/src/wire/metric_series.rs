@@ -13,3 +13,24 @@ pub fn encode(
 ) -> fmt::Result {
     metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)
 }
+
+/// Writes a metric as `corella_NAME`.
+pub fn encode_ours(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    metric: &impl EncodeMetric,
+) -> fmt::Result {
+    encode(encoder, &format!("corella_{name}"), help, metric)
+}
+
+/// Writes a metric as `corella_NAME` and `vllm:NAME`.
+pub fn encode_both(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    metric: &impl EncodeMetric,
+) -> fmt::Result {
+    encode(encoder, &format!("vllm:{name}"), help, metric)?;
+    encode_ours(encoder, name, help, metric)
+}

@@ -3,29 +3,21 @@
 //! The fields of a body come from the tables that check requests, so that the document describes the server's treatment
 //! of each field. The rest is in JSON files.
 
-mod field_schema;
-mod operation;
-mod template;
+pub mod operation;
 
 use serde_json::{Map, Value, json};
 
 use crate::config::serve_config::ServeConfig;
-use crate::wire::field_table::{Endpoint, FieldTable, Treatment};
+use crate::wire::field_table::{Endpoint, Limits, OBJECTS};
 use crate::wire::nearest_route::Route;
 
-use field_schema::FieldSchemas;
 use operation::{OPERATIONS, Operation};
-use template::Blanks;
 
 const DOCUMENT: &str = include_str!("openapi/document.json");
 
-/// The operations without a table of fields. The possible errors are added to each.
-const PATHS: [&str; 4] = [
-    include_str!("openapi/paths/server.json"),
-    include_str!("openapi/paths/llama_server.json"),
-    include_str!("openapi/paths/stored.json"),
-    include_str!("openapi/paths/page.json"),
-];
+/// The operations without a table of fields, in a short form: `answer` names the schema of an answer, and `media` lists
+/// the types of one that is no JSON. Parameters in paths and the possible errors are added to each.
+const PATHS: &str = include_str!("openapi/paths.json");
 
 const ANSWERS: [&str; 9] = [
     include_str!("openapi/answers/llama_server.json"),
@@ -45,7 +37,9 @@ pub fn routes() -> Vec<Route> {
     let paths = document["paths"].as_object().into_iter().flatten();
     let routes = paths.map(|(path, methods)| Route {
         path: path.clone(),
-        methods: { methods.as_object().into_iter() }
+        methods: methods
+            .as_object()
+            .into_iter()
             .flat_map(|methods| methods.keys().map(|method| method.to_uppercase()))
             .collect(),
     });
@@ -53,20 +47,25 @@ pub fn routes() -> Vec<Route> {
 }
 
 pub fn document(config: &ServeConfig) -> Value {
-    let blanks = Blanks::of(config);
-    let schemas = FieldSchemas::new(&blanks);
+    let limits = limits(config);
     let mut paths = Map::new();
-    let mut components = schemas.objects();
-    components.extend(blanks.fill_all(&ANSWERS));
+    let mut components: Map<_, _> = ANSWERS
+        .iter()
+        .flat_map(|answers| members(answers))
+        .collect();
+    for table in OBJECTS {
+        components.insert(table.name.to_owned(), table.schema(&limits, true));
+    }
     for operation in OPERATIONS {
+        let table = operation.endpoint.table();
         if operation.endpoint == Endpoint::Classify && config.sentence.classes.is_none() {
             let path = operation.endpoint.path().to_owned();
             paths.insert(path, json!({"post": refused_operation(operation)}));
             continue;
         }
-        let name = format!("{:?}Request", operation.endpoint);
-        components.insert(name.clone(), body_schema(operation, &schemas));
-        let object = operation_object(operation, &name);
+        let schema = table.schema(&limits, operation.may_stream);
+        components.insert(table.name.to_owned(), schema);
+        let object = operation_object(operation, table.name);
         for path in operation.endpoint.other_paths() {
             let mut same = object.clone();
             same["operationId"] = json!(path.replace('/', "_"));
@@ -75,10 +74,10 @@ pub fn document(config: &ServeConfig) -> Value {
         let path = operation.endpoint.path().to_owned();
         paths.insert(path, json!({"post": object}));
     }
-    for (path, methods) in PATHS.iter().flat_map(|file| blanks.fill_all(&[file])) {
-        let known = paths.entry(path).or_insert_with(|| json!({}));
-        if let (Value::Object(known), Value::Object(methods)) = (known, methods) {
-            known.extend(methods);
+    for (path, methods) in members(PATHS) {
+        let known = paths.entry(path.clone()).or_insert_with(|| json!({}));
+        for (method, operation) in methods.as_object().into_iter().flatten() {
+            known[method] = whole_operation(&path, operation.clone());
         }
     }
     for (path, methods) in &mut paths {
@@ -90,13 +89,34 @@ pub fn document(config: &ServeConfig) -> Value {
             operation["responses"]["default"] = error(path);
         }
     }
-    let mut document = blanks.fill(DOCUMENT);
+    let mut document = Value::from(members(DOCUMENT));
+    document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
+    document["info"]["license"] = json!({"name": env!("CARGO_PKG_LICENSE")});
     if config.api_keys.is_empty() {
         document["security"] = json!([]);
     }
     document["paths"] = Value::Object(paths);
     document["components"]["schemas"] = Value::Object(components);
     document
+}
+
+/// The bounds of this server's fields.
+fn limits(config: &ServeConfig) -> Limits {
+    Limits {
+        model_names: config.served_model_names.clone(),
+        max_model_len: config.max_model_len,
+        max_token_id: config.vocab_size.saturating_sub(1),
+        max_logprobs: config.max_logprobs,
+        max_num_choices: config.max_num_choices,
+        vector_len: config.vector_len(),
+        prompt_names: config.sentence.prompts.keys().cloned().collect(),
+        is_encoder: config.is_encoder,
+    }
+}
+
+/// The members of a file of this folder.
+fn members(file: &str) -> Map<String, Value> {
+    serde_json::from_str(file).expect("a file of this folder is a JSON object")
 }
 
 fn operation_object(operation: &Operation, body: &str) -> Value {
@@ -114,6 +134,37 @@ fn operation_object(operation: &Operation, body: &str) -> Value {
         "requestBody": {"required": true, "content": json_content(body)},
         "responses": {"200": {"description": "The answer.", "content": content}},
     })
+}
+
+/// Completes the short form of an operation.
+fn whole_operation(path: &str, mut operation: Value) -> Value {
+    let mut parameters: Vec<Value> = path
+        .split('/')
+        .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+        .map(|name| {
+            let schema = json!({"type": "string", "minLength": 1});
+            json!({"name": name, "in": "path", "required": true, "schema": schema})
+        })
+        .collect();
+    if let Value::Array(others) = operation["parameters"].take() {
+        parameters.extend(others);
+    }
+    if !parameters.is_empty() {
+        operation["parameters"] = parameters.into();
+    }
+    let mut response = json!({"description": "The answer."});
+    if let Some(answer) = operation["answer"].take().as_str() {
+        response["content"] = json_content(answer);
+    }
+    for media in operation["media"].take().as_array().into_iter().flatten() {
+        let media = media.as_str().unwrap_or_default();
+        response["content"][media] = json!({});
+    }
+    if let Value::Object(operation) = &mut operation {
+        operation.retain(|_, member| !member.is_null());
+    }
+    operation["responses"] = json!({"200": response});
+    operation
 }
 
 /// An operation that the model never supports.
@@ -141,115 +192,9 @@ fn json_content(schema: &str) -> Value {
     json!({"application/json": {"schema": {"$ref": reference}}})
 }
 
-/// Returns the schema of a body, with the fields that are read and those accepted without effect.
-fn body_schema(operation: &Operation, schemas: &FieldSchemas) -> Value {
-    let endpoint = operation.endpoint;
-    let schema = |name: &str| schemas.of_field(endpoint, name);
-    let mut object = table_schema(
-        endpoint.table(),
-        |name, treatment| match treatment {
-            Treatment::NoEffect(_) => operation.may_stream,
-            _ => is_heeded(endpoint, name, treatment),
-        },
-        schema,
-    );
-    if !operation.required.is_empty() {
-        object["required"] = json!(operation.required);
-    }
-    object
-}
-
-/// Returns whether a field makes a difference at an endpoint. Endpoints that count or convert tokens accept the fields
-/// of the generating endpoints, so that a request can be sent to both, but do not read them.
-fn is_heeded(endpoint: Endpoint, name: &str, treatment: &Treatment) -> bool {
-    match treatment {
-        Treatment::Read => match endpoint {
-            Endpoint::Tokenize => {
-                matches!(name, "model" | "content" | "add_special_tokens")
-            }
-            Endpoint::Detokenize => name == "model",
-            Endpoint::ApplyTemplate => name == "model",
-            Endpoint::CountTokens => matches!(name, "model" | "messages" | "system" | "thinking"),
-            _ => true,
-        },
-        Treatment::ReadAt(_) if endpoint == Endpoint::Tokenize && is_of_answer(name) => false,
-        Treatment::ReadAt(endpoints) if endpoint == Endpoint::ApplyTemplate => {
-            endpoints.contains(&Endpoint::Chat) && name != "top_logprobs"
-        }
-        Treatment::ReadAt(endpoints) => endpoints.contains(&endpoint),
-        Treatment::NoEffect(_) | Treatment::Refused(_) => false,
-    }
-}
-
-/// Returns whether a field of `/v1/completions` affects the answer and not the prompt's tokens.
-fn is_of_answer(name: &str) -> bool {
-    matches!(name, "best_of" | "suffix")
-}
-
-/// Returns the schema of an object with the fields of a table for which `is_shown`.
-fn table_schema(
-    table: &FieldTable,
-    is_shown: impl Fn(&str, &Treatment) -> bool,
-    schema: impl Fn(&str) -> Option<Value>,
-) -> Value {
-    let mut properties = Map::new();
-    for name in table.names() {
-        let Some(treatment) = table
-            .find(name)
-            .filter(|treatment| is_shown(name, treatment))
-        else {
-            continue;
-        };
-        let schema = match treatment {
-            Treatment::NoEffect(reason) => {
-                Some(json!({"description": format!("No effect: {reason}.")}))
-            }
-            _ => schema(name),
-        };
-        properties.insert(name.to_owned(), schema.unwrap_or_else(|| json!({})));
-    }
-    // A null member of any name counts as absent.
-    let others = json!({"type": "null"});
-    json!({"type": "object", "properties": properties, "additionalProperties": others})
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::PathBuf;
-
-    use super::field_schema::{FIELDS, TABLES};
     use super::*;
-
-    /// A field that is read but lacks a schema would be described as taking anything.
-    #[test]
-    fn every_field_that_is_read_has_a_schema() {
-        let blanks = Blanks::of(&ServeConfig::new("model", 64, 100, 16));
-        let schemas = FieldSchemas::new(&blanks);
-        let mut missing = Vec::new();
-        for operation in OPERATIONS {
-            let endpoint = operation.endpoint;
-            for name in endpoint.table().names() {
-                let treatment = endpoint.table().find(name);
-                let is_read = treatment.is_some_and(|known| is_heeded(endpoint, name, &known));
-                if is_read && schemas.of_field(endpoint, name).is_none() {
-                    missing.push(format!("{name} of {}", endpoint.path()));
-                }
-            }
-        }
-        for (object, table) in TABLES {
-            for name in table.names() {
-                let is_read = matches!(table.find(name), Some(Treatment::Read));
-                if is_read && schemas.of_member(name).is_none() {
-                    missing.push(format!("{name} of {object}"));
-                }
-            }
-        }
-        assert!(
-            missing.is_empty(),
-            "no schema in fields/*.json: {missing:?}"
-        );
-    }
 
     #[test]
     fn every_route_is_described() {
@@ -270,6 +215,7 @@ mod tests {
             );
         }
     }
+
     #[test]
     fn every_reference_leads_to_a_schema() {
         let document = document(&ServeConfig::new("model", 64, 100, 16));
@@ -283,38 +229,6 @@ mod tests {
             }
         });
         assert!(num_references > 100, "{num_references}");
-    }
-
-    /// A misspelt name in angle brackets would stay in the document.
-    #[test]
-    fn every_file_is_json_whose_blanks_are_known() {
-        let blanks = Blanks::of(&ServeConfig::new("model", 64, 100, 16));
-        let mut folders = vec![
-            PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-                .join("src/wire")
-                .join("openapi"),
-        ];
-        let mut num_files = 0;
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).expect("it can be listed") {
-                let path = entry.expect("it can be listed").path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if path
-                    .extension()
-                    .is_some_and(|extension| extension == "json")
-                {
-                    let file = fs::read_to_string(&path).expect("it can be read");
-                    for_each_text(&blanks.fill(&file), &mut |name, text| {
-                        let is_blank = text.starts_with('<');
-                        assert!(!is_blank, "{}: {name}: {text}", path.display());
-                    });
-                    num_files += 1;
-                }
-            }
-        }
-        let num_included = ANSWERS.len() + PATHS.len() + FIELDS.len() + 2;
-        assert_eq!(num_files, num_included, "a file that is not read");
     }
 
     /// Calls `visit` with each text in a value, and the name of the member that has it.

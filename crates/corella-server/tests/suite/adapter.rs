@@ -61,7 +61,8 @@ impl AdapterLoader for Loader {
     }
 }
 
-fn setup() -> Setup {
+/// A server that takes adapters.
+pub fn setup() -> Setup {
     setup_with(Arc::default())
 }
 

@@ -3,7 +3,7 @@
 use corella_core::Speculation;
 use serde_json::json;
 
-use crate::client::{get, post};
+use crate::client::{get, post, send};
 use crate::fixture::{MODEL, Setup, TestServer};
 
 #[tokio::test]
@@ -181,4 +181,54 @@ async fn the_process_has_its_usual_metrics() {
     assert!(open > 3.0 && open < most, "{open} {most}");
     assert!(text.contains("# TYPE process_cpu_seconds_total counter\n"));
     assert!(!text.contains("# EOF"));
+}
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/metrics.md");
+const LIST_START: &str =
+    "<!-- Written by `UPDATE_DOCS=1 cargo test -p corella-server list_of_metrics`. -->\n";
+const LIST_END: &str = "<!-- End of the list. -->";
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_list_of_metrics_is_current() {
+    let server = crate::adapter::setup().start().await;
+    // Requests are counted from the first one on.
+    assert_eq!(get(server.address, "/health").await.status, 200);
+    let head = "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\
+                accept: application/openmetrics-text\r\n\r\n";
+    let scrape = send(server.address, head, b"").await;
+    let scrape = scrape.text();
+    let line = |kind: &str, name: &str| {
+        let line = format!("# {kind} {name} ");
+        scrape.lines().find_map(|found| found.strip_prefix(&line))
+    };
+    let mut list = "\n| name | type | vLLM | |\n|---|---|---|---|\n".to_owned();
+    for named in scrape
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+    {
+        let (name, kind) = named.split_once(' ').expect("a name and a type");
+        let Some(bare) = name
+            .strip_prefix("corella_")
+            .or(name.strip_prefix("process_"))
+        else {
+            continue;
+        };
+        let vllm = line("TYPE", &format!("vllm:{bare}")).map_or("", |_| "✓");
+        let help = line("HELP", name).expect("each metric has its text");
+        let help = help.trim_end_matches('.');
+        list += &format!("| `{name}` | {kind} | {vllm} | {help} |\n");
+    }
+    let page = std::fs::read_to_string(PAGE).expect("the book has the page");
+    let (before, rest) = page.split_once(LIST_START).expect("the list has a start");
+    let (committed, after) = rest.split_once(LIST_END).expect("the list has an end");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        let page = [before, LIST_START, &list, "\n", LIST_END, after].concat();
+        std::fs::write(PAGE, page).expect("the book's folder is writable");
+        return;
+    }
+    assert!(
+        committed.trim() == list.trim(),
+        "docs/src/metrics.md is stale; update it with `UPDATE_DOCS=1 cargo test -p corella-server list_of_metrics`"
+    );
 }

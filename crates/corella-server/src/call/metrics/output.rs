@@ -73,7 +73,7 @@ impl OutputMetrics {
         both(
             registry,
             "request_success",
-            "Choices that ended, by reason",
+            "Choices that ended, by finished_reason (abort: the client left; pooled: a vector was made)",
             self.finished.clone(),
         );
         for finished_reason in ["stop", "length", "abort", "error"] {

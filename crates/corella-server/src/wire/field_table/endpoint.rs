@@ -1,8 +1,6 @@
 //! The endpoints that take a body with fields.
 
-use super::{
-    BODY, FieldTable, TOKENIZE, batch, llama_server, messages, ollama, pooling, responses,
-};
+use super::{FieldTable, batch, chat, llama_server, messages, ollama, pooling, responses};
 
 /// An endpoint that takes a body with fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,22 +72,34 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether it takes a chat's body, and returns a text or tokens of its conversation.
-    pub fn takes_a_chat(self) -> bool {
-        matches!(self, Self::Tokenize | Self::ApplyTemplate)
+    /// Returns the endpoints that read a field which this endpoint does not know, if both belong to the same API.
+    pub fn others_with(self, field: &str) -> Vec<Self> {
+        const OPENAI: [Endpoint; 4] = [
+            Endpoint::Chat,
+            Endpoint::Completions,
+            Endpoint::Tokenize,
+            Endpoint::Detokenize,
+        ];
+        let is_one = OPENAI.contains(&self) || self == Self::ApplyTemplate;
+        let reads = |other: &Self| is_one && other.table().reads(field);
+        OPENAI.into_iter().filter(reads).collect()
     }
 
     /// The fields of its body.
     pub fn table(self) -> &'static FieldTable {
         match self {
-            Self::Chat | Self::Completions | Self::Detokenize | Self::ApplyTemplate => &BODY,
-            Self::Tokenize => &TOKENIZE,
+            Self::Chat => &chat::CHAT,
+            Self::Completions => &chat::COMPLETIONS,
+            Self::Tokenize => &chat::TOKENIZE,
+            Self::Detokenize => &chat::DETOKENIZE,
+            Self::ApplyTemplate => &chat::APPLY_TEMPLATE,
             Self::LlamaCompletion => &llama_server::COMPLETION,
             Self::Infill => &llama_server::INFILL,
             Self::LlamaEmbedding => &llama_server::EMBEDDING,
             Self::Pooling => &pooling::POOLING,
             Self::Responses => &responses::BODY,
-            Self::Messages | Self::CountTokens => &messages::BODY,
+            Self::Messages => &messages::BODY,
+            Self::CountTokens => &messages::COUNT_TOKENS,
             Self::Embeddings => &pooling::EMBEDDINGS,
             Self::Score => &pooling::SCORE,
             Self::Rerank => &pooling::RERANK,

@@ -1,246 +1,144 @@
 //! The fields of llama-server's own endpoints.
 
-use super::{
-    FieldTable, Refused, instead, is_empty, is_false, is_negative, is_one, is_true, is_zero, never,
-    refused,
+use serde_json::json;
+
+use super::pooling::POOLED;
+use super::sampling::{DRAW, IGNORE_EOS, MODEL, PENALTIES, QUEUE, STREAM, repetition_penalty};
+use super::schema::{
+    Schema, any_integer, any_object, either, integer, list, num_choices, num_logprobs, number, off,
+    one_of, prompts, text,
 };
-
-const NO_EFFECT: &[(&str, &[&str])] = &[
-    (
-        "the prefix cache needs no hints, and never changes an answer",
-        &["cache_prompt", "id_slot", "n_cache_reuse"],
-    ),
-    (
-        "nothing is dropped from a context that is full",
-        &["n_keep", "n_discard"],
-    ),
-    (
-        "an answer does not depend on the speed of the machine; n_predict limits it",
-        &["t_max_predict_ms", "t_max_prompt_ms"],
-    ),
-    (
-        "they adjust a feature whose own field is refused",
-        &[
-            "mirostat_tau",
-            "mirostat_eta",
-            "dry_base",
-            "dry_allowed_length",
-            "dry_penalty_last_n",
-            "dry_sequence_breakers",
-            "xtc_threshold",
-            "adaptive_decay",
-            "dynatemp_exponent",
-            "grammar_lazy",
-            "penalize_nl",
-        ],
-    ),
-    (
-        "speculation changes no answer, and is set when the server starts",
-        &[
-            "speculative.n_max",
-            "speculative.n_min",
-            "speculative.p_min",
-        ],
-    ),
-    (
-        "they say how the machine computes, which is set when the server starts",
-        &["backend_sampling"],
-    ),
-    (
-        "a stream that is silent has comments in any case",
-        &["sse_ping_interval"],
-    ),
-    (
-        "the header x-request-id names responses",
-        &["request_id", "rid"],
-    ),
-    ("it serves the caller's own accounting", &["user"]),
-];
-
-const SAMPLERS: Refused = refused("samplers", never);
-const GRAMMAR: Refused = instead(
-    "grammar",
-    "use json_schema, or structured_outputs of /v1/completions",
-)
-.unless(|value| value == "");
-const INPUT_PREFIX: Refused = instead("input_prefix", "use prompt, or /infill");
-const INPUT_SUFFIX: Refused = instead("input_suffix", "use /infill");
-const INPUT_EXTRA: Refused = instead("input_extra", "use /infill").unless(is_empty);
-const DYNATEMP: Refused = refused("dynatemp_range", is_zero);
-const TOP_N_SIGMA: Refused = refused("top_n_sigma", is_negative);
-const TYPICAL: Refused = refused("typical_p", is_one);
-const XTC: Refused = refused("xtc_probability", is_zero);
-const DRY: Refused = refused("dry_multiplier", is_zero);
-const MIROSTAT: Refused = refused("mirostat", is_zero);
-const ADAPTIVE: Refused = refused("adaptive_target", is_negative);
-const MIN_KEEP: Refused = refused("min_keep", is_zero);
-const TRIGGERS: Refused = refused("grammar_triggers", is_empty);
-const PRESERVED: Refused = refused("preserved_tokens", is_empty);
-const PROGRESS: Refused = refused("return_progress", is_false);
-const TIMINGS: Refused = refused("timings_per_token", is_false);
-const POST_SAMPLING: Refused = refused("post_sampling_probs", is_false);
-const VERBOSE: Refused = refused("verbose", is_false);
-const LORA: Refused = instead("lora", "name the adapter in model").unless(is_empty);
-const IMAGES: Refused = refused("image_data", is_empty);
-const MULTIMODAL: Refused = refused("multimodal_data", is_empty);
-const BEST_OF: Refused = instead("best_of", "use /v1/completions").unless(is_one);
-const FORMAT: Refused = instead("response_format", "use json_schema");
-const REPETITION: Refused = instead("repetition_penalty", "use repeat_penalty").unless(is_one);
-const MESSAGES: Refused = instead("messages", "use /v1/chat/completions");
-const STREAM_OPTIONS: Refused = instead("stream_options", "use /v1/completions");
+use super::{Field, FieldTable, Kind, no_effect, read, refused};
+use crate::wire::field_limit::{LOGIT_BIAS, MAX_NUM_PROMPTS};
 
 pub static COMPLETION: FieldTable = FieldTable {
-    read: &[
-        "prompt",
-        "model",
-        "stream",
-        "n_predict",
-        "max_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repeat_penalty",
-        "repeat_last_n",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "stop",
-        "ignore_eos",
-        "logit_bias",
-        "n_probs",
-        "n_cmpl",
-        "n",
-        "n_indent",
-        "json_schema",
-        "return_tokens",
-        "response_fields",
+    name: "LlamaCompletionRequest",
+    groups: &[
+        &[read("prompt", |limits| {
+            prompts(limits, limits.max_num_choices as usize)
+        })
+        .required()
+        .about("Several prompts are answered by an array.")],
+        MODEL,
+        STREAM,
+        DRAW,
+        PENALTIES,
+        DRAW_HERE,
+        refused::LLAMA_COMPLETION,
+        refused::LLAMA_SERVER,
     ],
-    read_at: &[],
-    no_effect: NO_EFFECT,
-    refused: &[
-        SAMPLERS,
-        GRAMMAR,
-        INPUT_PREFIX,
-        INPUT_SUFFIX,
-        INPUT_EXTRA,
-        DYNATEMP,
-        TOP_N_SIGMA,
-        TYPICAL,
-        XTC,
-        DRY,
-        MIROSTAT,
-        ADAPTIVE,
-        MIN_KEEP,
-        TRIGGERS,
-        PRESERVED,
-        PROGRESS,
-        TIMINGS,
-        POST_SAMPLING,
-        VERBOSE,
-        LORA,
-        IMAGES,
-        MULTIMODAL,
-        BEST_OF,
-        FORMAT,
-        REPETITION,
-        MESSAGES,
-        STREAM_OPTIONS,
-        instead("suffix", "use /infill, or /v1/completions"),
-        instead("logprobs", "use n_probs").unless(is_zero),
-        refused("echo", is_false),
-    ],
+    kind: Kind::Body,
 };
 
-/// Editors send a list of `samplers` with llama.cpp's names and order.
 pub static INFILL: FieldTable = FieldTable {
-    read: &[
-        "input_prefix",
-        "input_suffix",
-        "input_extra",
-        "prompt",
-        "model",
-        "stream",
-        "n_predict",
-        "max_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repeat_penalty",
-        "repeat_last_n",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "stop",
-        "ignore_eos",
-        "logit_bias",
-        "n_probs",
-        "n_cmpl",
-        "n",
-        "n_indent",
-        "json_schema",
-        "return_tokens",
-        "response_fields",
-        "samplers",
+    name: "InfillRequest",
+    groups: &[
+        &[
+            read("input_prefix", text).about("The text before the gap."),
+            read("input_suffix", text).about("The text behind the gap."),
+            read("input_extra", |_| {
+                list(Schema::of(json!({
+                    "type": "object",
+                    "required": ["text"],
+                    "additionalProperties": false,
+                    "properties": {
+                        "text": {"type": "string"},
+                        "filename": {"type": ["string", "null"]},
+                        "time": {},
+                    },
+                })))
+            })
+            .about("Parts of other files, which the model sees first."),
+            read("prompt", text).about("Continues input_prefix."),
+            // Editors send llama.cpp's names in its order.
+            read("samplers", |limits| list(text(limits)))
+                .about("Samplers that are left out are off. Their order is always the same."),
+        ],
+        MODEL,
+        STREAM,
+        DRAW,
+        PENALTIES,
+        DRAW_HERE,
+        refused::INFILL,
+        refused::LLAMA_SERVER,
     ],
-    read_at: &[],
-    no_effect: NO_EFFECT,
-    refused: &[
-        GRAMMAR,
-        DYNATEMP,
-        TOP_N_SIGMA,
-        TYPICAL,
-        XTC,
-        DRY,
-        MIROSTAT,
-        ADAPTIVE,
-        MIN_KEEP,
-        TRIGGERS,
-        PRESERVED,
-        PROGRESS,
-        TIMINGS,
-        POST_SAMPLING,
-        VERBOSE,
-        LORA,
-        IMAGES,
-        MULTIMODAL,
-        BEST_OF,
-        FORMAT,
-        REPETITION,
-        MESSAGES,
-        STREAM_OPTIONS,
-        instead("suffix", "use input_suffix"),
-        instead("logprobs", "use n_probs").unless(is_zero),
-        refused("echo", is_false),
-    ],
+    kind: Kind::Body,
 };
+
+/// What both have under names or with values of their own.
+static DRAW_HERE: &[Field] = &[
+    read("n_predict", any_integer).about(
+        "The most tokens. Negative numbers are no limit but the context; 0 computes the prompt \
+         only.",
+    ),
+    read("max_tokens", any_integer).about("The same, if n_predict is absent."),
+    read("repeat_penalty", repetition_penalty)
+        .about("As repetition_penalty of the other endpoints, over the whole context."),
+    read("repeat_last_n", |_| integer(i64::MIN..=i64::MAX).or(-1)).about(
+        "Must be -1 beside a penalty, because penalties count the whole context; 0 switches them \
+         off.",
+    ),
+    IGNORE_EOS,
+    read("logit_bias", |_| {
+        let bias = || either([number(LOGIT_BIAS), one_of([false])]).into_json();
+        let pair = json!({
+            "type": "array",
+            "prefixItems": [{"type": ["integer", "string"]}, bias()],
+            "minItems": 2,
+            "maxItems": 2,
+        });
+        either([
+            Schema::of(json!({
+                "type": "object",
+                "propertyNames": {"pattern": "^[0-9]+$"},
+                "additionalProperties": bias(),
+            })),
+            list(Schema::of(pair)),
+        ])
+    })
+    .about(
+        "Adds a number to the logit of a token id, or of each token of a text. false never draws \
+         it.",
+    ),
+    read("n_probs", num_logprobs)
+        .about("Returns log-probabilities, with this many alternatives to each token."),
+    read("n_cmpl", |limits| num_choices(limits).or(1)).about("The number of choices."),
+    read("n", num_choices).about("The same, if n_cmpl is absent."),
+    read("n_indent", |_| integer(0..=u32::MAX.into()).or(0))
+        .about("Without stream: ends the answer before a line that is indented less."),
+    read("json_schema", any_object).about("The form of the answer's text."),
+    read("return_tokens", off).about("Returns the ids of the answer's tokens."),
+    read("response_fields", |limits| list(text(limits)))
+        .about("The answer keeps only these members, such as \"timings/predicted_ms\"."),
+    no_effect("n_keep", "nothing is dropped from a context that is full"),
+    no_effect(
+        "n_discard",
+        "nothing is dropped from a context that is full",
+    ),
+    no_effect("t_max_predict_ms", NO_TIME),
+    no_effect("t_max_prompt_ms", NO_TIME),
+    no_effect("speculative.n_max", SPECULATION),
+    no_effect("speculative.n_min", SPECULATION),
+    no_effect("speculative.p_min", SPECULATION),
+];
+
+const NO_TIME: &str = "an answer does not depend on the speed of the machine; n_predict limits it";
+const SPECULATION: &str = "speculation changes no answer, and is set when the server starts";
 
 pub static EMBEDDING: FieldTable = FieldTable {
-    read: &[
-        "content",
-        "input",
-        "model",
-        "embd_normalize",
-        "pooling",
-        "add_special_tokens",
-        "priority",
-        "cache_salt",
+    name: "LlamaEmbeddingRequest",
+    groups: &[
+        &[
+            read("content", |limits| prompts(limits, MAX_NUM_PROMPTS)).about("The texts."),
+            read("input", |limits| prompts(limits, MAX_NUM_PROMPTS))
+                .about("The same as content, one of which is given."),
+            read("embd_normalize", |_| one_of([2, -1]).or(2))
+                .about("2 is a vector of length 1, and -1 a vector as it comes."),
+        ],
+        MODEL,
+        POOLED,
+        QUEUE,
+        refused::LLAMA_EMBEDDING,
     ],
-    read_at: &[],
-    no_effect: &[
-        ("it serves the caller's own accounting", &["user"]),
-        (
-            "the header x-request-id names responses",
-            &["request_id", "rid"],
-        ),
-    ],
-    refused: &[
-        instead("encoding_format", "use /v1/embeddings").unless(|value| value == "float"),
-        instead("dimensions", "use /v1/embeddings"),
-        instead("normalize", "use embd_normalize").unless(is_true),
-        instead("prompt", "use content"),
-        refused("truncate", is_false),
-        refused("image_data", is_empty),
-    ],
+    kind: Kind::Body,
 };

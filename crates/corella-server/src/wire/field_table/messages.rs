@@ -1,208 +1,227 @@
-//! The fields of Anthropic's Messages API, and of the sampling that Corella adds to it.
+//! The fields of Anthropic's Messages API, and of the objects within them.
 
-use super::{FieldTable, instead, is_empty, is_false, is_true, never, refused};
+use super::chat::{CACHE_HINT, NO_SCHEMA, SENT_BACK, name, tool_name};
+use super::sampling::{DRAW, MODEL, QUEUE, STREAM, schema_format};
+use super::schema::{
+    Limits, Schema, any_object, boolean, constant, count, either, list, object, one_of, text,
+    text_of, text_or,
+};
+use super::{Field, FieldTable, Kind, no_effect, read, refused};
+use crate::wire::field_limit::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 
 pub static BODY: FieldTable = FieldTable {
-    read: &[
-        "model",
-        "messages",
-        "system",
-        "max_tokens",
-        "stop_sequences",
-        "stream",
-        "temperature",
-        "top_p",
-        "top_k",
-        "thinking",
-        "tools",
-        "tool_choice",
-        "output_config",
-        "min_p",
-        "seed",
-        "priority",
-        "cache_salt",
+    name: "MessagesRequest",
+    groups: &[
+        CONVERSATION,
+        &[
+            read("max_tokens", count).required(),
+            read("stop_sequences", |_| {
+                list(text_of(1..=MAX_STOP_BYTES)).sized(0..=MAX_STOP_STRINGS)
+            })
+            .about("The first of these texts to appear ends the answer, and is not part of it."),
+        ],
+        MODEL,
+        STREAM,
+        DRAW,
+        QUEUE,
+        WITHOUT_EFFECT,
+        refused::MESSAGES,
     ],
-    read_at: &[],
-    no_effect: &[
-        (
-            "they serve the caller's own accounting",
-            &[
-                "metadata",
-                "service_tier",
-                "inference_geo",
-                "billing_policy",
-                "fallback_credit_token",
-            ],
-        ),
-        ("the prefix cache needs no hints", &["cache_control"]),
-        (
-            "the header names versions",
-            &["anthropic_version", "anthropic_beta"],
-        ),
-        (
-            "one model is served, and it declines no request",
-            &["fallbacks"],
-        ),
-        (
-            "only text is read: there are no features of images",
-            &["mm_payload"],
-        ),
-        (
-            "the model reads the whole conversation: nothing is cleared from it",
-            &["context_management"],
-        ),
-        (
-            "a server wrote it into an answer that is now sent back",
-            &["diagnostics"],
-        ),
-    ],
-    refused: &[
-        refused("container", never),
-        refused("mcp_servers", is_empty),
-        instead("output_format", "use output_config.format"),
-        refused("speed", |value| value == "standard"),
-        instead("max_completion_tokens", "use max_tokens"),
-        instead("stop", "use stop_sequences"),
-        instead("prompt", "use messages"),
-        instead("max_tokens_to_sample", "use max_tokens"),
-        instead("compaction", "ask for a summary in a message"),
-        instead("thread", "send the whole conversation"),
-        // vLLM.
-        instead(
-            "chat_template_kwargs",
-            "use thinking or output_config.effort",
-        )
-        .unless(is_empty),
-        refused("kv_transfer_params", is_empty),
-        refused("ec_transfer_params", is_empty),
-        refused("return_mm_kwargs", is_true),
-        refused("vllm_xargs", is_empty),
-        refused("watermarking", is_false),
-    ],
+    kind: Kind::Body,
 };
+
+pub static COUNT_TOKENS: FieldTable = FieldTable {
+    name: "CountTokensRequest",
+    groups: &[CONVERSATION, MODEL, WITHOUT_EFFECT, refused::MESSAGES],
+    kind: Kind::BodyOf(&[&BODY]),
+};
+
+/// The fields that a prompt is made of.
+static CONVERSATION: &[Field] = &[
+    read("messages", |limits| {
+        list(object(&MESSAGE)).sized(1..=limits.max_model_len as usize)
+    })
+    .required()
+    .about("The conversation so far. An answer continues a last message of the assistant."),
+    read("system", |_| text_or(&BLOCK)).about(
+        "The first message, with the role \"system\", without the x-anthropic-billing-header of \
+         Claude Code.",
+    ),
+    read("tools", |_| list(object(&TOOL))).about(
+        "Functions that the model may call. Tools that Anthropic's servers call are refused.",
+    ),
+    read("tool_choice", |_| object(&TOOL_CHOICE)),
+    read("thinking", |_| object(&THINKING)),
+    read("output_config", |_| object(&OUTPUT_CONFIG)),
+];
+
+static WITHOUT_EFFECT: &[Field] = &[
+    no_effect("inference_geo", "it serves the caller's own accounting"),
+    no_effect("billing_policy", "it serves the caller's own accounting"),
+    no_effect(
+        "fallback_credit_token",
+        "it serves the caller's own accounting",
+    ),
+    no_effect("cache_control", CACHE_HINT),
+    no_effect("anthropic_version", "the header names versions"),
+    no_effect("anthropic_beta", "the header names versions"),
+    no_effect(
+        "fallbacks",
+        "one model is served, and it declines no request",
+    ),
+    no_effect(
+        "context_management",
+        "the model reads the whole conversation: nothing is cleared from it",
+    ),
+    no_effect("diagnostics", SENT_BACK),
+];
 
 pub static MESSAGE: FieldTable = FieldTable {
-    read: &["role", "content"],
-    read_at: &[],
-    no_effect: &[(
-        "a server wrote it into an answer that is now sent back",
-        &[
-            "id",
-            "type",
-            "model",
-            "stop_reason",
-            "stop_sequence",
-            "stop_details",
-            "usage",
-            "container",
-            "context_management",
-            "diagnostics",
-            "input_transformations",
-        ],
-    )],
-    refused: &[],
+    name: "InputTurn",
+    groups: &[&[
+        read("role", |_| one_of(["user", "assistant", "system"])).required(),
+        read("content", content).required(),
+        no_effect("id", SENT_BACK),
+        no_effect("type", SENT_BACK),
+        no_effect("model", SENT_BACK),
+        no_effect("stop_reason", SENT_BACK),
+        no_effect("stop_sequence", SENT_BACK),
+        no_effect("stop_details", SENT_BACK),
+        no_effect("usage", SENT_BACK),
+        no_effect("container", SENT_BACK),
+        no_effect("context_management", SENT_BACK),
+        no_effect("diagnostics", SENT_BACK),
+        no_effect("input_transformations", SENT_BACK),
+    ]],
+    kind: Kind::Object,
 };
 
-/// A block of text.
+fn content(limits: &Limits) -> Schema {
+    let blocks = [&BLOCK, &TOOL_USE, &TOOL_RESULT, &THINKING_BLOCK];
+    either([text(limits), list(either(blocks.map(object)))])
+}
+
 pub static BLOCK: FieldTable = FieldTable {
-    read: &["type", "text"],
-    read_at: &[],
-    no_effect: &[
-        ("the prefix cache needs no hints", &["cache_control"]),
-        (
-            "a server wrote it into an answer that is now sent back",
-            &["citations", "parsed_output"],
-        ),
-    ],
-    refused: &[],
+    name: "TextBlock",
+    groups: &[&[
+        read("type", |_| constant("text")).required(),
+        read("text", text).required(),
+        no_effect("cache_control", CACHE_HINT),
+        no_effect("citations", SENT_BACK),
+        no_effect("parsed_output", SENT_BACK),
+    ]],
+    kind: Kind::Object,
 };
 
-/// The members of `thinking`.
 pub static THINKING: FieldTable = FieldTable {
-    read: &["type"],
-    read_at: &[],
-    no_effect: &[
-        (
+    name: "Thinking",
+    groups: &[&[
+        read("type", |_| one_of(["enabled", "adaptive", "disabled"]))
+            .required()
+            .about(
+                "Sets the variable by which a chat template switches thinking; \"adaptive\" \
+                 leaves it to the model.",
+            ),
+        no_effect(
+            "budget_tokens",
             "thoughts count to max_tokens, which bounds them too",
-            &["budget_tokens"],
         ),
         // Claude Code sends "omitted". Without their text, the model would not see its thoughts after a call.
-        ("thoughts are always sent, as a whole", &["display"]),
-    ],
-    refused: &[],
+        no_effect("display", "thoughts are always sent, as a whole"),
+    ]],
+    kind: Kind::Object,
 };
 
-/// The members of `output_config`.
 pub static OUTPUT_CONFIG: FieldTable = FieldTable {
-    read: &["format", "effort"],
-    read_at: &[],
-    no_effect: &[],
-    refused: &[refused("task_budget", never)],
+    name: "OutputConfig",
+    groups: &[
+        &[
+            read("format", |_| schema_format()).about("The form of the answer's text."),
+            read("effort", text).about(
+                "Passed to a chat template that reads reasoning_effort, with \"xhigh\" and \
+                 \"max\" as \"high\".",
+            ),
+        ],
+        refused::IN_OUTPUT_CONFIG,
+    ],
+    kind: Kind::Object,
 };
 
 /// A thought of the assistant. Its signature is for Anthropic's own servers.
 pub static THINKING_BLOCK: FieldTable = FieldTable {
-    read: &["type", "thinking"],
-    read_at: &[],
-    no_effect: &[("nobody checks it here", &["signature"])],
-    refused: &[],
+    name: "ThinkingBlock",
+    groups: &[&[
+        read("type", |_| constant("thinking")).required(),
+        read("thinking", text).required(),
+        no_effect("signature", "it is not checked here"),
+    ]],
+    kind: Kind::Object,
 };
 
 /// A tool call of the assistant.
 pub static TOOL_USE: FieldTable = FieldTable {
-    read: &["type", "id", "name", "input"],
-    read_at: &[],
-    no_effect: &[
-        ("the prefix cache needs no hints", &["cache_control"]),
-        (
-            "a server wrote it into an answer that is now sent back",
-            &["caller", "toolset_name"],
-        ),
-    ],
-    refused: &[],
+    name: "ToolUse",
+    groups: &[&[
+        read("type", |_| constant("tool_use")).required(),
+        read("id", text).required(),
+        read("name", name).required(),
+        read("input", any_object).required(),
+        no_effect("cache_control", CACHE_HINT),
+        no_effect("caller", SENT_BACK),
+        no_effect("toolset_name", SENT_BACK),
+    ]],
+    kind: Kind::Object,
 };
 
-/// A tool's result.
 pub static TOOL_RESULT: FieldTable = FieldTable {
-    read: &["type", "tool_use_id", "content"],
-    read_at: &[],
-    no_effect: &[
-        ("the prefix cache needs no hints", &["cache_control"]),
-        (
+    name: "ToolResult",
+    groups: &[&[
+        read("type", |_| constant("tool_result")).required(),
+        read("tool_use_id", text).required(),
+        read("content", |_| text_or(&BLOCK)),
+        no_effect("cache_control", CACHE_HINT),
+        no_effect(
+            "is_error",
             "chat templates do not tell errors from other results",
-            &["is_error"],
         ),
-        (
-            "a server wrote it into an answer that is now sent back",
-            &["toolset_name"],
-        ),
-    ],
-    refused: &[],
+        no_effect("toolset_name", SENT_BACK),
+    ]],
+    kind: Kind::Object,
 };
 
 /// An offered tool.
 pub static TOOL: FieldTable = FieldTable {
-    read: &["type", "name", "description", "input_schema"],
-    read_at: &[],
-    no_effect: &[
-        ("the prefix cache needs no hints", &["cache_control"]),
-        (
-            "the schema of a call that the model is free to make is not enforced",
-            &["strict"],
-        ),
-        ("the caller is who calls tools", &["allowed_callers"]),
-        ("all tools are part of the prompt", &["defer_loading"]),
-        (
-            "arguments are sent as soon as they are known",
-            &["eager_input_streaming"],
-        ),
+    name: "MessageTool",
+    groups: &[
+        &[
+            read("type", |_| constant("custom")),
+            read("name", tool_name).required(),
+            read("description", text),
+            read("input_schema", any_object)
+                .required()
+                .about("A JSON schema."),
+            no_effect("cache_control", CACHE_HINT),
+            no_effect("strict", NO_SCHEMA),
+            no_effect("allowed_callers", "only the caller calls tools"),
+            no_effect("defer_loading", "all tools are part of the prompt"),
+            no_effect(
+                "eager_input_streaming",
+                "arguments are sent as soon as they are known",
+            ),
+        ],
+        refused::IN_MESSAGE_TOOL,
     ],
-    refused: &[refused("input_examples", is_empty)],
+    kind: Kind::Object,
 };
 
 pub static TOOL_CHOICE: FieldTable = FieldTable {
-    read: &["type", "name", "disable_parallel_tool_use"],
-    read_at: &[],
-    no_effect: &[],
-    refused: &[],
+    name: "MessageToolChoice",
+    groups: &[&[
+        read("type", |_| one_of(["auto", "none", "any", "tool"]))
+            .required()
+            .about("\"any\" demands a call, and \"tool\" a call of the named tool."),
+        read("name", text).about("Of the tool, with the type \"tool\"."),
+        read("disable_parallel_tool_use", boolean).about("With it, there is one call at most."),
+    ]],
+    kind: Kind::Object,
 };

@@ -1,210 +1,185 @@
-//! The fields of Ollama's API.
+//! The fields of Ollama's API, and of the objects within them.
 
-use serde_json::Value;
+use serde_json::json;
 
-use super::{FieldTable, instead, is_empty, is_false, is_one, is_zero, never, refused};
-
-const KEEP_ALIVE: (&str, &[&str]) = (
-    "the model stays loaded for as long as the server runs",
-    &["keep_alive"],
-);
+use super::chat::{LIBRARY, TOOL};
+use super::sampling::{DRAW, MODEL, PENALTIES, repetition_penalty};
+use super::schema::{
+    Limits, Schema, any_integer, any_object, either, integer, list, num_logprobs, object, off, on,
+    one_of, text, tokens,
+};
+use super::{Field, FieldTable, Kind, no_effect, read, refused};
+use crate::wire::field_limit::MAX_NUM_PROMPTS;
 
 pub static CHAT: FieldTable = FieldTable {
-    read: &[
-        "model",
-        "messages",
-        "tools",
-        "stream",
-        "options",
-        "format",
-        "think",
-        "logprobs",
-        "top_logprobs",
+    name: "OllamaChatRequest",
+    groups: &[
+        &[
+            read("messages", |limits| {
+                list(object(&MESSAGE)).sized(0..=limits.max_model_len as usize)
+            })
+            .about("The conversation so far."),
+            read("tools", |_| list(object(&TOOL))).about("Functions that the model may call."),
+        ],
+        MODEL,
+        ANSWER,
+        refused::OLLAMA_CHAT,
+        refused::OLLAMA_GENERATING,
     ],
-    read_at: &[],
-    no_effect: &[KEEP_ALIVE],
-    refused: &[
-        // A prompt that is too long is refused, so the switches change nothing.
-        refused("truncate", Value::is_boolean),
-        refused("shift", Value::is_boolean),
-        refused("images", is_empty),
-        refused("template", |value| value == ""),
-        instead("prompt", "use messages, or /api/generate"),
-        instead("system", "use a message with the role \"system\""),
-        instead("temperature", "put it in options"),
-        instead("seed", "put it in options"),
-        instead("stop", "put it in options"),
-        instead("max_tokens", "use options.num_predict"),
-        instead("tool_choice", "leave it out, or use /v1/chat/completions"),
-        instead("response_format", "use format"),
-    ],
+    kind: Kind::Body,
 };
 
 pub static GENERATE: FieldTable = FieldTable {
-    read: &[
-        "model",
-        "prompt",
-        "suffix",
-        "system",
-        "raw",
-        "stream",
-        "options",
-        "format",
-        "think",
-        "logprobs",
-        "top_logprobs",
+    name: "OllamaGenerateRequest",
+    groups: &[
+        &[
+            read("prompt", text).about("A message of the user; with raw or suffix, a text."),
+            read("suffix", text).about("The text behind the answer."),
+            read("system", text).about("The first message, with the role \"system\"."),
+            read("raw", off).about("Leaves the chat template out."),
+        ],
+        MODEL,
+        ANSWER,
+        refused::OLLAMA_GENERATE,
+        refused::OLLAMA_GENERATING,
     ],
-    read_at: &[],
-    no_effect: &[KEEP_ALIVE],
-    refused: &[
-        // A prompt that is too long is refused, so the switches change nothing.
-        refused("truncate", Value::is_boolean),
-        refused("shift", Value::is_boolean),
-        refused("images", is_empty),
-        refused("template", |value| value == ""),
-        instead("context", "send the whole conversation to /api/chat").unless(is_empty),
-        refused("width", never),
-        refused("height", never),
-        refused("steps", never),
-        instead("messages", "use prompt, or /api/chat"),
-        instead("tools", "use /api/chat").unless(is_empty),
-        instead("temperature", "put it in options"),
-        instead("seed", "put it in options"),
-        instead("stop", "put it in options"),
-        instead("max_tokens", "use options.num_predict"),
-        instead("response_format", "use format"),
-    ],
+    kind: Kind::Body,
 };
 
 pub static EMBED: FieldTable = FieldTable {
-    read: &["model", "input", "dimensions", "options"],
-    read_at: &[],
-    no_effect: &[KEEP_ALIVE],
-    refused: &[
-        refused("truncate", Value::is_boolean),
-        instead("prompt", "use input, or /api/embeddings"),
-        instead("encoding_format", "use /v1/embeddings").unless(|value| value == "float"),
+    name: "OllamaEmbedRequest",
+    groups: &[
+        &[
+            read("input", input).about("A text or several. Without any, there is no vector."),
+            read("dimensions", |limits| integer(1..=limits.vector_len as i64))
+                .about("Keeps this many values of each vector."),
+        ],
+        MODEL,
+        OPTIONS_FIELD,
+        refused::OLLAMA_EMBED,
     ],
+    kind: Kind::Body,
 };
 
 /// The older form of `EMBED`.
 pub static EMBEDDINGS: FieldTable = FieldTable {
-    read: &["model", "prompt", "options"],
-    read_at: &[],
-    no_effect: &[KEEP_ALIVE],
-    refused: &[
-        refused("truncate", Value::is_boolean),
-        instead("input", "use prompt, or /api/embed"),
-        instead("dimensions", "use /api/embed"),
+    name: "OllamaEmbeddingsRequest",
+    groups: &[
+        &[read("prompt", text).about("A text. Without it, there is no vector.")],
+        MODEL,
+        OPTIONS_FIELD,
+        refused::OLLAMA_EMBEDDINGS,
     ],
+    kind: Kind::Body,
 };
 
 pub static SHOW: FieldTable = FieldTable {
-    read: &["model", "name"],
-    read_at: &[],
-    no_effect: &[("all that is known is always told", &["verbose"])],
-    refused: &[
-        refused("system", |value| value == ""),
-        refused("template", |value| value == ""),
-        refused("options", is_empty),
+    name: "OllamaShowRequest",
+    groups: &[
+        MODEL,
+        &[
+            read("name", text).about("The older name of model."),
+            no_effect("verbose", "all that is known is always told"),
+        ],
+        refused::OLLAMA_SHOW,
     ],
+    kind: Kind::Body,
 };
 
 pub static PULL: FieldTable = FieldTable {
-    read: &["model", "name", "stream"],
-    read_at: &[],
-    no_effect: &[("nothing is fetched", &["insecure"])],
-    refused: &[],
+    name: "OllamaPullRequest",
+    groups: &[
+        MODEL,
+        &[
+            read("name", text).about("The older name of model."),
+            LINES,
+            no_effect("insecure", "nothing is fetched"),
+        ],
+    ],
+    kind: Kind::Body,
 };
 
-/// The members of `options`.
+const LINES: Field = read("stream", on).about("Whether the answer comes as lines of JSON.");
+
+static OPTIONS_FIELD: &[Field] = &[read("options", |_| object(&OPTIONS))];
+
+static ANSWER: &[Field] = &[
+    LINES,
+    read("options", |_| object(&OPTIONS)),
+    read("format", |limits| {
+        either([one_of(["", "json"]), any_object(limits)])
+    })
+    .about("The form of the answer's text: any JSON, or a JSON schema."),
+    read("think", |_| {
+        Schema::of(json!({"type": ["boolean", "string"]}))
+    })
+    .about("Whether the model thinks, or an effort such as \"high\"."),
+    read("logprobs", off).about("Returns the log-probability of each token."),
+    read("top_logprobs", num_logprobs)
+        .about("With logprobs: also returns this many most likely alternatives."),
+];
+
 pub static OPTIONS: FieldTable = FieldTable {
-    read: &[
-        "num_predict",
-        "num_ctx",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "seed",
-        "stop",
-        "repeat_penalty",
-        "presence_penalty",
-        "frequency_penalty",
+    name: "OllamaOptions",
+    groups: &[
+        &[
+            read("num_predict", any_integer)
+                .about("The most tokens, as far as they fit. 0 and negative numbers are no limit."),
+            read("num_ctx", any_integer)
+                .about("The context is the server's: less or more changes nothing."),
+            read("repeat_penalty", repetition_penalty)
+                .about("As repetition_penalty of the other endpoints, over the whole context."),
+            no_effect("num_keep", "nothing is dropped from a context that is full"),
+        ],
+        DRAW,
+        PENALTIES,
+        refused::IN_OLLAMA_OPTIONS,
     ],
-    read_at: &[],
-    no_effect: &[
-        (
-            "they say how the machine computes, which is set when the server starts",
-            &[
-                "num_gpu",
-                "main_gpu",
-                "num_thread",
-                "num_batch",
-                "use_mmap",
-                "use_mlock",
-                "numa",
-                "low_vram",
-                "f16_kv",
-            ],
-        ),
-        (
-            "they adjust a feature whose own field is refused",
-            &["mirostat_tau", "mirostat_eta", "penalize_newline"],
-        ),
-        (
-            "nothing is dropped from a context that is full",
-            &["num_keep"],
-        ),
-    ],
-    refused: &[
-        instead(
-            "repeat_last_n",
-            "penalties count the whole context, which is -1; 64, Ollama's default, is taken as unset",
-        )
-        .unless(|value| *value == -1 || *value == 64),
-        refused("mirostat", is_zero),
-        refused("tfs_z", is_one),
-        refused("typical_p", is_one),
-        refused("vocab_only", is_false),
-        refused("logits_all", is_false),
-        refused("embedding_only", is_false),
-    ],
+    kind: Kind::Body,
 };
 
-/// A message. Calls of tools have no ids in most clients.
+/// Calls of tools have no ids in most clients.
 pub static MESSAGE: FieldTable = FieldTable {
-    read: &[
-        "role",
-        "content",
-        "thinking",
-        "tool_calls",
-        "tool_name",
-        "tool_call_id",
+    name: "OllamaMessage",
+    groups: &[
+        &[
+            read("role", |_| one_of(["user", "assistant", "system", "tool"])).required(),
+            read("content", text),
+            read("thinking", text),
+            read("tool_calls", |_| list(object(&CALL))),
+            read("tool_name", text),
+            read("tool_call_id", text),
+        ],
+        refused::IN_OLLAMA_MESSAGE,
     ],
-    read_at: &[],
-    no_effect: &[],
-    refused: &[refused("images", is_empty)],
+    kind: Kind::Object,
 };
 
-/// A tool call in an earlier message.
 pub static CALL: FieldTable = FieldTable {
-    read: &["id", "function"],
-    read_at: &[],
-    no_effect: &[(
-        "a server or a client library wrote it into an answer that is now sent back",
-        &["type", "index"],
-    )],
-    refused: &[],
+    name: "OllamaCall",
+    groups: &[&[
+        read("id", text),
+        read("function", |_| object(&CALLED_FUNCTION)).required(),
+        no_effect("type", LIBRARY),
+        no_effect("index", LIBRARY),
+    ]],
+    kind: Kind::Object,
 };
 
-/// The function of a tool call.
 pub static CALLED_FUNCTION: FieldTable = FieldTable {
-    read: &["name", "arguments"],
-    read_at: &[],
-    no_effect: &[(
-        "a server or a client library wrote it into an answer that is now sent back",
-        &["index", "description"],
-    )],
-    refused: &[],
+    name: "OllamaFunction",
+    groups: &[&[
+        read("name", text).required(),
+        read("arguments", any_object),
+        no_effect("index", LIBRARY),
+        no_effect("description", LIBRARY),
+    ]],
+    kind: Kind::Object,
 };
+
+/// Empty inputs only ask to load the model.
+fn input(limits: &Limits) -> Schema {
+    let tokens = || tokens(limits).sized(0..=limits.max_model_len as usize);
+    let several = list(either([text(limits), tokens()])).sized(0..=MAX_NUM_PROMPTS);
+    either([text(limits), tokens(), several])
+}

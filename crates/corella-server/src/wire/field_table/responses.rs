@@ -1,233 +1,241 @@
-//! The fields of OpenAI's Responses API, and of the sampling that Corella adds to it.
+//! The fields of OpenAI's Responses API, and of the objects within them.
 
-use super::{FieldTable, instead, is_empty, is_false, is_true, never, refused};
+use serde_json::json;
+
+use super::chat::{
+    CACHE_HINT, CHAT_TEMPLATE_KWARGS, NO_SCHEMA, PARALLEL_TOOL_CALLS, SENT_BACK, name, tool_name,
+    tools_allowed,
+};
+use super::sampling::{CONTROL, DRAW, MODEL, PENALTIES, QUEUE, STREAM, free_format, schema_format};
+use super::schema::{
+    Limits, Schema, any_object, constant, count, either, list, num_logprobs, object, on, one_of,
+    text, text_or,
+};
+use super::{Field, FieldTable, Kind, no_effect, read, refused};
+
+/// The value of `include` that asks for log-probabilities.
+pub const LOGPROBS: &str = "message.output_text.logprobs";
+/// Accepted without effect: they ask for members of items that no answer here has. Thoughts are never encrypted.
+pub const NEVER_THERE: [&str; 7] = [
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+];
+const LIBRARY: &str = "a client library wrote it";
 
 pub static BODY: FieldTable = FieldTable {
-    read: &[
-        "model",
-        "input",
-        "instructions",
-        "max_output_tokens",
-        "stream",
-        "temperature",
-        "top_p",
-        "top_logprobs",
-        "include",
-        "reasoning",
-        "text",
-        "metadata",
-        "previous_response_id",
-        "store",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "chat_template_kwargs",
-        "top_k",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "allowed_token_ids",
-        "bad_words",
-        "seed",
-        "min_tokens",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "skip_special_tokens",
-        "ignore_eos",
-        "priority",
-        "ttft_slo_ms",
-        "tpot_slo_ms",
-        "cache_salt",
+    name: "ResponsesRequest",
+    groups: &[
+        OWN,
+        MODEL,
+        STREAM,
+        DRAW,
+        PENALTIES,
+        QUEUE,
+        CONTROL,
+        refused::RESPONSES,
     ],
-    read_at: &[],
-    no_effect: &[
-        (
-            "they serve the caller's own accounting and moderation",
-            &[
-                "user",
-                "safety_identifier",
-                "service_tier",
-                "moderation",
-                "access_programs",
-                "client_metadata",
-            ],
-        ),
-        (
-            "the prefix cache needs no hints, and never changes an answer",
-            &[
-                "prompt_cache_key",
-                "prompt_cache_retention",
-                "prompt_cache_options",
-                "session_id",
-            ],
-        ),
-        (
-            "it counts calls of tools that the server calls itself, and there are none",
-            &["max_tool_calls"],
-        ),
-        (
-            "it pads events against eavesdroppers, and usage is always part of the last one",
-            &["stream_options"],
-        ),
-        ("the header x-request-id names responses", &["request_id"]),
-        (
-            "only text is read: there are no features of images",
-            &["mm_payload"],
-        ),
-        (
-            "the tokenizers that are supported put no spaces between special tokens",
-            &["spaces_between_special_tokens"],
-        ),
-    ],
-    refused: &[
-        instead(
-            "conversation",
-            "use previous_response_id, or send the whole conversation as input",
-        ),
-        refused("background", is_false),
-        refused("truncation", |value| value == "disabled"),
-        refused("prompt", never),
-        refused("image", is_empty),
-        refused("context_management", is_empty),
-        instead("messages", "use input"),
-        instead("max_tokens", "use max_output_tokens"),
-        instead("max_completion_tokens", "use max_output_tokens"),
-        instead("reasoning_effort", "use reasoning.effort"),
-        instead("response_format", "use text.format"),
-        // vLLM.
-        instead("structured_outputs", "use text.format"),
-        instead("previous_input_messages", "send them in input").unless(is_empty),
-        refused("enable_response_messages", is_false),
-        refused("include_reasoning", is_true),
-        refused("kv_transfer_params", is_empty),
-        refused("ec_transfer_params", is_empty),
-        refused("mm_processor_kwargs", is_empty),
-        refused("media_io_kwargs", is_empty),
-        refused("return_mm_kwargs", is_true),
-        refused("vllm_xargs", is_empty),
-        refused("watermarking", is_false),
-    ],
+    kind: Kind::Body,
 };
 
-/// The members of `text`.
+static OWN: &[Field] = &[
+    read("input", input)
+        .required()
+        .about("A message of the user, or items of a conversation."),
+    read("instructions", text).about("The first message, with the role \"system\"."),
+    read("max_output_tokens", count).about("The default is the rest of the context."),
+    read("include", |_| {
+        list(one_of([LOGPROBS].into_iter().chain(NEVER_THERE))).sized(0..=16)
+    })
+    .about("Only log-probabilities have an effect: no answer has the other members."),
+    read("top_logprobs", num_logprobs)
+        .about("Returns log-probabilities, with this many alternatives to each token."),
+    read("reasoning", |_| object(&REASONING)),
+    read("text", |_| object(&TEXT)),
+    read("metadata", any_object).about("Repeated in the answer."),
+    read("previous_response_id", text).about(
+        "Goes on behind this answer, and the conversation before it. Its instructions are not \
+         carried over.",
+    ),
+    read("store", on).about("Whether the answer is kept, as far as there is memory."),
+    read("tools", |_| list(object(&TOOL))).about(
+        "Functions that the model may call. Tools that OpenAI's servers run, and custom ones, are \
+         left out.",
+    ),
+    read("tool_choice", tool_choice)
+        .about("Whether tools may or must be called. The default is \"auto\"."),
+    PARALLEL_TOOL_CALLS,
+    CHAT_TEMPLATE_KWARGS,
+    no_effect("access_programs", "it serves the caller's own accounting"),
+    no_effect("client_metadata", "it serves the caller's own accounting"),
+    no_effect(
+        "max_tool_calls",
+        "it counts calls of tools that the server calls itself, and there are none",
+    ),
+    no_effect(
+        "stream_options",
+        "it pads events against eavesdroppers, and usage is always part of the last one",
+    ),
+];
+
 pub static TEXT: FieldTable = FieldTable {
-    read: &["format"],
-    read_at: &[],
-    no_effect: &[],
-    refused: &[refused("verbosity", |value| value == "medium")],
+    name: "TextOptions",
+    groups: &[
+        &[read("format", |_| either([free_format(), schema_format()]))
+            .about("The form of the answer's text.")],
+        refused::IN_TEXT,
+    ],
+    kind: Kind::Object,
 };
 
-/// The members of `reasoning`.
 pub static REASONING: FieldTable = FieldTable {
-    read: &["effort"],
-    read_at: &[],
-    no_effect: &[],
-    refused: &[
-        refused("summary", |value| value == "auto"),
-        refused("generate_summary", |value| value == "auto"),
-        refused("encrypted_content", never),
-        refused("context", |value| value == "auto"),
-        refused("mode", |value| value == "standard"),
+    name: "Reasoning",
+    groups: &[
+        &[read("effort", text).about("As reasoning_effort of a chat.")],
+        refused::IN_REASONING,
     ],
+    kind: Kind::Object,
 };
 
-/// The members of a message among the input items.
 pub static MESSAGE: FieldTable = FieldTable {
-    read: &["type", "role", "content"],
-    read_at: &[],
-    no_effect: &[(
-        "a server wrote it into an answer that is now sent back",
-        &["id", "status", "phase"],
-    )],
-    refused: &[],
+    name: "InputMessage",
+    groups: &[&[
+        read("type", |_| constant("message")),
+        read("role", |_| {
+            one_of(["user", "assistant", "system", "developer"])
+        })
+        .required(),
+        read("content", |_| text_or(&CONTENT)).required(),
+        no_effect("id", SENT_BACK),
+        no_effect("status", SENT_BACK),
+        no_effect("phase", SENT_BACK),
+    ]],
+    kind: Kind::Object,
 };
 
-/// A part of a message's content.
 pub static CONTENT: FieldTable = FieldTable {
-    read: &["type", "text"],
-    read_at: &[],
-    no_effect: &[
-        (
-            "a server wrote it into an answer that is now sent back",
-            &["annotations", "logprobs", "parsed"],
-        ),
-        (
-            "the prefix cache needs no hints",
-            &["prompt_cache_breakpoint"],
-        ),
-    ],
-    refused: &[],
+    name: "InputText",
+    groups: &[&[
+        read("type", |_| one_of(["input_text", "output_text", "text"])).required(),
+        read("text", text).required(),
+        no_effect("annotations", SENT_BACK),
+        no_effect("logprobs", SENT_BACK),
+        no_effect("parsed", SENT_BACK),
+        no_effect("prompt_cache_breakpoint", CACHE_HINT),
+    ]],
+    kind: Kind::Object,
 };
 
-/// The members of an offered tool.
 pub static TOOL: FieldTable = FieldTable {
-    read: &["type", "name", "description", "parameters"],
-    read_at: &[],
-    no_effect: &[
-        (
-            "the schema of a call that the model is free to make is not enforced",
-            &["strict"],
-        ),
-        ("all tools are part of the prompt", &["defer_loading"]),
-        ("the caller is who calls tools", &["allowed_callers"]),
-        ("a turn ends with its calls", &["async"]),
-        (
+    name: "ResponseTool",
+    groups: &[&[
+        read("type", |_| constant("function")).required(),
+        read("name", tool_name).required(),
+        read("description", text),
+        read("parameters", any_object).about("A JSON schema."),
+        no_effect("strict", NO_SCHEMA),
+        no_effect("defer_loading", "all tools are part of the prompt"),
+        no_effect("allowed_callers", "only the caller calls tools"),
+        no_effect("async", "a turn ends with its calls"),
+        no_effect(
+            "output_schema",
             "chat templates describe what tools take, not what they return",
-            &["output_schema"],
         ),
-    ],
-    refused: &[],
+    ]],
+    kind: Kind::Object,
 };
 
-/// A tool call among the input items.
 pub static CALL: FieldTable = FieldTable {
-    read: &["type", "call_id", "name", "arguments"],
-    read_at: &[],
-    no_effect: &[(
-        "a server wrote it into an answer that is now sent back",
-        &[
-            "id",
-            "status",
-            "namespace",
-            "caller",
-            "async",
-            "async_",
-            "created_by",
-            "parsed_arguments",
-        ],
-    )],
-    refused: &[],
+    name: "InputCall",
+    groups: &[&[
+        read("type", |_| constant("function_call")).required(),
+        read("call_id", text).required(),
+        read("name", name).required(),
+        read("arguments", text).required().about("JSON."),
+        no_effect("id", SENT_BACK),
+        no_effect("status", SENT_BACK),
+        no_effect("namespace", SENT_BACK),
+        no_effect("caller", SENT_BACK),
+        no_effect("async", SENT_BACK),
+        no_effect("async_", SENT_BACK),
+        no_effect("created_by", SENT_BACK),
+        no_effect("parsed_arguments", SENT_BACK),
+    ]],
+    kind: Kind::Object,
 };
 
-/// A tool's result.
 pub static CALL_OUTPUT: FieldTable = FieldTable {
-    read: &["type", "call_id", "output"],
-    read_at: &[],
-    no_effect: &[(
-        "a client library wrote it",
-        &["id", "status", "caller", "created_by", "name", "namespace"],
-    )],
-    refused: &[],
+    name: "InputCallOutput",
+    groups: &[&[
+        read("type", |_| constant("function_call_output")).required(),
+        read("call_id", text).required(),
+        read("output", |_| text_or(&CONTENT)).required(),
+        no_effect("id", LIBRARY),
+        no_effect("status", LIBRARY),
+        no_effect("caller", LIBRARY),
+        no_effect("created_by", LIBRARY),
+        no_effect("name", LIBRARY),
+        no_effect("namespace", LIBRARY),
+    ]],
+    kind: Kind::Object,
 };
 
 /// An item of an earlier response.
 pub static REFERENCE: FieldTable = FieldTable {
-    read: &["type", "id"],
-    read_at: &[],
-    no_effect: &[],
-    refused: &[],
+    name: "InputReference",
+    groups: &[&[
+        read("type", |_| constant("item_reference")).required(),
+        read("id", text).required(),
+    ]],
+    kind: Kind::Object,
 };
 
 /// A thought of the model. Encrypted thoughts belong to another server.
 pub static THOUGHT: FieldTable = FieldTable {
-    read: &["type", "content"],
-    read_at: &[],
-    no_effect: &[(
-        "a server wrote it into an answer that is now sent back",
-        &["id", "status", "summary", "encrypted_content"],
-    )],
-    refused: &[],
+    name: "InputThought",
+    groups: &[&[
+        read("type", |_| constant("reasoning")).required(),
+        read("content", |_| {
+            list(Schema::of(json!({
+                "type": "object",
+                "required": ["type", "text"],
+                "additionalProperties": false,
+                "properties": {"type": {"const": "reasoning_text"}, "text": {"type": "string"}},
+            })))
+        }),
+        no_effect("id", SENT_BACK),
+        no_effect("status", SENT_BACK),
+        no_effect("summary", SENT_BACK),
+        no_effect("encrypted_content", SENT_BACK),
+    ]],
+    kind: Kind::Object,
 };
+
+fn input(limits: &Limits) -> Schema {
+    let items = [&MESSAGE, &CALL, &CALL_OUTPUT, &THOUGHT, &REFERENCE];
+    let items = list(either(items.map(object))).sized(1..=limits.max_model_len as usize);
+    either([text(limits), items])
+}
+
+fn tool_choice(limits: &Limits) -> Schema {
+    let named = json!({
+        "type": "object",
+        "required": ["type", "name"],
+        "properties": {"type": {"const": "function"}, "name": tool_name(limits).into_json()},
+    });
+    let mut allowed = tools_allowed(named.clone());
+    allowed["type"] = json!({"const": "allowed_tools"});
+    either([
+        one_of(["auto", "none", "required"]),
+        Schema::of(named),
+        Schema::of(json!({
+            "type": "object",
+            "required": ["type", "mode", "tools"],
+            "properties": allowed,
+        })),
+    ])
+}

@@ -1,4 +1,4 @@
-//! The endpoints whose bodies have a table of fields. `paths/*.json` has the others.
+//! The endpoints whose bodies have a table of fields. `paths.json` has the others.
 
 use crate::wire::field_table::Endpoint;
 
@@ -6,196 +6,101 @@ use crate::wire::field_table::Endpoint;
 pub struct Operation {
     pub endpoint: Endpoint,
     pub id: &'static str,
-    pub summary: &'static str,
-    pub required: &'static [&'static str],
     /// The name of the answer's schema.
     pub answer: &'static str,
+    pub summary: &'static str,
     pub may_stream: bool,
 }
 
 pub const OPERATIONS: &[Operation] = &[
-    Operation {
-        endpoint: Endpoint::Chat,
-        id: "createChatCompletion",
-        summary: "Generates the next message of a conversation.",
-        required: &["messages"],
-        answer: "ChatCompletion",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::Completions,
-        id: "createCompletion",
-        summary: "Continues a prompt.",
-        required: &["prompt"],
-        answer: "Completion",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::Responses,
-        id: "createResponse",
-        summary: "Answers an input, by OpenAI's Responses API.",
-        required: &["input"],
-        answer: "Response",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::Messages,
-        id: "createMessage",
-        summary: "Generates the next message of a conversation, by Anthropic's API.",
-        required: &["messages", "max_tokens"],
-        answer: "Message",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::CountTokens,
-        id: "countTokens",
-        summary: "Counts the tokens of a conversation, by Anthropic's API.",
-        required: &["messages"],
-        answer: "TokenCount",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::OllamaChat,
-        id: "ollamaChat",
-        summary: "Generates the next message of a conversation, by Ollama's API.",
-        required: &[],
-        answer: "OllamaMessageAnswer",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::OllamaGenerate,
-        id: "ollamaGenerate",
-        summary: "Answers a prompt, or continues it, by Ollama's API.",
-        required: &[],
-        answer: "OllamaTextAnswer",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::OllamaEmbed,
-        id: "ollamaEmbed",
-        summary: "Makes a vector of each text, by Ollama's API.",
-        required: &[],
-        answer: "OllamaVectors",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::OllamaEmbeddings,
-        id: "ollamaEmbeddings",
-        summary: "Makes a vector of one text, by the older form of Ollama's API.",
-        required: &[],
-        answer: "OllamaVector",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::OllamaShow,
-        id: "ollamaShow",
-        summary: "Tells what a model can do, by Ollama's API.",
-        required: &[],
-        answer: "OllamaModelInfo",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::OllamaPull,
-        id: "ollamaPull",
-        summary: "Says that the model is there, by Ollama's API, or 404 for another.",
-        required: &[],
-        answer: "OllamaPulled",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::Batches,
-        id: "createBatch",
-        summary: "Answers the requests of a file when nobody waits for something else.",
-        required: &["input_file_id", "endpoint", "completion_window"],
-        answer: "Batch",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Embeddings,
-        id: "createEmbedding",
-        summary: "Makes a vector of each input from the model's hidden states.",
-        required: &["input"],
-        answer: "Embeddings",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Score,
-        id: "score",
-        summary: "Tells how well texts fit: by a cross-encoder, or by the cosine between their vectors.",
-        required: &["text_1", "text_2"],
-        answer: "Scores",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Rerank,
-        id: "rerank",
-        summary: "Orders documents by how alike they are to a query.",
-        required: &["query", "documents"],
-        answer: "Reranked",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Classify,
-        id: "classify",
-        summary: "Tells which class a text belongs to, by vLLM's API.",
-        required: &["input"],
-        answer: "Classes",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Pooling,
-        id: "pooling",
-        summary: "Makes a vector of each input, by vLLM's API.",
-        required: &["input"],
-        answer: "Pooled",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::LlamaCompletion,
-        id: "llamaCompletion",
-        summary: "Continues a prompt, by llama-server's API.",
-        required: &["prompt"],
-        answer: "LlamaAnswers",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::Infill,
-        id: "infill",
-        summary: "Writes what is between two texts, by llama-server's API.",
-        required: &[],
-        answer: "LlamaAnswers",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::LlamaEmbedding,
-        id: "llamaEmbedding",
-        summary: "Makes a vector of each text, by llama-server's API.",
-        required: &[],
-        answer: "LlamaEmbeddings",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::ApplyTemplate,
-        id: "applyTemplate",
-        summary: "Tells the text that the chat template makes of a conversation.",
-        required: &["messages"],
-        answer: "LlamaPrompt",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Tokenize,
-        id: "tokenize",
-        summary: "Converts a text or a conversation to token ids.",
-        required: &[],
-        answer: "TokenizeAnswer",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Detokenize,
-        id: "detokenize",
-        summary: "Converts token ids to text.",
-        required: &["tokens"],
-        answer: "Detokenized",
-        may_stream: false,
-    },
+    operation(Endpoint::Chat, "createChatCompletion", "ChatCompletion")
+        .about("Generates the next message of a conversation.")
+        .streamed(),
+    operation(Endpoint::Completions, "createCompletion", "Completion")
+        .about("Continues a prompt.")
+        .streamed(),
+    operation(Endpoint::Responses, "createResponse", "Response")
+        .about("Answers an input, by OpenAI's Responses API.")
+        .streamed(),
+    operation(Endpoint::Messages, "createMessage", "Message")
+        .about("Generates the next message of a conversation, by Anthropic's API.")
+        .streamed(),
+    operation(Endpoint::CountTokens, "countTokens", "TokenCount")
+        .about("Counts the tokens of a conversation, by Anthropic's API."),
+    operation(Endpoint::OllamaChat, "ollamaChat", "OllamaMessageAnswer")
+        .about("Generates the next message of a conversation, by Ollama's API.")
+        .streamed(),
+    operation(
+        Endpoint::OllamaGenerate,
+        "ollamaGenerate",
+        "OllamaTextAnswer",
+    )
+    .about("Answers a prompt, or continues it, by Ollama's API.")
+    .streamed(),
+    operation(Endpoint::OllamaEmbed, "ollamaEmbed", "OllamaVectors")
+        .about("Makes a vector of each text, by Ollama's API."),
+    operation(
+        Endpoint::OllamaEmbeddings,
+        "ollamaEmbeddings",
+        "OllamaVector",
+    )
+    .about("Makes a vector of one text, by the older form of Ollama's API."),
+    operation(Endpoint::OllamaShow, "ollamaShow", "OllamaModelInfo")
+        .about("Tells what a model can do, by Ollama's API."),
+    operation(Endpoint::OllamaPull, "ollamaPull", "OllamaPulled")
+        .about("Says that the model is there, by Ollama's API, or 404 for another.")
+        .streamed(),
+    operation(Endpoint::Batches, "createBatch", "Batch")
+        .about("Answers the requests of a file when nobody waits for something else."),
+    operation(Endpoint::Embeddings, "createEmbedding", "Embeddings")
+        .about("Makes a vector of each input from the model's hidden states."),
+    operation(Endpoint::Score, "score", "Scores").about(
+        "Tells how well texts fit: by a cross-encoder, or by the cosine between their vectors.",
+    ),
+    operation(Endpoint::Rerank, "rerank", "Reranked")
+        .about("Orders documents by how alike they are to a query."),
+    operation(Endpoint::Classify, "classify", "Classes")
+        .about("Tells which class a text belongs to, by vLLM's API."),
+    operation(Endpoint::Pooling, "pooling", "Pooled")
+        .about("Makes a vector of each input, by vLLM's API."),
+    operation(Endpoint::LlamaCompletion, "llamaCompletion", "LlamaAnswers")
+        .about("Continues a prompt, by llama-server's API.")
+        .streamed(),
+    operation(Endpoint::Infill, "infill", "LlamaAnswers")
+        .about("Writes what is between two texts, by llama-server's API.")
+        .streamed(),
+    operation(
+        Endpoint::LlamaEmbedding,
+        "llamaEmbedding",
+        "LlamaEmbeddings",
+    )
+    .about("Makes a vector of each text, by llama-server's API."),
+    operation(Endpoint::ApplyTemplate, "applyTemplate", "LlamaPrompt")
+        .about("Tells the text that the chat template makes of a conversation."),
+    operation(Endpoint::Tokenize, "tokenize", "TokenizeAnswer")
+        .about("Converts a text or a conversation to token ids."),
+    operation(Endpoint::Detokenize, "detokenize", "Detokenized")
+        .about("Converts token ids to text."),
 ];
+
+const fn operation(endpoint: Endpoint, id: &'static str, answer: &'static str) -> Operation {
+    Operation {
+        endpoint,
+        id,
+        answer,
+        summary: "",
+        may_stream: false,
+    }
+}
+
+impl Operation {
+    const fn about(mut self, summary: &'static str) -> Self {
+        self.summary = summary;
+        self
+    }
+
+    const fn streamed(mut self) -> Self {
+        self.may_stream = true;
+        self
+    }
+}
