@@ -2,9 +2,13 @@
 
 use std::fmt;
 
+use corella_core::ConfigError;
+
 /// Why a benchmark could not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BenchError {
+    /// The scheduler refuses its configuration.
+    Config(ConfigError),
     /// An option has an impossible value.
     Option(String),
     /// A file of prompts or results cannot be read or written.
@@ -20,6 +24,7 @@ pub enum BenchError {
 impl fmt::Display for BenchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Config(error) => error.fmt(f),
             Self::Option(reason) | Self::File(reason) | Self::Server(reason) => f.write_str(reason),
             Self::Warmup(reason) => write!(f, "the warm-up request failed: {reason}"),
             Self::Worker(reason) => write!(f, "the load generator failed: {reason}"),

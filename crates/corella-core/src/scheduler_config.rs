@@ -1,5 +1,6 @@
 //! Every limit of the scheduler, checked once.
 
+mod config_error;
 mod page_count;
 pub(crate) mod policy;
 pub(crate) mod recurrent_state;
@@ -7,9 +8,9 @@ mod request_limit;
 mod step_limit;
 
 use alloc::format;
-use alloc::string::String;
 use alloc::vec::Vec;
-use core::fmt;
+
+pub use config_error::ConfigError;
 
 use crate::{BlockHasher, KvGroup, PrefillAdmissionPolicy, RecurrentState, SchedulingPolicy};
 
@@ -195,7 +196,7 @@ impl SchedulerConfig {
         ];
         for (name, value) in positive {
             if value == 0 {
-                return Err(ConfigError(format!("{name} must be at least 1")));
+                return Err(ConfigError::new(name, " must be at least 1"));
             }
         }
         self.validate_kv_groups()?;
@@ -208,10 +209,11 @@ impl SchedulerConfig {
     /// Refuses numbers of steps in flight that break stages or drafts.
     fn validate_steps(&self) -> Result<(), ConfigError> {
         if self.max_inflight_steps < self.num_pipeline_stages {
-            return Err(ConfigError(format!(
-                "max_inflight_steps is {}: {} pipeline stages need a step each",
+            let text = format!(
+                " is {}: {} pipeline stages need a step each",
                 self.max_inflight_steps, self.num_pipeline_stages
-            )));
+            );
+            return Err(ConfigError::new("max_inflight_steps", text));
         }
         if self.max_inflight_steps > MAX_INFLIGHT_STEPS {
             // Each pipeline stage has a step of its own.
@@ -219,69 +221,64 @@ impl SchedulerConfig {
                 true => "num_pipeline_stages",
                 false => "max_inflight_steps",
             };
-            return Err(ConfigError(format!(
-                "{name} can be at most {MAX_INFLIGHT_STEPS}"
-            )));
+            return Err(ConfigError::at_most(name, MAX_INFLIGHT_STEPS));
         }
         if self.max_draft_tokens > Self::MAX_DRAFT_TOKENS {
-            return Err(ConfigError(format!(
-                "max_draft_tokens can be at most {}",
-                Self::MAX_DRAFT_TOKENS
-            )));
+            return Err(ConfigError::at_most(
+                "max_draft_tokens",
+                Self::MAX_DRAFT_TOKENS,
+            ));
         }
         if matches!(self.speculation, Speculation::Draft { .. }) && self.max_inflight_steps > 1 {
-            return Err(ConfigError(
-                "speculation with a draft model requires max_inflight_steps 1 and num_pipeline_stages 1"
-                    .into(),
-            ));
+            let error = ConfigError::new("speculation", " with a draft model requires ");
+            let error = error.then("max_inflight_steps", " 1 and ");
+            return Err(error.then("num_pipeline_stages", " 1"));
         }
         let plans_known_tokens = self.max_inflight_steps == 1 || self.num_pipeline_stages > 1;
         if self.speculation != Speculation::Off && !plans_known_tokens {
-            return Err(ConfigError(
-                "speculation requires max_inflight_steps 1, or pipeline stages".into(),
-            ));
+            let error = ConfigError::new("speculation", " requires ");
+            return Err(error.then("max_inflight_steps", " 1, or pipeline stages"));
         }
         Ok(())
     }
 
     fn validate_limits(&self) -> Result<(), ConfigError> {
         if self.max_passed_over > MAX_PASSED_OVER {
-            return Err(ConfigError(format!(
-                "max_passed_over can be at most {MAX_PASSED_OVER}"
-            )));
+            return Err(ConfigError::at_most("max_passed_over", MAX_PASSED_OVER));
         }
         if self.max_pinned_pages >= self.num_pages {
-            return Err(ConfigError(format!(
-                "max_pinned_pages is {}, of {} pages: requests need some too",
+            let text = format!(
+                " is {}, of {} pages: requests need some too",
                 self.max_pinned_pages, self.num_pages
-            )));
+            );
+            return Err(ConfigError::new("max_pinned_pages", text));
         }
         if self.max_model_len < 2 {
-            return Err(ConfigError(format!(
-                "max_model_len is {}: a prompt and its reply take at least 2 tokens",
+            let text = format!(
+                " is {}: a prompt and its reply take at least 2 tokens",
                 self.max_model_len
-            )));
+            );
+            return Err(ConfigError::new("max_model_len", text));
         }
         if self.max_model_len > MAX_MODEL_LEN {
-            return Err(ConfigError(format!(
-                "max_model_len can be at most {MAX_MODEL_LEN}"
-            )));
+            return Err(ConfigError::at_most("max_model_len", MAX_MODEL_LEN));
         }
         if let HeadRoom::Share { share, .. } = self.head_room
             && share > HeadRoom::ONE
         {
-            return Err(ConfigError(format!(
-                "head_room is {share}/{}: it can be at most 1",
-                HeadRoom::ONE
-            )));
+            let text = format!(" is {share}/{}: it can be at most 1", HeadRoom::ONE);
+            return Err(ConfigError::new("head_room", text));
         }
         if self.max_num_batched_tokens <= self.max_other_decodes() {
-            return Err(ConfigError(format!(
-                "max_num_batched_tokens is {}: {} decoding requests would leave no token for \
-                 prefill; raise it, or lower max_num_seqs or max_decode_seqs",
+            let text = format!(
+                " is {}: {} decoding requests would leave no token for prefill; raise it, or lower ",
                 self.max_num_batched_tokens,
                 self.max_other_decodes()
-            )));
+            );
+            let error = ConfigError::new("max_num_batched_tokens", text);
+            return Err(error
+                .then("max_num_seqs", " or ")
+                .then("max_decode_seqs", ""));
         }
         Ok(())
     }
@@ -295,15 +292,3 @@ const MAX_PASSED_OVER: u32 = 1 << 16;
 
 /// The sum of two lengths must fit into 32 bits.
 const MAX_MODEL_LEN: u32 = 1 << 30;
-
-/// A configuration that cannot work. The text names the options to change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError(pub String);
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl core::error::Error for ConfigError {}

@@ -118,25 +118,26 @@ impl Engine {
             });
         }
         if layout.groups != limits.kv_groups {
-            return Err(EngineError::Config(ConfigError(format!(
-                "kv_groups are {:?}, and the executor has {:?}",
+            let text = format!(
+                " are {:?}, and the executor has {:?}",
                 limits.kv_groups, layout.groups
-            ))));
+            );
+            return Err(EngineError::Config(ConfigError::new("kv_groups", text)));
         }
         let is_drafting = matches!(limits.speculation, Speculation::Draft { .. });
         if is_drafting != (draft_model.is_some() || executor.has_draft_head()) {
-            return Err(EngineError::Config(ConfigError(
-                "speculation by drafts and a draft model or a draft head need each other"
-                    .to_owned(),
+            return Err(EngineError::Config(ConfigError::new(
+                "speculation",
+                " by drafts and a draft model or a draft head need each other",
             )));
         }
         let max_live_requests = limits
             .max_queued_requests
             .saturating_add(limits.max_num_seqs);
         if max_live_requests > MAX_LIVE_REQUESTS {
-            return Err(EngineError::Config(ConfigError(format!(
-                "max_queued_requests and max_num_seqs together may be at most {MAX_LIVE_REQUESTS}"
-            ))));
+            let text = format!(" together may be at most {MAX_LIVE_REQUESTS}");
+            let error = ConfigError::new("max_queued_requests", " and ").then("max_num_seqs", text);
+            return Err(EngineError::Config(error));
         }
         // Twice the scheduler's limit: requests that were aborted or are about to be refused count until the loop has
         // seen them, and must not exclude others.
@@ -508,10 +509,10 @@ fn check_disk_limits(limits: &SchedulerConfig) -> Result<(), ConfigError> {
     let has_blocks = limits.enable_prefix_caching && limits.recurrent_state.is_none();
     match is_plain && has_blocks && limits.max_served_pages > 0 && limits.max_fetched_pages > 0 {
         true => Ok(()),
-        false => Err(ConfigError(
-            "kv_disk needs prefix caching, one KV group without a window, no recurrent layers, max_served_pages and \
-             max_fetched_pages"
-                .to_owned(),
+        false => Err(ConfigError::new(
+            "kv_disk",
+            " needs prefix caching, one KV group without a window, no recurrent layers, max_served_pages and \
+             max_fetched_pages",
         )),
     }
 }

@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::path::Path;
 
-use corella_bench::Comparison;
 use corella_bench::admission;
 use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
@@ -11,6 +10,7 @@ use corella_bench::reservation;
 use corella_bench::scheduler::{self, QueueBenchOptions, SchedulerBenchOptions};
 use corella_bench::serve::BenchServeOptions;
 use corella_bench::transfer::{self, TransferBenchOptions};
+use corella_bench::{BenchError, Comparison};
 use corella_cpu::{Isa, MachineLimits, detect_isa, measure_kernels, measure_limits};
 use tokio::runtime::Runtime;
 
@@ -184,7 +184,10 @@ pub fn transfer(args: BenchTransferArgs) -> Result<(), Box<dyn Error>> {
 
 pub fn admission(config: BenchAdmission) -> Result<(), Box<dyn Error>> {
     let report = admission::run(&config.options);
-    let report = report.map_err(|error| in_options(&error.to_string()))?;
+    let report = report.map_err(|error| match error {
+        BenchError::Config(error) => in_options(&error),
+        error => error.to_string(),
+    })?;
     print!("{report}");
     write_json(config.output_json.as_deref(), &report.to_json())
 }

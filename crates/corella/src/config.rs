@@ -24,7 +24,6 @@ use crate::args::{
 use crate::foreign_variable;
 use crate::load_display::load_watcher;
 use crate::option_file;
-use crate::option_name::in_options;
 use crate::otlp::OtlpConfig;
 use crate::{
     CalibrationText, Device, DraftOptions, Error, GenerateParams, KvDiskOptions, KvSpill,
@@ -367,8 +366,7 @@ pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
     };
     options.scheduler.max_num_seqs = args.max_num_seqs;
     options.scheduler.page_size = args.page.block_size;
-    let limits = options.scheduler.validate();
-    limits.map_err(|error| Error::Config(in_options(&error.0)))?;
+    options.scheduler.validate()?;
     Ok(Inspect {
         source: source_of(args.model, args.name),
         options,

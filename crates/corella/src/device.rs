@@ -289,11 +289,9 @@ pub(crate) fn load(
         encoder_limit::check_options(options)?;
         encoder_limit::set_limits(&mut scheduler, spec, options);
     }
-    scheduler
-        .validate()
-        .map_err(|error| Error::Config(in_options(&error.0)))?;
-    for sentence in scheduler.overruled_limits() {
-        tracing::warn!("{}", in_options(&sentence));
+    scheduler.validate()?;
+    for fault in scheduler.overruled_limits() {
+        tracing::warn!("{}", in_options(&fault));
     }
     let kv_groups = kv_groups(spec, options);
     scheduler.kv_groups = kv_groups.groups().to_vec();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use corella_core::{AdmissionError, RequestError};
+use corella_core::{AdmissionError, ConfigError, RequestError};
 use corella_engine::{EngineError, SubmitError};
 use corella_model::{CheckpointError, DeviceError};
 use corella_quantize::QuantizeError;
@@ -68,10 +68,16 @@ impl From<QuantizeError> for Error {
     }
 }
 
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(in_options(&error))
+    }
+}
+
 impl From<EngineError> for Error {
     fn from(error: EngineError) -> Self {
         match error {
-            EngineError::Config(error) => Self::Config(in_options(&error.0)),
+            EngineError::Config(error) => error.into(),
             error => Self::Engine(error),
         }
     }

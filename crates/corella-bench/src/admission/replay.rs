@@ -90,8 +90,7 @@ impl Replay {
         config.max_queued_requests = (workload.items.len() as u32).max(1);
         (rule.configure)(&mut config);
         let num_slots = config.max_num_seqs as usize;
-        let scheduler =
-            Scheduler::new(config).map_err(|error| BenchError::Option(error.to_string()))?;
+        let scheduler = Scheduler::new(config).map_err(BenchError::Config)?;
         let mut player = Player {
             scheduler,
             options,

@@ -113,13 +113,13 @@ impl SchedulerConfig {
     pub(super) fn validate_kv_groups(&self) -> Result<(), ConfigError> {
         let num_groups = self.kv_groups.len();
         if num_groups == 0 || num_groups > MAX_KV_GROUPS {
-            return Err(ConfigError(format!(
-                "there are {num_groups} KV groups; a model has 1 to {MAX_KV_GROUPS}"
-            )));
+            let text = format!(" are {num_groups}; a model has 1 to {MAX_KV_GROUPS}");
+            return Err(ConfigError::new("kv_groups", text));
         }
         if self.kv_groups.iter().any(|group| group.window == Some(0)) {
-            return Err(ConfigError(
-                "the window of a KV group must be at least 1".into(),
+            return Err(ConfigError::new(
+                "kv_groups",
+                ": the window of each must be at least 1",
             ));
         }
         Ok(())

@@ -119,22 +119,23 @@ impl SchedulerConfig {
             PrefillAdmissionPolicy::Pack { lookahead, .. } => Some(lookahead),
         };
         if [policy.lookahead, packed].contains(&Some(0)) {
-            return Err(ConfigError(
-                "prefill_admission_lookahead must be at least 1".into(),
+            return Err(ConfigError::new(
+                "prefill_admission_lookahead",
+                " must be at least 1",
             ));
         }
         if packed.is_some() && policy.overtakes {
-            return Err(ConfigError(
-                "prefill_admission_policy pack requires scheduling_policy fcfs".into(),
-            ));
+            let error = ConfigError::new("prefill_admission_policy", " pack requires ");
+            return Err(error.then("scheduling_policy", " fcfs"));
         }
         let is_by_prefix = matches!(
             self.scheduling_policy,
             SchedulingPolicy::LongestPrefix { .. }
         );
         if is_by_prefix && !self.enable_prefix_caching {
-            return Err(ConfigError(
-                "scheduling_policy lpm requires the prefix cache, which is disabled".into(),
+            return Err(ConfigError::new(
+                "scheduling_policy",
+                " lpm requires the prefix cache, which is disabled",
             ));
         }
         Ok(())

@@ -94,7 +94,7 @@ impl SchedulerConfig {
             ("least_distance", state.least_distance),
         ] {
             if distance == 0 {
-                return Err(ConfigError(format!("{name} must be at least 1")));
+                return Err(ConfigError::new(name, " must be at least 1"));
             }
         }
         let refused = [
@@ -116,9 +116,10 @@ impl SchedulerConfig {
         ];
         for (name, value, what) in refused {
             if value > 0 {
-                return Err(ConfigError(format!(
-                    "{name} is {value}: a model with recurrent layers cannot {what} yet; set it to 0"
-                )));
+                let text = format!(
+                    " is {value}: a model with recurrent layers cannot {what} yet; set it to 0"
+                );
+                return Err(ConfigError::new(name, text));
             }
         }
         Ok(())

@@ -1,10 +1,12 @@
 //! The limits of one step. Several apply to the same tokens, and the smallest of them counts.
 
 use alloc::format;
-use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::SchedulerConfig;
+use crate::{ConfigError, SchedulerConfig};
+
+/// The name of a limit and its value.
+type Limit = (&'static str, u32);
 
 impl SchedulerConfig {
     /// The most tokens of one prompt in one step or, without chunked prefill, of one that shares its step.
@@ -16,30 +18,31 @@ impl SchedulerConfig {
         }
     }
 
-    /// Returns a sentence for each limit of a step that no step can reach, because another one is lower. Such a
+    /// Returns a fault for each limit of a step that no step can reach, because another one is lower. Such a
     /// configuration works, but does less than the limit seems to allow.
-    pub fn overruled_limits(&self) -> Vec<String> {
+    pub fn overruled_limits(&self) -> Vec<ConfigError> {
         let of_step = ("max_num_batched_tokens", self.max_num_batched_tokens);
         let of_prefill = ("max_prefill_tokens", self.max_prefill_tokens);
         let of_chunk = ("max_chunk_tokens", self.max_chunk_tokens);
-        let mut sentences = Vec::new();
-        let mut compare = |(name, value): (&str, u32), what: &str, others: &[(&str, u32)]| {
+        let mut faults = Vec::new();
+        let mut compare = |(name, value): Limit, what: &str, others: &[Limit]| {
             let lowest = others.iter().min_by_key(|(_, value)| *value);
-            if let Some((other, lower)) = lowest.filter(|(_, lower)| *lower < value) {
-                sentences.push(format!(
-                    "{name} is {value}, but {what} at most {lower} tokens, because {other} is {lower}"
-                ));
+            if let Some(&(other, lower)) = lowest.filter(|(_, lower)| *lower < value) {
+                let text = format!(" is {value}, but {what} at most {lower} tokens, because ");
+                let fault = ConfigError::new(name, text);
+                faults.push(fault.then(other, format!(" is {lower}")));
             }
         };
         compare(of_prefill, "the prompts of a step get", &[of_step]);
         if !self.enable_chunked_prefill {
             if self.max_chunk_tokens != u32::MAX {
-                sentences.push(format!(
-                    "max_chunk_tokens is {}, and has no effect: every prompt is computed whole",
+                let text = format!(
+                    " is {}, and has no effect: every prompt is computed whole",
                     self.max_chunk_tokens
-                ));
+                );
+                faults.push(ConfigError::new("max_chunk_tokens", text));
             }
-            return sentences;
+            return faults;
         }
         if self.max_chunk_tokens != u32::MAX {
             compare(of_chunk, "a prompt gets", &[of_step, of_prefill]);
@@ -49,13 +52,20 @@ impl SchedulerConfig {
             self.long_prefill_token_threshold,
         );
         compare(of_share, "a prompt gets", &[of_step, of_prefill, of_chunk]);
-        sentences
+        faults
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::{String, ToString};
+
     use super::*;
+
+    fn sentences(config: &SchedulerConfig) -> Vec<String> {
+        let faults = config.overruled_limits();
+        faults.iter().map(ToString::to_string).collect()
+    }
 
     fn config(step: u32, prefill: u32, chunk: u32) -> SchedulerConfig {
         let mut config = SchedulerConfig::new(64, 16, 1024);
@@ -93,8 +103,7 @@ mod tests {
                 ),
             ),
         ] {
-            let sentences = limits.overruled_limits();
-            assert_eq!(sentences, expected.as_slice(), "{limits:?}");
+            assert_eq!(sentences(&limits), expected.as_slice(), "{limits:?}");
             let least = limits.max_num_batched_tokens.min(limits.max_prefill_tokens);
             assert_eq!(limits.largest_chunk(), limits.max_chunk_tokens.min(least));
         }
@@ -104,9 +113,8 @@ mod tests {
     fn a_share_above_the_chunk_and_a_chunk_of_whole_prompts_are_named() {
         let mut shared = config(512, 512, 100);
         shared.long_prefill_token_threshold = 200;
-        let sentences = shared.overruled_limits();
         assert_eq!(
-            sentences,
+            sentences(&shared),
             [
                 "long_prefill_token_threshold is 200, but a prompt gets at most 100 tokens, because \
                  max_chunk_tokens is 100"
@@ -114,9 +122,8 @@ mod tests {
         );
         let mut whole = config(512, 512, 100);
         whole.enable_chunked_prefill = false;
-        let sentences = whole.overruled_limits();
         assert_eq!(
-            sentences,
+            sentences(&whole),
             ["max_chunk_tokens is 100, and has no effect: every prompt is computed whole"]
         );
     }
