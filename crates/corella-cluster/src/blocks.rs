@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use corella_core::NodeId;
 use corella_core::session::{LoadConfig, RowPart};
-use corella_engine::{BlockFact, BlockFacts};
+use corella_engine::{BlockFact, FeedReader};
 use corella_model::KvGeometry;
 
 /// When blocks are fetched, and the timeouts of loads and of waiting requests.
@@ -56,7 +56,7 @@ const OTHER_END: NodeId = NodeId(0);
 
 /// Tells both ends the scheduler's facts until the engine has stopped, has a newer subscriber, or both ends are gone.
 pub fn follow_facts(
-    facts: BlockFacts,
+    facts: FeedReader<BlockFact>,
     source: &Arc<SourceNode>,
     loader: &Arc<LoaderNode>,
 ) -> io::Result<()> {

@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use corella_core::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, HeldBlocks, HoldId,
-    HoldRefusal, Namespace, PageHash, TokenId,
+    HoldRefusal, Namespace, PageHash, Scheduler, TokenId,
 };
 
-use crate::answer::{Answer, Reply, question};
-use crate::block_command::BlockCommand;
+use crate::answer::{Answer, question};
 use crate::command::Command;
 use crate::doorbell::CommandSender;
 use crate::engine::Shared;
-use crate::feed::FeedReader;
 
 /// Asks the engine for blocks, and reports on their transfers. A waiting method returns `None` when the engine has
 /// stopped. If its future is dropped, the hold or fetch that it would have returned ends.
@@ -32,24 +30,6 @@ pub enum BlockFact {
     /// No new write to the pages may begin. [`BlockExchange::handle_fetch_ended`] reports that all writes have ended.
     FetchCancelled(FetchId),
 }
-
-/// The scheduler's block facts.
-pub struct BlockFacts(pub(crate) FeedReader<BlockFact>);
-
-impl BlockFacts {
-    /// Blocks until the next fact. `None` when the engine has stopped, or a newer subscriber has replaced this one.
-    pub fn next_blocking(&self) -> Option<BlockFact> {
-        self.0.next_blocking()
-    }
-
-    /// `None` without a pending fact.
-    pub fn try_next(&self) -> Option<BlockFact> {
-        self.0.try_next()
-    }
-}
-
-/// Both ends of a question that may be refused.
-type Asked<T, E> = (Reply<Result<T, E>>, Answer<Result<T, E>>);
 
 impl BlockExchange {
     pub fn page_size(&self) -> u32 {
@@ -83,20 +63,14 @@ impl BlockExchange {
 
     /// The number of settled blocks at the beginning of a list.
     pub async fn look_up(&self, list: BlockList) -> Option<u32> {
-        let (reply, answer) = question(drop);
-        self.tell(BlockCommand::LookUp { list, reply });
-        answer.await
+        self.ask(move |scheduler| scheduler.look_up_blocks(&list))
+            .await
     }
 
     /// The number of settled blocks for a node that has the blocks before `first_block` and borrows the others.
     pub async fn look_up_lendable(&self, list: BlockList, first_block: u32) -> Option<u32> {
-        let (reply, answer) = question(drop);
-        self.tell(BlockCommand::LookUpLendable {
-            list,
-            first_block,
-            reply,
-        });
-        answer.await
+        self.ask(move |scheduler| scheduler.look_up_lendable(&list, first_block))
+            .await
     }
 
     /// Lends the blocks from `first_block` on of the longest local prefix of a list, or the first of them, and keeps
@@ -108,24 +82,31 @@ impl BlockExchange {
         lease: Duration,
     ) -> Option<Result<HeldBlocks, HoldRefusal>> {
         let until_us = self.at_us(lease);
-        let (reply, answer) = self.ask(|held: HeldBlocks| {
-            let (reply, _) = question(drop);
-            BlockCommand::Release { id: held.id, reply }
+        let exchange = self.clone();
+        let (reply, answer) = question(move |missed: Result<HeldBlocks, _>| {
+            if let Ok(held) = missed {
+                drop(exchange.ask_release(held.id));
+            }
         });
-        self.tell(BlockCommand::Hold {
-            list,
-            first_block,
-            until_us,
-            reply,
+        self.tell(move |scheduler, now_us| {
+            let held = scheduler.hold_blocks(&list, first_block, until_us);
+            // The asker has gone, and has not read the pages yet.
+            if let Err(Ok(held)) = reply.send(held) {
+                scheduler.release_blocks(held.id, now_us);
+            }
         });
         answer.await
     }
 
     /// Reports that all reads of a hold's blocks have ended. Returns whether the hold was live until now.
     pub async fn release(&self, id: HoldId) -> Option<bool> {
+        self.ask_release(id).await
+    }
+
+    fn ask_release(&self, id: HoldId) -> Answer<bool> {
         let (reply, answer) = question(drop);
-        self.tell(BlockCommand::Release { id, reply });
-        answer.await
+        self.commands.send(Command::ReleaseBlocks { id, reply });
+        answer
     }
 
     /// Reserves pages for the uncached blocks of a sequence. Requests wait for them until `soft` from now, and the
@@ -143,55 +124,150 @@ impl BlockExchange {
             soft_us: self.at_us(soft),
             hard_us: self.at_us(hard),
         };
-        let (reply, answer) = self.ask(|grant: FetchGrant| BlockCommand::FetchEnded {
-            id: grant.id,
-            end: FetchEnd::Lost,
+        let exchange = self.clone();
+        let (reply, answer) = question(move |missed: Result<FetchGrant, _>| {
+            if let Ok(grant) = missed {
+                exchange.handle_fetch_ended(grant.id, FetchEnd::Lost);
+            }
         });
-        self.tell(BlockCommand::BeginFetch { request, reply });
+        self.tell(move |scheduler, _| {
+            // The asker has gone, and has not written to the pages yet.
+            if let Err(Ok(grant)) = reply.send(scheduler.begin_fetch(request)) {
+                scheduler.handle_fetch_ended(grant.id, FetchEnd::Lost);
+            }
+        });
         answer.await
     }
 
     /// Cuts a fetch without written pages off behind the first `num_blocks` blocks. `Some(None)` if it is cancelled.
     /// The asker ends the fetch after any answer.
     pub async fn shorten_fetch(&self, id: FetchId, num_blocks: u32) -> Option<Option<FetchGrant>> {
-        let (reply, answer) = question(drop);
-        self.tell(BlockCommand::ShortenFetch {
-            id,
-            num_blocks,
-            reply,
-        });
-        answer.await
+        self.ask(move |scheduler| scheduler.shorten_fetch(id, num_blocks))
+            .await
     }
 
     /// Reports that the pages of the first `num_blocks` fetched blocks are filled.
     pub fn handle_fetched(&self, id: FetchId, num_blocks: u32) {
-        self.tell(BlockCommand::Fetched { id, num_blocks });
+        self.tell(move |scheduler, _| {
+            scheduler.handle_fetched(id, num_blocks);
+        });
     }
 
     /// Reports that all writes to the pages of a fetch have ended.
     pub fn handle_fetch_ended(&self, id: FetchId, end: FetchEnd) {
-        self.tell(BlockCommand::FetchEnded { id, end });
+        self.tell(move |scheduler, _| {
+            scheduler.handle_fetch_ended(id, end);
+        });
     }
 
-    /// Asks a question. A command takes back an answer that comes too late.
-    fn ask<T: 'static, E: 'static>(
+    /// Asks a question whose answer changes nothing that an absent asker would have to take back.
+    fn ask<T: Send + 'static>(
         &self,
-        undo: impl FnOnce(T) -> BlockCommand + Send + 'static,
-    ) -> Asked<T, E> {
-        let exchange = self.clone();
-        question(move |answer| {
-            if let Ok(answer) = answer {
-                exchange.tell(undo(answer));
-            }
-        })
+        call: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
+    ) -> Answer<T> {
+        let (reply, answer) = question(drop);
+        self.tell(move |scheduler, _| {
+            let _ = reply.send(call(scheduler));
+        });
+        answer
     }
 
-    fn tell(&self, command: BlockCommand) {
-        self.commands.send(Command::Block(command));
+    fn tell(&self, call: impl FnOnce(&mut Scheduler, u64) + Send + 'static) {
+        self.commands.send(timed(call));
     }
 
     fn at_us(&self, from_now: Duration) -> u64 {
         let from_now_us = u64::try_from(from_now.as_micros()).unwrap_or(u64::MAX);
         self.shared.now_us().saturating_add(from_now_us)
+    }
+}
+
+/// The scheduler's clock may have stopped with the last step, and leases begin now.
+fn timed(call: impl FnOnce(&mut Scheduler, u64) + Send + 'static) -> Command {
+    Command::scheduler(move |scheduler, now_us| {
+        scheduler.note_time(now_us);
+        call(scheduler, now_us);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use corella_core::{
+        BatchOutput, RequestId, Sample, SamplingParams, SchedulerConfig, StoppingCriteria,
+    };
+
+    use super::*;
+    use crate::block_feed::BlockFeed;
+    use crate::submission::Submission;
+
+    const LEASE_US: u64 = 1000;
+
+    /// A scheduler that has computed a prompt of two blocks at the time 0, and has planned no step since.
+    fn idle_scheduler() -> (Scheduler, BlockList) {
+        let mut config = SchedulerConfig::new(64, 4, 64);
+        config.hold_lease_us = LEASE_US;
+        let (hasher, page_size) = (config.block_hasher, config.page_size);
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let tokens: Vec<_> = (0..8).collect();
+        let submission = Submission {
+            prompt: tokens.clone(),
+            output: Vec::new(),
+            exports_kv: false,
+            sampling: SamplingParams::GREEDY,
+            num_choices: 1,
+            stopping: StoppingCriteria {
+                max_tokens: Some(1),
+                ..StoppingCriteria::default()
+            },
+            priority: 0,
+            objectives: Default::default(),
+            namespace: Namespace::default(),
+            constraint: None,
+            adapter: None,
+            trace_id: None,
+            trace: None,
+        };
+        let request = submission.into_request(RequestId(0), 0);
+        scheduler.add_requests(vec![request]).unwrap();
+        let batch = scheduler.schedule(0).unwrap();
+        let sample = Sample {
+            token: 1,
+            logprobs: None,
+        };
+        scheduler.update_from_output(&BatchOutput {
+            step: batch.step,
+            samples: vec![(batch.spans[0].slot, sample)],
+            logprobs: Vec::new(),
+            hidden_states: Vec::new(),
+            undrawn: Vec::new(),
+        });
+        let list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
+        (scheduler, list)
+    }
+
+    /// Leases count from the command, not from the last plan before it.
+    #[test]
+    fn a_hold_after_an_idle_time_lives_as_long_as_its_lease() {
+        const NOW_US: u64 = 1000 * LEASE_US;
+        for (released_us, has_lived) in [(LEASE_US - 1, true), (LEASE_US, false)] {
+            let (mut scheduler, list) = idle_scheduler();
+            let (sender, held) = mpsc::channel();
+            let hold = timed(move |scheduler, _| {
+                let held = scheduler.hold_blocks(&list, 0, NOW_US + 10 * LEASE_US);
+                sender.send(held).unwrap();
+            });
+            let Command::Scheduler(hold) = hold else {
+                panic!("a hold is a call of the scheduler");
+            };
+            hold(&mut scheduler, NOW_US);
+            let held = held.recv().unwrap().unwrap();
+            assert_eq!(held.num_blocks, 2);
+            assert_eq!(scheduler.poll_deadline(), Some(NOW_US + LEASE_US));
+            let released =
+                BlockFeed::default().release(held.id, &mut scheduler, NOW_US + released_us);
+            assert_eq!(released, has_lived);
+        }
     }
 }

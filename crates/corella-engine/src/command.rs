@@ -3,15 +3,14 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use corella_core::{KvEvent, KvFact, PinError, Request, RequestId, Reservation, TokenId};
+use corella_core::{HoldId, KvEvent, KvFact, Request, Reservation, Scheduler};
 use crossbeam_channel::Sender;
 
-use crate::block_command::BlockCommand;
+use crate::answer::Reply;
 use crate::block_exchange::BlockFact;
 use crate::engine_error::ResetError;
 use crate::engine_watch::WatchEnd;
 use crate::feed::Subscriber;
-use crate::kv_exchange::KvCommand;
 use crate::token_constraint::TokenConstraint;
 use crate::token_stream::StreamSender;
 
@@ -31,15 +30,13 @@ pub(crate) enum Command {
         constraint: Option<Arc<dyn TokenConstraint>>,
         reservation: Arc<OnceLock<Reservation>>,
     },
-    Abort(RequestId),
-    Kv(KvCommand),
+    Scheduler(SchedulerCall),
     SubscribeKvFacts(Subscriber<KvFact>),
-    Block(BlockCommand),
-    SubscribeBlockFacts(Subscriber<BlockFact>),
-    PinPrefix {
-        tokens: Vec<TokenId>,
-        reply: Sender<Result<usize, PinError>>,
+    ReleaseBlocks {
+        id: HoldId,
+        reply: Reply<bool>,
     },
+    SubscribeBlockFacts(Subscriber<BlockFact>),
     SubscribeKvEvents {
         salt: u64,
         subscriber: Subscriber<KvEvent>,
@@ -47,4 +44,13 @@ pub(crate) enum Command {
     ResetPrefixCache(Sender<Result<(), ResetError>>),
     Watch(WatchEnd),
     Stop,
+}
+
+/// A call of the scheduler on the loop's thread, with the time there.
+type SchedulerCall = Box<dyn FnOnce(&mut Scheduler, u64) + Send>;
+
+impl Command {
+    pub fn scheduler(call: impl FnOnce(&mut Scheduler, u64) + Send + 'static) -> Self {
+        Self::Scheduler(Box::new(call))
+    }
 }

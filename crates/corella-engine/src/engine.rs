@@ -9,15 +9,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    ConfigError, FinishReason, LatencyObjectives, Namespace, Request, RequestId, SamplingParams,
-    Scheduler, SchedulerConfig, Speculation, StoppingCriteria, TokenId,
+    ConfigError, FinishReason, KvEvent, KvFact, LatencyObjectives, Namespace, Request, RequestId,
+    SamplingParams, Scheduler, SchedulerConfig, Speculation, StoppingCriteria, TokenId,
 };
 use corella_model::{Adapters, Executor, ExecutorError, KvPages};
 use crossbeam_channel::Sender;
 
 use crate::adapter::AdapterIndex;
-use crate::block_command::BlockCommands;
-use crate::block_exchange::{BlockExchange, BlockFacts};
+use crate::block_exchange::{BlockExchange, BlockFact};
+use crate::block_feed::BlockFeed;
 use crate::command::Command;
 use crate::doorbell::{CommandSender, doorbell};
 use crate::drafter::{DraftModel, Drafter};
@@ -25,10 +25,10 @@ use crate::engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
 use crate::engine_loop::{DraftSource, EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
 use crate::engine_watch::{EngineWatch, watch};
-use crate::feed::{Feed, subscription};
+use crate::feed::{Feed, FeedReader, subscription};
 use crate::head_drafter::HeadDrafter;
 use crate::kv_disk::{KvDisk, KvDiskConfig, Tier};
-use crate::kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
+use crate::kv_exchange::{KvExchange, Receipt};
 use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
 use crate::step_log::StepLog;
@@ -209,7 +209,7 @@ impl Engine {
             wake_receiver,
             kv_events: Feed::default(),
             kv_facts: Feed::default(),
-            block_commands: BlockCommands::default(),
+            block_feed: BlockFeed::default(),
             spill_thread,
             kv_disk,
             masks,
@@ -322,10 +322,10 @@ impl Engine {
 
     /// KV facts of requests that export KV, for a single reader: the facts of its predecessor end. Without a reader,
     /// exported pages are released together with their request.
-    pub fn subscribe_kv_facts(&self) -> KvFacts {
+    pub fn subscribe_kv_facts(&self) -> FeedReader<KvFact> {
         let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands.send(Command::SubscribeKvFacts(subscriber));
-        KvFacts(facts)
+        facts
     }
 
     /// Holds blocks for other nodes, and fetches blocks from them.
@@ -338,10 +338,10 @@ impl Engine {
 
     /// The transfers that the driver of loads has to stop, for a single reader: the facts of its predecessor end.
     /// Without a reader, blocks are released when their hold ends.
-    pub fn subscribe_block_facts(&self) -> BlockFacts {
+    pub fn subscribe_block_facts(&self) -> FeedReader<BlockFact> {
         let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands.send(Command::SubscribeBlockFacts(subscriber));
-        BlockFacts(facts)
+        facts
     }
 
     /// Checks a submission and counts its choices as live. Returns the request of the first choice.
@@ -404,7 +404,9 @@ impl Engine {
             }
         }
         let (reply, answer) = crossbeam_channel::bounded(1);
-        self.commands.send(Command::PinPrefix { tokens, reply });
+        self.commands.send(Command::scheduler(move |scheduler, _| {
+            let _ = reply.send(scheduler.pin_prefix(&Namespace::default(), &tokens));
+        }));
         match answer.recv() {
             Ok(result) => result.map_err(PinPrefixError::Pin),
             Err(_) => {
@@ -417,11 +419,11 @@ impl Engine {
     /// Subscribes to KV events, which list the full pages of the prefix cache, beginning with the present ones. `salt`
     /// seeds the page hashes and must be the same in the whole fleet. A new subscriber ends the stream of the previous
     /// one. A slow subscriber misses no event that still applies.
-    pub fn subscribe_kv_events(&self, salt: u64) -> KvEventStream {
+    pub fn subscribe_kv_events(&self, salt: u64) -> FeedReader<KvEvent> {
         let (subscriber, events) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands
             .send(Command::SubscribeKvEvents { salt, subscriber });
-        KvEventStream(events)
+        events
     }
 
     /// Begins to watch the engine. The previous watch ends.

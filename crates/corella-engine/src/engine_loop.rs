@@ -7,13 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corella_core::{
-    Batch, BatchOutput, KvEvent, KvFact, Namespace, RequestId, Scheduler, SlotId, StepId,
-};
+use corella_core::{Batch, BatchOutput, KvEvent, KvFact, RequestId, Scheduler, SlotId, StepId};
 use corella_model::{Executor, ExecutorError};
 use crossbeam_channel::{Receiver, TryRecvError};
 
-use crate::block_command::BlockCommands;
+use crate::block_feed::BlockFeed;
 use crate::command::Command;
 use crate::doorbell::WakeReceiver;
 use crate::drafter::Drafter;
@@ -24,7 +22,6 @@ use crate::engine_watch::WatchEnd;
 use crate::feed::Feed;
 use crate::head_drafter::HeadDrafter;
 use crate::kv_disk::KvDisk;
-use crate::kv_exchange::KvCommand;
 use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
 use crate::step_log::StepLog;
@@ -44,7 +41,7 @@ pub(crate) struct EngineLoop {
     pub(crate) wake_receiver: WakeReceiver,
     pub(crate) kv_events: Feed<KvEvent>,
     pub(crate) kv_facts: Feed<KvFact>,
-    pub(crate) block_commands: BlockCommands,
+    pub(crate) block_feed: BlockFeed,
     /// `None` if no request may keep its KV in host memory.
     pub(crate) spill_thread: Option<SpillThread>,
     /// `None` without a disk for blocks.
@@ -220,7 +217,7 @@ impl EngineLoop {
         if let Some(disk) = &mut self.kv_disk {
             disk.store_next(&mut self.scheduler, now_us);
         }
-        self.block_commands
+        self.block_feed
             .forward(&mut self.scheduler, self.kv_disk.as_ref(), now_us);
         // The counters come before the outputs: a caller that sees its request end also sees the counts after it.
         let stats = self.scheduler.stats();
@@ -404,26 +401,21 @@ impl EngineLoop {
                     }
                 }
             }
-            Command::Kv(command) => self.handle_kv(command),
+            Command::Scheduler(call) => {
+                call(&mut self.scheduler, self.shared.now_us());
+                self.check_invariants();
+            }
             Command::SubscribeKvFacts(subscriber) => self.kv_facts.subscribe(subscriber),
-            Command::Block(command) => {
+            Command::ReleaseBlocks { id, reply } => {
                 let now_us = self.shared.now_us();
-                self.block_commands
-                    .carry_out(command, &mut self.scheduler, now_us);
+                let has_lived = self.block_feed.release(id, &mut self.scheduler, now_us);
+                let _ = reply.send(has_lived);
                 self.check_invariants();
             }
             Command::SubscribeBlockFacts(subscriber) => {
                 let now_us = self.shared.now_us();
-                self.block_commands
+                self.block_feed
                     .subscribe(subscriber, &mut self.scheduler, now_us);
-            }
-            Command::Abort(id) => {
-                // The request is unknown if it has just ended.
-                self.scheduler.abort_request(id);
-            }
-            Command::PinPrefix { tokens, reply } => {
-                let namespace = Namespace::default();
-                let _ = reply.send(self.scheduler.pin_prefix(&namespace, &tokens));
             }
             Command::SubscribeKvEvents { salt, subscriber } => {
                 self.scheduler.watch_kv(salt);
@@ -440,33 +432,6 @@ impl EngineLoop {
             Command::Stop => return Err(Stopped::Asked),
         }
         Ok(())
-    }
-
-    fn handle_kv(&mut self, command: KvCommand) {
-        match command {
-            KvCommand::Arrived { request, token } => {
-                if !self.scheduler.handle_kv_arrived(request, token) {
-                    // The request has just ended, and its stream reports that. All writes to its pages have ended.
-                    self.scheduler.release_hold(request);
-                }
-            }
-            KvCommand::RowsArrived(request) => {
-                if !self.scheduler.handle_rows_arrived(request) {
-                    self.scheduler.release_hold(request);
-                }
-            }
-            KvCommand::Lost { request, how } => {
-                self.scheduler.handle_kv_lost(request, how);
-            }
-            KvCommand::ReleaseHold(request) => {
-                self.scheduler.release_hold(request);
-            }
-            KvCommand::RenewHold { request, lease } => {
-                let lease_us = self.shared.now_us() + lease.as_micros() as u64;
-                self.scheduler.renew_hold(request, lease_us);
-            }
-        }
-        self.check_invariants();
     }
 
     fn handle_step_returned(&mut self, output: &BatchOutput) {

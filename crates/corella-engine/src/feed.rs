@@ -19,8 +19,10 @@ pub(crate) struct Subscriber<T> {
     reader: Weak<()>,
 }
 
-/// The subscriber's end. Wakes the loop when a full channel gets room, and when it is dropped.
-pub(crate) struct FeedReader<T> {
+/// The subscriber's end. Dropping it ends the subscription.
+///
+/// It wakes the loop when a full channel gets room, and when it is dropped.
+pub struct FeedReader<T> {
     news: Receiver<T>,
     max_unread: usize,
     /// Dropped with the reader, before the doorbell rings.
@@ -50,15 +52,15 @@ pub(crate) fn subscription<T>(
 }
 
 impl<T> FeedReader<T> {
-    /// `None` when the engine has stopped, or a newer subscriber has replaced this one.
-    pub(crate) fn next_blocking(&self) -> Option<T> {
+    /// Blocks until the next news. `None` when the engine has stopped, or a newer subscriber has replaced this one.
+    pub fn next_blocking(&self) -> Option<T> {
         let news = self.news.recv().ok()?;
         self.note_taken();
         Some(news)
     }
 
     /// `None` without pending news.
-    pub(crate) fn try_next(&self) -> Option<T> {
+    pub fn try_next(&self) -> Option<T> {
         let news = self.news.try_recv().ok()?;
         self.note_taken();
         Some(news)

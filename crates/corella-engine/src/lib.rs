@@ -2,8 +2,8 @@
 
 mod adapter;
 mod answer;
-mod block_command;
 mod block_exchange;
+mod block_feed;
 mod command;
 mod doorbell;
 mod drafter;
@@ -32,16 +32,17 @@ mod trace;
 mod watchdog;
 
 pub use adapter::{AdapterIndex, LoadedAdapter};
-pub use block_exchange::{BlockExchange, BlockFact, BlockFacts};
+pub use block_exchange::{BlockExchange, BlockFact};
 pub use drafter::DraftModel;
 pub use engine::{Engine, EngineConfig, EngineState, Entry};
 pub use engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
 pub use engine_snapshot::{EngineSnapshot, MAX_CELLS, MAX_REQUESTS, StepRecord};
 pub use engine_stats::EngineStats;
 pub use engine_watch::EngineWatch;
+pub use feed::FeedReader;
 pub use generate::Generate;
 pub use kv_disk::{KvDiskConfig, KvDiskStats};
-pub use kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
+pub use kv_exchange::{KvExchange, Receipt};
 pub use output_meter::{OutputCount, OutputMeter};
 pub use rare_line::RareLine;
 pub use step_tokens::StepTokens;

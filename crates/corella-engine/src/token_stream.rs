@@ -93,7 +93,11 @@ impl Drop for TokenStream {
             // The channel has room for every live request's abort. It is closed only when the engine has stopped, and
             // then no request is left to abort.
             Abort::Engine(commands) => {
-                commands.send(Command::Abort(self.id));
+                let id = self.id;
+                // The request is unknown if it has just ended.
+                commands.send(Command::scheduler(move |scheduler, _| {
+                    scheduler.abort_request(id);
+                }));
             }
             Abort::Relay(abort) => {
                 if let Some(abort) = abort.take() {

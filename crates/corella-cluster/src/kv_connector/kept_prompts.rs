@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use corella_core::session::{ExportBook, KeptEnd, SessionKey};
 use corella_core::{Arithmetic, KvFact, SessionId};
-use corella_engine::{Engine, KvFacts, Submission, SubmitError, TokenStream, rare_line};
+use corella_engine::{Engine, FeedReader, Submission, SubmitError, TokenStream, rare_line};
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -223,7 +223,7 @@ impl fmt::Debug for KeptPrompts {
     }
 }
 
-fn follow_facts(facts: &KvFacts, prompts: &Weak<KeptPrompts>) {
+fn follow_facts(facts: &FeedReader<KvFact>, prompts: &Weak<KeptPrompts>) {
     while let Some(fact) = facts.next_blocking() {
         let Some(prompts) = prompts.upgrade() else {
             return;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use corella_core::{KvFact, StepId};
-use corella_engine::KvFacts;
+use corella_engine::FeedReader;
 use corella_model::{KvPages, LayerProgress};
 
 use super::prefill_node::Node;
@@ -16,7 +16,7 @@ const LAYER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The engine's facts, except those about prompts that are kept without a session.
 struct SessionFacts {
-    facts: KvFacts,
+    facts: FeedReader<KvFact>,
     kept: Option<Arc<KeptPrompts>>,
 }
 
@@ -37,7 +37,11 @@ impl SessionFacts {
 }
 
 /// Passes the engine's facts to the node until either of them ends.
-pub(super) fn start_thread(node: &Arc<Node>, facts: KvFacts, kept: Option<Arc<KeptPrompts>>) {
+pub(super) fn start_thread(
+    node: &Arc<Node>,
+    facts: FeedReader<KvFact>,
+    kept: Option<Arc<KeptPrompts>>,
+) {
     let facts = SessionFacts { facts, kept };
     let pages = node.pages.clone();
     let node = Arc::downgrade(node);

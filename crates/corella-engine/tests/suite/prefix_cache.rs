@@ -47,8 +47,8 @@ fn kv_events_name_what_can_be_reused() {
     let engine = start(limits, mock);
     let prompt: Vec<_> = (0..2500).map(|i| i % 47).collect();
     finish(&mut submit_one(&engine, submission(prompt.clone(), 1)));
-    let mut replaced = engine.subscribe_kv_events(SALT + 1);
-    let mut events = engine.subscribe_kv_events(SALT);
+    let replaced = engine.subscribe_kv_events(SALT + 1);
+    let events = engine.subscribe_kv_events(SALT);
     let last = loop {
         match replaced.next_blocking() {
             Some(event) => drop(event),

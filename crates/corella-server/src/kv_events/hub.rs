@@ -8,7 +8,8 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
-use corella_engine::KvEventStream;
+use corella_core::KvEvent;
+use corella_engine::FeedReader;
 use tokio::sync::watch;
 
 use super::batch;
@@ -64,7 +65,7 @@ impl Hub {
     /// Reads events on a thread of its own until the engine has stopped.
     pub fn start(
         config: &KvEventsConfig,
-        mut events: KvEventStream,
+        events: FeedReader<KvEvent>,
         block_size: u32,
     ) -> io::Result<Arc<Self>> {
         let hub = Arc::new(Self::new(config));

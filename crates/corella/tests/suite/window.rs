@@ -322,7 +322,7 @@ fn a_pinned_prefix_keeps_its_windows() {
 
 /// Returns the first blocks of a sequence in a node's events, in their order, for a node with these pages.
 fn stored_blocks(engine: &Engine, asked: &[Vec<TokenId>], num_blocks: usize) -> Vec<KvEvent> {
-    let mut events = engine.subscribe_kv_events(7);
+    let events = engine.subscribe_kv_events(7);
     for prompt in asked {
         read(submit(engine, prompt.clone(), 0, 1), |_| ());
     }

@@ -1,0 +1,83 @@
+//! The loop's reports of holds and fetches that others have to end.
+
+use std::iter;
+
+use corella_core::{FetchId, HoldId, Scheduler};
+
+use crate::block_exchange::BlockFact;
+use crate::feed::{Feed, Subscriber};
+use crate::kv_disk::KvDisk;
+
+/// Passes facts to the driver of fetches.
+#[derive(Default)]
+pub(crate) struct BlockFeed {
+    facts: Feed<BlockFact>,
+    /// Holds whose end was reported to the subscriber, and that are not released.
+    ended: Vec<HoldId>,
+}
+
+impl BlockFeed {
+    /// Ends a hold whose reads have ended. Returns whether it was live until now.
+    pub fn release(&mut self, id: HoldId, scheduler: &mut Scheduler, now_us: u64) -> bool {
+        scheduler.note_time(now_us);
+        self.ended.retain(|&other| other != id);
+        scheduler.release_blocks(id, now_us).unwrap_or(false)
+    }
+
+    /// Replaces the earlier subscriber, if any. Holds of its loads end by their leases.
+    pub fn subscribe(
+        &mut self,
+        subscriber: Subscriber<BlockFact>,
+        scheduler: &mut Scheduler,
+        now_us: u64,
+    ) {
+        self.release_ended(scheduler, now_us);
+        self.facts.subscribe(subscriber);
+    }
+
+    /// Passes pending facts to the subscriber, within its room.
+    ///
+    /// Without a subscriber, pages are released when their hold ends. Later reads are void:
+    /// [`BlockExchange::release`](crate::BlockExchange::release) reports that the hold had ended. A cancelled fetch
+    /// keeps its pages until its writer has stopped, because the writer may still write to them. Requests have not
+    /// waited for it since its soft deadline, and its pages count against
+    /// [`max_fetched_pages`](corella_core::SchedulerConfig::max_fetched_pages) until then. So a writer that does not
+    /// read facts has to watch the hard deadline.
+    ///
+    /// The disk ends its own holds and fetches.
+    pub fn forward(&mut self, scheduler: &mut Scheduler, disk: Option<&KvDisk>, now_us: u64) {
+        let ended = &mut self.ended;
+        self.facts.forward(|| {
+            if let Some(id) = next_ended_hold(scheduler, disk) {
+                ended.push(id);
+                return Some(BlockFact::HoldEnded(id));
+            }
+            let cancelled = next_cancelled_fetch(scheduler, disk);
+            cancelled.map(BlockFact::FetchCancelled)
+        });
+        if self.facts.has_subscriber() {
+            return;
+        }
+        self.release_ended(scheduler, now_us);
+        while let Some(id) = next_ended_hold(scheduler, disk) {
+            scheduler.release_blocks(id, now_us);
+        }
+        while next_cancelled_fetch(scheduler, disk).is_some() {}
+    }
+
+    fn release_ended(&mut self, scheduler: &mut Scheduler, now_us: u64) {
+        for id in self.ended.drain(..) {
+            scheduler.release_blocks(id, now_us);
+        }
+    }
+}
+
+fn next_ended_hold(scheduler: &mut Scheduler, disk: Option<&KvDisk>) -> Option<HoldId> {
+    let is_other = |id: &HoldId| !disk.is_some_and(|disk| disk.has_hold(*id));
+    iter::from_fn(|| scheduler.poll_ended_hold()).find(is_other)
+}
+
+fn next_cancelled_fetch(scheduler: &mut Scheduler, disk: Option<&KvDisk>) -> Option<FetchId> {
+    let is_other = |id: &FetchId| !disk.is_some_and(|disk| disk.handle_fetch_cancelled(*id));
+    iter::from_fn(|| scheduler.poll_fetch_cancel()).find(is_other)
+}
