@@ -10,7 +10,6 @@ mod repository;
 mod rust_code;
 mod source;
 mod test_code;
-mod timing;
 mod waiting;
 
 use std::fs;
