@@ -26,8 +26,4 @@ impl Mode {
     pub fn name(self) -> &'static str {
         self.option().trim_start_matches('-')
     }
-
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.name() == name)
-    }
 }

@@ -15,12 +15,8 @@ pub struct Options {
     pub packages: Vec<String>,
     pub is_client: bool,
     pub num_runs: usize,
-    pub seed: Option<u64>,
     /// The modes that runs take in turn.
     pub modes: Vec<Mode>,
-    /// The part of the test files, from 1 on, and the number of parts.
-    pub part: (usize, usize),
-    pub resumes: bool,
 }
 
 impl Options {
@@ -30,10 +26,7 @@ impl Options {
             packages: Vec::new(),
             is_client: false,
             num_runs: DEFAULT_NUM_RUNS,
-            seed: None,
             modes: Vec::new(),
-            part: (1, 1),
-            resumes: false,
         };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
@@ -45,10 +38,12 @@ impl Options {
                 "-k" => options.pattern = Some(value()?.clone()),
                 "-p" => options.packages.push(value()?.clone()),
                 "--client" => options.is_client = true,
-                "--runs" => options.num_runs = number(argument, value()?)?,
-                "--seed" => options.seed = Some(number(argument, value()?)?),
-                "--part" => options.part = part(value()?)?,
-                "--resume" => options.resumes = true,
+                "--runs" => {
+                    let value = value()?;
+                    let number = value.parse();
+                    options.num_runs = number
+                        .map_err(|_| format!("shake: --runs takes a number, not {value:?}"))?;
+                }
                 other => match Mode::ALL.into_iter().find(|mode| mode.option() == other) {
                     Some(mode) => options.modes.push(mode),
                     None => return Err(format!("shake has no option {other:?}; {USAGE}")),
@@ -63,9 +58,6 @@ impl Options {
                 "shake: --client runs tests/client, and -p those of a crate; name one".into(),
             );
         }
-        if !options.is_client && options.part != (1, 1) {
-            return Err("shake: --part needs --client".into());
-        }
         if options.modes.is_empty() {
             options.modes = Mode::ALL.to_vec();
         }
@@ -74,57 +66,10 @@ impl Options {
         }
         Ok(options)
     }
-
-    /// Returns the arguments that determine which results belong together: all but the seed and
-    /// `--resume`.
-    pub fn what(&self) -> String {
-        let mut text = String::new();
-        if self.is_client {
-            text += " --client";
-        }
-        for package in &self.packages {
-            text += &format!(" -p {package}");
-        }
-        if let Some(pattern) = &self.pattern {
-            text += &format!(" -k {}", quoted(pattern));
-        }
-        if self.part.1 > 1 {
-            text += &format!(" --part {}/{}", self.part.0, self.part.1);
-        }
-        if self.modes != Mode::ALL {
-            for mode in &self.modes {
-                text += &format!(" {}", mode.option());
-            }
-        }
-        text += &format!(" --runs {}", self.num_runs);
-        text.trim_start().to_string()
-    }
 }
 
-const USAGE: &str = "usage: cargo xtask shake [-k PATTERN] [-p CRATE]… [--client [--part I/N]] \
-                     [--runs N] [--seed N] [--plain] [--one-core] [--pauses] [--resume]";
-
-fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T, String> {
-    let number = value.parse();
-    number.map_err(|_| format!("shake: {option} takes a number, not {value:?}"))
-}
-
-fn part(value: &str) -> Result<(usize, usize), String> {
-    let parsed = value.split_once('/').and_then(|(index, num)| {
-        let part: (usize, usize) = (index.parse().ok()?, num.parse().ok()?);
-        (1..=part.1).contains(&part.0).then_some(part)
-    });
-    parsed.ok_or_else(|| format!("shake: --part takes I/N, such as 1/3, not {value:?}"))
-}
-
-/// Quotes a word for a shell.
-pub fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=+".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_string(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
-}
+const USAGE: &str = "usage: cargo xtask shake [-k PATTERN] [-p CRATE]… [--client] [--runs N] [--plain] [--one-core] \
+                     [--pauses]";
 
 #[cfg(test)]
 mod tests {
@@ -145,21 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_read_and_written() {
-        for text in [
-            "-p a -p b -k c --pauses --runs 3",
-            "--client --part 2/3 --one-core --runs 1",
-            "-k a --plain --pauses --runs 20",
-        ] {
-            let options = parse(&format!("{text} --seed 7 --resume")).unwrap();
-            assert_eq!((options.seed, options.resumes), (Some(7), true));
-            assert_eq!(options.what(), text);
-        }
-        let words = ["-k", "a b's"].map(str::to_owned);
-        assert_eq!(
-            Options::parse(&words).unwrap().what(),
-            r"-k 'a b'\''s' --runs 20"
-        );
+    fn arguments_are_read() {
+        let options = parse("-p a -p b -k c --pauses --runs 3").unwrap();
+        assert_eq!(options.packages, ["a", "b"]);
+        assert_eq!(options.pattern.as_deref(), Some("c"));
+        assert_eq!((options.num_runs, options.modes), (3, vec![Mode::Pauses]));
+        assert!(parse("--client").unwrap().is_client);
     }
 
     #[test]
@@ -170,11 +106,6 @@ mod tests {
             "-k",
             "--runs x",
             "--runs 0",
-            "--seed -1",
-            "--part 1/2",
-            "--client --part 3/2",
-            "--client --part 0/2",
-            "--client --part 2",
             "--client -p a",
         ] {
             assert!(parse(text).is_err(), "{text}");

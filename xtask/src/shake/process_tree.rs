@@ -4,7 +4,30 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use super::signal::Signal;
+// Linux's numbers on all its supported architectures, and macOS's where they differ.
+const KILL: i32 = 9;
+const CONTINUE: i32 = if cfg!(target_os = "linux") { 18 } else { 19 };
+const STOP: i32 = if cfg!(target_os = "linux") { 19 } else { 17 };
+
+unsafe extern "C" {
+    fn kill(process_id: i32, signal: i32) -> i32;
+}
+
+/// Sends a signal to a process. It may have ended meanwhile.
+fn send(signal: i32, process_id: i32) {
+    assert!(
+        process_id > 0,
+        "0 and negative numbers are groups of processes"
+    );
+    // SAFETY: kill takes no memory.
+    unsafe { kill(process_id, signal) };
+}
+
+/// Kills a process and its descendants.
+pub fn kill_tree(root: i32) {
+    let tree = descendants(&processes(), root);
+    tree.iter().for_each(|process| send(KILL, process.id));
+}
 
 /// The time in which a signal sent just before its sender was stopped takes effect.
 const SETTLE_TIME: Duration = Duration::from_millis(2);
@@ -13,42 +36,7 @@ const SETTLE_TIME: Duration = Duration::from_millis(2);
 struct Process {
     id: i32,
     parent: i32,
-    group: i32,
     is_stopped: bool,
-    /// The time of its start, on the system's clock. Together with the id this identifies one process for good.
-    started_at: u64,
-}
-
-/// The processes of a tree seen so far. A process whose parent has ended stays known.
-pub struct SeenTree {
-    root: i32,
-    seen: Vec<Process>,
-}
-
-impl SeenTree {
-    pub fn new(root: i32) -> Self {
-        let seen = Vec::new();
-        Self { root, seen }
-    }
-
-    pub fn look(&mut self) {
-        self.seen = members(&processes(), |process| self.is_member(process));
-    }
-
-    /// Kills all processes of the tree at once.
-    pub fn kill(mut self) {
-        self.look();
-        Signal::Kill.send_to_group(self.root);
-        self.seen
-            .iter()
-            .for_each(|process| Signal::Kill.send(process.id));
-    }
-
-    fn is_member(&self, process: &Process) -> bool {
-        let is_it =
-            |other: &Process| (other.id, other.started_at) == (process.id, process.started_at);
-        process.group == self.root || self.seen.iter().any(is_it)
-    }
 }
 
 /// Processes that stay stopped until this is dropped.
@@ -61,10 +49,10 @@ impl StoppedTree {
         let mut stopped = Vec::new();
         let mut next = vec![root];
         while !next.is_empty() {
-            next.iter().for_each(|&id| Signal::Stop.send(id));
+            next.iter().for_each(|&id| send(STOP, id));
             stopped.append(&mut next);
             thread::sleep(SETTLE_TIME);
-            let tree = members(&processes(), |process| process.group == root);
+            let tree = descendants(&processes(), root);
             next = next_to_stop(&tree, &stopped);
         }
         Self(stopped)
@@ -73,10 +61,7 @@ impl StoppedTree {
 
 impl Drop for StoppedTree {
     fn drop(&mut self) {
-        self.0
-            .iter()
-            .rev()
-            .for_each(|&id| Signal::Continue.send(id));
+        self.0.iter().rev().for_each(|&id| send(CONTINUE, id));
     }
 }
 
@@ -94,13 +79,13 @@ fn next_to_stop(tree: &[Process], stopped: &[i32]) -> Vec<i32> {
     next.map(|process| process.id).collect()
 }
 
-/// Returns the processes for which `is_first` holds, and their descendants in any group.
-fn members(processes: &[Process], is_first: impl Fn(&Process) -> bool) -> Vec<Process> {
+/// Returns a process and its descendants.
+fn descendants(processes: &[Process], root: i32) -> Vec<Process> {
     let mut tree: Vec<Process> = Vec::new();
     let mut left = processes.to_vec();
     loop {
         let is_member = |process: &Process| {
-            is_first(process) || tree.iter().any(|parent| parent.id == process.parent)
+            process.id == root || tree.iter().any(|parent| parent.id == process.parent)
         };
         let (members, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_member);
         left = others;
@@ -128,25 +113,17 @@ fn process(id: i32, stat: &str) -> Option<Process> {
     // The name in parentheses, before these fields, may contain any character.
     let (_, fields) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = fields.split(' ').collect();
-    let number = |index: usize| fields.get(index)?.parse().ok();
     let state = *fields.first()?;
     let process = Process {
         id,
-        parent: number(1)?,
-        group: number(2)?,
+        parent: fields.get(1)?.parse().ok()?,
         is_stopped: matches!(state, "T" | "t"),
-        // The 22nd field by the manual proc(5), which counts from the id on.
-        started_at: fields.get(19)?.parse().ok()?,
     };
     (!matches!(state, "Z" | "X")).then_some(process)
 }
 
 #[cfg(test)]
 pub mod tests {
-    use std::io::Read;
-    use std::os::unix::process::CommandExt;
-    use std::process::{Command, Stdio};
-
     use super::*;
 
     /// Waits until a process has ended, whether or not its parent has reaped it.
@@ -156,93 +133,39 @@ pub mod tests {
         }
     }
 
-    fn of(id: i32, parent: i32, group: i32) -> Process {
-        let (is_stopped, started_at) = (false, 100 + id as u64);
+    fn of(id: i32, parent: i32) -> Process {
+        let is_stopped = false;
         Process {
             id,
             parent,
-            group,
             is_stopped,
-            started_at,
         }
-    }
-
-    fn ids(processes: &[Process]) -> Vec<i32> {
-        let mut ids: Vec<i32> = processes.iter().map(|process| process.id).collect();
-        ids.sort();
-        ids
     }
 
     #[test]
     fn a_process_is_read_whatever_its_name() {
-        let rest = "3 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 107 4096";
-        assert_eq!(process(7, &format!("7 (a) b) S {rest}")), Some(of(7, 3, 5)));
-        assert!(process(7, &format!("7 (a) T {rest}")).unwrap().is_stopped);
-        assert_eq!(process(7, &format!("7 (a) Z {rest}")), None);
-        assert_eq!(process(7, "7 (a) S 3 5"), None);
+        assert_eq!(process(7, "7 (a) b) S 3 5 5"), Some(of(7, 3)));
+        assert!(process(7, "7 (a) T 3 5 5").unwrap().is_stopped);
+        assert_eq!(process(7, "7 (a) Z 3 5 5"), None);
+        assert_eq!(process(7, "7 (a) S"), None);
         assert_eq!(process(7, "7"), None);
     }
 
     #[test]
-    fn a_tree_has_the_group_and_all_that_its_members_started() {
-        let processes = [
-            of(1, 0, 1),
-            of(12, 11, 12),
-            of(10, 2, 10),
-            of(11, 10, 10),
-            of(13, 1, 10),
-            of(14, 13, 14),
-            of(2, 1, 2),
-            of(20, 2, 20),
-        ];
-        let tree = members(&processes, |process| process.group == 10);
-        assert_eq!(ids(&tree), [10, 11, 12, 13, 14]);
-    }
-
-    #[test]
-    fn a_process_that_was_seen_stays_a_member_and_its_number_does_not() {
-        let mut tree = SeenTree::new(10);
-        tree.seen = vec![of(10, 2, 10), of(11, 10, 11)];
-        let mut orphan = of(11, 1, 11);
-        assert!(tree.is_member(&orphan));
-        orphan.started_at += 1;
-        assert!(!tree.is_member(&orphan));
+    fn a_tree_has_all_that_its_members_started() {
+        let processes = [of(1, 0), of(12, 11), of(10, 2), of(11, 10), of(2, 1)];
+        let tree = descendants(&processes, 10);
+        let ids: Vec<i32> = tree.iter().map(|process| process.id).collect();
+        assert_eq!(ids, [10, 11, 12]);
     }
 
     #[test]
     fn a_process_stops_before_those_that_it_started_and_held_ones_stay() {
-        let mut tree = [
-            of(10, 2, 10),
-            of(11, 10, 10),
-            of(12, 11, 10),
-            of(13, 1, 10),
-            of(14, 10, 10),
-        ];
+        let mut tree = [of(10, 2), of(11, 10), of(12, 11), of(13, 1), of(14, 10)];
         tree[4].is_stopped = true;
         assert_eq!(next_to_stop(&tree, &[]), [10, 13]);
         assert_eq!(next_to_stop(&tree, &[10]), [11, 13]);
         assert_eq!(next_to_stop(&tree, &[10, 11, 13]), [12]);
         assert!(next_to_stop(&tree, &[10, 11, 12, 13]).is_empty());
-    }
-
-    #[test]
-    fn what_a_process_started_ends_although_the_process_has_ended_before() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "setsid sleep 1000 >&- & echo $!; exec >&-; read line"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut root = command.process_group(0).spawn().unwrap();
-        let mut text = String::new();
-        root.stdout
-            .take()
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
-        let started: i32 = text.trim().parse().unwrap();
-        let mut tree = SeenTree::new(root.id() as i32);
-        tree.look();
-        root.kill().unwrap();
-        root.wait().unwrap();
-        tree.kill();
-        wait_until_gone(started);
     }
 }

@@ -29,8 +29,8 @@ enum Runner {
 }
 
 impl Unit {
-    /// A command that runs the unit's tests once. The seed decides the order of a binary's tests.
-    pub fn command(&self, seed: u64, num_threads: usize) -> Command {
+    /// A command that runs the unit's tests once. Each run has another order of a binary's tests.
+    pub fn command(&self, run: usize, num_threads: usize) -> Command {
         match &self.runner {
             Runner::Binary(binary) => {
                 let mut command = binary.command();
@@ -39,7 +39,7 @@ impl Unit {
                 command.env("RUSTC_BOOTSTRAP", "1");
                 command
                     .args(["-Z", "unstable-options", "--shuffle-seed"])
-                    .arg(seed.to_string());
+                    .arg(run.to_string());
                 // On one core the number of concurrent tests is the same.
                 command.env("RUST_TEST_THREADS", num_threads.to_string());
                 command
@@ -130,19 +130,14 @@ fn files(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String
         let file = test.split("::").next().unwrap_or_default().to_string();
         files.entry(file).or_default().push(test);
     }
-    let (part, num_parts) = options.part;
-    let of_part = files
-        .into_iter()
-        .enumerate()
-        .filter(|(index, _)| index % num_parts + 1 == part);
-    let unit = |(_, (file, tests)): (usize, (String, Vec<String>))| Unit {
+    let unit = |(file, tests): (String, Vec<String>)| Unit {
         runner: Runner::Pytest(pytest(&format!("{CLIENT_FOLDER}{file}"))),
         harness: Harness::Pytest,
         name: file,
         tests,
         pattern: options.pattern.clone(),
     };
-    Ok(of_part.map(unit).collect())
+    Ok(files.into_iter().map(unit).collect())
 }
 
 /// Returns the output of a command that lists tests. Pytest fails if there are none.

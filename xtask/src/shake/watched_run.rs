@@ -1,116 +1,81 @@
 //! Runs a command under the stress of `shake`.
 
 use std::fs::{self, File};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::process_tree::{SeenTree, StoppedTree};
-use super::random::Random;
-use super::signal::{self, Signal};
+use super::process_tree::{StoppedTree, kill_tree};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The time between two scans for processes.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(300);
 /// The longest time between two pauses; the shortest is near zero.
-const MAX_RUNNING: Duration = Duration::from_millis(1500);
+const MAX_RUNNING_MS: u64 = 1500;
+/// A step through the times between pauses, in which all of them come up.
+const RUNNING_STEP_MS: u64 = 377;
 /// A command without output for this long hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
-/// The time for interrupted tests to end their servers.
-const GRACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub enum End {
     Exited(ExitStatus),
     /// It wrote nothing for 20 minutes, and was killed.
     Hung,
-    /// The user asked this process to end.
-    Interrupted,
 }
 
-/// Runs a command with its output in a file until it ends, and leaves no process behind. With random numbers, it pauses
-/// at random times.
-pub fn run(command: &mut Command, output: &Path, pauses: Option<Random>) -> Result<End, String> {
-    run_for(command, output, pauses, HANGS_AFTER)
+/// Runs a command with its output in a file until it ends, with pauses if asked for.
+pub fn run(command: &mut Command, output: &Path, has_pauses: bool) -> Result<End, String> {
+    run_for(command, output, has_pauses, HANGS_AFTER)
 }
 
 fn run_for(
     command: &mut Command,
     output: &Path,
-    mut pauses: Option<Random>,
+    has_pauses: bool,
     hangs_after: Duration,
 ) -> Result<End, String> {
     let at = |error| format!("{}: {error}", output.display());
     let file = File::create(output).map_err(at)?;
     command.stdin(Stdio::null());
     command.stdout(file.try_clone().map_err(at)?).stderr(file);
-    // A separate group gets no Ctrl-C from the terminal: this process decides how it ends.
-    let child = command.process_group(0).spawn();
+    let child = command.spawn();
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = child.map_err(|error| format!("{program} did not start: {error}"))?;
-    let id = i32::try_from(child.id()).expect("the system's ids of processes have 31 bits");
-    signal::set_group(id);
-    let mut tree = SeenTree::new(id);
-    let end = watch(&mut child, id, &mut tree, output, &mut pauses, hangs_after);
-    tree.kill();
+    let end = watch(&mut child, output, has_pauses, hangs_after);
     let _ = child.wait();
-    signal::set_group(0);
     end.map_err(|error| format!("{program}: {error}"))
 }
 
 fn watch(
     child: &mut Child,
-    id: i32,
-    tree: &mut SeenTree,
     output: &Path,
-    pauses: &mut Option<Random>,
+    has_pauses: bool,
     hangs_after: Duration,
 ) -> std::io::Result<End> {
-    let mut next_pause = |from: Instant| {
-        let random = pauses.as_mut()?;
-        Some(from + Duration::from_millis(random.below(MAX_RUNNING.as_millis() as u64)))
-    };
-    let mut pause_at = next_pause(Instant::now());
+    let id = i32::try_from(child.id()).expect("the system's ids of processes have 31 bits");
+    let mut running_ms = RUNNING_STEP_MS;
     let (mut num_bytes, mut written_at) = (0, Instant::now());
-    let mut look_at = Instant::now();
+    let mut continued_at = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(End::Exited(status));
-        }
-        if signal::is_asked_to_end() {
-            tree.look();
-            interrupt(child, id);
-            return Ok(End::Interrupted);
         }
         let written = fs::metadata(output).map_or(0, |metadata| metadata.len());
         if written != num_bytes {
             (num_bytes, written_at) = (written, Instant::now());
         }
         if written_at.elapsed() > hangs_after {
+            kill_tree(id);
             return Ok(End::Hung);
         }
-        if Instant::now() >= look_at {
-            tree.look();
-            look_at = Instant::now() + LOOK_INTERVAL;
-        }
-        if pause_at.is_some_and(|at| Instant::now() >= at) {
+        if has_pauses && continued_at.elapsed() > Duration::from_millis(running_ms) {
             let stopped = StoppedTree::stop(id);
             thread::sleep(PAUSE);
             drop(stopped);
-            pause_at = next_pause(Instant::now());
+            continued_at = Instant::now();
+            running_ms = (running_ms + RUNNING_STEP_MS) % MAX_RUNNING_MS;
         }
-        thread::sleep(POLL_INTERVAL);
-    }
-}
-
-/// Lets tests end their children, as Ctrl-C in a terminal would.
-fn interrupt(child: &mut Child, id: i32) {
-    Signal::Interrupt.send_to_group(id);
-    let asked_at = Instant::now();
-    while asked_at.elapsed() < GRACE && matches!(child.try_wait(), Ok(None)) {
         thread::sleep(POLL_INTERVAL);
     }
 }
@@ -133,11 +98,11 @@ mod tests {
     #[test]
     fn the_status_and_the_output_are_kept() {
         let path = output("status");
-        let end = run(&mut shell("echo a; echo b >&2; exit 3"), &path, None);
+        let end = run(&mut shell("echo a; echo b >&2; exit 3"), &path, false);
         assert!(matches!(end, Ok(End::Exited(status)) if status.code() == Some(3)));
         assert_eq!(fs::read_to_string(&path).unwrap(), "a\nb\n");
         fs::remove_file(path).unwrap();
-        let none = run(&mut Command::new("/no/program"), &output("none"), None);
+        let none = run(&mut Command::new("/no/program"), &output("none"), false);
         assert!(none.unwrap_err().contains("/no/program did not start"));
         let _ = fs::remove_file(output("none"));
     }
@@ -149,7 +114,7 @@ mod tests {
         let script = "setsid sleep 1000 & echo $!; sleep 1000";
         let mut hangs_after = Duration::from_millis(200);
         let id = loop {
-            let end = run_for(&mut shell(script), &path, None, hangs_after);
+            let end = run_for(&mut shell(script), &path, false, hangs_after);
             assert!(matches!(end, Ok(End::Hung)), "{end:?}");
             // A shell may take longer than that to start.
             match fs::read_to_string(&path).unwrap().trim().parse::<i32>() {
@@ -168,7 +133,7 @@ mod tests {
         let script = "sh -c 'kill -STOP $$; echo wrong' & \
                       for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.2; done; kill -KILL $!";
         let mut command = shell(script);
-        let end = run(&mut command, &path, Some(Random::new(1, &[])));
+        let end = run(&mut command, &path, true);
         assert!(
             matches!(end, Ok(End::Exited(status)) if status.success()),
             "{end:?}"
