@@ -1,12 +1,13 @@
 //! The supported families of models. Each has one file, which maps its configuration to a `DecoderSpec` and lists the
 //! names of its tensors; no other code knows a family by name.
 
-mod base;
+pub(crate) mod base;
 mod bert;
 mod cohere;
 mod ernie4_5;
 mod exaone4;
-mod field;
+mod family;
+pub(crate) mod field;
 mod gemma;
 mod gemma4;
 mod glm;
@@ -25,7 +26,6 @@ mod modernbert;
 mod nomic_bert;
 mod olmo2;
 mod olmo3;
-mod outline;
 mod phi3;
 mod qwen2;
 mod qwen2_moe;
@@ -36,22 +36,22 @@ mod qwen3_next;
 mod rotary;
 mod seed_oss;
 mod smollm3;
+pub(crate) mod tensor_part;
 
 pub use self::base::shortest;
+pub(crate) use self::family::{Family, claims_all};
 pub use self::field::{Fields, FileFields, FolderFields};
 pub use self::layout::{HeadPart, Layout, Stored};
-pub use self::outline::{Outline, OutlineSizes};
 
 use std::fmt;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use strsim::levenshtein;
 
-use crate::tensor_part;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 45] = [
+pub(crate) const FAMILIES: [&Family; 45] = [
     &bert::BERT,
     &bert::ROBERTA,
     &bert::XLM_ROBERTA,
@@ -99,25 +99,6 @@ const FAMILIES: [&Family; 45] = [
     &seed_oss::SEED_OSS,
     &smollm3::SMOLLM3,
 ];
-
-/// The definition of a family of models.
-pub struct Family {
-    /// The name of its class, in `architectures` of config.json.
-    pub architecture: &'static str,
-    /// The name of its class without a head, which embedding models use there.
-    pub decoder: &'static str,
-    /// `model_type` in config.json.
-    pub model_type: &'static str,
-    /// `general.architecture` in GGUF files.
-    pub gguf: &'static str,
-    /// Whether a GGUF file with that name is of this family: families share some names.
-    pub claims: fn(&FileFields<'_>) -> Result<bool, CheckpointError>,
-    pub spec: fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>,
-    pub folder: Layout,
-    pub file: Layout,
-    /// The fields of config.json that describe a shape; `Err` names the parts that they cannot express.
-    pub config: fn(&DecoderSpec) -> Result<Map<String, Value>, String>,
-}
 
 /// The family of a model.
 #[derive(Clone, Copy)]
@@ -218,11 +199,6 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// A family whose name in GGUF files is its own.
-fn claims_all(_: &FileFields<'_>) -> Result<bool, CheckpointError> {
-    Ok(true)
-}
-
 fn folder_names() -> [&'static str; FAMILIES.len()] {
     FAMILIES.map(|family| family.architecture)
 }
@@ -249,7 +225,7 @@ fn supported<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
 
 /// The name that is closest to an unknown one, the first of several; `None` if all differ in more than half of their
 /// characters, because these would be close by chance.
-fn closest<'a>(names: &[&'a str], unknown: &str) -> Option<&'a str> {
+pub(crate) fn closest<'a>(names: &[&'a str], unknown: &str) -> Option<&'a str> {
     // A file may contain a name of any length; no close name is longer than this.
     let unknown: String = stem(unknown).chars().take(100).collect();
     let unknown = unknown.to_lowercase();

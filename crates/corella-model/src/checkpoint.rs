@@ -3,33 +3,39 @@
 //! Each becomes the same configuration, tokenizer files and tensors: the family's file in `arch` makes a
 //! [`DecoderSpec`](crate::DecoderSpec), and the table in `layer_tensor` names the tensors.
 
+pub(crate) mod adapter;
+pub(crate) mod checkpoint_writer;
+pub(crate) mod class_head;
 mod draft_head;
+pub(crate) mod folder_config;
+pub(crate) mod gguf_config;
 mod head;
+pub(crate) mod model_config;
+pub(crate) mod outline;
+pub(crate) mod packed_matrix;
+pub(crate) mod sentence_config;
 mod source;
+pub(crate) mod vector_head;
+pub(crate) mod weight_loader;
 
 use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::decoder_weights::{self, FileTensor, TensorSource};
-use crate::gguf;
-use crate::safetensors_file::SafetensorsFile;
+use crate::file::file_tensor::{FileTensor, TensorSource};
+use crate::file::safetensors_file::SafetensorsFile;
 use crate::{CheckpointError, DecoderWeights, ModelConfig};
 
 pub(crate) use self::source::Source;
 use self::source::TensorFiles;
 pub use self::source::TensorTotals;
+use crate::json::file_name::{CONFIG, GENERATION_CONFIG};
 
 /// A model's files, and the configuration read from them.
 pub struct Checkpoint {
     source: Source,
     config: ModelConfig,
 }
-
-pub(crate) const CONFIG: &str = "config.json";
-pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
-pub(crate) const SINGLE: &str = "model.safetensors";
-pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 impl Checkpoint {
     /// Reads the configuration of a folder or a GGUF file. Only `weights` reads weights.
@@ -44,7 +50,7 @@ impl Checkpoint {
 
     pub(crate) fn from_source(source: Source) -> Result<Self, CheckpointError> {
         if let Source::Gguf(file) = &source {
-            let config = gguf::model_config(file)?;
+            let config = gguf_config::model_config(file)?;
             return Ok(Self { source, config });
         }
         let config = source.config()?;
@@ -108,10 +114,10 @@ impl Checkpoint {
         let family = self.config.architecture.family();
         match self.source.tensors()? {
             TensorFiles::Safetensors { files, label } => {
-                decoder_weights::load(&self.config, &files, &family.folder, &label)
+                weight_loader::load(&self.config, &files, &family.folder, &label)
             }
             TensorFiles::Gguf(file) => {
-                decoder_weights::load(&self.config, &[file], &family.file, file.label())
+                weight_loader::load(&self.config, &[file], &family.file, file.label())
             }
         }
     }

@@ -1,5 +1,11 @@
 //! The contract of an executor.
 
+pub(crate) mod cost_model;
+pub(crate) mod device_error;
+pub(crate) mod device_memory;
+pub(crate) mod executor_factory;
+pub(crate) mod model_fingerprint;
+
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 

@@ -1,185 +1,24 @@
 //! Named, typed views of a checkpoint's bytes. They are not copied until an executor packs them.
 
+pub(crate) mod block_tensor;
+pub(crate) mod converted_tensor;
+pub(crate) mod file_bytes;
+pub(crate) mod packed_tensor;
+pub(crate) mod storage;
+pub(crate) mod transposed_tensor;
+
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use crate::block_tensor::BlockTensor;
-use crate::converted_tensor::ConvertedTensor;
-use crate::packed_tensor::PackedTensor;
-use crate::transposed_tensor::TransposedTensor;
-use crate::{EncoderWeights, GroupFormat, GroupedRow, LayerWeights};
-
-/// A floating-point type of weights or activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DType {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl DType {
-    /// The size of an element, in bytes.
-    pub fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-
-    /// The name in options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
-}
-
-/// The format in which an executor stores keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvFormat {
-    Float(DType),
-    /// 8-bit integers with one scale per token, KV head and side (key or value): the largest
-    /// magnitude becomes 127.
-    Int8,
-}
-
-impl KvFormat {
-    /// The size of an element, in bytes.
-    pub fn size(self) -> usize {
-        match self {
-            Self::Float(dtype) => dtype.size(),
-            Self::Int8 => 1,
-        }
-    }
-
-    /// The name in options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Float(dtype) => dtype.name(),
-            Self::Int8 => "int8",
-        }
-    }
-
-    /// The size of a key or a value of `head_dim` elements with its scale, in bytes.
-    pub fn row_bytes(self, head_dim: usize) -> usize {
-        let scale = match self {
-            Self::Float(_) => 0,
-            Self::Int8 => size_of::<f32>(),
-        };
-        head_dim * self.size() + scale
-    }
-}
-
-impl From<DType> for KvFormat {
-    fn from(dtype: DType) -> Self {
-        Self::Float(dtype)
-    }
-}
-
-/// The format in which an executor stores the weights of matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightFormat {
-    Float(DType),
-    /// 8-bit integers with per-channel scales. Activations are rounded to 8 bits as well, with a
-    /// scale per row.
-    Int8,
-    /// 8-bit integers with one scale per `group_len` weights of an output channel.
-    Int8Grouped {
-        group_len: usize,
-    },
-    /// 4-bit integers with one scale per `group_len` weights of an output channel. Activations are
-    /// rounded as for `Int8`.
-    Int4 {
-        group_len: usize,
-    },
-}
-
-impl WeightFormat {
-    /// Whether matrix products multiply integers.
-    pub fn has_integers(self) -> bool {
-        !matches!(self, Self::Float(_))
-    }
-
-    /// The name in options, without the length of groups.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Float(dtype) => dtype.name(),
-            Self::Int8 => "int8",
-            Self::Int8Grouped { .. } => "int8-grouped",
-            Self::Int4 { .. } => "int4",
-        }
-    }
-
-    /// The size of weights with the scales of their groups, in bytes. Per-channel scales are too
-    /// few to count.
-    pub fn num_bytes(self, num_weights: usize) -> usize {
-        match self {
-            Self::Float(dtype) => num_weights * dtype.size(),
-            Self::Int8 => num_weights,
-            Self::Int8Grouped { group_len } => num_weights + num_weights / group_len * 2,
-            Self::Int4 { group_len } => num_weights / 2 + num_weights / group_len * 2,
-        }
-    }
-}
-
-impl WeightFormat {
-    /// The default for 4 bits. Smaller groups cost memory, larger ones quality.
-    pub const INT4: Self = Self::Int4 { group_len: 128 };
-    /// The default for 8 bits with group-wise scales.
-    pub const INT8_GROUPED: Self = Self::Int8Grouped { group_len: 128 };
-}
-
-/// The place of a tensor's bytes.
-pub enum Storage {
-    Mapped(memmap2::Mmap),
-    Static(&'static [u8]),
-    Owned(Vec<u8>),
-    /// The values of a block-quantised tensor, dequantised on demand.
-    Blocks(BlockTensor),
-    /// The values of a tensor of integers and scales, dequantised on demand.
-    Packed(Box<PackedTensor>),
-    /// The values of a matrix that is stored column by column.
-    Transposed(TransposedTensor),
-    /// The values of a vector that is stored in another form.
-    Converted(Box<ConvertedTensor>),
-}
-
-impl Storage {
-    /// All bytes. Bytes of quantised tensors are computed on first use and then kept.
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Mapped(map) => map,
-            Self::Static(bytes) => bytes,
-            Self::Owned(bytes) => bytes,
-            Self::Blocks(blocks) => blocks.values(),
-            Self::Packed(packed) => packed.values(),
-            Self::Transposed(transposed) => transposed.values(),
-            Self::Converted(converted) => converted.values(),
-        }
-    }
-
-    /// Releases the memory of mapped bytes, which are read from the file again when needed.
-    pub fn release(&self, range: Range<usize>) {
-        match self {
-            #[cfg(unix)]
-            Self::Mapped(map) => {
-                let advice = memmap2::UncheckedAdvice::DontNeed;
-                // SAFETY: the map is shared and read only, so a released page is read again from
-                // the file with the same bytes. A failure leaves the map unchanged.
-                let _ = unsafe { map.unchecked_advise_range(advice, range.start, range.len()) };
-            }
-            Self::Blocks(blocks) => blocks.release(),
-            Self::Packed(packed) => packed.release(),
-            Self::Transposed(transposed) => transposed.release(),
-            _ => {}
-        }
-    }
-}
+use self::block_tensor::{BlockTensor, RowOrder};
+use self::converted_tensor::ConvertedTensor;
+use self::packed_tensor::{PackedParts, PackedTensor};
+use self::storage::Storage;
+use self::transposed_tensor::TransposedTensor;
+use crate::{BlockFormat, DType, GroupFormat, GroupedRow};
 
 /// A dense row-major tensor, whose bytes may be unaligned.
 #[derive(Clone)]
@@ -191,6 +30,79 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// Makes a tensor of `range` of `file`, which holds whole rows of whole blocks, including the rows between the
+    /// tensor's. A vector has rows of one element.
+    pub fn of_blocks(
+        file: &Arc<Storage>,
+        range: Range<usize>,
+        format: BlockFormat,
+        row_order: RowOrder,
+        shape: Vec<usize>,
+    ) -> Self {
+        Self::of_ordered_blocks(file, range, format, [row_order, RowOrder::AsStored], shape)
+    }
+
+    /// Makes a tensor with reordered columns. If the order splits groups of a format with scales, the tensor has no
+    /// `group_format`.
+    pub(crate) fn of_ordered_blocks(
+        file: &Arc<Storage>,
+        range: Range<usize>,
+        format: BlockFormat,
+        orders: [RowOrder; 2],
+        shape: Vec<usize>,
+    ) -> Self {
+        let plain = format.float_type();
+        if let Some(dtype) = plain.filter(|_| orders == [RowOrder::AsStored; 2]) {
+            return Self {
+                storage: file.clone(),
+                range,
+                dtype,
+                shape,
+            };
+        }
+        let dtype = plain.unwrap_or(DType::Bf16);
+        let size = [shape[0], shape[1..].iter().product()];
+        let blocks = BlockTensor::new(file.clone(), range, format, orders, size, dtype);
+        Self {
+            range: 0..shape[0] * blocks.row_bytes(),
+            storage: Arc::new(Storage::Blocks(blocks)),
+            dtype,
+            shape,
+        }
+    }
+
+    /// Makes a matrix of integers and scales.
+    pub fn of_integers(parts: PackedParts) -> Self {
+        let shape = vec![parts.view.num_rows, parts.shape[1]];
+        let packed = PackedTensor::new(parts);
+        Self {
+            range: 0..shape[0] * packed.row_bytes(),
+            storage: Arc::new(Storage::Packed(Box::new(packed))),
+            dtype: DType::Bf16,
+            shape,
+        }
+    }
+
+    /// Makes the tensor of `outputs` of a matrix with the shape `[num_inputs, num_stored]`, or of the outputs in
+    /// `order`.
+    pub(crate) fn of_columns(
+        file: Arc<Storage>,
+        range: Range<usize>,
+        dtype: DType,
+        size: [usize; 2],
+        outputs: Range<usize>,
+        order: RowOrder,
+    ) -> Self {
+        let transposed = TransposedTensor::new(file, range, dtype, size, outputs, order);
+        let shape = vec![transposed.num_outputs(), size[0]];
+        Self {
+            range: 0..shape[0] * transposed.row_bytes(),
+            storage: Arc::new(Storage::Transposed(transposed)),
+            dtype,
+            shape,
+        }
+    }
+
     /// The tensor's `num_bytes` bytes, little-endian. For quantised tensors `row` is cheaper.
     pub fn bytes(&self) -> &[u8] {
         &self.storage.bytes()[self.range.clone()]
@@ -330,50 +242,4 @@ impl Tensor {
     pub fn release(&self) {
         self.storage.release(self.range.clone());
     }
-}
-
-/// The sources of the layers' own inputs. A row has the inputs of all layers, one after the other.
-#[derive(Clone)]
-pub struct PerLayerWeights {
-    /// The looked-up half, `[token][layer][element]`.
-    pub table: Tensor,
-    /// The projection of embeddings.
-    pub projection: Tensor,
-    /// The norm of the projected half, which all layers share.
-    pub norm: Tensor,
-}
-
-/// The weights of a draft head. It shares the model's embedding and output head.
-#[derive(Clone)]
-pub struct DraftHeadWeights {
-    /// The norm of a token's embedding.
-    pub embedding_norm: Tensor,
-    /// The norm of the previous token's hidden state, which already has the model's final norm.
-    pub hidden_norm: Tensor,
-    /// The projection of both to the input, `[hidden_size, 2 * hidden_size]`, embedding first.
-    pub join: Tensor,
-    pub layer: LayerWeights,
-    /// The norm before the output head.
-    pub norm: Tensor,
-}
-
-/// A decoder's weights under this project's own names. Matrices are `[out, in]`.
-#[derive(Clone)]
-pub struct DecoderWeights {
-    pub embed: Tensor,
-    /// The table of learned positions.
-    pub positions: Option<Tensor>,
-    pub layers: Vec<LayerWeights>,
-    pub norm: Tensor,
-    pub norm_bias: Option<Tensor>,
-    /// The output head; `None` if it is tied to the embedding.
-    pub lm_head: Option<Tensor>,
-    /// The weights of encoders only; empty for a decoder.
-    pub encoder: EncoderWeights,
-    /// The sources of the layers' own inputs, if any.
-    pub per_layer: Option<PerLayerWeights>,
-    /// The draft head, if requested.
-    pub draft_head: Option<DraftHeadWeights>,
-    /// The names of tensors of other parts of the model, such as vision.
-    pub left_out: Vec<String>,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use corella_model::{
-    DType, PackedLayout, PackedParts, PackedTensor, RowView, Scheme, Storage, StoredTensor, Tensor,
+    DType, PackedLayout, PackedParts, RowView, Scheme, Storage, StoredTensor, Tensor,
 };
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -122,7 +122,7 @@ impl QuantizedMatrix {
                 shape,
             }
         };
-        PackedTensor::tensor(PackedParts {
+        Tensor::of_integers(PackedParts {
             layout: match self.scheme.is_packed {
                 true => PackedLayout::Rows,
                 false => PackedLayout::Bytes,

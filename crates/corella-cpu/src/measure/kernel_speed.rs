@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use corella_core::PageId;
 use corella_model::{
-    AttentionSpec, BlockFormat, BlockTensor, DType, DeviceError, KvFormat, KvLayer, PageTable,
-    RotarySpec, RowOrder, Storage, StoredMatrices, StoredMatrix, Tensor, WeightFormat,
+    AttentionSpec, BlockFormat, DType, DeviceError, KvFormat, KvLayer, PageTable, RotarySpec,
+    RowOrder, Storage, StoredMatrices, StoredMatrix, Tensor, WeightFormat,
 };
 
 use crate::attention::{
@@ -133,7 +133,7 @@ impl Bench {
         let range = 0..bytes.len();
         let storage = Arc::new(Storage::Owned(bytes));
         let shape = vec![NUM_LANES, K];
-        let tensor = BlockTensor::tensor(&storage, range, block, RowOrder::AsStored, shape);
+        let tensor = Tensor::of_blocks(&storage, range, block, RowOrder::AsStored, shape);
         let stored = StoredMatrix::from(&tensor);
         let model = StoredMatrices {
             layers: vec![stored],

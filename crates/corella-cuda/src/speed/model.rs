@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use corella_model::{
-    Activation, AttentionSpec, BlockFormat, BlockTensor, BranchNorms, DecoderSpec, DecoderWeights,
-    FeedForward, LayerSpec, LayerWeights, MlpSpec, NormKind, NormSpec, QkNorm, RotaryScaling,
-    RotarySpec, RowOrder, Storage, Tensor,
+    Activation, AttentionSpec, BlockFormat, BranchNorms, DecoderSpec, DecoderWeights, FeedForward,
+    LayerSpec, LayerWeights, MlpSpec, NormKind, NormSpec, QkNorm, RotaryScaling, RotarySpec,
+    RowOrder, Storage, Tensor,
 };
 
 use super::random_bytes;
@@ -103,7 +103,7 @@ pub fn random_weights(spec: &DecoderSpec) -> DecoderWeights {
     let tensor = |shape: Vec<usize>| -> Tensor {
         let len: usize = shape.iter().product();
         let format = BlockFormat::Bf16;
-        BlockTensor::tensor(&storage, 0..2 * len, format, RowOrder::AsStored, shape)
+        Tensor::of_blocks(&storage, 0..2 * len, format, RowOrder::AsStored, shape)
     };
     let layers = shapes.iter().map(|tensors| {
         let mut weights = LayerWeights::default();

@@ -9,8 +9,9 @@ use corella_model::{
     LayerTensor, PageForm,
 };
 
+use crate::config::CudaConfig;
 use crate::device::{Element, SharedDevice};
-use crate::executor::{CudaConfig, CudaExecutor, activation_bytes};
+use crate::executor::{CudaExecutor, activation_bytes};
 
 use super::{median, random_bytes, random_weights};
 

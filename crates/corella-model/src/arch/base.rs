@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::field::{Field, Fields, FileFields, FolderFields, Source};
 use super::rotary;
-use crate::json_object::JsonObject;
+use crate::json::json_object::JsonObject;
 use crate::{
     Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, ExpertScoring,
     ExpertSpec, FeedForward, LayerSpec, MlpSpec, NormSpec, RotarySpec, SharedExpert,

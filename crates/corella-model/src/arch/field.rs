@@ -1,8 +1,8 @@
 //! The fields that describe a model, in config.json or in the metadata of a GGUF file.
 
 use crate::CheckpointError;
-use crate::gguf::{GgufFile, Metadata};
-use crate::json_object::JsonObject;
+use crate::file::gguf::{GgufFile, Metadata};
+use crate::json::json_object::JsonObject;
 
 /// A field with its name in both formats. The name is empty for a format without the field.
 #[derive(Clone, Copy)]

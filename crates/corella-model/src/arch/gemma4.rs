@@ -6,7 +6,7 @@ use super::base::{self, Base};
 use super::field::{Field, Fields, Source};
 use super::layout::fused_expert;
 use super::{Family, Layout, Stored, gemma, rotary};
-use crate::json_object::JsonObject;
+use crate::json::json_object::JsonObject;
 use crate::{
     AttentionSpec, CheckpointError, DecoderSpec, ExpertSpec, FeedForward, LayerTensor, Mlp,
     MlpSpec, PerLayerSpec, QkNorm, RotaryScaling, RotarySpec, SharedExpert,

@@ -5,7 +5,7 @@ use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};
 use super::layout::{file_name, folder_name};
 use super::{Family, Layout, Stored, mixtral};
-use crate::json_object::JsonObject;
+use crate::json::json_object::JsonObject;
 use crate::{
     Activation, CheckpointError, DecoderSpec, FeedForward, LayerTensor, Mlp, MlpSpec, RotaryScaling,
 };

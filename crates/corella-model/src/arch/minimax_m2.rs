@@ -4,7 +4,7 @@
 use super::base::{self, Base, HEAD_DIM};
 use super::field::{Field, Fields, Source};
 use super::{Family, Layout, Stored, mixtral};
-use crate::json_object::JsonObject;
+use crate::json::json_object::JsonObject;
 use crate::{CheckpointError, DecoderSpec, ExpertScoring, FeedForward, LayerTensor, QkNorm};
 
 pub const MINIMAX_M2: Family = Family {

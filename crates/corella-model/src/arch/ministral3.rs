@@ -4,7 +4,7 @@
 use super::base::{self, Base};
 use super::field::{Field, Fields, FileFields, Source};
 use super::{Family, Layout, mistral, rotary};
-use crate::json_object::JsonObject;
+use crate::json::json_object::JsonObject;
 use crate::{CheckpointError, DecoderSpec, QueryGrowth};
 
 /// The decoder alone.

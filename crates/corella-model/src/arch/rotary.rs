@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::base::shortest;
 use super::field::{Field, Fields, FileFields, Source};
-use crate::json_object::JsonObject;
+use crate::json::json_object::JsonObject;
 use crate::{CheckpointError, RotaryScaling, RotarySpec};
 
 /// The tensor of divisors for the frequency of each pair of dimensions, the form of Llama 3.1's scaling in GGUF files.

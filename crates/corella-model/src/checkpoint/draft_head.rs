@@ -1,8 +1,9 @@
 //! Detects a checkpoint's draft head and its layer.
 
-use super::{CONFIG, Source, TensorFiles};
-use crate::decoder_weights::TensorSource;
-use crate::json_object::{self, JsonObject};
+use super::{Source, TensorFiles};
+use crate::file::file_tensor::TensorSource;
+use crate::json::file_name::CONFIG;
+use crate::json::json_object::{self, JsonObject};
 use crate::{CheckpointError, LayerSpec, ModelConfig};
 
 /// The layer of the draft head. It has the shape of the model's attention layers.

@@ -1,6 +1,6 @@
 //! The output head of a folder. If files and config.json differ, the files count.
 
-use crate::decoder_weights::{FileTensor, TensorSource};
+use crate::file::file_tensor::{FileTensor, TensorSource};
 use crate::{CheckpointError, ModelConfig, RowOrder};
 
 /// Sets the head of a model to the one in its files, as Transformers 5 does: a head that config.json ties to the

@@ -7,12 +7,13 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use super::{CONFIG, INDEX, SINGLE};
-use crate::decoder_weights::TensorSource;
-use crate::gguf::{self, GgufFile};
-use crate::safetensors_file::SafetensorsFile;
-use crate::sentence_piece::{self, folder_tokenizer};
-use crate::{CheckpointError, Storage, json_object};
+use crate::file::file_tensor::TensorSource;
+use crate::file::gguf::{self, GgufFile};
+use crate::file::safetensors_file::SafetensorsFile;
+use crate::json::file_name::{CONFIG, INDEX, SINGLE};
+use crate::json::json_object;
+use crate::json::sentence_piece::{self, folder_tokenizer};
+use crate::{CheckpointError, Storage};
 
 const TOKENIZER: &str = "tokenizer.json";
 

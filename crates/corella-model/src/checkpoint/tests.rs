@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use super::source::shards;
 use super::*;
 use crate::arch::{self, Layout};
-use crate::safetensors_file::SafetensorsFile;
+use crate::file::safetensors_file::SafetensorsFile;
+use crate::json::file_name::{INDEX, SINGLE};
 use crate::{DType, LayerTensor, QkNorm, RotaryScaling, Storage};
 
 /// A temporary folder for one test.
@@ -738,7 +739,7 @@ fn random_damage_does_not_panic() {
             shards(INDEX, &index)?;
             let file = SafetensorsFile::open(SINGLE.into(), Storage::Owned(weights))?;
             let config = ModelConfig::parse((CONFIG, &configuration), None)?;
-            decoder_weights::load(&config, &[file], &Layout::FOLDER, SINGLE)
+            weight_loader::load(&config, &[file], &Layout::FOLDER, SINGLE)
         };
         num_refused += usize::from(load().is_err());
     }

@@ -7,8 +7,9 @@ use safetensors::SafeTensors;
 
 use super::*;
 use crate::BlockFormat;
-use crate::decoder_weights::{self, FileTensor};
-use crate::gguf::GgufFile;
+use crate::checkpoint::weight_loader;
+use crate::file::file_tensor::FileTensor;
+use crate::file::gguf::GgufFile;
 
 /// The shape and the bytes of a tensor of f32, by its name.
 type Stored = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
@@ -199,7 +200,7 @@ fn gate_and_up_matrices_of_a_file_may_be_stacked() {
         let stored = Storage::Owned(fs::read(&path).unwrap());
         let stacked = Stacked(GgufFile::open(name.into(), stored).unwrap());
         let layout = &config.architecture.family().file;
-        let found = decoder_weights::load(config, &[stacked], layout, name).unwrap();
+        let found = weight_loader::load(config, &[stacked], layout, name).unwrap();
         expect_same(name, &found, &file.weights().unwrap());
     }
 }
