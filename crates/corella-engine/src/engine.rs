@@ -3,38 +3,42 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corella_core::{
-    ConfigError, FinishReason, KvEvent, KvFact, LatencyObjectives, Namespace, Request, RequestId,
-    SamplingParams, Scheduler, SchedulerConfig, Speculation, StoppingCriteria, TokenId,
+    ConfigError, KvEvent, KvFact, LatencyObjectives, Namespace, Request, RequestId, SamplingParams,
+    Scheduler, SchedulerConfig, Speculation, StoppingCriteria, TokenId,
 };
 use corella_model::{Adapters, Executor, ExecutorError, KvPages};
 use crossbeam_channel::Sender;
 
 use crate::adapter::AdapterIndex;
-use crate::block_exchange::{BlockExchange, BlockFact};
-use crate::block_feed::BlockFeed;
-use crate::command::Command;
-use crate::doorbell::{CommandSender, doorbell};
-use crate::drafter::{DraftModel, Drafter};
-use crate::engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
-use crate::engine_loop::{DraftSource, EngineLoop, InFlight, Stopped, panic_message};
-use crate::engine_stats::EngineStats;
-use crate::engine_watch::{EngineWatch, watch};
-use crate::feed::{Feed, FeedReader, subscription};
-use crate::head_drafter::HeadDrafter;
+use crate::draft::drafter::{DraftModel, Drafter};
+use crate::draft::head_drafter::HeadDrafter;
+use crate::engine_loop::block_feed::BlockFeed;
+use crate::engine_loop::in_flight::InFlight;
+use crate::engine_loop::spill_thread::SpillThread;
+use crate::engine_loop::{DraftSource, EngineLoop, Stopped};
+use crate::exchange::block_exchange::BlockExchange;
+use crate::exchange::kv_exchange::{KvExchange, Receipt};
 use crate::kv_disk::{KvDisk, KvDiskConfig, Tier};
-use crate::kv_exchange::{KvExchange, Receipt};
-use crate::mask_table::MaskTable;
-use crate::spill_thread::SpillThread;
-use crate::step_log::StepLog;
-use crate::submission::Submission;
-use crate::token_stream::{StreamEvent, TokenStream, token_stream};
-use crate::watchdog::Watchdog;
+use crate::log::panic_message::panic_message;
+use crate::log::step_log::StepLog;
+use crate::mask::mask_table::MaskTable;
+use crate::request::block_fact::BlockFact;
+use crate::request::command::{Command, CommandSender};
+use crate::request::submission::Submission;
+use crate::request::token_stream::{TokenStream, token_stream};
+use crate::state::engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
+use crate::state::engine_stats::EngineStats;
+use crate::state::shared::{EngineState, Entry, Inner, Shared};
+use crate::state::stream_event::StreamEvent;
+use crate::state::watchdog::Watchdog;
+use crate::wake::doorbell::doorbell;
+use crate::wake::feed::{Feed, FeedReader, subscription};
+use crate::watch::engine_watch::{EngineWatch, watch};
 
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -71,19 +75,11 @@ impl EngineConfig {
 pub struct Engine {
     commands: CommandSender,
     shared: Arc<Shared>,
+    step_timeout: Duration,
     kv_pages: Arc<dyn KvPages>,
     adapters: Option<Arc<dyn Adapters>>,
     served_adapters: Arc<AdapterIndex>,
     kv_disk: Option<Arc<Tier>>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EngineState {
-    Ready,
-    /// Requests still finish; new ones are refused.
-    Draining,
-    /// The engine has stopped, for this reason.
-    Lost(String),
 }
 
 impl Engine {
@@ -143,19 +139,7 @@ impl Engine {
         // seen them, and must not exclude others.
         let max_live_requests = 2 * max_live_requests as usize;
 
-        let shared = Arc::new(Shared {
-            epoch: Instant::now(),
-            next_id: AtomicU64::new(0),
-            max_live_requests,
-            limits: config.scheduler,
-            step_timeout: config.step_timeout,
-            inner: Mutex::new(Inner {
-                state: EngineState::Ready,
-                stats: EngineStats::default(),
-                stopped: false,
-            }),
-            changed: Condvar::new(),
-        });
+        let shared = Arc::new(Shared::new(config.scheduler, max_live_requests));
         // Between two drains the channel may hold an add and an abort for each live request, and at most as many aborts
         // of requests that have ended since. So sending never blocks. A driver of loads that asks for more than the
         // room waits for the loop, which waits for no driver.
@@ -165,7 +149,7 @@ impl Engine {
         let (doorbell, wake_receiver) = doorbell();
         let step_returned = doorbell.clone();
         executor.set_waker(Arc::new(move || step_returned.ring()));
-        let spill_thread = match shared.limits.max_spilled_pages {
+        let spill_thread = match shared.limits().max_spilled_pages {
             0 => None,
             max_pages => {
                 let thread = SpillThread::start(kv_pages.clone(), max_pages, doorbell.clone());
@@ -175,7 +159,7 @@ impl Engine {
         let kv_disk = match &config.kv_disk {
             None => None,
             Some(disk) => {
-                check_disk_limits(&shared.limits).map_err(EngineError::Config)?;
+                check_disk_limits(shared.limits()).map_err(EngineError::Config)?;
                 let pages = kv_pages.clone();
                 let disk = KvDisk::start(disk, pages, &mut scheduler, doorbell.clone());
                 Some(disk.map_err(EngineError::Thread)?)
@@ -228,6 +212,7 @@ impl Engine {
             Ok(Ok(())) => Ok(Self {
                 commands: CommandSender::new(sender, doorbell),
                 shared,
+                step_timeout: config.step_timeout,
                 kv_pages,
                 adapters,
                 served_adapters: Arc::default(),
@@ -350,7 +335,7 @@ impl Engine {
         let id = RequestId(self.shared.take_ids(num_choices));
         let first = submission.into_request(id, self.shared.now_us());
         self.shared
-            .limits
+            .limits()
             .check_request(&first)
             .map_err(SubmitError::Refused)?;
         self.shared.count_live(num_choices, entry)?;
@@ -450,7 +435,7 @@ impl Engine {
 
     /// The configuration of the scheduler.
     pub fn limits(&self) -> &SchedulerConfig {
-        &self.shared.limits
+        self.shared.limits()
     }
 
     /// The counters as of the last step. Does not wait for the engine's thread.
@@ -474,26 +459,17 @@ impl Engine {
 
     /// Waits until every request has ended. Returns false if that takes longer than the timeout.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
-        let inner = self.shared.lock();
-        let (inner, _) = self
-            .shared
-            .changed
-            .wait_timeout_while(inner, timeout, |inner| inner.stats.num_live_requests > 0)
-            .unwrap_or_else(PoisonError::into_inner);
-        inner.stats.num_live_requests == 0
+        let is_busy = |inner: &Inner| inner.stats.num_live_requests > 0;
+        !self.shared.wait_while(timeout, is_busy)
     }
 
     /// Ends every request and stops the engine's thread. Waits for the step in flight, but not for one that hangs.
     pub fn shutdown(&self) {
         self.commands.send(Command::Stop);
-        let inner = self.shared.lock();
-        let timeout = self.shared.step_timeout;
-        let (_inner, waited) = self
+        if self
             .shared
-            .changed
-            .wait_timeout_while(inner, timeout, |inner| !inner.stopped)
-            .unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() {
+            .wait_while(self.step_timeout, |inner| !inner.stopped)
+        {
             tracing::error!("the engine's thread has not stopped: a step does not return");
         }
     }
@@ -554,114 +530,5 @@ fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorErr
     };
     shared.lock().state = EngineState::Lost(reason);
     drop(engine_loop);
-    shared.lock().stopped = true;
-    shared.changed.notify_all();
-}
-
-/// A node's commitment to a submission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
-    /// No commitment yet.
-    New,
-    /// The node took it before it drained. Limits of the queue still refuse it.
-    Taken,
-    /// An engine of this node accepted it, and it returns: neither draining nor limits of the queue refuse it.
-    Accepted,
-}
-
-/// State that callers and the loop share. It is locked once for each request and each step, not for each token.
-pub(crate) struct Shared {
-    epoch: Instant,
-    next_id: AtomicU64,
-    max_live_requests: usize,
-    limits: SchedulerConfig,
-    step_timeout: Duration,
-    inner: Mutex<Inner>,
-    changed: Condvar,
-}
-
-pub(crate) struct Inner {
-    pub(crate) state: EngineState,
-    pub(crate) stats: EngineStats,
-    /// Whether the engine's thread has ended.
-    pub(crate) stopped: bool,
-}
-
-impl Shared {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn limits(&self) -> &SchedulerConfig {
-        &self.limits
-    }
-
-    /// Time since the engine started.
-    pub(crate) fn now(&self) -> Duration {
-        self.epoch.elapsed()
-    }
-
-    pub(crate) fn now_us(&self) -> u64 {
-        self.now().as_micros() as u64
-    }
-
-    /// Declares the engine lost. A hung step keeps running unseen, so the owner of the process should end it.
-    pub(crate) fn give_up(&self, reason: String) {
-        self.lock().state = EngineState::Lost(reason);
-        self.changed.notify_all();
-    }
-
-    fn take_ids(&self, num_ids: u32) -> u64 {
-        self.next_id.fetch_add(num_ids.into(), Ordering::Relaxed)
-    }
-
-    /// Counts requests as live. The scheduler decides about the queue; this limit is higher than any queue that
-    /// it allows, and only bounds the command channel. The limit of sessions bounds accepted requests.
-    fn count_live(&self, num_choices: u32, entry: Entry) -> Result<(), SubmitError> {
-        let mut inner = self.lock();
-        match &inner.state {
-            EngineState::Ready => {}
-            EngineState::Draining if entry != Entry::New => {}
-            EngineState::Draining => return Err(SubmitError::Draining),
-            EngineState::Lost(reason) => return Err(SubmitError::Lost(reason.clone())),
-        }
-        let num_live = inner.stats.num_live_requests + num_choices as usize;
-        if num_live > self.max_live_requests && entry != Entry::Accepted {
-            return Err(SubmitError::QueueFull {
-                num_waiting: inner.stats.scheduler.num_waiting,
-                limit: self.limits.max_queued_requests,
-            });
-        }
-        inner.stats.num_live_requests = num_live;
-        Ok(())
-    }
-
-    pub(crate) fn handle_request_end(&self, event: &StreamEvent) {
-        let mut inner = self.lock();
-        let stats = &mut inner.stats;
-        stats.num_live_requests -= 1;
-        match event {
-            StreamEvent::Accepted => {}
-            StreamEvent::Refused(_) => stats.num_refused += 1,
-            StreamEvent::Output(output) => match output.finish {
-                Some(FinishReason::EndToken | FinishReason::StopToken) => {
-                    stats.num_finished_stop += 1;
-                }
-                Some(FinishReason::Length) => stats.num_finished_length += 1,
-                Some(FinishReason::Aborted) => stats.num_finished_abort += 1,
-                Some(FinishReason::Error(_)) => stats.num_finished_error += 1,
-                None => {}
-            },
-        }
-        if stats.num_live_requests == 0 {
-            self.changed.notify_all();
-        }
-    }
-
-    pub(crate) fn lost_reason(&self) -> String {
-        match &self.lock().state {
-            EngineState::Lost(reason) => reason.clone(),
-            EngineState::Ready | EngineState::Draining => "the engine has stopped".to_owned(),
-        }
-    }
+    shared.handle_stopped();
 }

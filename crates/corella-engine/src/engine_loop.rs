@@ -1,32 +1,37 @@
 //! The loop of the engine's thread: commands in, steps through the executor, outputs out.
 
-use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+pub(crate) mod block_feed;
+pub(crate) mod in_flight;
+pub(crate) mod spill_thread;
+
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use corella_core::{Batch, BatchOutput, KvEvent, KvFact, RequestId, Scheduler, SlotId, StepId};
+use corella_core::{BatchOutput, KvEvent, KvFact, RequestId, Scheduler, StepId};
 use corella_model::{Executor, ExecutorError};
 use crossbeam_channel::{Receiver, TryRecvError};
 
-use crate::block_feed::BlockFeed;
-use crate::command::Command;
-use crate::doorbell::WakeReceiver;
-use crate::drafter::Drafter;
-use crate::engine::Shared;
-use crate::engine_error::ResetError;
-use crate::engine_snapshot::{EngineSnapshot, MAX_CELLS, MAX_REQUESTS};
-use crate::engine_watch::WatchEnd;
-use crate::feed::Feed;
-use crate::head_drafter::HeadDrafter;
+use crate::draft::drafter::Drafter;
+use crate::draft::head_drafter::HeadDrafter;
 use crate::kv_disk::KvDisk;
-use crate::mask_table::MaskTable;
-use crate::spill_thread::SpillThread;
-use crate::step_log::StepLog;
-use crate::token_stream::{StreamEvent, StreamSender};
-use crate::watchdog::{Watchdog, WatchedStep};
+use crate::log::panic_message::panic_message;
+use crate::log::step_log::StepLog;
+use crate::mask::mask_table::MaskTable;
+use crate::request::command::Command;
+use crate::request::stream_sender::StreamSender;
+use crate::state::engine_error::ResetError;
+use crate::state::shared::Shared;
+use crate::state::stream_event::StreamEvent;
+use crate::wake::doorbell::WakeReceiver;
+use crate::wake::feed::Feed;
+use crate::watch::engine_snapshot::{EngineSnapshot, MAX_CELLS, MAX_REQUESTS};
+use crate::watch::engine_watch::WatchEnd;
+use block_feed::BlockFeed;
+use in_flight::InFlight;
+use spill_thread::SpillThread;
 
 /// Moves data between callers, scheduler and executor, and decides nothing. Every decision about
 /// tokens belongs in the scheduler.
@@ -477,107 +482,5 @@ impl EngineLoop {
                 Ok(Err(reason))
             }
         }
-    }
-}
-
-/// Steps that were submitted and have not returned, oldest first.
-pub(crate) struct InFlight {
-    steps: VecDeque<InFlightStep>,
-    /// The request that holds each slot, according to the batches so far.
-    slot_requests: Vec<RequestId>,
-    oldest_since: Instant,
-    watchdog: Watchdog,
-    shared: Arc<Shared>,
-}
-
-struct InFlightStep {
-    batch: Arc<Batch>,
-    requests: Arc<[RequestId]>,
-    /// The reason if it failed at submission. It is reported when it becomes the oldest step.
-    failure: Option<String>,
-}
-
-impl InFlight {
-    pub(crate) fn new(watchdog: Watchdog, shared: Arc<Shared>) -> Self {
-        Self {
-            steps: VecDeque::new(),
-            slot_requests: Vec::new(),
-            oldest_since: Instant::now(),
-            watchdog,
-            shared,
-        }
-    }
-
-    /// The request in a slot, according to the newest batch.
-    fn request_of(&self, slot: SlotId) -> RequestId {
-        self.slot_requests[slot.0 as usize]
-    }
-
-    fn oldest(&mut self) -> Option<&mut InFlightStep> {
-        self.steps.front_mut()
-    }
-
-    fn push(&mut self, batch: Arc<Batch>) {
-        for start in &batch.started {
-            let slot = start.slot.0 as usize;
-            if self.slot_requests.len() <= slot {
-                self.slot_requests.resize(slot + 1, RequestId::default());
-            }
-            self.slot_requests[slot] = start.request;
-        }
-        let requests = batch
-            .spans
-            .iter()
-            .map(|span| self.slot_requests[span.slot.0 as usize])
-            .collect();
-        self.steps.push_back(InFlightStep {
-            batch,
-            requests,
-            failure: None,
-        });
-        if self.steps.len() == 1 {
-            self.watch_oldest();
-        }
-    }
-
-    fn fail_newest(&mut self, reason: String) {
-        if let Some(newest) = self.steps.back_mut() {
-            newest.failure = Some(reason);
-        }
-    }
-
-    /// Removes the oldest step, which has returned. Returns its batch and its duration.
-    fn pop(&mut self) -> Option<(Arc<Batch>, Duration)> {
-        let oldest = self.steps.pop_front();
-        let step_time = self.oldest_since.elapsed();
-        let mut inner = self.shared.lock();
-        inner.stats.num_steps += 1;
-        if let Some(step) = &oldest {
-            inner.stats.step_tokens.add(step.batch.num_tokens());
-        }
-        inner.stats.step_time += step_time;
-        drop(inner);
-        self.watch_oldest();
-        oldest.map(|step| (step.batch, step_time))
-    }
-
-    fn watch_oldest(&mut self) {
-        self.oldest_since = Instant::now();
-        self.watchdog
-            .watch(self.steps.front().map(|step| WatchedStep {
-                batch: step.batch.clone(),
-                requests: step.requests.clone(),
-                since: self.oldest_since,
-            }));
-    }
-}
-
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    if let Some(message) = panic.downcast_ref::<&str>() {
-        (*message).to_owned()
-    } else if let Some(message) = panic.downcast_ref::<String>() {
-        message.clone()
-    } else {
-        "panic without a message".to_owned()
     }
 }

@@ -1,9 +1,9 @@
 //! Tokens from any source: this engine, or a pair of nodes.
 
 use crate::engine::Engine;
-use crate::engine_error::SubmitError;
-use crate::submission::Submission;
-use crate::token_stream::TokenStream;
+use crate::request::submission::Submission;
+use crate::request::token_stream::TokenStream;
+use crate::state::engine_error::SubmitError;
 
 /// Takes submissions. A server knows only this interface of their source.
 pub trait Generate: Send + Sync {

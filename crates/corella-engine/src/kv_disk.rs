@@ -19,16 +19,16 @@ mod block_store;
 mod file_layer;
 mod folder;
 mod reader;
+mod report;
 mod slot;
 mod tier;
 mod writer;
 
-pub use tier::KvDiskStats;
 pub(crate) use tier::Tier;
+pub use tier::{KvDiskConfig, KvDiskStats};
 
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -41,19 +41,10 @@ use corella_core::{
 use corella_model::KvPages;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::doorbell::{Doorbell, LoopSender};
+use crate::wake::doorbell::{Doorbell, LoopSender};
 use reader::ReadTask;
+use report::Report;
 use writer::WriteTask;
-
-/// The location and the limits of blocks on a disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvDiskConfig {
-    pub folder: PathBuf,
-    /// The size of the model's file.
-    pub max_bytes: u64,
-    /// A digest of the model and of the arithmetic by which its rows are computed.
-    pub identity: u128,
-}
 
 /// The loop's side of the tier.
 pub(crate) struct KvDisk {
@@ -83,31 +74,6 @@ struct StoredPath {
     /// The path's time in the store, and the store's epoch at its beginning.
     time: u64,
     epoch: u64,
-}
-
-/// A report of the threads to the loop.
-enum Report {
-    /// Blocks were copied to memory. The answer says whether they stayed unchanged meanwhile.
-    Copied {
-        is_valid: Sender<bool>,
-    },
-    /// A part of the path was written, or could not be.
-    Written {
-        is_done: bool,
-    },
-    Fetched {
-        id: FetchId,
-        num_blocks: u32,
-    },
-    FetchEnded {
-        id: FetchId,
-        end: FetchEnd,
-    },
-    /// The time of some reads.
-    Timed {
-        num_blocks: u32,
-        elapsed_us: u64,
-    },
 }
 
 /// Memory for one copy to the disk.

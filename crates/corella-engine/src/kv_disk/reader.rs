@@ -10,11 +10,11 @@ use corella_core::{BlockList, FetchEnd, FetchId, PageId};
 use corella_model::{KvPages, PageForm};
 use crossbeam_channel::Receiver;
 
-use super::Report;
 use super::block_store::Found;
+use super::report::Report;
 use super::tier::Tier;
 use super::writer::names;
-use crate::doorbell::LoopSender;
+use crate::wake::doorbell::LoopSender;
 
 /// Blocks to read.
 pub(super) struct ReadTask {

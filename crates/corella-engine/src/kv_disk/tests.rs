@@ -1,6 +1,7 @@
 //! The tier beside a scheduler whose time is the test's.
 
 use std::fs;
+use std::path::PathBuf;
 
 use corella_core::{
     Batch, BatchOutput, RequestId, Sample, SamplingParams, SchedulerConfig, StoppingCriteria,
@@ -9,8 +10,8 @@ use corella_model::{Executor, MockConfig, MockExecutor};
 use corella_test::wait_until;
 
 use super::*;
-use crate::doorbell::{WakeReceiver, doorbell};
-use crate::submission::Submission;
+use crate::request::submission::Submission;
+use crate::wake::doorbell::{WakeReceiver, doorbell};
 
 /// A prompt of six whole blocks and a part of a seventh.
 const NUM_BLOCKS: u64 = 6;

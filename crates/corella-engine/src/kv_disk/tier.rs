@@ -10,8 +10,18 @@ use corella_model::KvGeometry;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::block_store::BlockStore;
+use super::folder;
 use super::slot::SlotShape;
-use super::{KvDiskConfig, folder};
+
+/// The location and the limits of blocks on a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvDiskConfig {
+    pub folder: PathBuf,
+    /// The size of the model's file.
+    pub max_bytes: u64,
+    /// A digest of the model and of the arithmetic by which its rows are computed.
+    pub identity: u128,
+}
 
 pub(crate) struct Tier {
     folder: PathBuf,

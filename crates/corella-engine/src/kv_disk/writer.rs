@@ -9,10 +9,10 @@ use corella_core::{BlockList, PageId};
 use corella_model::{KvPages, PageForm};
 use crossbeam_channel::{Receiver, bounded};
 
-use super::Report;
+use super::report::Report;
 use super::slot::BlockName;
 use super::tier::Tier;
-use crate::doorbell::LoopSender;
+use crate::wake::doorbell::LoopSender;
 
 /// Blocks that the loop holds until they are copied.
 pub(super) struct WriteTask {

@@ -8,10 +8,10 @@ use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
 use crossbeam_channel::bounded;
 
 use super::*;
-use crate::doorbell::{LoopSender, doorbell};
-use crate::kv_disk::Report;
 use crate::kv_disk::reader::{self, ReadTask};
+use crate::kv_disk::report::Report;
 use crate::kv_disk::writer::{WriteTask, write};
+use crate::wake::doorbell::{LoopSender, doorbell};
 
 const NUM_BLOCKS: usize = 2;
 

@@ -4,9 +4,9 @@ use std::iter;
 
 use corella_core::{FetchId, HoldId, Scheduler};
 
-use crate::block_exchange::BlockFact;
-use crate::feed::{Feed, Subscriber};
 use crate::kv_disk::KvDisk;
+use crate::request::block_fact::BlockFact;
+use crate::wake::feed::{Feed, Subscriber};
 
 /// Passes facts to the driver of fetches.
 #[derive(Default)]

@@ -7,9 +7,9 @@ use std::time::Instant;
 use corella_core::{Batch, DraftRequest, RequestId, StepId};
 use corella_model::{DraftSlot, Executor};
 
-use crate::drafter::Drafts;
-use crate::engine_loop::panic_message;
-use crate::watchdog::{Watchdog, WatchedStep};
+use crate::draft::drafter::Drafts;
+use crate::log::panic_message::panic_message;
+use crate::state::watchdog::{Watchdog, WatchedStep};
 
 /// Asks the executor for guesses between two steps. It keeps no state: the executor keeps the head's state of a request
 /// in the request's slot.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use corella_core::SchedulerStats;
 
 use crate::kv_disk::KvDiskStats;
-use crate::step_tokens::StepTokens;
+use crate::state::step_tokens::StepTokens;
 
 /// A snapshot of the engine's counters. They count from the engine's start and never shrink, except
 /// for the present states in `scheduler` and `num_live_requests`.

@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
-use crate::command::Command;
-
 /// Wakes the loop. Rings before the loop looks count as one.
 #[derive(Clone)]
 pub(crate) struct Doorbell(SyncSender<()>);
@@ -59,8 +57,6 @@ pub(crate) struct LoopSender<T> {
     channel: Sender<T>,
     doorbell: Doorbell,
 }
-
-pub(crate) type CommandSender = LoopSender<Command>;
 
 impl<T> LoopSender<T> {
     pub(crate) fn new(channel: Sender<T>, doorbell: Doorbell) -> Self {

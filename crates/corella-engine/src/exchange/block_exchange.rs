@@ -9,10 +9,9 @@ use corella_core::{
     HoldRefusal, Namespace, PageHash, Scheduler, TokenId,
 };
 
-use crate::answer::{Answer, question};
-use crate::command::Command;
-use crate::doorbell::CommandSender;
-use crate::engine::Shared;
+use crate::request::command::{Command, CommandSender};
+use crate::state::shared::Shared;
+use crate::wake::answer::{Answer, question};
 
 /// Asks the engine for blocks, and reports on their transfers. A waiting method returns `None` when the engine has
 /// stopped. If its future is dropped, the hold or fetch that it would have returned ends.
@@ -20,15 +19,6 @@ use crate::engine::Shared;
 pub struct BlockExchange {
     pub(crate) commands: CommandSender,
     pub(crate) shared: Arc<Shared>,
-}
-
-/// A transfer that the driver of loads has to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockFact {
-    /// No new read of the blocks may begin. [`BlockExchange::release`] reports that all reads have ended.
-    HoldEnded(HoldId),
-    /// No new write to the pages may begin. [`BlockExchange::handle_fetch_ended`] reports that all writes have ended.
-    FetchCancelled(FetchId),
 }
 
 impl BlockExchange {
@@ -199,8 +189,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::block_feed::BlockFeed;
-    use crate::submission::Submission;
+    use crate::engine_loop::block_feed::BlockFeed;
+    use crate::request::submission::Submission;
 
     const LEASE_US: u64 = 1000;
 

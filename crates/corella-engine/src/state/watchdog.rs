@@ -7,7 +7,7 @@ use std::{fmt, io};
 
 use corella_core::{Batch, RequestId, StepId};
 
-use crate::engine::Shared;
+use crate::state::shared::Shared;
 
 /// Logs a step when it has run for the timeout, and again each time that this has doubled. Gives up
 /// the engine when a step has run for the deadline.

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use corella_core::{LostKv, RequestId, Reservation, Scheduler, TokenId};
 
-use crate::command::Command;
-use crate::doorbell::CommandSender;
-use crate::token_stream::TokenStream;
+use crate::request::command::{Command, CommandSender};
+use crate::request::token_stream::TokenStream;
 
 /// Reports on KV that others bring or fetch.
 #[derive(Clone)]

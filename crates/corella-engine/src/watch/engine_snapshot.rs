@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use corella_core::{PageMap, RequestView, StepId};
 
-use crate::engine_stats::EngineStats;
+use crate::state::engine_stats::EngineStats;
 
 /// The state between two steps.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use corella_core::Batch;
 
-use crate::doorbell::Doorbell;
-use crate::engine_snapshot::{EngineSnapshot, StepRecord, StepRecords};
+use crate::wake::doorbell::Doorbell;
+use crate::watch::engine_snapshot::{EngineSnapshot, StepRecord, StepRecords};
 
 /// Asks for snapshots. The watch ends when it is dropped.
 pub struct EngineWatch {

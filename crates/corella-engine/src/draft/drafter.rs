@@ -11,8 +11,8 @@ use corella_core::{
 };
 use corella_model::{Executor, ExecutorError};
 
-use crate::engine_loop::panic_message;
-use crate::watchdog::{Watchdog, WatchedStep};
+use crate::log::panic_message::panic_message;
+use crate::state::watchdog::{Watchdog, WatchedStep};
 
 /// A draft model. It must have the served model's vocabulary, and its executor the same number of
 /// slots, because it uses the same slot ids.

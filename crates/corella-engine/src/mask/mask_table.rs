@@ -9,9 +9,9 @@ use corella_core::{
 };
 use corella_model::TokenMask;
 
-use crate::doorbell::Doorbell;
-use crate::mask_thread::{Answer, MadeMask, MaskThread, Next, WantedMask};
+use crate::mask::mask_thread::{Answer, MadeMask, MaskThread, Next, WantedMask};
 use crate::token_constraint::TokenConstraint;
+use crate::wake::doorbell::Doorbell;
 
 /// Asks for the masks of one step at a time. The scheduler plans no step behind a token that a masked request has not
 /// drawn. So a batch has all tokens that a mask depends on: its span ends in the newest token.

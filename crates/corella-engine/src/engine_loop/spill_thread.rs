@@ -10,9 +10,9 @@ use corella_core::{PageId, RequestId, Scheduler, SpillTask};
 use corella_model::{KvPages, PageForm};
 use crossbeam_channel::Receiver;
 
-use crate::doorbell::{Doorbell, LoopSender};
-use crate::engine_loop::panic_message;
-use crate::feed::{Feed, FeedReader, subscription};
+use crate::log::panic_message::panic_message;
+use crate::wake::doorbell::{Doorbell, LoopSender};
+use crate::wake::feed::{Feed, FeedReader, subscription};
 
 /// Carries out the scheduler's [`SpillTask`]s one by one. The loop never copies and never waits for a copy.
 pub(crate) struct SpillThread {

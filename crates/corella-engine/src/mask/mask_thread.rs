@@ -8,9 +8,9 @@ use std::thread;
 use corella_core::{NOTHING_ALLOWED, RequestId, StoppingCriteria, TokenId};
 use crossbeam_channel::{Receiver, Sender};
 
-use crate::doorbell::{Doorbell, LoopSender};
-use crate::engine_loop::panic_message;
+use crate::log::panic_message::panic_message;
 use crate::token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
+use crate::wake::doorbell::{Doorbell, LoopSender};
 
 /// The loop's end of the thread. When it is dropped, the thread finishes its requests and ends. The masks of a step are
 /// requested and returned together, so that each side is woken once.

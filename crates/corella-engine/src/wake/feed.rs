@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
-use crate::doorbell::Doorbell;
+use crate::wake::doorbell::Doorbell;
 
 /// One subscriber. News beyond its room waits in the scheduler, which has a bound of its own.
 pub(crate) struct Feed<T> {

@@ -6,13 +6,16 @@ use std::time::Duration;
 use corella_core::{HoldId, KvEvent, KvFact, Request, Reservation, Scheduler};
 use crossbeam_channel::Sender;
 
-use crate::answer::Reply;
-use crate::block_exchange::BlockFact;
-use crate::engine_error::ResetError;
-use crate::engine_watch::WatchEnd;
-use crate::feed::Subscriber;
+use crate::request::block_fact::BlockFact;
+use crate::request::stream_sender::StreamSender;
+use crate::state::engine_error::ResetError;
 use crate::token_constraint::TokenConstraint;
-use crate::token_stream::StreamSender;
+use crate::wake::answer::Reply;
+use crate::wake::doorbell::LoopSender;
+use crate::wake::feed::Subscriber;
+use crate::watch::engine_watch::WatchEnd;
+
+pub(crate) type CommandSender = LoopSender<Command>;
 
 /// A command of a caller to the loop.
 pub(crate) enum Command {

@@ -1,0 +1,4 @@
+//! KV and blocks that other nodes bring or fetch.
+
+pub(crate) mod block_exchange;
+pub(crate) mod kv_exchange;

@@ -1,0 +1,161 @@
+//! The state that callers and the loop share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use corella_core::{FinishReason, SchedulerConfig};
+
+use crate::state::engine_error::SubmitError;
+use crate::state::engine_stats::EngineStats;
+use crate::state::stream_event::StreamEvent;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineState {
+    Ready,
+    /// Requests still finish; new ones are refused.
+    Draining,
+    /// The engine has stopped, for this reason.
+    Lost(String),
+}
+
+/// A node's commitment to a submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// No commitment yet.
+    New,
+    /// The node took it before it drained. Limits of the queue still refuse it.
+    Taken,
+    /// An engine of this node accepted it, and it returns: neither draining nor limits of the queue refuse it.
+    Accepted,
+}
+
+/// State that callers and the loop share. It is locked once for each request and each step, not for each token.
+pub(crate) struct Shared {
+    epoch: Instant,
+    next_id: AtomicU64,
+    max_live_requests: usize,
+    limits: SchedulerConfig,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+pub(crate) struct Inner {
+    pub(crate) state: EngineState,
+    pub(crate) stats: EngineStats,
+    /// Whether the engine's thread has ended.
+    pub(crate) stopped: bool,
+}
+
+impl Shared {
+    pub(crate) fn new(limits: SchedulerConfig, max_live_requests: usize) -> Self {
+        Self {
+            epoch: Instant::now(),
+            next_id: AtomicU64::new(0),
+            max_live_requests,
+            limits,
+            inner: Mutex::new(Inner {
+                state: EngineState::Ready,
+                stats: EngineStats::default(),
+                stopped: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits while `is_awaited` holds, for the timeout at most. Returns whether it still holds.
+    pub(crate) fn wait_while(
+        &self,
+        timeout: Duration,
+        is_awaited: impl Fn(&Inner) -> bool,
+    ) -> bool {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.lock(), timeout, |inner| is_awaited(inner));
+        let (_inner, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        waited.timed_out()
+    }
+
+    pub(crate) fn limits(&self) -> &SchedulerConfig {
+        &self.limits
+    }
+
+    /// Time since the engine started.
+    pub(crate) fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
+        self.now().as_micros() as u64
+    }
+
+    /// Reports that the engine's thread has ended.
+    pub(crate) fn handle_stopped(&self) {
+        self.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Declares the engine lost. A hung step keeps running unseen, so the owner of the process should end it.
+    pub(crate) fn give_up(&self, reason: String) {
+        self.lock().state = EngineState::Lost(reason);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn take_ids(&self, num_ids: u32) -> u64 {
+        self.next_id.fetch_add(num_ids.into(), Ordering::Relaxed)
+    }
+
+    /// Counts requests as live. The scheduler decides about the queue; this limit is higher than any queue that
+    /// it allows, and only bounds the command channel. The limit of sessions bounds accepted requests.
+    pub(crate) fn count_live(&self, num_choices: u32, entry: Entry) -> Result<(), SubmitError> {
+        let mut inner = self.lock();
+        match &inner.state {
+            EngineState::Ready => {}
+            EngineState::Draining if entry != Entry::New => {}
+            EngineState::Draining => return Err(SubmitError::Draining),
+            EngineState::Lost(reason) => return Err(SubmitError::Lost(reason.clone())),
+        }
+        let num_live = inner.stats.num_live_requests + num_choices as usize;
+        if num_live > self.max_live_requests && entry != Entry::Accepted {
+            return Err(SubmitError::QueueFull {
+                num_waiting: inner.stats.scheduler.num_waiting,
+                limit: self.limits.max_queued_requests,
+            });
+        }
+        inner.stats.num_live_requests = num_live;
+        Ok(())
+    }
+
+    pub(crate) fn handle_request_end(&self, event: &StreamEvent) {
+        let mut inner = self.lock();
+        let stats = &mut inner.stats;
+        stats.num_live_requests -= 1;
+        match event {
+            StreamEvent::Accepted => {}
+            StreamEvent::Refused(_) => stats.num_refused += 1,
+            StreamEvent::Output(output) => match output.finish {
+                Some(FinishReason::EndToken | FinishReason::StopToken) => {
+                    stats.num_finished_stop += 1;
+                }
+                Some(FinishReason::Length) => stats.num_finished_length += 1,
+                Some(FinishReason::Aborted) => stats.num_finished_abort += 1,
+                Some(FinishReason::Error(_)) => stats.num_finished_error += 1,
+                None => {}
+            },
+        }
+        if stats.num_live_requests == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    pub(crate) fn lost_reason(&self) -> String {
+        match &self.lock().state {
+            EngineState::Lost(reason) => reason.clone(),
+            EngineState::Ready | EngineState::Draining => "the engine has stopped".to_owned(),
+        }
+    }
+}
