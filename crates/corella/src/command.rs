@@ -1,5 +1,18 @@
 //! The `corella` command, from its typed words to the end of the process.
 
+pub(crate) mod batch;
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod generate;
+pub(crate) mod hub_command;
+pub(crate) mod inspect_command;
+pub(crate) mod keyword_options;
+pub(crate) mod limit_share;
+pub(crate) mod manual;
+pub(crate) mod model_lookup;
+pub(crate) mod profile_table;
+pub(crate) mod quantize_command;
+
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -7,12 +20,11 @@ use std::io::{self, IsTerminal};
 use clap::{CommandFactory, Parser};
 use corella_cluster::transport::exit;
 
-use crate::args::{BenchCommand, Cli, Command, LogFormatArg};
-use crate::foreign_flag::Translation;
-use crate::{
-    batch, bench, chat, config, config_file, foreign_flag, generate, hub_command, inspect_command,
-    log_format, manual, model_lookup, quantize_command, serve,
-};
+use crate::arguments::args::{BenchCommand, Cli, Command, LogFormatArg};
+use crate::arguments::{config, config_file, log_format};
+use crate::foreign::foreign_flag;
+use crate::foreign::foreign_flag::Translation;
+use crate::serve;
 
 /// The command line, for its documentation.
 pub fn command_line() -> clap::Command {

@@ -1,5 +1,8 @@
 //! All errors, in words for the person who can correct them.
 
+pub(crate) mod display_bytes;
+pub(crate) mod option_name;
+
 use std::fmt;
 
 use corella_core::{AdmissionError, ConfigError, RequestError};
@@ -8,7 +11,7 @@ use corella_model::{CheckpointError, DeviceError};
 use corella_quantize::QuantizeError;
 use corella_text::TextError;
 
-use crate::option_name::in_options;
+use crate::error::option_name::in_options;
 
 #[derive(Debug)]
 pub enum Error {

@@ -8,108 +8,63 @@
 //! println!("{}", answer.text);
 //! # Ok::<(), corella::Error>(())
 //! ```
+//!
+//! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
+//!
+//! * `built_in`: the model inside the program.
+//! * `input`: texts that users give: files, variables, and names with typing errors.
+//! * `process`: the process: its open files, its memory, and its supervisor.
+//! * `error`: all errors, and the words in them.
+//! * `client`: clients of servers and collectors.
+//! * `options`: options for loading and running a model.
+//! * `memory`: KV pages and weights in the memory of a device, and limits of single kinds of models.
+//! * `model`: models: their device and executor, tokenizer and text, and properties.
+//! * `terminal`: lines on a terminal.
+//! * `foreign`: flags, verbs, variables and endpoints of other servers.
+//! * `arguments`: the command line and files of options, as configuration.
+//! * `serve`: a server and its node of a cluster.
+//! * `command`: the command, and its verbs.
 
+mod arguments;
 mod built_in;
-mod device;
-mod device_choice;
-mod draft_head_limit;
-mod draft_model;
-mod encoder_limit;
-mod end_token;
+mod client;
 mod error;
-mod generation_choice;
-mod inspect;
-mod kv_disk_limit;
-mod kv_plan;
-mod llm;
-mod model_identity;
+mod foreign;
+mod input;
+mod memory;
+mod model;
 mod options;
-mod perplexity;
-mod quantize;
-mod recurrent_limit;
-mod shared_kv_limit;
-mod token_cost;
-mod tokenizer_loader;
-mod vocabulary;
-mod weight_cache;
-mod weight_fit;
+mod process;
+mod terminal;
 
-// The command, and the modules that it shares with programs in other languages.
-mod adapter_loader;
-mod api_key_file;
-mod args;
-mod batch;
-mod bench;
-mod chat;
-mod cluster;
 mod command;
-mod config;
-mod config_file;
-#[cfg(test)]
-mod endpoint_table;
-mod environment;
-mod event_stream;
-mod fetch_display;
-#[cfg(test)]
-mod flag_reference;
-mod flag_table;
-mod foreign_flag;
-mod foreign_key;
-mod foreign_value;
-mod foreign_variable;
-mod foreign_verb;
-mod generate;
-mod hub_command;
-mod inspect_command;
-mod keyword_options;
-mod limit_share;
-mod load_display;
-mod local_server;
-mod log_format;
-mod malloc_arena;
-mod manual;
-mod model_lookup;
-mod nearest_name;
-mod open_files;
-mod option_file;
-mod option_name;
-mod option_value;
-mod otlp;
-mod patient_client;
-mod profile_table;
-mod progress_line;
-mod quantize_command;
-mod reload;
-mod remote_server;
 mod serve;
-mod server_socket;
-mod supervisor;
-mod tls_client;
-mod unknown_flag;
 
+pub use client::event_stream::{EventStream, Refusal};
+pub use client::patient_client::{PatientClient, PatientResponse};
+pub use command::keyword_options::{
+    KeywordKind, foreign_keywords, keywords, load as load_by_keywords,
+};
 pub use command::{command_line, run_command};
 pub use corella_quantize::{QuantizeFormat, QuantizeProgress, Quantized};
-pub use device::{DraftHardware, Hardware};
-pub use device_choice::StepLimits;
 pub use error::Error;
-pub use event_stream::{EventStream, Refusal};
-pub use generation_choice::{GenerationChoice, GenerationSource};
-pub use inspect::{
+pub use error::display_bytes::display_bytes;
+pub use memory::token_cost::TokenCost;
+pub use model::device::{DraftHardware, Hardware};
+pub use model::inspect::{
     Inspection, KvSize, ModelReport, TemplateReport, TokenizerReport, WeightReport, inspect,
 };
-pub use keyword_options::{KeywordKind, foreign_keywords, keywords, load as load_by_keywords};
-pub use kv_plan::display_bytes;
-pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
-pub use local_server::LocalServer;
-pub use model_identity::ModelIdentity;
+pub use model::llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
+pub use model::model_identity::ModelIdentity;
+pub use model::perplexity::Perplexity;
+pub use model::quantize::{CalibrationText, QuantizeOptions, quantize};
+pub use options::generation_choice::{GenerationChoice, GenerationSource};
+pub use options::step_limits::StepLimits;
+pub use options::weight_cache::{WeightCache, WeightKeeper};
 pub use options::{
     Device, DraftOptions, KvDiskOptions, KvSpill, LlmOptions, LoadWatcher, ModelSource,
 };
-pub use patient_client::{PatientClient, PatientResponse};
-pub use perplexity::Perplexity;
-pub use quantize::{CalibrationText, QuantizeOptions, quantize};
-pub use token_cost::TokenCost;
-pub use weight_cache::{WeightCache, WeightKeeper};
+pub use serve::local_server::LocalServer;
 
 /// Runs the examples of the book's page on this crate as doc tests.
 #[cfg(doctest)]

@@ -1,5 +1,9 @@
 //! The options for loading and running a model.
 
+pub(crate) mod generation_choice;
+pub(crate) mod step_limits;
+pub(crate) mod weight_cache;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,9 +15,9 @@ use corella_model::{CostModel, KvFormat, WeightFormat};
 
 use serde_json::{Map, Value};
 
-use crate::StepLimits;
 use crate::WeightCache;
-use crate::generation_choice::GenerationChoice;
+use crate::options::generation_choice::GenerationChoice;
+use crate::options::step_limits::StepLimits;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {

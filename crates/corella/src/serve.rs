@@ -1,5 +1,12 @@
 //! `corella serve`: loads the model, announces it, and serves until told to stop.
 
+// The command, and the modules that it shares with programs in other languages.
+pub(crate) mod adapter_loader;
+pub(crate) mod cluster;
+pub(crate) mod local_server;
+pub(crate) mod reload;
+pub(crate) mod server_socket;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,16 +20,15 @@ use corella_server::{
 };
 use tokio::runtime::Runtime;
 
-use crate::adapter_loader::FolderLoader;
-use crate::cluster;
-use crate::config::Serve;
-use crate::log_format::announce;
-use crate::malloc_arena;
-use crate::open_files;
-use crate::otlp::OtlpExporter;
-use crate::reload::Reload;
-use crate::server_socket::ServerSocket;
-use crate::supervisor;
+use crate::arguments::config::Serve;
+use crate::arguments::log_format::announce;
+use crate::client::otlp::OtlpExporter;
+use crate::process::malloc_arena;
+use crate::process::open_files;
+use crate::process::supervisor;
+use crate::serve::adapter_loader::FolderLoader;
+use crate::serve::reload::Reload;
+use crate::serve::server_socket::ServerSocket;
 use crate::{Error, Llm};
 
 pub fn run(config: Serve) -> Result<(), Error> {

@@ -1,0 +1,47 @@
+//! The command line of `corella inspect`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::byte_size::parse_size;
+use super::engine::defaults;
+use super::token_count::{ModelLen, parse_model_len};
+use super::{IsaArg, KvFormatArg, PageArgs, WeightFormatArg};
+
+#[derive(Args)]
+pub struct InspectArgs {
+    /// Hugging Face folder, GGUF file or name of a model on the hub, to read [default: the built-in model]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// The name by which MODEL was given, if it is one of the hub.
+    #[arg(skip)]
+    pub name: Option<String>,
+    /// Download nothing: a named model must be in the hub's cache. HF_HUB_OFFLINE=1 does the same
+    #[arg(long)]
+    pub offline: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Type of the weights in memory, as for `corella serve`
+    #[arg(long, value_enum, default_value_t)]
+    pub dtype: WeightFormatArg,
+    /// Type of keys and values, as for `corella serve`
+    #[arg(long, value_enum, visible_alias = "kv-dtype", default_value_t)]
+    pub kv_cache_dtype: KvFormatArg,
+    /// Memory for the KV cache [default: what `corella serve` would take on this machine now]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub kv_cache_memory: Option<u64>,
+    /// Maximum number of tokens of a prompt and its output together, such as 8192, 8k (8000) or 8K (8192);
+    /// auto takes the most that model and memory allow [default: auto]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_model_len, allow_negative_numbers = true)]
+    pub max_model_len: Option<ModelLen>,
+    /// Maximum number of requests that run at once
+    #[arg(long, value_name = "N", default_value_t = defaults().max_num_seqs)]
+    pub max_num_seqs: u32,
+    #[command(flatten)]
+    pub page: PageArgs,
+    /// CPU instruction set for which weights are packed [default: the best that this machine has]
+    #[arg(long, value_enum)]
+    pub isa: Option<IsaArg>,
+}

@@ -1,0 +1,89 @@
+//! Options of a server's socket and of its clients.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::LlmOptions;
+
+#[derive(Args)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// Address or host name to listen on; 0.0.0.0 listens on every address of this machine
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes any free port
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Listen on a Unix domain socket at this path, instead of a port
+    #[arg(long, value_name = "PATH", conflicts_with = "tls_cert")]
+    pub uds: Option<PathBuf>,
+    /// Path before all others, such as /llm, for a proxy that passes it on. Requests without it are
+    /// answered too
+    #[arg(long, value_name = "PATH")]
+    pub root_path: Option<String>,
+    /// Require this bearer token in every API request
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "CORELLA_API_KEY",
+        hide_env_values = true
+    )]
+    pub api_key: Option<String>,
+    /// Require one of the keys of this TOML file, which have limits of their own; SIGHUP reads it again
+    #[arg(long, value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+    /// Serve HTTPS with this PEM certificate, followed by its intermediate certificates; renewed files
+    /// are used without a restart
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Let web pages of this origin use the API from a browser, for example https://chat.example.org;
+    /// * allows all. Repeat the option for more origins
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_allow_origin: Vec<String>,
+    /// Maximum number of connections; further ones wait in the system's queue
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
+    /// Memory for the bodies of all requests that are being read or prepared; beyond it, requests get 429
+    #[arg(long, value_name = "SIZE", value_parser = super::byte_size::parse_size, default_value = "256M")]
+    pub max_body_memory: u64,
+    /// Memory for stored answers of /v1/responses, which later requests continue by previous_response_id;
+    /// the least recently used are dropped first. 0 stores none
+    #[arg(long, value_name = "SIZE", value_parser = super::byte_size::parse_size_or_zero, default_value = "64M")]
+    pub max_stored_response_bytes: u64,
+    /// Show the limits in force when the server starts, and a request to try
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Log format: text, or one JSON object per line
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormatArg,
+    /// Leave out the line of the log that each answered request has, except for probes, /metrics
+    /// and the files of the page
+    #[arg(long)]
+    pub no_log_requests: bool,
+    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, for example
+    /// http://127.0.0.1:4318
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+    /// Publish by ZMQ which blocks the prefix cache holds, as vLLM does and with its JSON: keys
+    /// enable_kv_cache_events, publisher, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic
+    #[arg(long, value_name = "JSON")]
+    pub kv_events_config: Option<String>,
+    /// Time for running requests to finish after a signal to stop; then they are aborted. A supervisor
+    /// must wait longer than this before it kills the process
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub drain_timeout: u32,
+    /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
+    /// disables this
+    #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs())]
+    pub step_deadline: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormatArg {
+    Text,
+    Json,
+}

@@ -1,0 +1,103 @@
+//! The configuration of `corella bench admission`, from its command line.
+
+use std::path::PathBuf;
+
+use corella_bench::admission::{AdmissionOptions, Arrivals, LengthSource};
+use corella_core::SchedulerConfig;
+use corella_model::CostModel;
+
+use crate::Error;
+use crate::arguments::args::{BenchAdmissionArgs, LenRange};
+
+pub struct BenchAdmission {
+    pub options: AdmissionOptions,
+    pub output_json: Option<PathBuf>,
+}
+
+pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error> {
+    let refuse = |reason: &str| Err(Error::Config(reason.to_owned()));
+    let costs = [args.step_us, args.token_us, args.attended_kilotoken_us];
+    let is_time = |micros: &f64| (0.0..=1e9).contains(micros);
+    if !costs.iter().all(is_time) || costs.iter().sum::<f64>() == 0.0 {
+        return refuse(
+            "--step-us, --token-us and --attended-kilotoken-us must be from 0 to 1e9, and one of them \
+             above 0",
+        );
+    }
+    let output_scale = args.output_scale.unwrap_or(args.scale.length_scale);
+    let rate = args.request_rate.unwrap_or(1.0);
+    let factors = [
+        args.scale.length_scale,
+        output_scale,
+        args.scale.time_scale,
+        rate,
+    ];
+    if factors.iter().any(|x| *x <= 0.0 || !x.is_finite()) {
+        return refuse(
+            "--length-scale, --output-scale, --time-scale and --request-rate must be above 0",
+        );
+    }
+    if args.num_requests == Some(0) || args.page.block_size == 0 {
+        return refuse("--num-requests and --block-size must be at least 1");
+    }
+    if args.kv_cache_tokens < args.page.block_size {
+        return refuse(
+            "--kv-cache-tokens must be at least --block-size: the cache needs at least one page",
+        );
+    }
+    let num_pages = args.kv_cache_tokens / args.page.block_size;
+    let mut config = SchedulerConfig::new(num_pages, args.page.block_size, args.max_model_len);
+    config.max_num_seqs = args.max_num_seqs;
+    config.max_num_batched_tokens = args.max_num_batched_tokens;
+    config.max_prefill_tokens = args
+        .max_prefill_tokens
+        .unwrap_or(args.max_num_batched_tokens);
+    config.enable_prefix_caching = args.prefix_caching;
+    let arrivals = match (args.request_rate, &args.trace) {
+        (Some(rate), _) => Arrivals::Rate(rate),
+        (None, Some(_)) if !args.at_once => Arrivals::Trace {
+            time_scale: args.scale.time_scale,
+        },
+        _ => Arrivals::AtOnce,
+    };
+    let range = |LenRange(first, last): LenRange| {
+        let number = |len| u32::try_from(len).unwrap_or(u32::MAX);
+        (number(first), number(last))
+    };
+    let (lengths, num_requests) = match (args.trace, args.prompt_len, args.output_len) {
+        (Some(file), ..) => {
+            let lengths = LengthSource::Trace {
+                file,
+                prompt_scale: args.scale.length_scale,
+                output_scale,
+            };
+            (lengths, args.num_requests)
+        }
+        (None, Some(prompt), Some(output)) => {
+            let lengths = LengthSource::Ranges {
+                prompt: range(prompt),
+                output: range(output),
+                seed: args.seed,
+            };
+            (lengths, args.num_requests.or(Some(300)))
+        }
+        _ => return refuse("--trace, or --prompt-len and --output-len, must be given"),
+    };
+    let [per_step_us, per_token_us, per_attended_kilotoken_us] = costs;
+    Ok(BenchAdmission {
+        options: AdmissionOptions {
+            lengths,
+            arrivals,
+            num_requests,
+            rules: args.rules,
+            config,
+            cost: CostModel {
+                per_step_us,
+                per_token_us,
+                per_decode_us: per_token_us,
+                per_attended_kilotoken_us,
+            },
+        },
+        output_json: args.json.output_json,
+    })
+}

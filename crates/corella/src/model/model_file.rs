@@ -1,0 +1,38 @@
+//! The files of a model.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use corella_model::{Checkpoint, CheckpointError, gguf_model_name};
+
+use crate::{Error, ModelSource, built_in};
+
+/// The content of a model's file, if the model has it.
+pub(crate) type FileContent = Result<Option<Cow<'static, [u8]>>, CheckpointError>;
+
+/// Opens a model. Returns its name, too.
+pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> {
+    match source {
+        ModelSource::BuiltIn => Ok((
+            built_in::NAME.to_owned(),
+            Checkpoint::from_static(&built_in::FILES)?,
+        )),
+        ModelSource::Path(path) => {
+            let checkpoint = Checkpoint::open(path)?;
+            Ok((model_name(path), checkpoint))
+        }
+        ModelSource::Named { path, name } => Ok((name.clone(), Checkpoint::open(path)?)),
+    }
+}
+
+/// Returns the name of a folder, or of a file without `.gguf` and the number of its part. A link's own name counts, not
+/// its target's.
+pub(crate) fn model_name(path: &Path) -> String {
+    // `.` and `models/x/..` have no name of their own.
+    let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();
+    let path = folder.as_deref().unwrap_or(path);
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    let name = name.to_string_lossy();
+    let of_file = gguf_model_name(&name).filter(|_| folder.is_none());
+    of_file.unwrap_or(&name).to_owned()
+}

@@ -1,0 +1,41 @@
+//! Reads the tokenizer while weights are packed, which takes about the same time for a small model.
+
+use std::cell::{Cell, OnceCell};
+use std::panic::resume_unwind;
+use std::thread::JoinHandle;
+
+use corella_model::Checkpoint;
+use corella_text::{TextError, Tokenizer};
+
+use crate::Error;
+use crate::model::vocabulary::drop_padding;
+
+pub(crate) struct TokenizerLoader {
+    thread: Cell<Option<JoinHandle<Result<Tokenizer, TextError>>>>,
+    tokenizer: OnceCell<Tokenizer>,
+}
+
+impl TokenizerLoader {
+    /// Starts to read, and leaves out the rows of the vocabulary without tokens in the tokenizer.
+    pub fn start(checkpoint: &mut Checkpoint) -> Result<Self, Error> {
+        let json = checkpoint.required_file("tokenizer.json")?;
+        drop_padding(checkpoint, &json)?;
+        let thread = std::thread::Builder::new().name(String::from("corella-tokenizer"));
+        let thread = thread
+            .spawn(move || Tokenizer::from_bytes(&json))
+            .map_err(|error| Error::Io("starting a thread".to_owned(), error))?;
+        Ok(Self {
+            thread: Cell::new(Some(thread)),
+            tokenizer: OnceCell::new(),
+        })
+    }
+
+    /// Waits for the tokenizer. Must not be called again after an error.
+    pub fn get(&self) -> Result<&Tokenizer, Error> {
+        if let Some(thread) = self.thread.take() {
+            let tokenizer = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            return Ok(self.tokenizer.get_or_init(|| tokenizer));
+        }
+        Ok(self.tokenizer.get().expect("asked again after an error"))
+    }
+}

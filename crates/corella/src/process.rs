@@ -1,0 +1,5 @@
+//! The process: its open files, its memory, and its supervisor.
+
+pub(crate) mod malloc_arena;
+pub(crate) mod open_files;
+pub(crate) mod supervisor;

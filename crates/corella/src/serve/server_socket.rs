@@ -1,0 +1,121 @@
+//! The listening socket of a server, and its address for clients.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use corella_server::{Listener, Loading, ServerTls};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+use crate::Error;
+use crate::arguments::config::ListenAddress;
+
+pub struct ServerSocket {
+    /// Present until taken.
+    listener: Option<Listener>,
+    address: Address,
+}
+
+enum Address {
+    Tcp(SocketAddr),
+    /// The file is deleted at the end.
+    Unix(PathBuf),
+}
+
+impl ServerSocket {
+    pub async fn bind(address: &ListenAddress) -> Result<Self, Error> {
+        let failed =
+            |shown: String| move |error| Error::Io(format!("cannot listen on {shown}"), error);
+        match address {
+            ListenAddress::Tcp(address) => {
+                let bound = async {
+                    let listener = TcpListener::bind(address).await?;
+                    let address = listener.local_addr()?;
+                    io::Result::Ok((listener, address))
+                };
+                let (listener, address) = bound.await.map_err(failed(address.to_string()))?;
+                Ok(Self {
+                    listener: Some(Listener::Tcp(listener)),
+                    address: Address::Tcp(address),
+                })
+            }
+            ListenAddress::Unix(path) => {
+                let bound = async {
+                    remove_abandoned(path).await?;
+                    UnixListener::bind(path)
+                };
+                let listener = bound.await.map_err(failed(path.display().to_string()))?;
+                Ok(Self {
+                    listener: Some(Listener::Unix(listener)),
+                    address: Address::Unix(path.clone()),
+                })
+            }
+        }
+    }
+
+    /// Answers requests with 503 until ended.
+    ///
+    /// # Panics
+    /// If the listener was taken before.
+    pub fn start_loading(&self, tls: Option<ServerTls>) -> io::Result<Loading> {
+        let listener = self.listener.as_ref().expect("the listener is there");
+        Loading::start(listener, tls)
+    }
+
+    /// # Panics
+    /// If it was taken before.
+    pub fn take_listener(&mut self) -> Listener {
+        self.listener.take().expect("the listener is taken once")
+    }
+
+    /// Returns the address for clients: the beginning of a URL, or the path of a socket.
+    pub fn address(&self, has_tls: bool) -> String {
+        match (&self.address, has_tls) {
+            (Address::Tcp(address), true) => format!("https://{address}"),
+            (Address::Tcp(address), false) => format!("http://{address}"),
+            (Address::Unix(path), _) => path.display().to_string(),
+        }
+    }
+
+    /// Returns curl's arguments before a path.
+    pub fn curl(&self, has_tls: bool) -> String {
+        match &self.address {
+            Address::Tcp(_) => self.address(has_tls),
+            Address::Unix(_) => {
+                format!("--unix-socket {} http://localhost", self.address(has_tls))
+            }
+        }
+    }
+
+    pub fn shown(&self) -> String {
+        match &self.address {
+            Address::Tcp(address) => address.to_string(),
+            Address::Unix(path) => path.display().to_string(),
+        }
+    }
+}
+
+impl Drop for ServerSocket {
+    fn drop(&mut self) {
+        if let Address::Unix(path) = &self.address {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Deletes the socket of a killed server. A socket with a listener stays, and so does any other file.
+async fn remove_abandoned(path: &Path) -> io::Result<()> {
+    let is_socket = path
+        .symlink_metadata()
+        .is_ok_and(|found| found.file_type().is_socket());
+    if !is_socket {
+        return Ok(());
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+        }
+        _ => Ok(()),
+    }
+}

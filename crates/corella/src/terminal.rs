@@ -1,0 +1,5 @@
+//! Lines on a terminal.
+
+pub(crate) mod fetch_display;
+pub(crate) mod load_display;
+pub(crate) mod progress_line;
