@@ -3,6 +3,12 @@
 //! minijinja renders it. If its output would differ, `template_source` rewrites the source, and functions of this crate
 //! replace minijinja's (`jinja_builtin`, `python_*`). `template_cost` bounds work, memory and depth.
 
+pub(crate) mod role_support;
+pub(crate) mod special_tokens;
+pub(crate) mod template_support;
+pub(crate) mod tool_support;
+pub(crate) mod turn_support;
+
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -12,19 +18,16 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json, json};
 
+use crate::chat_template::special_tokens::{SpecialTokens, json_of};
+use crate::chat_template::template_support::{RoleSupport, ToolSupport, TurnSupport};
 use crate::error::TextError;
-use crate::jinja_builtin::add_builtins;
-use crate::python_method::python_method;
-use crate::python_number::value_of_number;
-use crate::reply::ReplyFormat;
-use crate::role_support::{RoleSupport, takes_role};
-use crate::special_tokens::{SpecialTokens, json_of};
-use crate::strftime::strftime;
-use crate::template_cost::add_checks;
-use crate::template_source::rewritten_source;
-use crate::tool_support::ToolSupport;
-use crate::turn_support::TurnSupport;
-use crate::{python_json, python_text};
+use crate::python::python_method::python_method;
+use crate::python::python_number::value_of_number;
+use crate::python::template_cost::add_checks;
+use crate::python::{python_json, python_text};
+use crate::template::jinja_builtin::add_builtins;
+use crate::template::strftime::strftime;
+use crate::template::template_source::rewritten_source;
 
 /// The fuel of a conversation, which pays for steps and memory of the template engine: so much for any, and more for
 /// each byte of it. A message or a tool takes some hundreds, but some templates look at all messages for each.
@@ -214,11 +217,6 @@ impl ChatTemplate {
         SWITCHES.into_iter().find(|name| self.reads(name))
     }
 
-    /// The model's format of tool calls and reasoning, as far as the template shows it.
-    pub fn reply_format(&self) -> ReplyFormat {
-        ReplyFormat::of_template(self, &self.sources())
-    }
-
     /// The sources of all templates for conversations.
     pub(crate) fn sources(&self) -> String {
         let named = [TOOL_USE, DEFAULT].into_iter();
@@ -256,26 +254,6 @@ impl ChatTemplate {
             let text = Json::from(object.to_string());
             !writes(object) && writes(text)
         })
-    }
-
-    /// The roles that the template accepts.
-    pub fn role_support(&self) -> RoleSupport {
-        *self.role_support.get_or_init(|| RoleSupport::of(self))
-    }
-
-    /// The turns that the template accepts in sequence, and its handling of thoughts.
-    pub fn turn_support(&self) -> TurnSupport {
-        *self.turn_support.get_or_init(|| TurnSupport::of(self))
-    }
-
-    /// The forms of tools that the template reads.
-    pub fn tool_support(&self) -> ToolSupport {
-        *self.tool_support.get_or_init(|| ToolSupport::of(self))
-    }
-
-    /// Whether the template writes messages of a role.
-    pub fn takes_role(&self, role: &str) -> bool {
-        takes_role(self, role)
     }
 
     /// Whether the template reads a variable of this name.

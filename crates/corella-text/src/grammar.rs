@@ -1,5 +1,13 @@
 //! Grammars compiled for a vocabulary: the tokens that may come next in an answer.
 
+pub(crate) mod grammar_error;
+pub(crate) mod grammar_place;
+pub(crate) mod grammar_reason;
+pub(crate) mod grammar_size;
+pub(crate) mod grammar_source;
+pub(crate) mod lark_schema;
+pub(crate) mod schema;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -9,13 +17,14 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokR
 use llguidance::{JsonCompileOptions, Logger, Matcher, ParserFactory};
 use serde_json::{Value, json};
 
-use crate::grammar_place::place_of_error;
-use crate::grammar_reason::{caller_reason, is_too_large, without_place};
-use crate::grammar_size::{MAX_SOURCE_BYTES, check_size};
-use crate::grammar_source::ComposedGrammar;
-use crate::lark_schema::with_compiled_schemas;
+use crate::grammar::grammar_error::GrammarError;
+use crate::grammar::grammar_place::place_of_error;
+use crate::grammar::grammar_reason::{caller_reason, is_too_large, without_place};
+use crate::grammar::grammar_size::{MAX_SOURCE_BYTES, check_size};
+use crate::grammar::grammar_source::ComposedGrammar;
+use crate::grammar::lark_schema::with_compiled_schemas;
+use crate::grammar::schema::compiled_schema;
 use crate::recent_cache::RecentCache;
-use crate::schema::compiled_schema;
 use crate::{GrammarSource, Tokenizer};
 
 /// Compiles grammars for one vocabulary, with llguidance: derivatives of regular expressions in an Earley parser,
@@ -44,17 +53,6 @@ pub struct GrammarState {
     /// The work of all masks so far, as comparisons of items, and its bound.
     work: u64,
     max_work: u64,
-}
-
-/// The reason for which a grammar cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GrammarError {
-    /// The place in a JSON schema, as a path of keys (`properties.age`). Empty at its root, and for other kinds of
-    /// grammars, whose reason names line and column where known.
-    pub place: String,
-    pub reason: String,
-    /// The wrong part of a composed grammar, if the error lies in one alone.
-    pub(crate) part: Option<usize>,
 }
 
 /// The memory of a compiled grammar grows with its source, so the sources of all cached ones are bounded; with
@@ -278,33 +276,6 @@ impl GrammarCompiler {
     }
 }
 
-impl GrammarError {
-    pub(crate) fn at_root(reason: String) -> Self {
-        Self {
-            place: String::new(),
-            reason,
-            part: None,
-        }
-    }
-}
-
-impl fmt::Display for GrammarError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.place.is_empty() {
-            true => f.write_str(&self.reason),
-            false => write!(f, "at {}: {}", self.place, self.reason),
-        }
-    }
-}
-
-impl std::error::Error for GrammarError {}
-
-impl fmt::Debug for Grammar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammar").finish_non_exhaustive()
-    }
-}
-
 impl Grammar {
     /// Its source, for [`GrammarCompiler::compile_again`].
     pub fn source(&self) -> &Arc<str> {
@@ -495,3 +466,9 @@ fn json_grammar(mut schema: Value) -> GrammarWithLexer {
 
 #[cfg(test)]
 pub(crate) mod tests;
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").finish_non_exhaustive()
+    }
+}

@@ -32,6 +32,7 @@ mod python_string;
 mod reasoning_count;
 mod reply_format;
 mod reply_grammar;
+pub(crate) mod reply_part;
 mod tag;
 mod tagged_grammar;
 mod tagged_reader;
@@ -60,7 +61,7 @@ pub use reply_format::{CallFormat, ReasoningFormat, ReplyFormat, UnknownFormat};
 pub use reply_grammar::{GrammarOrigin, ReplyGrammarError, WantedCalls, WantedReply};
 pub use tool_set::ToolSet;
 
-use crate::reply_part::ReplyPart;
+use crate::reply::reply_part::ReplyPart;
 
 /// The context of a reply before it begins.
 #[derive(Clone, Debug, Default)]

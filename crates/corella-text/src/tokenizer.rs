@@ -1,5 +1,19 @@
 //! The tokenizer of a Hugging Face tokenizer.json: text to token ids and back.
 
+pub(crate) mod added_token;
+pub(crate) mod byte_alphabet;
+pub(crate) mod detokenizer;
+pub(crate) mod fill_in_middle;
+pub(crate) mod long_word;
+pub(crate) mod normalizer;
+pub(crate) mod piece;
+pub(crate) mod stop_string;
+pub(crate) mod text_stream;
+pub(crate) mod token_count;
+pub(crate) mod token_reach;
+pub(crate) mod word_cache;
+pub(crate) mod word_splitter;
+
 use std::panic::catch_unwind;
 use std::sync::{Arc, OnceLock};
 
@@ -7,15 +21,15 @@ use serde_json::Value;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{Encoding, Model as _, Token};
 
-use crate::added_token::Section;
-use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
-use crate::long_word::CutPoints;
-use crate::piece::PieceTable;
 use crate::recent_cache::RecentCache;
-use crate::token_reach::{has_type, max_bytes_per_token};
-use crate::word_cache::{WordCache, resize_package_cache};
-use crate::word_splitter::{Part, WordSplitter};
+use crate::tokenizer::added_token::Section;
+use crate::tokenizer::detokenizer::Detokenizer;
+use crate::tokenizer::long_word::CutPoints;
+use crate::tokenizer::piece::PieceTable;
+use crate::tokenizer::token_reach::{has_type, max_bytes_per_token};
+use crate::tokenizer::word_cache::{WordCache, resize_package_cache};
+use crate::tokenizer::word_splitter::{Part, WordSplitter};
 
 /// A tokenizer. Clones share their data.
 #[derive(Clone)]

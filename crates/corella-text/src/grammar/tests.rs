@@ -14,7 +14,7 @@ fn tokenizer() -> Tokenizer {
     let mut vocab = serde_json::Map::new();
     let mut merges = Vec::new();
     for byte in 0..=u8::MAX {
-        let name = crate::byte_alphabet::char_of_byte(byte).to_string();
+        let name = crate::tokenizer::byte_alphabet::char_of_byte(byte).to_string();
         vocab.insert(name, byte.into());
     }
     for (at, text) in ["{\"", "\":", "tr", "tru", "true", "\"}", "ab", "12"]

@@ -6,7 +6,7 @@ use super::glm4_reader::TURN;
 use super::reply_grammar::{GrammarOrigin, GrammarWriter, ReplyGrammarError, WantedCalls};
 use super::{CallFormat, ReplyContext};
 use crate::GrammarError;
-use crate::grammar_source::GrammarSource;
+use crate::grammar::grammar_source::GrammarSource;
 
 impl GrammarWriter {
     /// The calls of a reply: one, or several where the format and the request allow it.

@@ -12,7 +12,7 @@ use super::tagged_grammar::{
     MAX_SCHEMAS, STRING_KEYWORDS, is_annotation, resolved, split_by_text, text_conditions,
     unknown_keyword, with_definitions,
 };
-use crate::grammar_source::GrammarSource;
+use crate::grammar::grammar_source::GrammarSource;
 
 /// The deepest nesting of values in this notation.
 const MAX_DEPTH: usize = 8;

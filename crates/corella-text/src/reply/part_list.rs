@@ -1,7 +1,7 @@
 //! The parts that a reader has found: joined, numbered, and without the white space around markup.
 
 use super::call_reader::OfferedTools;
-use crate::reply_part::ReplyPart;
+use crate::reply::reply_part::ReplyPart;
 
 /// Collects parts between two calls of a parser.
 pub(crate) struct PartList {

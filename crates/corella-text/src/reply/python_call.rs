@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::member_grammar::{Members, refers_to_definitions};
 use super::reply_grammar::{GrammarOrigin, GrammarWriter};
 use super::tagged_grammar::{resolved, with_definitions};
-use crate::grammar_source::GrammarSource;
+use crate::grammar::grammar_source::GrammarSource;
 
 impl GrammarWriter {
     /// A call in Python; `None` if the schema has conditions beyond its arguments. Arguments follow the order of the

@@ -53,6 +53,13 @@ pub enum ReasoningFormat {
     Granite,
 }
 
+impl ChatTemplate {
+    /// The model's format of tool calls and reasoning, as far as the template shows it.
+    pub fn reply_format(&self) -> ReplyFormat {
+        ReplyFormat::of_template(self, &self.sources())
+    }
+}
+
 impl ReplyFormat {
     /// The format in which a chat template prints a call. Templates that do not print one may tell it in their source.
     pub(crate) fn of_template(template: &ChatTemplate, source: &str) -> Self {

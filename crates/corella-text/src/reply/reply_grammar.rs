@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::tag::{Sight, find_tag};
 use super::{CallFormat, ReasoningFormat, ReplyContext};
-use crate::grammar_source::{ComposedGrammar, GrammarSource};
+use crate::grammar::grammar_source::{ComposedGrammar, GrammarSource};
 use crate::{Grammar, GrammarCompiler, GrammarError, Tokenizer};
 
 /// The required reply behind the reasoning. If both members are set, it is one of them.

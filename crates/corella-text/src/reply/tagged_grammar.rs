@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::call_tags::CallTags;
 use super::reply_grammar::{GrammarOrigin, GrammarWriter, ReplyGrammarError, literal};
 use crate::GrammarError;
-use crate::grammar_size::nesting_error;
-use crate::grammar_source::GrammarSource;
+use crate::grammar::grammar_size::nesting_error;
+use crate::grammar::grammar_source::GrammarSource;
 
 /// The keywords of an object's schema that tags can follow, and annotations.
 pub(crate) const OBJECT_KEYWORDS: [&str; 4] =

@@ -63,7 +63,7 @@ enum Markers {
 fn tokenizer(markers: Markers, more: &[&str]) -> Tokenizer {
     let mut vocab = serde_json::Map::new();
     for byte in 0..=u8::MAX {
-        let name = crate::byte_alphabet::char_of_byte(byte).to_string();
+        let name = crate::tokenizer::byte_alphabet::char_of_byte(byte).to_string();
         vocab.insert(name, byte.into());
     }
     let mut merges = Vec::new();

@@ -1,0 +1,63 @@
+//! The forms of tools that a chat template reads. Clients leave out what has no meaning for a tool, but some templates
+//! fail without it, so tools with a mark are rendered as a test.
+
+use serde_json::{Value, json};
+
+use crate::chat_template::template_support::ToolSupport;
+use crate::chat_template::{ChatInput, ChatTemplate};
+
+/// The name and the mark of the tool.
+const NAME: &str = "probe_tool";
+
+impl ChatTemplate {
+    /// The forms of tools that the template reads.
+    pub fn tool_support(&self) -> ToolSupport {
+        *self.tool_support.get_or_init(|| ToolSupport::of(self))
+    }
+}
+
+impl ToolSupport {
+    /// A template that does not print the complete tool takes any.
+    pub fn of(template: &ChatTemplate) -> Self {
+        let is_taken = |remove: &dyn Fn(&mut Value)| {
+            let mut function = json!({
+                "name": NAME,
+                "description": "A probe.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"probe": {"type": "string", "description": "A probe."}},
+                    "required": [],
+                },
+            });
+            remove(&mut function);
+            shows(template, function)
+        };
+        let shows_none = !is_taken(&|_| {});
+        let without = |parent: &'static str, member: &'static str| {
+            shows_none
+                || is_taken(&|function| {
+                    if let Some(Value::Object(parent)) = function.pointer_mut(parent) {
+                        parent.remove(member);
+                    }
+                })
+        };
+        Self {
+            without_description: without("", "description"),
+            without_parameters: without("", "parameters"),
+            without_properties: without("/parameters", "properties"),
+            without_required: without("/parameters", "required"),
+            without_parameter_description: without("/parameters/properties/probe", "description"),
+        }
+    }
+}
+
+fn shows(template: &ChatTemplate, function: Value) -> bool {
+    let rendered = template.render(ChatInput {
+        messages: &[json!({"role": "user", "content": "probe"})],
+        tools: Some(&json!([{"type": "function", "function": function}])),
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: None,
+    });
+    rendered.is_ok_and(|prompt| prompt.contains(NAME))
+}
