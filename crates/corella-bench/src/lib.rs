@@ -1,38 +1,41 @@
 //! Benchmarks: a load generator, trace replays and micro-benchmarks, with their reports.
+//!
+//! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
+//!
+//! * `error`: errors of benchmarks.
+//! * `sample`: random numbers, measured times, and their summaries.
+//! * `report`: reports of runs, as text, JSON and HTML, and their comparison.
+//! * `trace`: traces of requests.
+//! * `cache_replay`: the prefix cache with a trace.
+//! * `prefix_cache`: the costs of the prefix cache's calls.
+//! * `scheduler`: the costs of the scheduler's calls.
+//! * `admission`: rules of admission in virtual time.
+//! * `offline`: an engine without a server.
+//! * `reservation`: the time in which a computing engine answers another node.
+//! * `serve`: a server under load.
+//! * `transfer`: KV rows between nodes.
 
 pub mod admission;
 pub mod cache_replay;
-mod comparison;
 mod error;
-mod html_report;
-mod number;
 pub mod offline;
-mod plot;
 mod prefix_cache;
-mod progress;
-mod provenance;
-mod repeat;
 mod report;
-mod report_file;
 pub mod reservation;
-mod result_file;
+mod sample;
 pub mod scheduler;
 pub mod serve;
-mod split_mix;
-mod summary;
-mod thread_time;
-mod timeline;
 mod trace;
 pub mod transfer;
 
-pub use comparison::Comparison;
 pub use error::BenchError;
-pub use provenance::Provenance;
-pub use repeat::{Repeats, Spread};
+pub use report::comparison::Comparison;
+pub use report::provenance::Provenance;
+pub use report::repeat::{Repeats, Spread};
+pub use report::report_file::ReportFiles;
+pub use report::result_file::ResultFile;
 pub use report::{
     Metric, Objective, Report, ReportHead, RequestRecord, ServerPercentiles, ServerPhase,
 };
-pub use report_file::ReportFiles;
-pub use result_file::ResultFile;
-pub use summary::Summary;
-pub use timeline::Timeline;
+pub use sample::summary::Summary;
+pub use sample::timeline::Timeline;

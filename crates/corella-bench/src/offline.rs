@@ -8,11 +8,12 @@ use corella_core::{Namespace, SamplingParams, StoppingCriteria, TokenId};
 use corella_engine::{Engine, EngineStats, StreamEvent, Submission, TokenStream};
 use tokio::task::JoinSet;
 
-use crate::progress::Progress;
-use crate::provenance::Provenance;
-use crate::result_file::ResultFile;
-use crate::timeline::{Moment, Timeline};
-use crate::{BenchError, Report, ReportFiles, ReportHead, RequestRecord, html_report};
+use crate::report::html_report;
+use crate::report::provenance::Provenance;
+use crate::report::result_file::ResultFile;
+use crate::sample::progress::Progress;
+use crate::sample::timeline::{Moment, Timeline};
+use crate::{BenchError, Report, ReportFiles, ReportHead, RequestRecord};
 
 const FIRST_INTERVAL: Duration = Duration::from_millis(5);
 

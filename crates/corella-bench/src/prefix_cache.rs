@@ -8,7 +8,7 @@ use corella_core::{
 };
 use serde_json::{Value, json};
 
-use crate::summary::Summary;
+use crate::sample::summary::Summary;
 
 const SALT: u64 = 7;
 const NUM_EVICTED: usize = 125;

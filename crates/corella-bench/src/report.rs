@@ -1,5 +1,14 @@
 //! The results of a run, as a table and as JSON with the keys of `vllm bench serve`.
 
+pub(crate) mod comparison;
+pub(crate) mod html_report;
+pub(crate) mod number;
+pub(crate) mod plot;
+pub(crate) mod provenance;
+pub(crate) mod repeat;
+pub(crate) mod report_file;
+pub(crate) mod result_file;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
@@ -7,9 +16,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::Summary;
-use crate::provenance::Provenance;
-use crate::result_file::ResultFile;
-use crate::timeline::Timeline;
+use crate::report::provenance::Provenance;
+use crate::report::result_file::ResultFile;
+use crate::sample::timeline::Timeline;
 
 /// The record of one request: the times of its tokens, or the reason of its failure.
 #[derive(Debug, Clone, Default)]

@@ -3,6 +3,7 @@
 mod ageing;
 mod calls;
 mod late_request;
+mod queue_bench;
 mod queue_change;
 mod queue_cost;
 mod steady_queue;
@@ -17,11 +18,12 @@ use corella_core::{Scheduler, SchedulerConfig};
 use serde_json::{Value, json};
 
 use crate::prefix_cache::{self, CacheCost, OperationCosts, Shape};
-use crate::summary::Summary;
+use crate::sample::summary::Summary;
 use traffic::{drawn, request};
 
 pub use calls::{CallCost, CallLimits};
-pub use queue_cost::{QueueBenchOptions, QueueCost};
+pub use queue_bench::QueueBenchOptions;
+pub use queue_cost::QueueCost;
 
 const PAGE_SIZE: u32 = 16;
 
@@ -81,7 +83,7 @@ pub fn run(options: &SchedulerBenchOptions) -> SchedulerReport {
     let caches = caches.map(|&num_tokens| prefix_cache::cache_cost(num_tokens, PAGE_SIZE));
     SchedulerReport {
         steps,
-        queues: queue_cost::run(&options.queue),
+        queues: queue_bench::run(&options.queue),
         caches: caches.collect(),
         operations: operations(options),
     }

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::html_report;
-use crate::progress::Progress;
-use crate::provenance::Provenance;
-use crate::result_file::ResultFile;
-use crate::timeline::{Timeline, parse_metrics};
+use crate::report::html_report;
+use crate::report::provenance::Provenance;
+use crate::report::result_file::ResultFile;
+use crate::sample::progress::Progress;
+use crate::sample::timeline::{Timeline, parse_metrics};
 use crate::{BenchError, Repeats, Report, ReportHead};
 use client::Client;
 use load::{Item, Prompt};

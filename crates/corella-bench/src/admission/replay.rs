@@ -10,7 +10,7 @@ use corella_core::{
 use super::workload::{Item, Workload};
 use super::{AdmissionOptions, GivenLimit, Rule};
 use crate::BenchError;
-use crate::summary::Summary;
+use crate::sample::summary::Summary;
 
 const END_TOKEN: TokenId = 0;
 const TOKEN: TokenId = 1;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{AdmissionOptions, Arrivals, LengthSource};
 use crate::BenchError;
-use crate::split_mix::split_mix;
+use crate::sample::split_mix::split_mix;
 use crate::trace::{self, LATEST};
 
 /// The requests, in order of arrival.

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::summary::Summary;
-use crate::thread_time::thread_time;
+use crate::sample::summary::Summary;
+use crate::sample::thread_time::thread_time;
 
 /// The limits for measuring one kind of call, and an optional counter of allocations.
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,7 @@ use corella_core::RequestId;
 use super::calls::{CallLimits, Calls};
 use super::queue_cost::QueueCost;
 use super::traffic::{FCFS, NUM_PROMPT_TOKENS, PRIORITY, Policy, Traffic, request};
-use crate::split_mix::split_mix;
+use crate::sample::split_mix::split_mix;
 
 const PAGE_SIZE: u32 = 16;
 

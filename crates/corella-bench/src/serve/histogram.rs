@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::timeline::{labelled, metric};
+use crate::sample::timeline::{labelled, metric};
 
 /// The observations of a run.
 #[derive(Debug, Clone, PartialEq)]

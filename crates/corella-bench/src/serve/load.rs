@@ -3,12 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Deserialize;
-
-use super::prompt;
+use super::prompt::{self, Prompt};
 use super::{BenchServeOptions, Endpoint, PromptSource};
 use crate::BenchError;
-use crate::split_mix::split_mix;
+use crate::sample::split_mix::split_mix;
 use crate::trace::{self, LATEST};
 
 /// One request, as planned before the run.
@@ -18,13 +16,6 @@ pub(super) struct Item {
     pub at: Duration,
     pub prompt: Prompt,
     pub max_tokens: u32,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "`prompt` must be text or a list of token ids")]
-pub(super) enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
 }
 
 const TRACE_BLOCK_TOKENS: f64 = 512.0;

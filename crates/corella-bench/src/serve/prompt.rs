@@ -1,11 +1,17 @@
-//! Given prompts: from a file, or a repeated phrase.
+//! Prompts, and given ones: from a file, or a repeated phrase.
 
 use std::path::Path;
 
 use serde::Deserialize;
 
-use super::load::Prompt;
 use crate::BenchError;
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "`prompt` must be text or a list of token ids")]
+pub(super) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
 
 /// Limits the repeats. More are a mistake in the options.
 const MAX_REPEATS: usize = 10_000_000;

@@ -1,8 +1,8 @@
 //! Random prompts, drawn from a seed: words or token ids, with or without a common prefix.
 
-use super::load::Prompt;
+use super::prompt::Prompt;
 use crate::BenchError;
-use crate::split_mix::split_mix;
+use crate::sample::split_mix::split_mix;
 
 /// The form of random prompts: one of `num_prefixes` prefixes, taken in order, followed by `len`
 /// words or tokens of its own.

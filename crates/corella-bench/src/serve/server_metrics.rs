@@ -2,7 +2,7 @@
 
 use super::histogram::Histogram;
 use crate::report::{Report, ServerPercentiles, ServerPhase};
-use crate::timeline::metric;
+use crate::sample::timeline::metric;
 
 /// Each phase's key in the report, its Prometheus histogram, and its display name. Histograms
 /// without the `corella_` prefix use vLLM's metric names.

@@ -10,7 +10,7 @@ use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, KvPages
 
 use super::TransferBenchOptions;
 use crate::BenchError;
-use crate::split_mix::split_mix;
+use crate::sample::split_mix::split_mix;
 
 /// Number of concurrent sessions of a connection.
 const SESSIONS_PER_CONNECTION: usize = 4;

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::comparison::Comparison;
-use crate::number::number;
-use crate::plot::{Curve, Plot};
-use crate::result_file::{LATENCIES, ResultFile};
+use crate::report::comparison::Comparison;
+use crate::report::number::number;
+use crate::report::plot::{Curve, Plot};
+use crate::report::result_file::{LATENCIES, ResultFile};
 
 const STYLE: &str = include_str!("html_report/style.css");
 

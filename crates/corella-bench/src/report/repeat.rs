@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::Report;
 use crate::report::write_warnings;
-use crate::summary::Summary;
+use crate::sample::summary::Summary;
 
 /// The reports of at least one run.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::number::number;
+use crate::report::number::number;
 
 const WIDTH: f64 = 440.0;
 const HEIGHT: f64 = 240.0;

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::number::number;
-use crate::result_file::{LATENCIES, ResultFile};
-use crate::{BenchError, html_report, report_file};
+use crate::BenchError;
+use crate::report::number::number;
+use crate::report::result_file::{LATENCIES, ResultFile};
+use crate::report::{html_report, report_file};
 
 #[derive(Debug, Clone)]
 pub struct Comparison {

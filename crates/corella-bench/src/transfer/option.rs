@@ -1,0 +1,29 @@
+//! The options of `bench transfer`.
+
+#[derive(Debug, Clone)]
+pub struct TransferBenchOptions {
+    /// Bytes of one session, with a row of the table for each.
+    pub message_bytes: Vec<usize>,
+    /// Bytes of a page within a layer, with a row of the table for each.
+    pub page_bytes: Vec<usize>,
+    pub num_connections: usize,
+    /// Number of measurements of each row, in turn.
+    pub num_repeats: usize,
+    /// Bytes of one measurement, or one session of each connection.
+    pub bytes_per_repeat: usize,
+    /// Bytes of a session before the next one's turn, and of one bare call.
+    pub chunk_bytes: usize,
+}
+
+impl Default for TransferBenchOptions {
+    fn default() -> Self {
+        Self {
+            message_bytes: vec![64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20],
+            page_bytes: vec![4 << 10, 64 << 10],
+            num_connections: 2,
+            num_repeats: 5,
+            bytes_per_repeat: 256 << 20,
+            chunk_bytes: 1 << 20,
+        }
+    }
+}
