@@ -6,8 +6,9 @@ use corella_model::{
     ExecutorFactory, ExecutorPlan, KvFormat, KvGeometry, KvGroups, WeightFormat, host_bytes,
 };
 
+use crate::config::CudaConfig;
 use crate::device::{DeviceProperties, Element, GpuDevice, SharedDevice};
-use crate::executor::{CudaConfig, CudaExecutor, activation_bytes};
+use crate::executor::{CudaExecutor, activation_bytes};
 
 /// The operator's options of an executor.
 #[derive(Clone, Copy, Debug)]

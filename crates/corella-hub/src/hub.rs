@@ -4,7 +4,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use crate::cache::{Cache, Repository};
 use crate::client::{Client, Listing};
@@ -13,25 +12,7 @@ use crate::free_space::free_bytes;
 use crate::listing::RemoteFile;
 use crate::lock::FileLock;
 use crate::selection::{self, FolderWeights, INDEX, SINGLE, Selection};
-use crate::{CachedModel, FetchEvent, HubError, ModelName, Observer, Removed};
-
-#[derive(Clone, Debug)]
-pub struct HubConfig {
-    /// The hub's address, such as `https://huggingface.co`.
-    pub endpoint: String,
-    /// The credential for the hub.
-    pub token: Option<String>,
-    /// The cache's folder, which need not exist.
-    pub cache: PathBuf,
-    /// Certificates in PEM format to trust instead of the system's.
-    pub ca_file: Option<PathBuf>,
-    /// Whether fetching is disabled.
-    pub is_offline: bool,
-    /// The number of files to fetch at once.
-    pub num_parallel: usize,
-    /// A connection without data for this time is given up, and the fetch continued on another.
-    pub read_timeout: Duration,
-}
+use crate::{CachedModel, FetchEvent, HubConfig, HubError, ModelName, Observer, Removed};
 
 pub struct Hub {
     config: HubConfig,

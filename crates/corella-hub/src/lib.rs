@@ -1,14 +1,30 @@
 //! Models by name: fetches them from the Hugging Face hub into the hub's own cache, which other programs share.
 //!
-//! [`ModelName`] is the user's text, [`Hub`] does the work. `selection.rs` chooses files, `download.rs` fetches and
-//! checks them, and `cache.rs` keeps them in the layout of the Python package `huggingface_hub`.
+//! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
+//!
+//! * `error`: errors, for the person who named a model.
+//! * `hub_config`: the configuration of access to the hub.
+//! * `free_space`: the free space of a file system.
+//! * `uri`: addresses.
+//! * `selection`: chooses the files of a model.
+//! * `short_name`: names of Ollama's library.
+//! * `model_name`: the user's text.
+//! * `fetch_event`: the events of a fetch.
+//! * `listing`: the files of a repository.
+//! * `lock`: lets one process at a time fetch a file.
+//! * `cache`: keeps files in the layout of the Python package `huggingface_hub`.
+//! * `client`: requests to the hub.
+//! * `download`: fetches files and checks them.
+//! * `hub`: a model by its name, from the cache or the hub.
 
 mod cache;
 mod client;
 mod download;
 mod error;
+mod fetch_event;
 mod free_space;
 mod hub;
+mod hub_config;
 mod listing;
 mod lock;
 mod model_name;
@@ -18,38 +34,10 @@ mod uri;
 
 pub use cache::{CachedModel, Removed};
 pub use error::HubError;
-pub use hub::{Fetched, Hub, HubConfig};
+pub use fetch_event::{FetchEvent, Observer};
+pub use hub::{Fetched, Hub};
+pub use hub_config::HubConfig;
 pub use listing::Digest;
 pub use model_name::ModelName;
 pub use selection::DEFAULT_QUANTISATION;
 pub use short_name::{library_names, short_names};
-
-/// An event of a fetch, for display. Events come from several threads.
-#[derive(Clone, Debug, PartialEq)]
-pub enum FetchEvent<'a> {
-    /// All that is to be fetched. Sent before weights are.
-    Started {
-        name: &'a ModelName,
-        /// The missing file, if it is the only one.
-        file: Option<&'a str>,
-        num_files: usize,
-        num_bytes: u64,
-        /// The identifier of the licence, such as `apache-2.0`.
-        licence: Option<&'a str>,
-        /// The hub's page about the model.
-        page: &'a str,
-    },
-    /// The total of some files, before they are fetched.
-    Planned { num_bytes: u64 },
-    /// Bytes arrived and were written.
-    Received { num_bytes: u64 },
-    /// Bytes that were counted as received are not usable, and are fetched again.
-    Discarded { num_bytes: u64 },
-    /// A request failed and is repeated after a pause.
-    Retrying { reason: &'a str, pause_s: f64 },
-    /// Another process fetches this file, and this one waits for it.
-    Waiting { path: &'a str },
-}
-
-/// Takes the events of a fetch.
-pub type Observer<'a> = &'a (dyn Fn(FetchEvent<'_>) + Sync);

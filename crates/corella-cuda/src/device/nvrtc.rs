@@ -6,7 +6,7 @@ use corella_model::DeviceError;
 use cudarc::nvrtc::sys;
 
 use super::{ModuleSource, dynamic_library};
-use crate::kernels::INCLUDES;
+use crate::kernel_include::INCLUDES;
 
 const FUNCTIONS: [&str; 11] = [
     "nvrtcVersion",

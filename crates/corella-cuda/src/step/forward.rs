@@ -8,8 +8,8 @@ use std::sync::Arc;
 use corella_core::{Batch, KvGroup, PageTableDelta, SlotId, StepId};
 use corella_model::{DecoderSpec, DeviceError, KvGeometry, KvLayer, KvPages, LayerSpec, StepRows};
 
+use crate::config::CudaConfig;
 use crate::device::{DeviceBuffer, DevicePointer, Element, Event, Product, SharedDevice, Stream};
-use crate::executor::CudaConfig;
 use crate::kernels::activation::ActivationStep;
 use crate::kernels::attention::{AttentionKernels, AttentionScratch, AttentionStep};
 use crate::kernels::embed::{EmbedKernel, EmbedStep};

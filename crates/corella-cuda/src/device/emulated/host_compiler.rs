@@ -11,7 +11,7 @@ use corella_model::DeviceError;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::device::ModuleSource;
-use crate::kernels::INCLUDES;
+use crate::kernel_include::INCLUDES;
 
 const EMULATION: &str = include_str!("../emulation.h");
 
