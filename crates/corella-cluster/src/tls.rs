@@ -10,7 +10,6 @@ mod files;
 mod grpc;
 mod stream;
 
-use std::fmt;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
@@ -23,7 +22,7 @@ use crate::peer_log::PeerLog;
 use ends::Ends;
 use files::Identity;
 
-pub use files::TlsFiles;
+pub use files::{TlsError, TlsFiles};
 pub(crate) use grpc::SecureConnector;
 pub(crate) use stream::SecureStream;
 
@@ -31,18 +30,6 @@ pub(crate) use stream::SecureStream;
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two checks for renewed files.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Why a node cannot use its TLS files, for an operator.
-#[derive(Debug)]
-pub struct TlsError(String);
-
-impl fmt::Display for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for TlsError {}
 
 /// The TLS configuration of both ends of a node's connections, from files that may be renewed.
 #[derive(Clone)]

@@ -11,6 +11,7 @@ macro_rules! reads {
 
 mod allocation;
 mod expectation;
+mod index;
 mod invariant;
 mod path;
 mod progress;
@@ -31,7 +32,8 @@ use crate::{
 
 pub(crate) use crate::request_state::allocation::HeldSnapshot;
 pub(crate) use crate::request_state::expectation::quantile_of;
-pub(crate) use crate::request_state::table::{RequestIndex, RequestSet, RequestTable};
+pub(crate) use crate::request_state::index::{RequestIndex, RequestSet};
+pub(crate) use crate::request_state::table::RequestTable;
 pub(crate) use crate::request_state::turn::Leader;
 
 /// The order in which running requests are planned. When pages run out, the last one is preempted

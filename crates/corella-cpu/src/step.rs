@@ -1,24 +1,18 @@
 //! One step of a pipeline stage: from a batch, over the layers, to drawn tokens.
 
 mod activation_memory;
-mod adapter;
 mod draft_head;
-mod expert_layer;
 mod expert_plan;
 mod forward;
 mod head_groups;
 mod kept_state;
 mod layout;
-mod norm;
-mod per_layer;
 mod profile;
-mod projection;
-mod recurrent_layer;
 mod rotary;
 mod stage;
 
-pub use self::adapter::AdapterStore;
 pub use self::draft_head::{DraftHead, DraftHeadParts, draft_page_bytes, draft_state_bytes};
+pub use self::forward::adapter::AdapterStore;
 pub use self::forward::{Forward, ForwardParts, Incoming, Observer};
 pub use self::layout::StepLayout;
 pub use self::profile::{Operation, OperationReport, Profile, ProfileReport};

@@ -12,6 +12,7 @@ mod packed_image;
 mod packed_layer;
 mod packed_recurrent;
 mod packed_size;
+mod packer;
 mod panel;
 mod per_layer_ends;
 mod spec_check;
@@ -35,7 +36,6 @@ pub use self::per_layer_ends::PerLayerEnds;
 pub use self::spec_check::check_spec;
 
 use std::fs::File;
-use std::io;
 use std::sync::Arc;
 
 use corella_model::{
@@ -49,7 +49,7 @@ use crate::system::ThreadPool;
 use self::encoder_ends::{add_row, first_position};
 use self::image_reader::ImageReader;
 use self::lane::elements;
-use self::packed_layer::lanes;
+use self::packer::{Packer, check_shape, optional};
 
 /// The weights of a model, or of one pipeline stage's layers.
 pub struct PackedWeights {
@@ -271,86 +271,6 @@ impl PackedEnds {
                 tensor.read_row(token, &mut scratch, out);
             }
         }
-    }
-}
-
-/// A matrix `[out, in]` of the checkpoint with its bias.
-type Part<'a> = (&'a Tensor, Option<&'a Tensor>);
-
-struct Packer<'a> {
-    plan: FormatPlan,
-    /// The image of packed weights; `None` once it has proved to hold other weights.
-    image: Option<ImageReader>,
-    kernels: &'a Kernels,
-    pool: &'a mut ThreadPool,
-}
-
-impl Packer<'_> {
-    /// Packs a matrix whose output channels are those of all parts, one after the other.
-    fn matrix(
-        &mut self,
-        role: Role,
-        parts: &[Part<'_>],
-        k: usize,
-    ) -> Result<PackedMatrix, DeviceError> {
-        let lanes: Vec<_> = parts.iter().copied().flat_map(lanes).collect();
-        self.pack(role, parts, &lanes, k)
-    }
-
-    /// Packs the rows of `parts` in the order of `lanes`, or reads the result of an earlier start.
-    fn pack(
-        &mut self,
-        role: Role,
-        parts: &[Part<'_>],
-        lanes: &[Option<Lane<'_>>],
-        k: usize,
-    ) -> Result<PackedMatrix, DeviceError> {
-        let stored: Vec<_> = parts.iter().map(|(weight, _)| (*weight).into()).collect();
-        let packing = self.plan.packing(role, &stored, k);
-        let packed = self.pack_or_read(lanes, packing);
-        parts.iter().for_each(|(weight, _)| weight.release());
-        packed
-    }
-
-    fn pack_or_read(
-        &mut self,
-        lanes: &[Option<Lane<'_>>],
-        packing: Packing,
-    ) -> Result<PackedMatrix, DeviceError> {
-        let (kernels, pool) = (self.kernels, &mut *self.pool);
-        if let Some(image) = self.image.as_mut().filter(|_| !packing.copies(lanes)) {
-            let read = PackedMatrix::read(lanes, packing, image, kernels, pool);
-            if let Some(matrix) = read.map_err(out_of_memory)? {
-                return Ok(matrix);
-            }
-            self.image = None;
-        }
-        PackedMatrix::pack(lanes, packing, kernels, pool).map_err(out_of_memory)
-    }
-}
-
-fn out_of_memory(error: io::Error) -> DeviceError {
-    DeviceError(format!("no memory for the weights: {error}"))
-}
-
-fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), DeviceError> {
-    tensor.check_shape(name, shape).map_err(DeviceError)
-}
-
-/// Checks a tensor that the model has only if it is `wanted`.
-fn optional<'a>(
-    name: &str,
-    tensor: &'a Option<Tensor>,
-    wanted: bool,
-    shape: &[usize],
-) -> Result<Option<&'a Tensor>, DeviceError> {
-    match tensor {
-        Some(tensor) if wanted => check_shape(name, tensor, shape).map(|()| Some(tensor)),
-        None if wanted => Err(DeviceError(format!("{name} is missing"))),
-        Some(_) => Err(DeviceError(format!(
-            "the checkpoint has {name}, but the model does not use it"
-        ))),
-        None => Ok(None),
     }
 }
 

@@ -1,13 +1,12 @@
 //! A node's certificate and key files.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{Read, Take};
 use std::path::{Path, PathBuf};
 
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-
-use super::TlsError;
 
 /// Files in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +25,18 @@ pub struct Identity {
     pub key: PrivateKeyDer<'static>,
     pub authorities: Vec<CertificateDer<'static>>,
 }
+
+/// Why a node cannot use its TLS files, for an operator.
+#[derive(Debug)]
+pub struct TlsError(pub(super) String);
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for TlsError {}
 
 impl TlsFiles {
     pub fn read(&self) -> Result<Identity, TlsError> {

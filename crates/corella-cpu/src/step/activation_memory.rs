@@ -12,13 +12,13 @@ use crate::kernels::{Kernels, PANEL_LANES};
 use crate::kv::KvMemory;
 use crate::weights::{PackedLayer, PackedWeights};
 
-use super::adapter::AdapterRows;
-use super::expert_layer::ExpertRows;
-use super::forward::norms_sums;
+use super::forward::adapter::AdapterRows;
+use super::forward::expert_layer::ExpertRows;
+use super::forward::norm::norms_sums;
+use super::forward::per_layer::PerLayerRows;
+use super::forward::projection::is_normed_apart;
+use super::forward::recurrent_layer::gated_delta;
 use super::head_groups::HeadGroups;
-use super::per_layer::PerLayerRows;
-use super::projection::is_normed_apart;
-use super::recurrent_layer::gated_delta;
 
 pub struct Activations {
     /// The residual stream, `[rows][hidden_size]`.

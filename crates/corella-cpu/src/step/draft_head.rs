@@ -22,10 +22,11 @@ use crate::recurrent::StateLimits;
 use crate::system::{ThreadPool, Worker};
 use crate::weights::{PackedAdapter, PackedDraftHead, PackedMatrix, PackedNorm};
 
-use super::forward::{Forward, ForwardParts, Incoming, barrier_after};
+use super::forward::norm::RowNorm;
+use super::forward::{Forward, ForwardParts, Incoming};
 use super::kept_state::KeptStates;
 use super::layout::StepLayout;
-use super::norm::RowNorm;
+use super::profile::barrier_after;
 use super::profile::{Operation, Walk};
 
 pub struct DraftHead {

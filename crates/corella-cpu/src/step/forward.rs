@@ -3,6 +3,13 @@
 //! All workers walk through it together. Between two barriers each worker writes rows, heads or
 //! output channels of its own, and reads only what was written before the first of the two.
 
+pub(super) mod adapter;
+pub(super) mod expert_layer;
+pub(super) mod norm;
+pub(super) mod per_layer;
+pub(super) mod projection;
+pub(super) mod recurrent_layer;
+
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,12 +30,12 @@ use crate::weights::{
     PackedWeights,
 };
 
+use self::norm::{RowNorm, norms_sums};
+use self::recurrent_layer::gated_delta;
 use super::activation_memory::{Activations, Sizes, divide_alike};
 use super::expert_plan::ExpertPlan;
 use super::layout::StepLayout;
-use super::norm::RowNorm;
-use super::profile::{Operation, Profile, Walk};
-use super::recurrent_layer::gated_delta;
+use super::profile::{Operation, Profile, Walk, barrier_after};
 use super::rotary::Rotary;
 
 pub struct Forward {
@@ -653,27 +660,12 @@ impl Forward {
     }
 }
 
-/// Whether the norms after the parts of layers are of the residual stream (BERT).
-pub fn norms_sums(spec: &DecoderSpec) -> bool {
-    spec.encoder
-        .as_ref()
-        .is_some_and(|encoder| encoder.norms_sums)
-}
-
 /// The index of the first element that `is_it` accepts. Without one, `other` is added.
 fn index_or_add<T>(list: &mut Vec<T>, is_it: impl FnMut(&T) -> bool, other: T) -> usize {
     list.iter().position(is_it).unwrap_or_else(|| {
         list.push(other);
         list.len() - 1
     })
-}
-
-/// The barrier after an operation: every worker has done its part of it, so that all may read its output, and overwrite
-/// its input. Correctness needs it, with a profile and without.
-pub fn barrier_after(operation: Operation, walk: &mut Walk<'_>) {
-    walk.note(operation);
-    walk.worker.barrier();
-    walk.note_waiting(operation);
 }
 
 /// The number of rows whose logits are computed at once: whole tiles, large enough that few steps read the head's

@@ -23,8 +23,9 @@ use crate::system::{ThreadPool, Worker};
 use crate::weights::PackedAdapter;
 
 use super::draft_head::DraftHead;
-use super::forward::{Forward, Incoming, barrier_after};
+use super::forward::{Forward, Incoming};
 use super::layout::StepLayout;
+use super::profile::barrier_after;
 use super::profile::{Operation, Walk};
 
 mod drafting;

@@ -4,7 +4,7 @@ use corella_model::{DecoderSpec, DeviceError, EncoderWeights, NormSpec};
 
 use super::lane::elements;
 use super::norm::PackedNorm;
-use super::optional;
+use super::packer::optional;
 
 /// The parts that only encoders have.
 #[derive(Default)]

@@ -7,8 +7,9 @@ use corella_model::{DecoderSpec, DecoderWeights, DeviceError};
 use super::encoder_ends::EncoderEnds;
 use super::norm::PackedNorm;
 use super::packed_layer::PackedLayer;
+use super::packer::{Packer, check_shape};
 use super::panel::PackedMatrix;
-use super::{PackedEnds, PackedWeights, Packer, Role, check_shape};
+use super::{PackedEnds, PackedWeights, Role};
 
 pub struct PackedDraftHead {
     /// The norm of a token's embedding, and of the hidden state before it.

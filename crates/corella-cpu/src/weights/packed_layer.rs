@@ -11,8 +11,8 @@ use super::format_plan::Role;
 use super::lane::{Lane, elements};
 use super::norm::{PackedNorm, PackedNorms};
 use super::packed_recurrent::PackedRecurrent;
+use super::packer::{Packer, Part};
 use super::panel::{PackedMatrix, Packing};
-use super::{Packer, Part};
 
 pub struct PackedLayer {
     pub attention_norms: PackedNorms,

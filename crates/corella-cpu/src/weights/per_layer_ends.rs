@@ -4,8 +4,8 @@ use corella_model::{DecoderSpec, DecoderWeights, DeviceError, PerLayerSpec, Tens
 
 use super::norm::PackedNorm;
 use super::packed_layer::{lanes, router_packing};
+use super::packer::{Packer, check_shape};
 use super::panel::PackedMatrix;
-use super::{Packer, check_shape};
 
 pub struct PerLayerEnds {
     /// A token's looked-up part: the inputs of all layers one after the other. It is read in place.

@@ -14,7 +14,7 @@ use crate::kernels::{
 };
 
 use super::products::Products;
-use super::{apart, configure_full, release};
+use super::tile::{apart, configure_full, release};
 
 pub const TILE_ATTENTION: TileAttention = TileAttention {
     configure,

@@ -13,7 +13,7 @@ use crate::kernels::grouped::{
 };
 use crate::kernels::{INT8_TILE_K, MAX_MATRIX_ROWS, PANEL_LANES, line_ahead};
 
-use super::{TileShape, apart, configure};
+use super::tile::{TileShape, apart, configure};
 
 /// Up to this many rows, the AVX-512 kernels are faster than tiles.
 const FEW_ROWS: usize = 6;

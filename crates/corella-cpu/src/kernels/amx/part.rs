@@ -8,7 +8,7 @@ use std::arch::asm;
 
 use crate::kernels::{NEXT_LINES, TilePart};
 
-use super::apart;
+use super::tile::apart;
 
 const TILE_ROW_BYTES: usize = 64;
 

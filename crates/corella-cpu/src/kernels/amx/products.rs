@@ -5,7 +5,7 @@ use std::arch::asm;
 
 use crate::kernels::TileProduct;
 
-use super::apart;
+use super::tile::apart;
 
 /// A queue of products. Sums are in tiles 0–3, rows in tiles 4 and 5, columns in tiles 6 and 7.
 pub struct Products<'a> {

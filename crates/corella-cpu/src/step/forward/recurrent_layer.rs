@@ -6,9 +6,10 @@ use crate::dense::Epilogue;
 use crate::recurrent::{ConvolutionLayer, DeltaLayer, DeltaScratch};
 use crate::weights::{PackedLayer, PackedRecurrent};
 
-use super::forward::{Forward, barrier_after};
-use super::layout::StepLayout;
-use super::profile::{Operation, Walk};
+use crate::step::forward::Forward;
+use crate::step::layout::StepLayout;
+use crate::step::profile::barrier_after;
+use crate::step::profile::{Operation, Walk};
 
 /// A layer's gated delta network in place of attention.
 pub fn gated_delta(layer: &LayerSpec) -> Option<&GatedDeltaSpec> {

@@ -9,9 +9,10 @@ use corella_model::{Adapter, AdapterSource, Adapters, DecoderSpec};
 use crate::dense::{Buffer, PackedRows, Updates, Weights};
 use crate::weights::{AdaptedMatrix, AdapterPacking, PackedAdapter, PackedMatrix};
 
-use super::forward::{Forward, barrier_after};
-use super::layout::StepLayout;
-use super::profile::{Operation, Walk};
+use crate::step::forward::Forward;
+use crate::step::layout::StepLayout;
+use crate::step::profile::barrier_after;
+use crate::step::profile::{Operation, Walk};
 
 /// The memory for computing updates.
 pub struct AdapterRows {

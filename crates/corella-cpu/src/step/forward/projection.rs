@@ -10,11 +10,12 @@ use crate::kernels::NormRotate;
 use crate::kv::{HeadPage, KvRows, Rows, Side};
 use crate::weights::{AdaptedMatrix, PackedLayer, PackedNorm};
 
-use super::forward::{Forward, barrier_after};
-use super::head_groups::{HeadGroups, num_projected};
-use super::layout::StepLayout;
-use super::norm::RowNorm;
-use super::profile::{Operation, Walk};
+use crate::step::forward::Forward;
+use crate::step::forward::norm::RowNorm;
+use crate::step::head_groups::{HeadGroups, num_projected};
+use crate::step::layout::StepLayout;
+use crate::step::profile::barrier_after;
+use crate::step::profile::{Operation, Walk};
 
 /// Whether queries and keys are normed before the kernel that rotates them. That kernel norms one head at a time by its
 /// root mean square.

@@ -1,13 +1,13 @@
 //! Norms of rows: before dense layers, and after a layer's parts.
 
-use corella_model::NormKind;
+use corella_model::{DecoderSpec, NormKind};
 
 use crate::dense::{Buffer, Grid, PackedRows};
 use crate::kernels::{Form, Kernels, TILE_K};
 use crate::system::Worker;
 use crate::weights::{PackedMatrix, PackedNorm};
 
-use super::forward::Forward;
+use crate::step::forward::Forward;
 
 /// The number of elements of a row that are normalised and packed at a time.
 const NORM_CHUNK: usize = 256;
@@ -180,4 +180,11 @@ impl Forward {
             }
         });
     }
+}
+
+/// Whether the norms after the parts of layers are of the residual stream (BERT).
+pub fn norms_sums(spec: &DecoderSpec) -> bool {
+    spec.encoder
+        .as_ref()
+        .is_some_and(|encoder| encoder.norms_sums)
 }

@@ -8,12 +8,13 @@ use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Part, Tiles, gemm};
 use crate::kernels::{Form, Kernels, PANEL_LANES};
 use crate::weights::{PackedExperts, PackedMatrix, PackedNorm};
 
-use super::activation_memory::LayerRows;
-use super::expert_plan::{Choices, ExpertPlan, choose, sigmoid};
-use super::forward::{Forward, barrier_after};
-use super::layout::StepLayout;
-use super::norm::RowNorm;
-use super::profile::{Operation, Walk};
+use crate::step::activation_memory::LayerRows;
+use crate::step::expert_plan::{Choices, ExpertPlan, choose, sigmoid};
+use crate::step::forward::Forward;
+use crate::step::forward::norm::RowNorm;
+use crate::step::layout::StepLayout;
+use crate::step::profile::barrier_after;
+use crate::step::profile::{Operation, Walk};
 
 /// The memory of layers with experts.
 pub struct ExpertRows {

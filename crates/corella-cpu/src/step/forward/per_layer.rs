@@ -9,10 +9,11 @@ use crate::kernels::{Form, Kernels};
 use crate::system::Worker;
 use crate::weights::{PackedLayer, PackedPerLayer};
 
-use super::forward::{Forward, barrier_after};
-use super::layout::StepLayout;
-use super::norm::RowNorm;
-use super::profile::{Operation, Walk};
+use crate::step::forward::Forward;
+use crate::step::forward::norm::RowNorm;
+use crate::step::layout::StepLayout;
+use crate::step::profile::barrier_after;
+use crate::step::profile::{Operation, Walk};
 
 /// The memory of the layers' own inputs.
 pub struct PerLayerRows {
