@@ -59,6 +59,8 @@ pub fn run(repository: &Repository) -> Result<(), String> {
     for line in source::long_files(&tree) {
         println!("note: {line}");
     }
+    let num_lines = source::num_product_lines(&tree);
+    println!("note: the crates have {num_lines} lines outside tests");
     if complaints.is_empty() {
         println!("tidy: {} files are in order", tree.files.len());
         return Ok(());

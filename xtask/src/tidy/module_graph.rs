@@ -1,22 +1,21 @@
-//! The dependencies between the files of a crate, by paths that begin with `crate::` or `super::`.
+//! The uses between the files of a crate, by their paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Tree, rust_code};
+use super::Tree;
+use super::layering::checked_crates;
+use super::rust_code::{has_word, without_tests, without_text};
 
-/// Limits the files of a circle. A module may name its children, which does not count.
+/// The most files of a circle, a parent and its children included.
 const MAX_CIRCLE: usize = 3;
-
-/// The crates checked for circles.
-const CRATES: [&str; 3] = [
-    "crates/corella-core/src/",
-    "crates/corella-cluster/src/",
-    "crates/corella-server/src/",
-];
+/// Crates whose circles are not checked yet.
+const UNCHECKED: [&str; 1] = ["crates/corella-server/src/"];
+/// The most modules through which a name is imported.
+const MAX_IMPORTS: usize = 20;
 
 pub fn circles(tree: &Tree) -> Vec<String> {
-    let crates = CRATES.iter().map(|folder| ModuleGraph::of(tree, folder));
-    let circles = crates.flat_map(|graph| graph.circles());
+    let crates = checked_crates(tree).filter(|folder| !UNCHECKED.contains(folder));
+    let circles = crates.flat_map(|folder| ModuleGraph::of(tree, folder).circles());
     circles
         .filter(|files| files.len() > MAX_CIRCLE)
         .map(|files| {
@@ -29,12 +28,14 @@ pub fn circles(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
+/// Files of tests are left out. A module uses another if its code has a path to a name of the other. A re-export is no
+/// use. A child that has an `impl` of its parent's type continues the parent, so that the type's name is no use either.
 pub struct ModuleGraph<'a> {
     /// The files by the paths of their modules, such as `cache::kv_cache`. The crate's path is empty.
     files: BTreeMap<String, &'a str>,
-    /// The paths of names that modules re-export from their children, by the resulting paths.
-    re_exports: BTreeMap<String, Vec<String>>,
-    /// The paths that each module uses outside the tests in its file.
+    /// The paths of imported names, by the paths at which modules import them.
+    imports: BTreeMap<String, Vec<String>>,
+    /// The paths that each module uses.
     uses: BTreeMap<String, BTreeSet<Vec<String>>>,
 }
 
@@ -43,46 +44,80 @@ impl<'a> ModuleGraph<'a> {
     pub fn of(tree: &'a Tree, folder: &str) -> Self {
         let mut graph = Self {
             files: BTreeMap::new(),
-            re_exports: BTreeMap::new(),
+            imports: BTreeMap::new(),
             uses: BTreeMap::new(),
         };
+        let mut codes = Vec::new();
         for (path, text) in tree.rust_files() {
             let Some(file) = path.strip_prefix(folder) else {
                 continue;
             };
-            let module = file.trim_end_matches(".rs").replace('/', "::");
-            let code = rust_code::without_text(text);
-            let code = match code.find("#[cfg(test)]\nmod tests") {
-                Some(tests) => &code[..tests],
-                None => &code,
-            };
-            let module = if module == "lib" { "" } else { &*module }.to_string();
-            let own: Vec<String> = module.split_terminator("::").map(String::from).collect();
-            let re_exports = code.split("pub use ").skip(1).flat_map(use_paths);
-            for path in re_exports.filter(|path| !["crate", "super", "self"].contains(&&*path[0])) {
-                // The name of a module leads to the module, even if the module has something of its own name.
-                if let [first, .., name] = &path[..]
-                    && first != name
-                {
-                    let name = [&own[..], std::slice::from_ref(name)].concat();
-                    graph
-                        .re_exports
-                        .insert(name.join("::"), [&own[..], &path].concat());
-                }
+            let parts = file.trim_end_matches(".rs").split('/').map(String::from);
+            let module: Vec<String> = parts.filter(|part| part != "lib").collect();
+            if !module.iter().any(|part| part == "tests") {
+                graph.files.insert(module.join("::"), path);
+                codes.push((module, without_text(without_tests(text))));
             }
-            if module.is_empty() {
-                graph.files.insert(module, path);
-                continue;
-            }
-            graph.files.insert(module.clone(), path);
-            let from_root = code.split("crate::").skip(1).flat_map(use_paths);
-            let above = &own[..own.len() - 1];
-            let from_above = code.split("super::").skip(1).flat_map(use_paths);
-            let from_above = from_above.map(|path| [above, &path].concat());
-            let uses = from_root.chain(from_above).collect();
-            graph.uses.insert(module, uses);
+        }
+        for (module, code) in codes {
+            graph.read(&module, &code);
         }
         graph
+    }
+
+    fn read(&mut self, module: &[String], code: &str) {
+        let (imports, body) = divide(code);
+        let mut uses = BTreeSet::new();
+        for (is_public, import) in imports {
+            for Import { path, name } in paths_of(import) {
+                let Some(path) = self.absolute(module, &path) else {
+                    continue;
+                };
+                let is_used = |name: &String| !is_public || has_word(&body, name);
+                if name.as_ref().is_none_or(is_used) {
+                    uses.insert(path.clone());
+                }
+                if let Some(name) = name {
+                    let name = [module, &[name]].concat().join("::");
+                    self.imports.insert(name, path);
+                }
+            }
+        }
+        for start in path_starts(&body) {
+            let paths = paths_of(&body[start..]).into_iter();
+            uses.extend(paths.filter_map(|import| self.absolute(module, &import.path)));
+        }
+        let continued: BTreeSet<&str> = continued_types(&body).collect();
+        uses.retain(|path| {
+            let is_continued = path.last().is_some_and(|name| continued.contains(&**name));
+            let file = self.module_of(path).filter(|_| is_continued);
+            file.is_none_or(|file| !is_below(&module.join("::"), file))
+        });
+        if !module.is_empty() {
+            self.uses.insert(module.join("::"), uses);
+        }
+    }
+
+    /// The path from the root of the crate. `None` for a path that begins with a name in scope, or another crate.
+    fn absolute(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
+        let own = |part: &&String| *part == "self" || *part == "super";
+        let num_own = path.iter().take_while(own).count();
+        let num_up = path[..num_own]
+            .iter()
+            .filter(|part| *part == "super")
+            .count();
+        match &**path.first()? {
+            "crate" => Some(path[1..].to_vec()),
+            _ if num_own > 0 => {
+                let above = &module[..module.len().checked_sub(num_up)?];
+                Some([above, &path[num_own..]].concat())
+            }
+            child => {
+                let file = [module, &[child.to_string()]].concat().join("::");
+                let is_child = self.files.contains_key(&file);
+                is_child.then(|| [module, path].concat())
+            }
+        }
     }
 
     /// The modules except `lib.rs`, each with its file.
@@ -101,28 +136,26 @@ impl<'a> ModuleGraph<'a> {
     }
 
     fn module_of(&self, path: &[String]) -> Option<&str> {
-        let mut beginnings = (1..=path.len())
-            .rev()
-            .map(|length| path[..length].join("::"));
-        if let Some(path) = beginnings
-            .clone()
-            .find_map(|name| self.re_exports.get(&name))
-        {
-            // The child may re-export the name from a child of its own.
-            return self.module_of(path);
+        let mut path = path.to_vec();
+        for _ in 0..MAX_IMPORTS {
+            let names = (1..=path.len())
+                .rev()
+                .map(|length| (length, path[..length].join("::")));
+            let mut known = names.filter(|(_, name)| {
+                self.files.contains_key(name) || self.imports.contains_key(name)
+            });
+            let (length, name) = known.next()?;
+            if let Some((module, _)) = self.files.get_key_value(&name) {
+                return Some(module);
+            }
+            path = [&self.imports[&name], &path[length..]].concat();
         }
-        let found = beginnings.find_map(|module| self.files.get_key_value(&module))?;
-        Some(&**found.0)
+        None
     }
 
     /// Returns the largest sets of files in which each file leads to all others.
     fn circles(&self) -> Vec<Vec<&'a str>> {
         let modules: Vec<&str> = self.files().map(|(module, _)| module).collect();
-        let is_child = |module: &str, other: &str| {
-            other
-                .strip_prefix(module)
-                .is_some_and(|rest| rest.starts_with("::"))
-        };
         let reach: BTreeMap<&str, BTreeSet<&str>> = modules
             .iter()
             .map(|&from| {
@@ -130,7 +163,7 @@ impl<'a> ModuleGraph<'a> {
                 let mut open = vec![from];
                 while let Some(module) = open.pop() {
                     let next = self.used_by(module).flatten();
-                    let next = next.filter(|other| *other != module && !is_child(module, other));
+                    let next = next.filter(|other| *other != module);
                     open.extend(next.filter(|other| reached.insert(*other)));
                 }
                 (from, reached)
@@ -149,19 +182,95 @@ impl<'a> ModuleGraph<'a> {
     }
 }
 
+fn is_below(module: &str, other: &str) -> bool {
+    let rest = module.strip_prefix(other);
+    rest.is_some_and(|rest| rest.starts_with("::"))
+}
+
+/// Divides code into the paths of its imports, with whether they are re-exports, and the rest without declarations of
+/// modules.
+fn divide(code: &str) -> (Vec<(bool, &str)>, String) {
+    let mut imports = Vec::new();
+    let mut body = String::with_capacity(code.len());
+    let mut rest = code;
+    while !rest.is_empty() {
+        let line = rest.split_inclusive('\n').next().unwrap_or(rest);
+        let item = without_visibility(line);
+        let mut length = line.len();
+        if let Some(import) = item.strip_prefix("use ") {
+            length = rest.find(';').map_or(rest.len(), |end| end + 1);
+            imports.push((
+                item.len() < line.len(),
+                &rest[line.len() - import.len()..length],
+            ));
+        } else if !(item.starts_with("mod ") && item.trim_end().ends_with(';')) {
+            body.push_str(line);
+        }
+        rest = &rest[length..];
+    }
+    (imports, body)
+}
+
+fn without_visibility(line: &str) -> &str {
+    match line.strip_prefix("pub") {
+        Some(rest) if rest.starts_with('(') => rest.split_once(") ").map_or(rest, |(_, item)| item),
+        Some(rest) => rest.trim_start_matches(' '),
+        None => line,
+    }
+}
+
+/// The places where paths of several names begin, except those that limit a visibility.
+fn path_starts(code: &str) -> impl Iterator<Item = usize> {
+    code.match_indices("::").filter_map(|(end, _)| {
+        let name = code[..end].rfind(|c| !is_part(c)).map_or(0, |at| at + 1);
+        let before = code[..name].trim_end();
+        (name < end && !before.ends_with("::") && !before.ends_with("(in")).then_some(name)
+    })
+}
+
+/// The types that have an `impl` without a trait.
+fn continued_types(code: &str) -> impl Iterator<Item = &str> {
+    let impls = code.split("\nimpl").skip(1);
+    impls.filter_map(|item| {
+        let header = item.split_once('{')?.0;
+        let mut depth = 0;
+        let name = header.find(|c| {
+            match c {
+                '<' => depth += 1,
+                '>' => depth -= 1,
+                _ => {}
+            }
+            depth == 0 && is_part(c)
+        })?;
+        let end = header[name..]
+            .find(|c| !is_part(c))
+            .map_or(header.len(), |end| name + end);
+        (!header.contains(" for ")).then_some(&header[name..end])
+    })
+}
+
+fn is_part(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// A path, and the name that an import of it has; `None` for all names.
+struct Import {
+    path: Vec<String>,
+    name: Option<String>,
+}
+
 /// Returns the paths of a `use`, or the one path, at the start of `code`.
-fn use_paths(code: &str) -> Vec<Vec<String>> {
+fn paths_of(code: &str) -> Vec<Import> {
     let mut paths = Vec::new();
     read_paths(code, &[], &mut paths);
     paths
 }
 
 /// Reads a path, or a group of them in braces, that continues `before`. Returns the rest.
-fn read_paths<'a>(code: &'a str, before: &[String], paths: &mut Vec<Vec<String>>) -> &'a str {
+fn read_paths<'a>(code: &'a str, before: &[String], paths: &mut Vec<Import>) -> &'a str {
     if let Some(mut rest) = code.strip_prefix('{') {
         loop {
             rest = read_paths(rest.trim_start(), before, paths);
-            // A name may be followed by `as` and its new name.
             rest = &rest[rest.find([',', '}']).unwrap_or(rest.len())..];
             match rest.strip_prefix(',') {
                 Some(behind) => rest = behind,
@@ -169,23 +278,27 @@ fn read_paths<'a>(code: &'a str, before: &[String], paths: &mut Vec<Vec<String>>
             }
         }
     }
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let end = code.find(|c| !is_part(c)).unwrap_or(code.len());
     let (name, rest) = code.split_at(end);
     if name.is_empty() {
         if rest.starts_with(['*', '<']) {
-            paths.push(before.to_vec());
+            let path = before.to_vec();
+            paths.push(Import { path, name: None });
         }
         return rest;
     }
-    let path = [before, &[name.to_string()]].concat();
-    match rest.strip_prefix("::") {
-        Some(behind) => read_paths(behind, &path, paths),
-        None => {
-            paths.push(path);
-            rest
-        }
+    if let Some(behind) = rest.strip_prefix("::") {
+        return read_paths(behind, &[before, &[name.to_string()]].concat(), paths);
     }
+    let path = match name {
+        "self" => before.to_vec(),
+        _ => [before, &[name.to_string()]].concat(),
+    };
+    let renamed = rest.strip_prefix(" as ");
+    let renamed = renamed.and_then(|name| name.split(|c| !is_part(c)).next());
+    let name = renamed.map(String::from).or_else(|| path.last().cloned());
+    paths.push(Import { path, name });
+    rest
 }
 
 #[cfg(test)]
@@ -193,7 +306,7 @@ mod tests {
     use super::*;
 
     fn circles_of(files: &[(&str, &str)]) -> usize {
-        let path = |file: &str| format!("{}{file}", CRATES[0]);
+        let path = |file: &str| format!("crates/corella-core/src/{file}");
         let files: Vec<_> = files
             .iter()
             .map(|(file, text)| (path(file), *text))
@@ -215,60 +328,101 @@ mod tests {
         assert_eq!(circles_of(&files[..4]), 0);
         // Names in comments and tests do not count.
         let mut files = files;
-        files[4].1 = "// crate::a has more.\n#[cfg(test)]\nmod tests { use crate::a::A; }";
+        for code in [
+            "// crate::a has more.\n#[cfg(test)]\nmod tests { use crate::a::A; }",
+            "#[cfg(all(test, unix))]\nmod tests { use crate::a::A; }",
+            "pub(in crate::a) fn d() {}",
+        ] {
+            files[4].1 = code;
+            assert_eq!(circles_of(&files), 0, "{code}");
+        }
+        files[4] = ("d/tests.rs", "use crate::a::A;");
         assert_eq!(circles_of(&files), 0);
     }
 
     #[test]
-    fn a_module_may_name_its_children() {
-        let family = [
+    fn a_parent_and_its_children_may_be_a_circle() {
+        let mut family = [
             ("lib.rs", ""),
-            ("a.rs", "use crate::a::one::One;\nuse crate::a::two::Two;"),
+            (
+                "a.rs",
+                "mod one;\nmod two;\nuse one::One;\nfn a() { two::f(); self::three::f() }",
+            ),
             ("a/one.rs", "use crate::a::A;"),
             ("a/two.rs", "use super::A;"),
-            ("a/three.rs", "use crate::a::A;"),
+            ("a/three.rs", "fn f() -> super::A {}"),
         ];
+        assert_eq!(circles_of(&family), 1);
+        // A file that only lists its children uses none.
+        family[1].1 = "mod one;\nmod two;\npub use one::One;\npub(crate) use two::Two;";
         assert_eq!(circles_of(&family), 0);
-        // Another file leads back to them.
-        let mut files = family;
-        files[1].1 = "use crate::b::B;";
-        files[4].1 = "use super::one::One;";
-        let mut files = files.to_vec();
-        files.push(("b.rs", "use crate::a::three::Three;"));
-        assert_eq!(circles_of(&files), 1);
+        family[1].1 =
+            "mod one;\nmod two;\npub use one::One;\nfn a(_: One) { two::f(); three::f() }";
+        assert_eq!(circles_of(&family), 1);
     }
 
     #[test]
-    fn names_that_a_parent_has_from_its_children_lead_to_the_children() {
+    fn a_child_may_continue_its_parents_type() {
+        let parent = "mod one;\nmod two;\nmod three;\nfn a() { one::f(); two::f(); three::f() }";
+        let mut family = [
+            ("lib.rs", ""),
+            ("a.rs", parent),
+            ("a/one.rs", "use super::A;\nimpl A {}"),
+            (
+                "a/two.rs",
+                "use crate::a::A;\nimpl<'a, T: Into<B>> A<'a, T> {}",
+            ),
+            ("a/three.rs", "use super::A;\n\nimpl A {}"),
+        ];
+        assert_eq!(circles_of(&family), 0);
+        for code in [
+            "use super::{A, B};\nimpl A {}",
+            "use super::A;\nimpl Debug for A {}",
+        ] {
+            family[2].1 = code;
+            family[3].1 = code;
+            family[4].1 = code;
+            assert_eq!(circles_of(&family), 1, "{code}");
+        }
+    }
+
+    #[test]
+    fn names_that_a_parent_imports_lead_to_their_files() {
         let mut files = [
             ("lib.rs", "pub use a::One;"),
-            ("a.rs", "pub use one::One;\npub use two::{Two, Three};"),
-            ("a/one.rs", "use super::Two;"),
+            (
+                "a.rs",
+                "pub use self::one::One;\nuse two::{Two as Other, Three};",
+            ),
+            ("a/one.rs", "use super::Other;"),
             ("a/two.rs", "use crate::b::B;"),
             ("b.rs", "use crate::c::C;"),
             ("c.rs", "use crate::One;"),
         ];
         assert_eq!(circles_of(&files), 1);
         files[5].1 = "use crate::a::A;";
-        assert_eq!(circles_of(&files), 0);
-        files[0].1 = "pub use b::b;";
-        files[5].1 = "use crate::b;";
+        files[2].1 = "";
+        assert_eq!(circles_of(&files), 1);
+        files[3].1 = "";
         assert_eq!(circles_of(&files), 0);
     }
 
     #[test]
     fn paths_of_groups_are_told_apart() {
         let paths = |code: &str| {
-            let paths = use_paths(code).into_iter();
-            paths.map(|path| path.join("::")).collect::<Vec<_>>()
+            let paths = paths_of(code).into_iter();
+            paths
+                .map(|import| (import.path.join("::"), import.name.unwrap_or_default()))
+                .map(|(path, name)| format!("{path} {name}"))
+                .collect::<Vec<_>>()
         };
-        assert_eq!(paths("a::B, c"), ["a::B"]);
+        assert_eq!(paths("a::B, c"), ["a::B B"]);
         assert_eq!(
-            paths("{a, b::{C, d::E}, F};"),
-            ["a", "b::C", "b::d::E", "F"]
+            paths("{a, b::{self, d::E}, F};"),
+            ["a a", "b b", "b::d::E E", "F F"]
         );
-        assert_eq!(paths("a::{B as C,\n    D,\n};"), ["a::B", "a::D"]);
-        assert_eq!(paths("a::*; {b}"), ["a"]);
-        assert_eq!(paths("a::B { c: 1 }"), ["a::B"]);
+        assert_eq!(paths("a::{B as C,\n    D,\n};"), ["a::B C", "a::D D"]);
+        assert_eq!(paths("a::*; {b}"), ["a "]);
+        assert_eq!(paths("a::B { c: 1 }"), ["a::B B"]);
     }
 }

@@ -106,6 +106,16 @@ fn raw_string(rest: &[u8]) -> usize {
         .map_or(rest.len(), |at| start + 1 + at + end.len())
 }
 
+/// The source before its module of tests, which stands last.
+pub fn without_tests(source: &str) -> &str {
+    let end = source.match_indices("\nmod tests").find_map(|(at, _)| {
+        let attribute = source[..at].lines().next_back()?;
+        let is_of_tests = attribute.starts_with("#[cfg(") && has_word(attribute, "test");
+        is_of_tests.then(|| at - attribute.len())
+    });
+    &source[..end.unwrap_or(source.len())]
+}
+
 pub fn has_word(code: &str, word: &str) -> bool {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word).any(|(at, _)| {
@@ -146,6 +156,20 @@ mod tests {
             assert_eq!(without_text(code), code);
         }
         assert_eq!(without_text("\"a\nb\"\nc"), "  \n  \nc");
+    }
+
+    #[test]
+    fn tests_stand_last() {
+        assert_eq!(without_tests("a\n#[cfg(test)]\nmod tests {\nb"), "a\n");
+        assert_eq!(
+            without_tests("a\n#[cfg(all(test, unix))]\nmod tests;\n"),
+            "a\n"
+        );
+        assert_eq!(
+            without_tests("a\n#[cfg(unix)]\nmod tests;\n"),
+            "a\n#[cfg(unix)]\nmod tests;\n"
+        );
+        assert_eq!(without_tests("#[test]\nfn a() {}"), "#[test]\nfn a() {}");
     }
 
     #[test]

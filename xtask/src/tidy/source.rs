@@ -1,7 +1,7 @@
 //! Rules for one source file.
 
 use super::Tree;
-use super::rust_code::without_text;
+use super::rust_code::{without_tests, without_text};
 
 const MAX_LINES: usize = 800;
 const LONG_LINES: usize = 600;
@@ -108,6 +108,19 @@ pub fn long_files(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
+/// The lines of the crates' sources outside tests.
+pub fn num_product_lines(tree: &Tree) -> usize {
+    let is_product = |path: &str| {
+        let mut parts = path.split('/');
+        let is_source = parts.next() == Some("crates") && parts.nth(1) == Some("src");
+        is_source && !parts.any(|part| ["test", "tests", "test.rs", "tests.rs"].contains(&part))
+    };
+    let product = tree.rust_files().filter(|(path, _)| is_product(path));
+    product
+        .map(|(_, text)| without_tests(text).lines().count())
+        .sum()
+}
+
 fn line_counts(tree: &Tree) -> impl Iterator<Item = (&str, usize)> {
     tree.rust_files()
         .map(|(path, text)| (path, text.lines().count()))
@@ -185,6 +198,21 @@ mod tests {
         }
         assert_eq!(check(fragments, "let text = \"Of course\";\n"), 0);
         assert_eq!(check(fragments, "f(); // Of course.\n"), 0);
+    }
+
+    #[test]
+    fn tests_are_no_product() {
+        let code = "//! x\nfn f() {}\n#[cfg(test)]\nmod tests {\n}\n";
+        let lines = |path: &str| num_product_lines(&Tree::of(&[(path, code)]));
+        assert_eq!(lines("crates/a/src/b/c.rs"), 2);
+        for path in [
+            "crates/a/src/b/tests.rs",
+            "crates/a/src/tests/c.rs",
+            "crates/a/tests/c.rs",
+            "xtask/src/a.rs",
+        ] {
+            assert_eq!(lines(path), 0, "{path}");
+        }
     }
 
     #[test]
