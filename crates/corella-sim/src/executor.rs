@@ -8,6 +8,9 @@
 //! them: the scheduler must not emit these. `BatchCheck` checks conflicts with steps in flight, as in the mock
 //! executor.
 
+pub(crate) mod host_memory;
+pub(crate) mod state_table;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -18,8 +21,8 @@ use corella_core::{
 };
 use corella_model::{BatchCheck, MeanPool};
 
+use crate::executor::state_table::StateTable;
 use crate::random::mix;
-use crate::state_table::StateTable;
 
 /// The token that is drawn from undefined rows.
 pub const UNDEFINED: TokenId = TokenId::MAX;

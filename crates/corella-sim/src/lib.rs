@@ -4,36 +4,34 @@
 //! the rate of failed steps. [`simulate`] plays it against an executor that distrusts every batch, while checkers
 //! watch. The first broken rule ends the run. The idea comes from FoundationDB and TigerBeetle: years of bad luck,
 //! played in seconds and repeatable.
+//!
+//! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
+//!
+//! * `random`: pseudorandom numbers.
+//! * `violation`: a broken rule, and the end of a run by it.
+//! * `count`: counts of events in runs.
+//! * `event_queue`: events in virtual time.
+//! * `executor`: an executor that distrusts every batch.
+//! * `workload`: the workload of one run, made from a seed.
+//! * `check`: checkers of the rules that every run must keep.
+//! * `simulation`: one run of the scheduler.
+//! * `pair`: prefill and decode nodes that serve requests together, and the loads of blocks between nodes.
+//! * `fleet`: nodes of any role that load each other's blocks.
 
-mod blocks;
-mod checker;
+mod check;
 mod count;
 mod event_queue;
 mod executor;
-mod fetcher;
 mod fleet;
-mod host_memory;
-mod kept_prefix;
-mod lateness;
 mod pair;
-mod policy;
-mod progress;
-mod prompt_check;
 mod random;
-mod reader;
 mod simulation;
-mod standstill;
-mod starvation;
-mod state_table;
-mod step_budget;
-mod totals;
 mod violation;
-mod window_bound;
 mod workload;
 
 pub use fleet::{FleetTotals, FleetWorkload, simulate_fleet};
 pub use pair::{PairTotals, PairWorkload, simulate_pair};
 pub use simulation::simulate;
-pub use totals::Totals;
+pub use simulation::totals::Totals;
 pub use violation::Violation;
 pub use workload::{Station, Workload};

@@ -5,6 +5,8 @@
 //! die and restart. A seed writes the [`PairWorkload`], [`simulate_pair`] plays it, and watchers check inputs and
 //! outputs.
 
+pub(crate) mod blocks;
+
 mod call_route;
 mod client_watch;
 mod decode_node;

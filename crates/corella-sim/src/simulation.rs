@@ -1,5 +1,9 @@
 //! One run: the scheduler plays a workload in virtual time while the checkers watch.
 
+pub(crate) mod fetcher;
+pub(crate) mod reader;
+pub(crate) mod totals;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{
@@ -7,17 +11,18 @@ use corella_core::{
     RequestError, RequestId, RequestOutput, Scheduler, SlotId, Span,
 };
 
-use crate::checker::{self, Checker, Planned, Verdict};
+use crate::check::checker;
+use crate::check::kept_prefix::KeptPrefixes;
+use crate::check::verdict::{Checker, Planned, Verdict};
 use crate::event_queue::EventQueue;
+use crate::executor::host_memory::HostMemory;
 use crate::executor::{CheckingExecutor, Returned, root_row};
-use crate::fetcher::Fetcher;
-use crate::host_memory::HostMemory;
-use crate::kept_prefix::KeptPrefixes;
-use crate::progress::Progress;
 use crate::random::Random;
-use crate::reader::Reader;
-use crate::totals::Totals;
+use crate::simulation::fetcher::Fetcher;
+use crate::simulation::reader::Reader;
+use crate::simulation::totals::Totals;
 use crate::violation::Violation;
+use crate::workload::progress::Progress;
 use crate::workload::{Answer, Station, Workload};
 
 /// Plays a workload to its end. Returns the first rule that it breaks; assertions of the executor and of the scheduler

@@ -1,5 +1,8 @@
 //! The workload of one run, made from a seed.
 
+pub(crate) mod policy;
+pub(crate) mod progress;
+
 use corella_core::{
     FinishReason, HeadRoom, KvGroup, LatencyObjectives, Namespace, Pooling, PrefillAdmissionPolicy,
     RecurrentState, Request, RequestId, SamplingParams, SchedulerConfig, SchedulingPolicy,

@@ -34,9 +34,6 @@ const EXCEPTIONS: [(&str, &str); 3] = [
 /// to top, in lines of the form "//! * `room`: its content".
 const MAX_FILES: usize = 6;
 
-/// Crates whose rooms and circles are not checked yet.
-const UNCHECKED: [&str; 1] = ["crates/corella-sim/src/"];
-
 /// Both work without `std`. The hash identifies pages outside the process.
 const CORE_MAY_USE: [&str; 2] = ["hashbrown", "xxhash-rust"];
 
@@ -93,21 +90,20 @@ pub fn layers(tree: &Tree) -> Vec<String> {
 }
 
 /// The folders of the crates' sources.
-pub fn checked_crates(tree: &Tree) -> impl Iterator<Item = &str> {
+pub fn sources(tree: &Tree) -> impl Iterator<Item = &str> {
     let paths = tree.rust_files().map(|(path, _)| path);
     let folders = paths.filter_map(|path| path.strip_suffix("lib.rs"));
-    let of_crates = folders.filter(|folder| {
+    folders.filter(|folder| {
         folder.starts_with("crates/")
             && folder.ends_with("/src/")
             && folder.matches('/').count() == 3
-    });
-    of_crates.filter(|folder| !UNCHECKED.contains(folder))
+    })
 }
 
 /// A room is a file, or a file and a folder. It only names rooms before it in the list, by their paths or by their
 /// names in `lib.rs`.
 pub fn rooms(tree: &Tree) -> Vec<String> {
-    checked_crates(tree)
+    sources(tree)
         .flat_map(|folder| rooms_of(tree, folder))
         .collect()
 }

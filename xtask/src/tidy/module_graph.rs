@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Tree;
-use super::layering::checked_crates;
+use super::layering::sources;
 use super::rust_code::{has_word, without_tests, without_text};
 
 /// The most files of a circle, a parent and its children included.
@@ -14,7 +14,7 @@ const UNCHECKED: [&str; 1] = ["crates/corella-server/src/"];
 const MAX_IMPORTS: usize = 20;
 
 pub fn circles(tree: &Tree) -> Vec<String> {
-    let crates = checked_crates(tree).filter(|folder| !UNCHECKED.contains(folder));
+    let crates = sources(tree).filter(|folder| !UNCHECKED.contains(folder));
     let circles = crates.flat_map(|folder| ModuleGraph::of(tree, folder).circles());
     circles
         .filter(|files| files.len() > MAX_CIRCLE)

@@ -1,7 +1,7 @@
 //! The outcomes of fleet runs.
 
-use crate::blocks::load_totals::LoadTotals;
 use crate::count::counts;
+use crate::pair::blocks::load_totals::LoadTotals;
 
 counts! {
     pub struct CallTotals {

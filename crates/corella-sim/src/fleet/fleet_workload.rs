@@ -6,7 +6,7 @@ use corella_core::{
     SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
 };
 
-use crate::blocks::block_net::{Links, load_config};
+use crate::pair::blocks::block_net::{Links, load_config};
 use crate::pair::pair_workload::{LATEST_MINOR, NodePlan, lone_run};
 use crate::random::Random;
 

@@ -3,9 +3,9 @@
 use corella_core::session::NodeIncarnation;
 use corella_core::{Incarnation, NodeId, RequestOutput};
 
-use crate::blocks::exchange::{Exchange, Wanted};
 use crate::fleet::fleet_workload::LoadPlan;
 use crate::fleet::world::{Event, LocalEvent, World};
+use crate::pair::blocks::exchange::{Exchange, Wanted};
 use crate::pair::engine::Engine;
 use crate::violation::Violation;
 

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use corella_core::{FinishReason, Incarnation, NodeId, RequestId, RequestOutput, TokenId};
 
-use crate::blocks::block_net::{BlockEvent, LocalEvent as BlockLocal, Surroundings};
-use crate::blocks::exchange::first_incarnation;
+use crate::check::standstill::Standstill;
 use crate::fleet::fleet_totals::FleetTotals;
 use crate::fleet::fleet_workload::FleetWorkload;
 use crate::fleet::node::Node;
 use crate::fleet::world::{Event, World};
-use crate::standstill::Standstill;
+use crate::pair::blocks::block_net::{BlockEvent, LocalEvent as BlockLocal, Surroundings};
+use crate::pair::blocks::exchange::first_incarnation;
 use crate::violation::Violation;
 
 /// Plays a workload to its end. Executors and the machines' own assertions panic.

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use corella_core::{Incarnation, NodeId};
 
-use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::event_queue::EventQueue;
 use crate::fleet::fleet_totals::{CallTotals, FleetTotals};
 use crate::fleet::fleet_workload::FleetWorkload;
+use crate::pair::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::random::Random;
 
 pub enum Event {

@@ -10,7 +10,7 @@ use corella_core::{
     SessionId, StayReason,
 };
 
-use crate::blocks::exchange::Wanted;
+use crate::pair::blocks::exchange::Wanted;
 use crate::pair::prefill_node::{Behind, SimulatedPrefillNode};
 use crate::pair::wire::{ConnectionId, Wire};
 use crate::pair::world::{Event, World};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use corella_core::session::{AbortReason, ClientEvent, SessionFinish};
 use corella_core::{AdmissionError, FinishReason, NodeId, RequestError, SessionId};
 
-use crate::checker::{Verdict, ensure};
+use crate::check::verdict::{Verdict, ensure};
 use crate::executor::UNDEFINED;
 use crate::pair::pair_workload::{PairCall, PairWorkload};
 

@@ -11,8 +11,8 @@ use corella_core::{
     SnapshotId,
 };
 
-use crate::blocks::exchange::Exchange;
 use crate::executor::Row;
+use crate::pair::blocks::exchange::Exchange;
 use crate::pair::engine::Engine;
 use crate::pair::fleet_plan::Answer;
 use crate::pair::session_watch::DECODE;

@@ -7,8 +7,8 @@ use corella_core::{
     Reservation, Scheduler, SchedulerStats, SlotId, SnapshotId, StepId,
 };
 
+use crate::executor::host_memory::HostMemory;
 use crate::executor::{CheckingExecutor, Returned, Row, root_row};
-use crate::host_memory::HostMemory;
 use crate::pair::pair_workload::NodePlan;
 use crate::pair::step_progress::StepProgress;
 use crate::random::Random;

@@ -2,8 +2,9 @@
 
 use corella_core::{Incarnation, NodeId};
 
-use crate::blocks::block_net::Surroundings;
-use crate::blocks::exchange::{Exchange, first_incarnation};
+use crate::check::standstill::Standstill;
+use crate::pair::blocks::block_net::Surroundings;
+use crate::pair::blocks::exchange::{Exchange, first_incarnation};
 use crate::pair::decode_node::SimulatedDecodeNode;
 use crate::pair::engine::Engine;
 use crate::pair::pair_totals::PairTotals;
@@ -11,7 +12,6 @@ use crate::pair::pair_workload::{FaultKind, PairWorkload};
 use crate::pair::prefill_node::SimulatedPrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
-use crate::standstill::Standstill;
 use crate::violation::Violation;
 
 /// Plays a workload to its end. Executors and the machines' own assertions panic.

@@ -3,8 +3,8 @@
 use corella_core::session::NodeIncarnation;
 use corella_core::{Incarnation, NodeId, PeerRecord};
 
-use crate::blocks::block_net::{BlockEvent, Surroundings};
-use crate::blocks::exchange::Wanted;
+use crate::pair::blocks::block_net::{BlockEvent, Surroundings};
+use crate::pair::blocks::exchange::Wanted;
 use crate::pair::fleet::{Fleet, Node};
 use crate::pair::fleet_plan::Answer;
 use crate::pair::peers::SimulatedPeers;

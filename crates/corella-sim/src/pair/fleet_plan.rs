@@ -7,7 +7,7 @@ use corella_core::{
     SchedulerConfig,
 };
 
-use crate::blocks::block_net::{Links, load_config};
+use crate::pair::blocks::block_net::{Links, load_config};
 use crate::pair::pair_workload::{NodePlan, PairWorkload};
 use crate::random::Random;
 

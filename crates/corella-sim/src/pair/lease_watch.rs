@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::RequestId;
 
-use crate::checker::{Verdict, ensure};
+use crate::check::verdict::{Verdict, ensure};
 
 #[derive(Default)]
 pub struct LeaseWatch {

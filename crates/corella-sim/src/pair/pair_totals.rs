@@ -3,8 +3,8 @@
 use corella_core::session::SessionFinish;
 use corella_core::{AdmissionError, FinishReason};
 
-use crate::blocks::load_totals::LoadTotals;
 use crate::count::counts;
+use crate::pair::blocks::load_totals::LoadTotals;
 
 counts! {
     pub struct SessionTotals {

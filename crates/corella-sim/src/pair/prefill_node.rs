@@ -13,7 +13,7 @@ use corella_core::{
     StepId,
 };
 
-use crate::blocks::exchange::Exchange;
+use crate::pair::blocks::exchange::Exchange;
 use crate::pair::engine::{Engine, PlannedStep};
 use crate::pair::lease_watch::LeaseWatch;
 use crate::pair::peers::SimulatedPeers;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use corella_core::NodeId;
 use corella_core::session::{SessionConfig, SessionKey};
 
-use crate::checker::{Verdict, ensure};
+use crate::check::verdict::{Verdict, ensure};
 use crate::pair::wire::Direction;
 
 /// One end of a session whose stream is open there.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, NodeId, StepId};
 
-use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::event_queue::EventQueue;
+use crate::pair::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::pair::client_watch::ClientWatch;
 use crate::pair::fleet_plan::Answer;
 use crate::pair::pair_totals::{PairTotals, PlacementTotals, SessionTotals};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use corella_core::{FinishReason, RequestId, RequestOutput};
 
-use crate::checker::{Checker, Verdict, ensure};
+use crate::check::verdict::{Checker, Verdict, ensure};
 use crate::executor::{lone_hidden_state, lone_scores};
 use crate::workload::Answer;
 

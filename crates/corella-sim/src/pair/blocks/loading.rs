@@ -3,9 +3,9 @@
 use corella_core::session::{LoadBlocks, LoadEnd, LoadKey, LoaderAction, ToSource};
 use corella_core::{FetchEnd, FetchGrant, FetchId};
 
-use crate::blocks::block_net::{LocalEvent, Packet, Surroundings};
-use crate::blocks::exchange::{Exchange, Fetched, page_rows};
-use crate::blocks::whole_load::WholeLoad;
+use crate::pair::blocks::block_net::{LocalEvent, Packet, Surroundings};
+use crate::pair::blocks::exchange::{Exchange, Fetched, page_rows};
+use crate::pair::blocks::whole_load::WholeLoad;
 use crate::pair::engine::Engine;
 use crate::violation::Violation;
 

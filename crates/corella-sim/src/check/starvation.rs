@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::{Request, RequestId, RequestOutput, SchedulerConfig};
 
-use crate::checker::{Checker, Planned, Verdict, ensure};
-use crate::policy;
+use crate::check::verdict::{Checker, Planned, Verdict, ensure};
+use crate::workload::policy;
 use crate::workload::{Answer, Workload};
 
 /// Rules 8 and 9: a decoding request is in every step, or alternates with others if decodes are limited. A waiting

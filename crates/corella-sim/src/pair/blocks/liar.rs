@@ -8,7 +8,7 @@
 use corella_core::session::{BlockPart, LoadFailure, LoadKey, ToLoader, ToSource};
 use corella_core::{BlockList, NodeId, PageHash};
 
-use crate::blocks::block_net::{Packet, PartRows, Surroundings};
+use crate::pair::blocks::block_net::{Packet, PartRows, Surroundings};
 use crate::random::Random;
 
 /// The number of the first invented load.

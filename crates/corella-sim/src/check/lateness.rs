@@ -7,8 +7,8 @@ use corella_core::{
     RequestOutput, SchedulerConfig,
 };
 
-use crate::checker::{Checker, Planned, Verdict, ensure};
-use crate::policy;
+use crate::check::verdict::{Checker, Planned, Verdict, ensure};
+use crate::workload::policy;
 use crate::workload::{Answer, Workload};
 
 /// With `enable_slo_admission`, a request that cannot be in time ends at once, and no other request does. Steps are

@@ -5,9 +5,9 @@ use corella_core::{
     BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Incarnation, NodeId, PageId,
 };
 
-use crate::blocks::liar;
-use crate::blocks::load_totals::LoadTotals;
 use crate::executor::Row;
+use crate::pair::blocks::liar;
+use crate::pair::blocks::load_totals::LoadTotals;
 use crate::random::Random;
 use crate::violation::Violation;
 

@@ -1,6 +1,6 @@
 //! Detection of time that stands still: a passed deadline must be removed, or the driver is woken for ever.
 
-use crate::checker::{Verdict, ensure};
+use crate::check::verdict::{Verdict, ensure};
 
 /// More events than any run has at one time.
 const MAX_EVENTS_AT_ONCE: u64 = 20_000;

@@ -3,68 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::{
-    Batch, FinishReason, MissedObjective, PrefillAdmissionPolicy, Request, RequestError, RequestId,
-    RequestOutput, SchedulerStats, SlotId,
+    FinishReason, PrefillAdmissionPolicy, Request, RequestError, RequestId, RequestOutput,
+    SchedulerStats,
 };
 
+use crate::check::lateness::Lateness;
+use crate::check::prompt_check::PromptCheck;
+use crate::check::starvation::NoStarvation;
+use crate::check::step_budget::{Drafts, StepLimits};
+use crate::check::verdict::{Checker, Planned, Verdict, ensure};
+use crate::check::window_bound::WindowBound;
 use crate::executor::UNDEFINED;
-use crate::lateness::Lateness;
-use crate::policy;
-use crate::prompt_check::PromptCheck;
-use crate::starvation::NoStarvation;
-use crate::step_budget::{Drafts, StepLimits};
-use crate::window_bound::WindowBound;
+use crate::workload::policy;
 use crate::workload::{Answer, NEVER, Workload};
-
-pub type Verdict = Result<(), String>;
-
-/// A step that has just been planned.
-pub struct Planned<'a> {
-    pub batch: &'a Batch,
-    /// The request that holds each slot.
-    pub slots: &'a BTreeMap<SlotId, RequestId>,
-    /// Slots without a draw before the step: their spans are prefill.
-    pub prefilling: &'a BTreeSet<SlotId>,
-    pub now_us: u64,
-    pub stats: SchedulerStats,
-}
-
-/// A rule. It sees the scheduler's inputs and outputs, and reports violations.
-pub trait Checker {
-    fn rule(&self) -> &'static str;
-
-    fn queued(&mut self, _answer: &Answer) {}
-
-    /// Checks a refusal of a call that would be late.
-    fn refused(&mut self, _answer: &Answer, _missed: &MissedObjective) -> Verdict {
-        Ok(())
-    }
-
-    fn aborted(&mut self, _id: RequestId) {}
-
-    fn planned(&mut self, _step: &Planned<'_>) -> Verdict {
-        Ok(())
-    }
-
-    /// Notes that a step of `num_tokens` tokens has returned or failed, `elapsed_us` after it was planned.
-    fn returned(&mut self, _num_tokens: u64, _elapsed_us: u64) {}
-
-    fn step_failed(&mut self, _requests: &BTreeSet<RequestId>) {}
-
-    fn told(&mut self, _output: &RequestOutput, _now_us: u64) -> Verdict {
-        Ok(())
-    }
-
-    /// Checks the state after an event and all of its consequences.
-    fn settled(&mut self, _stats: &SchedulerStats) -> Verdict {
-        Ok(())
-    }
-
-    /// Checks the state at the end of the run.
-    fn ended(&mut self, _stats: &SchedulerStats) -> Verdict {
-        Ok(())
-    }
-}
 
 pub fn all(workload: &Workload) -> Vec<Box<dyn Checker>> {
     vec![
@@ -80,10 +31,6 @@ pub fn all(workload: &Workload) -> Vec<Box<dyn Checker>> {
         Box::new(Lateness::new(workload)),
         Box::new(WindowBound::new(workload)),
     ]
-}
-
-pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
-    if holds { Ok(()) } else { Err(what()) }
 }
 
 /// Rule 17: every page is free, cached or in use, and at the end only pinned pages are in use.

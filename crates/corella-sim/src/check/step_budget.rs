@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::{RecurrentState, RequestId, SchedulerConfig, SchedulerStats, SlotId, Span};
 
-use crate::checker::{Checker, Planned, Verdict, ensure};
-use crate::policy;
+use crate::check::verdict::{Checker, Planned, Verdict, ensure};
+use crate::workload::policy;
 use crate::workload::{Answer, Workload};
 
 /// Rules 1, 3 and 7: a step exceeds no limit, and cuts a prompt short only if it is full.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use corella_core::{Namespace, PinError, Scheduler, SchedulerConfig, TokenId};
 
-use crate::checker::{Verdict, ensure};
+use crate::check::verdict::{Verdict, ensure};
 use crate::workload::Pin;
 
 /// All prefixes that were pinned in a run. Without windows or recurrent layers, these are all prefixes in whole blocks

@@ -2,8 +2,8 @@
 
 use corella_core::session::{LoadId, SourceAction, ToLoader};
 
-use crate::blocks::block_net::{LocalEvent, Packet, PartRows, Surroundings};
-use crate::blocks::exchange::{Exchange, page_rows};
+use crate::pair::blocks::block_net::{LocalEvent, Packet, PartRows, Surroundings};
+use crate::pair::blocks::exchange::{Exchange, page_rows};
 use crate::pair::engine::Engine;
 use crate::violation::Violation;
 

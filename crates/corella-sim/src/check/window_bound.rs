@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use corella_core::{RequestId, SchedulerConfig};
 
-use crate::checker::{Checker, Planned, Verdict, ensure};
+use crate::check::verdict::{Checker, Planned, Verdict, ensure};
 use crate::workload::{Answer, Workload};
 
 /// A request of any length holds no more pages than its windows and its rows in flight need.

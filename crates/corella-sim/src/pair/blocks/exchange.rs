@@ -11,11 +11,11 @@ use corella_core::{
     TokenId,
 };
 
-use crate::blocks::block_net::{BlockEvent, LocalEvent, Packet, PartRows, Surroundings};
-use crate::blocks::part_reader::PartReader;
-use crate::blocks::part_store::PartStore;
-use crate::blocks::whole_load::WholeLoad;
 use crate::executor::{Row, root_row, rows_of};
+use crate::pair::blocks::block_net::{BlockEvent, LocalEvent, Packet, PartRows, Surroundings};
+use crate::pair::blocks::part_reader::PartReader;
+use crate::pair::blocks::part_store::PartStore;
+use crate::pair::blocks::whole_load::WholeLoad;
 use crate::pair::engine::Engine;
 use crate::violation::Violation;
 
