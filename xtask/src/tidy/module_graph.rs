@@ -8,13 +8,11 @@ use super::rust_code::{has_word, without_tests, without_text};
 
 /// The most files of a circle, a parent and its children included.
 const MAX_CIRCLE: usize = 3;
-/// Crates whose circles are not checked yet.
-const UNCHECKED: [&str; 1] = ["crates/corella-server/src/"];
 /// The most modules through which a name is imported.
 const MAX_IMPORTS: usize = 20;
 
 pub fn circles(tree: &Tree) -> Vec<String> {
-    let crates = sources(tree).filter(|folder| !UNCHECKED.contains(folder));
+    let crates = sources(tree);
     let circles = crates.flat_map(|folder| ModuleGraph::of(tree, folder).circles());
     circles
         .filter(|files| files.len() > MAX_CIRCLE)
