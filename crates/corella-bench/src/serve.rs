@@ -22,7 +22,8 @@ use crate::sample::progress::Progress;
 use crate::sample::timeline::{Timeline, parse_metrics};
 use crate::{BenchError, Repeats, Report, ReportHead};
 use client::Client;
-use load::{Item, Prompt};
+use load::Item;
+use prompt::Prompt;
 use server_metrics::add_server_metrics;
 
 pub use option::{BenchServeOptions, Endpoint, PromptSource};

@@ -10,9 +10,9 @@ mod files;
 mod grpc;
 mod stream;
 
-use std::io;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;

@@ -18,7 +18,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::event::{Event, EventReader, Usage};
-use super::load::{Item, Prompt};
+use super::load::Item;
+use super::prompt::Prompt;
 use super::{BenchServeOptions, Endpoint};
 use crate::{BenchError, RequestRecord};
 

@@ -57,6 +57,7 @@ pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
 pub use run::RunArgs;
 pub use server::{LogFormatArg, ServerArgs};
+pub use token_count::ChunkSize;
 
 /// Serves large language models
 #[derive(Parser)]

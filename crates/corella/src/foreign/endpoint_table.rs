@@ -65,7 +65,7 @@ pub fn servers_of(endpoint: &str) -> Vec<&'static str> {
 mod tests {
     use std::collections::HashSet;
 
-    use crate::*;
+    use super::*;
 
     /// Each published endpoint is in the table once, and the table has no others. tests/client/test_served_endpoints.py
     /// tests that a server behaves like the table.
