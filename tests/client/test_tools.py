@@ -111,6 +111,17 @@ def test_a_stream_says_what_the_whole_says(client, seed):
     assert [(call.function.name, call.function.arguments) for call in final.message.tool_calls or []] == calls
 
 
+def test_a_demanded_call_that_is_cut_off_has_no_markup():
+    """The built-in model writes a tag in several tokens."""
+    with ServerProcess("--kv-cache-memory", "64M") as server:
+        for max_tokens in range(1, 7):
+            options = {"tool_choice": "required", "temperature": 0, "max_tokens": max_tokens}
+            whole = create(server.client, None, **options).choices[0]
+            assert whole.finish_reason == "length" and not whole.message.content, whole
+            chunks = create(server.client, None, stream=True, **options)
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "", max_tokens
+
+
 def test_none_offers_no_tools(client):
     with_tools = create(client, ANSWER).usage.prompt_tokens
     without = create(client, ANSWER, tool_choice="none").usage.prompt_tokens

@@ -81,6 +81,8 @@ pub struct ReplyContext {
 pub struct ReplyParser {
     think: Option<ThinkReader>,
     calls: Box<dyn CallReader>,
+    /// Whether a call begins like text.
+    has_plain_calls: bool,
     /// The end of the pushed text, until it is known whether it is reasoning.
     unsorted: String,
     /// Unread text that is not reasoning.
@@ -122,6 +124,7 @@ impl ReplyParser {
         Self {
             think: tags.map(|tags| ThinkReader::new(tags, context.within_reasoning)),
             calls: reader,
+            has_plain_calls: calls.is_some_and(CallFormat::is_plain),
             unsorted: String::new(),
             unread: String::new(),
             out: PartList::new(offered, if context.one_call { 1 } else { usize::MAX }),
@@ -155,9 +158,10 @@ impl ReplyParser {
         }
     }
 
-    /// Returns the held-back text. Call it once, after the last text.
-    pub fn finish(&mut self) -> Vec<ReplyPart> {
-        self.read("", true);
+    /// Returns the held-back text. Call it once, after the last text. The beginning of a tag, where a limit cut the reply
+    /// off, is no text.
+    pub fn finish(&mut self, is_cut_off: bool) -> Vec<ReplyPart> {
+        self.read("", !is_cut_off || self.has_plain_calls);
         self.out.finish();
         self.out.take()
     }

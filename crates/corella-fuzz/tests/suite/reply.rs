@@ -72,7 +72,7 @@ fn parts(context: &ReplyContext, text: &str, piece_chars: usize) -> Vec<ReplyPar
             part.append_to(&mut parts);
         }
     }
-    for part in parser.finish() {
+    for part in parser.finish(false) {
         part.append_to(&mut parts);
     }
     parts

@@ -494,8 +494,8 @@ impl Choice {
                 true => reply.push_token(&text),
                 false => reply.push(&text),
             };
-            if finish.is_some() {
-                for part in reply.finish() {
+            if let Some(finish) = &finish {
+                for part in reply.finish(finish.reason == "length") {
                     part.append_to(&mut self.pending_parts);
                 }
             }

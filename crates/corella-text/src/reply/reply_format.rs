@@ -238,6 +238,11 @@ impl CallFormat {
         }
     }
 
+    /// Whether a call begins like text, and not with a tag.
+    pub(crate) fn is_plain(self) -> bool {
+        matches!(self, Self::Llama3 | Self::CommandR | Self::Glm4)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Hermes => "hermes",

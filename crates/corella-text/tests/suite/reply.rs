@@ -43,12 +43,20 @@ impl Reply {
     }
 
     fn read<'p>(context: &ReplyContext, pieces: impl IntoIterator<Item = &'p str>) -> Self {
+        Self::read_until(false, context, pieces)
+    }
+
+    fn read_until<'p>(
+        is_cut_off: bool,
+        context: &ReplyContext,
+        pieces: impl IntoIterator<Item = &'p str>,
+    ) -> Self {
         let mut parser = ReplyParser::new(context);
         let mut reply = Self::default();
         for piece in pieces {
             reply.add(parser.push(piece));
         }
-        reply.add(parser.finish());
+        reply.add(parser.finish(is_cut_off));
         reply
     }
 }
@@ -174,6 +182,53 @@ fn hermes() {
     );
     let half = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"P";
     check(&context, half, "", "", &[("weather", "{\"city\": \"P")]);
+}
+
+/// A tag that a limit cut off is left out. In a whole reply it is text.
+#[test]
+fn a_tag_that_was_cut_off_is_no_text() {
+    let tagged = |format: TagFormat| CallFormat::Tagged(format);
+    for (calls, tag) in [
+        (CallFormat::Hermes, "<tool_call>"),
+        (tagged(TagFormat::Qwen3Coder), "<tool_call>"),
+        (tagged(TagFormat::Glm45), "<tool_call>"),
+        (tagged(TagFormat::MiniMaxM2), "<minimax:tool_call>"),
+        (tagged(TagFormat::SeedOss), "<seed:tool_call>"),
+        (CallFormat::Mistral, "[TOOL_CALLS]"),
+        (CallFormat::Harmony, "<|call|>"),
+        (CallFormat::DeepSeekV3, "<｜tool▁calls▁begin｜>"),
+        (CallFormat::DeepSeekV31, "<｜tool▁calls▁begin｜>"),
+        (CallFormat::Granite, "<|tool_call|>"),
+        (CallFormat::Gemma4, "<|tool_call>"),
+        (CallFormat::Lfm2, "<|tool_call_start|>"),
+        (CallFormat::Olmo3, "<function_calls>"),
+    ] {
+        let context = context(calls, None);
+        for (len, _) in tag.char_indices().skip(1) {
+            let reply = format!("I look.{}", &tag[..len]);
+            let pieces = reply.split_inclusive(|_: char| true);
+            let cut = Reply::read_until(true, &context, pieces);
+            assert_eq!(cut.text, "I look.", "{calls:?} {reply}");
+            assert_eq!(Reply::read(&context, [&*reply]).text, reply, "{calls:?}");
+        }
+    }
+    let call = r#"<tool_call>{"name": "time"}</tool_call>"#;
+    let again = format!("{call}\n<tool_call");
+    let cut = Reply::read_until(true, &context(CallFormat::Hermes, None), [&*again]);
+    assert_eq!((&*cut.text, cut.calls.len()), ("", 1));
+}
+
+/// Calls without tags begin like text, so a text that was cut off stays.
+#[test]
+fn a_plain_call_that_was_cut_off_may_be_text() {
+    for (calls, reply) in [
+        (CallFormat::Llama3, r#"{"x": {"name": "ti"#),
+        (CallFormat::CommandR, "Plan A"),
+        (CallFormat::Glm4, "weath"),
+    ] {
+        let cut = Reply::read_until(true, &context(calls, None), [reply]);
+        assert_eq!(cut.text, reply, "{calls:?}");
+    }
 }
 
 #[test]

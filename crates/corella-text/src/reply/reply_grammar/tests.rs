@@ -215,7 +215,7 @@ fn read(context: &ReplyContext, text: &str, piece_chars: usize) -> (String, Vec<
     for piece in chars.chunks(piece_chars) {
         parts.extend(parser.push(&piece.iter().collect::<String>()));
     }
-    parts.extend(parser.finish());
+    parts.extend(parser.finish(false));
     let (mut text, mut calls) = (String::new(), Vec::<(String, String)>::new());
     for part in parts {
         match part {
