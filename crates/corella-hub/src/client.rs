@@ -39,6 +39,8 @@ pub enum Failure {
         reason: String,
         pause: Option<Duration>,
     },
+    /// Nothing answered.
+    Unanswered(String),
     Final(HubError),
 }
 
@@ -307,7 +309,7 @@ impl Client {
             | Error::Http(_)
             | Error::InvalidProxyUrl
             | Error::LargeResponseHeader(..) => HubError::Corrupt(reason).into(),
-            _ => Failure::passing(reason),
+            _ => Failure::Unanswered(reason),
         }
     }
 
@@ -321,6 +323,13 @@ impl Client {
         loop {
             match attempt() {
                 Ok(value) => return Ok(value),
+                // Without a network, more attempts would only take time.
+                Err(Failure::Unanswered(reason)) if retries.num_failed > 0 => {
+                    let attempts = retries.num_failed + 1;
+                    return Err(HubError::Unreachable(format!(
+                        "{reason} ({attempts} attempts)"
+                    )));
+                }
                 Err(failure) => retries.pause_after(failure, observer)?,
             }
         }
@@ -348,6 +357,7 @@ impl Retries {
         let (reason, asked) = match failure {
             Failure::Final(error) => return Err(error),
             Failure::Passing { reason, pause } => (reason, pause),
+            Failure::Unanswered(reason) => (reason, None),
         };
         self.num_failed += 1;
         let own = FIRST_PAUSE * 2_u32.pow(self.num_failed - 1);
