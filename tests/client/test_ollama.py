@@ -10,7 +10,7 @@ import jsonschema
 import ollama
 import pytest
 from patience import PATIENCE_S
-from server_process import ServerProcess
+from server_process import ROOT, ServerProcess
 from test_tools import CITY, ONE_CALL, QUESTION, TWO_CALLS, WEATHER
 from test_tools import client as dictated
 
@@ -180,6 +180,12 @@ def test_models_are_listed_shown_and_loaded(served, client):
     # Ollama's name for a model without a tag.
     tagged = client.generate(f"{served.model}:latest", served.text, options=GREEDY)
     assert tagged.response == client.generate(served.model, served.text, options=GREEDY).response
+
+
+def test_a_model_without_a_template_has_another_path():
+    with ServerProcess(ROOT / "tests/gguf/qwen3-f16.gguf", "--threads", "1") as server:
+        status, answer = post(server.base_url + "/api/chat", {"messages": [{"role": "user", "content": "a"}]})
+        assert status == 400 and "use /api/generate" in answer["error"], answer
 
 
 REFUSED = [

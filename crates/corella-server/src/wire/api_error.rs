@@ -126,6 +126,15 @@ impl ApiError {
         self
     }
 
+    /// The same error, with the messages of others behind its own.
+    pub fn with_others(mut self, others: impl Iterator<Item = Self>) -> Self {
+        let message = others.fold(self.message().to_owned(), |message, other| {
+            format!("{message}; {}", other.message())
+        });
+        self.body.message = message.into();
+        self
+    }
+
     /// The code, or the type of an error without one.
     pub fn code_or_type(&self) -> &'static str {
         self.body.code.unwrap_or(self.body.kind)

@@ -79,8 +79,12 @@ impl FieldCheck {
         path: &str,
         fields: &Map<String, Value>,
     ) -> Result<(), ApiError> {
-        let mut fields = fields.iter();
-        fields.try_for_each(|(name, value)| self.check_value(table, name, path, value))
+        let mut refusals = { fields.iter() }
+            .filter_map(|(name, value)| self.check_value(table, name, path, value).err());
+        match refusals.next() {
+            None => Ok(()),
+            Some(first) => Err(first.with_others(refusals.take(MAX_OTHER_REFUSALS))),
+        }
     }
 
     /// A null member counts as absent. Client libraries send every member of their types.
@@ -156,6 +160,9 @@ fn closest_in(table: &FieldTable, name: &str) -> Option<&'static str> {
 
 /// The one field that some servers read and others refuse.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
+
+/// More refusals would make the message too long.
+const MAX_OTHER_REFUSALS: usize = 3;
 
 /// Longer names are not compared, because they are not typing errors.
 const MAX_NAME_BYTES: usize = 64;

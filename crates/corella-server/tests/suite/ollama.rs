@@ -168,6 +168,22 @@ async fn errors_are_texts_before_and_within_a_stream() {
 
 /// Clients ask for contexts by habit.
 #[tokio::test]
+async fn one_error_names_all_refused_options() {
+    let server = TestServer::start().await;
+    let body = json!({
+        "prompt": "hi",
+        "options": {"typical_p": 0.5, "repeat_last_n": 33, "mirostat": 1, "num_keep": 4},
+    });
+    let reply = post(server.address, GENERATE, &body).await;
+    assert_eq!(reply.status, 400);
+    let error = reply.json()["error"].as_str().expect("a text").to_owned();
+    for name in ["typical_p", "repeat_last_n", "mirostat"] {
+        assert!(error.contains(&format!("options.{name}: ")), "{error}");
+    }
+    assert!(!error.contains("num_keep"), "{error}");
+}
+
+#[tokio::test]
 async fn any_context_may_be_asked_for() {
     let server = TestServer::start().await;
     let ask = async |num_ctx: Value| {

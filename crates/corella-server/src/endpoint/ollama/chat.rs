@@ -59,6 +59,9 @@ impl Endpoint for OllamaChat {
         if is_empty {
             // Such a call only asks to load the model, which is loaded already.
             chat.check_tools(served, check)?;
+        } else if served.chat_template.is_none() {
+            let message = "this model has no chat template; use /api/generate";
+            return Err(ApiError::invalid("messages", message));
         } else {
             let prompt = chat.tokenize(served, check, caller);
             let prompt =
