@@ -35,6 +35,7 @@ def test_the_built_in_model_is_run_by_its_name():
     assert status == 0 and log == ""
     # As with Ollama, input without a prompt is the prompt.
     assert typed == generated("run", "corella-nano", text=prompt + "\n")
+    assert typed == generated("run", "corella-nano:latest", prompt)
     status, shown, log = corella("inspect", "corella-nano")
     assert (status, log) == (0, "") and "corella-nano" in shown
 

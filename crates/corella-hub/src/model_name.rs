@@ -118,7 +118,7 @@ impl fmt::Display for ModelName {
     }
 }
 
-fn is_part(part: &str) -> bool {
+pub(crate) fn is_part(part: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     let is_end = |byte: Option<&u8>| byte.is_some_and(|byte| !b"-.".contains(byte));
     let bytes = part.as_bytes();

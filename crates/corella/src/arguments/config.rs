@@ -49,7 +49,7 @@ pub use bench::{
     BenchOffline, BenchPerplexity, bench_kernels, bench_offline, bench_perplexity, bench_serve,
 };
 pub use chat::{Chat, ChatWith, chat};
-pub use hub::{hub, pull};
+pub use hub::{hub, ollama_store, pull};
 pub use listen::ListenAddress;
 pub use llm::llm;
 pub use otlp::otlp;

@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use corella_hub::{DEFAULT_QUANTISATION, Hub, HubConfig, HubError, ModelName, short_names};
+use corella_hub::{
+    DEFAULT_QUANTISATION, Hub, HubConfig, HubError, ModelName, OllamaStore, short_names,
+};
 
 use crate::built_in;
 use crate::terminal::fetch_display::{FetchDisplay, shown_bytes};
@@ -25,7 +27,7 @@ pub fn pull(config: HubConfig, models: &[ModelName]) -> Result<(), HubError> {
     Ok(())
 }
 
-pub fn list(config: HubConfig) -> Result<(), HubError> {
+pub fn list(config: HubConfig, ollama: &OllamaStore) -> Result<(), HubError> {
     let folder = config.cache.display().to_string();
     let models = Hub::new(config).list()?;
     if models.is_empty() {
@@ -51,7 +53,12 @@ pub fn list(config: HubConfig) -> Result<(), HubError> {
             note,
         ]
     });
-    let lines: Vec<_> = [built_in].into_iter().chain(of_hub).collect();
+    let of_ollama = ollama.models().into_iter().map(|model| {
+        let size = shown_bytes(model.num_bytes);
+        [model.name, size, String::new(), "Ollama's".to_owned()]
+    });
+    let models = [built_in].into_iter().chain(of_hub);
+    let lines: Vec<_> = models.chain(of_ollama).collect();
     let width = lines.iter().map(|line| line[0].len()).max().unwrap_or(0);
     print(&format!("{:width$}  {:>9}  commit", "model", "size"));
     for [name, size, commit, note] in lines {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use corella_hub::{Fetched, Hub, HubError, ModelName};
+use corella_hub::{Fetched, Hub, HubError, ModelName, OllamaModel};
 
 use crate::Error;
 use crate::arguments::args::{
@@ -39,6 +39,13 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
         },
         Command::Inspect(args) => resolve_inspected(args),
         Command::Quantize(args) => {
+            if is_built_in(&args.model) {
+                return Err(Error::Config(format!(
+                    "{} is a part of the program, without a folder to quantise: --dtype int8 or int4 quantises it as it \
+                     is loaded",
+                    built_in::NAME
+                )));
+            }
             if let Some((path, _)) = resolve_path(&args.model, args.offline)? {
                 args.model = path;
             }
@@ -87,8 +94,13 @@ fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
 
 /// The built-in model needs no name, and its name also means it.
 fn forget_built_in(given: &mut Option<PathBuf>) {
-    let is_built_in = |path: &PathBuf| path.as_os_str() == built_in::NAME && !path.exists();
     given.take_if(|path| is_built_in(path));
+}
+
+/// Whether this names the built-in model. As in Ollama's names, its tag may be `latest`.
+fn is_built_in(given: &Path) -> bool {
+    let name = given.to_str().unwrap_or_default();
+    name.strip_suffix(":latest").unwrap_or(name) == built_in::NAME && !given.exists()
 }
 
 /// Refuses `--revision` for models without revisions, and beside another revision in the name.
@@ -128,25 +140,42 @@ fn resolve_draft(args: &mut SpeculationArgs, is_offline: bool) -> Result<(), Err
     // Otherwise it is refused, and must not be fetched before.
     if args.speculate == SpeculateArg::Draft
         && let Some(given) = &mut args.draft_model
-        && let Some((path, _)) = resolve_path(given, is_offline)?
     {
-        *given = path;
+        if is_built_in(given) {
+            return Err(Error::Config(format!(
+                "--draft-model {} is a part of the program, without files to load beside a model: name a folder, a GGUF \
+                 file or a model of the hub",
+                given.display()
+            )));
+        }
+        if let Some((path, _)) = resolve_path(given, is_offline)? {
+            *given = path;
+        }
     }
     Ok(())
 }
 
-/// Returns the path of a model of the hub, and its name without a revision; `None` if the text is not a name.
+/// Returns the path of a model of the hub or of Ollama, and its name without a revision; `None` if the text is not a name.
 fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, String)>, Error> {
     if given.exists() {
         return Ok(None);
     }
-    let name = match given.to_str().map(ModelName::parse) {
+    let hub = Hub::new(config::hub(is_offline));
+    let text = given.to_str();
+    let name = text.map(ModelName::parse);
+    let is_cached = matches!(&name, Some(Ok(name)) if matches!(hub.find(name), Ok(Some(_))));
+    let of_ollama = text.filter(|_| !is_cached);
+    if let Some(found) = of_ollama.and_then(|text| config::ollama_store().find(text)) {
+        let OllamaModel { name, path, .. } = found;
+        let name = name.strip_suffix(":latest").unwrap_or(&name).to_owned();
+        return Ok(Some((path, name)));
+    }
+    let name = match name {
         Some(Ok(name)) => name,
         Some(Err(HubError::Tag(reason))) => return Err(Error::Config(reason)),
         Some(Err(_)) | None => return unknown_name(given).map_or(Ok(None), Err),
     };
     let display = FetchDisplay::new();
-    let hub = Hub::new(config::hub(is_offline));
     let found = hub.resolve(&name, &|event| display.handle(event));
     drop(display);
     match found {
@@ -161,6 +190,16 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
     }
 }
 
+/// Families of Ollama's library whose models read images.
+const SEEING: [&str; 6] = [
+    "bakllava",
+    "llama3.2-vision",
+    "llava",
+    "llava-llama3",
+    "minicpm-v",
+    "moondream",
+];
+
 /// Refuses a single word, which may be meant as a path or as a name of another library.
 fn unknown_name(given: &Path) -> Option<Error> {
     let word = given.to_str()?;
@@ -168,7 +207,16 @@ fn unknown_name(given: &Path) -> Option<Error> {
     if !word.chars().all(is_word) || word.ends_with(".gguf") {
         return None;
     }
-    let near = nearest_name(word, corella_hub::library_names());
+    let family = word.split(':').next().unwrap_or_default();
+    if SEEING.contains(&family) {
+        return Some(Error::Config(format!(
+            "{word} is a model that sees images, and Corella serves text only: name a model of text, such as llama3.2"
+        )));
+    }
+    let known = [built_in::NAME]
+        .into_iter()
+        .chain(corella_hub::library_names());
+    let near = nearest_name(word, known);
     let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
     Some(Error::Config(format!(
         "{word} is no folder or file, and no name that Corella knows: name a model of the hub with its owner, as \
@@ -202,6 +250,8 @@ mod tests {
     fn the_built_in_model_has_a_name() {
         for (given, left) in [
             (Some("corella-nano"), None),
+            (Some("corella-nano:latest"), None),
+            (Some("corella-nano:4m"), Some("corella-nano:4m")),
             (Some("other"), Some("other")),
             (None, None),
         ] {
@@ -222,6 +272,15 @@ mod tests {
             told.contains("OWNER/MODEL; did you mean llama3.2?"),
             "{told}"
         );
+        for (typed, words) in [
+            ("corella-nanoo", "did you mean corella-nano?"),
+            ("Corella-Nano", "did you mean corella-nano?"),
+            ("llava:7b", "serves text only"),
+        ] {
+            let told = resolve_path(Path::new(typed), true).map_err(|error| error.to_string());
+            let told = told.expect_err("there is no such name");
+            assert!(told.contains(words), "{told}");
+        }
         for path in ["./no-path", "no/such/path", "no.gguf", "no path"] {
             assert!(
                 matches!(resolve_path(Path::new(path), true), Ok(None)),

@@ -182,7 +182,7 @@ fn ollama_section(text: &mut String) {
     }
     let _ = writeln!(
         text,
-        "\nIts variables are not read, because both programs may run on one machine.\n\n| variable | in Corella |\n|---|---|"
+        "\n`OLLAMA_MODELS` is read. Its other variables are not, because both programs may run on one machine.\n\n| variable | in Corella |\n|---|---|"
     );
     variable_rows(text, flag_table::ollama_variables());
 }

@@ -344,6 +344,11 @@ fn options_of_other_servers_are_answered_with_ours() {
         ),
         (&["serve", "-mmu", "x"][..], ["-mmu", "text only"]),
         (&["stop"][..], ["`stop`", "Ctrl-C"]),
+        (&["help", "ps"][..], ["`ps`", "GET /v1/models"]),
+        (
+            &["run", "--url", "http://x"][..],
+            ["--url", "`corella chat --url"],
+        ),
         (
             &["serve", "--max-num-seq", "4"][..],
             ["did you mean --max-num-seqs?", "`corella serve --help`"],
@@ -516,7 +521,78 @@ fn a_port_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let line = refusal(&["serve", "--port", &port]);
-    assert!(line.contains(&port), "{line}");
+    assert!(
+        line.contains(&port) && line.contains("--port PORT chooses another"),
+        "{line}"
+    );
+    // Both are wrong, and the model comes first.
+    let line = refusal(&["serve", "/no/such-model", "--port", &port]);
+    assert!(line.contains("/no/such-model"), "{line}");
+}
+
+#[test]
+fn the_built_in_model_has_no_files() {
+    let line = refusal(&["quantize", "corella-nano", "out", "--format", "int8"]);
+    assert!(
+        line.contains("a part of the program") && line.contains("--dtype int8"),
+        "{line}"
+    );
+    let draft = [
+        "serve",
+        "--speculate",
+        "draft",
+        "--draft-model",
+        "corella-nano:latest",
+    ];
+    let line = refusal(&draft);
+    assert!(line.contains("a part of the program"), "{line}");
+}
+
+/// A folder of Ollama's, with one model.
+#[test]
+fn a_model_of_ollama_is_found_by_its_name() {
+    let folder = std::env::temp_dir().join(format!("corella-ollama-{}", std::process::id()));
+    let library = folder.join("manifests/registry.ollama.ai/library");
+    let manifest = concat!(
+        r#"{"schemaVersion": 2, "layers": ["#,
+        r#"{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0a1b", "size": 1}, "#,
+        r#"{"mediaType": "application/vnd.ollama.image.params", "digest": "sha256:0c", "size": 1}]}"#
+    );
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-f32.gguf");
+    for folder in [
+        library.join("tiny"),
+        library.join("qwen3"),
+        folder.join("blobs"),
+    ] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::write(library.join("tiny/latest"), manifest).unwrap();
+    fs::write(library.join("qwen3/0.6b"), manifest).unwrap();
+    std::os::unix::fs::symlink(&whole, folder.join("blobs/sha256-0a1b")).unwrap();
+    let shown = |words: &[&str]| {
+        let output = corella(words).env("OLLAMA_MODELS", &folder).output();
+        let output = output.expect("it runs");
+        let log = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{words:?}: {log}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (typed, name) in [
+        ("tiny", "tiny"),
+        ("tiny:latest", "tiny"),
+        // The hub has this one, too, and is not asked.
+        ("qwen3:0.6b", "qwen3:0.6b"),
+    ] {
+        let about = shown(&["inspect", typed]);
+        let model = about.lines().next().unwrap();
+        assert!(model.ends_with(&format!(" {name} (GGUF)")), "{about}");
+    }
+    let list = shown(&["list"]);
+    for name in ["tiny:latest ", "qwen3:0.6b "] {
+        let mut lines = list.lines().filter(|line| line.starts_with(name));
+        let line = lines.next().expect(&list);
+        assert!(line.ends_with("Ollama's"), "{line}");
+    }
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

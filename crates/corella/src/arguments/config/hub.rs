@@ -4,7 +4,7 @@ use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use corella_hub::HubConfig;
+use corella_hub::{HubConfig, OllamaStore};
 
 use crate::arguments::args::PullArgs;
 use crate::input::option_file;
@@ -45,6 +45,17 @@ pub fn hub(is_offline: bool) -> HubConfig {
         num_parallel: NUM_PARALLEL,
         read_timeout: Duration::from_secs(read_timeout.unwrap_or(READ_TIMEOUT_S)),
     }
+}
+
+/// Ollama's models, where its variable says or its installers put them.
+pub fn ollama_store() -> OllamaStore {
+    let usual = || {
+        vec![
+            home_folder().join(".ollama/models"),
+            "/usr/share/ollama/.ollama/models".into(),
+        ]
+    };
+    OllamaStore::new(path("OLLAMA_MODELS").map_or_else(usual, |folder| vec![folder]))
 }
 
 /// Returns a variable's value unless it is blank.
