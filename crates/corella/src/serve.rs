@@ -23,13 +23,14 @@ use tokio::runtime::Runtime;
 use crate::arguments::config::Serve;
 use crate::arguments::log_format::announce;
 use crate::client::otlp::OtlpExporter;
+use crate::model::model_file::open;
 use crate::process::malloc_arena;
 use crate::process::open_files;
 use crate::process::supervisor;
 use crate::serve::adapter_loader::FolderLoader;
 use crate::serve::reload::Reload;
 use crate::serve::server_socket::ServerSocket;
-use crate::{Error, Llm};
+use crate::{Error, Llm, ModelSource};
 
 pub fn run(config: Serve) -> Result<(), Error> {
     malloc_arena::limit_number();
@@ -43,6 +44,10 @@ pub fn run(config: Serve) -> Result<(), Error> {
 
 async fn serve(config: Serve) -> Result<(), Error> {
     let io_error = |what: String| move |error| Error::Io(what, error);
+    // A missing model is reported even if the port is in use, too.
+    if matches!(&config.source, ModelSource::Path(path) if !path.exists()) {
+        open(&config.source)?;
+    }
     // The port is bound before the model is loaded, so that a port in use is noticed at once.
     let mut socket = ServerSocket::bind(&config.address).await?;
     let mut cluster_config = config.cluster.clone();

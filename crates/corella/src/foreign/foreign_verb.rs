@@ -13,7 +13,11 @@ pub fn translate_verb(
         let word = words.get(at).and_then(|word| word.to_str());
         word.filter(|word| !word.starts_with('-'))
     };
-    let typed = match (word(1), word(2)) {
+    let at = match word(1) {
+        Some("help") => 2,
+        _ => 1,
+    };
+    let typed = match (word(at), word(at + 1)) {
         (Some("bench"), Some(part)) => format!("bench {part}"),
         (Some(typed), _) => typed.to_owned(),
         (None, _) => return Ok(words),
@@ -26,7 +30,7 @@ pub fn translate_verb(
         Some((_, Verb::Refused(why))) => Err(vec![format!("there is no command `{typed}`: {why}")]),
         Some((_, Verb::Command { command, .. })) => {
             notes.push(format!("`corella {typed}` is `corella {command}`"));
-            words[1] = command.into();
+            words[at] = command.into();
             Ok(words)
         }
     }

@@ -25,8 +25,13 @@ enum Address {
 
 impl ServerSocket {
     pub async fn bind(address: &ListenAddress) -> Result<Self, Error> {
-        let failed =
-            |shown: String| move |error| Error::Io(format!("cannot listen on {shown}"), error);
+        let failed = |shown: String, advice: &'static str| {
+            move |error: io::Error| {
+                let is_used = error.kind() == io::ErrorKind::AddrInUse;
+                let advice = if is_used { advice } else { "" };
+                Error::Io(format!("cannot listen on {shown}{advice}"), error)
+            }
+        };
         match address {
             ListenAddress::Tcp(address) => {
                 let bound = async {
@@ -34,7 +39,10 @@ impl ServerSocket {
                     let address = listener.local_addr()?;
                     io::Result::Ok((listener, address))
                 };
-                let (listener, address) = bound.await.map_err(failed(address.to_string()))?;
+                let (listener, address) = bound.await.map_err(failed(
+                    address.to_string(),
+                    "; --port PORT chooses another port",
+                ))?;
                 Ok(Self {
                     listener: Some(Listener::Tcp(listener)),
                     address: Address::Tcp(address),
@@ -45,7 +53,9 @@ impl ServerSocket {
                     remove_abandoned(path).await?;
                     UnixListener::bind(path)
                 };
-                let listener = bound.await.map_err(failed(path.display().to_string()))?;
+                let listener = bound
+                    .await
+                    .map_err(failed(path.display().to_string(), ""))?;
                 Ok(Self {
                     listener: Some(Listener::Unix(listener)),
                     address: Address::Unix(path.clone()),

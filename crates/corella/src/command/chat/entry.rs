@@ -86,6 +86,12 @@ impl Entry {
             ("set", "") => Command::ShowSettings,
             ("set", rest) => return set(rest).map(Self::Command),
             ("show", what) => return Err(show_advice(what).to_owned()),
+            ("list" | "ls", _) => {
+                return Err(
+                    "`corella list` lists models; a conversation keeps the one that it began with"
+                        .to_owned(),
+                );
+            }
             ("help", "") => Command::Help,
             ("stats", "") => Command::Stats,
             ("clear", "") => Command::Clear,
@@ -226,6 +232,7 @@ mod tests {
             ("/clear all", "/clear takes no argument"),
             ("/bye bye", "/bye takes no argument"),
             ("/save", "/save needs the name of a file"),
+            ("/list", "`corella list` lists models"),
             ("/set nothink", "enable_thinking"),
             ("/show info", "`corella inspect MODEL`"),
             ("/show parameters", "/set shows"),

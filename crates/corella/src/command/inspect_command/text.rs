@@ -254,7 +254,7 @@ fn ends_text(tokenizer: &TokenizerReport) -> String {
 
 fn template_text(template: &Option<TemplateReport>) -> String {
     let Some(template) = template else {
-        return "none: only /v1/completions answers".to_owned();
+        return "none: only /v1/completions and /api/generate answer".to_owned();
     };
     let tools = match template.reads_tools {
         true => "tools",
