@@ -5,12 +5,13 @@ import json
 import urllib.error
 import urllib.request
 
+import byte_model
 import httpx
 import jsonschema
 import ollama
 import pytest
 from patience import PATIENCE_S
-from server_process import ROOT, ServerProcess
+from server_process import ServerProcess
 from test_tools import CITY, ONE_CALL, QUESTION, TWO_CALLS, WEATHER
 from test_tools import client as dictated
 
@@ -182,8 +183,10 @@ def test_models_are_listed_shown_and_loaded(served, client):
     assert tagged.response == client.generate(served.model, served.text, options=GREEDY).response
 
 
-def test_a_model_without_a_template_has_another_path():
-    with ServerProcess(ROOT / "tests/gguf/qwen3-f16.gguf", "--threads", "1") as server:
+def test_a_model_without_a_template_has_another_path(tmp_path):
+    folder = byte_model.make(tmp_path / "plain", "", ["<|end|>"], ends=["<|end|>"])
+    (folder / "tokenizer_config.json").write_text("{}")
+    with ServerProcess(folder, "--device", "mock") as server:
         status, answer = post(server.base_url + "/api/chat", {"messages": [{"role": "user", "content": "a"}]})
         assert status == 400 and "use /api/generate" in answer["error"], answer
 
