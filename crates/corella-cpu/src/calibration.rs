@@ -18,7 +18,7 @@ use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
 use crate::kv::RowShape;
 use crate::recurrent::StateLimits;
-use crate::step::{Forward, ForwardParts, Incoming, Observer, StepLayout};
+use crate::step::{Forward, ForwardLimits, ForwardParts, Incoming, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};
 
@@ -151,20 +151,18 @@ impl LayerCalibration {
             weights,
             row_shapes: RowShape::of_layers(&spec.layers, &kv_layers),
             kv_layers,
-            num_pages: self.num_pages,
-            page_size: PAGE_SIZE as u32,
-            kv_format: KvFormat::Float(DType::Bf16),
-            max_rows: MAX_ROWS,
+            limits: ForwardLimits {
+                num_pages: self.num_pages,
+                page_size: PAGE_SIZE as u32,
+                kv_format: KvFormat::Float(DType::Bf16),
+                max_rows: MAX_ROWS,
+                max_context: spec.max_position,
+                states: StateLimits::default(),
+            },
             num_threads: self.pool.num_threads(),
             draws: false,
             max_adapter_rank: None,
-            states: StateLimits {
-                max_num_seqs: 0,
-                num_snapshots: 0,
-                max_drafts: 0,
-            },
             first_layer: 0,
-            max_context: spec.max_position,
         })
     }
 }

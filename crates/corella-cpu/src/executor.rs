@@ -1,7 +1,6 @@
 //! The `Executor` interface: passes batches to the threads that run them, one stage of the pipeline each.
 
 use std::fs::File;
-use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
@@ -10,18 +9,21 @@ use std::thread::JoinHandle;
 use corella_core::{Batch, BatchOutput, Sample, SchedulerConfig, SlotId, Speculation, StepId};
 use corella_model::{
     Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, DeviceError, DraftSlot, Executor,
-    ExecutorError, ExecutorInfo, KvFormat, KvGroups, KvLayers, KvLayout, KvPages, OnLayer,
-    SlotLimits, Slots, StepWaker, TokenMask, WeightFormat,
+    ExecutorError, ExecutorInfo, KvFormat, KvGroups, KvLayout, KvPages, OnLayer, Slots, StepWaker,
+    TokenMask, WeightFormat,
 };
 
 use crate::kernels::{Isa, choose_kernels};
-use crate::kv::{PipelinePages, RowShape, place_bytes};
-use crate::recurrent::{PipelineStates, StateLimits};
-use crate::step::{
-    AdapterStore, Command, DraftHead, DraftHeadParts, Forward, ForwardParts, Output, Profile, Stage,
-};
-use crate::system::{ThreadPool, allowed_cores};
-use crate::weights::{AdapterPacking, PackedImage, PackedWeights};
+use crate::kv::PipelinePages;
+use crate::step::{AdapterStore, Command, DraftHead, Forward, Output, Profile, Stage};
+use crate::system::ThreadPool;
+use crate::weights::{AdapterPacking, PackOptions, PackedImage, PackedWeights};
+
+use self::blueprint::Blueprint;
+
+pub use self::blueprint::kv_page_bytes;
+
+mod blueprint;
 
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
@@ -98,24 +100,21 @@ pub struct CpuExecutor {
 /// need fewer: each is submitted, masked and drawn.
 const QUEUE_LEN: usize = 64;
 
-/// Memory of one page: K and V of the layers of a KV group. Each pipeline stage has its part of it, with room for its
-/// own layers of the largest group.
-pub fn kv_page_bytes(
-    spec: &DecoderSpec,
-    groups: &KvGroups,
-    num_stages: usize,
-    page_size: u32,
-    format: KvFormat,
-) -> usize {
-    let stages = stage_layers(spec.layers.len(), num_stages);
-    let num_places: usize = stages.map(|layers| groups.num_page_layers(layers)).sum();
-    let places = groups.layers(0..spec.layers.len());
-    let shapes = RowShape::of_layers(&spec.layers, &places);
-    num_places * place_bytes(&shapes, page_size, format)
-}
-
-/// Refuses options that do not work yet with layers that share keys and values, or have inputs or heads of their own.
-fn check_layers(spec: &DecoderSpec, config: &CpuConfig) -> Result<(), DeviceError> {
+/// Refuses options that do not work, or do not work yet, with the model.
+fn check_model(spec: &DecoderSpec, config: &CpuConfig) -> Result<(), DeviceError> {
+    if config.num_stages > spec.layers.len() {
+        return Err(DeviceError(format!(
+            "{} pipeline stages for a model of {} layers",
+            config.num_stages,
+            spec.layers.len()
+        )));
+    }
+    if spec.learned_positions && config.max_model_len as usize > spec.max_position {
+        return Err(DeviceError(format!(
+            "max_model_len is {}, but the model has learned {} positions",
+            config.max_model_len, spec.max_position
+        )));
+    }
     if config.num_stages > 1 && (spec.shares_kv() || spec.per_layer().is_some()) {
         return Err(DeviceError(String::from(
             "layers that read the keys and values of others, or have inputs of their own, are not divided into \
@@ -132,6 +131,9 @@ fn check_layers(spec: &DecoderSpec, config: &CpuConfig) -> Result<(), DeviceErro
     match config.max_adapter_rank {
         Some(_) if has_other_values => Err(DeviceError(String::from(
             "models whose values have a norm take no adapters yet: start without --enable-lora",
+        ))),
+        Some(_) if spec.is_recurrent() => Err(DeviceError(String::from(
+            "models with recurrent layers take no adapters yet: start without --enable-lora",
         ))),
         _ => Ok(()),
     }
@@ -159,215 +161,89 @@ impl CpuExecutor {
         on_layer: OnLayer<'_>,
     ) -> Result<(Self, PackedImage), DeviceError> {
         check_config(&config)?;
-        if config.num_stages > spec.layers.len() {
-            return Err(DeviceError(format!(
-                "{} pipeline stages for a model of {} layers",
-                config.num_stages,
-                spec.layers.len()
-            )));
-        }
-        if spec.learned_positions && config.max_model_len as usize > spec.max_position {
-            return Err(DeviceError(format!(
-                "max_model_len is {}, but the model has learned {} positions",
-                config.max_model_len, spec.max_position
-            )));
-        }
-        check_layers(&spec, &config)?;
-        if spec.is_recurrent() && config.max_adapter_rank.is_some() {
-            return Err(DeviceError(String::from(
-                "models with recurrent layers take no adapters yet: start without --enable-lora",
-            )));
-        }
-        let kv_groups = config
-            .kv_groups
-            .clone()
-            .unwrap_or_else(|| KvGroups::one(&spec));
-        if !kv_groups.are_of(&spec) {
-            return Err(DeviceError(String::from(
-                "the KV groups are those of another model: its layers read other positions",
-            )));
-        }
+        check_model(&spec, &config)?;
         let (isa, kernels) = choose_kernels(config.isa)?;
-        let no_threads = |error| DeviceError(format!("cannot start the worker threads: {error}"));
-        let cores = match config.pin_threads {
-            true => cores(&config)?,
-            false => Vec::new(),
-        };
-        let new_pool = |first: usize, num_threads: usize| {
-            let pool = match cores.get(first..first + num_threads) {
-                Some(cores) => ThreadPool::pinned(cores.to_vec()),
-                None => ThreadPool::new(num_threads),
-            };
-            pool.map_err(no_threads)
-        };
-        let mut pool = new_pool(0, config.num_threads)?;
+        let blueprint = Blueprint::new(&spec, &config, kernels)?;
+        let mut pool = blueprint.pool(0..config.num_threads)?;
         let mut packed = on_first_core(&mut pool, |pool| {
-            let format = config.weight_format;
-            PackedWeights::pack(&spec, &weights, format, image, on_layer, kernels, pool)
+            let options = PackOptions {
+                format: config.weight_format,
+                image,
+                on_layer,
+            };
+            PackedWeights::pack(&spec, &weights, options, kernels, pool)
         })?;
         drop(weights);
-        let image = packed.image();
-        let kv_layout = KvLayout {
-            num_pages: config.num_pages,
-            page_size: config.page_size,
-            format: config.kv_format,
-            page_bytes: kv_page_bytes(
-                &spec,
-                &kv_groups,
-                config.num_stages,
-                config.page_size,
-                config.kv_format,
-            ),
-            groups: kv_groups.groups().to_vec(),
-        };
-        let limits = SlotLimits {
-            max_num_seqs: config.max_num_seqs,
-            max_model_len: config.max_model_len,
-            num_pages: config.num_pages,
-            page_size: config.page_size,
-            kv_groups: kv_groups.groups().to_vec(),
-            vocab_size: spec.vocab_size,
-        };
+        let (image, weight_bytes) = (packed.image(), packed.num_bytes());
         let adapters = config.max_adapter_rank.map(|max_rank| {
             let packing = AdapterPacking::new(&spec, &packed.layers, kernels);
             Arc::new(AdapterStore::new(packing, max_rank))
         });
-        let weight_bytes = packed.num_bytes();
-        let draft_head = packed.draft_head.take();
-        let num_stages = config.num_stages;
-        let mut pools = vec![pool];
-        if num_stages > 1 {
-            pools.clear();
-            let mut first = 0;
-            for stage in 0..num_stages {
-                let num_threads = share(config.num_threads, num_stages, stage).max(1);
-                pools.push(new_pool(first, num_threads)?);
-                first += num_threads;
-            }
-        }
-        let info = ExecutorInfo {
-            device: String::from("cpu"),
-            isa: isa.to_string(),
-            num_threads: pools.iter().map(ThreadPool::num_threads).sum(),
-            weight_bytes,
-        };
-
-        let states = StateLimits {
-            max_num_seqs: config.max_num_seqs as usize,
-            num_snapshots: config.num_snapshots as usize,
-            max_drafts: config.max_draft_tokens as usize,
-        };
-        let mut draft_head = match (&spec.draft_head, draft_head) {
-            (Some(layer), Some(weights)) => {
-                let mut head = DraftHead::new(DraftHeadParts {
-                    spec: spec.clone(),
-                    layer: layer.clone(),
-                    weights: *weights,
-                    kernels,
-                    group: group_of_all(&kv_groups)?,
-                    num_pages: config.num_pages as usize,
-                    page_size: config.page_size,
-                    kv_format: config.kv_format,
-                    max_rows: config.max_num_batched_tokens as usize,
-                    max_context: config.max_model_len as usize,
-                    num_threads: pools[0].num_threads(),
-                    states,
-                })?;
-                head.forward().profile = config.profile.clone();
-                Some(head)
-            }
-            _ => None,
-        };
-        let has_draft_head = draft_head.is_some();
-
-        let places = kv_groups.layers(0..spec.layers.len());
-        let row_shapes = RowShape::of_layers(&spec.layers, &places);
-        let new_forward = |((stage, layers), pool): ((usize, Range<usize>), &ThreadPool)| {
-            let mut spec = spec.clone();
-            spec.layers = spec.layers[layers.clone()].to_vec();
-            let first_layer = layers.start;
-            let mut forward = Forward::new(ForwardParts {
-                first_layer,
-                weights: packed.take_layers(layers.len()),
-                spec,
-                kernels,
-                kv_layers: kv_groups.layers(layers),
-                row_shapes: row_shapes.clone(),
-                // Warm-up has a page of its own.
-                num_pages: config.num_pages as usize + 1,
-                page_size: config.page_size,
-                kv_format: config.kv_format,
-                max_rows: config.max_num_batched_tokens as usize,
-                num_threads: pool.num_threads(),
-                draws: stage + 1 == num_stages,
-                max_context: config.max_model_len as usize,
-                max_adapter_rank: config.max_adapter_rank,
-                states,
-            })?;
-            forward.profile = config.profile.clone();
-            Ok(forward)
-        };
-        let stages = stage_layers(spec.layers.len(), num_stages);
-        let forwards: Result<Vec<_>, DeviceError> =
-            stages.enumerate().zip(&pools).map(new_forward).collect();
-        let forwards = forwards?;
-        let kv = forwards.iter().map(|forward| Arc::clone(&forward.kv));
-        let states = forwards
-            .iter()
-            .filter_map(|forward| forward.states.as_ref());
-        let states = PipelineStates::new(states.map(|states| Arc::clone(states.snapshots())));
-        let kv_pages = PipelinePages::new(
-            KvLayers::new(&kv_groups, stage_layers(spec.layers.len(), num_stages)),
-            config.num_pages,
-            kv.collect(),
-        );
-
-        let (commands, mut receiver) = sync_channel(QUEUE_LEN);
+        let pools = blueprint.stage_pools(pool)?;
+        let draft_head = blueprint.draft_head(&mut packed, pools[0].num_threads())?;
+        let forwards = blueprint.forwards(&mut packed, &pools)?;
+        let (commands, receiver) = sync_channel(QUEUE_LEN);
         let (results_sender, results) = sync_channel(QUEUE_LEN);
         let mut executor = Self {
-            info,
-            kv_layout,
-            kv_pages: Arc::new(kv_pages.with_states(states)),
+            info: ExecutorInfo {
+                device: String::from("cpu"),
+                isa: isa.to_string(),
+                num_threads: pools.iter().map(ThreadPool::num_threads).sum(),
+                weight_bytes,
+            },
+            kv_layout: blueprint.kv_layout(),
+            kv_pages: Arc::new(blueprint.kv_pages(&forwards)),
             adapters,
-            has_draft_head,
+            has_draft_head: draft_head.is_some(),
             commands,
             results,
             waker: Arc::default(),
             stages: Vec::new(),
         };
-        for (stage, (pool, forward)) in pools.into_iter().zip(forwards).enumerate() {
-            let (is_first, is_last) = (stage == 0, stage + 1 == num_stages);
-            let (next, next_receiver) = sync_channel(QUEUE_LEN);
-            let output = match is_last {
+        let stages = forwards.into_iter().zip(pools).collect();
+        executor.start_stages(&blueprint, stages, draft_head, receiver, &results_sender)?;
+        Ok((executor, image))
+    }
+
+    /// Starts a thread for each stage. The first receives `commands`, and the last sends its results to the caller.
+    fn start_stages(
+        &mut self,
+        blueprint: &Blueprint<'_>,
+        stages: Vec<(Forward, ThreadPool)>,
+        mut draft_head: Option<DraftHead>,
+        mut commands: Receiver<Command>,
+        results: &SyncSender<Result<BatchOutput, ExecutorError>>,
+    ) -> Result<(), DeviceError> {
+        let last = stages.len() - 1;
+        for (index, (forward, pool)) in stages.into_iter().enumerate() {
+            let (next, next_commands) = sync_channel(QUEUE_LEN);
+            let output = match index == last {
                 false => Output::Next(next),
                 true => Output::Caller {
-                    results: results_sender.clone(),
-                    waker: CallerWaker(executor.waker.clone()),
-                    first: (!is_first).then(|| executor.commands.clone()),
+                    results: results.clone(),
+                    waker: CallerWaker(self.waker.clone()),
+                    first: (index > 0).then(|| self.commands.clone()),
                 },
             };
-            let stage_loop = Stage::new(
+            let adapters = self.adapters.clone().map(|adapters| adapters as _);
+            let knows_drawn = index == 0 || index == last;
+            let stage = Stage::new(
                 (forward, draft_head.take()),
                 pool,
-                Slots::new(
-                    limits.clone(),
-                    executor.adapters.clone().map(|adapters| adapters as _),
-                    is_first || is_last,
-                ),
-                config.max_num_batched_tokens,
-                is_first,
-                std::mem::replace(&mut receiver, next_receiver),
+                Slots::new(blueprint.slot_limits(), adapters, knows_drawn),
+                blueprint.config.max_num_batched_tokens,
+                std::mem::replace(&mut commands, next_commands),
                 output,
             );
             let thread = std::thread::Builder::new()
-                .name(format!("corella-stage-{stage}"))
-                .spawn(move || stage_loop.run())
+                .name(format!("corella-stage-{index}"))
+                .spawn(move || stage.run())
                 .map_err(|error| {
                     DeviceError(format!("cannot start the executor thread: {error}"))
                 })?;
-            executor.stages.push(thread);
+            self.stages.push(thread);
         }
-        Ok((executor, image))
+        Ok(())
     }
 
     fn send(&self, command: Command) -> Result<(), ExecutorError> {
@@ -450,20 +326,6 @@ impl Executor for CpuExecutor {
     }
 }
 
-/// Chooses a core for each thread.
-fn cores(config: &CpuConfig) -> Result<Vec<usize>, DeviceError> {
-    let cores = allowed_cores()
-        .map_err(|error| DeviceError(format!("threads cannot be pinned to cores: {error}")))?;
-    let num_threads = config.num_threads.max(config.num_stages);
-    if cores.len() < num_threads {
-        return Err(DeviceError(format!(
-            "{num_threads} threads cannot be pinned to {} cores",
-            cores.len()
-        )));
-    }
-    Ok(cores)
-}
-
 /// Runs `work` on the core of the pool's first worker; this thread may move to another core afterwards.
 fn on_first_core<T: Send>(
     pool: &mut ThreadPool,
@@ -476,33 +338,6 @@ fn on_first_core<T: Send>(
         });
         thread.join().unwrap_or_else(|panic| resume_unwind(panic))
     })
-}
-
-/// A KV group that keeps the pages of the whole context.
-fn group_of_all(groups: &KvGroups) -> Result<usize, DeviceError> {
-    let mut groups = groups.groups().iter();
-    groups
-        .position(|group| group.window.is_none())
-        .ok_or_else(|| {
-            DeviceError(String::from(
-                "a draft head reads the whole context, and all layers of the model have windows",
-            ))
-        })
-}
-
-/// The layers of each pipeline stage.
-fn stage_layers(num_layers: usize, num_stages: usize) -> impl Iterator<Item = Range<usize>> {
-    let mut end = 0;
-    (0..num_stages).map(move |stage| {
-        let first = end;
-        end += share(num_layers, num_stages, stage);
-        first..end
-    })
-}
-
-/// The share of stage `index` in `n`.
-fn share(n: usize, num_stages: usize, index: usize) -> usize {
-    (index + 1) * n / num_stages - index * n / num_stages
 }
 
 fn lost() -> ExecutorError {

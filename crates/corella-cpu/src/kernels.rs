@@ -63,7 +63,7 @@ pub use self::peak::Peak;
 pub use self::prefetch::Prefetch;
 pub use self::processor::wants_prefetch;
 pub use self::products::{PRODUCT_LANES, add_products};
-pub use self::row_attention::{ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun};
+pub use self::row_attention::{ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun, value_stride};
 pub use self::table::Kernels;
 pub use self::tile_attention::{
     IN_PLACE_ROWS, InPlaceAttention, KEY_TILE, KeyTiles, PageValues, QUERY_TILE_ROWS, ROW_TILE_LEN,

@@ -13,7 +13,7 @@ mod stage;
 
 pub use self::draft_head::{DraftHead, DraftHeadParts, draft_page_bytes, draft_state_bytes};
 pub use self::forward::adapter::AdapterStore;
-pub use self::forward::{Forward, ForwardParts, Incoming, Observer};
+pub use self::forward::{Forward, ForwardLimits, ForwardParts, Incoming, Observer};
 pub use self::layout::StepLayout;
 pub use self::profile::{Operation, OperationReport, Profile, ProfileReport};
 pub use self::stage::{Command, Output, Stage};

@@ -83,16 +83,22 @@ pub enum Embedding {
     Own(Tensor),
 }
 
+/// The options of packing a checkpoint.
+pub struct PackOptions<'a> {
+    /// Overrides the checkpoint's own format.
+    pub format: Option<WeightFormat>,
+    /// Weights packed by an earlier start. Matrices that it does not match are packed anew.
+    pub image: Option<File>,
+    /// Is called after each layer with the number of finished ones.
+    pub on_layer: OnLayer<'a>,
+}
+
 impl PackedWeights {
-    /// Checks and packs a checkpoint's weights. `format` overrides the checkpoint's own. `image`, if given, holds
-    /// weights packed by an earlier start; matrices that it does not match are packed anew. Calls `on_layer` after each
-    /// layer with the number of finished ones.
+    /// Checks and packs a checkpoint's weights.
     pub fn pack(
         spec: &DecoderSpec,
         weights: &DecoderWeights,
-        format: Option<WeightFormat>,
-        image: Option<File>,
-        on_layer: OnLayer<'_>,
+        options: PackOptions<'_>,
         kernels: &Kernels,
         pool: &mut ThreadPool,
     ) -> Result<Self, DeviceError> {
@@ -130,8 +136,8 @@ impl PackedWeights {
         check_shape("lm_head", head, &embedding_shape)?;
         let stored = StoredMatrices::new(&weights.layers, head);
         let mut packer = Packer {
-            plan: FormatPlan::new(format, &stored, kernels.tile_gemm.is_some())?,
-            image: image.map(ImageReader::new),
+            plan: FormatPlan::new(options.format, &stored, kernels.tile_gemm.is_some())?,
+            image: options.image.map(ImageReader::new),
             kernels,
             pool,
         };
@@ -139,7 +145,7 @@ impl PackedWeights {
             let packed = packer
                 .layer(&spec.layers[index], spec.hidden_size, layer)
                 .map_err(|error| DeviceError(format!("layer {index}: {error}")))?;
-            on_layer(index + 1);
+            (options.on_layer)(index + 1);
             Ok(packed)
         });
         let layers = layers.collect::<Result<_, DeviceError>>()?;
@@ -291,9 +297,12 @@ mod tests {
         let kernels = kernels(Isa::Portable).unwrap();
         let mut pool = ThreadPool::new(1).unwrap();
         for format in [None, Some(WeightFormat::Int8)] {
-            let packed =
-                PackedWeights::pack(spec, &weights, format, None, &|_| (), kernels, &mut pool)
-                    .unwrap();
+            let options = PackOptions {
+                format,
+                image: None,
+                on_layer: &|_| (),
+            };
+            let packed = PackedWeights::pack(spec, &weights, options, kernels, &mut pool).unwrap();
             let layer = &packed.layers[0];
             let PackedFeedForward::Mlp(mlp) = &layer.feed_forward else {
                 panic!("the model has no experts");

@@ -10,7 +10,7 @@ use corella_model::{KvFormat, PageTable};
 
 use crate::dense::Buffer;
 use crate::kernels::{
-    ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
+    ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes, value_stride,
 };
 use crate::kv::{HeadPage, Side};
 
@@ -48,7 +48,7 @@ impl RowScratch {
             max: [0.0; MAX_TILE_ROWS],
             sums: [[0.0; 16]; MAX_TILE_ROWS],
             scale: [0.0; MAX_TILE_ROWS],
-            out: vec![0.0; head_dim.next_multiple_of(ATTENTION_LANES) * MAX_TILE_ROWS],
+            out: vec![0.0; value_stride(head_dim) * MAX_TILE_ROWS],
             groups: Vec::with_capacity(ATTENTION_BLOCK),
             runs: Vec::with_capacity(ATTENTION_BLOCK),
             scales: [[0.0; ATTENTION_BLOCK]; 2],
@@ -71,6 +71,7 @@ impl AttentionLayer<'_> {
         }
     }
 
+    // Long: the loops over blocks and rows share the task's sizes, and run for each token.
     fn run_task(
         &self,
         task: &AttentionTask,
@@ -153,7 +154,7 @@ impl AttentionLayer<'_> {
                 }
             }
             // SAFETY: the runs point into KV memory and cover at most one block; `out` has
-            // `MAX_TILE_ROWS` rows of the given stride.
+            // `MAX_TILE_ROWS` rows.
             unsafe {
                 (self.kernels.values.of(self.kv.format))(
                     scratch.scores.as_ptr().add(start - block),
@@ -162,7 +163,6 @@ impl AttentionLayer<'_> {
                     &scratch.runs,
                     head_dim,
                     scratch.out.as_mut_ptr(),
-                    head_dim.next_multiple_of(ATTENTION_LANES),
                 );
             }
         }
@@ -191,7 +191,7 @@ impl AttentionLayer<'_> {
 
     fn store(&self, task: &AttentionTask, span: &StepSpan, scratch: &mut RowScratch) {
         let head_dim = self.spec.head_dim;
-        let stride = head_dim.next_multiple_of(ATTENTION_LANES);
+        let stride = value_stride(head_dim);
         for (r, at) in self.rows(task, span).enumerate() {
             let values = &mut scratch.out[r * stride..][..head_dim];
             let scale = 1.0 / sum_lanes(&scratch.sums[r]);

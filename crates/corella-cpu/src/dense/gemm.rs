@@ -49,6 +49,8 @@ pub struct Part {
     pub panels: Range<usize>,
     /// The panel whose outputs go to channel 0 of the epilogue's rows.
     pub first_panel: usize,
+    /// The panel that the worker reads after a call, if known.
+    pub next_panel: Option<usize>,
     /// The number of blocks into which the tiles are cut. Units go through all panels of one block first.
     num_blocks: usize,
 }
@@ -69,6 +71,7 @@ impl Part {
             taken,
             panels,
             first_panel: 0,
+            next_panel: None,
         }
     }
 
@@ -84,13 +87,12 @@ impl Part {
     }
 }
 
-/// Computes some units of a part. `next` is the panel that the worker reads afterwards, if known.
+/// Computes some units of a part.
 pub fn gemm(
     kernels: &Kernels,
     a: &PackedRows,
     part: &Part,
     units: Range<usize>,
-    next: Option<usize>,
     Weights {
         matrix: weights,
         updates,
@@ -113,7 +115,7 @@ pub fn gemm(
         let (block, panel) = part.unit(unit);
         let next = match unit + 1 < units.end {
             true => Some(part.unit(unit + 1).1),
-            false => next,
+            false => part.next_panel,
         };
         match call.tile_unit() {
             _ if let Some(shape) = weights.groups => call.grouped_tiles(panel, block, shape),
@@ -150,10 +152,10 @@ pub fn shared_gemm(
     worker.take_shares(
         |owner| part_of(owner).num_units(),
         |owner, units| {
-            let part = part_of(owner);
+            let mut part = part_of(owner);
             let goes_on = owner == worker.index() && units.end < part.num_units();
-            let next = goes_on.then(|| part.unit(units.end).1);
-            gemm(kernels, a, &part, units, next, weights, epilogue);
+            part.next_panel = goes_on.then(|| part.unit(units.end).1);
+            gemm(kernels, a, &part, units, weights, epilogue);
         },
     );
 }
@@ -468,7 +470,6 @@ impl Call<'_> {
             }
             _ => {}
         }
-        let from = values.as_ptr().cast();
         match self.epilogue {
             Epilogue::Store(out) | Epilogue::StoreShaped { out, .. } => {
                 let to = out.lanes_ptr(&rows, panel - self.first_panel);
@@ -480,37 +481,40 @@ impl Call<'_> {
             Epilogue::Add(out) | Epilogue::AddScaled(out, _) => {
                 let to = out.lanes_ptr(&rows, panel - self.first_panel);
                 // SAFETY: each panel's channels of a row belong to one worker.
-                unsafe { (self.kernels.add_lanes)(from, rows.len(), to, out.stride()) };
-            }
-            Epilogue::SiluMul(out) => {
-                let first = (panel - self.first_panel) * PANEL_LANES / 2;
-                let num_lanes = (PANEL_LANES / 2).min(out.k - first);
-                if let Some(tiles) = &self.tile_rows
-                    && num_lanes == PANEL_LANES / 2
-                {
-                    // SAFETY: each panel's channels belong to one worker; half a block has room for 16 of them.
-                    unsafe {
-                        if let Some((to, stride)) = out.wide_ptr(&rows, first) {
-                            (tiles.silu_mul_wide)(from, rows.len(), to.cast_mut(), stride);
-                        } else {
-                            (tiles.silu_mul)(from, rows.len(), out.block_ptr(&rows, first));
-                        }
-                    }
-                    return;
-                }
-                let mut products = [[0.0; PANEL_LANES / 2]; MAX_MATRIX_ROWS];
-                // SAFETY: the input has rows of 32, the output rows of 16, and a tile at most this many.
                 unsafe {
-                    let to = products.as_mut_ptr().cast();
-                    (self.kernels.silu_mul)(from, rows.len(), to);
-                }
-                for (row, products) in rows.clone().zip(&products) {
-                    let products = &products[..num_lanes];
-                    // SAFETY: each panel's channels of a row belong to one worker.
-                    unsafe { out.write(self.kernels, &rows, row, first, products) };
+                    (self.kernels.add_lanes)(values.as_ptr().cast(), rows.len(), to, out.stride())
+                };
+            }
+            Epilogue::SiluMul(out) => self.multiply_gates(panel, rows, values, out),
+            Epilogue::Activate { out, mlp } => self.activate(panel, rows, values, out, mlp),
+        }
+    }
+
+    /// Multiplies gated values by their gates and writes them as rows of the next layer.
+    fn multiply_gates(&self, panel: usize, rows: Range<usize>, values: &[Lanes], out: &PackedRows) {
+        let from = values.as_ptr().cast();
+        let first = (panel - self.first_panel) * PANEL_LANES / 2;
+        let num_lanes = (PANEL_LANES / 2).min(out.k - first);
+        if let Some(tiles) = &self.tile_rows
+            && num_lanes == PANEL_LANES / 2
+        {
+            // SAFETY: each panel's channels belong to one worker; half a block has room for 16 of them.
+            unsafe {
+                if let Some((to, stride)) = out.wide_ptr(&rows, first) {
+                    (tiles.silu_mul_wide)(from, rows.len(), to.cast_mut(), stride);
+                } else {
+                    (tiles.silu_mul)(from, rows.len(), out.block_ptr(&rows, first));
                 }
             }
-            Epilogue::Activate { out, mlp } => self.activate(panel, rows, values, out, mlp),
+            return;
+        }
+        let mut products = [[0.0; PANEL_LANES / 2]; MAX_MATRIX_ROWS];
+        // SAFETY: the input has rows of 32, the output rows of 16, and a tile at most this many.
+        unsafe { (self.kernels.silu_mul)(from, rows.len(), products.as_mut_ptr().cast()) };
+        for (row, products) in rows.clone().zip(&products) {
+            let products = &products[..num_lanes];
+            // SAFETY: each panel's channels of a row belong to one worker.
+            unsafe { out.write(self.kernels, &rows, row, first, products) };
         }
     }
 

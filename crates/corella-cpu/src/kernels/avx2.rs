@@ -210,6 +210,7 @@ pub unsafe fn int8_gemm(
 
 /// Computes M rows. With 3 or 4 rows, it takes the halves of the panel one after the other, so that
 /// all sums stay in registers; with fewer, both together, so that memory is read line after line.
+// Arguments: a kernel's operands stay in registers.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn int8_gemm_tile<const M: usize>(
     rows: *const u8,

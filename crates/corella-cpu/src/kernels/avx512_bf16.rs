@@ -45,6 +45,7 @@ pub fn is_supported() -> bool {
 
 /// # Safety
 /// See `TileGemm`.
+// Arguments: those of the table of kernels.
 unsafe fn gemm(
     rows: *const u8,
     num_rows: usize,

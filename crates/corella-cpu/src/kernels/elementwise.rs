@@ -239,6 +239,7 @@ pub unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
 
 /// # Safety
 /// See `Kernels::scale_sums` and `Kernels::scale_rows`.
+// Arguments: those of the table of kernels, and a conversion.
 #[inline(always)]
 pub unsafe fn scale_rows<T: Copy>(
     x: *const T,

@@ -14,6 +14,7 @@ pub const PRODUCT_LANES: usize = 32;
 ///
 /// # Safety
 /// The machine has the instruction set, `x` has `num_rows` rows of `len` elements, and `out` has 32 rows.
+// Arguments: a kernel's operands stay in registers.
 pub unsafe fn add_products(
     isa: Isa,
     x: *const f32,

@@ -37,7 +37,7 @@ pub struct ValueRun {
 
 /// `out[row] = out[row] * scale[row] + Σ_j weights[row][j] * values[j]`, accumulated in ascending
 /// order of j over the runs. Rows of `weights` have `ATTENTION_BLOCK` elements. Rows of `out` have
-/// `out_stride`, which is `head_dim` rounded up to `ATTENTION_LANES`.
+/// `value_stride(head_dim)`.
 pub type Values = unsafe fn(
     weights: *const f32,
     num_rows: usize,
@@ -45,5 +45,9 @@ pub type Values = unsafe fn(
     runs: &[ValueRun],
     head_dim: usize,
     out: *mut f32,
-    out_stride: usize,
 );
+
+/// The distance between the rows that [`Values`] adds to.
+pub const fn value_stride(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(ATTENTION_LANES)
+}

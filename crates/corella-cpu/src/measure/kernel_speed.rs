@@ -37,6 +37,9 @@ const NUM_LANES: usize = 4096;
 /// The size of all weights together, larger than any cache.
 const WEIGHT_BYTES: usize = 256 << 20;
 const NUM_RUNS: usize = 7;
+/// The layers and the page size of attention's keys and values.
+const NUM_LAYERS: usize = 4;
+const PAGE_SIZE: u32 = 16;
 
 /// Measures dense layers for 1 to 512 rows in all formats, then attention, then gated delta networks. Takes some
 /// seconds.
@@ -214,37 +217,12 @@ impl Bench {
         num_rows: usize,
         start: usize,
     ) -> Result<KernelSpeed, DeviceError> {
-        const NUM_LAYERS: usize = 4;
-        const PAGE_SIZE: u32 = 16;
         let (kernels, attention) = (self.kernels, &attention_spec());
         let head_dim = attention.head_dim;
         let num_positions = start + num_rows;
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
-        let shapes = [RowShape::new(attention, 1)];
-        let kv = KvMemory::for_kernels(kernels, NUM_LAYERS, &shapes, num_pages, PAGE_SIZE, format)
-            .map_err(out_of_memory)?;
+        let kv = filled_kv(kernels, attention, num_pages, format)?;
         let rows = kv.rows_of(attention);
-        // Unwritten pages would all be the same zero page.
-        for page in 0..num_pages {
-            for layer in 0..NUM_LAYERS {
-                for head in 0..attention.num_kv_heads {
-                    let at = HeadPage { layer, page, head };
-                    for offset in 0..PAGE_SIZE as usize {
-                        let values: Vec<f32> = (0..head_dim).map(|i| i as f32 / 64.0).collect();
-                        let row = Rows {
-                            first: values.as_ptr(),
-                            stride: head_dim,
-                            len: 1,
-                        };
-                        // SAFETY: no other thread uses this memory.
-                        unsafe {
-                            rows.write(kernels, Side::Keys, at, offset, row);
-                            rows.write(kernels, Side::Values, at, offset, row);
-                        }
-                    }
-                }
-            }
-        }
         let pages: Vec<PageId> = (0..num_pages as u32).map(PageId).collect();
         let mut spans = Spans::default();
         spans.add(num_rows, start, [PageTable::new(0, &pages)]);
@@ -395,6 +373,40 @@ impl Bench {
 /// Attention in the shape of Qwen3-0.6B. Neither norms nor RoPE are measured.
 fn attention_spec() -> AttentionSpec {
     AttentionSpec::plain(16, 8, 128, RotarySpec::plain(1e6, 128))
+}
+
+/// Memory of keys and values whose pages are written: unwritten ones would all be the same zero page.
+fn filled_kv(
+    kernels: &Kernels,
+    spec: &AttentionSpec,
+    num_pages: usize,
+    format: KvFormat,
+) -> Result<KvMemory, DeviceError> {
+    let shapes = [RowShape::new(spec, 1)];
+    let kv = KvMemory::for_kernels(kernels, NUM_LAYERS, &shapes, num_pages, PAGE_SIZE, format)
+        .map_err(out_of_memory)?;
+    let rows = kv.rows_of(spec);
+    let values: Vec<f32> = (0..spec.head_dim).map(|i| i as f32 / 64.0).collect();
+    let row = Rows {
+        first: values.as_ptr(),
+        stride: spec.head_dim,
+        len: 1,
+    };
+    for page in 0..num_pages {
+        for layer in 0..NUM_LAYERS {
+            for head in 0..spec.num_kv_heads {
+                let at = HeadPage { layer, page, head };
+                for offset in 0..PAGE_SIZE as usize {
+                    // SAFETY: no other thread uses this memory.
+                    unsafe {
+                        rows.write(kernels, Side::Keys, at, offset, row);
+                        rows.write(kernels, Side::Values, at, offset, row);
+                    }
+                }
+            }
+        }
+    }
+    Ok(kv)
 }
 
 fn out_of_memory(error: std::io::Error) -> DeviceError {

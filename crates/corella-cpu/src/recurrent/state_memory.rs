@@ -20,7 +20,7 @@ pub struct StateMemory {
     snapshots: Arc<SnapshotMemory>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct StateLimits {
     pub max_num_seqs: usize,
     pub num_snapshots: usize,

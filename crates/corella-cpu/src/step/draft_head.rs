@@ -18,12 +18,11 @@ use corella_model::{DecoderSpec, DeviceError, KvFormat, KvLayer, LayerSpec, Page
 use crate::dense::{Buffer, PackedRows};
 use crate::kernels::Kernels;
 use crate::kv::{RowShape, place_bytes};
-use crate::recurrent::StateLimits;
 use crate::system::{ThreadPool, Worker};
 use crate::weights::{PackedAdapter, PackedDraftHead, PackedMatrix, PackedNorm};
 
 use super::forward::norm::RowNorm;
-use super::forward::{Forward, ForwardParts, Incoming};
+use super::forward::{Forward, ForwardLimits, ForwardParts, Incoming};
 use super::kept_state::KeptStates;
 use super::layout::StepLayout;
 use super::profile::barrier_after;
@@ -55,13 +54,9 @@ pub struct DraftHeadParts {
     pub kernels: &'static Kernels,
     /// A KV group that keeps all pages.
     pub group: usize,
-    pub num_pages: usize,
-    pub page_size: u32,
-    pub kv_format: KvFormat,
-    pub max_rows: usize,
-    pub max_context: usize,
+    /// The model's, whose pages have rows of the head beside them.
+    pub limits: ForwardLimits,
     pub num_threads: usize,
-    pub states: StateLimits,
 }
 
 /// A token that the head reads.
@@ -90,9 +85,10 @@ pub fn draft_state_bytes(spec: &DecoderSpec, max_drafts: usize) -> usize {
 
 impl DraftHead {
     pub fn new(parts: DraftHeadParts) -> Result<Self, DeviceError> {
-        let (hidden, states) = (parts.spec.hidden_size, parts.states);
-        let num_spare = states.max_drafts.div_ceil(parts.page_size as usize);
-        let max_rows = parts.max_rows.max(states.max_num_seqs);
+        let (hidden, limits) = (parts.spec.hidden_size, parts.limits);
+        let states = limits.states;
+        let num_spare = states.max_drafts.div_ceil(limits.page_size as usize);
+        let max_rows = limits.max_rows.max(states.max_num_seqs);
         let PackedDraftHead {
             embedding_norm,
             hidden_norm,
@@ -120,15 +116,14 @@ impl DraftHead {
                     num_in_place: 1,
                 })],
                 row_shapes,
-                num_pages: parts.num_pages + num_spare * states.max_num_seqs,
-                page_size: parts.page_size,
-                kv_format: parts.kv_format,
-                max_rows,
+                limits: ForwardLimits {
+                    num_pages: limits.num_pages + num_spare * states.max_num_seqs,
+                    max_rows,
+                    ..limits
+                },
                 num_threads: parts.num_threads,
                 draws: true,
-                max_context: parts.max_context,
                 max_adapter_rank: None,
-                states,
             })?,
             embedding_norm,
             hidden_norm,
@@ -136,7 +131,7 @@ impl DraftHead {
             layout: StepLayout::default(),
             kept: KeptStates::new(hidden, states.max_num_seqs, states.num_snapshots),
             group: parts.group,
-            first_spare: parts.num_pages,
+            first_spare: limits.num_pages,
             num_spare,
             max_drafts: states.max_drafts,
         })

@@ -113,18 +113,24 @@ pub struct ForwardParts {
     pub kv_layers: Vec<Option<KvLayer>>,
     /// The rows of all layers of the model: pages have one size and order in all stages.
     pub row_shapes: Vec<RowShape>,
+    pub limits: ForwardLimits,
+    pub num_threads: usize,
+    /// Whether logits are computed.
+    pub draws: bool,
+    /// The largest rank of an adapter's matrices, if adapters are supported.
+    pub max_adapter_rank: Option<usize>,
+}
+
+/// The sizes of steps and of their memory.
+#[derive(Clone, Copy)]
+pub struct ForwardLimits {
     pub num_pages: usize,
     pub page_size: u32,
     pub kv_format: KvFormat,
     /// The number of rows of the largest step.
     pub max_rows: usize,
-    pub num_threads: usize,
-    /// Whether logits are computed.
-    pub draws: bool,
     /// The longest computed context, on which some kinds of RoPE depend.
     pub max_context: usize,
-    /// The largest rank of an adapter's matrices, if adapters are supported.
-    pub max_adapter_rank: Option<usize>,
     pub states: StateLimits,
 }
 
@@ -146,9 +152,9 @@ impl Forward {
             parts.kernels,
             in_page.max().unwrap_or(0),
             &parts.row_shapes,
-            parts.num_pages,
-            parts.page_size,
-            parts.kv_format,
+            parts.limits.num_pages,
+            parts.limits.page_size,
+            parts.limits.kv_format,
         );
         let no_memory =
             |what: &'static str| move |error| DeviceError(format!("no memory for {what}: {error}"));
@@ -163,12 +169,10 @@ impl Forward {
             weights,
             first_layer,
             kv_layers,
-            max_rows,
+            limits,
             num_threads,
             draws,
-            max_context,
             max_adapter_rank,
-            states,
             ..
         } = parts;
         let head_form = weights.ends.head.form;
@@ -199,7 +203,7 @@ impl Forward {
             });
         }
         let sizes = Sizes {
-            max_rows,
+            max_rows: limits.max_rows,
             logit_rows: if draws { logit_rows(head_tile_rows) } else { 0 },
             num_threads,
             rotated_lens: rotaries.iter().map(|&(.., head_dim)| head_dim).collect(),
@@ -216,7 +220,7 @@ impl Forward {
         });
         Ok(Self {
             rotaries: (rotaries.iter())
-                .map(|&kind| Rotary::new(kind, max_context))
+                .map(|&kind| Rotary::new(kind, limits.max_context))
                 .collect(),
             attention_kinds: kinds,
             layers,
@@ -228,7 +232,7 @@ impl Forward {
             head_tile_rows,
             weights,
             kv,
-            states: StateMemory::new(&spec, states),
+            states: StateMemory::new(&spec, limits.states),
             activations,
             profile: None,
             spec,

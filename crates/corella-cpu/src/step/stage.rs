@@ -73,7 +73,6 @@ pub struct Stage {
     pool: ThreadPool,
     slots: Slots<PackedAdapter>,
     max_num_batched_tokens: u32,
-    is_first: bool,
     commands: Receiver<Command>,
     output: Output,
     plan: StepLayout,
@@ -101,7 +100,6 @@ impl Stage {
         pool: ThreadPool,
         slots: Slots<PackedAdapter>,
         max_num_batched_tokens: u32,
-        is_first: bool,
         commands: Receiver<Command>,
         output: Output,
     ) -> Self {
@@ -113,7 +111,6 @@ impl Stage {
             pool,
             slots,
             max_num_batched_tokens,
-            is_first,
             commands,
             output,
             plan: StepLayout::default(),
@@ -231,7 +228,7 @@ impl Stage {
         batch: &Batch,
         rows: Result<Vec<f32>, String>,
     ) -> Result<Vec<f32>, String> {
-        if self.is_first && !self.is_last() {
+        if self.is_first() && !self.is_last() {
             self.wait_for_drawn(batch)?;
         }
         // The slots change even if an earlier stage has failed, because later steps build on them.
@@ -287,6 +284,10 @@ impl Stage {
             )),
             false => Ok(()),
         }
+    }
+
+    fn is_first(&self) -> bool {
+        self.forward.first_layer == 0
     }
 
     fn is_last(&self) -> bool {
@@ -362,7 +363,7 @@ impl Stage {
             return Ok(());
         }
         self.forward.divide(&mut self.plan);
-        let incoming = match self.is_first {
+        let incoming = match self.is_first() {
             true => Incoming::Tokens,
             false => Incoming::Rows(rows),
         };

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::kernels::kernels;
     use crate::system::ThreadPool;
-    use crate::weights::PackedWeights;
+    use crate::weights::{PackOptions, PackedWeights};
 
     /// Every test model, in every format, takes the predicted memory.
     #[test]
@@ -189,8 +189,12 @@ mod tests {
             ] {
                 let foretold = packed_bytes(spec, &weights, format, Some(isa)).unwrap();
                 let kernels = kernels(isa).unwrap();
-                let packed =
-                    PackedWeights::pack(spec, &weights, format, None, &|_| (), kernels, &mut pool);
+                let options = PackOptions {
+                    format,
+                    image: None,
+                    on_layer: &|_| (),
+                };
+                let packed = PackedWeights::pack(spec, &weights, options, kernels, &mut pool);
                 let found = packed.unwrap().num_bytes() as u64;
                 let norms = foretold.of(ModelPart::Norm);
                 let name = checkpoint.config().architecture;

@@ -99,6 +99,7 @@ unsafe fn zero() {
 
 /// # Safety
 /// See `TileScores`.
+// Long: one block of assembly for each shape of tiles.
 unsafe fn scores(
     q: *const u16,
     num_rows: usize,
@@ -217,6 +218,7 @@ unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
 
 /// # Safety
 /// See `TileValues`.
+// Long: one block of assembly for each shape of tiles.
 unsafe fn values(
     weights: *const u16,
     num_rows: usize,

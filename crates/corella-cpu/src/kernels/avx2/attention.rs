@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use crate::kernels::{
-    ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun, element_size, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun, element_size, value_stride, with_rows,
 };
 
 use super::{exp_lanes, load_lanes};
@@ -114,13 +114,13 @@ pub unsafe fn values<const FORMAT: u8>(
     runs: &[ValueRun],
     head_dim: usize,
     out: *mut f32,
-    out_stride: usize,
 ) {
+    let out_stride = value_stride(head_dim);
     for lane in (0..out_stride).step_by(ATTENTION_LANES) {
         // SAFETY: the caller promises as much; the row has two more vectors from `lane` on.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4 5 6],
-                values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out, out_stride));
+                values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out));
         }
     }
 }
@@ -133,8 +133,8 @@ unsafe fn values_tile<const FORMAT: u8, const M: usize>(
     head_dim: usize,
     lane: usize,
     out: *mut f32,
-    out_stride: usize,
 ) {
+    let out_stride = value_stride(head_dim);
     let size = element_size(FORMAT);
     // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes. KV memory may
     // be read 16 lanes from any value on.

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use crate::kernels::{
-    ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun, element_size, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun, element_size, value_stride, with_rows,
 };
 
 use super::{exp_lanes, first_lanes, load_lanes};
@@ -121,8 +121,8 @@ pub unsafe fn values<const FORMAT: u8>(
     runs: &[ValueRun],
     head_dim: usize,
     out: *mut f32,
-    out_stride: usize,
 ) {
+    let out_stride = value_stride(head_dim);
     let mut lane = 0;
     while lane < out_stride {
         let at_once = match (num_rows, (out_stride - lane) / ATTENTION_LANES) {
@@ -134,11 +134,11 @@ pub unsafe fn values<const FORMAT: u8>(
         unsafe {
             match at_once {
                 4 => with_rows!(num_rows, M in [1 2 3 4 5 6],
-                    values_tile::<FORMAT, M, 4>(weights, scale, runs, head_dim, lane, out, out_stride)),
+                    values_tile::<FORMAT, M, 4>(weights, scale, runs, head_dim, lane, out)),
                 2 => with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-                    values_tile::<FORMAT, M, 2>(weights, scale, runs, head_dim, lane, out, out_stride)),
+                    values_tile::<FORMAT, M, 2>(weights, scale, runs, head_dim, lane, out)),
                 _ => with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-                    values_tile::<FORMAT, M, 1>(weights, scale, runs, head_dim, lane, out, out_stride)),
+                    values_tile::<FORMAT, M, 1>(weights, scale, runs, head_dim, lane, out)),
             }
         }
         lane += at_once * ATTENTION_LANES;
@@ -153,8 +153,8 @@ unsafe fn values_tile<const FORMAT: u8, const M: usize, const P: usize>(
     head_dim: usize,
     lane: usize,
     out: *mut f32,
-    out_stride: usize,
 ) {
+    let out_stride = value_stride(head_dim);
     let size = element_size(FORMAT);
     // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes. KV memory may
     // be read 16 lanes from any value on.

@@ -1,7 +1,7 @@
 //! Attention in plain Rust.
 
 use crate::kernels::{
-    ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun, element_size, with_rows,
+    ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, ValueRun, element_size, value_stride, with_rows,
 };
 
 use super::{exp_lane, load_lanes};
@@ -94,13 +94,13 @@ pub unsafe fn values<const FORMAT: u8>(
     runs: &[ValueRun],
     head_dim: usize,
     out: *mut f32,
-    out_stride: usize,
 ) {
+    let out_stride = value_stride(head_dim);
     for lane in (0..out_stride).step_by(ATTENTION_LANES) {
         // SAFETY: the caller promises as much, and 16 lanes are left.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4],
-                values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out, out_stride));
+                values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out));
         }
     }
 }
@@ -112,8 +112,8 @@ unsafe fn values_tile<const FORMAT: u8, const M: usize>(
     head_dim: usize,
     lane: usize,
     out: *mut f32,
-    out_stride: usize,
 ) {
+    let out_stride = value_stride(head_dim);
     // SAFETY: rows of `weights` cover the runs' positions, rows of `out` the lanes. KV memory may
     // be read 16 lanes from any value on.
     unsafe {

@@ -113,7 +113,7 @@ fn values_are_weighed_on_top_of_what_was() {
                     values: values.bytes.as_ptr().cast(),
                     num_positions,
                 });
-                let stride = head_dim.next_multiple_of(ATTENTION_LANES);
+                let stride = value_stride(head_dim);
                 for num_rows in 1..=kernels.tile_rows {
                     let weights = random(num_rows * ATTENTION_BLOCK, 8);
                     let scale = random(num_rows, 9);
@@ -128,7 +128,6 @@ fn values_are_weighed_on_top_of_what_was() {
                             &runs,
                             head_dim,
                             out.as_mut_ptr(),
-                            stride,
                         );
                     }
                     for row in 0..num_rows {

@@ -271,21 +271,14 @@ impl Forward {
                     let panels = first..num_panels.min(first + end - unit);
                     unit += panels.len();
                     let next = plan.experts.get(unit / num_panels).filter(|_| unit < end);
-                    let next = next.map(|next| next.expert * num_panels + unit % num_panels);
                     let base = expert.expert * num_panels;
                     let panels = base + panels.start..base + panels.end;
                     let taken = 0..expert.tiles.len();
                     let mut part = Part::new(self.kernels, rows, expert.tiles, taken, panels);
                     part.first_panel = base;
-                    gemm(
-                        self.kernels,
-                        rows,
-                        &part,
-                        0..part.num_units(),
-                        next,
-                        weights.into(),
-                        out,
-                    );
+                    part.next_panel = next.map(|next| next.expert * num_panels + unit % num_panels);
+                    let units = 0..part.num_units();
+                    gemm(self.kernels, rows, &part, units, weights.into(), out);
                 }
             },
         );

@@ -86,13 +86,14 @@ impl Forward {
                 for group in first + units.start..first + units.end {
                     let mut panels = groups.panels(group);
                     panels.end = panels.end.min(weights.num_panels);
-                    let next = (group + 1 < share_of(owner).end).then_some(panels.end);
+                    let next_panel = (group + 1 < share_of(owner).end).then_some(panels.end);
                     let taken = grid.tiles_of(owner);
                     let mut part = Part::new(self.kernels, &act.normed, grid.tiles, taken, panels);
                     part.first_panel = part.panels.start;
+                    part.next_panel = next_panel;
                     let units = 0..part.num_units();
                     let out = Epilogue::Store(heads);
-                    gemm(self.kernels, &act.normed, &part, units, next, adapted, out);
+                    gemm(self.kernels, &act.normed, &part, units, adapted, out);
                     walk.note(Operation::Qkv);
                     for run in layout.page_runs(grid.rows_of(owner), self.kv.page_size()) {
                         for (i, head) in groups.heads(group).enumerate() {
@@ -167,6 +168,7 @@ impl Forward {
     }
 
     /// Finishes one head of a run of rows. The head starts at a lane of the given rows.
+    // Long: queries, keys and values of a head share its rows, angles and place, for each token.
     fn store_head(
         &self,
         layout: &StepLayout,
