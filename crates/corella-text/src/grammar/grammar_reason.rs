@@ -138,24 +138,8 @@ fn schema_reason(error: &str) -> Option<String> {
                 .to_owned(),
         );
     }
-    if error.starts_with("circular references with sibling keys") {
-        return Some(
-            "`$ref` leads back to itself with other keywords beside it: put those into the definition that it \
-             leads to"
-                .to_owned(),
-        );
-    }
-    if error.starts_with("Reference segment") || error.starts_with("Definition not found") {
-        return Some(format!("`$ref` leads nowhere{}", in_quotes(error)));
-    }
-    if error.starts_with("Only absolute $ref's") {
-        return Some(format!(
-            "`$ref` must lead into the schema itself, as \"#/$defs/NAME\" does{}",
-            in_quotes(error)
-        ));
-    }
-    if error.starts_with("invalid digit found in string") {
-        return Some("`$ref` leads into an array, and not by a number".to_owned());
+    if let Some(reason) = reference_reason(error) {
+        return Some(reason);
     }
     if error.starts_with("min/maxProperties only supported") {
         return Some(
@@ -185,6 +169,28 @@ fn schema_reason(error: &str) -> Option<String> {
         .then(|| {
             "its `allOf`, or `$ref` with other keywords beside it, are nested too deep".to_owned()
         })
+}
+
+fn reference_reason(error: &str) -> Option<String> {
+    if error.starts_with("circular references with sibling keys") {
+        return Some(
+            "`$ref` leads back to itself with other keywords beside it: put those into the definition that it \
+             leads to"
+                .to_owned(),
+        );
+    }
+    if error.starts_with("Reference segment") || error.starts_with("Definition not found") {
+        return Some(format!("`$ref` leads nowhere{}", in_quotes(error)));
+    }
+    if error.starts_with("Only absolute $ref's") {
+        return Some(format!(
+            "`$ref` must lead into the schema itself, as \"#/$defs/NAME\" does{}",
+            in_quotes(error)
+        ));
+    }
+    error
+        .starts_with("invalid digit found in string")
+        .then(|| "`$ref` leads into an array, and not by a number".to_owned())
 }
 
 /// The caller's own name is the last part in single quotes.

@@ -42,11 +42,13 @@ enum Member {
     Other,
 }
 
+/// What has become of an object.
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Progress {
     More,
     Done,
-    /// The text read so far is not a call.
-    NotACall(String),
+    /// It is no call.
+    Text,
 }
 
 impl CallObject {
@@ -63,14 +65,17 @@ impl CallObject {
         }
     }
 
-    /// Reads more of the object, and returns the number of its bytes in `text`. `out` gets no part before a name that
-    /// `accepts`.
+    /// Reads more of the object, and returns the number of bytes read; `None` if it needs more. `out` gets no part of a
+    /// call before a name that `accepts`. An object that is no call becomes text.
     pub(crate) fn read(
         &mut self,
         text: &str,
         out: &mut PartList,
         accepts: &dyn Fn(&str) -> bool,
-    ) -> (usize, Progress) {
+    ) -> (Option<usize>, Progress) {
+        if text.is_empty() {
+            return (None, Progress::More);
+        }
         let mut at = 0;
         while at < text.len() {
             let rest = &text[at..];
@@ -82,13 +87,8 @@ impl CallObject {
                 State::Object if byte == b'{' => self.state = State::Key,
                 State::Key if byte == b',' => {}
                 State::Key if byte == b'}' => {
-                    return match self.is_started {
-                        true => {
-                            out.end_call();
-                            (at + 1, Progress::Done)
-                        }
-                        false => (at, self.not_a_call(&text[..at])),
-                    };
+                    goes_on = false;
+                    len = usize::from(self.is_started);
                 }
                 State::Key if byte == b'"' => {
                     self.key.clear();
@@ -134,20 +134,14 @@ impl CallObject {
             }
             at += len;
             if !goes_on {
-                return match self.is_started {
-                    // The caller skips the rest, because a part of this call has been returned.
-                    true => {
-                        out.end_call();
-                        (at, Progress::Done)
-                    }
-                    false => (at, self.not_a_call(&text[..at])),
-                };
+                let progress = self.end(&text[..at], out);
+                return (Some(at), progress);
             }
         }
         if !self.is_started {
             self.raw.push_str(text);
         }
-        (text.len(), Progress::More)
+        (Some(text.len()), Progress::More)
     }
 
     /// The text read so far, if no call has begun.
@@ -208,9 +202,13 @@ impl CallObject {
         }
     }
 
-    fn not_a_call(&mut self, text: &str) -> Progress {
-        let mut raw = std::mem::take(&mut self.raw);
-        raw.push_str(text);
-        Progress::NotACall(raw)
+    /// Ends the object behind `text`. The caller skips the rest of a call of which a part has been returned.
+    fn end(&mut self, text: &str, out: &mut PartList) -> Progress {
+        if self.is_started {
+            out.end_call();
+            return Progress::Done;
+        }
+        out.text(&(self.unread() + text));
+        Progress::Text
     }
 }

@@ -66,10 +66,7 @@ impl Gemma4Arguments {
         match &mut self.state {
             State::Key | State::Value => self.begin(text),
             State::BareKey(key) => {
-                let (settled, end) = match find_tag(text, &KEY_ENDS) {
-                    Sight::Tag { start, tag } => (start, Some(tag)),
-                    Sight::Clear(settled) => (settled, None),
-                };
+                let (settled, end) = find_tag(text, &KEY_ENDS).parts();
                 key.push_str(&text[..settled]);
                 match end {
                     Some(0) => {
@@ -108,27 +105,11 @@ impl Gemma4Arguments {
                 }
                 (len > 0).then_some(len)
             }
-            State::Colon => {
-                let rest = text.trim_start();
-                let is_colon = rest.starts_with(':');
-                if !rest.is_empty() {
-                    self.state = State::Value;
-                }
-                let len = text.len() - rest.len() + usize::from(is_colon);
-                (len > 0 || !rest.is_empty()).then_some(len)
+            State::Colon => self.colon(text),
+            State::Text => {
+                let (settled, end) = find_tag(text, &[QUOTE]).parts();
+                self.text(&text[..settled], end.map(|_| QUOTE))
             }
-            State::Text => match find_tag(text, &[QUOTE]) {
-                Sight::Tag { start, .. } => {
-                    self.json.text(&text[..start]);
-                    self.json.end_text();
-                    self.end_value();
-                    Some(start + QUOTE.len())
-                }
-                Sight::Clear(settled) => {
-                    self.json.text(&text[..settled]);
-                    (settled > 0).then_some(settled)
-                }
-            },
             State::JsonText(extent) => {
                 let (len, is_complete) = extent.read(text);
                 self.json.raw(&text[..len]);
@@ -139,13 +120,7 @@ impl Gemma4Arguments {
             }
             State::SingleQuoted => {
                 let (settled, is_complete) = single_quoted_extent(text);
-                self.json.text(&text[..settled]);
-                if is_complete {
-                    self.json.end_text();
-                    self.end_value();
-                }
-                let len = settled + usize::from(is_complete);
-                (len > 0).then_some(len)
+                self.text(&text[..settled], is_complete.then_some("'"))
             }
             State::Bare(value) => match find_tag(text, &BARE_ENDS) {
                 Sight::Tag { start, .. } => {
@@ -161,6 +136,27 @@ impl Gemma4Arguments {
             },
             State::Done => None,
         }
+    }
+
+    fn colon(&mut self, text: &str) -> Option<usize> {
+        let rest = text.trim_start();
+        let is_colon = rest.starts_with(':');
+        if !rest.is_empty() {
+            self.state = State::Value;
+        }
+        let len = text.len() - rest.len() + usize::from(is_colon);
+        (len > 0 || !rest.is_empty()).then_some(len)
+    }
+
+    /// Takes more of a string, and the quote that ends it.
+    fn text(&mut self, text: &str, quote: Option<&str>) -> Option<usize> {
+        self.json.text(text);
+        if quote.is_some() {
+            self.json.end_text();
+            self.end_value();
+        }
+        let len = text.len() + quote.map_or(0, str::len);
+        (len > 0).then_some(len)
     }
 
     /// Reads the beginning of a key or a value.

@@ -42,19 +42,15 @@ impl CallReader for HermesReader {
                 }
                 read
             }
-            State::Call(object) => match object.read(text, out, &|_| true) {
-                (_, Progress::More) if text.is_empty() => None,
-                (len, Progress::More) => Some(len),
-                (len, Progress::Done) => {
-                    self.state = State::AfterObject;
-                    Some(len)
+            State::Call(object) => {
+                let (read, progress) = object.read(text, out, &|_| true);
+                match progress {
+                    Progress::More => {}
+                    Progress::Done => self.state = State::AfterObject,
+                    Progress::Text => self.state = State::Text,
                 }
-                (len, Progress::NotACall(raw)) => {
-                    out.text(&raw);
-                    self.state = State::Text;
-                    Some(len)
-                }
-            },
+                read
+            }
             State::AfterObject => {
                 // Models sometimes write one closing bracket too many.
                 let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == '}');

@@ -90,22 +90,16 @@ impl CallReader for ListReader {
                 self.state = state;
                 Some(len + num_read)
             }
-            State::Object { object, in_list } => match object.read(text, out, &|_| true) {
-                (_, Progress::More) if text.is_empty() => None,
-                (len, Progress::More) => Some(len),
-                (len, Progress::Done) => {
-                    self.state = match in_list {
-                        true => State::List,
-                        false => State::AfterList,
-                    };
-                    Some(len)
+            State::Object { object, in_list } => {
+                let (read, progress) = object.read(text, out, &|_| true);
+                match progress {
+                    Progress::More => {}
+                    Progress::Done if *in_list => self.state = State::List,
+                    Progress::Done => self.state = State::AfterList,
+                    Progress::Text => self.state = State::Text,
                 }
-                (len, Progress::NotACall(raw)) => {
-                    out.text(&raw);
-                    self.state = State::Text;
-                    Some(len)
-                }
-            },
+                read
+            }
             State::AfterList => {
                 let rest = text.trim_start();
                 let len = text.len() - rest.len();

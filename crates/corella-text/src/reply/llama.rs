@@ -70,24 +70,16 @@ impl CallReader for LlamaReader {
                 let (tools, marked) = (&self.tools, *marked);
                 // Without a mark this may be JSON that the user requested, so it must name a tool.
                 let is_offered = |name: &str| tools.as_ref().is_some_and(|set| set.contains(name));
-                match object.read(text, out, &|name| marked || is_offered(name)) {
-                    (_, Progress::More) if text.is_empty() => {
-                        if at_end && !marked {
-                            out.text(&object.unread());
-                        }
-                        None
+                let (read, progress) = object.read(text, out, &|name| marked || is_offered(name));
+                match progress {
+                    Progress::More if read.is_none() && at_end && !marked => {
+                        out.text(&object.unread());
                     }
-                    (len, Progress::More) => Some(len),
-                    (len, Progress::Done) => {
-                        self.state = State::Between;
-                        Some(len)
-                    }
-                    (len, Progress::NotACall(raw)) => {
-                        out.text(&raw);
-                        self.state = State::Text;
-                        Some(len)
-                    }
+                    Progress::More => {}
+                    Progress::Done => self.state = State::Between,
+                    Progress::Text => self.state = State::Text,
                 }
+                read
             }
             State::Between => {
                 let rest =

@@ -56,6 +56,26 @@ impl MistralReader {
             }
         }
     }
+
+    fn begin_arguments(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        let rest = text.trim_start();
+        match rest.chars().next() {
+            Some('{') => self.state = State::Arguments(JsonExtent::default()),
+            None if !at_end => return None,
+            _ => {
+                out.end_call();
+                self.state = State::Between;
+            }
+        }
+        Some(text.len() - rest.len())
+    }
+}
+
+fn object(in_list: bool) -> State {
+    State::Object {
+        object: Box::new(CallObject::new()),
+        in_list,
+    }
 }
 
 impl CallReader for MistralReader {
@@ -73,16 +93,7 @@ impl CallReader for MistralReader {
                 let len = text.len() - rest.len();
                 let (state, num_read) = match rest.chars().next()? {
                     '[' => (State::List, 1),
-                    '{' => {
-                        let object = Box::new(CallObject::new());
-                        (
-                            State::Object {
-                                object,
-                                in_list: false,
-                            },
-                            0,
-                        )
-                    }
+                    '{' => (object(false), 0),
                     _ => (State::Name, 0),
                 };
                 self.state = state;
@@ -91,41 +102,24 @@ impl CallReader for MistralReader {
             State::List => {
                 let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
                 let len = text.len() - rest.len();
-                match rest.chars().next()? {
-                    '{' => {
-                        let object = Box::new(CallObject::new());
-                        self.state = State::Object {
-                            object,
-                            in_list: true,
-                        };
-                        Some(len)
-                    }
-                    ']' => {
-                        self.state = State::Between;
-                        Some(len + 1)
-                    }
-                    _ => {
-                        self.state = State::Text;
-                        Some(len)
-                    }
-                }
+                let (state, num_read) = match rest.chars().next()? {
+                    '{' => (object(true), 0),
+                    ']' => (State::Between, 1),
+                    _ => (State::Text, 0),
+                };
+                self.state = state;
+                Some(len + num_read)
             }
-            State::Object { object, in_list } => match object.read(text, out, &|_| true) {
-                (_, Progress::More) if text.is_empty() => None,
-                (len, Progress::More) => Some(len),
-                (len, Progress::Done) => {
-                    self.state = match in_list {
-                        true => State::List,
-                        false => State::Between,
-                    };
-                    Some(len)
+            State::Object { object, in_list } => {
+                let (read, progress) = object.read(text, out, &|_| true);
+                match progress {
+                    Progress::More => {}
+                    Progress::Done if *in_list => self.state = State::List,
+                    Progress::Done => self.state = State::Between,
+                    Progress::Text => self.state = State::Text,
                 }
-                (len, Progress::NotACall(raw)) => {
-                    out.text(&raw);
-                    self.state = State::Text;
-                    Some(len)
-                }
-            },
+                read
+            }
             State::Name => match find_tag(text, &AFTER_NAME) {
                 Sight::Tag { start, tag } if is_name(text[..start].trim()) => {
                     out.start_call(text[..start].trim());
@@ -141,19 +135,7 @@ impl CallReader for MistralReader {
                 Sight::Tag { start, tag } => Some(self.handle_argument_tag(start, tag)),
                 Sight::Clear(settled) => (settled > 0).then_some(settled),
             },
-            State::BeforeArguments => {
-                let rest = text.trim_start();
-                let first = rest.chars().next();
-                if first == Some('{') {
-                    self.state = State::Arguments(JsonExtent::default());
-                } else if first.is_some() || at_end {
-                    out.end_call();
-                    self.state = State::Between;
-                } else {
-                    return None;
-                }
-                Some(text.len() - rest.len())
-            }
+            State::BeforeArguments => self.begin_arguments(text, at_end, out),
             State::Arguments(extent) => {
                 let (len, is_complete) = extent.read(text);
                 out.arguments(&text[..len]);
@@ -165,13 +147,11 @@ impl CallReader for MistralReader {
             State::Between => {
                 let rest = text.trim_start();
                 let len = text.len() - rest.len();
-                match begins_with(rest, &CALLS) {
-                    Beginning::Undecided => (len > 0).then_some(len),
-                    Beginning::Tag(_) | Beginning::Other => {
-                        self.state = State::Text;
-                        Some(len)
-                    }
+                if begins_with(rest, &CALLS) == Beginning::Undecided {
+                    return (len > 0).then_some(len);
                 }
+                self.state = State::Text;
+                Some(len)
             }
         }
     }

@@ -5,7 +5,7 @@ use super::call_object::{CallObject, Progress};
 use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name, read_text};
 use super::part_list::PartList;
 use super::python_arguments::PythonArguments;
-use super::tag::{Beginning, Sight, begins_with, find_tag};
+use super::tag::{Beginning, begins_with, find_tag};
 
 /// The texts around the calls of a format.
 #[derive(Clone, Copy)]
@@ -77,6 +77,22 @@ impl PythonReader {
             (None, _) => may_become_name(calls),
         }
     }
+
+    /// The model sometimes repeats the list behind its end, without the first of its tags.
+    fn skip_repetition(&mut self, text: &str, at_end: bool) -> Option<usize> {
+        let (rest, end) = (text.trim_start(), self.block.end());
+        let len = text.len() - rest.len();
+        let is_list = !rest.is_empty() && self.may_be_list(rest);
+        match rest.find(end).filter(|_| is_list) {
+            Some(at) => return Some(len + at + end.len()),
+            None if rest.is_empty() || is_list && !at_end => {
+                return (len > 0).then_some(len);
+            }
+            None => {}
+        }
+        self.state = State::Text;
+        Some(len)
+    }
 }
 
 impl CallReader for PythonReader {
@@ -105,10 +121,7 @@ impl CallReader for PythonReader {
                 Some(len + num_read)
             }
             State::Name(name) => {
-                let (settled, tag) = match find_tag(text, &["(", end, tags[0], "]"]) {
-                    Sight::Tag { start, tag } => (start, Some(tag)),
-                    Sight::Clear(settled) => (settled, None),
-                };
+                let (settled, tag) = find_tag(text, &["(", end, tags[0], "]"]).parts();
                 name.push_str(&text[..settled]);
                 match tag {
                     Some(0) if is_name(name.trim()) => {
@@ -133,19 +146,15 @@ impl CallReader for PythonReader {
                 }
                 read
             }
-            State::Object(object) => match object.read(text, out, &|_| true) {
-                (_, Progress::More) if text.is_empty() => None,
-                (len, Progress::More) => Some(len),
-                (len, Progress::Done) => {
-                    self.state = State::List;
-                    Some(len)
+            State::Object(object) => {
+                let (read, progress) = object.read(text, out, &|_| true);
+                match progress {
+                    Progress::More => {}
+                    Progress::Done => self.state = State::List,
+                    Progress::Text => self.state = State::Text,
                 }
-                (len, Progress::NotACall(raw)) => {
-                    out.text(&raw);
-                    self.state = State::Text;
-                    Some(len)
-                }
-            },
+                read
+            }
             State::AfterList => {
                 let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ']');
                 let len = text.len() - rest.len();
@@ -161,21 +170,7 @@ impl CallReader for PythonReader {
                     }
                 }
             }
-            // The model sometimes repeats the list, without the first of its tags.
-            State::AfterBlock => {
-                let rest = text.trim_start();
-                let len = text.len() - rest.len();
-                let is_list = !rest.is_empty() && self.may_be_list(rest);
-                match rest.find(end).filter(|_| is_list) {
-                    Some(at) => return Some(len + at + end.len()),
-                    None if rest.is_empty() || is_list && !at_end => {
-                        return (len > 0).then_some(len);
-                    }
-                    None => {}
-                }
-                self.state = State::Text;
-                Some(len)
-            }
+            State::AfterBlock => self.skip_repetition(text, at_end),
         }
     }
 }

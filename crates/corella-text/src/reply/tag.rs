@@ -9,6 +9,16 @@ pub(crate) enum Sight {
     Clear(usize),
 }
 
+impl Sight {
+    /// The bytes that belong to no tag, and the tag behind them.
+    pub(crate) fn parts(self) -> (usize, Option<usize>) {
+        match self {
+            Self::Tag { start, tag } => (start, Some(tag)),
+            Self::Clear(settled) => (settled, None),
+        }
+    }
+}
+
 /// Looks for the first of `tags` in `text`.
 pub(crate) fn find_tag(text: &str, tags: &[&str]) -> Sight {
     let found = tags.iter().enumerate();

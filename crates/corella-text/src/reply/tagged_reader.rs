@@ -83,106 +83,117 @@ impl TaggedReader {
             false => State::Value(String::new()),
         };
     }
+
+    fn text(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        let outside = self.tags.outside();
+        let (read, tag) = read_text(text, &outside, at_end, out);
+        if let Some(tag) = tag {
+            self.handle_outer_tag(outside[tag]);
+        }
+        read
+    }
+
+    /// Reads the tag of a function.
+    fn call(&mut self, text: &str) -> Option<usize> {
+        let outside = self.tags.outside();
+        let rest = text.trim_start();
+        let len = text.len() - rest.len();
+        match begins_with(rest, &outside) {
+            Beginning::Tag(tag) => {
+                self.handle_outer_tag(outside[tag]);
+                Some(len + outside[tag].len())
+            }
+            Beginning::Undecided => (len > 0).then_some(len),
+            // This is no call, and becomes text.
+            Beginning::Other => {
+                self.state = State::Text;
+                Some(len)
+            }
+        }
+    }
+
+    fn function_name(&mut self, text: &str, out: &mut PartList) -> Option<usize> {
+        let ends = self.name_ends();
+        let (end, tag) = find_tag(text, &ends).parts();
+        let name = text[..end].trim();
+        match tag {
+            Some(tag) if is_name(name) => {
+                name.clone_into(&mut self.name);
+                self.num_parameters = 0;
+                out.start_call(&self.name);
+                out.arguments("{");
+                self.state = State::Function;
+                // The tag of a parameter, or the outer one, is still to be read.
+                let is_its_own = self.tags.function.is_some();
+                Some(end + if is_its_own { ends[tag].len() } else { 0 })
+            }
+            None if may_become_name(name) => None,
+            _ => {
+                self.state = State::Text;
+                Some(0)
+            }
+        }
+    }
+
+    /// Looks for another parameter, or the end of the function.
+    fn function(&mut self, text: &str, out: &mut PartList) -> Option<usize> {
+        let inside = self.tags.inside();
+        match find_tag(text, &inside) {
+            Sight::Tag { start, tag } => {
+                let tag = inside[tag];
+                if tag == self.tags.key[0] {
+                    self.state = State::ParameterName;
+                } else {
+                    out.arguments("}");
+                    out.end_call();
+                    self.handle_outer_tag(tag);
+                }
+                Some(start + tag.len())
+            }
+            Sight::Clear(settled) => (settled > 0).then_some(settled),
+        }
+    }
+
+    fn parameter_name(&mut self, text: &str, out: &mut PartList) -> Option<usize> {
+        let close = self.tags.key[1];
+        let end = text.find(close)?;
+        text[..end].trim().clone_into(&mut self.key);
+        match self.tags.value[0] {
+            "" => self.begin_value(out),
+            _ => self.state = State::BeforeValue,
+        }
+        Some(end + close.len())
+    }
+
+    fn before_value(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        let open = self.tags.value[0];
+        let rest = text.trim_start();
+        match begins_with(rest, &[open]) {
+            Beginning::Undecided if !at_end => return None,
+            Beginning::Tag(_) => {
+                self.begin_value(out);
+                return Some(text.len() - rest.len() + open.len());
+            }
+            _ => self.state = State::Function,
+        }
+        Some(0)
+    }
 }
 
 impl CallReader for TaggedReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
-        let has_padding = !self.tags.padding.is_empty();
         match &mut self.state {
-            State::Text => {
-                let outside = self.tags.outside();
-                let (read, tag) = read_text(text, &outside, at_end, out);
-                if let Some(tag) = tag {
-                    self.handle_outer_tag(outside[tag]);
-                }
-                read
-            }
-            State::Call => {
-                let outside = self.tags.outside();
-                let rest = text.trim_start();
-                let len = text.len() - rest.len();
-                match begins_with(rest, &outside) {
-                    Beginning::Tag(tag) => {
-                        self.handle_outer_tag(outside[tag]);
-                        Some(len + outside[tag].len())
-                    }
-                    Beginning::Undecided => (len > 0).then_some(len),
-                    // This is no call, and becomes text.
-                    Beginning::Other => {
-                        self.state = State::Text;
-                        Some(len)
-                    }
-                }
-            }
-            State::FunctionName => {
-                let ends = self.name_ends();
-                let (end, tag) = match find_tag(text, &ends) {
-                    Sight::Tag { start, tag } => (start, Some(ends[tag])),
-                    Sight::Clear(settled) => (settled, None),
-                };
-                let name = text[..end].trim();
-                match tag {
-                    Some(tag) if is_name(name) => {
-                        name.clone_into(&mut self.name);
-                        self.num_parameters = 0;
-                        out.start_call(&self.name);
-                        out.arguments("{");
-                        self.state = State::Function;
-                        // The tag of a parameter, or the outer one, is still to be read.
-                        let is_its_own = self.tags.function.is_some();
-                        Some(end + if is_its_own { tag.len() } else { 0 })
-                    }
-                    None if may_become_name(name) => None,
-                    _ => {
-                        self.state = State::Text;
-                        Some(0)
-                    }
-                }
-            }
-            State::Function => {
-                let inside = self.tags.inside();
-                match find_tag(text, &inside) {
-                    Sight::Tag { start, tag } => {
-                        let tag = inside[tag];
-                        if tag == self.tags.key[0] {
-                            self.state = State::ParameterName;
-                        } else {
-                            out.arguments("}");
-                            out.end_call();
-                            self.handle_outer_tag(tag);
-                        }
-                        Some(start + tag.len())
-                    }
-                    Sight::Clear(settled) => (settled > 0).then_some(settled),
-                }
-            }
-            State::ParameterName => {
-                let close = self.tags.key[1];
-                let end = text.find(close)?;
-                text[..end].trim().clone_into(&mut self.key);
-                match self.tags.value[0] {
-                    "" => self.begin_value(out),
-                    _ => self.state = State::BeforeValue,
-                }
-                Some(end + close.len())
-            }
-            State::BeforeValue => {
-                let open = self.tags.value[0];
-                let rest = text.trim_start();
-                match begins_with(rest, &[open]) {
-                    Beginning::Undecided if !at_end => return None,
-                    Beginning::Tag(_) => {
-                        self.begin_value(out);
-                        return Some(text.len() - rest.len() + open.len());
-                    }
-                    _ => self.state = State::Function,
-                }
-                Some(0)
-            }
+            State::Text => self.text(text, at_end, out),
+            State::Call => self.call(text),
+            State::FunctionName => self.function_name(text, out),
+            State::Function => self.function(text, out),
+            State::ParameterName => self.parameter_name(text, out),
+            State::BeforeValue => self.before_value(text, at_end, out),
             State::TextValue {
                 is_first,
                 line_break,
             } => {
+                let has_padding = !self.tags.padding.is_empty();
                 let end = value_end(
                     self.tags,
                     text,

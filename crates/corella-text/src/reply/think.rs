@@ -122,23 +122,7 @@ impl ThinkReader {
                     }
                 }
             }
-            State::Behind => {
-                if let Some([open, _]) = self.tags.answer.filter(|_| !self.is_in_answer) {
-                    let trimmed = text.trim_start();
-                    let behind = match begins_with(trimmed, &[open]) {
-                        Beginning::Undecided if !at_end => return None,
-                        Beginning::Tag(_) => Some(text.len() - trimmed.len() + open.len()),
-                        _ => None,
-                    };
-                    self.is_in_answer = true;
-                    if behind.is_some() {
-                        self.state = State::Answer;
-                        return behind;
-                    }
-                }
-                rest.push_str(text);
-                (!text.is_empty()).then_some(text.len())
-            }
+            State::Behind => self.begin_answer(text, at_end, rest),
             State::Answer => {
                 let close = self.tags.answer.map_or("", |[_, close]| close);
                 let (settled, len) = match find_tag(text, &[close]) {
@@ -153,5 +137,22 @@ impl ThinkReader {
                 (len > 0).then_some(len)
             }
         }
+    }
+    fn begin_answer(&mut self, text: &str, at_end: bool, rest: &mut String) -> Option<usize> {
+        if let Some([open, _]) = self.tags.answer.filter(|_| !self.is_in_answer) {
+            let trimmed = text.trim_start();
+            let behind = match begins_with(trimmed, &[open]) {
+                Beginning::Undecided if !at_end => return None,
+                Beginning::Tag(_) => Some(text.len() - trimmed.len() + open.len()),
+                _ => None,
+            };
+            self.is_in_answer = true;
+            if behind.is_some() {
+                self.state = State::Answer;
+                return behind;
+            }
+        }
+        rest.push_str(text);
+        (!text.is_empty()).then_some(text.len())
     }
 }
