@@ -334,68 +334,8 @@ impl<'a> Simulation<'a> {
             .iter()
             .filter(|start| start.snapshot.is_some());
         self.totals.num_restored_states += restored.count() as u64;
-        for slot in &batch.released {
-            self.prefilling.remove(slot);
-            if let Some(id) = self.slots.remove(slot)
-                && let Some(progress) = self.requests.get_mut(&id)
-            {
-                progress.has_slot = false;
-            }
-        }
-        let mut unclear = Vec::new();
-        for start in &batch.started {
-            self.slots.insert(start.slot, start.request);
-            let deltas = batch.tables.iter().filter(|delta| delta.slot == start.slot);
-            let ranges = deltas.map(|delta| delta.pages.start as usize..delta.pages.end as usize);
-            let table: Vec<_> = ranges
-                .flat_map(|range| &batch.pages[range])
-                .copied()
-                .collect();
-            match self.host.take_restored(start.request, &table) {
-                Some(true) => {}
-                Some(false) => {
-                    self.prefilling.insert(start.slot);
-                }
-                None => unclear.push(start.slot),
-            }
-            let progress = self
-                .requests
-                .get_mut(&start.request)
-                .expect("a step or an output names an unknown request");
-            progress.has_slot = true;
-            progress.was_started = true;
-        }
-        // If a step has no room for another decode, the span is a prompt's.
-        for slot in unclear {
-            let is_decode = |span: &&Span| !self.prefilling.contains(&span.slot);
-            let num_decodes = batch.spans.iter().filter(is_decode).count();
-            if num_decodes > self.workload.config.max_decode_seqs as usize {
-                self.prefilling.insert(slot);
-            }
-        }
-        let config = &self.workload.config;
-        let threshold = config.long_prefill_token_threshold as usize;
-        let mut named = BTreeSet::new();
-        for span in &batch.spans {
-            let id = self.slots[&span.slot];
-            named.insert(id);
-            let is_prefill = self.prefilling.contains(&span.slot);
-            let is_long = threshold > 0 && is_prefill && span.tokens.len() > threshold;
-            let has_waiting =
-                config.enable_prefix_caching && !span.yields.draws() && num_waiting > 0;
-            self.totals.num_long_chunks += u64::from(is_long && has_waiting);
-            let progress = self
-                .requests
-                .get_mut(&id)
-                .expect("a step or an output names an unknown request");
-            progress.has_drafts = span.num_drafts > 0;
-            progress.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
-            if !span.yields.draws() || progress.num_rows >= progress.num_prompt_tokens {
-                continue;
-            }
-            let what = format!("request {id} draws after row {}", progress.num_rows);
-            return Err(self.violation("a middle chunk draws nothing", what));
-        }
+        self.note_slots(batch);
+        let named = self.note_spans(batch, num_waiting)?;
         let step = Planned {
             batch,
             slots: &self.slots,
@@ -438,6 +378,81 @@ impl<'a> Simulation<'a> {
         }
         self.push(self.last_return_us, Event::StepReturns);
         Ok(())
+    }
+
+    /// Follows the slots that a step releases and starts, and those with a prompt that is not complete.
+    fn note_slots(&mut self, batch: &Batch) {
+        for slot in &batch.released {
+            self.prefilling.remove(slot);
+            if let Some(id) = self.slots.remove(slot)
+                && let Some(progress) = self.requests.get_mut(&id)
+            {
+                progress.has_slot = false;
+            }
+        }
+        let mut unclear = Vec::new();
+        for start in &batch.started {
+            self.slots.insert(start.slot, start.request);
+            let deltas = batch.tables.iter().filter(|delta| delta.slot == start.slot);
+            let ranges = deltas.map(|delta| delta.pages.start as usize..delta.pages.end as usize);
+            let table: Vec<_> = ranges
+                .flat_map(|range| &batch.pages[range])
+                .copied()
+                .collect();
+            match self.host.take_restored(start.request, &table) {
+                Some(true) => {}
+                Some(false) => {
+                    self.prefilling.insert(start.slot);
+                }
+                None => unclear.push(start.slot),
+            }
+            let progress = self
+                .requests
+                .get_mut(&start.request)
+                .expect("a step or an output names an unknown request");
+            progress.has_slot = true;
+            progress.was_started = true;
+        }
+        // If a step has no room for another decode, the span is a prompt's.
+        for slot in unclear {
+            let is_decode = |span: &&Span| !self.prefilling.contains(&span.slot);
+            let num_decodes = batch.spans.iter().filter(is_decode).count();
+            if num_decodes > self.workload.config.max_decode_seqs as usize {
+                self.prefilling.insert(slot);
+            }
+        }
+    }
+
+    /// Follows the rows of requests, and returns those that a step names.
+    fn note_spans(
+        &mut self,
+        batch: &Batch,
+        num_waiting: usize,
+    ) -> Result<BTreeSet<RequestId>, Violation> {
+        let config = &self.workload.config;
+        let threshold = config.long_prefill_token_threshold as usize;
+        let mut named = BTreeSet::new();
+        for span in &batch.spans {
+            let id = self.slots[&span.slot];
+            named.insert(id);
+            let is_prefill = self.prefilling.contains(&span.slot);
+            let is_long = threshold > 0 && is_prefill && span.tokens.len() > threshold;
+            let has_waiting =
+                config.enable_prefix_caching && !span.yields.draws() && num_waiting > 0;
+            self.totals.num_long_chunks += u64::from(is_long && has_waiting);
+            let progress = self
+                .requests
+                .get_mut(&id)
+                .expect("a step or an output names an unknown request");
+            progress.has_drafts = span.num_drafts > 0;
+            progress.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
+            if !span.yields.draws() || progress.num_rows >= progress.num_prompt_tokens {
+                continue;
+            }
+            let what = format!("request {id} draws after row {}", progress.num_rows);
+            return Err(self.violation("a middle chunk draws nothing", what));
+        }
+        Ok(named)
     }
 
     fn return_step(&mut self) -> Result<(), Violation> {

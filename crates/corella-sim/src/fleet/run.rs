@@ -115,18 +115,7 @@ impl<'a> Run<'a> {
                 Ok(Some(plan.node))
             }
             Event::Crash(index) => {
-                let crash = &workload.crashes[index];
-                if let Some(node) = self.nodes[crash.node.0 as usize].take() {
-                    world.totals.num_crashes += 1;
-                    world.net().totals.num_loaders_lost += node.exchange.num_open_loads();
-                    world.push(world.now_us + crash.down_us, Event::Start(crash.node));
-                    let num_before = self.clients.len();
-                    let is_elsewhere = |id: &RequestId, _: &mut Vec<TokenId>| {
-                        workload.calls[id.0 as usize].node != crash.node
-                    };
-                    self.clients.retain(is_elsewhere);
-                    world.totals.num_lost += (num_before - self.clients.len()) as u64;
-                }
+                self.crash(index);
                 Ok(None)
             }
             Event::Start(node) => {
@@ -171,6 +160,23 @@ impl<'a> Run<'a> {
                 }
                 Ok(Some(id))
             }
+        }
+    }
+
+    fn crash(&mut self, index: usize) {
+        let workload = self.world.workload;
+        let world = &mut self.world;
+        let crash = &workload.crashes[index];
+        if let Some(node) = self.nodes[crash.node.0 as usize].take() {
+            world.totals.num_crashes += 1;
+            world.net().totals.num_loaders_lost += node.exchange.num_open_loads();
+            world.push(world.now_us + crash.down_us, Event::Start(crash.node));
+            let num_before = self.clients.len();
+            let is_elsewhere = |id: &RequestId, _: &mut Vec<TokenId>| {
+                workload.calls[id.0 as usize].node != crash.node
+            };
+            self.clients.retain(is_elsewhere);
+            world.totals.num_lost += (num_before - self.clients.len()) as u64;
         }
     }
 

@@ -11,10 +11,25 @@ use corella_core::{
 };
 
 use crate::pair::blocks::exchange::Wanted;
+use crate::pair::pair_workload::PairCall;
 use crate::pair::prefill_node::{Behind, SimulatedPrefillNode};
 use crate::pair::wire::{ConnectionId, Wire};
 use crate::pair::world::{Event, World};
 use crate::violation::Violation;
+
+fn submission(session: SessionId, call: &PairCall) -> Submission {
+    Submission {
+        session,
+        request: call.request.clone(),
+        max_tokens: call.max_tokens,
+        deadline_us: call.deadline_us,
+        siblings: call.siblings,
+        adapter: None,
+        constraint: None,
+        trace_id: None,
+        asks_first: false,
+    }
+}
 
 impl SimulatedPrefillNode {
     pub fn call(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
@@ -100,17 +115,7 @@ impl SimulatedPrefillNode {
             Route::Here(_) => world.placement.num_here += 1,
             Route::Refused | Route::TooSlow(_) => world.placement.num_nobody += 1,
         }
-        let submission = Submission {
-            session,
-            request: planned.request.clone(),
-            max_tokens: planned.max_tokens,
-            deadline_us: planned.deadline_us,
-            siblings: planned.siblings,
-            adapter: None,
-            constraint: None,
-            trace_id: None,
-            asks_first: false,
-        };
+        let submission = submission(session, planned);
         let was_cancelled = planned.cancel_us.is_some_and(|at_us| at_us <= world.now_us);
         match self.machine.submit(submission, hashes, route, world.now_us) {
             Ok(()) => {

@@ -248,55 +248,19 @@ impl SimulatedDecodeNode {
 
     fn act(&mut self, action: DecodeAction, world: &mut World<'_>) -> Result<(), Violation> {
         let now_us = world.now_us;
-        let control = |key| ConnectionId {
-            key,
-            wire: Wire::Control,
-        };
         match action {
-            DecodeAction::Send { key, message } => {
-                if message == ToPrefill::Abort(AbortReason::ProtocolViolated) {
-                    let what = format!("{key} is given up by its decode node");
-                    return Err(world.violation("these nodes break no protocol", what));
-                }
-                let verdict = self.told.send(key, &message);
-                verdict.map_err(|what| world.violation("each token is told once", what))?;
-                if let ToPrefill::Allocated(allocated) = &message {
-                    world.sessions.allocated(DECODE, key, now_us);
-                    let waits = allocated.granted_as.is_none();
-                    world.totals.num_waiting_choices += u64::from(waits);
-                }
-                let packet = Packet::ToPrefill(message);
-                world.send(control(key), Direction::ToPrefill, packet);
-            }
+            DecodeAction::Send { key, message } => self.send(key, message, world)?,
             DecodeAction::CloseStream { key } => {
                 let verdict = self.told.close(key);
                 verdict.map_err(|what| world.violation("the end of a request is told", what))?;
-                world.close(control(key), Direction::ToPrefill);
+                world.close(ConnectionId::control(key), Direction::ToPrefill);
                 world.sessions.closed(DECODE, key);
             }
             DecodeAction::Reserve {
                 key,
                 allocate,
                 deadline_us,
-            } => {
-                if self.requests.contains_key(&key) || self.asked.contains_key(&key) {
-                    let what = format!("{key} is reserved again");
-                    return Err(world.violation("an allocation is made once", what));
-                }
-                let limit = world.workload.nodes[self.id.0 as usize].max_prompt_tokens;
-                if limit.is_some_and(|limit| allocate.prompt.len() > limit as usize) {
-                    let what = format!("{key} has {} tokens", allocate.prompt.len());
-                    return Err(world.violation("a node takes no longer prompts", what));
-                }
-                world.sessions.reserving(key);
-                self.asked.insert(key, (allocate, deadline_us));
-                if world.random.once_in(4) {
-                    let at_us = now_us + world.random.below(120_000);
-                    self.push(at_us, LocalEvent::Reserve(key), world);
-                } else {
-                    self.reserve(key, world);
-                }
-            }
+            } => self.plan_reservation(key, allocate, deadline_us, world)?,
             DecodeAction::Load {
                 key,
                 node,
@@ -304,28 +268,9 @@ impl SimulatedDecodeNode {
                 num_rows,
                 deadline_us,
             } => {
+                self.begin_load(key, first_row, num_rows);
                 world.totals.num_loads += 1;
-                let page_size = self.engine.page_size();
-                let groups = self.engine.groups().iter().map(|group| {
-                    let first_page = group.first_page_exported(num_rows, page_size);
-                    let first_row = (first_page * page_size).max(first_row);
-                    let rows = vec![(0, None); (num_rows - first_row) as usize];
-                    GroupLoad { first_row, rows }
-                });
-                let groups: Vec<_> = groups.collect();
-                self.loads.insert(
-                    key,
-                    Load {
-                        needs_state: self.engine.is_recurrent(),
-                        num_left: groups.iter().map(|group| group.rows.len()).sum(),
-                        groups,
-                        is_cancelled: false,
-                    },
-                );
-                let id = ConnectionId {
-                    key,
-                    wire: Wire::Data,
-                };
+                let id = ConnectionId::data(key);
                 world.open(id, node, self.id);
                 let packet = Packet::LoadRequest {
                     first_row,
@@ -350,8 +295,7 @@ impl SimulatedDecodeNode {
                 if let Some(load) = self.loads.get_mut(&key) {
                     load.is_cancelled = true;
                 }
-                let wire = Wire::Data;
-                world.close(ConnectionId { key, wire }, Direction::ToPrefill);
+                world.close(ConnectionId::data(key), Direction::ToPrefill);
                 let at_us = now_us + world.stop_us();
                 self.push(at_us, LocalEvent::LoadCancelled(key), world);
             }
@@ -377,6 +321,56 @@ impl SimulatedDecodeNode {
                 self.engine.scheduler().handle_kv_lost(request, how);
             }
             DecodeAction::MarkSuspect { .. } => world.totals.num_suspects += 1,
+        }
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        key: SessionKey,
+        message: ToPrefill,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        if message == ToPrefill::Abort(AbortReason::ProtocolViolated) {
+            let what = format!("{key} is given up by its decode node");
+            return Err(world.violation("these nodes break no protocol", what));
+        }
+        let verdict = self.told.send(key, &message);
+        verdict.map_err(|what| world.violation("each token is told once", what))?;
+        if let ToPrefill::Allocated(allocated) = &message {
+            world.sessions.allocated(DECODE, key, world.now_us);
+            let waits = allocated.granted_as.is_none();
+            world.totals.num_waiting_choices += u64::from(waits);
+        }
+        let packet = Packet::ToPrefill(message);
+        world.send(ConnectionId::control(key), Direction::ToPrefill, packet);
+        Ok(())
+    }
+
+    /// Has the scheduler reserve pages, at once or later.
+    fn plan_reservation(
+        &mut self,
+        key: SessionKey,
+        allocate: Box<Allocate>,
+        deadline_us: u64,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        if self.requests.contains_key(&key) || self.asked.contains_key(&key) {
+            let what = format!("{key} is reserved again");
+            return Err(world.violation("an allocation is made once", what));
+        }
+        let limit = world.workload.nodes[self.id.0 as usize].max_prompt_tokens;
+        if limit.is_some_and(|limit| allocate.prompt.len() > limit as usize) {
+            let what = format!("{key} has {} tokens", allocate.prompt.len());
+            return Err(world.violation("a node takes no longer prompts", what));
+        }
+        world.sessions.reserving(key);
+        self.asked.insert(key, (allocate, deadline_us));
+        if world.random.once_in(4) {
+            let at_us = world.now_us + world.random.below(120_000);
+            self.push(at_us, LocalEvent::Reserve(key), world);
+        } else {
+            self.reserve(key, world);
         }
         Ok(())
     }
@@ -421,6 +415,26 @@ impl SimulatedDecodeNode {
         });
         let answer = answer.map_err(|error| Refusal::from(&error));
         self.end.handle_reserved(key, answer, world.now_us);
+    }
+
+    fn begin_load(&mut self, key: SessionKey, first_row: u32, num_rows: u32) {
+        let page_size = self.engine.page_size();
+        let groups = self.engine.groups().iter().map(|group| {
+            let first_page = group.first_page_exported(num_rows, page_size);
+            let first_row = (first_page * page_size).max(first_row);
+            let rows = vec![(0, None); (num_rows - first_row) as usize];
+            GroupLoad { first_row, rows }
+        });
+        let groups: Vec<_> = groups.collect();
+        self.loads.insert(
+            key,
+            Load {
+                needs_state: self.engine.is_recurrent(),
+                num_left: groups.iter().map(|group| group.rows.len()).sum(),
+                groups,
+                is_cancelled: false,
+            },
+        );
     }
 
     /// Writes arrived rows of one layer. A row is complete when all of its layers are.
@@ -490,8 +504,7 @@ impl SimulatedDecodeNode {
         if load.is_some_and(is_whole) {
             world.totals.num_loads_done += 1;
             self.loads.remove(&key);
-            let wire = Wire::Data;
-            world.close(ConnectionId { key, wire }, Direction::ToPrefill);
+            world.close(ConnectionId::data(key), Direction::ToPrefill);
             self.end.handle_load_done(key, world.now_us);
         }
     }

@@ -9,8 +9,8 @@ use corella_core::session::{
     ToDecode, ToPrefill,
 };
 use corella_core::{
-    DirectoryConfig, Fetching, Incarnation, KvFact, NodeId, PrefillNode, RequestId, SessionId,
-    StepId,
+    DirectoryConfig, Fetching, Incarnation, KvFact, NodeId, PrefillNode, Request, RequestId,
+    SessionId, StepId,
 };
 
 use crate::pair::blocks::exchange::Exchange;
@@ -262,10 +262,7 @@ impl SimulatedPrefillNode {
 
     fn act(&mut self, action: PrefillAction, world: &mut World<'_>) -> Result<(), Violation> {
         let now_us = world.now_us;
-        let control = |key| ConnectionId {
-            key,
-            wire: Wire::Control,
-        };
+        let control = ConnectionId::control;
         match action {
             PrefillAction::OpenStream { key, node } => {
                 world.totals.num_attempts += 1;
@@ -300,25 +297,12 @@ impl SimulatedPrefillNode {
                 key,
                 num_cached_rows,
                 ..
-            } => {
-                world.totals.num_asked_first += 1;
-                world.sessions.undecided(key);
-                self.undecided.insert(key.session, (key, num_cached_rows));
-                match world.random.below(10) {
-                    // The engine may never answer.
-                    0 => {}
-                    1..=3 => {
-                        let at_us = now_us + world.random.below(120_000);
-                        self.push(at_us, LocalEvent::LookUp(key), world);
-                    }
-                    _ => self.look_up(key, world),
-                }
-            }
+            } => self.decide(key, num_cached_rows, world),
             PrefillAction::SubmitLocally {
                 session,
                 run,
                 is_accepted,
-                mut request,
+                request,
             } => {
                 if let Some((key, _)) = self.undecided.remove(&session) {
                     world.sessions.decided(key);
@@ -327,28 +311,7 @@ impl SimulatedPrefillNode {
                     let what = format!("session {session} is computed on its decode node, too");
                     return Err(world.violation("one node computes a prompt", what));
                 }
-                let goes_on = self.left.contains_key(&session) && !request.output.is_empty();
-                world.totals.num_lost_after_compute += u64::from(goes_on);
-                self.num_requests += 1;
-                let id = RequestId(self.num_requests);
-                request.id = id;
-                request.arrival_us = now_us;
-                let has_output = !request.output.is_empty();
-                world.totals.num_resumed += u64::from(has_output);
-                world.totals.num_moved += u64::from(has_output && request.exports_kv);
-                match self.engine.submit(*request, is_accepted) {
-                    Ok(()) => {
-                        self.runs.insert(id, (session, run));
-                        world.clients.accepted(session);
-                        self.machine
-                            .sessions()
-                            .handle_submitted(session, run, id, now_us);
-                    }
-                    Err(error) => self
-                        .machine
-                        .sessions()
-                        .handle_local_refused(session, run, error, now_us),
-                }
+                self.submit(session, run, is_accepted, *request, world);
             }
             PrefillAction::AbortLocal { request, .. } => {
                 self.engine.scheduler().abort_request(request);
@@ -376,6 +339,55 @@ impl SimulatedPrefillNode {
             }
         }
         Ok(())
+    }
+
+    /// Looks up, at once, later or never, which rows this node has for a session that waits for an answer.
+    fn decide(&mut self, key: SessionKey, num_cached_rows: u32, world: &mut World<'_>) {
+        world.totals.num_asked_first += 1;
+        world.sessions.undecided(key);
+        self.undecided.insert(key.session, (key, num_cached_rows));
+        match world.random.below(10) {
+            // The engine may never answer.
+            0 => {}
+            1..=3 => {
+                let at_us = world.now_us + world.random.below(120_000);
+                self.push(at_us, LocalEvent::LookUp(key), world);
+            }
+            _ => self.look_up(key, world),
+        }
+    }
+
+    fn submit(
+        &mut self,
+        session: SessionId,
+        run: u32,
+        is_accepted: bool,
+        mut request: Request,
+        world: &mut World<'_>,
+    ) {
+        let goes_on = self.left.contains_key(&session) && !request.output.is_empty();
+        world.totals.num_lost_after_compute += u64::from(goes_on);
+        self.num_requests += 1;
+        let id = RequestId(self.num_requests);
+        request.id = id;
+        request.arrival_us = world.now_us;
+        let has_output = !request.output.is_empty();
+        world.totals.num_resumed += u64::from(has_output);
+        world.totals.num_moved += u64::from(has_output && request.exports_kv);
+        match self.engine.submit(request, is_accepted) {
+            Ok(()) => {
+                self.runs.insert(id, (session, run));
+                world.clients.accepted(session);
+                self.machine
+                    .sessions()
+                    .handle_submitted(session, run, id, world.now_us);
+            }
+            Err(error) => {
+                self.machine
+                    .sessions()
+                    .handle_local_refused(session, run, error, world.now_us)
+            }
+        }
     }
 
     fn carry_out(&mut self, task: ExportTask, world: &mut World<'_>) -> Result<(), Violation> {
@@ -489,10 +501,8 @@ impl SimulatedPrefillNode {
             ToDecode::Allocate(allocate) if !allocate.output.is_empty() => 3,
             _ => 0,
         };
-        let node = world.network.connections.get(&ConnectionId {
-            key,
-            wire: Wire::Control,
-        });
+        let connections = &world.network.connections;
+        let node = connections.get(&ConnectionId::control(key));
         let node = node.map(|connection| connection.decode.0 as usize);
         if node.is_some_and(|node| world.workload.nodes[node].protocol_minor < minor) {
             let what = format!("{key} is sent {message:?}");

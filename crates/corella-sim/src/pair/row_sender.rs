@@ -9,7 +9,7 @@ use corella_core::{PageTable, SessionId, SnapshotId};
 
 use crate::executor::{Row, root_row, rows_of};
 use crate::pair::prefill_node::SimulatedPrefillNode;
-use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
+use crate::pair::wire::{ConnectionId, Direction, Packet};
 use crate::pair::world::{LocalEvent, World};
 use crate::violation::Violation;
 
@@ -194,9 +194,8 @@ impl SimulatedPrefillNode {
         }
         let num_rows = u64::from(rows.end - rows.start);
         let transfer_us = 1 + num_rows * row_us / sender.next.len() as u64;
-        let wire = Wire::Data;
         world.send(
-            ConnectionId { key, wire },
+            ConnectionId::data(key),
             Direction::ToDecode,
             Packet::Rows {
                 group,
@@ -232,8 +231,7 @@ impl SimulatedPrefillNode {
         sender.owes_state = false;
         sender.progress_us = Some(world.now_us);
         world.totals.num_states_sent += 1;
-        let wire = Wire::Data;
-        let id = ConnectionId { key, wire };
+        let id = ConnectionId::data(key);
         world.send(id, Direction::ToDecode, Packet::State(found));
         self.machine
             .sessions()
@@ -300,8 +298,7 @@ impl SimulatedPrefillNode {
         world.sessions.unsubscribed(key);
         let (_, waiting) = self.exports.end(key, ExportEnd::Deleted, world.now_us);
         if waiting.is_some() {
-            let wire = Wire::Data;
-            world.close(ConnectionId { key, wire }, Direction::ToDecode);
+            world.close(ConnectionId::data(key), Direction::ToDecode);
         }
         match self.senders.get_mut(&key) {
             Some(sender) => {
@@ -317,8 +314,7 @@ impl SimulatedPrefillNode {
         let now_us = world.now_us;
         while let Some((key, _)) = self.exports.poll_late_load(now_us) {
             world.totals.num_load_timeouts += 1;
-            let wire = Wire::Data;
-            world.close(ConnectionId { key, wire }, Direction::ToDecode);
+            world.close(ConnectionId::data(key), Direction::ToDecode);
             let deadline_us = world.sessions.unsubscribed(key);
             if deadline_us != Some(now_us) {
                 let what = format!("{key} had until {deadline_us:?}");
@@ -331,8 +327,7 @@ impl SimulatedPrefillNode {
     /// Handles that nothing is read any more for a load whose export was deleted.
     pub fn handle_stopped(&mut self, key: SessionKey, world: &mut World<'_>) {
         if self.senders.remove(&key).is_some() {
-            let wire = Wire::Data;
-            world.close(ConnectionId { key, wire }, Direction::ToDecode);
+            world.close(ConnectionId::data(key), Direction::ToDecode);
             self.machine.sessions().handle_deleted(key, world.now_us);
         }
     }

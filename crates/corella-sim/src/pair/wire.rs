@@ -21,6 +21,18 @@ pub struct ConnectionId {
     pub wire: Wire,
 }
 
+impl ConnectionId {
+    pub fn control(key: SessionKey) -> Self {
+        let wire = Wire::Control;
+        Self { key, wire }
+    }
+
+    pub fn data(key: SessionKey) -> Self {
+        let wire = Wire::Data;
+        Self { key, wire }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
     ToDecode,

@@ -217,6 +217,7 @@ impl Exchange {
     }
 
     /// Handles an event of this process. `read` is a part that was read in its source's memory.
+    // Long: one arm for each event, of which most are some lines.
     pub fn local(
         &mut self,
         event: LocalEvent,
