@@ -500,90 +500,99 @@ pub fn set_windows(
 /// Refuses keys of GGUF files, and fields of config.json, that would change the computation and that the family did not
 /// read. Ignoring them would make the output wrong without a notice.
 pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), CheckpointError> {
+    match fields.source() {
+        Source::Folder(config) => refuse_unread_of_folder(config, spec),
+        Source::File(_) => refuse_unread_of_file(fields, spec),
+    }
+}
+
+fn refuse_unread_of_folder(
+    config: &JsonObject<'_>,
+    spec: &DecoderSpec,
+) -> Result<(), CheckpointError> {
+    let mut layers = spec.layers.iter();
+    let has_window = layers.any(|layer| layer.attention.window.is_some());
+    let is_sliding = config.get("layer_types").is_some_and(|types| {
+        let mut types = types.as_array().into_iter().flatten();
+        types.any(|kind| kind == "sliding_attention")
+    });
+    let window = config.try_number("sliding_window")?;
+    let matters = window.is_some_and(|window| window < spec.max_position as f64);
+    // Embedding models made from decoders may read a text in both directions.
+    const BOTH_WAYS: &str = "use_bidirectional_attention";
+    const CAUSAL: &str = "is_causal";
+    let is_causal = config.get(CAUSAL).is_none() || config.flag(CAUSAL)?;
+    // "vision" applies to images only.
+    let is_of_images = config.get(BOTH_WAYS).is_some_and(|kind| kind == "vision");
+    let both_ways = !is_of_images && config.flag(BOTH_WAYS)?;
+    for (name, refused) in [(BOTH_WAYS, both_ways), (CAUSAL, !is_causal)] {
+        if refused {
+            let why = "only attention to what comes before is supported";
+            return Err(config.refuse(name, why));
+        }
+    }
+    if !has_window && is_sliding && matters {
+        let name = "layer_types";
+        return Err(config.refuse(name, "sliding windows are not known for this family"));
+    }
+    Ok(())
+}
+
+fn refuse_unread_of_file(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), CheckpointError> {
     let any = |has: fn(&LayerSpec) -> bool| spec.layers.iter().any(has);
     let has_experts = any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_)));
     let has_window = any(|layer| layer.attention.window.is_some());
-    match fields.source() {
-        Source::Folder(config) => {
-            let is_sliding = config.get("layer_types").is_some_and(|types| {
-                let mut types = types.as_array().into_iter().flatten();
-                types.any(|kind| kind == "sliding_attention")
-            });
-            let window = config.try_number("sliding_window")?;
-            let matters = window.is_some_and(|window| window < spec.max_position as f64);
-            // Embedding models made from decoders may read a text in both directions.
-            const BOTH_WAYS: &str = "use_bidirectional_attention";
-            const CAUSAL: &str = "is_causal";
-            let is_causal = config.get(CAUSAL).is_none() || config.flag(CAUSAL)?;
-            // "vision" applies to images only.
-            let is_of_images = config.get(BOTH_WAYS).is_some_and(|kind| kind == "vision");
-            let both_ways = !is_of_images && config.flag(BOTH_WAYS)?;
-            for (name, refused) in [(BOTH_WAYS, both_ways), (CAUSAL, !is_causal)] {
-                if refused {
-                    let why = "only attention to what comes before is supported";
-                    return Err(config.refuse(name, why));
-                }
-            }
-            if !has_window && is_sliding && matters {
-                let name = "layer_types";
-                return Err(config.refuse(name, "sliding windows are not known for this family"));
-            }
-            Ok(())
-        }
-        Source::File(_) => {
-            let attention_scale = Field::of_file("attention.scale");
-            let attention_scale = fields.try_number(attention_scale)?.unwrap_or(0.0) as f32;
-            let mut layers = spec.layers.iter();
-            let has_scale = layers.all(|layer| layer.attention.scale == attention_scale);
-            let scale = spec
-                .layers
-                .first()
-                .map_or(1.0, |layer| layer.residual_scale);
-            for (name, neutral, is_read) in [
-                ("expert_count", 0.0, has_experts),
-                (
-                    "attn_logit_softcapping",
-                    0.0,
-                    any(|layer| layer.attention.soft_cap.is_some()),
-                ),
-                (
-                    "final_logit_softcapping",
-                    0.0,
-                    spec.logit_soft_cap.is_some(),
-                ),
-                ("attention.scale", 0.0, has_scale),
-                ("attention.clamp_kqv", 0.0, false),
-                ("attention.max_alibi_bias", 0.0, false),
-                ("logit_scale", 1.0, spec.logit_scale != 1.0),
-                ("residual_scale", 1.0, scale != 1.0),
-                ("embedding_scale", 1.0, spec.embedding_scale != 1.0),
-            ] {
-                let field = Field::of_file(name);
-                let number = fields.try_number(field)?.unwrap_or(neutral);
-                if !is_read && number != 0.0 && number != neutral {
-                    return Err(fields.refuse(field, "is not known for this family"));
-                }
-            }
-            let causal = Field::of_file("attention.causal");
-            if fields.try_flag(causal)? == Some(false) {
-                let why = "only attention to what comes before is supported";
-                return Err(fields.refuse(causal, why));
-            }
-            if let Some(without) = layers_without_attention(fields, spec.layers.len())? {
-                let mut layers = without.iter().zip(&spec.layers);
-                if layers.any(|(&without, layer)| without != layer.recurrent.is_some()) {
-                    let why = "is not known for layers of this family";
-                    return Err(fields.refuse(NUM_KV_HEADS, why));
-                }
-            }
-            let window = fields.try_number(WINDOW)?.unwrap_or(0.0);
-            if !has_window && window > 0.0 && window < spec.max_position as f64 {
-                let why = "sliding windows are not known for this family";
-                return Err(fields.refuse(WINDOW, why));
-            }
-            Ok(())
+    let attention_scale = Field::of_file("attention.scale");
+    let attention_scale = fields.try_number(attention_scale)?.unwrap_or(0.0) as f32;
+    let mut layers = spec.layers.iter();
+    let has_scale = layers.all(|layer| layer.attention.scale == attention_scale);
+    let scale = spec
+        .layers
+        .first()
+        .map_or(1.0, |layer| layer.residual_scale);
+    for (name, neutral, is_read) in [
+        ("expert_count", 0.0, has_experts),
+        (
+            "attn_logit_softcapping",
+            0.0,
+            any(|layer| layer.attention.soft_cap.is_some()),
+        ),
+        (
+            "final_logit_softcapping",
+            0.0,
+            spec.logit_soft_cap.is_some(),
+        ),
+        ("attention.scale", 0.0, has_scale),
+        ("attention.clamp_kqv", 0.0, false),
+        ("attention.max_alibi_bias", 0.0, false),
+        ("logit_scale", 1.0, spec.logit_scale != 1.0),
+        ("residual_scale", 1.0, scale != 1.0),
+        ("embedding_scale", 1.0, spec.embedding_scale != 1.0),
+    ] {
+        let field = Field::of_file(name);
+        let number = fields.try_number(field)?.unwrap_or(neutral);
+        if !is_read && number != 0.0 && number != neutral {
+            return Err(fields.refuse(field, "is not known for this family"));
         }
     }
+    let causal = Field::of_file("attention.causal");
+    if fields.try_flag(causal)? == Some(false) {
+        let why = "only attention to what comes before is supported";
+        return Err(fields.refuse(causal, why));
+    }
+    if let Some(without) = layers_without_attention(fields, spec.layers.len())? {
+        let mut layers = without.iter().zip(&spec.layers);
+        if layers.any(|(&without, layer)| without != layer.recurrent.is_some()) {
+            let why = "is not known for layers of this family";
+            return Err(fields.refuse(NUM_KV_HEADS, why));
+        }
+    }
+    let window = fields.try_number(WINDOW)?.unwrap_or(0.0);
+    if !has_window && window > 0.0 && window < spec.max_position as f64 {
+        let why = "sliding windows are not known for this family";
+        return Err(fields.refuse(WINDOW, why));
+    }
+    Ok(())
 }
 
 /// The fields of config.json that all families with Llama's shape share. `Err` names the parts that they cannot

@@ -65,15 +65,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         gate_limit: None,
     });
     let num_layers = base::num_layers(fields, NUM_LAYERS)?;
-    let is_local = match base::sliding_layers(fields, num_layers)? {
-        Some(types) => types,
-        None => {
-            let interval = fields.try_size(INTERVAL)?.unwrap_or(3);
-            (0..num_layers)
-                .map(|index| !index.is_multiple_of(interval))
-                .collect()
-        }
-    };
+    let is_local = local_layers(fields, num_layers)?;
     // A token sees half of the window on each side, and itself.
     let window = fields.try_size(LOCAL)?.unwrap_or(128) / 2 + 1;
     let [local, global] = rotaries(fields, head_dim, max_position)?;
@@ -121,6 +113,17 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         }),
         draft_head: None,
     })
+}
+
+/// Whether each layer is a local one.
+fn local_layers(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
+    if let Some(types) = base::sliding_layers(fields, num_layers)? {
+        return Ok(types);
+    }
+    let interval = fields.try_size(INTERVAL)?.unwrap_or(3);
+    Ok((0..num_layers)
+        .map(|index| !index.is_multiple_of(interval))
+        .collect())
 }
 
 /// RoPE of local and of global layers.

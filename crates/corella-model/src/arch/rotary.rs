@@ -208,19 +208,7 @@ fn folder_scaling(
             }
         }
         Some("longrope" | "su") => {
-            let divisors = |field| -> Result<Vec<f64>, CheckpointError> {
-                let Some(numbers) = scaling.try_numbers(field)? else {
-                    return Err(scaling.missing(field));
-                };
-                let are_positive = numbers.iter().all(|&number| number > 0.0);
-                match numbers.len() == num_dims / 2 && are_positive {
-                    true => Ok(numbers),
-                    false => {
-                        let why = format!("must be {} positive numbers", num_dims / 2);
-                        Err(scaling.refuse(field, &why))
-                    }
-                }
-            };
+            let divisors = |field| folder_divisors(scaling, field, num_dims / 2);
             let factor = scaling.try_number("factor")?.unwrap_or(growth);
             RotaryScaling::LongRope {
                 short: divisors("short_factor")?,
@@ -236,6 +224,20 @@ fn folder_scaling(
             return Err(scaling.refuse(field, why));
         }
     })
+}
+
+fn folder_divisors(
+    scaling: &JsonObject<'_>,
+    field: &'static str,
+    num_pairs: usize,
+) -> Result<Vec<f64>, CheckpointError> {
+    let Some(numbers) = scaling.try_numbers(field)? else {
+        return Err(scaling.missing(field));
+    };
+    if numbers.len() != num_pairs || numbers.iter().any(|&number| number <= 0.0) {
+        return Err(scaling.refuse(field, &format!("must be {num_pairs} positive numbers")));
+    }
+    Ok(numbers)
 }
 
 fn long_rope_magnitude(factor: f64, original: f64) -> f64 {

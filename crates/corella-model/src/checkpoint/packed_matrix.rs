@@ -45,45 +45,13 @@ fn compressed_tensors(
     parts: &mut impl Parts,
 ) -> Result<Option<PackedParts>, String> {
     let [num_rows, num_columns] = shape;
-    let (integers, num_bits) = match parts.take("weight_packed") {
-        Some(words) => {
-            expect_type("weight_packed", &words, &[Dtype::I32])?;
-            let bits_of = |bits: usize| [num_rows, (num_columns * bits).div_ceil(32)];
-            let num_bits = [4, 8]
-                .into_iter()
-                .find(|&bits| words.shape == bits_of(bits));
-            let Some(num_bits) = num_bits else {
-                return Err(wrong_shape("weight_packed", &words, &bits_of(4)));
-            };
-            (words, num_bits)
-        }
-        None => {
-            let Some(bytes) = parts.take("weight") else {
-                return Ok(None);
-            };
-            if bytes.dtype != Dtype::I8 {
-                return Ok(None);
-            }
-            expect_shape("weight", &bytes, &shape)?;
-            (bytes, 8)
-        }
+    let Some((integers, num_bits)) = integers(shape, parts)? else {
+        return Ok(None);
     };
     let is_packed = integers.dtype == Dtype::I32;
     let scales = expect("weight_scale", parts.take("weight_scale"))?;
     expect_type("weight_scale", &scales, FLOATS)?;
-    let num_groups = match scales.shape[..] {
-        [rows] if rows == num_rows => 1,
-        [rows, groups] if rows == num_rows && groups > 0 && num_columns.is_multiple_of(groups) => {
-            groups
-        }
-        _ => {
-            let should = "it should be [outputs] or [outputs, groups per output]";
-            return Err(format!(
-                "weight_scale has shape {:?}; {should}",
-                scales.shape
-            ));
-        }
-    };
+    let num_groups = num_groups(&scales, shape)?;
     let zeros = parts.take("weight_zero_point");
     let is_known = schemes.iter().any(|scheme| {
         let group_len = scheme.group_len.unwrap_or(num_columns);
@@ -139,6 +107,46 @@ fn compressed_tensors(
         zeros,
         group_of,
     }))
+}
+
+/// Takes the integers of a matrix, and returns the number of their bits.
+fn integers(
+    shape: [usize; 2],
+    parts: &mut impl Parts,
+) -> Result<Option<(StoredTensor, usize)>, String> {
+    let [num_rows, num_columns] = shape;
+    if let Some(words) = parts.take("weight_packed") {
+        expect_type("weight_packed", &words, &[Dtype::I32])?;
+        let bits_of = |bits: usize| [num_rows, (num_columns * bits).div_ceil(32)];
+        let mut bits = [4, 8].into_iter();
+        return match bits.find(|&bits| words.shape == bits_of(bits)) {
+            Some(num_bits) => Ok(Some((words, num_bits))),
+            None => Err(wrong_shape("weight_packed", &words, &bits_of(4))),
+        };
+    }
+    let bytes = parts.take("weight");
+    let Some(bytes) = bytes.filter(|bytes| bytes.dtype == Dtype::I8) else {
+        return Ok(None);
+    };
+    expect_shape("weight", &bytes, &shape)?;
+    Ok(Some((bytes, 8)))
+}
+
+/// The number of scales of an output.
+fn num_groups(scales: &StoredTensor, [num_rows, num_columns]: [usize; 2]) -> Result<usize, String> {
+    match scales.shape[..] {
+        [rows] if rows == num_rows => Ok(1),
+        [rows, groups] if rows == num_rows && groups > 0 && num_columns.is_multiple_of(groups) => {
+            Ok(groups)
+        }
+        _ => {
+            let should = "it should be [outputs] or [outputs, groups per output]";
+            Err(format!(
+                "weight_scale has shape {:?}; {should}",
+                scales.shape
+            ))
+        }
+    }
 }
 
 /// Combines the tensors of GPTQ and AWQ, whose columns are outputs.

@@ -145,21 +145,8 @@ impl RotarySpec {
                 truncate,
             } => {
                 magnitude = attention_factor;
-                // The pair, as a real number, with this number of turns over the original context.
-                let pair_of = |turns: f64| {
-                    let wavelength = original_max_position / (turns * TAU);
-                    self.num_dims as f64 * wavelength.ln() / (2.0 * self.theta.ln())
-                };
-                let (mut low, mut high) = (pair_of(beta_fast), pair_of(beta_slow));
-                if truncate {
-                    (low, high) = (low.floor(), high.ceil());
-                }
-                low = low.max(0.0);
-                high = high.min((self.num_dims - 1) as f64);
-                // The paper's code avoids a division by 0 in this way, and others follow it.
-                if low == high {
-                    high += 0.001;
-                }
+                let betas = [beta_fast, beta_slow];
+                let (low, high) = self.yarn_ramp(betas, original_max_position, truncate);
                 let scale = |i: usize| {
                     let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
                     original(i) / factor * divided + original(i) * (1.0 - divided)
@@ -191,6 +178,25 @@ impl RotarySpec {
             frequencies,
             magnitude,
         }
+    }
+
+    /// The pairs between which YaRN goes from kept frequencies to divided ones. Over the original context, they make
+    /// `betas` turns.
+    fn yarn_ramp(&self, betas: [f64; 2], original_max_position: f64, truncate: bool) -> (f64, f64) {
+        let [mut low, mut high] = betas.map(|turns| {
+            let wavelength = original_max_position / (turns * TAU);
+            self.num_dims as f64 * wavelength.ln() / (2.0 * self.theta.ln())
+        });
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        low = low.max(0.0);
+        high = high.min((self.num_dims - 1) as f64);
+        // The paper's code avoids a division by 0 in this way, and others follow it.
+        if low == high {
+            high += 0.001;
+        }
+        (low, high)
     }
 
     fn frequency(&self, theta: f64, pair: usize) -> f64 {

@@ -39,17 +39,7 @@ pub fn folder_tokenizer(
             piece.text = &token.content;
         }
     }
-    let num_pieces = pieces.len();
-    let beyond = added.range(num_pieces as TokenId..);
-    for (next_id, (&id, token)) in (num_pieces..).zip(beyond) {
-        if id as usize != next_id {
-            let problem = format!(
-                "added token {:?} has id {id}, and there is none with id {next_id}",
-                token.content
-            );
-            return Err(CheckpointError::new(CONFIG_FILE, problem));
-        }
-    }
+    check_ids(pieces.len(), &added)?;
     let id_of = |text: &str| {
         let mut pieces = file.vocabulary.pieces.iter();
         let of_piece = pieces.position(|piece| piece.text == text);
@@ -97,6 +87,23 @@ pub fn folder_tokenizer(
     Ok(file
         .vocabulary
         .tokenizer_json(added_tokens, post_processor, |_| true))
+}
+
+/// Refuses ids of added tokens that leave out one behind the model's pieces.
+fn check_ids(
+    num_pieces: usize,
+    added: &BTreeMap<TokenId, AddedToken>,
+) -> Result<(), CheckpointError> {
+    let beyond = added.range(num_pieces as TokenId..);
+    let mut beyond = (num_pieces..).zip(beyond);
+    let Some((next_id, (id, token))) = beyond.find(|(next, (id, _))| **id as usize != *next) else {
+        return Ok(());
+    };
+    let problem = format!(
+        "added token {:?} has id {id}, and there is none with id {next_id}",
+        token.content
+    );
+    Err(CheckpointError::new(CONFIG_FILE, problem))
 }
 
 fn borrowed(token: &Option<(String, TokenId)>) -> Option<(&str, TokenId)> {
