@@ -59,10 +59,7 @@ impl QuantizedMatrix {
     ) -> Result<Self, String> {
         let [num_rows, num_columns] = [weight.shape[0], weight.shape[1]];
         let num_groups = num_groups(scheme, num_columns);
-        let row_bytes = match scheme.is_packed {
-            true => (num_columns * scheme.num_bits).div_ceil(32) * 4,
-            false => num_columns,
-        };
+        let row_bytes = row_bytes(scheme, num_columns);
         let mut integers = vec![0; num_rows * row_bytes];
         let mut scales = vec![Scale::default(); num_rows * num_groups];
         let rows_each = num_rows.div_ceil(num_threads.max(1));
@@ -75,7 +72,7 @@ impl QuantizedMatrix {
                 .map(|(part, (integers, scales))| {
                     let first = part * rows_each;
                     scope.spawn(move || {
-                        quantize_rows(weight, first, scheme, factor, row_bytes, integers, scales)
+                        quantize_rows(weight, first, scheme, factor, integers, scales)
                     })
                 })
                 .collect();
@@ -143,6 +140,14 @@ fn num_groups(scheme: Scheme, num_columns: usize) -> usize {
     num_columns / scheme.group_len.unwrap_or(num_columns)
 }
 
+/// The bytes of an output's integers.
+fn row_bytes(scheme: Scheme, num_columns: usize) -> usize {
+    match scheme.is_packed {
+        true => (num_columns * scheme.num_bits).div_ceil(32) * 4,
+        false => num_columns,
+    }
+}
+
 /// The number of rows that are rounded together, and share the memory reads.
 const ROWS_AT_ONCE: usize = 16;
 
@@ -152,7 +157,6 @@ fn quantize_rows(
     first: usize,
     scheme: Scheme,
     factor: Option<&InverseFactor>,
-    row_bytes: usize,
     integers: &mut [u8],
     scales: &mut [Scale],
 ) -> Result<(), String> {
@@ -162,6 +166,7 @@ fn quantize_rows(
     let mut scratch = Vec::new();
     let mut rows = vec![0.0; ROWS_AT_ONCE * num_columns];
     let num_groups = num_columns / group_len;
+    let row_bytes = row_bytes(scheme, num_columns);
     let batches = integers
         .chunks_mut(ROWS_AT_ONCE * row_bytes)
         .zip(scales.chunks_mut(ROWS_AT_ONCE * num_groups));

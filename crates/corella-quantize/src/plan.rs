@@ -82,24 +82,9 @@ impl<'a> QuantizePlan<'a> {
         format: QuantizeFormat,
         keep: &[String],
     ) -> Result<Self, String> {
-        let architecture = config.architecture;
-        let layout = architecture.folder_layout();
+        check_stored_as_is(config, weights)?;
+        let layout = config.architecture.folder_layout();
         let (body, head) = layout.bodies[0];
-        let is_plain = |tensor: LayerTensor| {
-            let owner = tensor.owner().unwrap_or(tensor);
-            (layout.of_layer)(owner).is_plain()
-        };
-        let tensors = weights.layers.iter().flat_map(|layer| layer.iter());
-        let is_stored_as_is = tensors.map(|(tensor, _)| tensor).all(is_plain);
-        let is_other = layout.norms_lack_one || architecture.reorders_rows(&config.spec);
-        let mut layers = config.spec.layers.iter();
-        let is_other = is_other || layers.any(|layer| layer.has_scale);
-        if !is_stored_as_is || is_other || weights.positions.is_some() {
-            return Err(format!(
-                "folders of {architecture} store other matrices than those that are computed; \
-                 quantise while loading, with --dtype"
-            ));
-        }
         let plain = |name: String, tensor: &'a Tensor, scope| PlannedTensor {
             name,
             tensor,
@@ -159,15 +144,14 @@ impl<'a> QuantizePlan<'a> {
             // `lm_head` is accepted for tied models too, so that one list of names serves any model.
             None => matrices.push(head.into()),
         }
-        for kept in keep {
-            if !matrices.iter().any(|name| names_part(kept, name)) {
-                return Err(format!(
-                    "--keep: {kept} is not part of any matrix's name; there are {}",
-                    matrices.join(", ")
-                ));
-            }
+        let names_none = |kept: &&String| !matrices.iter().any(|name| names_part(kept, name));
+        match keep.iter().find(names_none) {
+            Some(kept) => Err(format!(
+                "--keep: {kept} is not part of any matrix's name; there are {}",
+                matrices.join(", ")
+            )),
+            None => Ok(Self { tensors, format }),
         }
-        Ok(Self { tensors, format })
     }
 
     /// The matrices that are quantised.
@@ -320,6 +304,29 @@ fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
         group_len: Some(group_len),
         ..scheme
     })
+}
+
+/// Refuses models whose folders store other matrices than those that are computed.
+fn check_stored_as_is(config: &ModelConfig, weights: &DecoderWeights) -> Result<(), String> {
+    let architecture = config.architecture;
+    let layout = architecture.folder_layout();
+    let is_plain = |tensor: LayerTensor| {
+        let owner = tensor.owner().unwrap_or(tensor);
+        (layout.of_layer)(owner).is_plain()
+    };
+    let mut tensors = weights.layers.iter().flat_map(|layer| layer.iter());
+    let is_stored_as_is = tensors.all(|(tensor, _)| is_plain(tensor))
+        && !layout.norms_lack_one
+        && !architecture.reorders_rows(&config.spec)
+        && !config.spec.layers.iter().any(|layer| layer.has_scale)
+        && weights.positions.is_none();
+    match is_stored_as_is {
+        true => Ok(()),
+        false => Err(format!(
+            "folders of {architecture} store other matrices than those that are computed; \
+             quantise while loading, with --dtype"
+        )),
+    }
 }
 
 /// Whether `part` is one or more whole components of `name`.
