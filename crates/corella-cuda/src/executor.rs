@@ -77,15 +77,7 @@ impl CudaExecutor {
         on_layer: OnLayer<'_>,
     ) -> Result<Self, DeviceError> {
         check(&spec, &config)?;
-        let kv_groups = config
-            .kv_groups
-            .clone()
-            .unwrap_or_else(|| KvGroups::one(&spec));
-        if !kv_groups.are_of(&spec) {
-            return Err(DeviceError(String::from(
-                "the KV groups are those of another model: its layers read other positions",
-            )));
-        }
+        let kv_groups = kv_groups(&spec, &config)?;
         let geometry = KvGeometry::of_rows(
             &spec,
             &kv_groups,
@@ -103,15 +95,6 @@ impl CudaExecutor {
         )?;
         let weight_bytes = weights.num_bytes();
         let kv = Arc::new(KvMemory::new(device, geometry.clone())?);
-        let limits = SlotLimits {
-            max_num_seqs: config.max_num_seqs,
-            max_model_len: config.max_model_len,
-            num_pages: config.num_pages,
-            page_size: config.page_size,
-            kv_groups: kv_groups.groups().to_vec(),
-            vocab_size: spec.vocab_size,
-        };
-        let max_rows = config.max_num_batched_tokens as usize;
         let forward = Forward::new(ForwardParts {
             device,
             spec: &spec,
@@ -122,33 +105,18 @@ impl CudaExecutor {
                 .collect(),
             config: &config,
         })?;
-        let sampler = DeviceSampler::new(
-            device,
-            SamplingLimits {
-                vocab_size: spec.vocab_size,
-                // Warm-up has a slot of its own.
-                max_num_seqs: config.max_num_seqs as usize + 1,
-                max_model_len: config.max_model_len as usize,
-                // Every row may be scored, and drawn from besides.
-                max_draws: 2 * max_rows,
-                max_rows: forward.logit_rows(),
-                max_top: config.max_logprobs as usize,
-            },
-        )?;
+        let limits = sampling_limits(&spec, &config, forward.logit_rows());
+        let sampler = DeviceSampler::new(device, limits)?;
         device.finish_loading()?;
         let (commands, receiver) = sync_channel(QUEUE_LEN);
         let (completions, completion_receiver) = sync_channel(QUEUE_LEN);
         let (results_sender, results) = sync_channel(QUEUE_LEN);
-        let (free_sender, free_steps) = sync_channel(MAX_STEPS_IN_FLIGHT);
-        for _ in 0..MAX_STEPS_IN_FLIGHT {
-            let step = StepInFlight::new(sampler.new_step()?, Staging::new(device));
-            free_sender.send(step).expect("the receiver is here");
-        }
+        let (free_sender, free_steps) = free_steps(device, &sampler)?;
         let waker = Arc::default();
         let stage = Stage {
             forward: forward.with_sampler(&sampler),
             sampler,
-            slots: Slots::new(limits, None, false),
+            slots: Slots::new(slot_limits(&spec, &config, &kv_groups), None, false),
             kv: Arc::clone(&kv),
             commands: receiver,
             completions,
@@ -165,30 +133,12 @@ impl CudaExecutor {
             results: results_sender,
             waker: CallerWaker(Arc::clone(&waker)),
         };
-        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
-            let thread = std::thread::Builder::new().name(String::from(name));
-            let no_thread =
-                |error| DeviceError(format!("cannot start the executor's threads: {error}"));
-            thread.spawn(run).map_err(no_thread)
-        };
-        let properties = device.properties();
         Ok(Self {
-            info: ExecutorInfo {
-                device: format!("cuda ({})", properties.name),
-                isa: properties.architecture.clone(),
-                num_threads: 2,
-                weight_bytes,
-            },
-            kv_layout: KvLayout {
-                num_pages: config.num_pages,
-                page_size: config.page_size,
-                format: config.kv_format,
-                page_bytes: geometry.page_bytes(),
-                groups: kv_groups.groups().to_vec(),
-            },
+            info: info(device, weight_bytes),
+            kv_layout: kv_layout(&config, &kv_groups, &geometry),
             threads: vec![
-                spawn("corella-cuda", Box::new(|| stage.run()))?,
-                spawn("corella-cuda-end", Box::new(|| completion.run()))?,
+                spawn("corella-cuda", || stage.run())?,
+                spawn("corella-cuda-end", || completion.run())?,
             ],
             kv,
             commands,
@@ -282,6 +232,80 @@ pub fn unsupported(spec: &DecoderSpec) -> Option<&'static str> {
     } else {
         None
     }
+}
+
+fn kv_groups(spec: &DecoderSpec, config: &CudaConfig) -> Result<KvGroups, DeviceError> {
+    let groups = config.kv_groups.clone();
+    let groups = groups.unwrap_or_else(|| KvGroups::one(spec));
+    match groups.are_of(spec) {
+        true => Ok(groups),
+        false => Err(DeviceError(String::from(
+            "the KV groups are those of another model: its layers read other positions",
+        ))),
+    }
+}
+
+fn info(device: &SharedDevice, weight_bytes: usize) -> ExecutorInfo {
+    let properties = device.properties();
+    ExecutorInfo {
+        device: format!("cuda ({})", properties.name),
+        isa: properties.architecture.clone(),
+        num_threads: 2,
+        weight_bytes,
+    }
+}
+
+fn kv_layout(config: &CudaConfig, groups: &KvGroups, geometry: &KvGeometry) -> KvLayout {
+    KvLayout {
+        num_pages: config.num_pages,
+        page_size: config.page_size,
+        format: config.kv_format,
+        page_bytes: geometry.page_bytes(),
+        groups: groups.groups().to_vec(),
+    }
+}
+
+fn slot_limits(spec: &DecoderSpec, config: &CudaConfig, groups: &KvGroups) -> SlotLimits {
+    SlotLimits {
+        max_num_seqs: config.max_num_seqs,
+        max_model_len: config.max_model_len,
+        num_pages: config.num_pages,
+        page_size: config.page_size,
+        kv_groups: groups.groups().to_vec(),
+        vocab_size: spec.vocab_size,
+    }
+}
+
+fn sampling_limits(spec: &DecoderSpec, config: &CudaConfig, logit_rows: usize) -> SamplingLimits {
+    SamplingLimits {
+        vocab_size: spec.vocab_size,
+        // Warm-up has a slot of its own.
+        max_num_seqs: config.max_num_seqs as usize + 1,
+        max_model_len: config.max_model_len as usize,
+        // Every row may be scored, and drawn from besides.
+        max_draws: 2 * config.max_num_batched_tokens as usize,
+        max_rows: logit_rows,
+        max_top: config.max_logprobs as usize,
+    }
+}
+
+/// The memory of steps, which goes round between the two threads.
+fn free_steps(
+    device: &SharedDevice,
+    sampler: &DeviceSampler,
+) -> Result<(SyncSender<StepInFlight>, Receiver<StepInFlight>), DeviceError> {
+    let (sender, receiver) = sync_channel(MAX_STEPS_IN_FLIGHT);
+    for _ in 0..MAX_STEPS_IN_FLIGHT {
+        let step = StepInFlight::new(sampler.new_step()?, Staging::new(device));
+        sender.send(step).expect("the receiver is here");
+    }
+    Ok((sender, receiver))
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, DeviceError> {
+    let thread = std::thread::Builder::new().name(String::from(name));
+    let thread = thread.spawn(run);
+    thread.map_err(|error| DeviceError(format!("cannot start the executor's threads: {error}")))
 }
 
 /// Refuses unsupported models and settings.
