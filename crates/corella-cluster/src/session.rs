@@ -15,7 +15,7 @@ mod stage_times;
 mod stay;
 mod wire;
 
-pub use decode_node::{DecodeNode, NodeSite};
+pub use decode_node::{DecodeNode, DecodeParts, NodeSite};
 pub use node_listener::NodeListener;
 pub use prefill_node::{PrefillNode, PrefillNodeStats, PrefillParts, RouteWatch};
 pub use service::serve_sessions;

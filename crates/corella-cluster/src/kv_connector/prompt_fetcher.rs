@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use corella_core::session::SessionConfig;
+use corella_core::session::{Hello, SessionConfig};
 use corella_core::{Arithmetic, FinishReason, LostKv, RequestError};
 use corella_engine::{
     Engine, Entry, Generate, KvExchange, Receipt, StreamEvent, Submission, SubmitError,
@@ -88,8 +88,7 @@ impl PromptFetcher {
         receiver: Arc<KvReceiver>,
         machine: Option<String>,
         allowed: AllowedPeers,
-        model_fingerprint: u128,
-        arithmetic: Arithmetic,
+        hello: &Hello,
         times: SessionConfig,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -98,8 +97,8 @@ impl PromptFetcher {
             receiver,
             machine,
             allowed,
-            model_fingerprint,
-            arithmetic,
+            model_fingerprint: hello.model_fingerprint,
+            arithmetic: hello.arithmetic(),
             times,
             runtime: Handle::current(),
             num_outcomes: Default::default(),

@@ -12,9 +12,10 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 
 use super::ClusterNode;
-use super::role::{DecodeRole, PrefillRole, RunningRole};
+use super::role::RunningRole;
 use crate::blocks::SourceStats;
 use crate::kv_connector::{FetchOutcome, KeptEnd, KvConnector, PromptFetchOutcome};
+use crate::session::{DecodeNode, PrefillNode, PrefillTimes};
 
 /// Metrics of the role that the node has when scraped.
 #[derive(Debug)]
@@ -129,130 +130,137 @@ fn outcomes(
 fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     match role {
         RunningRole::Unified(_) => Ok(()),
-        RunningRole::Prefill(PrefillRole { node, .. }) => {
-            let stats = node.stats();
-            gauge(
-                encoder,
-                "corella_sessions",
-                "Requests of clients that have not ended",
-                stats.num_sessions as i64,
-            )?;
-            counter(
-                encoder,
-                "corella_remote_tokens",
-                "Tokens that decode nodes have sent back",
-                stats.num_remote_tokens,
-            )?;
-            counter(
-                encoder,
-                "corella_kv_sent_bytes",
-                "Bytes of KV rows sent to decode nodes",
-                stats.num_bytes_sent,
-            )?;
-            let nodes = Family::<StandingLabels, Gauge>::default();
-            let standings = [
-                PeerStanding::Healthy,
-                PeerStanding::Suspect,
-                PeerStanding::Incompatible,
-                PeerStanding::Draining,
-            ];
-            let known = node.with_peers(|peers, now_us| peers.decode_nodes(now_us));
-            for standing in standings {
-                let num_nodes = known
-                    .iter()
-                    .filter(|node| node.standing == standing)
-                    .count();
-                let labels = StandingLabels {
-                    standing: standing_name(standing),
-                };
-                nodes.get_or_create(&labels).set(num_nodes as i64);
-            }
-            let help = "Decode nodes by what is known of them";
-            encode(encoder, "corella_decode_nodes", help, &nodes)?;
-            let fallbacks = Family::<ReasonLabels, Counter>::default();
-            for (reason, num_requests) in node.fallbacks() {
-                fallbacks
-                    .get_or_create(&ReasonLabels { reason })
-                    .inc_by(num_requests);
-            }
-            let help = "Requests that this node decoded in place of a decode node, by why it did";
-            encode(encoder, "corella_pd_fallbacks", help, &fallbacks)?;
-            let stays = Family::<ReasonLabels, Counter>::default();
-            for reason in StayReason::ALL {
-                let labels = ReasonLabels {
-                    reason: reason.label(),
-                };
-                stays
-                    .get_or_create(&labels)
-                    .inc_by(node.stays().get(reason));
-            }
-            let help = "Requests that no decode node was asked to take, by why they stayed here";
-            encode(encoder, "corella_pd_stays", help, &stays)?;
-            let decisions = [
-                ("here", node.num_decisions(ComputePlace::Here)),
-                ("there", node.num_decisions(ComputePlace::There)),
-            ];
-            let help = "Prompts of which a decode node was likely to have most, by whether the rest was \
-                        computed on this node or there";
-            outcomes(encoder, "corella_pd_decisions", help, &decisions)?;
-            let times = node.times();
-            let histograms = [
-                (
-                    "corella_pd_allocate_seconds",
-                    "From opening a session to the decode node's word that it takes the request",
-                    &times.allocate,
-                ),
-                (
-                    "corella_pd_prefill_seconds",
-                    "From the submission of a prompt for a decode node to its first token",
-                    &times.prefill,
-                ),
-                (
-                    "corella_pd_transfer_seconds",
-                    "From the first byte of KV rows to the decode node's word that it has them all",
-                    &times.transfer,
-                ),
-                (
-                    "corella_pd_transfer_hidden_share",
-                    "Share of a transfer that was over when its last layer was computed",
-                    &times.hidden_share,
-                ),
-                (
-                    "corella_pd_handover_seconds",
-                    "From the first token to the first one that the decode node sends",
-                    &times.handover,
-                ),
-            ];
-            encode_all(encoder, &histograms)
-        }
-        RunningRole::Decode(DecodeRole { node, .. }) => {
-            gauge(
-                encoder,
-                "corella_sessions",
-                "Requests of other nodes that have not ended, or whose pages may still be written to",
-                node.num_sessions() as i64,
-            )?;
-            let times = node.times();
-            let histograms = [
-                (
-                    "corella_pd_reserve_seconds",
-                    "From asking the engine for pages to its answer",
-                    &times.reserve,
-                ),
-                (
-                    "corella_pd_load_seconds",
-                    "From asking for KV rows, perhaps before they are computed, to having them all",
-                    &times.load,
-                ),
-                (
-                    "corella_pd_first_decode_seconds",
-                    "From having KV rows and first token to the next token",
-                    &times.first_decode,
-                ),
-            ];
-            encode_all(encoder, &histograms)
-        }
+        RunningRole::Prefill(role) => encode_prefill(&role.node, encoder),
+        RunningRole::Decode(role) => encode_decode(&role.node, encoder),
     }
+}
+
+fn encode_prefill(node: &PrefillNode, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let stats = node.stats();
+    gauge(
+        encoder,
+        "corella_sessions",
+        "Requests of clients that have not ended",
+        stats.num_sessions as i64,
+    )?;
+    counter(
+        encoder,
+        "corella_remote_tokens",
+        "Tokens that decode nodes have sent back",
+        stats.num_remote_tokens,
+    )?;
+    counter(
+        encoder,
+        "corella_kv_sent_bytes",
+        "Bytes of KV rows sent to decode nodes",
+        stats.num_bytes_sent,
+    )?;
+    let nodes = Family::<StandingLabels, Gauge>::default();
+    let standings = [
+        PeerStanding::Healthy,
+        PeerStanding::Suspect,
+        PeerStanding::Incompatible,
+        PeerStanding::Draining,
+    ];
+    let known = node.with_peers(|peers, now_us| peers.decode_nodes(now_us));
+    for standing in standings {
+        let num_nodes = known
+            .iter()
+            .filter(|node| node.standing == standing)
+            .count();
+        let labels = StandingLabels {
+            standing: standing_name(standing),
+        };
+        nodes.get_or_create(&labels).set(num_nodes as i64);
+    }
+    let help = "Decode nodes by what is known of them";
+    encode(encoder, "corella_decode_nodes", help, &nodes)?;
+    let fallbacks = Family::<ReasonLabels, Counter>::default();
+    for (reason, num_requests) in node.fallbacks() {
+        fallbacks
+            .get_or_create(&ReasonLabels { reason })
+            .inc_by(num_requests);
+    }
+    let help = "Requests that this node decoded in place of a decode node, by why it did";
+    encode(encoder, "corella_pd_fallbacks", help, &fallbacks)?;
+    let stays = Family::<ReasonLabels, Counter>::default();
+    for reason in StayReason::ALL {
+        let labels = ReasonLabels {
+            reason: reason.label(),
+        };
+        stays
+            .get_or_create(&labels)
+            .inc_by(node.stays().get(reason));
+    }
+    let help = "Requests that no decode node was asked to take, by why they stayed here";
+    encode(encoder, "corella_pd_stays", help, &stays)?;
+    let decisions = [
+        ("here", node.num_decisions(ComputePlace::Here)),
+        ("there", node.num_decisions(ComputePlace::There)),
+    ];
+    let help = "Prompts of which a decode node was likely to have most, by whether the rest was \
+                computed on this node or there";
+    outcomes(encoder, "corella_pd_decisions", help, &decisions)?;
+    encode_prefill_times(node.times(), encoder)
+}
+
+fn encode_prefill_times(times: &PrefillTimes, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let histograms = [
+        (
+            "corella_pd_allocate_seconds",
+            "From opening a session to the decode node's word that it takes the request",
+            &times.allocate,
+        ),
+        (
+            "corella_pd_prefill_seconds",
+            "From the submission of a prompt for a decode node to its first token",
+            &times.prefill,
+        ),
+        (
+            "corella_pd_transfer_seconds",
+            "From the first byte of KV rows to the decode node's word that it has them all",
+            &times.transfer,
+        ),
+        (
+            "corella_pd_transfer_hidden_share",
+            "Share of a transfer that was over when its last layer was computed",
+            &times.hidden_share,
+        ),
+        (
+            "corella_pd_handover_seconds",
+            "From the first token to the first one that the decode node sends",
+            &times.handover,
+        ),
+    ];
+    encode_all(encoder, &histograms)
+}
+
+fn encode_decode(node: &DecodeNode, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    gauge(
+        encoder,
+        "corella_sessions",
+        "Requests of other nodes that have not ended, or whose pages may still be written to",
+        node.num_sessions() as i64,
+    )?;
+    let times = node.times();
+    let histograms = [
+        (
+            "corella_pd_reserve_seconds",
+            "From asking the engine for pages to its answer",
+            &times.reserve,
+        ),
+        (
+            "corella_pd_load_seconds",
+            "From asking for KV rows, perhaps before they are computed, to having them all",
+            &times.load,
+        ),
+        (
+            "corella_pd_first_decode_seconds",
+            "From having KV rows and first token to the next token",
+            &times.first_decode,
+        ),
+    ];
+    encode_all(encoder, &histograms)
 }
 
 fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> fmt::Result {

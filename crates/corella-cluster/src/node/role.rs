@@ -18,7 +18,7 @@ use crate::blocks::SourceNode;
 use crate::kv_connector::{AllowedPeers, KeptPrompts, KvConnector, Network, PromptFetcher, Site};
 use crate::registry::{NodeRecord, Peers, Registry, RegistryConfig, Role};
 use crate::session::{
-    DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, serve_sessions,
+    DecodeNode, DecodeParts, NodeListener, NodeSite, PrefillNode, PrefillParts, serve_sessions,
 };
 use crate::transport::{KvReceiver, PathKind, ReceiverConfig, RowPath, TransferThreads};
 
@@ -304,39 +304,19 @@ impl Node {
         let listener = TcpListener::from_std(listener.listener)
             .map_err(|error| NodeError::Io("listening for sessions".to_owned(), error))?;
         let peers = Arc::new(Peers::new(PeerTableConfig::default()));
-        let registry = match &config.registry {
-            Some(url) => {
-                let mut own = NodeRecord::at(&hello.instance, &reachable);
-                own.incarnation = Some(hello.incarnation.0);
-                own.role = Some(Role::Decode);
-                own.max_prompt_tokens = config.max_prompt_tokens.unwrap_or(u32::MAX);
-                own.group.clone_from(&config.group);
-                let registry_config = RegistryConfig {
-                    group: config.group.clone(),
-                    ..RegistryConfig::new(Role::Prefill)
-                };
-                let registry = Registry::start(url, Some(own), registry_config, peers.clone());
-                Some(registry.map_err(|error| NodeError::Config(error.to_string()))?)
-            }
-            None => None,
-        };
+        let registry = self.register_decode(&hello, &reachable, &peers)?;
         let site = NodeSite {
             host: config.uses_host.then(host_name),
             kv_address: kv.address.clone(),
         };
-        let session = self.model.session_config(config);
-        let engine = self.model.engine.clone();
-        let constraints = Some(self.model.constraints.clone());
-        let meter = Some(self.meter.clone());
-        let node = DecodeNode::start(
-            session,
-            hello,
-            engine,
-            receiver.clone(),
-            constraints,
+        let parts = DecodeParts {
+            receiver: receiver.clone(),
+            constraints: Some(self.model.constraints.clone()),
             site,
-            meter,
-        );
+            meter: Some(self.meter.clone()),
+        };
+        let session = self.model.session_config(config);
+        let node = DecodeNode::start(session, hello, self.model.engine.clone(), parts);
         let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
         let (stop, stopped) = oneshot::channel::<()>();
         let listener = NodeListener {
@@ -368,6 +348,32 @@ impl Node {
             stop: Mutex::new(Some(stop)),
             _threads: self.threads.clone(),
         })
+    }
+
+    /// Enters a decode node in the registry, if there is one, and follows the prefill nodes there.
+    fn register_decode(
+        &self,
+        hello: &Hello,
+        reachable: &str,
+        peers: &Arc<Peers>,
+    ) -> Result<Option<Registry>, NodeError> {
+        let config = &self.config;
+        let Some(url) = &config.registry else {
+            return Ok(None);
+        };
+        let mut own = NodeRecord::at(&hello.instance, reachable);
+        own.incarnation = Some(hello.incarnation.0);
+        own.role = Some(Role::Decode);
+        own.max_prompt_tokens = config.max_prompt_tokens.unwrap_or(u32::MAX);
+        own.group.clone_from(&config.group);
+        let registry_config = RegistryConfig {
+            group: config.group.clone(),
+            ..RegistryConfig::new(Role::Prefill)
+        };
+        let registry = Registry::start(url, Some(own), registry_config, peers.clone());
+        registry
+            .map(Some)
+            .map_err(|error| NodeError::Config(error.to_string()))
     }
 
     /// The row paths that the operator has chosen, for this start of the node.
@@ -404,8 +410,7 @@ impl Node {
             receiver,
             self.config.uses_host.then(host_name),
             self.allowed_peers(),
-            hello.model_fingerprint,
-            hello.arithmetic(),
+            hello,
             self.model.session_config(&self.config),
         )
     }

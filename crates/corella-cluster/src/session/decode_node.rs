@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use corella_core::session::{
-    Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToDecode,
-    ToPrefill,
+    Allocate, Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey,
+    ToDecode, ToPrefill,
 };
 use corella_core::{Arithmetic, LoadReport, LostKv, NodeId, PageTable, RequestId, SnapshotId};
 use corella_engine::{
@@ -39,10 +39,7 @@ pub struct DecodeNode {
     hello: Hello,
     /// Requests with constraints are refused without it.
     constraints: Option<Arc<dyn ConstraintMaker>>,
-    /// The name of this host, if rows may be loaded inside it.
-    host: Option<String>,
-    /// The address from which others load this node's cached blocks.
-    kv_address: KvAddress,
+    site: NodeSite,
     /// The longest prompt that it takes, if it has a limit.
     max_prompt_tokens: Option<u32>,
     /// Counts the outputs of other nodes' requests for the metrics.
@@ -60,6 +57,16 @@ pub struct NodeSite {
     pub host: Option<String>,
     /// The address from which others load this node's cached blocks.
     pub kv_address: KvAddress,
+}
+
+/// The parts of a decode node that other subjects share.
+pub struct DecodeParts {
+    pub receiver: Arc<KvReceiver>,
+    /// Requests with constraints are refused without it.
+    pub constraints: Option<Arc<dyn ConstraintMaker>>,
+    pub site: NodeSite,
+    /// Counts the outputs of other nodes' requests for the metrics.
+    pub meter: Option<Arc<dyn OutputMeter>>,
 }
 
 pub(crate) struct State {
@@ -102,16 +109,12 @@ enum Start {
 }
 
 impl DecodeNode {
-    /// Must be called within a tokio runtime. `site` is this node's location for rows within the host and for loads of
-    /// its cached blocks.
+    /// Must be called within a tokio runtime.
     pub fn start(
         config: SessionConfig,
         hello: Hello,
         engine: Engine,
-        receiver: Arc<KvReceiver>,
-        constraints: Option<Arc<dyn ConstraintMaker>>,
-        site: NodeSite,
-        meter: Option<Arc<dyn OutputMeter>>,
+        parts: DecodeParts,
     ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
         let max_prompt_tokens = Some(config.max_prompt_tokens).filter(|&most| most < u32::MAX);
         let end = DecodeEnd::new(config, hello.clone())?;
@@ -119,12 +122,11 @@ impl DecodeNode {
             max_prompt_tokens,
             exchange: engine.kv_exchange(),
             engine,
-            receiver,
+            receiver: parts.receiver,
             hello,
-            constraints,
-            host: site.host,
-            kv_address: site.kv_address,
-            meter,
+            constraints: parts.constraints,
+            site: parts.site,
+            meter: parts.meter,
             is_draining: AtomicBool::new(false),
             times: DecodeTimes::new(),
             log: PeerLog::default(),
@@ -182,31 +184,7 @@ impl Driver for DecodeNode {
                 key,
                 allocate,
                 deadline_us,
-            } => {
-                let source = allocate.constraint.clone();
-                let adapters = self.engine.served_adapters();
-                let adapter = allocate.adapter.map(|adapter| adapters.find(adapter));
-                if let Some(None) = adapter {
-                    let refused = Err(Refusal::Unsuitable);
-                    return state.end.handle_reserved(key, refused, now_us);
-                }
-                let submission = Submission {
-                    adapter: adapter.flatten(),
-                    ..allocate.into_request(RequestId(0), now_us).into()
-                };
-                match source {
-                    None => self.reserve(state, key, submission, deadline_us),
-                    Some(source) => {
-                        let reserving = self.clone();
-                        self.spawn(reserving.reserve_with_constraint(
-                            key,
-                            source,
-                            submission,
-                            deadline_us,
-                        ));
-                    }
-                }
-            }
+            } => self.handle_allocate(state, key, *allocate, deadline_us),
             DecodeAction::Load {
                 key,
                 first_row,
@@ -265,6 +243,34 @@ impl Driver for DecodeNode {
 }
 
 impl DecodeNode {
+    fn handle_allocate(
+        self: &Arc<Self>,
+        state: &mut State,
+        key: SessionKey,
+        allocate: Allocate,
+        deadline_us: u64,
+    ) {
+        let now_us = self.clock().now_us();
+        let source = allocate.constraint.clone();
+        let adapters = self.engine.served_adapters();
+        let adapter = allocate.adapter.map(|adapter| adapters.find(adapter));
+        if let Some(None) = adapter {
+            let refused = Err(Refusal::Unsuitable);
+            return state.end.handle_reserved(key, refused, now_us);
+        }
+        let submission = Submission {
+            adapter: adapter.flatten(),
+            ..allocate.into_request(RequestId(0), now_us).into()
+        };
+        match source {
+            None => self.reserve(state, key, submission, deadline_us),
+            Some(source) => {
+                let reserving = self.clone();
+                self.spawn(reserving.reserve_with_constraint(key, source, submission, deadline_us));
+            }
+        }
+    }
+
     fn send(&self, state: &mut State, key: SessionKey, message: ToPrefill) {
         let Some(peer) = state.links.get(&key) else {
             return;
@@ -357,7 +363,7 @@ impl DecodeNode {
         let (Some(request), Some(peer)) = (state.requests.get(&key), state.links.get(&key)) else {
             return state.end.handle_load_failed(key, now_us);
         };
-        let Some(address) = peer.kv_address.reach(self.host.as_deref()) else {
+        let Some(address) = peer.kv_address.reach(self.site.host.as_deref()) else {
             rare_line!(warn, address = ?peer.kv_address, "a prefill node's KV address is wrong");
             return state.end.handle_load_failed(key, now_us);
         };
@@ -462,7 +468,7 @@ impl DecodeNode {
     fn expect_loads(&self, theirs: wire::Hello, kv_address: &KvAddress) {
         let is_compatible =
             Hello::try_from(theirs).is_ok_and(|theirs| self.hello.check(&theirs).is_ok());
-        if is_compatible && let Some(address) = kv_address.reach(self.host.as_deref()) {
+        if is_compatible && let Some(address) = kv_address.reach(self.site.host.as_deref()) {
             self.receiver.expect_loads(&address);
         }
     }
@@ -487,7 +493,7 @@ impl DecodeNode {
         let Some(key) = first.key else {
             // A probe only asks for this node's facts; its sender may bring requests later.
             self.expect_loads(hello, &kv_address);
-            let mut answer = wire::hello(&self.hello, &self.kv_address);
+            let mut answer = wire::hello(&self.hello, &self.site.kv_address);
             let stats = self.engine.stats().scheduler;
             let (is_draining, max_prompt_tokens) = (!self.is_serving(), self.max_prompt_tokens);
             answer.load = Some(LoadReport::of(&stats, is_draining, max_prompt_tokens).into());

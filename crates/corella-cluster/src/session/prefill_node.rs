@@ -233,18 +233,12 @@ impl PrefillNode {
         fetching: Option<Fetching>,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         let node = &self.0;
-        match node.engine.state() {
-            EngineState::Ready => {}
-            EngineState::Draining => return Err(SubmitError::Draining),
-            EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
-        }
+        check_state(&node.engine)?;
         let constraint = submission.constraint.clone();
         let source = constraint.as_ref().and_then(|it| it.source());
         let source = source.filter(|source| source.len() <= wire::MAX_CONSTRAINT_BYTES);
         let num_choices = submission.num_choices;
-        let number = node
-            .num_sessions
-            .fetch_add(num_choices.into(), Ordering::Relaxed);
+        let number = node.take_numbers(num_choices);
         let objectives = match node.engine.limits().enable_slo_admission {
             true => submission.objectives,
             false => LatencyObjectives::default(),
@@ -259,32 +253,21 @@ impl PrefillNode {
             hashes: &hashes,
             num_choices,
             sibling: None,
-            // Only the node that computes the prompt has its log-probabilities and its hidden state. A constraint without
-            // a source, or with a source above 1 MiB, cannot be sent.
-            stays: match submission.sampling.wants_prompt_outputs() {
-                true => Some(StayReason::PromptOutputs),
-                false => {
-                    (constraint.is_some() && source.is_none()).then_some(StayReason::Constraint)
-                }
-            },
+            stays: stay_reason(&submission, source.as_deref()),
             fetching,
         };
         let mut route = node.route(&mut node.lock(), &call);
         if let Route::Fetch(holder) = route {
             let source = node.source(&node.lock(), holder.peer.node);
-            match source {
-                Some((fetcher, source)) => {
-                    let local: Arc<dyn Generate> = Arc::new(Fetched {
-                        node: self.clone(),
-                        hashes: hashes.clone(),
-                    });
-                    return fetcher.submit_from(submission, source, hashes, &local);
-                }
-                None => {
-                    call.fetching = Some(Fetching::Never);
-                    route = node.route(&mut node.lock(), &call);
-                }
+            if let Some((fetcher, source)) = source {
+                let local: Arc<dyn Generate> = Arc::new(Fetched {
+                    node: self.clone(),
+                    hashes: hashes.clone(),
+                });
+                return fetcher.submit_from(submission, source, hashes, &local);
             }
+            call.fetching = Some(Fetching::Never);
+            route = node.route(&mut node.lock(), &call);
         }
         let (trace_id, trace) = (submission.trace_id.clone(), submission.trace.clone());
         if let Route::Here(reason) = route
@@ -304,45 +287,51 @@ impl PrefillNode {
             node.lock().node.give_up(call.session);
             SubmitError::Refused(error)
         })?;
-        let siblings = (num_choices > 1).then_some(call.session);
-        let mut streams = Vec::with_capacity(num_choices as usize);
-        for choice in 0..num_choices {
-            let mut request = first.clone();
-            request.sampling.choice += choice;
-            let number = number + u64::from(choice);
-            if choice > 0 {
-                call.session = node.session(number);
-                call.sibling = siblings;
-                call.fetching = Some(Fetching::Never);
-                route = node.route(&mut node.lock(), &call);
-            }
-            let submission = SessionSubmission {
-                session: call.session,
-                request,
-                max_tokens,
-                deadline_us: None,
-                siblings,
-                adapter: adapter.as_ref().map(|adapter| adapter.fingerprint()),
-                constraint: source.clone(),
-                trace_id: trace_id.clone(),
-                asks_first: false,
-            };
-            let client = ClientFacts {
-                adapter: adapter.clone(),
-                constraint: constraint.clone(),
-                trace: trace.clone(),
-            };
-            // Dropping the streams of the earlier choices cancels them.
-            let begun = node
-                .clone()
-                .begin(number, submission, client, &hashes, route);
-            streams.push(begun?);
-        }
-        Ok(streams)
+        let first = SessionSubmission {
+            session: call.session,
+            request: first,
+            max_tokens,
+            deadline_us: None,
+            siblings: (num_choices > 1).then_some(call.session),
+            adapter: adapter.as_ref().map(|adapter| adapter.fingerprint()),
+            constraint: source,
+            trace_id,
+            asks_first: false,
+        };
+        let client = ClientFacts {
+            adapter,
+            constraint,
+            trace,
+        };
+        node.begin_choices(number, first, client, &hashes, call, route)
     }
 }
 
+fn check_state(engine: &Engine) -> Result<(), SubmitError> {
+    match engine.state() {
+        EngineState::Ready => Ok(()),
+        EngineState::Draining => Err(SubmitError::Draining),
+        EngineState::Lost(reason) => Err(SubmitError::Lost(reason)),
+    }
+}
+
+/// Only the node that computes the prompt has its log-probabilities and its hidden state. A constraint without a source,
+/// or with a source above 1 MiB, cannot be sent.
+fn stay_reason(submission: &Submission, source: Option<&str>) -> Option<StayReason> {
+    if submission.sampling.wants_prompt_outputs() {
+        return Some(StayReason::PromptOutputs);
+    }
+    let cannot_be_sent = submission.constraint.is_some() && source.is_none();
+    cannot_be_sent.then_some(StayReason::Constraint)
+}
+
 impl Node {
+    /// Takes a number for each of some sessions, and returns the first.
+    fn take_numbers(&self, num_sessions: u32) -> u64 {
+        let numbers = &self.num_sessions;
+        numbers.fetch_add(num_sessions.into(), Ordering::Relaxed)
+    }
+
     /// Unique among all nodes, because it contains the incarnation.
     fn session(&self, number: u64) -> SessionId {
         SessionId(u128::from(self.hello.incarnation.0) << 64 | u128::from(number))
@@ -361,6 +350,36 @@ impl Node {
             self.warn_of_refusal(state);
         }
         route
+    }
+
+    /// Begins the first choice by its route, and each other one by a route of its own.
+    fn begin_choices(
+        self: &Arc<Self>,
+        number: u64,
+        first: SessionSubmission,
+        client: ClientFacts,
+        hashes: &Arc<[PageHash]>,
+        mut call: Call<'_>,
+        mut route: Route,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
+        let mut streams = Vec::with_capacity(call.num_choices as usize);
+        for choice in 0..call.num_choices {
+            let number = number + u64::from(choice);
+            if choice > 0 {
+                call.session = self.session(number);
+                call.sibling = first.siblings;
+                call.fetching = Some(Fetching::Never);
+                route = self.route(&mut self.lock(), &call);
+            }
+            let mut submission = first.clone();
+            submission.session = call.session;
+            submission.request.sampling.choice += choice;
+            let begun = self.clone();
+            let begun = begun.begin(number, submission, client.clone(), hashes, route);
+            // Dropping the streams of the earlier choices cancels them.
+            streams.push(begun?);
+        }
+        Ok(streams)
     }
 
     fn begin(

@@ -342,24 +342,16 @@ impl Outgoing {
                 .saturating_sub(first_page)
                 .min((max_bytes / layer_bytes).max(1))
                 .min(usize::try_from(credit).unwrap_or(usize::MAX));
-            if num_pages == 0 {
-                feed.is_queued = false;
-                return Next::Nothing;
-            }
             let end_row = ((first_page + num_pages) as u32 * page_size).min(self.num_rows);
             pages.clear();
             pages.extend((first_page..first_page + num_pages).map_while(|at| table.page(at)));
-            if pages.len() < num_pages {
-                // These rows were never exported, so nothing can be sent for them.
+            // Rows without pages were never offered, so nothing can be sent for them.
+            if num_pages == 0 || pages.len() < num_pages {
                 feed.is_queued = false;
                 return Next::Nothing;
             }
-            let num_bytes = num_pages * layer_bytes;
             feed.num_sent[layer] = end_row;
-            feed.credit -= num_bytes as u64;
-            let now = Instant::now();
-            feed.handle_sent(num_bytes as u64, now);
-            account.first_byte_at.get_or_insert(now);
+            feed.spend((num_pages * layer_bytes) as u64, account);
             return Next::Data(PageRun {
                 load_id,
                 layer: layer as u32,
@@ -372,26 +364,9 @@ impl Outgoing {
         let is_through = feed.num_sent.iter().all(|&num| num == self.num_rows);
         if *is_finished
             && is_through
-            && let (Some(states), Some(snapshot)) = (self.pages.states(), *recurrent)
-            && let Some(layer) = states.next_layer(feed.num_states_sent, self.num_rows)
+            && let Some(next) = self.next_state(feed, account, *recurrent)
         {
-            let num_bytes = states.num_bytes(layer, self.num_rows);
-            if feed.credit < num_bytes as u64 {
-                feed.is_queued = false;
-                return Next::Nothing;
-            }
-            feed.num_states_sent = layer + 1;
-            feed.credit -= num_bytes as u64;
-            let now = Instant::now();
-            feed.handle_sent(num_bytes as u64, now);
-            account.first_byte_at.get_or_insert(now);
-            let run = StateRun {
-                load_id,
-                layer,
-                num_rows: self.num_rows,
-                num_bytes: num_bytes as u32,
-            };
-            return Next::State(run, snapshot);
+            return next;
         }
         if *is_finished && is_through && !feed.is_complete {
             feed.is_complete = true;
@@ -403,6 +378,31 @@ impl Outgoing {
         feed.is_queued = false;
         feed.pause();
         Next::Nothing
+    }
+
+    /// Returns the state of the next recurrent layer, if one is left.
+    fn next_state(
+        &self,
+        feed: &mut Feed,
+        account: &mut TransferAccount,
+        recurrent: Option<SnapshotId>,
+    ) -> Option<Next> {
+        let (states, snapshot) = (self.pages.states()?, recurrent?);
+        let layer = states.next_layer(feed.num_states_sent, self.num_rows)?;
+        let num_bytes = states.num_bytes(layer, self.num_rows);
+        if feed.credit < num_bytes as u64 {
+            feed.is_queued = false;
+            return Some(Next::Nothing);
+        }
+        feed.num_states_sent = layer + 1;
+        feed.spend(num_bytes as u64, account);
+        let run = StateRun {
+            load_id: feed.load_id,
+            layer,
+            num_rows: self.num_rows,
+            num_bytes: num_bytes as u32,
+        };
+        Some(Next::State(run, snapshot))
     }
 
     pub fn note_sent(&self, num_bytes: usize, num_pages: usize) {
@@ -423,6 +423,14 @@ impl Outgoing {
 }
 
 impl Feed {
+    /// Accounts for bytes that are sent now.
+    fn spend(&mut self, num_bytes: u64, account: &mut TransferAccount) {
+        let now = Instant::now();
+        self.credit -= num_bytes;
+        self.handle_sent(num_bytes, now);
+        account.first_byte_at.get_or_insert(now);
+    }
+
     fn is(&self, connection: ConnectionId, load_id: u64) -> bool {
         self.connection.id == connection && self.load_id == load_id
     }

@@ -187,14 +187,7 @@ impl Directory {
             return Err(Route::Here(StayReason::Short));
         }
         let cursor = self.next_cursor();
-        let mut nodes = self.peers.decode_nodes(now_us);
-        if let Some(holder) = holder
-            && let Some(node) = nodes
-                .iter_mut()
-                .find(|node| node.peer_id == holder.peer.node)
-        {
-            node.num_cached_rows = holder.num_rows;
-        }
+        let nodes = self.candidates(holder, now_us);
         let place_as = |wanted: &PlacementRequest, nodes: &[DecodeCandidate], falls_back| {
             let fleet = Fleet {
                 nodes,
@@ -247,11 +240,26 @@ impl Directory {
         let page_size = nodes.iter().find(|known| known.peer_id == node);
         let page_size = page_size.map_or(1, |known| known.page_size);
         let num_pages = wanted.num_pages(page_size).try_into().unwrap_or(u32::MAX);
-        let Some(incarnation) = self.peers.incarnation(node) else {
-            return Err(Route::Refused);
-        };
+        let chosen = self.incarnation(node).ok_or(Route::Refused)?;
         self.reserve(query.session, node, num_pages);
-        Ok(NodeIncarnation {
+        Ok(chosen)
+    }
+
+    /// The decode nodes, with the rows that the holder has.
+    fn candidates(&self, holder: Option<Holder>, now_us: u64) -> Vec<DecodeCandidate> {
+        let mut nodes = self.peers.decode_nodes(now_us);
+        if let Some(holder) = holder {
+            let mut nodes = nodes.iter_mut();
+            if let Some(node) = nodes.find(|node| node.peer_id == holder.peer.node) {
+                node.num_cached_rows = holder.num_rows;
+            }
+        }
+        nodes
+    }
+
+    fn incarnation(&self, node: NodeId) -> Option<NodeIncarnation> {
+        let incarnation = self.peers.incarnation(node)?;
+        Some(NodeIncarnation {
             node,
             incarnation: Incarnation(incarnation),
         })

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::session::{DecodeNode, NodeListener, NodeSite, serve_sessions};
+use corella_cluster::session::{DecodeNode, DecodeParts, NodeListener, NodeSite, serve_sessions};
 use corella_cluster::transport::{
     FRAME_BYTES, Frame, Hello, KvReceiver, KvSender, LoadFrame, PeerAddress, PlainPages,
     ReceiverConfig, SenderConfig, TRAILER_BYTES, Trailer, TransferThreads,
@@ -254,15 +254,13 @@ impl Decode {
             pages,
             &threads,
         );
-        let node = DecodeNode::start(
-            SessionConfig::new(64),
-            facts,
-            engine.clone(),
-            Arc::new(receiver),
-            None,
-            NodeSite::default(),
-            None,
-        );
+        let parts = DecodeParts {
+            receiver: Arc::new(receiver),
+            constraints: None,
+            site: NodeSite::default(),
+            meter: None,
+        };
+        let node = DecodeNode::start(SessionConfig::new(64), facts, engine.clone(), parts);
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let listener = runtime.block_on(listener).expect("a free port");

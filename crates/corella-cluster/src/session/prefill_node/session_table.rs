@@ -32,6 +32,7 @@ pub struct Client {
 }
 
 /// A client's request with the facts that only this node knows.
+#[derive(Clone)]
 pub struct ClientFacts {
     pub adapter: Option<Arc<LoadedAdapter>>,
     pub constraint: Option<Arc<dyn TokenConstraint>>,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use corella_cluster::kv_connector::BlockFetcher;
 use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
-    DecodeNode, KvAddress, NodeListener, NodeSite, PrefillNode, PrefillParts, RouteWatch,
-    serve_sessions,
+    DecodeNode, DecodeParts, KvAddress, NodeListener, NodeSite, PrefillNode, PrefillParts,
+    RouteWatch, serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
@@ -180,15 +180,13 @@ impl Decode {
             ..ReceiverConfig::new(incarnation, FINGERPRINT, hello.arithmetic())
         };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
-        let node = DecodeNode::start(
-            session_config(),
-            hello,
-            engine.clone(),
+        let parts = DecodeParts {
             receiver,
-            Some(Arc::new(EvenMaker)),
+            constraints: Some(Arc::new(EvenMaker)),
             site,
-            None,
-        );
+            meter: None,
+        };
+        let node = DecodeNode::start(session_config(), hello, engine.clone(), parts);
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind("127.0.0.1:0")
             .await

@@ -96,8 +96,7 @@ impl Node {
             receiver,
             None,
             AllowedPeers::new([]),
-            FINGERPRINT,
-            arithmetic,
+            hello,
             times,
         );
         let connector = KvConnector {
