@@ -9,6 +9,7 @@
 //! * `selection`: chooses the files of a model.
 //! * `short_name`: names of Ollama's library.
 //! * `model_name`: the user's text.
+//! * `ollama_store`: models that Ollama has on the disk.
 //! * `fetch_event`: the events of a fetch.
 //! * `listing`: the files of a repository.
 //! * `lock`: lets one process at a time fetch a file.
