@@ -22,7 +22,7 @@ pub enum Exported {
     /// An export is open; the receiver follows its status.
     Opened(SessionKey, watch::Receiver<SendStatus>),
     /// The sender refused an export.
-    NotExported(SessionKey),
+    Refused(SessionKey),
     /// The rows of an export are no longer read.
     Deleted(SessionKey),
 }
@@ -37,7 +37,7 @@ impl Exporter {
                     Ok(status) => Exported::Opened(key, status),
                     Err(error) => {
                         rare_line!(warn, %key, %error, "KV rows are not exported");
-                        Exported::NotExported(key)
+                        Exported::Refused(key)
                     }
                 };
             }

@@ -180,7 +180,7 @@ impl KeptPrompts {
                     let watched = watch_fetch(Arc::downgrade(self), key, status);
                     self.runtime.spawn(watched);
                 }
-                Exported::NotExported(key) => {
+                Exported::Refused(key) => {
                     book.end_kept(key.session, KeptEnd::Dropped);
                 }
                 Exported::Deleted(key) => {

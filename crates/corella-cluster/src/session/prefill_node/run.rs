@@ -110,7 +110,7 @@ impl Node {
             Exported::Opened(key, _status) => {
                 self.spawn(self.clone().watch_progress(key));
             }
-            Exported::NotExported(key) => state.node.sessions().handle_load_failed(key, now_us),
+            Exported::Refused(key) => state.node.sessions().handle_load_failed(key, now_us),
             Exported::Deleted(key) => state.node.sessions().handle_deleted(key, now_us),
         }
     }

@@ -222,10 +222,10 @@ fn hits(stats: &SchedulerStats) -> Vec<(&'static str, u64)> {
 }
 
 /// A counter for each value of a label.
-fn labelled<'a, V: Clone + Hash + Eq>(
-    label: &'a str,
+fn labelled<V: Clone + Hash + Eq>(
+    label: &str,
     counts: impl IntoIterator<Item = (V, u64)>,
-) -> Family<Vec<(&'a str, V)>, Counter> {
+) -> Family<Vec<(&str, V)>, Counter> {
     let family = Family::<Vec<(&str, V)>, Counter>::default();
     for (value, count) in counts {
         family.get_or_create(&vec![(label, value)]).inc_by(count);
