@@ -1,4 +1,4 @@
-//! JSON files of a model's folder: fields, errors, and what they say of tokens and integers.
+//! JSON files of a model's folder: fields, errors, tokens and integers.
 
 pub(crate) mod checkpoint_error;
 pub(crate) mod end_token;

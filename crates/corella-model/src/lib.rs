@@ -6,7 +6,7 @@
 //! * `number`: number formats of weights and rows: floats, integers with scales, and blocks.
 //! * `tensor`: views of a checkpoint's bytes, and the forms in which files store them.
 //! * `spec`: a decoder or an encoder as data, with its tensors and weights.
-//! * `json`: JSON files of a model's folder: fields, errors, and what they say of tokens and integers.
+//! * `json`: JSON files of a model's folder: fields, errors, tokens and integers.
 //! * `file`: files of tensors.
 //! * `arch`: the supported families of models.
 //! * `checkpoint`: a model's files and its configuration, and heads and adapters beside its decoder.

@@ -1,4 +1,4 @@
-//! What is computed for a call: its caller and their limits, its generation as text, and its metrics.
+//! The computation of a call: its caller and their limits, its generation as text, and its metrics.
 
 pub mod account;
 pub mod call_context;

@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// Plays `num_steps` steps, in each of which at most `holds` drafts hold, and returns how many were tried in each.
+    /// Plays `num_steps` steps with at most `holds` right drafts each. Returns the numbers of tried drafts.
     fn play(length: &mut DraftLength, max: u32, num_steps: usize, holds: u32) -> Vec<u32> {
         let step = |_| {
             let num_drafts = length.next(max);

@@ -43,7 +43,7 @@ impl RequestState {
         self.expectation.expected_output = num_output_tokens;
     }
 
-    /// Advances to the next quantile of a low-discrepancy sequence, any prefix of which is spread evenly.
+    /// Advances to the next quantile of a low-discrepancy sequence. Each of its prefixes is spread evenly.
     pub fn next_quantile(&mut self) {
         let quantile = &mut self.expectation.quantile;
         *quantile = quantile.wrapping_add(GOLDEN_SHARE);

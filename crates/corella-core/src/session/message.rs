@@ -190,7 +190,7 @@ pub struct Finish {
     pub num_output_tokens: u32,
 }
 
-/// The reason why a node ends an attempt. Both nodes then free what they hold for it.
+/// The reason why a node ends an attempt. Both nodes then free its pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AbortReason {
     /// The client has cancelled the request or left.
