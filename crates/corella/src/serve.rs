@@ -7,16 +7,18 @@ pub(crate) mod local_server;
 pub(crate) mod reload;
 pub(crate) mod server_socket;
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::node::NodePort;
 use corella_core::SchedulerConfig;
 use corella_engine::Tracer;
-use corella_server::batch::Batches;
+use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
-    AdapterLoader, Backend, KvEvents, OutputMetrics, ServeConfig, ServerState, ServerTls,
-    TextModel, shutdown_signal,
+    AdapterLoader, Backend, DrainReport, KvEvents, KvEventsConfig, OutputMetrics, ServeConfig,
+    ServerState, ServerTls, TextModel, shutdown_signal,
 };
 use tokio::runtime::Runtime;
 
@@ -28,6 +30,7 @@ use crate::process::malloc_arena;
 use crate::process::open_files;
 use crate::process::supervisor;
 use crate::serve::adapter_loader::FolderLoader;
+use crate::serve::cluster::Cluster;
 use crate::serve::reload::Reload;
 use crate::serve::server_socket::ServerSocket;
 use crate::{Error, Llm, ModelSource};
@@ -42,7 +45,8 @@ pub fn run(config: Serve) -> Result<(), Error> {
     done
 }
 
-async fn serve(config: Serve) -> Result<(), Error> {
+// Long: the steps of a start and of an end, whose order matters.
+async fn serve(mut config: Serve) -> Result<(), Error> {
     let io_error = |what: String| move |error| Error::Io(what, error);
     // A missing model is reported even if the port is in use, too.
     if matches!(&config.source, ModelSource::Path(path) if !path.exists()) {
@@ -51,18 +55,10 @@ async fn serve(config: Serve) -> Result<(), Error> {
     // The port is bound before the model is loaded, so that a port in use is noticed at once.
     let mut socket = ServerSocket::bind(&config.address).await?;
     let mut cluster_config = config.cluster.clone();
-    let cluster_listener = match cluster_config.listens {
-        true => Some(NodePort::bind(&cluster_config)?),
-        false => None,
-    };
+    let binds = cluster_config.listens;
+    let cluster_listener = binds.then(|| NodePort::bind(&cluster_config)).transpose()?;
     let api_keys = config.keys.read()?;
-    let server_tls = match &config.tls {
-        Some((cert, key)) => {
-            let tls = ServerTls::load(cert, key);
-            Some(tls.map_err(|error| Error::Config(error.to_string()))?)
-        }
-        None => None,
-    };
+    let server_tls = config.tls.as_ref().map(load_tls).transpose()?;
     let tls = cluster_config.load_tls()?;
     cluster_config.load_paths()?;
     let loading = socket
@@ -73,23 +69,14 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let has_key = !api_keys.is_empty();
     let scheduler = config.options.scheduler.clone();
     let reply_format = config.request.reply_format(llm.chat_template.as_ref());
-    let exporter = config.otlp.map(OtlpExporter::start).transpose()?;
+    let exporter = config.otlp.take().map(OtlpExporter::start).transpose()?;
     let tracer = exporter.clone().map(Tracer::new);
     cluster_config.tracer.clone_from(&tracer);
     let serve_config = ServeConfig {
         tracer,
-        logs_requests: config.logs_requests,
         api_keys,
-        max_num_connections: config.max_connections as usize,
-        max_body_memory: config.max_body_memory as usize,
-        drain_timeout: config.drain_timeout,
-        max_stored_response_bytes: config.max_stored_response_bytes as usize,
         tls: server_tls.clone(),
-        allowed_origins: config.allowed_origins,
-        root_path: config.root_path.clone(),
-        max_num_adapters: config.adapter.max_adapters,
-        adapter_load_timeout: config.adapter.load_timeout,
-        ..config.request.serve_config(&llm)
+        ..serve_config(&config, &llm)
     };
     make_room_for(serve_config.max_num_connections);
     let say = |line: &str| announce(config.log_format, line);
@@ -113,16 +100,8 @@ async fn serve(config: Serve) -> Result<(), Error> {
         say(&line);
     }
     let kv_events = match &config.kv_events {
+        Some(config) => Some(start_kv_events(config, &llm, &say).await?),
         None => None,
-        Some(config) => {
-            // Different models must have no block in common, because their routers may share one index.
-            let salt = llm.identity.model.0 as u64;
-            let started = KvEvents::start(config, &llm.engine, salt).await;
-            let started =
-                started.map_err(|error| Error::Config(format!("--kv-events-config: {error}")))?;
-            say(&KvEvents::summary(config));
-            Some(started)
-        }
     };
     if config.is_verbose {
         let url = socket.curl(server_tls.is_some()) + &config.root_path;
@@ -132,38 +111,15 @@ async fn serve(config: Serve) -> Result<(), Error> {
 
     let engine = llm.engine.clone();
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
-    let loader: Option<Arc<dyn AdapterLoader>> = match llm.engine.adapters() {
-        Some(_) => Some(Arc::new(FolderLoader::new(&llm))),
-        None => None,
-    };
+    let batches = config.files.map(open_batches).transpose()?;
+    let mut backend = backend(&llm, &cluster, batches, outputs);
+    let collectors = &mut backend.collectors;
+    collectors.extend(kv_events.as_ref().map(KvEvents::collector));
+    collectors.extend(exporter.clone().map(|exporter| Box::new(exporter) as _));
     let text = TextModel {
         tokenizer: llm.tokenizer,
         reply_format,
         chat_template: llm.chat_template,
-    };
-    let mut collectors = vec![cluster.0.collector()];
-    if let Some(kv_events) = &kv_events {
-        collectors.push(kv_events.collector());
-    }
-    if let Some(exporter) = exporter.clone() {
-        collectors.push(Box::new(exporter));
-    }
-    let batches = match config.files {
-        None => None,
-        Some(files) => {
-            let dir = files.dir.display().to_string();
-            let opened = Batches::open(files);
-            Some(opened.map_err(io_error(format!("opening --files-dir {dir}")))?)
-        }
-    };
-    let backend = Backend {
-        generator: Arc::new(cluster.0.clone()),
-        kv_transfer: cluster.kv_transfer(),
-        roles: Some(Arc::new(cluster.clone())),
-        adapters: loader,
-        batches,
-        outputs,
-        collectors,
     };
     let state = ServerState::with_backend(serve_config, text, llm.engine, backend);
     for (name, path) in &config.adapter.modules {
@@ -180,31 +136,8 @@ async fn serve(config: Serve) -> Result<(), Error> {
     loading.end().await;
     say(&ready_line);
     supervisor::notify("READY=1");
-    let report = {
-        let listener = socket.take_listener();
-        let served = corella_server::serve(listener, state.clone(), shutdown);
-        // As soon as the server drains, other nodes stop sending requests. The supervisor is told here because this
-        // future is awaited: an idle server ends at once, and a separate task might never have run.
-        let leaving = async {
-            state.draining().await;
-            supervisor::notify("STOPPING=1");
-            cluster.0.leave();
-        };
-        let (mut served, mut leaving) = (std::pin::pin!(served), std::pin::pin!(leaving));
-        tokio::select! {
-            report = &mut served => {
-                // A server that ends without a drain, because its engine is lost, has no sessions to finish.
-                if report.is_ok() {
-                    leaving.await;
-                }
-                report
-            }
-            () = &mut leaving => served.await,
-        }
-    };
-    if report.is_ok() {
-        cluster.0.finish().await;
-    }
+    let served = corella_server::serve(socket.take_listener(), state.clone(), shutdown);
+    let report = until_drained(served, &state, &cluster).await;
     if let Some(exporter) = exporter {
         // The exporter waits for the collector, on a thread of its own.
         let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;
@@ -215,6 +148,92 @@ async fn serve(config: Serve) -> Result<(), Error> {
     }
     engine.shutdown();
     Ok(())
+}
+
+/// Serves until the server has drained, and then leaves the cluster.
+async fn until_drained(
+    served: impl Future<Output = io::Result<DrainReport>>,
+    state: &ServerState,
+    cluster: &Cluster,
+) -> io::Result<DrainReport> {
+    // As soon as the server drains, other nodes stop sending requests. The supervisor is told here because this future
+    // is awaited: an idle server ends at once, and a separate task might never have run.
+    let leaving = async {
+        state.draining().await;
+        supervisor::notify("STOPPING=1");
+        cluster.0.leave();
+    };
+    let (mut served, mut leaving) = (std::pin::pin!(served), std::pin::pin!(leaving));
+    let report = tokio::select! {
+        report = &mut served => {
+            // A server that ends without a drain, because its engine is lost, has no sessions to finish.
+            if report.is_ok() {
+                leaving.await;
+            }
+            report
+        }
+        () = &mut leaving => served.await,
+    };
+    if report.is_ok() {
+        cluster.0.finish().await;
+    }
+    report
+}
+
+fn load_tls((cert, key): &(PathBuf, PathBuf)) -> Result<ServerTls, Error> {
+    ServerTls::load(cert, key).map_err(|error| Error::Config(error.to_string()))
+}
+
+/// The server's settings that need no file.
+fn serve_config(config: &Serve, llm: &Llm) -> ServeConfig {
+    ServeConfig {
+        logs_requests: config.logs_requests,
+        max_num_connections: config.max_connections as usize,
+        max_body_memory: config.max_body_memory as usize,
+        drain_timeout: config.drain_timeout,
+        max_stored_response_bytes: config.max_stored_response_bytes as usize,
+        allowed_origins: config.allowed_origins.clone(),
+        root_path: config.root_path.clone(),
+        max_num_adapters: config.adapter.max_adapters,
+        adapter_load_timeout: config.adapter.load_timeout,
+        ..config.request.clone().serve_config(llm)
+    }
+}
+
+async fn start_kv_events(
+    config: &KvEventsConfig,
+    llm: &Llm,
+    say: &impl Fn(&str),
+) -> Result<KvEvents, Error> {
+    // Different models must have no block in common, because their routers may share one index.
+    let salt = llm.identity.model.0 as u64;
+    let started = KvEvents::start(config, &llm.engine, salt).await;
+    let started = started.map_err(|error| Error::Config(format!("--kv-events-config: {error}")))?;
+    say(&KvEvents::summary(config));
+    Ok(started)
+}
+
+fn open_batches(files: FilesConfig) -> Result<Arc<Batches>, Error> {
+    let dir = files.dir.display().to_string();
+    Batches::open(files).map_err(|error| Error::Io(format!("opening --files-dir {dir}"), error))
+}
+
+fn backend(
+    llm: &Llm,
+    cluster: &Cluster,
+    batches: Option<Arc<Batches>>,
+    outputs: OutputMetrics,
+) -> Backend {
+    let loader = || Arc::new(FolderLoader::new(llm)) as Arc<dyn AdapterLoader>;
+    Backend {
+        generator: Arc::new(cluster.0.clone()),
+        kv_transfer: cluster.kv_transfer(),
+        roles: Some(Arc::new(cluster.clone())),
+        adapters: llm.engine.adapters().map(|_| loader()),
+        batches,
+        outputs,
+        collectors: vec![cluster.0.collector()],
+    }
 }
 
 const SIGNALS: &str = "installing signal handlers";

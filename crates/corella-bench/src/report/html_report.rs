@@ -250,33 +250,11 @@ fn write_comparison(html: &mut String, [first, second]: [&ResultFile; 2]) {
 
 fn plots(results: &[ResultFile]) -> Vec<Plot> {
     let share = "% of them";
-    let of = |title, x_unit, y_unit, series: &[(&str, Series)]| {
-        let mut curves = Vec::new();
-        for (index, result) in results.iter().enumerate() {
-            for (number, (name, points)) in series.iter().enumerate() {
-                let is_one = results.len() == 1;
-                let name = match (is_one, series.len()) {
-                    (true, _) => (*name).to_owned(),
-                    (false, 1) => result.name.clone(),
-                    (false, _) => format!("{}: {name}", result.name),
-                };
-                let colour = if is_one { number } else { index };
-                let is_dashed = !is_one && number > 0;
-                curves.push(Curve {
-                    name,
-                    points: points(result),
-                    colour,
-                    is_dashed,
-                });
-            }
-        }
-        curves.retain(|curve: &Curve| !curve.points.is_empty());
-        Plot {
-            title,
-            x_unit,
-            y_unit,
-            curves,
-        }
+    let of = |title, x_unit, y_unit, series: &[(&str, Series)]| Plot {
+        title,
+        x_unit,
+        y_unit,
+        curves: curves(results, series),
     };
     vec![
         of(
@@ -346,6 +324,28 @@ fn plots(results: &[ResultFile]) -> Vec<Plot> {
             })],
         ),
     ]
+}
+
+/// The curves of a plot that have points: one for each result and series.
+fn curves(results: &[ResultFile], series: &[(&str, Series)]) -> Vec<Curve> {
+    let is_one = results.len() == 1;
+    let mut curves = Vec::new();
+    for (index, result) in results.iter().enumerate() {
+        for (number, (name, points)) in series.iter().enumerate() {
+            curves.push(Curve {
+                name: match (is_one, series.len()) {
+                    (true, _) => (*name).to_owned(),
+                    (false, 1) => result.name.clone(),
+                    (false, _) => format!("{}: {name}", result.name),
+                },
+                points: points(result),
+                colour: if is_one { number } else { index },
+                is_dashed: !is_one && number > 0,
+            });
+        }
+    }
+    curves.retain(|curve| !curve.points.is_empty());
+    curves
 }
 
 /// The points of a curve, from the numbers of every request or of the engine over time.

@@ -1,6 +1,6 @@
 //! Converts the command line to configuration. No other module reads arguments or the environment.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -217,30 +217,32 @@ const MAX_NODE_CONNECTIONS: usize = 1024;
 /// Any free port, on this machine only.
 const DEFAULT_CLUSTER_LISTEN: &str = "127.0.0.1:0";
 
+fn cluster_listen(args: &ClusterArgs) -> Result<SocketAddr, Error> {
+    let listen = args.cluster_listen.as_deref();
+    let listen = listen.unwrap_or(DEFAULT_CLUSTER_LISTEN);
+    let addresses = listen.to_socket_addrs();
+    let Some(address) = addresses.ok().and_then(|mut addresses| addresses.next()) else {
+        return Err(Error::Config(format!(
+            "--cluster-listen {listen} is no HOST:PORT that this machine can resolve; for \
+             example 127.0.0.1:9000"
+        )));
+    };
+    if address.ip().is_unspecified() && args.cluster_advertise.is_none() {
+        return Err(Error::Config(format!(
+            "--cluster-listen {address} listens on every address: say with --cluster-advertise HOST \
+             which of them other nodes reach"
+        )));
+    }
+    Ok(address)
+}
+
 fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
     let role = match args.role {
         RoleArg::Unified => Role::Unified,
         RoleArg::Prefill => Role::Prefill,
         RoleArg::Decode => Role::Decode,
     };
-    let cluster_listen = args
-        .cluster_listen
-        .as_deref()
-        .unwrap_or(DEFAULT_CLUSTER_LISTEN);
-    let listen = cluster_listen.to_socket_addrs();
-    let listen = listen.ok().and_then(|mut addresses| addresses.next());
-    let listen = listen.ok_or_else(|| {
-        Error::Config(format!(
-            "--cluster-listen {cluster_listen} is no HOST:PORT that this machine can resolve; for \
-             example 127.0.0.1:9000"
-        ))
-    })?;
-    if listen.ip().is_unspecified() && args.cluster_advertise.is_none() {
-        return Err(Error::Config(format!(
-            "--cluster-listen {listen} listens on every address: say with --cluster-advertise HOST \
-             which of them other nodes reach"
-        )));
-    }
+    let listen = cluster_listen(&args)?;
     let files = (
         args.cluster_tls_cert,
         args.cluster_tls_key,

@@ -210,6 +210,60 @@ impl<'a> Formats<'a> {
     }
 }
 
+/// The model and its draft model, which share the device's memory.
+struct Models<'a> {
+    model: Formats<'a>,
+    draft: Option<(&'a DraftCheckpoint, Formats<'a>)>,
+}
+
+impl<'a> Models<'a> {
+    fn new(
+        factory: &'a dyn ExecutorFactory,
+        checkpoint: &'a Checkpoint,
+        draft: Option<&'a DraftCheckpoint>,
+        kv_groups: KvGroups,
+        options: &LlmOptions,
+    ) -> Result<Self, Error> {
+        let format = options.weight_format;
+        let model = Formats::new(factory, checkpoint, format, kv_groups, options)?;
+        let draft = match draft {
+            Some(draft) => {
+                let groups = KvGroups::one(&draft.checkpoint.config().spec);
+                let format = draft.weight_format;
+                let formats = Formats::new(factory, &draft.checkpoint, format, groups, options)?;
+                Some((draft, formats))
+            }
+            None => None,
+        };
+        Ok(Self { model, draft })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Formats<'a>> {
+        std::iter::once(&self.model).chain(self.draft.as_ref().map(|(_, formats)| formats))
+    }
+
+    fn sum(&self, num_bytes: impl Fn(&Formats<'a>) -> u64) -> u64 {
+        self.iter().map(num_bytes).sum()
+    }
+
+    /// The bytes of the draft model's pages for each page of the model.
+    fn draft_bytes_per_page(&self, limits: &SchedulerConfig) -> u64 {
+        let draft = self.draft.as_ref();
+        let page_bytes = draft.map_or(0, |(_, formats)| formats.page_bytes(limits));
+        page_bytes.div_ceil(u64::from(pages_per_draft_page(&limits.kv_groups)))
+    }
+
+    /// The cost of a guess in percent of a step. Memory bandwidth bounds a step of few rows, so this compares the bytes
+    /// that both read.
+    fn draw_cost(&self) -> u32 {
+        let guess_bytes = match &self.draft {
+            Some((_, formats)) => formats.step_bytes(),
+            None => self.model.guess_bytes(),
+        };
+        (100.0 * guess_bytes / self.model.step_bytes()).ceil() as u32
+    }
+}
+
 struct LoadedExecutor {
     executor: Box<dyn Executor>,
     weights_were_kept: bool,
@@ -283,18 +337,8 @@ pub(crate) fn load(
     draft: Option<&DraftCheckpoint>,
 ) -> Result<Loaded, Error> {
     let spec = &checkpoint.config().spec;
-    let mut scheduler = options.scheduler.clone();
-    let is_encoder = spec.encoder.is_some();
-    if is_encoder {
-        encoder_limit::check_options(options)?;
-        encoder_limit::set_limits(&mut scheduler, spec, options);
-    }
-    scheduler.validate()?;
-    for fault in scheduler.overruled_limits() {
-        tracing::warn!("{}", in_options(&fault));
-    }
     let kv_groups = kv_groups(spec, options);
-    scheduler.kv_groups = kv_groups.groups().to_vec();
+    let mut scheduler = checked_limits(spec, &kv_groups, options)?;
     let is_divided = kv_groups != KvGroups::one(spec);
     let num_page_layers = is_divided.then(|| kv_groups.num_page_layers(0..spec.layers.len()));
     let factory = factory(checkpoint, tokenizer, options)?;
@@ -302,100 +346,15 @@ pub(crate) fn load(
     let device = factory.device();
     check_options(&device, spec, options)?;
     shared_kv_limit::check_options(spec, options)?;
+    let models = Models::new(factory, checkpoint, draft, kv_groups, options)?;
     let state_bytes = factory.state_bytes(spec, &scheduler);
-    let format = options.weight_format;
-    let formats = Formats::new(factory, checkpoint, format, kv_groups, options)?;
-    let draft = match draft {
-        Some(draft) => {
-            let groups = KvGroups::one(&draft.checkpoint.config().spec);
-            let format = draft.weight_format;
-            let formats = Formats::new(factory, &draft.checkpoint, format, groups, options)?;
-            Some((draft, formats))
-        }
-        None => None,
-    };
-    let of_draft = draft.as_ref().map(|(_, formats)| formats);
-    let sum = |num_bytes: &dyn Fn(&Formats<'_>) -> u64| -> u64 {
-        let models = [Some(&formats), of_draft].into_iter().flatten();
-        models.map(num_bytes).sum()
-    };
-    let models = [Some(&formats), of_draft].into_iter().flatten();
-    let models = models.map(|formats| (formats.spec, formats.weight_format));
-    let fit = WeightFit {
-        models: models.collect(),
-        memory: &device.memory,
-        packs: &|format| {
-            let weights = formats.weights.as_ref();
-            weights.is_some_and(|weights| factory.weight_format(Some(format), weights).is_ok())
-        },
-    };
-    if device.reads_weights {
-        fit.check(options.kv_cache_bytes.is_some())?;
-    }
-    let smaller_weights = fit.smaller(device.memory.available_bytes);
-    if state_bytes > 0 {
-        recurrent_limit::check_options(options, of_draft.map(|formats| formats.spec))?;
-        let weights = sum(&|formats| formats.packed_bytes());
-        let left = device.memory.available_bytes.saturating_sub(weights);
-        recurrent_limit::set_limits(&mut scheduler, state_bytes, left)?;
-    }
-    let page_bytes = formats.page_bytes(&scheduler);
-    let draft_page_bytes = of_draft.map_or(0, |formats| formats.page_bytes(&scheduler));
-    let num_pages_per_draft_page = u64::from(pages_per_draft_page(&scheduler.kv_groups));
-    let mut demand = KvDemand::new(
-        spec,
-        &scheduler,
-        options,
-        page_bytes + draft_page_bytes.div_ceil(num_pages_per_draft_page),
-        sum(&|formats| formats.packed_bytes()),
-        device
-            .memory
-            .without(sum(&|formats| formats.working_bytes(&scheduler))),
-    );
-    demand.smaller_weights = smaller_weights;
-    if is_encoder {
-        encoder_limit::set_demand(&mut demand);
-    }
-    let block_bytes = page_bytes * scheduler.kv_groups.len() as u64;
-    let sizes = (state_bytes, block_bytes);
-    recurrent_limit::set_snapshots(&mut scheduler, &mut demand, sizes, options.exchanges_kv);
-    let plan = KvPlan::new(&demand)?;
-    scheduler.num_pages = plan.num_pages;
-    scheduler.max_held_pages = match is_encoder {
-        true => 0,
-        false => plan.num_pages / 2,
-    };
-    let is_recurrent = scheduler.recurrent_state.is_some();
-    let has_movable_blocks = !is_encoder && !is_recurrent;
-    let num_loaded_pages = match has_movable_blocks && options.exchanges_kv {
-        true => plan.num_pages / SHARE_OF_LOADS,
-        false => 0,
-    };
-    scheduler.max_served_pages = num_loaded_pages;
-    scheduler.max_fetched_pages = num_loaded_pages;
-    let is_on_host = options.device != Device::Cuda;
-    kv_disk_limit::set_limits(&mut scheduler, options, is_on_host, is_encoder)?;
-    let spill = match is_recurrent {
-        true => KvSpill::Bytes(0),
-        false => options.kv_spill,
-    };
-    scheduler.max_spilled_pages = plan.max_spilled_pages(spill, page_bytes, &demand)?;
-    scheduler.max_model_len = plan.max_model_len;
-    if !options.pinned_prefixes.is_empty() {
-        let num_pages = f64::from(plan.num_pages) * options.max_pinned_share;
-        scheduler.max_pinned_pages = num_pages as u32;
-    }
-
+    let plan = plan_memory(&mut scheduler, &models, &device, state_bytes, options)?;
     if let Speculation::Draft { draw_cost } = &mut scheduler.speculation
         && device.reads_weights
     {
-        // Memory bandwidth bounds a step of few rows, so its cost is the bytes that it reads.
-        let guess_bytes = match of_draft {
-            Some(of_draft) => of_draft.step_bytes(),
-            None => formats.guess_bytes(),
-        };
-        *draw_cost = (100.0 * guess_bytes / formats.step_bytes()).ceil() as u32;
+        *draw_cost = models.draw_cost();
     }
+    let Models { model, draft } = models;
     let mut weight_keepers = Vec::new();
     let draft = match draft {
         Some((draft, formats)) => {
@@ -405,8 +364,9 @@ pub(crate) fn load(
         }
         None => None,
     };
-    let (weight_format, kv_format) = (formats.weight_format, formats.kv_format);
-    let loaded = formats.load(&scheduler, options, false)?;
+    let (weight_format, kv_format) = (model.weight_format, model.kv_format);
+    let page_bytes = model.page_bytes(&scheduler);
+    let loaded = model.load(&scheduler, options, false)?;
     weight_keepers.extend(loaded.weight_keeper);
     let hardware = Hardware {
         executor: loaded.executor.info(),
@@ -431,6 +391,116 @@ pub(crate) fn load(
         draft,
         weight_keepers,
     })
+}
+
+/// Returns the limits of the options for this model.
+fn checked_limits(
+    spec: &DecoderSpec,
+    kv_groups: &KvGroups,
+    options: &LlmOptions,
+) -> Result<SchedulerConfig, Error> {
+    let mut scheduler = options.scheduler.clone();
+    if spec.encoder.is_some() {
+        encoder_limit::check_options(options)?;
+        encoder_limit::set_limits(&mut scheduler, spec, options);
+    }
+    scheduler.validate()?;
+    for fault in scheduler.overruled_limits() {
+        tracing::warn!("{}", in_options(&fault));
+    }
+    scheduler.kv_groups = kv_groups.groups().to_vec();
+    Ok(scheduler)
+}
+
+/// Divides the device's memory, and sets the limits that follow from it.
+fn plan_memory(
+    scheduler: &mut SchedulerConfig,
+    models: &Models<'_>,
+    device: &DeviceTraits,
+    state_bytes: u64,
+    options: &LlmOptions,
+) -> Result<KvPlan, Error> {
+    let Models { model, draft } = models;
+    let fit = WeightFit {
+        models: models
+            .iter()
+            .map(|formats| (formats.spec, formats.weight_format))
+            .collect(),
+        memory: &device.memory,
+        packs: &|format| {
+            let weights = model.weights.as_ref();
+            weights
+                .is_some_and(|weights| model.factory.weight_format(Some(format), weights).is_ok())
+        },
+    };
+    if device.reads_weights {
+        fit.check(options.kv_cache_bytes.is_some())?;
+    }
+    let smaller_weights = fit.smaller(device.memory.available_bytes);
+    let packed_bytes = models.sum(Formats::packed_bytes);
+    if state_bytes > 0 {
+        recurrent_limit::check_options(options, draft.as_ref().map(|(_, formats)| formats.spec))?;
+        let left = device.memory.available_bytes.saturating_sub(packed_bytes);
+        recurrent_limit::set_limits(scheduler, state_bytes, left)?;
+    }
+    let page_bytes = model.page_bytes(scheduler);
+    let working_bytes = models.sum(|formats| formats.working_bytes(scheduler));
+    let memory = device.memory.clone().without(working_bytes);
+    let mut demand = KvDemand::new(
+        model.spec,
+        scheduler,
+        options,
+        page_bytes + models.draft_bytes_per_page(scheduler),
+        packed_bytes,
+        memory,
+    );
+    demand.smaller_weights = smaller_weights;
+    if model.spec.encoder.is_some() {
+        encoder_limit::set_demand(&mut demand);
+    }
+    let block_bytes = page_bytes * scheduler.kv_groups.len() as u64;
+    let sizes = (state_bytes, block_bytes);
+    recurrent_limit::set_snapshots(scheduler, &mut demand, sizes, options.exchanges_kv);
+    let plan = KvPlan::new(&demand)?;
+    set_page_limits(scheduler, &plan, &demand, model, options)?;
+    Ok(plan)
+}
+
+fn set_page_limits(
+    scheduler: &mut SchedulerConfig,
+    plan: &KvPlan,
+    demand: &KvDemand,
+    model: &Formats<'_>,
+    options: &LlmOptions,
+) -> Result<(), Error> {
+    let is_encoder = model.spec.encoder.is_some();
+    let is_recurrent = scheduler.recurrent_state.is_some();
+    scheduler.num_pages = plan.num_pages;
+    scheduler.max_held_pages = match is_encoder {
+        true => 0,
+        false => plan.num_pages / 2,
+    };
+    let has_movable_blocks = !is_encoder && !is_recurrent;
+    let num_loaded_pages = match has_movable_blocks && options.exchanges_kv {
+        true => plan.num_pages / SHARE_OF_LOADS,
+        false => 0,
+    };
+    scheduler.max_served_pages = num_loaded_pages;
+    scheduler.max_fetched_pages = num_loaded_pages;
+    let is_on_host = options.device != Device::Cuda;
+    kv_disk_limit::set_limits(scheduler, options, is_on_host, is_encoder)?;
+    let spill = match is_recurrent {
+        true => KvSpill::Bytes(0),
+        false => options.kv_spill,
+    };
+    let page_bytes = model.page_bytes(scheduler);
+    scheduler.max_spilled_pages = plan.max_spilled_pages(spill, page_bytes, demand)?;
+    scheduler.max_model_len = plan.max_model_len;
+    if !options.pinned_prefixes.is_empty() {
+        let num_pages = f64::from(plan.num_pages) * options.max_pinned_share;
+        scheduler.max_pinned_pages = num_pages as u32;
+    }
+    Ok(())
 }
 
 /// Returns the groups of layers that free the pages behind their windows.

@@ -14,37 +14,43 @@ pub struct BenchAdmission {
     pub output_json: Option<PathBuf>,
 }
 
-pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error> {
-    let refuse = |reason: &str| Err(Error::Config(reason.to_owned()));
+fn check(args: &BenchAdmissionArgs) -> Result<(), Error> {
     let costs = [args.step_us, args.token_us, args.attended_kilotoken_us];
-    let is_time = |micros: &f64| (0.0..=1e9).contains(micros);
-    if !costs.iter().all(is_time) || costs.iter().sum::<f64>() == 0.0 {
-        return refuse(
-            "--step-us, --token-us and --attended-kilotoken-us must be from 0 to 1e9, and one of them \
-             above 0",
-        );
-    }
-    let output_scale = args.output_scale.unwrap_or(args.scale.length_scale);
-    let rate = args.request_rate.unwrap_or(1.0);
+    let are_times = costs.iter().all(|micros| (0.0..=1e9).contains(micros));
     let factors = [
         args.scale.length_scale,
-        output_scale,
+        args.output_scale.unwrap_or(1.0),
         args.scale.time_scale,
-        rate,
+        args.request_rate.unwrap_or(1.0),
     ];
-    if factors.iter().any(|x| *x <= 0.0 || !x.is_finite()) {
-        return refuse(
+    let are_factors = factors.iter().all(|x| *x > 0.0 && x.is_finite());
+    let faults = [
+        (
+            !are_times || costs.iter().sum::<f64>() == 0.0,
+            "--step-us, --token-us and --attended-kilotoken-us must be from 0 to 1e9, and one of them above 0",
+        ),
+        (
+            !are_factors,
             "--length-scale, --output-scale, --time-scale and --request-rate must be above 0",
-        );
-    }
-    if args.num_requests == Some(0) || args.page.block_size == 0 {
-        return refuse("--num-requests and --block-size must be at least 1");
-    }
-    if args.kv_cache_tokens < args.page.block_size {
-        return refuse(
+        ),
+        (
+            args.num_requests == Some(0) || args.page.block_size == 0,
+            "--num-requests and --block-size must be at least 1",
+        ),
+        (
+            args.kv_cache_tokens < args.page.block_size,
             "--kv-cache-tokens must be at least --block-size: the cache needs at least one page",
-        );
+        ),
+    ];
+    match faults.into_iter().find(|(is_wrong, _)| *is_wrong) {
+        Some((_, reason)) => Err(Error::Config(reason.to_owned())),
+        None => Ok(()),
     }
+}
+
+pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error> {
+    check(&args)?;
+    let output_scale = args.output_scale.unwrap_or(args.scale.length_scale);
     let num_pages = args.kv_cache_tokens / args.page.block_size;
     let mut config = SchedulerConfig::new(num_pages, args.page.block_size, args.max_model_len);
     config.max_num_seqs = args.max_num_seqs;
@@ -81,9 +87,11 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
             };
             (lengths, args.num_requests.or(Some(300)))
         }
-        _ => return refuse("--trace, or --prompt-len and --output-len, must be given"),
+        _ => {
+            let reason = "--trace, or --prompt-len and --output-len, must be given";
+            return Err(Error::Config(reason.to_owned()));
+        }
     };
-    let [per_step_us, per_token_us, per_attended_kilotoken_us] = costs;
     Ok(BenchAdmission {
         options: AdmissionOptions {
             lengths,
@@ -92,10 +100,10 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
             rules: args.rules,
             config,
             cost: CostModel {
-                per_step_us,
-                per_token_us,
-                per_decode_us: per_token_us,
-                per_attended_kilotoken_us,
+                per_step_us: args.step_us,
+                per_token_us: args.token_us,
+                per_decode_us: args.token_us,
+                per_attended_kilotoken_us: args.attended_kilotoken_us,
             },
         },
         output_json: args.json.output_json,

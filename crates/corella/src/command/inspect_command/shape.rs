@@ -27,25 +27,8 @@ pub fn kinds(layers: &[LayerSpec], describe: impl Fn(&LayerSpec) -> String) -> S
 }
 
 pub fn attention(layer: &LayerSpec) -> String {
-    match &layer.recurrent {
-        None => {}
-        Some(RecurrentSpec::GatedDelta(spec)) => {
-            return format!(
-                "gated delta network, {} value heads of {}, {} key heads of {}, convolution over {} tokens",
-                spec.num_value_heads,
-                spec.value_dim,
-                spec.num_key_heads,
-                spec.key_dim,
-                spec.kernel_len
-            );
-        }
-        Some(RecurrentSpec::ShortConvolution(spec)) => {
-            let biases = if spec.bias { ", biases" } else { "" };
-            return format!(
-                "gated convolution of {} channels over {} tokens{biases}",
-                spec.num_channels, spec.kernel_len
-            );
-        }
+    if let Some(spec) = &layer.recurrent {
+        return recurrent(spec);
     }
     let AttentionSpec {
         num_heads,
@@ -106,6 +89,22 @@ pub fn attention(layer: &LayerSpec) -> String {
         text += &format!(", keys and values of layer {source}");
     }
     text
+}
+
+fn recurrent(spec: &RecurrentSpec) -> String {
+    match spec {
+        RecurrentSpec::GatedDelta(spec) => format!(
+            "gated delta network, {} value heads of {}, {} key heads of {}, convolution over {} tokens",
+            spec.num_value_heads, spec.value_dim, spec.num_key_heads, spec.key_dim, spec.kernel_len
+        ),
+        RecurrentSpec::ShortConvolution(spec) => {
+            let biases = if spec.bias { ", biases" } else { "" };
+            format!(
+                "gated convolution of {} channels over {} tokens{biases}",
+                spec.num_channels, spec.kernel_len
+            )
+        }
+    }
 }
 
 pub fn window(layer: &LayerSpec) -> String {
