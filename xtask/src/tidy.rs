@@ -2,6 +2,7 @@
 
 mod book;
 mod foreign_package;
+mod function;
 mod layering;
 mod manifest;
 mod module_graph;
@@ -21,7 +22,7 @@ use crate::{limit, test};
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 23] = [
+const RULES: [(&str, Rule); 25] = [
     ("layering", layering::layers),
     ("layering", layering::rooms),
     ("layering", module_graph::circles),
@@ -35,6 +36,8 @@ const RULES: [(&str, Rule); 23] = [
     ("source", source::safety),
     ("source", source::fragments),
     ("source", source::lengths),
+    ("source", function::lines),
+    ("source", function::arguments),
     ("waiting", waiting::waiting),
     ("repository", repository::machine_paths),
     ("repository", repository::big_files),

@@ -97,6 +97,7 @@ impl Engine {
         Self::start_with(config, executor, Some(draft_model))
     }
 
+    // Long: the parts of an engine, each behind those that it needs.
     fn start_with(
         config: EngineConfig,
         mut executor: Box<dyn Executor>,

@@ -341,6 +341,7 @@ impl EngineLoop {
         }
     }
 
+    // Long: one arm for each command.
     fn handle_command(&mut self, command: Command) -> Result<(), Stopped> {
         match command {
             Command::Add {

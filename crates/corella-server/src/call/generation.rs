@@ -81,6 +81,8 @@ const PROMPT_TAIL_TOKENS: usize = 8;
 impl Generation {
     /// Returns when the engine has accepted every choice, so that a refusal can still become the
     /// status of the response. Either all choices are accepted or none.
+    // Long: all choices begin before one is awaited, so that they are accepted or refused together.
+    // Arguments: the parts of a call that its endpoint keeps apart until here.
     pub async fn start(
         engine: &Arc<CallEngine>,
         generator: &dyn Generate,
@@ -414,6 +416,7 @@ impl Choice {
         self.logprob_sum / f64::from(self.num_logprobs.max(1))
     }
 
+    // Long: text, log-probabilities and the end of an output depend on each other.
     fn handle_output(&mut self, output: RequestOutput) -> Result<Option<ChoiceDelta>, ApiError> {
         self.num_prompt_tokens = output.num_prompt_tokens;
         self.num_cached_tokens = output.num_cached_tokens;

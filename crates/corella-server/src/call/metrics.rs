@@ -81,6 +81,7 @@ const REQUEST_BUCKETS: [f64; 16] = [
 
 impl Metrics {
     /// `collectors` add metrics of parts unknown to the server.
+    // Long: one registration for each metric.
     pub fn new(
         config: &ServeConfig,
         engine: &Engine,

@@ -147,6 +147,7 @@ impl Endpoint for Responses {
     const ID_PREFIX: &'static str = "resp_";
     const PROMPT_FIELD: &'static str = "input";
 
+    // Long: one step for each group of fields, which consumes what the answer repeats.
     fn prepare(
         CallRequest {
             responses,

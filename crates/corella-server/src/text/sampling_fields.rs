@@ -187,6 +187,7 @@ impl SamplingFields {
     }
 
     /// Checks all fields. Formats are checked when the constraint is made.
+    // Long: one check for each field.
     pub fn validate(
         mut self,
         served: &ServedModel,

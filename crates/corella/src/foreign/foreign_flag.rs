@@ -255,6 +255,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Reads a flag of another server, and returns the number of following words that belong to it.
+    // Long: one arm for each treatment of a flag.
     fn foreign(
         &mut self,
         typed: &str,
