@@ -11,8 +11,8 @@
 //!   by the closed form for loads from other nodes, with the measured speed of the disk. It then waits for the fetch like
 //!   a follower, until the time in which it could have computed the blocks.
 //! * Only blocks without salt and adapter are stored and looked up, of models with one KV group without a window.
-//! * An error of the disk switches the tier off until the next start. Fetches under way are lost, so that their requests
-//!   compute; nothing else changes.
+//! * An error of the disk switches the tier off until the disk works again. Fetches under way are lost, so that their
+//!   requests compute; nothing else changes.
 
 mod block_index;
 mod block_store;

@@ -196,6 +196,16 @@ impl<F: FileLayer> BlockStore<F> {
         self.file.sync()
     }
 
+    /// Writes the first header once more as it is, to see whether the disk takes writes.
+    pub fn try_to_write(&self) -> io::Result<()> {
+        let _writing = self.lock_writing();
+        self.preallocate()?;
+        let mut header = vec![0; self.shape.header_bytes()];
+        self.file.read_at(&mut header, 0)?;
+        self.file.write_at(&header, 0)?;
+        self.file.sync()
+    }
+
     fn at(&self, slot: u32) -> u64 {
         u64::from(slot) * self.shape.slot_bytes() as u64
     }

@@ -95,7 +95,29 @@ impl Tier {
         }
     }
 
+    /// Returns whether the disk works again after an error.
+    pub(super) fn try_again(&self) -> bool {
+        if !self.is_off.load(Ordering::Relaxed) {
+            return false;
+        }
+        let tried = match self.store.get() {
+            Some(store) if self.is_scanned.load(Ordering::Relaxed) => store.try_to_write(),
+            _ => self.try_open(),
+        };
+        if let Err(error) = tried {
+            tracing::debug!(%error, "--kv-disk stays off");
+            return false;
+        }
+        self.is_scanned.store(true, Ordering::Release);
+        self.is_off.store(false, Ordering::Relaxed);
+        tracing::info!(folder = %self.folder.display(), "the disk works again: --kv-disk is on");
+        true
+    }
+
     fn try_open(&self) -> io::Result<()> {
+        if let Some(store) = self.store.get() {
+            return store.scan(&self.is_stopping);
+        }
         let file = folder::open(&self.folder, self.shape.layout)?;
         let store = BlockStore::new(file, self.shape, self.max_bytes);
         if store.num_slots() == 0 {
@@ -144,7 +166,7 @@ impl Tier {
         if !self.is_off.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 folder = %self.folder.display(),
-                "{what} has failed: {error}; --kv-disk is off until the next start, and prompts are computed as \
+                "{what} has failed: {error}; --kv-disk is off until the disk works again, and prompts are computed as \
                  without it"
             );
         }

@@ -1,13 +1,14 @@
-//! The thread that opens and scans the file, and then stores blocks.
+//! The thread that opens and scans the file, and then stores blocks. After an error it tries the disk again.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use corella_core::{BlockList, PageId};
 use corella_model::{KvPages, PageForm};
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use super::report::Report;
 use super::slot::BlockName;
@@ -25,6 +26,10 @@ pub(super) struct WriteTask {
     pub epoch: u64,
 }
 
+/// After an error, the disk is tried again this much later.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+const LONGEST_RETRY: Duration = Duration::from_secs(3600);
+
 pub(super) fn start(
     tier: Arc<Tier>,
     pages: Arc<dyn KvPages>,
@@ -37,7 +42,20 @@ pub(super) fn start(
         // Blocks may have been offered meanwhile.
         report.doorbell().ring();
         let mut rows = Vec::new();
-        while let Ok(task) = tasks.recv() {
+        let mut retry_after = RETRY_AFTER;
+        loop {
+            let task = match tasks.recv_timeout(retry_after) {
+                Ok(task) => task,
+                Err(RecvTimeoutError::Timeout) => {
+                    if tier.try_again() {
+                        // A disk that fails again and again is tried less often.
+                        retry_after = LONGEST_RETRY.min(2 * retry_after);
+                        report.doorbell().ring();
+                    }
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
             copy(&*pages, &task.pages, &mut rows);
             let (is_valid, validity) = bounded(1);
             if !report.send(Report::Copied { is_valid }) {

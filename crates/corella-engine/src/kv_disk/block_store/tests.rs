@@ -267,6 +267,20 @@ fn the_least_recently_used_path_makes_room() {
 }
 
 #[test]
+fn a_disk_is_tried_without_harm_to_its_blocks() {
+    let store = open(LossyFile::new(Vec::new(), u64::MAX));
+    let path = Path::new(1, 4);
+    store_path(&store, &path).unwrap();
+    store.file.0.lock().unwrap().num_left = 0;
+    let tried = store.try_to_write();
+    assert_eq!(tried.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    store.file.0.lock().unwrap().num_left = u64::MAX;
+    store.try_to_write().unwrap();
+    let synced = store.file.0.lock().unwrap().synced.clone();
+    assert_eq!(check(&open(LossyFile::new(synced, u64::MAX)), &path), 4);
+}
+
+#[test]
 fn a_damaged_block_is_absent_and_the_others_stay() {
     let store = open(LossyFile::new(Vec::new(), u64::MAX));
     let path = Path::new(1, 4);

@@ -73,6 +73,37 @@ fn a_failed_write_switches_the_tier_off() {
     assert_eq!(tier.stats().num_errors, 1);
 }
 
+/// Another process had the file, and has ended.
+#[test]
+fn the_tier_comes_back_when_its_file_can_be_opened() {
+    let folder = std::env::temp_dir();
+    let folder = folder.join(format!("corella-kv-tier-again-{}", std::process::id()));
+    let limits = SchedulerConfig::new(8, 4, 32);
+    let pages = MockExecutor::new(MockConfig::new(50, limits.num_pages, 4)).kv_pages();
+    let config = KvDiskConfig {
+        folder: folder.clone(),
+        max_bytes: 1 << 20,
+        identity: 1,
+    };
+    let tier = Tier::new(&config, pages.geometry());
+    let other = folder::open(&folder, tier.shape.layout).unwrap();
+    assert!(!tier.try_again(), "nothing has failed");
+    tier.open();
+    assert!(!tier.try_again() && tier.store_to_write().is_none());
+    drop(other);
+    assert!(tier.try_again());
+    assert!(write(&tier, &write_task(&tier), &rows(&tier)));
+    let stats = tier.stats();
+    assert_eq!((stats.is_on, stats.num_errors), (true, 1));
+    assert!(!tier.try_again(), "it is on");
+    // A disk that fails and works again has the blocks from before.
+    tier.switch_off("a test", &io::Error::other("it is pulled out"));
+    assert!(tier.store().is_none());
+    assert!(tier.try_again());
+    assert_eq!(tier.stats().num_blocks, NUM_BLOCKS);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
     let (tier, pages) = tier("read", OpenOptions::new().write(true));
