@@ -46,8 +46,9 @@ remove_files() {
     done <"$list"
     rm -f -- "$list"
     # Folders of other programs stay, because they are not empty.
-    for folder in share/corella share/bash-completion/completions share/bash-completion share/zsh/site-functions \
-        share/zsh share/fish/vendor_completions.d share/fish share/man/man1 share/man share bin; do
+    for folder in share/corella/systemd share/corella/prometheus share/corella/grafana share/corella \
+        share/bash-completion/completions share/bash-completion share/zsh/site-functions share/zsh \
+        share/fish/vendor_completions.d share/fish share/man/man1 share/man share bin; do
         rmdir -- "$prefix/$folder" 2>/dev/null || true
     done
 }
@@ -55,8 +56,10 @@ remove_files() {
 if [ -n "$remove" ]; then
     [ -f "$list" ] || fail "nothing of Corella is installed in $prefix"
     remove_files
-    echo "removed from $prefix; models and caches are in ${XDG_CACHE_HOME:-$HOME/.cache}," \
-        "and what was typed in conversations is in ${XDG_STATE_HOME:-$HOME/.local/state}/corella"
+    cache=${XDG_CACHE_HOME:-$HOME/.cache}
+    echo "removed from $prefix. What it made is still there, and may be deleted: packed weights in $cache/corella," \
+        "models in ${HF_HOME:-$cache/huggingface} beside those of other programs, and what was typed in conversations" \
+        "in ${XDG_STATE_HOME:-$HOME/.local/state}/corella"
     exit 0
 fi
 
@@ -107,7 +110,8 @@ done
 put 644 "$unpacked/completions/corella.bash" share/bash-completion/completions/corella
 put 644 "$unpacked/completions/_corella" share/zsh/site-functions/_corella
 put 644 "$unpacked/completions/corella.fish" share/fish/vendor_completions.d/corella.fish
-for document in LICENSE THIRD-PARTY-LICENSES corella.cdx.json; do
+for document in LICENSE README.md THIRD-PARTY-LICENSES corella.cdx.json \
+    systemd/corella.service prometheus/alerts.yml grafana/corella.json; do
     put 644 "$unpacked/$document" "share/corella/$document"
 done
 
@@ -116,4 +120,7 @@ case :$PATH: in
     *:"$prefix/bin":*) ;;
     *) echo "add it to the PATH: export PATH=\"$prefix/bin:\$PATH\"" ;;
 esac
-echo "remove it again: sh install.sh --remove"
+echo "a unit for systemd, alerts for Prometheus and a dashboard for Grafana are in $prefix/share/corella"
+remove="sh install.sh --remove"
+[ "$prefix" = "$HOME/.local" ] || remove="$remove --prefix $prefix"
+echo "remove it again: $remove"

@@ -268,6 +268,9 @@ def test_the_script_installs_and_removes(release, home):
     binary = home / ".local/bin/corella"
     assert subprocess.run([binary, "--version"], capture_output=True, text=True).stdout == "corella 0.1.0\n"
     assert (home / ".local/share/man/man1/corella-serve.1").is_file()
+    for document in ("systemd/corella.service", "prometheus/alerts.yml", "grafana/corella.json"):
+        assert (home / ".local/share/corella" / document).is_file(), document
+    assert f"are in {home}/.local/share/corella" in done.stdout and done.stdout.endswith("install.sh --remove\n")
     installed = files(home)
     # The second time is an upgrade from a version with one file more.
     (home / ".local/share/corella/old").write_text("")
@@ -297,6 +300,7 @@ def test_the_script_fetches_and_refuses_another_file(release, home, tmp_path):
             address = f"http://127.0.0.1:{server.server_port}"
             done = install(release["install.sh"], home, "--from", address, "--prefix", str(home / "own"))
             assert done.returncode == 0 and os.access(home / "own/bin/corella", os.X_OK), done
+            assert done.stdout.endswith(f"install.sh --remove --prefix {home / 'own'}\n"), done
             with open(named({path.name: path for path in served.iterdir()}, ".tar.gz"), "ab") as archive:
                 archive.write(b"x")
             done = install(release["install.sh"], home, "--from", f"{address}/")
