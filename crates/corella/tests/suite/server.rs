@@ -11,9 +11,11 @@ pub fn corella(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
     command.stdin(Stdio::null()).env_remove("RUST_LOG");
     command.args(arguments);
-    let computes_nothing = |bench: &str| arguments.starts_with(&["bench", bench]);
-    let has_isa = !["admission", "serve"].into_iter().any(computes_nothing);
-    if let Some(isa) = held_isa().filter(|_| has_isa) {
+    let computes_nothing = matches!(
+        arguments,
+        ["list", ..] | ["bench", "admission" | "serve", ..]
+    );
+    if let Some(isa) = held_isa().filter(|_| !computes_nothing) {
         command.args(["--isa", &isa.to_string()]);
     }
     command
