@@ -39,7 +39,7 @@ mod smollm3;
 pub(crate) mod tensor_part;
 
 pub use self::base::shortest;
-pub(crate) use self::family::{Family, claims_all};
+pub(crate) use self::family::Family;
 pub use self::field::{Fields, FileFields, FolderFields};
 pub use self::layout::{HeadPart, Layout, Stored};
 

@@ -373,37 +373,10 @@ fn long_windows() {
 
 fn llama(num_layers: usize) -> DecoderSpec {
     let norms = BranchNorms::before(NormSpec::rms(1e-5));
-    let layer = LayerSpec {
-        attention: AttentionSpec::plain(4, 2, HEAD, RotarySpec::plain(1e4, HEAD)),
-        attention_norms: norms,
-        feed_forward: FeedForward::Mlp(MlpSpec {
-            intermediate_size: 80,
-            activation: Activation::Silu,
-            is_gated: true,
-            bias: false,
-            gate_limit: None,
-        }),
-        feed_forward_norms: norms,
-        residual_scale: 1.0,
-        per_layer: None,
-        has_scale: false,
-        recurrent: None,
-        is_parallel: false,
-    };
-    DecoderSpec {
-        vocab_size: VOCAB,
-        hidden_size: HIDDEN,
-        max_position: 1024,
-        layers: vec![layer; num_layers],
-        learned_positions: false,
-        embedding_scale: 1.0,
-        norm: NormSpec::rms(1e-5),
-        logit_scale: 1.0,
-        logit_soft_cap: None,
-        tied_embeddings: false,
-        encoder: None,
-        draft_head: None,
-    }
+    let attention = AttentionSpec::plain(4, 2, HEAD, RotarySpec::plain(1e4, HEAD));
+    let mlp = FeedForward::Mlp(MlpSpec::gated(80, Activation::Silu));
+    let layers = vec![LayerSpec::plain(attention, norms, mlp); num_layers];
+    DecoderSpec::plain(VOCAB, HIDDEN, 1024, layers, NormSpec::rms(1e-5))
 }
 
 fn gemma_2() -> DecoderSpec {

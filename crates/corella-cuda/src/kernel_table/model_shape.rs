@@ -2,7 +2,7 @@
 
 use corella_model::{
     Activation, AttentionSpec, DType, DeviceError, ElementOrder, KvFormat, KvGeometry, KvLayers,
-    NormKind, NormSpec, QkNorm, RotaryScaling, RotarySpec,
+    NormSpec, QkNorm, RotarySpec,
 };
 
 use crate::device::{DevicePointer, Element, SharedDevice};
@@ -28,10 +28,7 @@ struct ModelShape {
     is_gated: bool,
 }
 
-const RMS: NormSpec = NormSpec {
-    kind: NormKind::Rms,
-    eps: 1e-6,
-};
+const RMS: NormSpec = NormSpec::rms(1e-6);
 
 const LLAMA_3_8B: ModelShape = ModelShape {
     hidden_size: 4096,
@@ -124,29 +121,11 @@ fn load(
     format: KvFormat,
     layouts: &[WeightLayout],
 ) -> Result<(), DeviceError> {
+    let rotary = RotarySpec::plain(1e4, shape.head_dim);
     let attention = AttentionSpec {
-        num_heads: shape.num_heads,
-        num_kv_heads: shape.num_kv_heads,
-        head_dim: shape.head_dim,
-        rotary: shape.has_rotary.then_some(RotarySpec {
-            theta: 1e4,
-            num_dims: shape.head_dim,
-            scaling: RotaryScaling::None,
-        }),
-        query_growth: None,
-        scale: 1.0,
-        soft_cap: None,
-        window: None,
+        rotary: shape.has_rotary.then(|| rotary.clone()),
         qk_norm: shape.qk_norm,
-        qkv_bias: false,
-        output_bias: false,
-        has_sinks: false,
-        has_output_gate: false,
-        value_norm: None,
-        values_are_keys: false,
-        kv_source: None,
-        is_causal: true,
-        skips_first: false,
+        ..AttentionSpec::plain(shape.num_heads, shape.num_kv_heads, shape.head_dim, rotary)
     };
     let geometry = KvGeometry {
         num_layers: 1,

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use corella_model::{
     Activation, AttentionSpec, BlockFormat, BranchNorms, DecoderSpec, DecoderWeights, FeedForward,
-    LayerSpec, LayerWeights, MlpSpec, NormKind, NormSpec, QkNorm, RotaryScaling, RotarySpec,
-    RowOrder, Storage, Tensor,
+    LayerSpec, LayerWeights, MlpSpec, NormSpec, QkNorm, RotarySpec, RowOrder, Storage, Tensor,
 };
 
 use super::random_bytes;
@@ -40,48 +39,18 @@ fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> Dec
         intermediate_size,
         vocab_size,
     ] = sizes;
-    let norm = NormSpec {
-        kind: NormKind::Rms,
-        eps: 1e-6,
+    let norm = NormSpec::rms(1e-6);
+    let rotary = RotarySpec::plain(theta, head_dim);
+    let attention = AttentionSpec {
+        qk_norm: is_qwen3.then_some(QkNorm::Heads(norm)),
+        ..AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary)
     };
-    let rotary = RotarySpec {
-        theta,
-        num_dims: head_dim,
-        scaling: RotaryScaling::None,
-    };
-    let layer = LayerSpec {
-        attention: AttentionSpec {
-            qk_norm: is_qwen3.then_some(QkNorm::Heads(norm)),
-            ..AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary)
-        },
-        attention_norms: BranchNorms::before(norm),
-        feed_forward: FeedForward::Mlp(MlpSpec {
-            intermediate_size,
-            activation: Activation::Silu,
-            is_gated: true,
-            bias: false,
-            gate_limit: None,
-        }),
-        feed_forward_norms: BranchNorms::before(norm),
-        residual_scale: 1.0,
-        per_layer: None,
-        has_scale: false,
-        recurrent: None,
-        is_parallel: false,
-    };
+    let mlp = FeedForward::Mlp(MlpSpec::gated(intermediate_size, Activation::Silu));
+    let layer = LayerSpec::plain(attention, BranchNorms::before(norm), mlp);
+    let layers = vec![layer; num_layers];
     DecoderSpec {
-        vocab_size,
-        hidden_size,
-        max_position,
-        layers: vec![layer; num_layers],
-        learned_positions: false,
-        embedding_scale: 1.0,
-        norm,
-        logit_scale: 1.0,
-        logit_soft_cap: None,
         tied_embeddings: is_qwen3,
-        encoder: None,
-        draft_head: None,
+        ..DecoderSpec::plain(vocab_size, hidden_size, max_position, layers, norm)
     }
 }
 

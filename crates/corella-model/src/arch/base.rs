@@ -73,42 +73,22 @@ impl Base {
         };
         let rotary = rotary::spec(fields, head_dim, max_position, defaults)?;
         let max_position = rotary.longest_context(max_position);
-        let layer = LayerSpec {
-            attention: AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary),
-            attention_norms: BranchNorms::before(norm),
-            feed_forward: FeedForward::Mlp(MlpSpec {
-                intermediate_size: fields.size(self.intermediate_size)?,
-                activation: activation(fields, self.activation_field, self.activation)?,
-                is_gated: true,
-                bias: false,
-                gate_limit: None,
-            }),
-            feed_forward_norms: BranchNorms::before(norm),
-            residual_scale: 1.0,
-            per_layer: None,
-            has_scale: false,
-            recurrent: None,
-            is_parallel: false,
-        };
+        let attention = AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary);
+        let intermediate_size = fields.size(self.intermediate_size)?;
+        let activation = activation(fields, self.activation_field, self.activation)?;
+        let mlp = FeedForward::Mlp(MlpSpec::gated(intermediate_size, activation));
+        let layer = LayerSpec::plain(attention, BranchNorms::before(norm), mlp);
+        let layers = vec![layer; num_layers(fields, NUM_LAYERS)?];
+        let vocab_size = vocab_size(fields)?;
         Ok(DecoderSpec {
-            vocab_size: vocab_size(fields)?,
-            hidden_size,
-            max_position,
-            layers: vec![layer; num_layers(fields, NUM_LAYERS)?],
-            learned_positions: false,
-            embedding_scale: 1.0,
-            norm,
-            logit_scale: 1.0,
-            logit_soft_cap: None,
             tied_embeddings: is_tied(fields, self.is_tied)?,
-            encoder: None,
-            draft_head: None,
+            ..DecoderSpec::plain(vocab_size, hidden_size, max_position, layers, norm)
         })
     }
 }
 
 /// Reads the shape of a decoder.
-type ReadSpec = fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>;
+pub type ReadSpec = fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>;
 
 /// Reads the decoder of a multimodal model, which has an object of its own. Its embeddings are tied if the whole model
 /// ties them.
@@ -305,6 +285,20 @@ pub fn layers_without_attention(
     }
 }
 
+/// The length of heads whose configuration states only their number.
+pub fn even_head_dim(
+    fields: &dyn Fields,
+    hidden_field: Field,
+    num_heads: usize,
+) -> Result<usize, CheckpointError> {
+    let hidden_size = fields.size(hidden_field)?;
+    if !hidden_size.is_multiple_of(2 * num_heads) {
+        let why = format!("must be an even multiple of {num_heads} heads");
+        return Err(fields.refuse(hidden_field, &why));
+    }
+    Ok(hidden_size / num_heads)
+}
+
 pub fn head_dim(
     fields: &dyn Fields,
     hidden_size: usize,
@@ -485,6 +479,14 @@ pub fn window_or(fields: &dyn Fields, default: usize) -> Result<Option<usize>, C
     })
 }
 
+/// Gives attention and MLPs of all layers the same norms.
+pub fn set_norms(spec: &mut DecoderSpec, norms: BranchNorms) {
+    for layer in &mut spec.layers {
+        layer.attention_norms = norms;
+        layer.feed_forward_norms = norms;
+    }
+}
+
 /// Gives layers a window, if it is shorter than the longest context.
 pub fn set_windows(
     spec: &mut DecoderSpec,
@@ -649,11 +651,6 @@ pub fn refuse_mlp_bias(spec: &DecoderSpec) -> Result<(), String> {
         true => Err("config.json cannot give biases to its MLP".into()),
         false => Ok(()),
     }
-}
-
-/// For families whose folders are never written.
-pub fn no_config(_: &DecoderSpec) -> Result<Map<String, Value>, String> {
-    Err("GGUF files of this family cannot become folders yet".into())
 }
 
 /// The f64 with the shortest decimal form of the f32.

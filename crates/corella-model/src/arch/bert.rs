@@ -6,7 +6,7 @@ use super::field::{Field, Fields, FileFields};
 use super::{Family, HeadPart, Layout, Stored};
 use crate::{
     Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, EncoderSpec, FeedForward,
-    HeadActivation, LayerSpec, LayerTensor, MlpSpec, NormKind, NormSpec, RotarySpec,
+    HeadActivation, LayerSpec, LayerTensor, MlpSpec, NormSpec, RotarySpec,
 };
 
 pub const BERT: Family = Family {
@@ -15,7 +15,6 @@ pub const BERT: Family = Family {
     model_type: "bert",
     gguf: "bert",
     claims: no_file,
-    spec: bert,
     folder: Layout {
         bodies: &[("bert.", "lm_head"), ("", "lm_head")],
         embed: "embeddings.word_embeddings",
@@ -32,7 +31,7 @@ pub const BERT: Family = Family {
         ..Layout::FOLDER
     },
     file: Layout::NO_FILE,
-    config: base::no_config,
+    ..Family::new(bert)
 };
 
 pub const ROBERTA: Family = Family {
@@ -94,12 +93,8 @@ fn spec(fields: &dyn Fields, first_position: usize) -> Result<DecoderSpec, Check
     if fields.flag(IS_DECODER)? {
         return Err(fields.refuse(IS_DECODER, "only encoders of this family are supported"));
     }
-    let hidden_size = fields.size(HIDDEN_SIZE)?;
     let num_heads = fields.size(NUM_HEADS)?;
-    if !hidden_size.is_multiple_of(2 * num_heads) {
-        let why = format!("must be an even multiple of {num_heads} heads");
-        return Err(fields.refuse(HIDDEN_SIZE, &why));
-    }
+    let head_dim = base::even_head_dim(fields, HIDDEN_SIZE, num_heads)?;
     let num_rows = fields.try_size(MAX_POSITION)?.unwrap_or(512);
     let Some(max_position) = num_rows
         .checked_sub(first_position)
@@ -108,25 +103,16 @@ fn spec(fields: &dyn Fields, first_position: usize) -> Result<DecoderSpec, Check
         let why = format!("must be more than {first_position}, where texts begin");
         return Err(fields.refuse(MAX_POSITION, &why));
     };
-    let head_dim = hidden_size / num_heads;
     let attention = AttentionSpec {
-        rotary: None,
         is_causal: false,
-        qkv_bias: true,
-        output_bias: true,
-        ..AttentionSpec::plain(
-            num_heads,
-            num_heads,
-            head_dim,
-            RotarySpec::plain(1.0, head_dim),
-        )
+        ..with_biases(num_heads, head_dim)
     };
+    let intermediate_size = fields.size(INTERMEDIATE_SIZE)?;
+    let activation = base::activation(fields, ACTIVATION, Activation::Gelu)?;
     let mlp = MlpSpec {
-        intermediate_size: fields.size(INTERMEDIATE_SIZE)?,
-        activation: base::activation(fields, ACTIVATION, Activation::Gelu)?,
         is_gated: false,
         bias: true,
-        gate_limit: None,
+        ..MlpSpec::gated(intermediate_size, activation)
     };
     let eps = fields.try_number(EPS)?.unwrap_or(1e-12) as f32;
     let num_layers = base::num_layers(fields, NUM_LAYERS)?;
@@ -143,19 +129,25 @@ fn spec(fields: &dyn Fields, first_position: usize) -> Result<DecoderSpec, Check
     })
 }
 
+/// Attention with biases and without RoPE.
+pub fn with_biases(num_heads: usize, head_dim: usize) -> AttentionSpec {
+    let rotary = RotarySpec::plain(1.0, head_dim);
+    AttentionSpec {
+        rotary: None,
+        qkv_bias: true,
+        output_bias: true,
+        ..AttentionSpec::plain(num_heads, num_heads, head_dim, rotary)
+    }
+}
+
 /// An encoder with norms of the residual stream behind its parts, and a norm as the only extra in its embeddings.
 fn norms_behind(eps: f32) -> EncoderSpec {
     EncoderSpec {
-        embedding_norm: Some(layer_norm(eps)),
+        embedding_norm: Some(NormSpec::layer(eps, true)),
         num_segments: 0,
         first_position: 0,
         norms_sums: true,
     }
-}
-
-fn layer_norm(eps: f32) -> NormSpec {
-    let kind = NormKind::Layer { bias: true };
-    NormSpec { kind, eps }
 }
 
 /// The layers of an encoder whose norms are behind its parts. The norm behind the last layer is the norm before the
@@ -167,41 +159,23 @@ pub fn post_norm(
     eps: f32,
     num_layers: usize,
 ) -> Result<DecoderSpec, CheckpointError> {
-    let norm = layer_norm(eps);
+    let norm = NormSpec::layer(eps, true);
     let norms = BranchNorms {
         before: None,
         after: Some(norm),
     };
     let hidden_size = attention.query_len();
-    let layer = LayerSpec {
-        attention,
-        attention_norms: norms,
-        feed_forward: FeedForward::Mlp(mlp),
-        feed_forward_norms: norms,
-        residual_scale: 1.0,
-        per_layer: None,
-        has_scale: false,
-        recurrent: None,
-        is_parallel: false,
-    };
+    let layer = LayerSpec::plain(attention, norms, FeedForward::Mlp(mlp));
     let mut layers = vec![layer; num_layers];
     if let Some(last) = layers.last_mut() {
         last.feed_forward_norms.after = None;
     }
+    let vocab_size = base::vocab_size(fields)?;
     Ok(DecoderSpec {
-        vocab_size: base::vocab_size(fields)?,
-        hidden_size,
-        max_position: 0,
-        layers,
-        learned_positions: false,
-        embedding_scale: 1.0,
-        norm,
-        logit_scale: 1.0,
-        logit_soft_cap: None,
         // No token is drawn, so no head is loaded.
         tied_embeddings: true,
         encoder: Some(norms_behind(eps)),
-        draft_head: None,
+        ..DecoderSpec::plain(vocab_size, hidden_size, 0, layers, norm)
     })
 }
 

@@ -3,24 +3,22 @@
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};
-use super::layout::{folder_name, fused_expert};
-use super::{Family, Layout, Stored};
-use crate::{CheckpointError, DecoderSpec, FeedForward, LayerTensor, Mlp, MlpSpec};
+use super::layout::fused_expert;
+use super::{Family, Layout, Stored, glm4_moe};
+use crate::{CheckpointError, DecoderSpec, FeedForward, LayerTensor, MlpSpec};
 
 pub const ERNIE4_5: Family = Family {
     architecture: "Ernie4_5ForCausalLM",
     decoder: "Ernie4_5Model",
     model_type: "ernie4_5",
     gguf: "ernie4_5",
-    claims: super::claims_all,
-    spec: dense,
     folder: Layout {
         rotates_neighbours: true,
         other_parts: MTP,
         ..Layout::FOLDER
     },
     file: Layout::FILE_OF_NEIGHBOURS,
-    config: base::no_config,
+    ..Family::new(dense)
 };
 
 /// The makers' name of the class before Transformers had it.
@@ -135,13 +133,10 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
 
 fn name(tensor: LayerTensor) -> Stored {
     match tensor {
-        LayerTensor::Gate(Mlp::Shared) => Stored::whole("mlp.shared_experts.gate_proj"),
-        LayerTensor::Up(Mlp::Shared) => Stored::whole("mlp.shared_experts.up_proj"),
-        LayerTensor::Down(Mlp::Shared) => Stored::whole("mlp.shared_experts.down_proj"),
         LayerTensor::SelectionBias => {
             Stored::complete("mlp.moe_statics.e_score_correction_bias").row()
         }
-        other => folder_name(other),
+        other => glm4_moe::name(other),
     }
 }
 

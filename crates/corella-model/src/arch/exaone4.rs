@@ -11,14 +11,11 @@ pub const EXAONE4: Family = Family {
     decoder: "Exaone4Model",
     model_type: "exaone4",
     gguf: "exaone4",
-    claims: super::claims_all,
-    spec,
     folder: Layout {
         of_layer: olmo2::name,
         ..Layout::FOLDER
     },
-    file: Layout::FILE,
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 /// Defaults of config.json.
@@ -32,13 +29,9 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..Base::LLAMA
     };
     let mut spec = base.spec(fields)?;
-    let norms = BranchNorms {
-        before: None,
-        after: Some(spec.norm),
-    };
+    let (before, after) = (None, Some(spec.norm));
+    base::set_norms(&mut spec, BranchNorms { before, after });
     for layer in &mut spec.layers {
-        layer.attention_norms = norms;
-        layer.feed_forward_norms = norms;
         layer.attention.qk_norm = Some(QkNorm::Heads(spec.norm));
     }
     let Some(window) = base::window_or(fields, DEFAULT_WINDOW)? else {

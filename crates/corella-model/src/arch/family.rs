@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::arch::{Fields, FileFields, Layout};
+use super::base::ReadSpec;
+use crate::arch::{FileFields, Layout};
 use crate::{CheckpointError, DecoderSpec};
 
 /// The definition of a family of models.
@@ -17,14 +18,26 @@ pub struct Family {
     pub gguf: &'static str,
     /// Whether a GGUF file with that name is of this family: families share some names.
     pub claims: fn(&FileFields<'_>) -> Result<bool, CheckpointError>,
-    pub spec: fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>,
+    pub spec: ReadSpec,
     pub folder: Layout,
     pub file: Layout,
     /// The fields of config.json that describe a shape; `Err` names the parts that they cannot express.
     pub config: fn(&DecoderSpec) -> Result<Map<String, Value>, String>,
 }
 
-/// A family whose name in GGUF files is its own.
-pub fn claims_all(_: &FileFields<'_>) -> Result<bool, CheckpointError> {
-    Ok(true)
+impl Family {
+    /// A family with the usual names of tensors, a name of its own in GGUF files, and folders that are never written.
+    pub const fn new(spec: ReadSpec) -> Self {
+        Self {
+            architecture: "",
+            decoder: "",
+            model_type: "",
+            gguf: "",
+            claims: |_| Ok(true),
+            spec,
+            folder: Layout::FOLDER,
+            file: Layout::FILE,
+            config: |_| Err("GGUF files of this family cannot become folders yet".into()),
+        }
+    }
 }

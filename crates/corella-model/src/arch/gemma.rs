@@ -16,11 +16,8 @@ pub const GEMMA2: Family = Family {
     decoder: "Gemma2Model",
     model_type: "gemma2",
     gguf: "gemma2",
-    claims: super::claims_all,
-    spec: gemma2,
     folder: FOLDER,
-    file: Layout::FILE,
-    config: base::no_config,
+    ..Family::new(gemma2)
 };
 
 pub const GEMMA3: Family = Family {
@@ -149,14 +146,8 @@ pub fn common(fields: &dyn Fields, base: &Base) -> Result<DecoderSpec, Checkpoin
     let mut spec = base.spec(fields)?;
     base::Biases::of_attention(fields)?.set(fields, &mut spec);
     spec.embedding_scale = (spec.hidden_size as f32).sqrt();
-    let norms = BranchNorms {
-        before: Some(spec.norm),
-        after: Some(spec.norm),
-    };
-    for layer in &mut spec.layers {
-        layer.attention_norms = norms;
-        layer.feed_forward_norms = norms;
-    }
+    let [before, after] = [Some(spec.norm); 2];
+    base::set_norms(&mut spec, BranchNorms { before, after });
     Ok(spec)
 }
 

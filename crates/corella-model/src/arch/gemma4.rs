@@ -18,10 +18,9 @@ pub const GEMMA4: Family = Family {
     model_type: "gemma4_text",
     gguf: "gemma4",
     claims: |_| Ok(false),
-    spec: |fields| spec(fields, true),
     folder: FOLDER,
     file: Layout::NO_FILE,
-    config: base::no_config,
+    ..Family::new(|fields| spec(fields, true))
 };
 
 /// A multimodal Gemma 4. Only its decoder is used.

@@ -3,7 +3,7 @@
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields};
-use super::layout::{file_name, folder_name};
+use super::layout::{GATE_UP, QKV, file_name, folder_name};
 use super::{Family, FileFields, Layout, Stored};
 use crate::{BranchNorms, CheckpointError, DecoderSpec, LayerTensor};
 
@@ -13,7 +13,6 @@ pub const GLM: Family = Family {
     model_type: "glm",
     gguf: "chatglm",
     claims,
-    spec: glm,
     folder: Layout {
         of_layer: name,
         rotates_neighbours: true,
@@ -23,7 +22,7 @@ pub const GLM: Family = Family {
         of_layer: name_in_file,
         ..Layout::FILE_OF_NEIGHBOURS
     },
-    config: base::no_config,
+    ..Family::new(glm)
 };
 
 pub const GLM4: Family = Family {
@@ -31,8 +30,6 @@ pub const GLM4: Family = Family {
     decoder: "Glm4Model",
     model_type: "glm4",
     gguf: "glm4",
-    claims: super::claims_all,
-    spec: glm4,
     folder: Layout {
         of_layer: name_of_glm4,
         ..GLM.folder
@@ -41,7 +38,7 @@ pub const GLM4: Family = Family {
         of_layer: name_in_file_of_glm4,
         ..GLM.file
     },
-    ..GLM
+    ..Family::new(glm4)
 };
 
 /// The common parts of GLM, GLM-4 and GLM-4.5.
@@ -61,14 +58,8 @@ fn glm(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
 
 fn glm4(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = glm(fields)?;
-    let norms = BranchNorms {
-        before: Some(spec.norm),
-        after: Some(spec.norm),
-    };
-    for layer in &mut spec.layers {
-        layer.attention_norms = norms;
-        layer.feed_forward_norms = norms;
-    }
+    let [before, after] = [Some(spec.norm); 2];
+    base::set_norms(&mut spec, BranchNorms { before, after });
     Ok(spec)
 }
 
@@ -97,9 +88,6 @@ fn claims(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
         }
     }
 }
-
-const QKV: &[LayerTensor] = &[LayerTensor::Q, LayerTensor::K, LayerTensor::V];
-const GATE_UP: &[LayerTensor] = &[LayerTensor::GATE, LayerTensor::UP];
 
 fn name(tensor: LayerTensor) -> Stored {
     match tensor {

@@ -15,8 +15,6 @@ pub const GLM4_MOE: Family = Family {
     decoder: "Glm4MoeModel",
     model_type: "glm4_moe",
     gguf: "glm4moe",
-    claims: super::claims_all,
-    spec,
     folder: Layout {
         of_layer: name,
         has_more_layers: true,
@@ -27,7 +25,7 @@ pub const GLM4_MOE: Family = Family {
         has_more_layers: true,
         ..Layout::FILE
     },
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 const NUM_EXPERTS: Field = Field::new("n_routed_experts", "expert_count");
@@ -82,7 +80,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-fn name(tensor: LayerTensor) -> Stored {
+pub fn name(tensor: LayerTensor) -> Stored {
     match tensor {
         LayerTensor::Gate(Mlp::Shared) => Stored::whole("mlp.shared_experts.gate_proj"),
         LayerTensor::Up(Mlp::Shared) => Stored::whole("mlp.shared_experts.up_proj"),

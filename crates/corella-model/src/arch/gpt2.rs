@@ -3,11 +3,11 @@
 
 use super::base::{self, MAX_POSITION, NUM_HEADS};
 use super::field::{Field, Fields, Source};
-use super::layout::file_name;
-use super::{Family, Layout, Stored};
+use super::layout::{QKV, file_name};
+use super::{Family, Layout, Stored, bert};
 use crate::{
-    Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, FeedForward, LayerSpec,
-    LayerTensor, MlpSpec, NormKind, NormSpec, RotarySpec,
+    Activation, BranchNorms, CheckpointError, DecoderSpec, FeedForward, LayerSpec, LayerTensor,
+    MlpSpec, NormSpec,
 };
 
 pub const GPT2: Family = Family {
@@ -15,8 +15,6 @@ pub const GPT2: Family = Family {
     decoder: "GPT2Model",
     model_type: "gpt2",
     gguf: "gpt2",
-    claims: super::claims_all,
-    spec,
     folder: Layout {
         // The first checkpoints were stored without the prefix.
         bodies: &[("transformer.", "lm_head"), ("", "lm_head")],
@@ -33,7 +31,7 @@ pub const GPT2: Family = Family {
         of_layer: name_in_file,
         ..Layout::FILE
     },
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 const HIDDEN_SIZE: Field = Field::new("n_embd", "embedding_length");
@@ -45,61 +43,27 @@ const INNER: Field = Field::new("n_inner", "feed_forward_length");
 const ACTIVATION: Field = Field::of_folder("activation_function");
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
-    let hidden_size = fields.size(HIDDEN_SIZE)?;
     let num_heads = fields.size(HEADS)?;
-    if !hidden_size.is_multiple_of(2 * num_heads) {
-        let why = format!("must be an even multiple of {num_heads} heads");
-        return Err(fields.refuse(HIDDEN_SIZE, &why));
-    }
+    let head_dim = base::even_head_dim(fields, HIDDEN_SIZE, num_heads)?;
+    let hidden_size = num_heads * head_dim;
     let eps = base::or_default(fields, EPS, fields.try_number(EPS)?, 1e-5)?;
-    let norm = NormSpec {
-        kind: NormKind::Layer { bias: true },
-        eps: eps as f32,
-    };
-    let head_dim = hidden_size / num_heads;
-    let attention = AttentionSpec {
-        rotary: None,
-        qkv_bias: true,
-        output_bias: true,
-        ..AttentionSpec::plain(
-            num_heads,
-            num_heads,
-            head_dim,
-            RotarySpec::plain(1.0, head_dim),
-        )
-    };
+    let norm = NormSpec::layer(eps as f32, true);
     let inner = fields.try_size(INNER)?.unwrap_or(4 * hidden_size);
-    let layer = LayerSpec {
-        attention,
-        attention_norms: BranchNorms::before(norm),
-        feed_forward: FeedForward::Mlp(MlpSpec {
-            intermediate_size: inner,
-            activation: base::activation(fields, ACTIVATION, Activation::GeluTanh)?,
-            is_gated: false,
-            bias: true,
-            gate_limit: None,
-        }),
-        feed_forward_norms: BranchNorms::before(norm),
-        residual_scale: 1.0,
-        per_layer: None,
-        has_scale: false,
-        recurrent: None,
-        is_parallel: false,
-    };
+    let activation = base::activation(fields, ACTIVATION, Activation::GeluTanh)?;
+    let mlp = FeedForward::Mlp(MlpSpec {
+        is_gated: false,
+        bias: true,
+        ..MlpSpec::gated(inner, activation)
+    });
+    let attention = bert::with_biases(num_heads, head_dim);
+    let layer = LayerSpec::plain(attention, BranchNorms::before(norm), mlp);
+    let layers = vec![layer; base::num_layers(fields, NUM_LAYERS)?];
     let max_position = base::or_default(fields, POSITIONS, fields.try_size(POSITIONS)?, 1024)?;
+    let vocab_size = base::vocab_size(fields)?;
     let mut spec = DecoderSpec {
-        vocab_size: base::vocab_size(fields)?,
-        hidden_size,
-        max_position,
-        layers: vec![layer; base::num_layers(fields, NUM_LAYERS)?],
         learned_positions: true,
-        embedding_scale: 1.0,
-        norm,
-        logit_scale: 1.0,
-        logit_soft_cap: None,
         tied_embeddings: base::is_tied(fields, true)?,
-        encoder: None,
-        draft_head: None,
+        ..DecoderSpec::plain(vocab_size, hidden_size, max_position, layers, norm)
     };
     if let Source::Folder(config) = fields.source() {
         let is_scaled =
@@ -117,8 +81,6 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     }
     Ok(spec)
 }
-
-const QKV: &[LayerTensor] = &[LayerTensor::Q, LayerTensor::K, LayerTensor::V];
 
 fn name(tensor: LayerTensor) -> Stored {
     match tensor {

@@ -15,8 +15,6 @@ pub const GPT_OSS: Family = Family {
     decoder: "GptOssModel",
     model_type: "gpt_oss",
     gguf: "gpt-oss",
-    claims: super::claims_all,
-    spec,
     folder: Layout {
         of_layer: name,
         elsewhere: |_| None,
@@ -26,7 +24,7 @@ pub const GPT_OSS: Family = Family {
         of_layer: name_in_file,
         ..Layout::FILE
     },
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 const ATTENTION_BIAS: Field = Field::of_folder("attention_bias");

@@ -12,11 +12,9 @@ pub const GRANITE: Family = Family {
     decoder: "GraniteModel",
     model_type: "granite",
     gguf: "granite",
-    claims: super::claims_all,
-    spec,
-    folder: Layout::FOLDER,
     file: Layout::FILE_OF_NEIGHBOURS,
     config,
+    ..Family::new(spec)
 };
 
 const EMBEDDING: Field = Field::new("embedding_multiplier", "embedding_scale");

@@ -294,6 +294,10 @@ impl Stored {
     }
 }
 
+/// Matrices that some families store as one.
+pub const QKV: &[LayerTensor] = &[LayerTensor::Q, LayerTensor::K, LayerTensor::V];
+pub const GATE_UP: &[LayerTensor] = &[LayerTensor::GATE, LayerTensor::UP];
+
 /// The names that most families have in folders.
 pub fn folder_name(tensor: LayerTensor) -> Stored {
     let of_mlp = |mlp, name: &str| {

@@ -15,8 +15,6 @@ pub const LFM2: Family = Family {
     decoder: "Lfm2Model",
     model_type: "lfm2",
     gguf: "lfm2",
-    claims: super::claims_all,
-    spec: dense,
     folder: Layout {
         of_layer: name,
         elsewhere: |tensor| fused_expert(tensor, "feed_forward.experts"),
@@ -28,7 +26,7 @@ pub const LFM2: Family = Family {
         norm: "token_embd_norm",
         ..Layout::FILE
     },
-    config: base::no_config,
+    ..Family::new(dense)
 };
 
 pub const LFM2_MOE: Family = Family {

@@ -13,10 +13,9 @@ pub const LLAMA: Family = Family {
     model_type: "llama",
     gguf: "llama",
     claims: |file| Ok(!base::has_experts(file)?),
-    spec,
-    folder: Layout::FOLDER,
     file: Layout::FILE_OF_NEIGHBOURS,
     config,
+    ..Family::new(spec)
 };
 
 const MLP_BIAS: Field = Field::of_folder("mlp_bias");

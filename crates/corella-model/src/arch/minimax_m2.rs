@@ -12,15 +12,12 @@ pub const MINIMAX_M2: Family = Family {
     decoder: "MiniMaxM2Model",
     model_type: "minimax_m2",
     gguf: "minimax-m2",
-    claims: super::claims_all,
-    spec,
     folder: Layout {
         of_layer: name,
         elsewhere: name_of_module,
         ..Layout::FOLDER
     },
-    file: Layout::FILE,
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 const ROTARY_DIM: Field = Field::of_folder("rotary_dim");

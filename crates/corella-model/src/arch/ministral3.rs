@@ -13,11 +13,8 @@ pub const MINISTRAL3: Family = Family {
     decoder: "Ministral3Model",
     model_type: "ministral3",
     gguf: "mistral3",
-    claims: super::claims_all,
-    spec: ministral3,
-    folder: Layout::FOLDER,
     file: Layout::FILE_OF_NEIGHBOURS,
-    config: base::no_config,
+    ..Family::new(ministral3)
 };
 
 pub const MISTRAL3_MULTIMODAL: Family = Family {

@@ -11,10 +11,8 @@ pub const MISTRAL: Family = Family {
     model_type: "mistral",
     gguf: "llama",
     claims: |_| Ok(false),
-    spec,
-    folder: Layout::FOLDER,
     file: Layout::FILE_OF_NEIGHBOURS,
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 /// The size of windows if config.json does not give it.

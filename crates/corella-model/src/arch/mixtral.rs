@@ -12,14 +12,13 @@ pub const MIXTRAL: Family = Family {
     model_type: "mixtral",
     gguf: "llama",
     claims: base::has_experts,
-    spec,
     folder: Layout {
         of_layer: name,
         elsewhere: name_of_module,
         ..Layout::FOLDER
     },
     file: Layout::FILE_OF_NEIGHBOURS,
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 pub const NUM_EXPERTS: Field = Field::new("num_local_experts", "expert_count");

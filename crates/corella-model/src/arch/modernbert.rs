@@ -4,10 +4,11 @@
 use super::base::{self, HIDDEN_SIZE, INTERMEDIATE_SIZE, MAX_POSITION, NUM_HEADS, NUM_LAYERS};
 use super::bert;
 use super::field::{Field, Fields, Source};
+use super::layout::{GATE_UP, QKV};
 use super::{Family, HeadPart, Layout, Stored, rotary};
 use crate::{
     Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, EncoderSpec, FeedForward,
-    HeadActivation, LayerSpec, LayerTensor, MlpSpec, NormKind, NormSpec, RotarySpec,
+    HeadActivation, LayerSpec, LayerTensor, MlpSpec, NormSpec, RotarySpec,
 };
 
 pub const MODERNBERT: Family = Family {
@@ -41,28 +42,18 @@ const LOCAL_THETA: Field = Field::of_folder("local_rope_theta");
 const GLOBAL_THETA: Field = Field::of_folder("global_rope_theta");
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
-    let hidden_size = fields.size(HIDDEN_SIZE)?;
     let num_heads = fields.size(NUM_HEADS)?;
-    if !hidden_size.is_multiple_of(2 * num_heads) {
-        let why = format!("must be an even multiple of {num_heads} heads");
-        return Err(fields.refuse(HIDDEN_SIZE, &why));
-    }
-    let head_dim = hidden_size / num_heads;
+    let head_dim = base::even_head_dim(fields, HIDDEN_SIZE, num_heads)?;
     let max_position = fields.try_size(MAX_POSITION)?.unwrap_or(8192);
     let flag = |name| fields.flag(Field::of_folder(name));
-    let norm = NormSpec {
-        kind: NormKind::Layer {
-            bias: flag("norm_bias")?,
-        },
-        eps: fields.try_number(EPS)?.unwrap_or(1e-5) as f32,
-    };
+    let eps = fields.try_number(EPS)?.unwrap_or(1e-5) as f32;
+    let norm = NormSpec::layer(eps, flag("norm_bias")?);
     let has_bias = flag("attention_bias")?;
+    let intermediate_size = fields.size(INTERMEDIATE_SIZE)?;
+    let activation = base::activation(fields, ACTIVATION, Activation::Gelu)?;
     let mlp = FeedForward::Mlp(MlpSpec {
-        intermediate_size: fields.size(INTERMEDIATE_SIZE)?,
-        activation: base::activation(fields, ACTIVATION, Activation::Gelu)?,
-        is_gated: true,
         bias: flag("mlp_bias")?,
-        gate_limit: None,
+        ..MlpSpec::gated(intermediate_size, activation)
     });
     let num_layers = base::num_layers(fields, NUM_LAYERS)?;
     let is_local = local_layers(fields, num_layers)?;
@@ -71,39 +62,20 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let [local, global] = rotaries(fields, head_dim, max_position)?;
     let layers = is_local.into_iter().enumerate().map(|(index, is_local)| {
         let rotary = if is_local { &local } else { &global };
+        let attention = AttentionSpec {
+            window: is_local.then_some(window),
+            is_causal: false,
+            qkv_bias: has_bias,
+            output_bias: has_bias,
+            ..AttentionSpec::plain(num_heads, num_heads, head_dim, rotary.clone())
+        };
+        let mut layer = LayerSpec::plain(attention, BranchNorms::before(norm), mlp.clone());
         // The embeddings are normed just before the first layer.
-        let before = (index > 0).then_some(norm);
-        LayerSpec {
-            attention: AttentionSpec {
-                window: is_local.then_some(window),
-                is_causal: false,
-                qkv_bias: has_bias,
-                output_bias: has_bias,
-                ..AttentionSpec::plain(num_heads, num_heads, head_dim, rotary.clone())
-            },
-            attention_norms: BranchNorms {
-                before,
-                after: None,
-            },
-            feed_forward: mlp.clone(),
-            feed_forward_norms: BranchNorms::before(norm),
-            residual_scale: 1.0,
-            per_layer: None,
-            has_scale: false,
-            recurrent: None,
-            is_parallel: false,
-        }
+        layer.attention_norms.before = (index > 0).then_some(norm);
+        layer
     });
+    let (vocab_size, layers) = (base::vocab_size(fields)?, layers.collect());
     Ok(DecoderSpec {
-        vocab_size: base::vocab_size(fields)?,
-        hidden_size,
-        max_position,
-        layers: layers.collect(),
-        learned_positions: false,
-        embedding_scale: 1.0,
-        norm,
-        logit_scale: 1.0,
-        logit_soft_cap: None,
         tied_embeddings: true,
         encoder: Some(EncoderSpec {
             embedding_norm: Some(norm),
@@ -111,7 +83,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             first_position: 0,
             norms_sums: false,
         }),
-        draft_head: None,
+        ..DecoderSpec::plain(vocab_size, num_heads * head_dim, max_position, layers, norm)
     })
 }
 
@@ -143,9 +115,6 @@ fn rotaries(
     let [local, global] = thetas.map(|theta| RotarySpec::plain(theta, head_dim));
     Ok([found.local.unwrap_or(local), found.global.unwrap_or(global)])
 }
-
-const QKV: &[LayerTensor] = &[LayerTensor::Q, LayerTensor::K, LayerTensor::V];
-const GATE_UP: &[LayerTensor] = &[LayerTensor::GATE, LayerTensor::UP];
 
 fn name(tensor: LayerTensor) -> Stored {
     match tensor {

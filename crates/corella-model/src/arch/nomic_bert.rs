@@ -3,6 +3,7 @@
 use super::base::{self, HIDDEN_SIZE, INTERMEDIATE_SIZE, MAX_POSITION, NUM_HEADS, NUM_LAYERS};
 use super::bert::{self, ACTIVATION, EPS, NUM_SEGMENTS};
 use super::field::{Field, Fields, Source};
+use super::layout::QKV;
 use super::{Family, Layout, Stored, rotary};
 use crate::{
     Activation, AttentionSpec, CheckpointError, DecoderSpec, EncoderSpec, LayerTensor, MlpSpec,
@@ -50,13 +51,8 @@ fn named(fields: &dyn Fields, [own, common]: Names) -> Field {
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     refuse_variants(fields)?;
     let field = |names| named(fields, names);
-    let hidden_size = fields.size(field(HIDDEN))?;
     let num_heads = fields.size(field(HEADS))?;
-    let head_dim = hidden_size / num_heads;
-    if !hidden_size.is_multiple_of(2 * num_heads) {
-        let why = format!("must be an even multiple of {num_heads} heads");
-        return Err(fields.refuse(field(HIDDEN), &why));
-    }
+    let head_dim = base::even_head_dim(fields, field(HIDDEN), num_heads)?;
     let max_position = fields.try_size(field(POSITIONS))?.unwrap_or(2048);
     let base = Field::of_folder("rotary_emb_base");
     let defaults = rotary::Defaults::whole(fields.try_number(base)?.unwrap_or(1000.0));
@@ -67,17 +63,13 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         is_causal: false,
         ..AttentionSpec::plain(num_heads, num_heads, head_dim, rotary)
     };
-    let mlp = MlpSpec {
-        intermediate_size: fields.try_size(field(INNER))?.unwrap_or(4 * hidden_size),
-        activation: match fields.try_text(activation)? {
-            Some("swiglu") => Activation::Silu,
-            Some("geglu") => Activation::Gelu,
-            _ => base::activation(fields, activation, Activation::Silu)?,
-        },
-        is_gated: true,
-        bias: false,
-        gate_limit: None,
+    let activation = match fields.try_text(activation)? {
+        Some("swiglu") => Activation::Silu,
+        Some("geglu") => Activation::Gelu,
+        _ => base::activation(fields, activation, Activation::Silu)?,
     };
+    let inner = fields.try_size(field(INNER))?;
+    let mlp = MlpSpec::gated(inner.unwrap_or(4 * num_heads * head_dim), activation);
     let eps = fields.try_number(field(NORM_EPS))?.unwrap_or(1e-12) as f32;
     let num_layers = base::num_layers(fields, field(LAYERS))?;
     let num_segments = fields.try_size(NUM_SEGMENTS)?.unwrap_or(2);
@@ -118,8 +110,6 @@ fn refuse_variants(fields: &dyn Fields) -> Result<(), CheckpointError> {
     }
     Ok(())
 }
-
-const QKV: &[LayerTensor] = &[LayerTensor::Q, LayerTensor::K, LayerTensor::V];
 
 fn name(tensor: LayerTensor) -> Stored {
     Stored::whole(match tensor {

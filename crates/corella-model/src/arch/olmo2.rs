@@ -14,14 +14,12 @@ pub const OLMO2: Family = Family {
     decoder: "Olmo2Model",
     model_type: "olmo2",
     gguf: "olmo2",
-    claims: super::claims_all,
-    spec,
     folder: Layout {
         of_layer: name,
         ..Layout::FOLDER
     },
-    file: Layout::FILE,
     config,
+    ..Family::new(spec)
 };
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
@@ -37,13 +35,9 @@ pub fn spec_of(fields: &dyn Fields, theta: f64) -> Result<DecoderSpec, Checkpoin
     };
     let mut spec = base.spec(fields)?;
     Biases::of_attention(fields)?.set(fields, &mut spec);
-    let norms = BranchNorms {
-        before: None,
-        after: Some(spec.norm),
-    };
+    let (before, after) = (None, Some(spec.norm));
+    base::set_norms(&mut spec, BranchNorms { before, after });
     for layer in &mut spec.layers {
-        layer.attention_norms = norms;
-        layer.feed_forward_norms = norms;
         layer.attention.qk_norm = Some(QkNorm::Whole(spec.norm));
     }
     Ok(spec)

@@ -10,10 +10,10 @@ pub const OLMO3: Family = Family {
     architecture: "Olmo3ForCausalLM",
     decoder: "Olmo3Model",
     model_type: "olmo3",
+    gguf: olmo2::OLMO2.gguf,
     claims: |file| Ok(base::try_window(file)?.is_some()),
-    spec,
-    config: base::no_config,
-    ..olmo2::OLMO2
+    folder: olmo2::OLMO2.folder,
+    ..Family::new(spec)
 };
 
 /// Defaults of config.json.

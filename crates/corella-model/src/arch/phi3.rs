@@ -3,7 +3,7 @@
 
 use super::base::{self, Base};
 use super::field::Fields;
-use super::layout::{file_name, folder_name};
+use super::layout::{GATE_UP, QKV, file_name, folder_name};
 use super::{Family, Layout, Stored};
 use crate::{CheckpointError, DecoderSpec, LayerTensor};
 
@@ -12,8 +12,6 @@ pub const PHI3: Family = Family {
     decoder: "Phi3Model",
     model_type: "phi3",
     gguf: "phi3",
-    claims: super::claims_all,
-    spec,
     folder: Layout {
         of_layer: name,
         ..Layout::FOLDER
@@ -22,7 +20,7 @@ pub const PHI3: Family = Family {
         of_layer: name_in_file,
         ..Layout::FILE
     },
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
@@ -35,9 +33,6 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     base::set_windows(&mut spec, base::try_window(fields)?, |_| true);
     Ok(spec)
 }
-
-const QKV: &[LayerTensor] = &[LayerTensor::Q, LayerTensor::K, LayerTensor::V];
-const GATE_UP: &[LayerTensor] = &[LayerTensor::GATE, LayerTensor::UP];
 
 fn name(tensor: LayerTensor) -> Stored {
     match tensor {

@@ -3,9 +3,9 @@
 
 use serde_json::{Map, Value};
 
+use super::Family;
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields};
-use super::{Family, Layout};
 use crate::{CheckpointError, DecoderSpec};
 
 pub const QWEN2: Family = Family {
@@ -13,11 +13,8 @@ pub const QWEN2: Family = Family {
     decoder: "Qwen2Model",
     model_type: "qwen2",
     gguf: "qwen2",
-    claims: super::claims_all,
-    spec,
-    folder: Layout::FOLDER,
-    file: Layout::FILE,
     config,
+    ..Family::new(spec)
 };
 
 /// The common parts of Qwen2 and Qwen3.

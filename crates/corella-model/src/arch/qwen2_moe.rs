@@ -4,7 +4,7 @@
 use super::base::{self, Biases, INTERMEDIATE_SIZE};
 use super::field::{Field, Fields};
 use super::qwen3_moe::{EXPERT_SIZE, NORMALISES};
-use super::{Family, Layout, qwen2, qwen3_moe};
+use super::{Family, qwen2, qwen3_moe};
 use crate::{CheckpointError, DecoderSpec, MlpSpec};
 
 pub const QWEN2_MOE: Family = Family {
@@ -12,11 +12,7 @@ pub const QWEN2_MOE: Family = Family {
     decoder: "Qwen2MoeModel",
     model_type: "qwen2_moe",
     gguf: "qwen2moe",
-    claims: super::claims_all,
-    spec,
-    folder: Layout::FOLDER,
-    file: Layout::FILE,
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 const QKV_BIAS: Field = Field::of_folder("qkv_bias");

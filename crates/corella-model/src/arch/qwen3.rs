@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::base::{self, Base, Biases};
 use super::field::Fields;
-use super::{Family, Layout, qwen2};
+use super::{Family, qwen2};
 use crate::{CheckpointError, DecoderSpec, QkNorm};
 
 pub const QWEN3: Family = Family {
@@ -12,11 +12,8 @@ pub const QWEN3: Family = Family {
     decoder: "Qwen3Model",
     model_type: "qwen3",
     gguf: "qwen3",
-    claims: super::claims_all,
-    spec,
-    folder: Layout::FOLDER,
-    file: Layout::FILE,
     config,
+    ..Family::new(spec)
 };
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {

@@ -13,11 +13,9 @@ pub const QWEN3_5: Family = Family {
     decoder: "Qwen3_5TextModel",
     model_type: "qwen3_5_text",
     gguf: "qwen35",
-    claims: super::claims_all,
-    spec: dense,
     folder: FOLDER,
     file: FILE,
-    config: base::no_config,
+    ..Family::new(dense)
 };
 
 pub const QWEN3_5_MULTIMODAL: Family = Family {

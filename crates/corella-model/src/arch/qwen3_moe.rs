@@ -2,7 +2,7 @@
 
 use super::base;
 use super::field::{Field, Fields, Source};
-use super::{Family, Layout, qwen2, qwen3};
+use super::{Family, qwen2, qwen3};
 use crate::{CheckpointError, DecoderSpec, ExpertSpec, FeedForward, MlpSpec};
 
 pub const QWEN3_MOE: Family = Family {
@@ -10,11 +10,7 @@ pub const QWEN3_MOE: Family = Family {
     decoder: "Qwen3MoeModel",
     model_type: "qwen3_moe",
     gguf: "qwen3moe",
-    claims: super::claims_all,
-    spec,
-    folder: Layout::FOLDER,
-    file: Layout::FILE,
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 const NUM_EXPERTS: Field = Field::new("num_experts", "expert_count");

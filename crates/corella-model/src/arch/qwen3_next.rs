@@ -16,8 +16,6 @@ pub const QWEN3_NEXT: Family = Family {
     decoder: "Qwen3NextModel",
     model_type: "qwen3_next",
     gguf: "qwen3next",
-    claims: super::claims_all,
-    spec,
     folder: Layout {
         of_layer: name,
         ..FOLDER
@@ -26,7 +24,7 @@ pub const QWEN3_NEXT: Family = Family {
         of_layer: name_in_file,
         ..FILE
     },
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 /// The parts that Qwen3.5 shares with this family.

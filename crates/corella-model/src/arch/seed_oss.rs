@@ -1,7 +1,7 @@
 //! Seed-OSS: Llama with biases for queries, keys and values, for the output of attention, and for MLPs, each by a field
 //! of its own.
 
-use super::base::{self, Base, Biases};
+use super::base::{Base, Biases};
 use super::field::{Field, Fields};
 use super::layout::file_name;
 use super::{Family, Layout, Stored};
@@ -12,14 +12,11 @@ pub const SEED_OSS: Family = Family {
     decoder: "SeedOssModel",
     model_type: "seed_oss",
     gguf: "seed_oss",
-    claims: super::claims_all,
-    spec,
-    folder: Layout::FOLDER,
     file: Layout {
         of_layer: name_in_file,
         ..Layout::FILE
     },
-    config: base::no_config,
+    ..Family::new(spec)
 };
 
 const QKV_BIAS: Field = Field::of_folder("attention_bias");

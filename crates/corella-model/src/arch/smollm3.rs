@@ -12,11 +12,9 @@ pub const SMOLLM3: Family = Family {
     decoder: "SmolLM3Model",
     model_type: "smollm3",
     gguf: "smollm3",
-    claims: super::claims_all,
-    spec,
-    folder: Layout::FOLDER,
     file: Layout::FILE_OF_NEIGHBOURS,
     config,
+    ..Family::new(spec)
 };
 
 /// The interval of layers without RoPE, also in GGUF files, which do not give it.

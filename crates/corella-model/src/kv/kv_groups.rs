@@ -272,40 +272,16 @@ mod tests {
 
     fn spec(max_position: usize, windows: impl IntoIterator<Item = Option<usize>>) -> DecoderSpec {
         let norm = NormSpec::rms(1e-5);
-        let layer = |window| LayerSpec {
-            attention: AttentionSpec {
+        let layer = |window| {
+            let attention = AttentionSpec {
                 window,
                 ..AttentionSpec::plain(2, 1, 8, RotarySpec::plain(1e4, 8))
-            },
-            attention_norms: BranchNorms::before(norm),
-            feed_forward: FeedForward::Mlp(MlpSpec {
-                intermediate_size: 8,
-                activation: Activation::Silu,
-                is_gated: true,
-                bias: false,
-                gate_limit: None,
-            }),
-            feed_forward_norms: BranchNorms::before(norm),
-            residual_scale: 1.0,
-            per_layer: None,
-            has_scale: false,
-            recurrent: None,
-            is_parallel: false,
+            };
+            let mlp = FeedForward::Mlp(MlpSpec::gated(8, Activation::Silu));
+            LayerSpec::plain(attention, BranchNorms::before(norm), mlp)
         };
-        DecoderSpec {
-            vocab_size: 64,
-            hidden_size: 16,
-            max_position,
-            layers: windows.into_iter().map(layer).collect(),
-            learned_positions: false,
-            embedding_scale: 1.0,
-            norm,
-            logit_scale: 1.0,
-            logit_soft_cap: None,
-            tied_embeddings: true,
-            encoder: None,
-            draft_head: None,
-        }
+        let layers = windows.into_iter().map(layer).collect();
+        DecoderSpec::plain(64, 16, max_position, layers, norm)
     }
 
     /// One layer without a window behind each run of `num_local` layers with one.

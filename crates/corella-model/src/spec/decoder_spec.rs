@@ -219,13 +219,42 @@ pub enum ExpertScoring {
 }
 
 impl NormSpec {
-    pub fn rms(eps: f32) -> Self {
+    pub const fn rms(eps: f32) -> Self {
         let kind = NormKind::Rms;
+        Self { kind, eps }
+    }
+
+    pub fn layer(eps: f32, bias: bool) -> Self {
+        let kind = NormKind::Layer { bias };
         Self { kind, eps }
     }
 }
 
 impl DecoderSpec {
+    /// A decoder with a head of its own, and without learned positions, factors and caps.
+    pub fn plain(
+        vocab_size: usize,
+        hidden_size: usize,
+        max_position: usize,
+        layers: Vec<LayerSpec>,
+        norm: NormSpec,
+    ) -> Self {
+        Self {
+            vocab_size,
+            hidden_size,
+            max_position,
+            layers,
+            learned_positions: false,
+            embedding_scale: 1.0,
+            norm,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            tied_embeddings: false,
+            encoder: None,
+            draft_head: None,
+        }
+    }
+
     /// Whether any layer keeps a state for each sequence.
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.recurrent.is_some())
@@ -252,6 +281,21 @@ impl DecoderSpec {
 }
 
 impl LayerSpec {
+    /// A layer with attention, the same norms for both parts, and no other part.
+    pub fn plain(attention: AttentionSpec, norms: BranchNorms, feed_forward: FeedForward) -> Self {
+        Self {
+            attention,
+            recurrent: None,
+            attention_norms: norms,
+            feed_forward,
+            feed_forward_norms: norms,
+            residual_scale: 1.0,
+            is_parallel: false,
+            per_layer: None,
+            has_scale: false,
+        }
+    }
+
     /// Whether the layer has keys and values of its own.
     pub fn has_kv(&self) -> bool {
         self.recurrent.is_none() && self.attention.kv_source.is_none()
@@ -345,6 +389,19 @@ impl AttentionSpec {
     /// The number of elements of all keys of a token, and of all its values.
     pub fn kv_len(&self) -> usize {
         self.num_kv_heads * self.head_dim
+    }
+}
+
+impl MlpSpec {
+    /// An MLP with gates, without biases and limits.
+    pub fn gated(intermediate_size: usize, activation: Activation) -> Self {
+        Self {
+            intermediate_size,
+            activation,
+            is_gated: true,
+            bias: false,
+            gate_limit: None,
+        }
     }
 }
 
