@@ -99,6 +99,16 @@ pub struct Grid {
     pub shared_bytes: u32,
 }
 
+impl Grid {
+    pub fn new(blocks: [usize; 3], threads: u32, shared_bytes: usize) -> Self {
+        Self {
+            blocks: blocks.map(|blocks| blocks as u32),
+            threads,
+            shared_bytes: shared_bytes as u32,
+        }
+    }
+}
+
 /// A point in a stream's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(pub u64);

@@ -6,9 +6,9 @@
 //! Sums are divided at points that depend only on the model and on positions, so that the bits of a row do not depend
 //! on the batch.
 
-use corella_model::{DType, KvFormat};
+use corella_model::{DType, DeviceError, KvFormat};
 
-use crate::device::Element;
+use crate::device::{Element, Kernel, ModuleSource, SharedDevice};
 
 pub mod activation;
 pub mod attention;
@@ -23,6 +23,22 @@ pub mod sample;
 
 #[cfg(all(test, feature = "emulated-device"))]
 mod test_memory;
+
+/// Loads the only kernel of a source in this folder.
+fn load_kernel(
+    device: &SharedDevice,
+    name: &'static str,
+    text: &'static str,
+    kernel: &str,
+    defines: Vec<(&'static str, String)>,
+) -> Result<Kernel, DeviceError> {
+    let source = ModuleSource {
+        name,
+        text,
+        defines,
+    };
+    Ok(device.load(&source, &[kernel])?[0])
+}
 
 /// The bytes of a kernel's parameters, which have no padding between fields.
 fn args_bytes<T>(args: &T) -> &[u8] {

@@ -2,10 +2,10 @@
 
 use corella_model::{Activation, DeviceError};
 
-use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+use crate::device::{DevicePointer, Element, Grid, Kernel, SharedDevice, Stream};
 
 use super::norm::CHUNK;
-use super::{args_bytes, element_macro};
+use super::{args_bytes, element_macro, load_kernel};
 
 #[cfg(all(test, feature = "emulated-device"))]
 mod tests;
@@ -44,16 +44,13 @@ impl ActivationKernel {
         is_gated: bool,
         element: Element,
     ) -> Result<Self, DeviceError> {
-        let source = ModuleSource {
-            name: "activation.cu",
-            text: include_str!("activation.cu"),
-            defines: vec![
-                ("ELEMENT", element_macro(element)),
-                ("ACTIVATION", activation_macro(activation)),
-            ],
-        };
+        let text = include_str!("activation.cu");
+        let defines = vec![
+            ("ELEMENT", element_macro(element)),
+            ("ACTIVATION", activation_macro(activation)),
+        ];
         Ok(Self {
-            kernel: device.load(&source, &["activation"])?[0],
+            kernel: load_kernel(device, "activation.cu", text, "activation", defines)?,
             is_gated,
         })
     }
@@ -75,11 +72,7 @@ impl ActivationKernel {
             is_gated: u32::from(self.is_gated),
         };
         let blocks = step.width.div_ceil(CHUNK * NUM_THREADS);
-        let grid = Grid {
-            blocks: [step.num_rows as u32, blocks as u32, 1],
-            threads: NUM_THREADS as u32,
-            shared_bytes: 0,
-        };
+        let grid = Grid::new([step.num_rows, blocks, 1], NUM_THREADS as u32, 0);
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, self.kernel, grid, args_bytes(&args)) }
     }

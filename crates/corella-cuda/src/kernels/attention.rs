@@ -8,11 +8,9 @@ use std::f64::consts::LOG2_E;
 use corella_model::{AttentionSpec, DType, DeviceError, KvFormat, KvGeometry};
 
 use crate::attention::{AttentionShape, PlanLimits};
-use crate::device::{
-    DeviceBuffer, DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream,
-};
+use crate::device::{DeviceBuffer, DevicePointer, Element, Grid, Kernel, SharedDevice, Stream};
 
-use super::{args_bytes, element_macro, kv_element_macro};
+use super::{args_bytes, element_macro, kv_element_macro, load_kernel};
 
 #[cfg(all(test, feature = "emulated-device"))]
 mod tests;
@@ -202,11 +200,7 @@ impl AttentionKernels {
             if num_blocks == 0 {
                 continue;
             }
-            let grid = Grid {
-                blocks: [num_blocks as u32, 1, 1],
-                threads: NUM_THREADS,
-                shared_bytes: tile.shared_bytes as u32,
-            };
+            let grid = Grid::new([num_blocks, 1, 1], NUM_THREADS, tile.shared_bytes);
             let args = self.args(step, list);
             // SAFETY: these are the kernel's parameters; the caller promises the rest.
             unsafe { device.launch(Stream::Compute, tile.kernel, grid, args_bytes(&args))? };
@@ -295,13 +289,8 @@ impl TileKernel {
         if shared_bytes + STATIC_BYTES > max_shared_bytes {
             return Ok(None);
         }
-        let source = ModuleSource {
-            name,
-            text,
-            defines,
-        };
         Ok(Some(Self {
-            kernel: device.load(&source, &["attention"])?[0],
+            kernel: load_kernel(device, name, text, "attention", defines)?,
             shared_bytes,
             blocks_at_once: blocks_at_once(max_shared_bytes, shared_bytes),
         }))

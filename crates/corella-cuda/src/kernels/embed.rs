@@ -2,10 +2,10 @@
 
 use corella_model::DeviceError;
 
-use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+use crate::device::{DevicePointer, Element, Grid, Kernel, SharedDevice, Stream};
 
 use super::norm::row_threads;
-use super::{args_bytes, element_macro};
+use super::{args_bytes, element_macro, load_kernel};
 
 #[cfg(all(test, feature = "emulated-device"))]
 mod tests;
@@ -38,8 +38,8 @@ pub struct EmbedKernel {
 
 /// The input and output of a step's embeddings.
 #[derive(Clone, Copy, Debug)]
-pub struct EmbedStep {
-    pub num_rows: usize,
+#[repr(C)]
+pub struct EmbedArgs {
     /// The step's rows: token, position, slot, span. A row of position -1 is left unchanged. A negative token means the
     /// one in `drawn`.
     pub rows: DevicePointer,
@@ -53,68 +53,36 @@ pub struct EmbedStep {
     pub residual: DevicePointer,
     /// `[slot][max_len]`: the token at each position, a `u32`, which is written.
     pub history: DevicePointer,
-    pub vocab_size: usize,
-    pub hidden: usize,
-    pub max_len: usize,
+    pub hidden: u32,
+    pub max_len: u32,
     /// The factor of embeddings.
     pub scale: f32,
-}
-
-#[repr(C)]
-struct EmbedArgs {
-    rows: DevicePointer,
-    drawn: DevicePointer,
-    embedding: DevicePointer,
-    positions: DevicePointer,
-    residual: DevicePointer,
-    history: DevicePointer,
-    hidden: u32,
-    max_len: u32,
-    scale: f32,
-    vocab_size: u32,
+    pub vocab_size: u32,
 }
 
 impl EmbedKernel {
     /// Compiles the kernel for tables of an element type.
     pub fn load(device: &SharedDevice, element: Element) -> Result<Self, DeviceError> {
-        let source = ModuleSource {
-            name: "embed.cu",
-            text: include_str!("embed.cu"),
-            defines: vec![("ELEMENT", element_macro(element))],
-        };
+        let text = include_str!("embed.cu");
+        let defines = vec![("ELEMENT", element_macro(element))];
         Ok(Self {
-            kernel: device.load(&source, &["embed"])?[0],
+            kernel: load_kernel(device, "embed.cu", text, "embed", defines)?,
         })
     }
 
     /// # Safety
-    /// All of `step` is memory of this device with the sizes of the shapes; see also `Device::launch`.
+    /// All of `args` is memory of this device with the sizes of the shapes; see also `Device::launch`.
     pub unsafe fn launch(
         &self,
         device: &SharedDevice,
-        step: &EmbedStep,
+        num_rows: usize,
+        args: &EmbedArgs,
     ) -> Result<(), DeviceError> {
-        if step.num_rows == 0 {
+        if num_rows == 0 {
             return Ok(());
         }
-        let args = EmbedArgs {
-            rows: step.rows,
-            drawn: step.drawn,
-            embedding: step.embedding,
-            positions: step.positions,
-            residual: step.residual,
-            history: step.history,
-            hidden: step.hidden as u32,
-            max_len: step.max_len as u32,
-            scale: step.scale,
-            vocab_size: step.vocab_size as u32,
-        };
-        let grid = Grid {
-            blocks: [step.num_rows as u32, 1, 1],
-            threads: row_threads(step.hidden),
-            shared_bytes: 0,
-        };
+        let grid = Grid::new([num_rows, 1, 1], row_threads(args.hidden as usize), 0);
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
-        unsafe { device.launch(Stream::Compute, self.kernel, grid, args_bytes(&args)) }
+        unsafe { device.launch(Stream::Compute, self.kernel, grid, args_bytes(args)) }
     }
 }

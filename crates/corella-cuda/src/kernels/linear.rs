@@ -5,11 +5,11 @@
 
 use corella_model::{Activation, DeviceError};
 
-use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+use crate::device::{DevicePointer, Element, Grid, Kernel, SharedDevice, Stream};
 
 use super::activation::activation_macro;
 use super::packed_weight::{UNIT, WeightLayout};
-use super::{args_bytes, element_macro};
+use super::{args_bytes, element_macro, load_kernel};
 
 mod hopper;
 #[cfg(all(test, feature = "emulated-device"))]
@@ -270,11 +270,7 @@ impl Linear {
         const NUM_THREADS: usize = 128;
         const CHUNK: usize = super::norm::CHUNK;
         let blocks = self.weights.n.div_ceil(CHUNK * NUM_THREADS);
-        let grid = Grid {
-            blocks: [args.rows, blocks as u32, 1],
-            threads: NUM_THREADS as u32,
-            shared_bytes: 0,
-        };
+        let grid = Grid::new([args.rows as usize, blocks, 1], NUM_THREADS as u32, 0);
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, self.finish, grid, args_bytes(args)) }
     }
@@ -288,7 +284,7 @@ impl Linear {
             Kernels::Exact(kernel) => {
                 let blocks = [n.div_ceil(EXACT_CHANNELS), num_rows.div_ceil(EXACT_ROWS), 1];
                 let words = splits * EXACT_ROWS * EXACT_CHANNELS;
-                let grid = grid(blocks, threads, words * size_of::<f32>());
+                let grid = Grid::new(blocks, threads, words * size_of::<f32>());
                 (*kernel, grid, 1)
             }
             Kernels::Tiled { narrow, many } => {
@@ -296,7 +292,7 @@ impl Linear {
                     let blocks = [n.div_ceil(NARROW_CHANNELS), 1, 1];
                     let words = splits * NARROW_ROWS[kind] * NARROW_STRIDE;
                     let shared_bytes = words * size_of::<f32>();
-                    return (narrow[kind], grid(blocks, threads, shared_bytes), 1);
+                    return (narrow[kind], Grid::new(blocks, threads, shared_bytes), 1);
                 }
                 let ManyRows::Wide { small, large } = many else {
                     unreachable!("Hopper's kernels have plans of their own");
@@ -322,7 +318,7 @@ impl Linear {
                     num_bands * num_parts,
                 ];
                 let shared_bytes = wide.tile.shared_bytes(self.weights.layout);
-                let grid = grid(blocks, WideTile::NUM_THREADS, shared_bytes);
+                let grid = Grid::new(blocks, WideTile::NUM_THREADS, shared_bytes);
                 (wide.kernel, grid, num_parts)
             }
         }
@@ -414,12 +410,8 @@ impl<'a> KernelLoader<'a> {
         kernel: &str,
         defines: &[(&'static str, String)],
     ) -> Result<Kernel, DeviceError> {
-        let source = ModuleSource {
-            name,
-            text,
-            defines: [&self.shape, defines].concat(),
-        };
-        Ok(self.device.load(&source, &[kernel])?[0])
+        let defines = [&self.shape, defines].concat();
+        load_kernel(self.device, name, text, kernel, defines)
     }
 
     fn exact(&self) -> Result<Kernel, DeviceError> {
@@ -569,12 +561,4 @@ fn shape_macros(weights: &LinearWeights, element: Element) -> Vec<(&'static str,
             u32::from(weights.layout.has_minimum()).to_string(),
         ),
     ]
-}
-
-fn grid(blocks: [usize; 3], threads: u32, shared_bytes: usize) -> Grid {
-    Grid {
-        blocks: blocks.map(|blocks| blocks as u32),
-        threads,
-        shared_bytes: shared_bytes as u32,
-    }
 }

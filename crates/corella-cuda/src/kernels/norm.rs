@@ -3,9 +3,9 @@
 
 use corella_model::{DeviceError, NormKind, NormSpec};
 
-use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+use crate::device::{DevicePointer, Element, Grid, Kernel, SharedDevice, Stream};
 
-use super::{args_bytes, element_macro};
+use super::{args_bytes, element_macro, load_kernel};
 
 #[cfg(all(test, feature = "emulated-device"))]
 mod tests;
@@ -93,17 +93,14 @@ impl NormKernel {
         out: Element,
     ) -> Result<Self, DeviceError> {
         let chunks = hidden.div_ceil(CHUNK * row_threads(hidden) as usize);
-        let source = ModuleSource {
-            name: "norm.cu",
-            text: include_str!("norm.cu"),
-            defines: vec![
-                ("BRANCH", element_macro(branch)),
-                ("OUT", element_macro(out)),
-                ("CHUNKS", chunks.to_string()),
-            ],
-        };
+        let text = include_str!("norm.cu");
+        let defines = vec![
+            ("BRANCH", element_macro(branch)),
+            ("OUT", element_macro(out)),
+            ("CHUNKS", chunks.to_string()),
+        ];
         Ok(Self {
-            kernel: device.load(&source, &["residual_norm"])?[0],
+            kernel: load_kernel(device, "norm.cu", text, "residual_norm", defines)?,
             hidden,
         })
     }
@@ -129,11 +126,7 @@ impl NormKernel {
             residual_scale: branch.map_or(1.0, |branch| branch.residual_scale),
             hidden: self.hidden as u32,
         };
-        let grid = Grid {
-            blocks: [num_rows as u32, 1, 1],
-            threads: row_threads(self.hidden),
-            shared_bytes: 0,
-        };
+        let grid = Grid::new([num_rows, 1, 1], row_threads(self.hidden), 0);
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, self.kernel, grid, args_bytes(&args)) }
     }

@@ -138,11 +138,8 @@ impl PageKernels {
             scale_bytes: geometry.format.row_bytes(0) as u32,
             padding: 0,
         };
-        let grid = Grid {
-            blocks: [num_copies as u32, geometry.num_layers, 1],
-            threads: NUM_THREADS,
-            shared_bytes: 0,
-        };
+        let layers = geometry.num_layers as usize;
+        let grid = Grid::new([num_copies, layers, 1], NUM_THREADS, 0);
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, self.copy_rows, grid, args_bytes(&args)) }
     }
@@ -167,11 +164,8 @@ impl PageKernels {
             num_changes: num_changes as u32,
             padding: 0,
         };
-        let grid = Grid {
-            blocks: [(num_changes as u32).div_ceil(NUM_THREADS), 1, 1],
-            threads: NUM_THREADS,
-            shared_bytes: 0,
-        };
+        let blocks = num_changes.div_ceil(NUM_THREADS as usize);
+        let grid = Grid::new([blocks, 1, 1], NUM_THREADS, 0);
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, self.change_tables, grid, args_bytes(&args)) }
     }
@@ -201,15 +195,8 @@ impl PageKernels {
             page_bytes: self.geometry.page_bytes() as u64,
             layer_bytes: layer_bytes as u64,
         };
-        let grid = Grid {
-            blocks: [
-                num_pages as u32,
-                layer_bytes.div_ceil(BYTES_PER_BLOCK) as u32,
-                1,
-            ],
-            threads: NUM_THREADS,
-            shared_bytes: 0,
-        };
+        let blocks = layer_bytes.div_ceil(BYTES_PER_BLOCK);
+        let grid = Grid::new([num_pages, blocks, 1], NUM_THREADS, 0);
         let kernel = match way {
             PageMove::Gather => self.gather_pages,
             PageMove::Spread => self.spread_pages,

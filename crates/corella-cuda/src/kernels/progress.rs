@@ -2,9 +2,9 @@
 
 use corella_model::DeviceError;
 
-use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+use crate::device::{DevicePointer, Grid, Kernel, SharedDevice, Stream};
 
-use super::args_bytes;
+use super::{args_bytes, load_kernel};
 
 /// The number of the executor's internal steps, which no thread waits for.
 pub const NO_STEP: u64 = u64::MAX;
@@ -22,12 +22,8 @@ struct ProgressArgs {
 
 impl ProgressKernel {
     pub fn load(device: &SharedDevice) -> Result<Self, DeviceError> {
-        let source = ModuleSource {
-            name: "progress.cu",
-            text: include_str!("progress.cu"),
-            defines: Vec::new(),
-        };
-        Ok(Self(device.load(&source, &["progress"])?[0]))
+        let text = include_str!("progress.cu");
+        load_kernel(device, "progress.cu", text, "progress", Vec::new()).map(Self)
     }
 
     /// Sets the u64 at `progress` to the one at `step` with `num_layers` in its lower bits.
@@ -47,11 +43,7 @@ impl ProgressKernel {
             num_layers: num_layers as u32,
             padding: 0,
         };
-        let grid = Grid {
-            blocks: [1, 1, 1],
-            threads: 32,
-            shared_bytes: 0,
-        };
+        let grid = Grid::new([1, 1, 1], 32, 0);
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, self.0, grid, args_bytes(&args)) }
     }

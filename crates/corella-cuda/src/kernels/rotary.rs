@@ -2,9 +2,9 @@
 
 use corella_model::{AttentionSpec, DeviceError, KvGeometry, NormKind, QkNorm, RotarySpec};
 
-use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+use crate::device::{DevicePointer, Element, Grid, Kernel, SharedDevice, Stream};
 
-use super::{args_bytes, element_macro, kv_element_macro};
+use super::{args_bytes, element_macro, kv_element_macro, load_kernel};
 
 #[cfg(all(test, feature = "emulated-device"))]
 mod tests;
@@ -87,19 +87,16 @@ impl RotaryKernel {
             .find(|len| pairs.is_multiple_of(*len))
             .unwrap_or(1);
         let lanes = (pairs / pairs_at_once).next_power_of_two().min(32);
-        let source = ModuleSource {
-            name: "rotary.cu",
-            text: include_str!("rotary.cu"),
-            defines: vec![
-                ("ELEMENT", element_macro(element)),
-                ("KV_ELEMENT", kv_element_macro(geometry.format)),
-                ("HEAD_DIM", spec.head_dim.to_string()),
-                ("PAIRS_AT_ONCE", pairs_at_once.to_string()),
-                ("HEAD_LANES", lanes.to_string()),
-            ],
-        };
+        let text = include_str!("rotary.cu");
+        let defines = vec![
+            ("ELEMENT", element_macro(element)),
+            ("KV_ELEMENT", kv_element_macro(geometry.format)),
+            ("HEAD_DIM", spec.head_dim.to_string()),
+            ("PAIRS_AT_ONCE", pairs_at_once.to_string()),
+            ("HEAD_LANES", lanes.to_string()),
+        ];
         Ok(Self {
-            kernel: device.load(&source, &["rotary"])?[0],
+            kernel: load_kernel(device, "rotary.cu", text, "rotary", defines)?,
             heads_per_block: NUM_THREADS as usize / lanes,
             spec: spec.clone(),
             geometry: geometry.clone(),
@@ -119,15 +116,8 @@ impl RotaryKernel {
         if step.num_rows == 0 {
             return Ok(());
         }
-        let grid = Grid {
-            blocks: [
-                step.num_rows as u32,
-                num_heads.div_ceil(self.heads_per_block) as u32,
-                1,
-            ],
-            threads: NUM_THREADS,
-            shared_bytes: 0,
-        };
+        let blocks = num_heads.div_ceil(self.heads_per_block);
+        let grid = Grid::new([step.num_rows, blocks, 1], NUM_THREADS, 0);
         let args = self.args(step);
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, self.kernel, grid, args_bytes(&args)) }

@@ -12,7 +12,7 @@ use crate::config::CudaConfig;
 use crate::device::{DeviceBuffer, DevicePointer, Element, Event, Product, SharedDevice, Stream};
 use crate::kernels::activation::ActivationStep;
 use crate::kernels::attention::{AttentionKernels, AttentionScratch, AttentionStep};
-use crate::kernels::embed::{EmbedKernel, EmbedStep};
+use crate::kernels::embed::{EmbedArgs, EmbedKernel};
 use crate::kernels::linear::{LinearOutput, LinearWeights};
 use crate::kernels::norm::{Branch, NormKernel, NormRows, NormStep};
 use crate::kernels::packed_weight::WeightLayout;
@@ -358,8 +358,8 @@ impl Forward {
         unsafe {
             self.embed.launch(
                 &self.device,
-                &EmbedStep {
-                    num_rows,
+                num_rows,
+                &EmbedArgs {
                     rows: self.arrays.rows(),
                     drawn: self.drawn,
                     embedding: self.weights.embed.pointer(),
@@ -367,10 +367,10 @@ impl Forward {
                         .map_or(DevicePointer::NULL, DeviceBuffer::pointer),
                     residual: memory.residual.pointer(),
                     history: self.history,
-                    hidden: self.spec.hidden_size,
-                    max_len: self.max_model_len,
+                    hidden: self.spec.hidden_size as u32,
+                    max_len: self.max_model_len as u32,
                     scale: self.spec.embedding_scale,
-                    vocab_size: self.spec.vocab_size,
+                    vocab_size: self.spec.vocab_size as u32,
                 },
             )?;
         }

@@ -33,8 +33,7 @@ fn embed(element: Element, hidden: usize, has_positions: bool) {
         upload_as(&device, element, &learned),
     ];
     let [places, drawn_tokens, embedding, positions] = &buffers;
-    let step = EmbedStep {
-        num_rows: rows.len(),
+    let args = EmbedArgs {
         rows: places.pointer(),
         drawn: drawn_tokens.pointer(),
         embedding: embedding.pointer(),
@@ -44,14 +43,14 @@ fn embed(element: Element, hidden: usize, has_positions: bool) {
         },
         residual: residual.pointer(),
         history: history.pointer(),
-        vocab_size: VOCAB_SIZE,
-        hidden,
-        max_len: MAX_LEN,
+        vocab_size: VOCAB_SIZE as u32,
+        hidden: hidden as u32,
+        max_len: MAX_LEN as u32,
         scale: 1.5,
     };
     let kernel = EmbedKernel::load(&device, element).unwrap();
-    // SAFETY: the buffers have the shapes of the step.
-    unsafe { kernel.launch(&device, &step) }.unwrap();
+    // SAFETY: the buffers have the shapes of the arguments.
+    unsafe { kernel.launch(&device, rows.len(), &args) }.unwrap();
 
     let written: Vec<f32> = download(&device, &residual, rows.len() * hidden);
     let tokens: Vec<u32> = download(&device, &history, NUM_SLOTS * MAX_LEN);

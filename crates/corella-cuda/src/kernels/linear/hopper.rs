@@ -220,7 +220,7 @@ impl HopperTile {
         };
         const BARRIER_BYTES: usize = 16;
         let stage_bytes = (self.channels + self.rows) * STAGE_INPUTS * 2 + BARRIER_BYTES;
-        super::grid(
+        Grid::new(
             [num_clusters * num_parts, 1, 1],
             (WARPGROUP_THREADS * (num_warpgroups + 1)) as u32,
             ALIGNMENT + self.num_stages * stage_bytes + result_bytes,
