@@ -2,15 +2,14 @@
 
 use std::fs::File;
 use std::panic::resume_unwind;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use corella_core::{Batch, BatchOutput, Sample, SchedulerConfig, SlotId, Speculation, StepId};
 use corella_model::{
-    Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, DeviceError, DraftSlot, Executor,
-    ExecutorError, ExecutorInfo, KvFormat, KvGroups, KvLayout, KvPages, OnLayer, Slots, StepWaker,
-    TokenMask, WeightFormat,
+    Adapters, DType, DecoderSpec, DecoderWeights, DeviceError, DraftSlot, Executor, ExecutorError,
+    ExecutorInfo, KvFormat, KvGroups, KvLayout, KvPages, OnLayer, STEP_QUEUE_LEN, Slots,
+    StepResult, StepThreads, StepWaker, TokenMask, WeightFormat,
 };
 
 use crate::kernels::{Isa, choose_kernels};
@@ -90,15 +89,9 @@ pub struct CpuExecutor {
     kv_pages: Arc<PipelinePages>,
     adapters: Option<Arc<AdapterStore>>,
     has_draft_head: bool,
-    commands: SyncSender<Command>,
-    results: Receiver<Result<BatchOutput, ExecutorError>>,
-    waker: Arc<OnceLock<StepWaker>>,
-    stages: Vec<JoinHandle<()>>,
+    /// One for each stage. The first receives commands, and the last sends results.
+    stages: StepThreads<Command>,
 }
-
-/// The number of commands that a queue holds. Steps in flight (`SchedulerConfig::max_inflight_steps`)
-/// need fewer: each is submitted, masked and drawn.
-const QUEUE_LEN: usize = 64;
 
 /// Refuses options that do not work, or do not work yet, with the model.
 fn check_model(spec: &DecoderSpec, config: &CpuConfig) -> Result<(), DeviceError> {
@@ -182,8 +175,7 @@ impl CpuExecutor {
         let pools = blueprint.stage_pools(pool)?;
         let draft_head = blueprint.draft_head(&mut packed, pools[0].num_threads())?;
         let forwards = blueprint.forwards(&mut packed, &pools)?;
-        let (commands, receiver) = sync_channel(QUEUE_LEN);
-        let (results_sender, results) = sync_channel(QUEUE_LEN);
+        let (stages, commands, results) = StepThreads::new();
         let mut executor = Self {
             info: ExecutorInfo {
                 device: String::from("cpu"),
@@ -195,13 +187,10 @@ impl CpuExecutor {
             kv_pages: Arc::new(blueprint.kv_pages(&forwards)),
             adapters,
             has_draft_head: draft_head.is_some(),
-            commands,
-            results,
-            waker: Arc::default(),
-            stages: Vec::new(),
+            stages,
         };
         let stages = forwards.into_iter().zip(pools).collect();
-        executor.start_stages(&blueprint, stages, draft_head, receiver, &results_sender)?;
+        executor.start_stages(&blueprint, stages, draft_head, commands, &results)?;
         Ok((executor, image))
     }
 
@@ -212,17 +201,17 @@ impl CpuExecutor {
         stages: Vec<(Forward, ThreadPool)>,
         mut draft_head: Option<DraftHead>,
         mut commands: Receiver<Command>,
-        results: &SyncSender<Result<BatchOutput, ExecutorError>>,
+        results: &SyncSender<StepResult>,
     ) -> Result<(), DeviceError> {
         let last = stages.len() - 1;
         for (index, (forward, pool)) in stages.into_iter().enumerate() {
-            let (next, next_commands) = sync_channel(QUEUE_LEN);
+            let (next, next_commands) = sync_channel(STEP_QUEUE_LEN);
             let output = match index == last {
                 false => Output::Next(next),
                 true => Output::Caller {
                     results: results.clone(),
-                    waker: CallerWaker(self.waker.clone()),
-                    first: (index > 0).then(|| self.commands.clone()),
+                    waker: self.stages.waker(),
+                    first: (index > 0).then(|| self.stages.commands()),
                 },
             };
             let adapters = self.adapters.clone().map(|adapters| adapters as _);
@@ -235,30 +224,10 @@ impl CpuExecutor {
                 std::mem::replace(&mut commands, next_commands),
                 output,
             );
-            let thread = std::thread::Builder::new()
-                .name(format!("corella-stage-{index}"))
-                .spawn(move || stage.run())
-                .map_err(|error| {
-                    DeviceError(format!("cannot start the executor thread: {error}"))
-                })?;
-            self.stages.push(thread);
+            let name = format!("corella-stage-{index}");
+            self.stages.spawn(&name, move || stage.run())?;
         }
         Ok(())
-    }
-
-    fn send(&self, command: Command) -> Result<(), ExecutorError> {
-        self.commands.send(command).map_err(|_| lost())
-    }
-}
-
-impl Drop for CpuExecutor {
-    fn drop(&mut self) {
-        // This fails when the first stage has ended, and then the others end too.
-        let _ = self.commands.send(Command::Close);
-        for thread in self.stages.drain(..) {
-            // A panic of the thread has been reported as a lost executor.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -272,33 +241,24 @@ impl Executor for CpuExecutor {
     }
 
     fn warm_up(&mut self) -> Result<(), ExecutorError> {
-        let (sender, receiver) = sync_channel(1);
-        self.send(Command::WarmUp(sender))?;
-        let result = receiver.recv().map_err(|_| lost())?;
-        result.map_err(|reason| ExecutorError::Lost { reason })
+        self.stages.warm_up()
     }
 
     fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
-        self.send(Command::Step {
-            batch,
-            rows: Ok(Vec::new()),
-        })
+        let rows = Ok(Vec::new());
+        self.stages.send(Command::Step { batch, rows })
     }
 
     fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
-        self.send(Command::Sample(step, masks))
+        self.stages.send(Command::Sample(step, masks))
     }
 
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
-        self.results.recv().unwrap_or_else(|_| Err(lost()))
+        self.stages.wait()
     }
 
     fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
-        match self.results.try_recv() {
-            Ok(result) => result.map(Some),
-            Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(lost()),
-        }
+        self.stages.try_wait()
     }
 
     fn adapters(&self) -> Option<Arc<dyn Adapters>> {
@@ -312,13 +272,14 @@ impl Executor for CpuExecutor {
 
     fn draft(&mut self, asked: &[DraftSlot]) -> Result<Vec<(SlotId, Vec<Sample>)>, String> {
         let (sender, receiver) = sync_channel(1);
-        self.send(Command::Draft(asked.to_vec(), sender))
-            .map_err(|error| error.to_string())?;
-        receiver.recv().map_err(|_| lost().to_string())?
+        let sent = self.stages.send(Command::Draft(asked.to_vec(), sender));
+        sent.map_err(|error| error.to_string())?;
+        let guesses = receiver.recv();
+        guesses.map_err(|_| String::from("the executor's thread has ended"))?
     }
 
     fn set_waker(&mut self, waker: StepWaker) {
-        assert!(self.waker.set(waker).is_ok(), "an executor has one waker");
+        self.stages.set_waker(waker);
     }
 
     fn kv_pages(&self) -> Arc<dyn KvPages> {
@@ -338,12 +299,6 @@ fn on_first_core<T: Send>(
         });
         thread.join().unwrap_or_else(|panic| resume_unwind(panic))
     })
-}
-
-fn lost() -> ExecutorError {
-    ExecutorError::Lost {
-        reason: String::from("the executor thread has ended"),
-    }
 }
 
 fn check_config(config: &CpuConfig) -> Result<(), DeviceError> {

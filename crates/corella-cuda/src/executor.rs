@@ -1,15 +1,14 @@
 //! The `Executor` interface: passes batches to the thread that submits them to the device.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
 use corella_model::{
-    CallerWaker, DecoderSpec, DecoderWeights, DeviceError, Executor, ExecutorError, ExecutorInfo,
-    FeedForward, KvGeometry, KvGroups, KvLayout, KvPages, LayerSpec, OnLayer, SlotLimits, Slots,
-    StepRows, StepWaker, TokenMask,
+    DecoderSpec, DecoderWeights, DeviceError, Executor, ExecutorError, ExecutorInfo, FeedForward,
+    KvGeometry, KvGroups, KvLayout, KvPages, LayerSpec, OnLayer, STEP_QUEUE_LEN, SlotLimits, Slots,
+    StepRows, StepThreads, StepWaker, TokenMask,
 };
 
 use crate::config::CudaConfig;
@@ -53,15 +52,8 @@ pub struct CudaExecutor {
     info: ExecutorInfo,
     kv_layout: KvLayout,
     kv: Arc<KvMemory>,
-    commands: SyncSender<Command>,
-    results: Receiver<Result<BatchOutput, ExecutorError>>,
-    waker: Arc<OnceLock<StepWaker>>,
-    threads: Vec<JoinHandle<()>>,
+    threads: StepThreads<Command>,
 }
-
-/// The number of commands that a queue holds. Steps in flight (`SchedulerConfig::max_inflight_steps`)
-/// need fewer: each is submitted and masked.
-const QUEUE_LEN: usize = 64;
 
 /// Steps with memory on the device at a time.
 const MAX_STEPS_IN_FLIGHT: usize = 4;
@@ -108,17 +100,15 @@ impl CudaExecutor {
         let limits = sampling_limits(&spec, &config, forward.logit_rows());
         let sampler = DeviceSampler::new(device, limits)?;
         device.finish_loading()?;
-        let (commands, receiver) = sync_channel(QUEUE_LEN);
-        let (completions, completion_receiver) = sync_channel(QUEUE_LEN);
-        let (results_sender, results) = sync_channel(QUEUE_LEN);
+        let (mut threads, commands, results) = StepThreads::new();
+        let (completions, completion_receiver) = sync_channel(STEP_QUEUE_LEN);
         let (free_sender, free_steps) = free_steps(device, &sampler)?;
-        let waker = Arc::default();
         let stage = Stage {
             forward: forward.with_sampler(&sampler),
             sampler,
             slots: Slots::new(slot_limits(&spec, &config, &kv_groups), None, false),
             kv: Arc::clone(&kv),
-            commands: receiver,
+            commands,
             completions,
             free_steps,
             max_num_batched_tokens: config.max_num_batched_tokens,
@@ -130,36 +120,17 @@ impl CudaExecutor {
             kv: Arc::clone(&kv),
             completions: completion_receiver,
             free_steps: free_sender,
-            results: results_sender,
-            waker: CallerWaker(Arc::clone(&waker)),
+            results,
+            waker: threads.waker(),
         };
+        threads.spawn("corella-cuda", || stage.run())?;
+        threads.spawn("corella-cuda-end", || completion.run())?;
         Ok(Self {
             info: info(device, weight_bytes),
             kv_layout: kv_layout(&config, &kv_groups, &geometry),
-            threads: vec![
-                spawn("corella-cuda", || stage.run())?,
-                spawn("corella-cuda-end", || completion.run())?,
-            ],
+            threads,
             kv,
-            commands,
-            results,
-            waker,
         })
-    }
-
-    fn send(&self, command: Command) -> Result<(), ExecutorError> {
-        self.commands.send(command).map_err(|_| lost())
-    }
-}
-
-impl Drop for CudaExecutor {
-    fn drop(&mut self) {
-        // This fails when the stage has ended.
-        let _ = self.commands.send(Command::Close);
-        for thread in self.threads.drain(..) {
-            // A panic of the thread has been reported as a lost executor.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -173,44 +144,31 @@ impl Executor for CudaExecutor {
     }
 
     fn warm_up(&mut self) -> Result<(), ExecutorError> {
-        let (sender, receiver) = sync_channel(1);
-        self.send(Command::WarmUp(sender))?;
-        let result = receiver.recv().map_err(|_| lost())?;
-        result.map_err(|reason| ExecutorError::Lost { reason })
+        self.threads.warm_up()
     }
 
     fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
-        self.send(Command::Step(batch))
+        self.threads.send(Command::Step(batch))
     }
 
     fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
-        self.send(Command::Sample(step, masks))
+        self.threads.send(Command::Sample(step, masks))
     }
 
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
-        self.results.recv().unwrap_or_else(|_| Err(lost()))
+        self.threads.wait()
     }
 
     fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
-        match self.results.try_recv() {
-            Ok(result) => result.map(Some),
-            Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(lost()),
-        }
+        self.threads.try_wait()
     }
 
     fn set_waker(&mut self, waker: StepWaker) {
-        assert!(self.waker.set(waker).is_ok(), "an executor has one waker");
+        self.threads.set_waker(waker);
     }
 
     fn kv_pages(&self) -> Arc<dyn KvPages> {
         Arc::clone(&self.kv) as _
-    }
-}
-
-fn lost() -> ExecutorError {
-    ExecutorError::Lost {
-        reason: String::from("the executor's thread has ended"),
     }
 }
 
@@ -300,12 +258,6 @@ fn free_steps(
         sender.send(step).expect("the receiver is here");
     }
     Ok((sender, receiver))
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, DeviceError> {
-    let thread = std::thread::Builder::new().name(String::from(name));
-    let thread = thread.spawn(run);
-    thread.map_err(|error| DeviceError(format!("cannot start the executor's threads: {error}")))
 }
 
 /// Refuses unsupported models and settings.

@@ -5,6 +5,7 @@ pub(crate) mod device_error;
 pub(crate) mod device_memory;
 pub(crate) mod executor_factory;
 pub(crate) mod model_fingerprint;
+pub(crate) mod step_threads;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -80,7 +81,7 @@ pub struct DraftSlot {
 pub type StepWaker = Arc<dyn Fn() + Send + Sync>;
 
 /// Wakes the caller that waits for an executor's steps: after each result, and when the owning thread ends.
-pub struct CallerWaker(pub Arc<OnceLock<StepWaker>>);
+pub struct CallerWaker(Arc<OnceLock<StepWaker>>);
 
 impl CallerWaker {
     pub fn wake(&self) {

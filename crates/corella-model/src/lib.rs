@@ -48,6 +48,7 @@ pub use executor::executor_factory::{
     BuiltExecutor, DeviceTraits, ExecutorFactory, ExecutorPlan, OnLayer, WeightImage,
 };
 pub use executor::model_fingerprint::ModelFingerprint;
+pub use executor::step_threads::{STEP_QUEUE_LEN, StepCommand, StepResult, StepThreads};
 pub use executor::{
     CallerWaker, DraftSlot, Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask,
 };

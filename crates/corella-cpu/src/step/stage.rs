@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
 use corella_model::{
-    CallerWaker, DraftSlot, ExecutorError, NOTHING_DRAWN, PageTable, Sampler, Slots, StepOutput,
-    StepPool, StepSample, StepScore, TokenMask,
+    CallerWaker, DraftSlot, ExecutorError, NOTHING_DRAWN, PageTable, Sampler, Slots, StepCommand,
+    StepOutput, StepPool, StepResult, StepSample, StepScore, TokenMask,
 };
 
 use crate::kv::PageCommit;
@@ -45,6 +45,16 @@ pub enum Command {
     Close,
 }
 
+impl StepCommand for Command {
+    fn warm_up(reply: SyncSender<Result<(), String>>) -> Self {
+        Self::WarmUp(reply)
+    }
+
+    fn close() -> Self {
+        Self::Close
+    }
+}
+
 /// The guesses for slots, or the reason for their absence.
 pub type Drafted = Result<Vec<(SlotId, Vec<Sample>)>, String>;
 
@@ -58,7 +68,7 @@ pub struct Drawn {
 pub enum Output {
     Next(SyncSender<Command>),
     Caller {
-        results: SyncSender<Result<BatchOutput, ExecutorError>>,
+        results: SyncSender<StepResult>,
         /// Declared after `results`: when this stage ends, its caller is woken and finds them closed.
         waker: CallerWaker,
         /// Another stage, which has to know the draws.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
 use corella_core::{BatchOutput, SlotId, StepId};
-use corella_model::{CallerWaker, ExecutorError, StepOutput, StepSample, StepScore};
+use corella_model::{CallerWaker, ExecutorError, StepOutput, StepResult, StepSample, StepScore};
 
 use crate::device::{Event, SharedDevice, Stream};
 use crate::kv::KvMemory;
@@ -65,7 +65,7 @@ pub struct CompletionThread {
     pub kv: Arc<KvMemory>,
     pub completions: Receiver<Completion>,
     pub free_steps: SyncSender<StepInFlight>,
-    pub results: SyncSender<Result<BatchOutput, ExecutorError>>,
+    pub results: SyncSender<StepResult>,
     /// Behind `results`: when this thread ends, its caller is woken and finds them closed.
     pub waker: CallerWaker,
 }

@@ -10,7 +10,8 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use corella_core::{Batch, InputToken, PageId, PageTableDelta, Pooling, SlotId, StepId};
 use corella_model::{
-    DeviceError, ExecutorError, KvPages, Slots, SpanPool, StepOutput, StepRows, TokenMask,
+    DeviceError, ExecutorError, KvPages, Slots, SpanPool, StepCommand, StepOutput, StepRows,
+    TokenMask,
 };
 
 use crate::device::Event;
@@ -25,6 +26,16 @@ pub enum Command {
     Sample(StepId, Vec<TokenMask>),
     WarmUp(SyncSender<Result<(), String>>),
     Close,
+}
+
+impl StepCommand for Command {
+    fn warm_up(reply: SyncSender<Result<(), String>>) -> Self {
+        Self::WarmUp(reply)
+    }
+
+    fn close() -> Self {
+        Self::Close
+    }
 }
 
 /// Adapters are not computed on GPUs yet, so slots never have one.
