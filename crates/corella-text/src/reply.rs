@@ -8,6 +8,7 @@
 //! request demands (`reply_grammar`).
 
 mod call_grammar;
+mod call_list;
 mod call_object;
 mod call_reader;
 mod call_tags;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::part_list::PartList;
 use super::reasoning_count::ReplyPhase;
-use super::tag::{Sight, find_tag};
+use super::tag::{Beginning, Sight, begins_with, find_tag};
 use super::tool_set::ToolSet;
 
 /// Finds calls in a growing text.
@@ -49,6 +49,24 @@ pub(crate) fn read_text(
             ((settled > 0).then_some(settled), None)
         }
     }
+}
+
+/// Skips white space and `skipped` before one of `tags`. Returns the number of bytes read, including the tag, and the
+/// beginning of the other text.
+pub(crate) fn skip_to_tag(
+    text: &str,
+    skipped: &[char],
+    tags: &[&str],
+) -> (Option<usize>, Beginning) {
+    let rest = text.trim_start_matches(|c: char| c.is_whitespace() || skipped.contains(&c));
+    let len = text.len() - rest.len();
+    let beginning = begins_with(rest, tags);
+    let read = match beginning {
+        Beginning::Tag(tag) => Some(len + tags[tag].len()),
+        Beginning::Undecided => (len > 0).then_some(len),
+        Beginning::Other => Some(len),
+    };
+    (read, beginning)
 }
 
 /// The offered tools, if any.

@@ -1,9 +1,9 @@
 //! Calls in the format of Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,…}<tool_call|>`, one behind the other.
 
-use super::call_reader::{CallReader, is_name, may_become_name, read_text};
+use super::call_reader::{CallReader, is_name, may_become_name, read_text, skip_to_tag};
 use super::gemma4_arguments::{Gemma4Arguments, QUOTE};
 use super::part_list::PartList;
-use super::tag::{Beginning, Sight, begins_with, find_tag};
+use super::tag::{Beginning, find_tag};
 
 pub(crate) const CALL: &str = "<|tool_call>";
 pub(crate) const CALL_END: &str = "<tool_call|>";
@@ -55,10 +55,7 @@ impl CallReader for Gemma4Reader {
                 read
             }
             State::Head(head) => {
-                let (settled, tag) = match find_tag(text, &["{", CALL, CALL_END]) {
-                    Sight::Tag { start, tag } => (start, Some(tag)),
-                    Sight::Clear(settled) => (settled, None),
-                };
+                let (settled, tag) = find_tag(text, &["{", CALL, CALL_END]).parts();
                 head.push_str(&text[..settled]);
                 let name = name_of(head);
                 match tag {
@@ -91,19 +88,13 @@ impl CallReader for Gemma4Reader {
                 read
             }
             State::AfterArguments => {
-                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == '}');
-                let len = text.len() - rest.len();
-                match begins_with(rest, &OUTSIDE) {
-                    Beginning::Tag(tag) => {
-                        self.handle_outer_tag(OUTSIDE[tag]);
-                        Some(len + OUTSIDE[tag].len())
-                    }
-                    Beginning::Undecided => (len > 0).then_some(len),
-                    Beginning::Other => {
-                        self.state = State::Text;
-                        Some(len)
-                    }
+                let (read, beginning) = skip_to_tag(text, &['}'], &OUTSIDE);
+                match beginning {
+                    Beginning::Tag(tag) => self.handle_outer_tag(OUTSIDE[tag]),
+                    Beginning::Undecided => {}
+                    Beginning::Other => self.state = State::Text,
                 }
+                read
             }
         }
     }

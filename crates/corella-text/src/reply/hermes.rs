@@ -1,9 +1,9 @@
 //! Calls in the format of Hermes and Qwen: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
 use super::call_object::{CallObject, Progress};
-use super::call_reader::{CallReader, read_text};
+use super::call_reader::{CallReader, read_text, skip_to_tag};
 use super::part_list::PartList;
-use super::tag::{Beginning, begins_with};
+use super::tag::Beginning;
 
 const TAGS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 const OPEN: usize = 0;
@@ -53,19 +53,13 @@ impl CallReader for HermesReader {
             }
             State::AfterObject => {
                 // Models sometimes write one closing bracket too many.
-                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == '}');
-                let len = text.len() - rest.len();
-                match begins_with(rest, &TAGS) {
-                    Beginning::Tag(tag) => {
-                        self.handle_tag(tag);
-                        Some(len + TAGS[tag].len())
-                    }
-                    Beginning::Undecided => (len > 0).then_some(len),
-                    Beginning::Other => {
-                        self.state = State::Text;
-                        Some(len)
-                    }
+                let (read, beginning) = skip_to_tag(text, &['}'], &TAGS);
+                match beginning {
+                    Beginning::Tag(tag) => self.handle_tag(tag),
+                    Beginning::Undecided => {}
+                    Beginning::Other => self.state = State::Text,
                 }
+                read
             }
         }
     }

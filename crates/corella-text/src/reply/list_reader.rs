@@ -1,10 +1,11 @@
 //! Calls as a list in JSON behind a tag: Granite 3's `<|tool_call|>[{"name": …, "arguments": {…}}, …]`, and Command R's
 //! list of `{"tool_name": …, "parameters": {…}}` in a block of code behind `Action:`.
 
-use super::call_object::{CallObject, Progress};
-use super::call_reader::{CallReader, read_text};
+use super::call_list::CallList;
+use super::call_object::Progress;
+use super::call_reader::{CallReader, read_text, skip_to_tag};
 use super::part_list::PartList;
-use super::tag::{Beginning, begins_with};
+use super::tag::Beginning;
 
 /// The texts around the list of a format.
 #[derive(Clone, Copy)]
@@ -32,14 +33,7 @@ pub(crate) struct ListReader {
 
 enum State {
     Text,
-    AfterTag,
-    /// In the list, between two calls.
-    List,
-    Object {
-        object: Box<CallObject>,
-        in_list: bool,
-    },
-    /// Behind the list.
+    Calls(CallList),
     AfterList,
 }
 
@@ -50,67 +44,31 @@ impl ListReader {
     }
 }
 
-fn object(in_list: bool) -> State {
-    State::Object {
-        object: Box::new(CallObject::new()),
-        in_list,
-    }
-}
-
 impl CallReader for ListReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
         match &mut self.state {
             State::Text => {
                 let (read, tag) = read_text(text, self.tags.begin, at_end, out);
                 if tag.is_some() {
-                    self.state = State::AfterTag;
+                    self.state = State::Calls(CallList::new());
                 }
                 read
             }
-            State::AfterTag => {
-                let rest = text.trim_start();
-                let len = text.len() - rest.len();
-                let (state, num_read) = match rest.chars().next()? {
-                    '[' => (State::List, 1),
-                    '{' => (object(false), 0),
-                    // This is no call, and becomes text.
-                    _ => (State::Text, 0),
-                };
-                self.state = state;
-                Some(len + num_read)
-            }
-            State::List => {
-                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
-                let len = text.len() - rest.len();
-                let (state, num_read) = match rest.chars().next()? {
-                    '{' => (object(true), 0),
-                    ']' => (State::AfterList, 1),
-                    _ => (State::Text, 0),
-                };
-                self.state = state;
-                Some(len + num_read)
-            }
-            State::Object { object, in_list } => {
-                let (read, progress) = object.read(text, out, &|_| true);
+            State::Calls(calls) => {
+                let (read, progress) = calls.read(text, out);
                 match progress {
                     Progress::More => {}
-                    Progress::Done if *in_list => self.state = State::List,
                     Progress::Done => self.state = State::AfterList,
                     Progress::Text => self.state = State::Text,
                 }
                 read
             }
             State::AfterList => {
-                let rest = text.trim_start();
-                let len = text.len() - rest.len();
-                match begins_with(rest, &[self.tags.end]) {
-                    Beginning::Undecided => (len > 0).then_some(len),
-                    beginning => {
-                        self.state = State::Text;
-                        let is_end = beginning == Beginning::Tag(0);
-                        Some(len + if is_end { self.tags.end.len() } else { 0 })
-                    }
+                let (read, beginning) = skip_to_tag(text, &[], &[self.tags.end]);
+                if beginning != Beginning::Undecided {
+                    self.state = State::Text;
                 }
+                read
             }
         }
     }

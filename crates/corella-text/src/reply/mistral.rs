@@ -1,7 +1,8 @@
 //! Calls in the format of Mistral's models: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and in newer ones
 //! `[TOOL_CALLS]name[ARGS]{…}`, perhaps with `[CALL_ID]id` behind the name.
 
-use super::call_object::{CallObject, Progress};
+use super::call_list::CallList;
+use super::call_object::Progress;
 use super::call_reader::{CallReader, is_name, may_become_name, read_text};
 use super::json_extent::JsonExtent;
 use super::part_list::PartList;
@@ -19,13 +20,7 @@ pub(crate) struct MistralReader {
 
 enum State {
     Text,
-    AfterTag,
-    /// In a list of calls, between two.
-    List,
-    Object {
-        object: Box<CallObject>,
-        in_list: bool,
-    },
+    Calls(CallList),
     Name,
     Id,
     /// Before the arguments of a begun call.
@@ -71,52 +66,24 @@ impl MistralReader {
     }
 }
 
-fn object(in_list: bool) -> State {
-    State::Object {
-        object: Box::new(CallObject::new()),
-        in_list,
-    }
-}
-
 impl CallReader for MistralReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
         match &mut self.state {
             State::Text => {
                 let (read, tag) = read_text(text, &CALLS, at_end, out);
                 if tag.is_some() {
-                    self.state = State::AfterTag;
+                    self.state = State::Calls(CallList::new());
                 }
                 read
             }
-            State::AfterTag => {
-                let rest = text.trim_start();
-                let len = text.len() - rest.len();
-                let (state, num_read) = match rest.chars().next()? {
-                    '[' => (State::List, 1),
-                    '{' => (object(false), 0),
-                    _ => (State::Name, 0),
-                };
-                self.state = state;
-                Some(len + num_read)
-            }
-            State::List => {
-                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
-                let len = text.len() - rest.len();
-                let (state, num_read) = match rest.chars().next()? {
-                    '{' => (object(true), 0),
-                    ']' => (State::Between, 1),
-                    _ => (State::Text, 0),
-                };
-                self.state = state;
-                Some(len + num_read)
-            }
-            State::Object { object, in_list } => {
-                let (read, progress) = object.read(text, out, &|_| true);
+            State::Calls(calls) => {
+                let had_begun = calls.has_begun();
+                let (read, progress) = calls.read(text, out);
                 match progress {
                     Progress::More => {}
-                    Progress::Done if *in_list => self.state = State::List,
                     Progress::Done => self.state = State::Between,
-                    Progress::Text => self.state = State::Text,
+                    Progress::Text if had_begun => self.state = State::Text,
+                    Progress::Text => self.state = State::Name,
                 }
                 read
             }

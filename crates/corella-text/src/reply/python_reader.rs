@@ -2,7 +2,9 @@
 //! between `<function_calls>` and `</function_calls>`. If its prompt asks for it, LFM2 writes objects in JSON instead.
 
 use super::call_object::{CallObject, Progress};
-use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name, read_text};
+use super::call_reader::{
+    CallReader, OfferedTools, is_name, may_become_name, read_text, skip_to_tag,
+};
 use super::part_list::PartList;
 use super::python_arguments::PythonArguments;
 use super::tag::{Beginning, begins_with, find_tag};
@@ -156,19 +158,13 @@ impl CallReader for PythonReader {
                 read
             }
             State::AfterList => {
-                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ']');
-                let len = text.len() - rest.len();
-                match begins_with(rest, tags) {
-                    Beginning::Tag(tag) => {
-                        self.handle_tag(tag);
-                        Some(len + tags[tag].len())
-                    }
-                    Beginning::Undecided => (len > 0).then_some(len),
-                    Beginning::Other => {
-                        self.state = State::Text;
-                        Some(len)
-                    }
+                let (read, beginning) = skip_to_tag(text, &[']'], tags);
+                match beginning {
+                    Beginning::Tag(tag) => self.handle_tag(tag),
+                    Beginning::Undecided => {}
+                    Beginning::Other => self.state = State::Text,
                 }
+                read
             }
             State::AfterBlock => self.skip_repetition(text, at_end),
         }

@@ -376,9 +376,7 @@ fn printed_call(template: &ChatTemplate) -> Option<String> {
         let prompt = template.render(ChatInput {
             messages: &messages,
             tools,
-            add_generation_prompt: false,
-            continue_final_message: false,
-            kwargs: None,
+            ..ChatInput::default()
         });
         let prompt = prompt.ok()?;
         // Instructions before it may have examples.

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name, read_text};
+use super::call_reader::{
+    CallReader, OfferedTools, is_name, may_become_name, read_text, skip_to_tag,
+};
 use super::call_tags::CallTags;
 use super::part_list::PartList;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
@@ -96,20 +98,14 @@ impl TaggedReader {
     /// Reads the tag of a function.
     fn call(&mut self, text: &str) -> Option<usize> {
         let outside = self.tags.outside();
-        let rest = text.trim_start();
-        let len = text.len() - rest.len();
-        match begins_with(rest, &outside) {
-            Beginning::Tag(tag) => {
-                self.handle_outer_tag(outside[tag]);
-                Some(len + outside[tag].len())
-            }
-            Beginning::Undecided => (len > 0).then_some(len),
+        let (read, beginning) = skip_to_tag(text, &[], &outside);
+        match beginning {
+            Beginning::Tag(tag) => self.handle_outer_tag(outside[tag]),
+            Beginning::Undecided => {}
             // This is no call, and becomes text.
-            Beginning::Other => {
-                self.state = State::Text;
-                Some(len)
-            }
+            Beginning::Other => self.state = State::Text,
         }
+        read
     }
 
     fn function_name(&mut self, text: &str, out: &mut PartList) -> Option<usize> {
