@@ -75,7 +75,7 @@ pub struct TemplateFiles<'a> {
 }
 
 /// One conversation to render.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct ChatInput<'a> {
     pub messages: &'a [Json],
     /// The list of tools. Templates see absent tools as `none`.
@@ -242,10 +242,7 @@ impl ChatTemplate {
             ];
             let rendered = self.render(ChatInput {
                 messages: &messages,
-                tools: None,
-                add_generation_prompt: false,
-                continue_final_message: false,
-                kwargs: None,
+                ..ChatInput::default()
             });
             rendered.is_ok_and(|prompt| prompt.contains(KEY))
         };

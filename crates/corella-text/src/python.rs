@@ -1,5 +1,6 @@
 //! Values, texts and methods as Python has them, and their cost.
 
+pub(crate) mod python_argument;
 pub(crate) mod python_attribute;
 pub(crate) mod python_format;
 pub(crate) mod python_iterable;

@@ -60,10 +60,7 @@ fn shows_calls(template: &ChatTemplate, num_calls: usize) -> bool {
     ];
     let rendered = template.render(ChatInput {
         messages: &messages,
-        tools: None,
-        add_generation_prompt: false,
-        continue_final_message: false,
-        kwargs: None,
+        ..ChatInput::default()
     });
     rendered.is_ok_and(|prompt| (0..num_calls).all(|index| prompt.contains(&name(index))))
 }
@@ -78,10 +75,7 @@ fn shows_metadata(template: &ChatTemplate) -> bool {
     ];
     let rendered = template.render(ChatInput {
         messages: &messages,
-        tools: None,
-        add_generation_prompt: false,
-        continue_final_message: false,
-        kwargs: None,
+        ..ChatInput::default()
     });
     rendered.is_ok_and(|prompt| marks.iter().all(|mark| prompt.contains(mark)))
 }
@@ -96,10 +90,8 @@ fn shows_all(template: &ChatTemplate, roles: &[&str]) -> bool {
         .collect();
     let rendered = template.render(ChatInput {
         messages: &messages,
-        tools: None,
         add_generation_prompt: true,
-        continue_final_message: false,
-        kwargs: None,
+        ..ChatInput::default()
     });
     rendered.is_ok_and(|prompt| (0..roles.len()).all(|index| prompt.contains(&mark(index))))
 }

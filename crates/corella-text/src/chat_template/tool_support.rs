@@ -56,8 +56,7 @@ fn shows(template: &ChatTemplate, function: Value) -> bool {
         messages: &[json!({"role": "user", "content": "probe"})],
         tools: Some(&json!([{"type": "function", "function": function}])),
         add_generation_prompt: true,
-        continue_final_message: false,
-        kwargs: None,
+        ..ChatInput::default()
     });
     rendered.is_ok_and(|prompt| prompt.contains(NAME))
 }

@@ -74,10 +74,8 @@ fn call(template: &ChatTemplate) -> Value {
 fn shows(template: &ChatTemplate, messages: &[Value], marks: &[&str]) -> bool {
     let rendered = template.render(ChatInput {
         messages,
-        tools: None,
         add_generation_prompt: true,
-        continue_final_message: false,
-        kwargs: None,
+        ..ChatInput::default()
     });
     rendered.is_ok_and(|prompt| marks.iter().all(|mark| prompt.contains(mark)))
 }

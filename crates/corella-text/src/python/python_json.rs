@@ -5,6 +5,7 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use crate::python::python_argument::optional;
 use crate::python::python_iterable::check_indexed;
 use crate::python::python_number::{LongInteger, python_float};
 use crate::python::template_cost::{MAX_DEPTH, charge, weigh};
@@ -25,14 +26,11 @@ pub(crate) fn filter(
     let args = args.into_values();
     let (ensure_ascii, indent, separators, sort_keys, named): (Given, Given, Given, Given, Kwargs) =
         from_args(&args)?;
-    let arg = |given: Given, name: &str| {
-        let given = match given {
-            Some(given) => Some(given),
-            None => named.get::<Given>(name)?,
-        };
+    let arg = |given: Given, name: &'static str| {
+        let given = optional(given, &named, name)?;
         Ok::<_, Error>(given.filter(|given| !given.is_none()))
     };
-    let flag = |given: Given, name: &str| {
+    let flag = |given: Given, name: &'static str| {
         arg(given, name).map(|given| given.is_some_and(|given| given.is_true()))
     };
     let indent = match arg(indent, "indent")? {

@@ -3,6 +3,7 @@
 use minijinja::value::{Kwargs, Tuple, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use crate::python::python_argument::optional;
 use crate::python::python_iterable::unindexed_items;
 use crate::python::python_text::is_printable;
 use crate::python::template_cost::{SLOT_BYTES, charge, charge_items, weigh};
@@ -123,14 +124,8 @@ fn triple(parts: [&str; 3]) -> Value {
 /// `split(sep=None, maxsplit=-1)`, or the same from the end.
 fn split(state: &State, text: &str, args: &[Value], is_from_end: bool) -> Result<Value, Error> {
     let (separator, limit, named): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
-    let separator = match separator {
-        Some(separator) => Some(separator),
-        None => named.get("sep")?,
-    };
-    let limit = match limit {
-        Some(limit) => Some(limit),
-        None => named.get("maxsplit")?,
-    };
+    let separator = optional(separator, &named, "sep")?;
+    let limit = optional(limit, &named, "maxsplit")?;
     named.assert_all_used()?;
     let limit = limit.and_then(|limit| usize::try_from(limit).ok());
     let num_parts = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
@@ -224,10 +219,7 @@ fn swapped_case(text: &str) -> String {
 fn splitlines(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
     charge_items(state, text.matches(LINE_ENDS).count())?;
     let (keeps, named): (Option<bool>, Kwargs) = from_args(args)?;
-    let keeps = match keeps {
-        Some(keeps) => keeps,
-        None => named.get::<Option<bool>>("keepends")?.unwrap_or(false),
-    };
+    let keeps = optional(keeps, &named, "keepends")?.unwrap_or(false);
     named.assert_all_used()?;
     let line = |(line, end): (&str, &str)| match keeps {
         true => Value::from(format!("{line}{end}")),
@@ -364,10 +356,7 @@ fn zero_filled(text: &str, args: &[Value]) -> Result<Value, Error> {
 /// Each tab ends at the next multiple of the size.
 fn with_spaces(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
     let (size, named): (Option<i64>, Kwargs) = from_args(args)?;
-    let size = match size {
-        Some(size) => size,
-        None => named.get::<Option<i64>>("tabsize")?.unwrap_or(8),
-    };
+    let size = optional(size, &named, "tabsize")?.unwrap_or(8);
     named.assert_all_used()?;
     let size = bounded(size)?;
     charge(state, text.matches('\t').count().saturating_mul(size))?;

@@ -6,6 +6,7 @@ use minijinja::value::{Kwargs, Rest, StringInput, Tuple, ValueKind, ValueOrKwarg
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
 use minijinja_contrib::globals::joiner;
 
+use crate::python::python_argument::optional;
 use crate::python::python_attribute::{ATTRIBUTE, attribute, attribute_only, is_callable};
 use crate::python::python_format::formatted;
 use crate::python::python_iterable::{generated, is_generator, is_unindexed, listed};
@@ -144,11 +145,8 @@ fn int(
     named: Kwargs,
 ) -> Result<Value, Error> {
     check_defined(value)?;
-    let default = default_of(default, 0.into(), &named)?;
-    let base = match base {
-        Some(base) => base,
-        None => named.get::<Option<u32>>("base")?.unwrap_or(10),
-    };
+    let default = optional(default, &named, "default")?.unwrap_or(0.into());
+    let base = optional(base, &named, "base")?.unwrap_or(10);
     named.assert_all_used()?;
     if let Some(whole) = value.as_str().and_then(|text| whole_number(text, base)) {
         return Ok(Value::from(whole));
@@ -163,7 +161,7 @@ fn int(
 /// A number, or the default, 0.0, where Python's `float` fails.
 fn float(value: &Value, default: Option<Value>, named: Kwargs) -> Result<Value, Error> {
     check_defined(value)?;
-    let default = default_of(default, 0.0.into(), &named)?;
+    let default = optional(default, &named, "default")?.unwrap_or(0.0.into());
     named.assert_all_used()?;
     Ok(number_of(value).map_or(default, Value::from))
 }
@@ -172,13 +170,6 @@ fn check_defined(value: &Value) -> Result<(), Error> {
     match value.is_undefined() {
         true => Err(Error::from(ErrorKind::UndefinedError)),
         false => Ok(()),
-    }
-}
-
-fn default_of(given: Option<Value>, usual: Value, named: &Kwargs) -> Result<Value, Error> {
-    match given {
-        Some(given) => Ok(given),
-        None => Ok(named.get::<Option<Value>>("default")?.unwrap_or(usual)),
     }
 }
 
@@ -308,16 +299,8 @@ fn default(
     is_for_false: Option<bool>,
     named: Kwargs,
 ) -> Result<Value, Error> {
-    let other = match other {
-        Some(other) => other,
-        None => named
-            .get::<Option<Value>>("default_value")?
-            .unwrap_or_else(|| "".into()),
-    };
-    let is_for_false = match is_for_false {
-        Some(flag) => flag,
-        None => named.get::<Option<bool>>("boolean")?.unwrap_or(false),
-    };
+    let other = optional(other, &named, "default_value")?.unwrap_or_else(|| "".into());
+    let is_for_false = optional(is_for_false, &named, "boolean")?.unwrap_or(false);
     named.assert_all_used()?;
     Ok(
         match value.is_undefined() || is_for_false && !value.is_true() {
@@ -336,10 +319,7 @@ fn replace(
 ) -> Result<Value, Error> {
     let rest = rest.into_values();
     let (count, named): (Option<Value>, Kwargs) = from_args(&rest)?;
-    let count = match count {
-        Some(count) => Some(count),
-        None => named.get("count")?,
-    };
+    let count = optional(count, &named, "count")?;
     named.assert_all_used()?;
     let text = |value: &Value| Ok::<_, Error>(Value::from(&*python_text::text_of(state, value)?));
     let (value, mut args) = (text(value)?, vec![text(old)?, text(new)?]);
@@ -381,10 +361,7 @@ fn indent(state: &State, text: &Value, args: Rest<ValueOrKwargs>) -> Result<Stri
         let reason = "indent: only text can be indented";
         return Err(Error::new(ErrorKind::InvalidOperation, reason));
     };
-    let width = match width {
-        Some(width) => Some(width),
-        None => named.get("width")?,
-    };
+    let width = optional(width, &named, "width")?;
     let indentation = match width {
         None => "    ".to_owned(),
         Some(width) => match width.as_str() {
@@ -403,13 +380,8 @@ fn indent(state: &State, text: &Value, args: Rest<ValueOrKwargs>) -> Result<Stri
         let reason = format!("indent: width is more than {MAX_WIDTH}");
         return Err(Error::new(ErrorKind::InvalidOperation, reason));
     }
-    let flag = |given: Option<bool>, name| match given {
-        Some(given) => Ok(given),
-        None => named
-            .get::<Option<bool>>(name)
-            .map(|flag| flag.unwrap_or(false)),
-    };
-    let (first, blank) = (flag(first, "first")?, flag(blank, "blank")?);
+    let first = optional(first, &named, "first")?.unwrap_or(false);
+    let blank = optional(blank, &named, "blank")?.unwrap_or(false);
     named.assert_all_used()?;
     let num_lines = 1 + text.matches(LINE_ENDS).count();
     charge(state, num_lines.saturating_mul(indentation.len()))?;
@@ -572,14 +544,8 @@ fn round(
     method: Option<&str>,
     named: Kwargs,
 ) -> Result<Value, Error> {
-    let precision = match precision {
-        Some(precision) => precision,
-        None => named.get::<Option<i32>>("precision")?.unwrap_or(0),
-    };
-    let method = match method {
-        Some(method) => method,
-        None => named.get::<Option<&str>>("method")?.unwrap_or("common"),
-    };
+    let precision = optional(precision, &named, "precision")?.unwrap_or(0);
+    let method = optional(method, &named, "method")?.unwrap_or("common");
     named.assert_all_used()?;
     let invalid = |reason| Error::new(ErrorKind::InvalidOperation, reason);
     let number = plain_number(value).ok_or_else(|| invalid("round: only numbers have digits"))?;
