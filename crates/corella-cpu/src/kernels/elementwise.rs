@@ -46,7 +46,7 @@ fn end_chunk() {
 #[inline(always)]
 pub unsafe fn weigh(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32) {
     let mut i = 0;
-    // SAFETY: the caller promises as much; chunks end at n.
+    // SAFETY: the caller upholds the contract; chunks end at n.
     unsafe {
         while i + CHUNK <= n {
             let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
@@ -80,7 +80,7 @@ pub unsafe fn norm_rotate(
     out: *mut f32,
     sum_of_squares: impl Fn(*const f32, usize) -> f32,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         if weight.is_null() {
             std::ptr::copy(x, out, head_dim);
@@ -99,7 +99,7 @@ pub unsafe fn norm_rotate(
 #[inline(always)]
 unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
     let mut i = 0;
-    // SAFETY: the caller promises as much; chunks end at `half`.
+    // SAFETY: the caller upholds the contract; chunks end at `half`.
     unsafe {
         while i + CHUNK <= half {
             let read = |p: *const f32| p.add(i).cast::<[f32; CHUNK]>().read_unaligned();
@@ -130,21 +130,31 @@ unsafe fn rotate(head: *mut f32, angles: *const f32, half: usize) {
 /// See `Kernels::round`.
 #[inline(always)]
 pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
+    // SAFETY: the caller upholds the contract.
+    unsafe { convert(x, n, out, round_to_bf16) };
+}
+
+/// `out[i] = to(x[i])`.
+///
+/// # Safety
+/// Both have `n` elements.
+#[inline(always)]
+unsafe fn convert<T: Copy + Default>(x: *const f32, n: usize, out: *mut T, to: impl Fn(f32) -> T) {
     let mut i = 0;
-    // SAFETY: the caller promises as much; chunks end at n.
+    // SAFETY: the caller upholds the contract; chunks end at n.
     unsafe {
         while i + CHUNK <= n {
             let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
-            let mut y = [0; CHUNK];
+            let mut y = [T::default(); CHUNK];
             for j in 0..CHUNK {
-                y[j] = round_to_bf16(x[j]);
+                y[j] = to(x[j]);
             }
-            out.add(i).cast::<[u16; CHUNK]>().write_unaligned(y);
+            out.add(i).cast::<[T; CHUNK]>().write_unaligned(y);
             i += CHUNK;
             end_chunk();
         }
         while i < n {
-            *out.add(i) = round_to_bf16(*x.add(i));
+            *out.add(i) = to(*x.add(i));
             i += 1;
         }
     }
@@ -155,7 +165,7 @@ pub unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
 #[inline(always)]
 pub unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
     for row in 0..num_rows {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let x = x.add(row * PANEL_LANES).cast::<[f32; PANEL_LANES]>();
             let out = out.add(row * stride).cast::<[f32; PANEL_LANES]>();
@@ -173,10 +183,10 @@ pub unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: u
 /// See `Kernels::add_bias`.
 #[inline(always)]
 pub unsafe fn add_bias(bias: *const f32, num_rows: usize, values: *mut f32) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let bias = unsafe { bias.cast::<[f32; PANEL_LANES]>().read_unaligned() };
     for row in 0..num_rows {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let values = values.add(row * PANEL_LANES).cast::<[f32; PANEL_LANES]>();
             let mut sums = values.read_unaligned();
@@ -194,7 +204,7 @@ pub unsafe fn add_bias(bias: *const f32, num_rows: usize, values: *mut f32) {
 #[inline(always)]
 pub unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
     const SIGN: u32 = 1 << 31;
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let x = unsafe { std::slice::from_raw_parts(x, n) };
     let mut lanes = [0; CHUNK];
     let chunks = x.chunks_exact(CHUNK);
@@ -216,25 +226,8 @@ pub unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
 pub unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
     // Adding 1.5 * 2^23 rounds to an integer, because the sum has no bits for a fraction. Its low byte is that integer.
     const SHIFT: f32 = 12_582_912.0;
-    let quantised = |x: f32| (x * scale + SHIFT).to_bits() as i8;
-    let mut i = 0;
-    // SAFETY: the caller promises as much; chunks end at n.
-    unsafe {
-        while i + CHUNK <= n {
-            let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
-            let mut y = [0; CHUNK];
-            for j in 0..CHUNK {
-                y[j] = quantised(x[j]);
-            }
-            out.add(i).cast::<[i8; CHUNK]>().write_unaligned(y);
-            i += CHUNK;
-            end_chunk();
-        }
-        while i < n {
-            *out.add(i) = quantised(*x.add(i));
-            i += 1;
-        }
-    }
+    // SAFETY: the caller upholds the contract.
+    unsafe { convert(x, n, out, |x| (x * scale + SHIFT).to_bits() as i8) };
 }
 
 /// # Safety
@@ -250,10 +243,10 @@ pub unsafe fn scale_rows<T: Copy>(
     out: *mut f32,
     stride: usize,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let lane_scales = unsafe { lane_scales.cast::<[f32; PANEL_LANES]>().read_unaligned() };
     for row in 0..num_rows {
-        // SAFETY: the caller promises as much, and each row is read before it is written.
+        // SAFETY: the caller upholds the contract, and each row is read before it is written.
         unsafe {
             let x = x.add(row * PANEL_LANES).cast::<[T; PANEL_LANES]>();
             let (x, row_scale) = (x.read_unaligned(), *row_scales.add(row));
@@ -284,7 +277,7 @@ pub unsafe fn quantise_row(
     const CHUNKS: usize = INT8_TILE_K / CHUNK_K;
     let mut total = 0;
     for block in 0..n.div_ceil(INT8_TILE_K) {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let len = INT8_TILE_K.min(n - block * INT8_TILE_K);
             let out = out.add(block * num_rows * INT8_TILE_K);
@@ -327,7 +320,7 @@ pub unsafe fn quantise_groups(
     // As in `quantise`, the lowest byte of the sum is then the integer.
     const SHIFT: f32 = 12_582_912.0;
     for group in 0..num_groups {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         let (x, q, scale) = unsafe {
             let (x, q) = (x.add(group * group_len), q.add(group * group_len));
             let num_chunks = group_len / CHUNK;
@@ -415,13 +408,13 @@ macro_rules! elementwise {
     ($($features:literal)?) => {
         $(#[target_feature(enable = $features)])?
         unsafe fn weigh(x: *const f32, weight: *const f32, scale: f32, n: usize, out: *mut f32) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::elementwise::weigh(x, weight, scale, n, out) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn moments(x: *const f32, n: usize) -> [f32; 2] {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::layer_norm::moments(x, n) }
         }
 
@@ -434,61 +427,61 @@ macro_rules! elementwise {
             n: usize,
             out: *mut f32,
         ) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::layer_norm::weigh_centred(x, weight, bias, mean_and_scale, n, out) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn activate(activation: Activation, x: *mut f32, n: usize) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::activation::activate(activation, x, n) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn soft_cap(x: *mut f32, n: usize, scale: f32, cap: f32) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::activation::soft_cap(x, n, scale, cap) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn delta_rows(rows: super::DeltaRows<'_>) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::gated_delta::delta_rows::<Lanes>(rows) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn update_state(update: super::StateUpdate<'_>) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::gated_delta::update_state::<Lanes>(update) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn convolve(convolution: super::Convolution<'_>) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::gated_delta::convolve::<Lanes>(convolution) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn gate(x: *mut f32, gates: *const f32, n: usize) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::gated_delta::gate(x, gates, n) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn low_rank_down(product: super::LowRankDown) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::low_rank::low_rank_down(product) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn low_rank_up(product: super::LowRankUp) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::low_rank::low_rank_up(product) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn norm_rotate(head: super::NormRotate, out: *mut f32) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 super::elementwise::norm_rotate(head, out, |x, n| sum_of_squares(x, n));
             }
@@ -496,37 +489,37 @@ macro_rules! elementwise {
 
         $(#[target_feature(enable = $features)])?
         unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::elementwise::round(x, n, out) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn add_bias(bias: *const f32, num_rows: usize, values: *mut f32) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::elementwise::add_bias(bias, num_rows, values) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: usize) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::elementwise::add_lanes(x, num_rows, out, stride) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::elementwise::largest_bits(x, n) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn quantise(x: *const f32, n: usize, scale: f32, out: *mut i8) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::elementwise::quantise(x, n, scale, out) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn hadamard(x: *mut f32, n: usize) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::hadamard::hadamard(x, n) }
         }
 
@@ -539,7 +532,7 @@ macro_rules! elementwise {
             out: *mut f32,
             stride: usize,
         ) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 super::elementwise::scale_rows(
                     sums,
@@ -562,7 +555,7 @@ macro_rules! elementwise {
             out: *mut f32,
             stride: usize,
         ) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 super::elementwise::scale_rows(
                     x,
@@ -584,7 +577,7 @@ macro_rules! elementwise {
             q: *mut u8,
             scales: *mut f32,
         ) {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe { super::elementwise::quantise_groups(x, num_groups, group_len, q, scales) }
         }
     };
