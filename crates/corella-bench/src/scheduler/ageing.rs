@@ -2,7 +2,7 @@
 
 use super::calls::CallLimits;
 use super::queue_cost::QueueCost;
-use super::traffic::{NUM_PROMPT_TOKENS, PRIORITY, request};
+use super::traffic::{PRIORITY, with_priority};
 use super::turnover;
 
 const PAGE_SIZE: u32 = 16;
@@ -11,7 +11,7 @@ const PAGE_SIZE: u32 = 16;
 pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) -> Vec<QueueCost> {
     const OTHERS: i32 = 1;
     let mut traffic = turnover::traffic(PRIORITY, PAGE_SIZE, num_running);
-    let make = |id: u64| request(id, NUM_PROMPT_TOKENS, turnover::max_tokens(id, num_running));
+    let make = |id: u64| with_priority(id, turnover::max_tokens(id, num_running), 0);
     traffic.start(num_running, make);
     // Requests are passed over only in steps in which one starts, so the first ones must end now.
     for _ in 0..turnover::NUM_START_STEPS {
@@ -19,9 +19,7 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
         traffic.add(num_ended, make);
     }
     traffic.add(num_waiting, |id| {
-        let mut request = make(id);
-        request.priority = OTHERS;
-        request
+        with_priority(id, turnover::max_tokens(id, num_running), OTHERS)
     });
     let (schedule, _) = turnover::measure(&mut traffic, make, limits);
     vec![QueueCost {

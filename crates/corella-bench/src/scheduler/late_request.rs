@@ -2,7 +2,7 @@
 
 use corella_core::{LatencyObjectives, Request, RequestId, TokenId};
 
-use super::calls::{CallLimits, Calls};
+use super::calls::CallLimits;
 use super::queue_cost::QueueCost;
 use super::traffic::{NUM_PROMPT_TOKENS, PRIORITY, Traffic, request};
 
@@ -49,10 +49,7 @@ fn cost(page_size: u32, num_running: usize, num_late: usize, limits: CallLimits)
         };
         request
     });
-    let (mut schedule, mut update) = (Calls::new(limits), Calls::new(limits));
-    while schedule.go_on() {
-        traffic.step(&mut schedule, &mut update);
-    }
+    let (schedule, _) = traffic.measure(limits, |_, _| {});
     let stats = traffic.scheduler.stats();
     assert_eq!(
         (stats.num_waiting, stats.num_missed_objectives),

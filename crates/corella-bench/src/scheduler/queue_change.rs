@@ -4,7 +4,7 @@ use corella_core::RequestId;
 
 use super::calls::{CallLimits, Calls};
 use super::queue_cost::QueueCost;
-use super::traffic::{FCFS, NUM_PROMPT_TOKENS, PRIORITY, Policy, Traffic, request};
+use super::traffic::{FCFS, PRIORITY, Policy, Traffic, mixed_priority, with_priority};
 use crate::sample::split_mix::split_mix;
 
 const PAGE_SIZE: u32 = 16;
@@ -17,11 +17,7 @@ pub(super) fn costs(num_waiting: usize, limits: CallLimits) -> Vec<QueueCost> {
 /// In each round a request of some priority arrives, and a random waiting one is aborted.
 fn cost(policy: Policy, num_waiting: usize, limits: CallLimits) -> [QueueCost; 2] {
     let mut traffic = Traffic::new(policy.config(1, 1024, PAGE_SIZE));
-    let make = |id: u64| {
-        let mut request = request(id, NUM_PROMPT_TOKENS, 1);
-        request.priority = (id * 7 % 4) as i32;
-        request
-    };
+    let make = |id: u64| with_priority(id, 1, mixed_priority(id));
     traffic.add(num_waiting, make);
     let mut waiting: Vec<RequestId> = (0..num_waiting as u64).map(RequestId).collect();
     let mut state = 0;

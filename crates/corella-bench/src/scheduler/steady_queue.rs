@@ -5,7 +5,7 @@ use corella_core::{HeadRoom, SchedulerConfig};
 use super::calls::{CallLimits, Calls};
 use super::queue_cost::QueueCost;
 use super::traffic::{
-    NUM_PROMPT_TOKENS, POLICIES, PRIORITY, Policy, Traffic, request, sharing_request,
+    NUM_PROMPT_TOKENS, POLICIES, PRIORITY, Policy, Traffic, request, sharing_request, with_priority,
 };
 use super::turnover;
 
@@ -42,11 +42,7 @@ fn turnover_costs(
     limits: CallLimits,
 ) -> [QueueCost; 2] {
     let mut traffic = turnover::traffic(policy, page_size, num_running);
-    let make = |id: u64| {
-        let mut request = sharing_request(id, turnover::max_tokens(id, num_running));
-        request.priority = (id * 7 % 4) as i32;
-        request
-    };
+    let make = |id: u64| sharing_request(id, turnover::max_tokens(id, num_running));
     traffic.start(num_running, make);
     traffic.add(num_waiting, make);
     let (schedule, update) = turnover::measure(&mut traffic, make, limits);
@@ -72,13 +68,10 @@ fn no_pages(
     let mut config = full_config(policy, num_running, max_tokens);
     config.max_num_seqs += 64;
     let mut traffic = Traffic::new(config);
-    let make = |id: u64| request(id, NUM_PROMPT_TOKENS, max_tokens as u32);
+    let make = |id: u64| with_priority(id, max_tokens as u32, 0);
     traffic.start(num_running, make);
     traffic.add(num_waiting, make);
-    let (mut schedule, mut update) = (Calls::new(limits), Calls::new(limits));
-    while schedule.go_on() {
-        traffic.step(&mut schedule, &mut update);
-    }
+    let (schedule, _) = traffic.measure(limits, |_, _| {});
     QueueCost {
         case: format!("{}, no pages", policy.name),
         call: "schedule",
@@ -98,20 +91,14 @@ fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits
     let pool_len = (config.num_pages * config.page_size) as usize;
     let mut traffic = Traffic::new(config);
     traffic.start(num_running, |id| {
-        let mut request = request(id, NUM_PROMPT_TOKENS, max_tokens as u32);
-        request.priority = if id < num_running as u64 / 2 { -1 } else { 1 };
-        request
+        let priority = if id < num_running as u64 / 2 { -1 } else { 1 };
+        with_priority(id, max_tokens as u32, priority)
     });
     traffic.add(1, |id| request(id, pool_len * 6 / 10, 1));
     traffic.add(num_waiting.saturating_sub(1), |id| {
-        let mut request = request(id, NUM_PROMPT_TOKENS, max_tokens as u32);
-        request.priority = 2;
-        request
+        with_priority(id, max_tokens as u32, 2)
     });
-    let (mut schedule, mut update) = (Calls::new(limits), Calls::new(limits));
-    while schedule.go_on() {
-        traffic.step(&mut schedule, &mut update);
-    }
+    let (schedule, _) = traffic.measure(limits, |_, _| {});
     QueueCost {
         case: "priority, preemption in vain".to_owned(),
         call: "schedule",

@@ -23,47 +23,40 @@ pub(super) struct Policy {
 
 const LOOKAHEAD: u32 = 64;
 
-pub(super) const FCFS: Policy = Policy {
-    name: "fcfs",
-    scheduling: SchedulingPolicy::Fcfs,
-    admission: PrefillAdmissionPolicy::Fifo,
-};
-
+pub(super) const FCFS: Policy = Policy::new("fcfs", SchedulingPolicy::Fcfs);
 const PACK: Policy = Policy {
-    name: "pack",
-    scheduling: SchedulingPolicy::Fcfs,
     admission: PrefillAdmissionPolicy::Pack {
         lookahead: LOOKAHEAD,
         force_fifo_every: 8,
     },
+    ..Policy::new("pack", SchedulingPolicy::Fcfs)
 };
-
-pub(super) const PRIORITY: Policy = Policy {
-    name: "priority",
-    scheduling: SchedulingPolicy::Priority,
-    admission: PrefillAdmissionPolicy::Fifo,
-};
-
-const LPM: Policy = Policy {
-    name: "lpm",
-    scheduling: SchedulingPolicy::LongestPrefix {
+pub(super) const PRIORITY: Policy = Policy::new("priority", SchedulingPolicy::Priority);
+const LPM: Policy = Policy::new(
+    "lpm",
+    SchedulingPolicy::LongestPrefix {
         lookahead: LOOKAHEAD,
     },
-    admission: PrefillAdmissionPolicy::Fifo,
-};
-
-const SHORTEST_FIRST: Policy = Policy {
-    name: "sjf",
-    scheduling: SchedulingPolicy::ShortestFirst {
+);
+const SHORTEST_FIRST: Policy = Policy::new(
+    "sjf",
+    SchedulingPolicy::ShortestFirst {
         lookahead: LOOKAHEAD,
     },
-    admission: PrefillAdmissionPolicy::Fifo,
-};
+);
 
 /// Every policy that the scheduler has.
 pub(super) const POLICIES: [Policy; 5] = [FCFS, PACK, PRIORITY, LPM, SHORTEST_FIRST];
 
 impl Policy {
+    const fn new(name: &'static str, scheduling: SchedulingPolicy) -> Self {
+        Self {
+            name,
+            scheduling,
+            admission: PrefillAdmissionPolicy::Fifo,
+        }
+    }
+
     /// Returns limits that leave slots and pages as the only ones ever reached.
     pub fn config(&self, num_slots: usize, num_pages: usize, page_size: u32) -> SchedulerConfig {
         let mut config = SchedulerConfig::new(num_pages as u32, page_size, 1 << 30);
@@ -129,6 +122,20 @@ impl Traffic {
         self.step(&mut Calls::new(limits), &mut Calls::new(limits))
     }
 
+    /// Times the calls of planning and of processing outputs. `after` gets the number of requests that each step ends.
+    pub fn measure(
+        &mut self,
+        limits: CallLimits,
+        after: impl Fn(&mut Self, usize),
+    ) -> (Calls, Calls) {
+        let (mut schedule, mut update) = (Calls::new(limits), Calls::new(limits));
+        while schedule.go_on() {
+            let num_ended = self.step(&mut schedule, &mut update);
+            after(self, num_ended);
+        }
+        (schedule, update)
+    }
+
     /// Plans a step and processes its tokens. Returns the number of requests that have ended.
     pub fn step(&mut self, schedule: &mut Calls, update: &mut Calls) -> usize {
         self.now_us += self.step_us;
@@ -176,10 +183,23 @@ pub(super) fn request(id: u64, num_prompt_tokens: usize, max_tokens: u32) -> Req
     )
 }
 
+/// Returns a request with a unique prompt of the usual length.
+pub(super) fn with_priority(id: u64, max_tokens: u32, priority: i32) -> Request {
+    Request {
+        priority,
+        ..request(id, NUM_PROMPT_TOKENS, max_tokens)
+    }
+}
+
+/// One of four priorities.
+pub(super) fn mixed_priority(id: u64) -> i32 {
+    (id * 7 % 4) as i32
+}
+
 /// A request that shares half of its prompt with every 64th other.
 pub(super) fn sharing_request(id: u64, max_tokens: u32) -> Request {
     const NUM_GROUPS: u64 = 64;
-    let mut request = request(id, NUM_PROMPT_TOKENS, max_tokens);
+    let mut request = with_priority(id, max_tokens, mixed_priority(id));
     let group = (id % NUM_GROUPS) as TokenId;
     request.prompt[..NUM_PROMPT_TOKENS / 2].fill(TokenId::MAX - group);
     request

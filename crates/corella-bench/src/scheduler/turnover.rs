@@ -34,10 +34,5 @@ pub(super) fn measure(
     make: impl Fn(u64) -> Request,
     limits: CallLimits,
 ) -> (Calls, Calls) {
-    let (mut schedule, mut update) = (Calls::new(limits), Calls::new(limits));
-    while schedule.go_on() {
-        let num_ended = traffic.step(&mut schedule, &mut update);
-        traffic.add(num_ended, &make);
-    }
-    (schedule, update)
+    traffic.measure(limits, |traffic, num_ended| traffic.add(num_ended, &make))
 }

@@ -4,7 +4,7 @@ use corella_core::BatchOutput;
 
 use super::calls::{CallLimits, Calls};
 use super::queue_cost::QueueCost;
-use super::traffic::{NUM_PROMPT_TOKENS, PRIORITY, Traffic, request};
+use super::traffic::{NUM_PROMPT_TOKENS, PRIORITY, Traffic, with_priority};
 
 pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) -> Vec<QueueCost> {
     let row = |page_size| cost(page_size, num_running, num_waiting, limits);
@@ -21,12 +21,8 @@ fn cost(page_size: u32, num_running: usize, num_waiting: usize, limits: CallLimi
     config.max_prefill_tokens = config.max_num_batched_tokens;
     config.max_passed_over = 1 << 16;
     let mut traffic = Traffic::new(config);
-    let urgent = |id: u64| request(id, NUM_PROMPT_TOKENS, MAX_TOKENS);
-    traffic.add(num_waiting, |id| {
-        let mut request = urgent(id);
-        request.priority = 1;
-        request
-    });
+    let urgent = |id: u64| with_priority(id, MAX_TOKENS, 0);
+    traffic.add(num_waiting, |id| with_priority(id, MAX_TOKENS, 1));
     let mut update = Calls::new(limits);
     while update.go_on() {
         traffic.add(num_running, urgent);
