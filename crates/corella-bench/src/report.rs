@@ -480,7 +480,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Tells what makes results weaker than they look.
+/// Writes the reasons to trust the results less.
 pub(crate) fn write_warnings(f: &mut fmt::Formatter<'_>, json: Value) -> fmt::Result {
     for warning in ResultFile::new(String::new(), json).warnings() {
         writeln!(f, "\n{warning}")?;

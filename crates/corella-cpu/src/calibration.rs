@@ -1,5 +1,5 @@
-//! Calibration for quantisation: runs a model one layer at a time over a text and sums the products
-//! of each matrix's inputs, which the compensation of rounding errors needs besides the weights.
+//! Calibration for quantisation: runs a model one layer at a time over a text and sums the products of each matrix's
+//! inputs. The compensation of rounding errors needs these sums and the weights.
 
 mod hessian;
 

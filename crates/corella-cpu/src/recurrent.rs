@@ -1,9 +1,9 @@
 //! Layers with a state for each sequence.
 //!
-//! A sequence's states of all layers are one record, which belongs to its slot. Its matrices are those at the start of
-//! a chunk, and beside them are the rows of the tokens since then. A row's addition to a state is applied when its
-//! chunk is complete and none of its tokens is a draft. So prefill and decode have the same arithmetic, a decode step
-//! only reads the matrices, and rejected drafts are overwritten.
+//! A slot has one record with its sequence's states of all layers. A record has the matrices at the start of a chunk,
+//! and the rows of the tokens since then. A row is added to the matrices when its chunk is complete and none of its
+//! tokens is a draft. So prefill and decode have the same arithmetic, a decode step only reads the matrices, and
+//! rejected drafts are overwritten.
 
 mod convolution_input;
 mod convolution_layer;

@@ -199,8 +199,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Launches a kernel with one parameter: the structure whose bytes are `args`.
     ///
     /// # Safety
-    /// The bytes are those of the kernel's parameter type, and all memory that the kernel accesses belongs to this
-    /// device and is not changed by other work meanwhile.
+    /// `args` has the kernel's parameter type. All memory that the kernel accesses belongs to this device, and no other
+    /// work changes it while the kernel runs.
     unsafe fn launch(
         &self,
         stream: Stream,

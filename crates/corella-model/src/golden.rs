@@ -177,8 +177,8 @@ impl Model {
 }
 
 impl Run {
-    /// Compares the log-probabilities at the first and at the last drawn token with those from `logits`. `tolerance` is
-    /// relative to the largest magnitude among these.
+    /// Compares the log-probabilities at the first and at the last drawn token with expected ones from `logits`.
+    /// `tolerance` is relative to the largest magnitude among `logits`.
     pub fn check(&self, logits: &[Vec<f32>; 2], tolerance: f32, name: &str) {
         let ends = [self.logprobs.first(), self.logprobs.last()];
         for (logits, actual) in logits.iter().zip(ends) {

@@ -229,7 +229,7 @@ impl GrammarCompiler {
     }
 
     /// Returns the limits of a grammar's parser. Grammars in Lark's notation have stricter limits, because they may be
-    /// ambiguous. Their symbols and those of schemas count together.
+    /// ambiguous. The symbols of Lark's notation and of schemas count together.
     fn limits(&self, source: &GrammarSource) -> ParserLimits {
         let mut limits = self.factory.limits().clone();
         let has_lark = match source {

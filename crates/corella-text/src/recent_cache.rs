@@ -1,5 +1,5 @@
-//! A cache of the most recent entries, within a bound. It keeps what requests have in common: compiled grammars, and
-//! the tokens of words and of long sections between special tokens.
+//! A cache of the most recent entries, within a bound. It serves requests with common parts: compiled grammars, and the
+//! tokens of words and of long sections between special tokens.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Facts about this process and its machine, which is the server's too if the server is local.
+/// Facts about this process and its machine. A local server runs on the same machine.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Provenance {
     /// The time at which the run began, since 1970.

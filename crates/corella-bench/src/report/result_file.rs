@@ -1,4 +1,4 @@
-//! The results of a benchmark as JSON: those of this program, and of `vllm bench serve`, whose keys are the same.
+//! The results of a benchmark as JSON, from this program or `vllm bench serve`. Both have the same keys.
 
 use std::path::Path;
 

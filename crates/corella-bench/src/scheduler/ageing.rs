@@ -1,4 +1,4 @@
-//! Measures a queue in which urgent newcomers pass other requests, until all of those age in one step.
+//! Measures a queue in which urgent newcomers pass other requests, until all passed requests age in one step.
 
 use super::calls::CallLimits;
 use super::queue_cost::QueueCost;

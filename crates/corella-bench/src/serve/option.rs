@@ -19,7 +19,7 @@ pub struct BenchServeOptions {
     pub model: Option<String>,
     pub endpoint: Endpoint,
     pub prompts: PromptSource,
-    /// Whether to get the tokens of the prompts from the server before the run, and to send those.
+    /// Whether to send tokens, which the server makes from the prompts before the run.
     pub pre_tokenize: bool,
     /// The number of requests to send. If there are fewer prompts, they are reused in order.
     pub num_prompts: usize,
@@ -35,7 +35,7 @@ pub struct BenchServeOptions {
     pub max_tokens: u32,
     /// Whether to request `max_tokens` tokens even if the model would end earlier.
     pub ignore_eos: bool,
-    /// The seed of random prompts, which is also sent with every request.
+    /// The seed of random prompts. Every request has it, too.
     pub seed: u64,
     pub temperature: f32,
     /// The API key, sent as a bearer token.

@@ -60,8 +60,8 @@ impl Queries {
     }
 }
 
-/// bf16 queries with room for the layer of the longest rows, `[kv_head][row][query head of the group][head_dim]`, so that the rows of an
-/// attention task are contiguous.
+/// bf16 queries with room for the layer of the longest rows: `[kv_head][row][query head of the group][head_dim]`, so
+/// that the rows of an attention task are contiguous.
 pub struct TileQueries {
     region: Region,
     max_rows: usize,

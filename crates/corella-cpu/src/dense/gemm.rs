@@ -4,8 +4,8 @@
 //! workers nor the rows beside a row affect its result.
 //!
 //! With bf16 products, rows are rounded to bf16 and multiplied pair by pair. With 8-bit weights, each row is quantised
-//! to 8 bits by its own largest magnitude, and the sums are exact integers. With grouped weights there is one integer
-//! sum per group, which is scaled and added in f32 in the order of the groups.
+//! to 8 bits by its own largest magnitude, and the sums are exact integers. With grouped weights, each group has an
+//! integer sum. The sums are scaled and added in f32 in the order of the groups.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -27,15 +27,15 @@ use super::packed_rows::PackedRows;
 use super::tiles::Tiles;
 use super::update::{Updates, Weights};
 
-/// The size of a block of packed rows, which stays in the second-level cache while all panels of a worker pass by.
+/// The size of a block of packed rows. It stays in the second-level cache while a worker reads all of its panels.
 const ROWS_BYTES: usize = 3 << 19;
-/// The numbers of tiles in a block of rows with which k is taken part by part.
+/// Blocks of rows with these numbers of tiles take k part by part.
 const PART_TILES: RangeInclusive<usize> = PANEL_BLOCK_BYTES / 64 / NEXT_LINES..=MAX_PART_TILES;
 /// The largest number of tiles in a block of rows.
 const MAX_PART_TILES: usize = 16;
 /// The number of k blocks in a part: 32 KiB of a panel, two thirds of a first-level cache.
 const PART_BLOCKS: usize = 16;
-/// Bytes that one row has in a block of k, in every form that matrix tiles read.
+/// The bytes of one row in a block of k, in every form that matrix tiles read.
 const ROW_BLOCK_BYTES: usize = TILE_K * 2;
 const PANEL_BLOCK_BYTES: usize = PANEL_LANES * ROW_BLOCK_BYTES;
 
@@ -400,7 +400,7 @@ impl Call<'_> {
         target: &OutputTile,
     ) {
         let (by_row, by_lane) = (self.a.scales_ptr(rows), self.weights.scales_ptr(panel));
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             (self.kernels.scale_sums)(sums, rows.len(), by_row, by_lane, target.to, target.stride);
         }

@@ -19,7 +19,7 @@ pub struct Grid {
     lane_parts: usize,
 }
 
-/// The smallest number of rows with which a worker is busy while the next panel's weights arrive.
+/// From this number of rows on, a worker is busy while the next panel's weights arrive.
 const MIN_ROWS: usize = 256;
 
 impl Grid {

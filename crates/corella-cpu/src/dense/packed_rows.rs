@@ -156,7 +156,7 @@ impl PackedRows {
             // SAFETY: the caller promises exclusive access; the row has `k` elements.
             unsafe { (kernels.hadamard)(quantised.wide.row_ptr(row), self.k) };
         }
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe { self.quantise(quantised, kernels, tile, row) };
     }
 

@@ -12,7 +12,7 @@ const LANES: usize = 16;
 /// See `Kernels::activate`.
 #[inline(always)]
 pub unsafe fn activate(activation: Activation, x: *mut f32, n: usize) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let x = unsafe { std::slice::from_raw_parts_mut(x, n) };
     match activation {
         Activation::Silu => for_each(x, |x| x / (1.0 + exp_lane(-x))),
@@ -26,7 +26,7 @@ pub unsafe fn activate(activation: Activation, x: *mut f32, n: usize) {
 /// See `Kernels::soft_cap`.
 #[inline(always)]
 pub unsafe fn soft_cap(x: *mut f32, n: usize, scale: f32, cap: f32) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let x = unsafe { std::slice::from_raw_parts_mut(x, n) };
     let twice = 2.0 * scale / cap;
     for_each(x, |x| cap - 2.0 * cap / (exp_lane(x * twice) + 1.0));

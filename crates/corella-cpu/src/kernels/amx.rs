@@ -258,7 +258,7 @@ unsafe fn int8_gemm(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { int8_gemm_rows(rows, num_rows, panel, num_blocks, prefetch, out, out_bytes) };
 }
 

@@ -78,7 +78,7 @@ unsafe fn gemm<const FORMAT: u8>(
     fetch_ahead: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match num_rows {
             ..=3 => with_rows!(num_rows, M in [1 2 3],
@@ -196,7 +196,7 @@ pub unsafe fn int8_gemm(
     for first in (0..num_rows).step_by(4) {
         let m = (num_rows - first).min(4);
         let (fetch_ahead, bytes) = (prefetch.is_ahead() && first == 0, num_rows * INT8_TILE_K);
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let (rows, out) = (
                 rows.add(first * INT8_TILE_K),
@@ -268,7 +268,7 @@ unsafe fn add_int8_tile<const M: usize>(
 ) {
     let ones = _mm256_set1_epi16(1);
     for i in 0..16 {
-        // SAFETY: the caller promises as much; prefetches may name any address.
+        // SAFETY: the caller upholds the contract; prefetches may name any address.
         unsafe {
             let w = tile.add(i * 64);
             if fetch_ahead {
@@ -318,7 +318,7 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn quantise_row(row: QuantiseRow) -> i32 {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { elementwise::quantise_row(row) }
 }
 

@@ -80,7 +80,7 @@ unsafe fn gemm<const FORMAT: u8>(
     fetch_ahead: bool,
     out: *mut f32,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
             gemm_tile::<FORMAT, M>(a, panel, k, fetch_ahead, out));
@@ -178,7 +178,7 @@ unsafe fn int8_gemm(
     out: *mut i32,
     out_bytes: usize,
 ) {
-    // SAFETY: the caller promises as much. Both kernels give the same results, because sums are exact.
+    // SAFETY: the caller upholds the contract. Both kernels give the same results, because sums are exact.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
             return avx2::int8_gemm(rows, panel, num_blocks, prefetch, out, out_bytes);
@@ -236,7 +236,7 @@ unsafe fn add_int8_blocks<const M: usize>(
 ) -> [[__m512i; M]; 2] {
     let others = prefetch.only_ahead();
     for block in 0..num_blocks {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let x = rows.add(block * M * INT8_TILE_K);
             let tiles = panel.add(block * 2048);
@@ -274,7 +274,7 @@ unsafe fn add_int8_lines<const M: usize>(
     for tile in 0..2 * num_blocks {
         let prefetch = prefetch.of_tile(tile);
         for line in lines.clone() {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 let weights = panel.add((tile * LINES + line) * 64);
                 prefetch.issue(weights, tile / 2 * LINES + line);
@@ -298,7 +298,7 @@ unsafe fn add_int8_lines<const M: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn load_raised(bytes: *const u8) -> __m512i {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let bytes = unsafe { _mm512_loadu_si512(bytes.cast()) };
     _mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN))
 }

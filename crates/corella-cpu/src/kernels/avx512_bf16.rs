@@ -55,7 +55,7 @@ unsafe fn gemm(
     out: *mut f32,
     out_bytes: usize,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
             gemm_tile::<M>(rows, panel, num_blocks, prefetch, out, out_bytes));
@@ -107,7 +107,7 @@ unsafe fn add_blocks<const M: usize>(
 ) -> [[__m512; M]; 2] {
     let others = prefetch.only_ahead();
     for block in 0..num_blocks {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let x = rows.add(block * M * TILE_K * 2);
             let tiles = panel.add(block * 2048);
@@ -144,7 +144,7 @@ unsafe fn add_lines<const M: usize>(
     for tile in 0..2 * num_blocks {
         let prefetch = prefetch.of_tile(tile);
         for line in lines.clone() {
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 let weights = panel.add((tile * LINES + line) * 64);
                 prefetch.issue(weights, tile / 2 * LINES + line);
@@ -167,7 +167,7 @@ unsafe fn add_lines<const M: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub unsafe fn load_pairs(pairs: *const u8) -> __m512bh {
-    // SAFETY: the caller promises as much; both types are 64 bytes.
+    // SAFETY: the caller upholds the contract; both types are 64 bytes.
     unsafe { std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(pairs.cast())) }
 }
 
@@ -178,7 +178,7 @@ pub unsafe fn load_pairs(pairs: *const u8) -> __m512bh {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub unsafe fn spread_pair(pair: *const u8) -> __m512bh {
-    // SAFETY: the caller promises as much; both types are 64 bytes.
+    // SAFETY: the caller upholds the contract; both types are 64 bytes.
     unsafe {
         let pair = pair.cast::<i32>().read_unaligned();
         std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(pair))
@@ -215,7 +215,7 @@ unsafe fn silu_mul_wide(x: *const f32, num_rows: usize, out: *mut f32, stride: u
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn silu_mul_lanes(x: *const f32) -> __m512 {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let (gate, up) = unsafe { (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16))) };
     let power = _mm512_mul_ps(gate, _mm512_set1_ps(-std::f32::consts::LOG2_E));
     let denominator = _mm512_add_ps(_mm512_set1_ps(1.0), exp2_lanes(power));

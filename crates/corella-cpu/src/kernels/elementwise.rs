@@ -18,8 +18,8 @@ pub struct QuantiseRow {
     pub num_rows: usize,
 }
 
-/// One head, to which RMS norm (unless `weight` is null) and RoPE are applied. RoPE rotates element
-/// i together with element `i + head_dim / 2`.
+/// One head before RMS norm (unless `weight` is null) and RoPE. RoPE rotates element i together with element
+/// `i + head_dim / 2`.
 #[derive(Clone, Copy)]
 pub struct NormRotate {
     pub x: *const f32,
@@ -34,8 +34,8 @@ pub struct NormRotate {
 /// The number of elements read before the first of them is written, so that results may replace inputs.
 const CHUNK: usize = 16;
 
-/// Separates chunks, each of which is a vector. Otherwise the compiler may take several chunks at a
-/// time, element by element, with gathers and scatters.
+/// Separates chunks of one vector each. Otherwise the compiler may take several chunks at a time, element by element,
+/// with gathers and scatters.
 #[inline(always)]
 fn end_chunk() {
     std::hint::black_box(());

@@ -17,8 +17,8 @@ pub enum Form {
     /// The layout of `Kernels::tile_gemm`: bf16 rows in tiles, each tile stored as `[k / 32][row][32]`.
     MatrixTiles,
     /// The layout of `Kernels::int8_gemm` and `Kernels::grouped_gemm`: int8 rows in tiles, each
-    /// tile stored as `[k / 64][row][64]`. Beside them lie each row's scale, which is known once
-    /// the row is complete, and the sums of its chunks.
+    /// tile stored as `[k / 64][row][64]`. Each row also has a scale, known once the row is complete, and the sums of
+    /// its chunks.
     Int8,
 }
 

@@ -1,5 +1,5 @@
 //! Gated delta networks: the rows of a chunk of one value head, and the state after a chunk. Each instruction set has
-//! its own compiled copy; those with fused multiply-adds compute the same bits.
+//! its own compiled copy. All copies with fused multiply-adds compute the same bits.
 //!
 //! With S the state in front of a chunk, and D(s, t) the decays after token s up to token t of the chunk,
 //!
@@ -21,8 +21,8 @@ const LANES: usize = 16;
 const ROWS: usize = 2;
 /// The number of the state's rows that share a pass over the updates.
 const STATE_ROWS: usize = 2;
-/// The number of tokens of a chunk. Chunks begin at multiples of it, so it decides about last bits. With 64,
-/// rows read more of each other; with 16, states move on more often, which takes about as long as with 32.
+/// The number of tokens of a chunk. Chunks begin at its multiples, so it affects the last bits of results. Chunks of 16
+/// are as fast as chunks of 32; with 64, each row reads more other rows.
 pub const DELTA_CHUNK: usize = 32;
 
 /// Some rows of a chunk of one value head. All pointers to rows are to `key_dim` or `value_dim` elements.
@@ -39,7 +39,7 @@ pub struct DeltaRows<'a> {
     pub first: usize,
     /// For each row, its query, its value and its strength.
     pub rows: &'a [DeltaRow],
-    /// `u` of the chunk's tokens, one after the other. The kernel writes those of its rows.
+    /// `u` of the chunk's tokens, one after the other. The kernel writes `u` of its rows.
     pub updates: *mut f32,
     /// The outputs of the rows, one after the other.
     pub out: *mut f32,
@@ -70,7 +70,7 @@ pub struct StateUpdate<'a> {
 #[inline(always)]
 pub unsafe fn delta_rows<V: Vector>(it: DeltaRows<'_>) {
     let dim = it.value_dim;
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         for (index, rows) in it.rows.chunks(ROWS).enumerate() {
             let first = it.first + index * ROWS;
@@ -103,7 +103,7 @@ unsafe fn read_state<V: Vector, const M: usize>(
 ) {
     let dim = it.value_dim;
     let mut j = 0;
-    // SAFETY: the caller promises as much; blocks end at the state's last column.
+    // SAFETY: the caller upholds the contract; blocks end at the state's last column.
     unsafe {
         while j + 2 * V::LEN <= dim {
             let mut sums = [[V::splat(0.0); 2]; M];
@@ -135,7 +135,7 @@ unsafe fn read_state<V: Vector, const M: usize>(
     }
 }
 
-/// Adds the values that token `t` reads from the chunk's tokens to those that it has read from the state.
+/// Token `t` has read the state. Adds the values that it reads from the chunk's tokens.
 #[inline(always)]
 unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, out: *mut f32) {
     let dim = it.value_dim;
@@ -145,7 +145,7 @@ unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, ou
         *since = exp_lane(decay - other);
     }
     let (mut of_key, mut of_query) = ([0.0; DELTA_CHUNK], [0.0; DELTA_CHUNK]);
-    // SAFETY: the caller promises as much; a chunk has at most `DELTA_CHUNK` tokens, and blocks end at the last column.
+    // SAFETY: the caller upholds the contract. A chunk has at most `DELTA_CHUNK` tokens; blocks end at the last column.
     unsafe {
         for s in 0..=t {
             // Updates are taken away, outputs added.
@@ -183,7 +183,7 @@ struct RowEnd<'a> {
     t: usize,
     row: &'a DeltaRow,
     since_start: f32,
-    /// For each token up to `t`, the factor of its update in that of `t`, and in the output.
+    /// For each token up to `t`, the factor of its update in the update of `t`, and in the output.
     of_key: [f32; DELTA_CHUNK],
     of_query: [f32; DELTA_CHUNK],
     out: *mut f32,
@@ -246,7 +246,7 @@ impl RowEnd<'_> {
 unsafe fn dot<V: Vector>(a: *const f32, b: *const f32, n: usize) -> f32 {
     let mut lanes = [0.0; LANES];
     let num_whole = n / LANES * LANES;
-    // SAFETY: the caller promises as much; blocks end at n, and all partial sums are written.
+    // SAFETY: the caller upholds the contract; blocks end at n, and all partial sums are written.
     unsafe {
         let mut sums = [V::splat(0.0); LANES / 4];
         for i in (0..num_whole).step_by(LANES) {
@@ -278,7 +278,7 @@ pub unsafe fn update_state<V: Vector>(it: StateUpdate<'_>) {
         weights[s] = exp_lane(decay - it.decays[s]);
     }
     let mut i = 0;
-    // SAFETY: the caller promises as much; blocks end at the state's last row.
+    // SAFETY: the caller upholds the contract; blocks end at the state's last row.
     unsafe {
         while i + STATE_ROWS <= it.key_dim {
             update_rows::<V, STATE_ROWS>(&it, i, since_start, &weights);
@@ -300,7 +300,7 @@ unsafe fn update_rows<V: Vector, const M: usize>(
     weights: &[f32; DELTA_CHUNK],
 ) {
     let (dim, num_tokens) = (it.value_dim, it.keys.len());
-    // SAFETY: the caller promises as much; blocks end at the state's last column.
+    // SAFETY: the caller upholds the contract; blocks end at the state's last column.
     unsafe {
         let mut factors = [[0.0; M]; DELTA_CHUNK];
         for s in 0..num_tokens {
@@ -345,7 +345,7 @@ unsafe fn update_columns<V: Vector, const M: usize, const N: usize>(
 ) {
     let (dim, num_tokens) = (it.value_dim, it.keys.len());
     let at = |m: usize, n: usize| (i + m) * dim + j + n * V::LEN;
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut sums = [[V::splat(0.0); N]; M];
         if !it.from.is_null() {
@@ -389,7 +389,7 @@ pub struct Convolution<'a> {
 pub unsafe fn convolve<V: Vector>(it: Convolution<'_>) {
     let inputs = || it.inputs.iter().enumerate().filter(|(_, x)| !x.is_null());
     let mut c = 0;
-    // SAFETY: the caller promises as much; blocks end at `len`.
+    // SAFETY: the caller upholds the contract; blocks end at `len`.
     unsafe {
         while c + V::LEN <= it.len {
             let mut sum = V::splat(0.0);
@@ -417,7 +417,7 @@ pub unsafe fn convolve<V: Vector>(it: Convolution<'_>) {
 /// Both have `n` elements.
 #[inline(always)]
 pub unsafe fn gate(x: *mut f32, gates: *const f32, n: usize) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let (x, gates) = unsafe {
         let x = std::slice::from_raw_parts_mut(x, n);
         (x, std::slice::from_raw_parts(gates, n))

@@ -127,7 +127,7 @@ impl SummedRows {
     pub unsafe fn chunk(&self, chunk: usize, first_row: usize) -> *const i8 {
         const CHUNKS: usize = INT8_TILE_K / CHUNK_K;
         let block = chunk / CHUNKS * self.num_rows + first_row;
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let block = self.rows.add(block * INT8_TILE_K);
             block.add(chunk % CHUNKS * CHUNK_K).cast()
@@ -140,7 +140,7 @@ impl SummedRows {
     /// The chunk and the row exist.
     #[inline(always)]
     pub unsafe fn sums(&self, chunk: usize, first_row: usize) -> *const i32 {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe { self.sums.add(chunk * self.num_rows + first_row) }
     }
 }
@@ -167,10 +167,10 @@ impl GroupedTile {
 /// For each tile, `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`,
 /// accumulated in f32 in ascending order of g; the sum over a group is an exact integer.
 ///
-/// The panel stores `q + middle`, where q is from -8 to 7 or from -128 to 127, or the number of one of `FP4_LEVELS`,
-/// which is q. With minimums it stores q itself, from 0 to 15, and `minimum[g][lane] * Σ_k rows[row][k]` is added for
-/// each group. Where a processor fuses multiply and add, each of these additions is rounded once. With `fetch_ahead`
-/// the panel comes from memory, and the kernel prefetches the memory after it. Without it, a kernel may do so if that
-/// is faster.
+/// The panel stores `q + middle` for integers q from -8 to 7 or from -128 to 127. If q is one of `FP4_LEVELS`, the
+/// panel stores the number of the level. With minimums it stores q itself, from 0 to 15, and
+/// `minimum[g][lane] * Σ_k rows[row][k]` is added for each group. Where a processor fuses multiply and add, each of
+/// these additions is rounded once. With `fetch_ahead` the panel comes from memory, and the kernel prefetches the
+/// memory after it. Without it, a kernel may prefetch if that is faster.
 pub type GroupedGemm =
     unsafe fn(tiles: &[GroupedTile], panel: *const u8, shape: GroupedShape, fetch_ahead: bool);

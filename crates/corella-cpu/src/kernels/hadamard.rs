@@ -40,7 +40,7 @@ pub unsafe fn hadamard(x: *mut f32, n: usize) {
 unsafe fn transform<const N: usize>(x: *mut f32, stride: usize) {
     let mut vectors = [[0.0; N]; HADAMARD_ORDER];
     for (i, vector) in vectors.iter_mut().enumerate() {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         *vector = unsafe { x.add(i * stride).cast::<[f32; N]>().read_unaligned() };
     }
     add_and_subtract::<1, N>(&mut vectors);
@@ -49,7 +49,7 @@ unsafe fn transform<const N: usize>(x: *mut f32, stride: usize) {
     add_and_subtract::<8, N>(&mut vectors);
     for (i, vector) in vectors.iter_mut().enumerate() {
         vector.iter_mut().for_each(|value| *value *= 0.25);
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             x.add(i * stride)
                 .cast::<[f32; N]>()

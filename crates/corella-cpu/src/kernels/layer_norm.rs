@@ -10,7 +10,7 @@ const LANES: usize = 16;
 /// See `Kernels::moments`.
 #[inline(always)]
 pub unsafe fn moments(x: *const f32, n: usize) -> [f32; 2] {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let x = unsafe { std::slice::from_raw_parts(x, n) };
     let mean = sum_of(x, |x| x) / n as f32;
     // A second pass, because differences of large sums of squares would lose what matters.

@@ -2,9 +2,8 @@
 
 use super::wants_prefetch;
 
-/// Cache lines that will be read soon, as up to four streams. Depending on the processor, they are
-/// prefetched one stream after the other, or one line of each stream in turn; the latter suits
-/// hardware that itself prefetches ahead in every page it sees touched.
+/// Cache lines that will be read soon, as up to four streams. They are prefetched one stream after the other, or one
+/// line of each stream in turn. Turns suit processors whose hardware prefetches ahead in every page in use.
 pub struct LineQueue {
     /// The next line of each stream, and the distance to the one after in bytes.
     streams: [(*const u8, usize); Self::NUM_STREAMS],

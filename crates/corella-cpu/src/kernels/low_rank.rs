@@ -19,7 +19,7 @@ pub struct LowRankDown {
     pub out: *mut f32,
 }
 
-/// The second product of an adapter: what the first one gave, times neighbouring output channels.
+/// The second product of an adapter: the outputs of the first product, times neighbouring output channels.
 pub struct LowRankUp {
     /// The `rank` sums of the first product.
     pub x: *const f32,
@@ -39,7 +39,7 @@ const CHUNK: usize = 16;
 /// Pointers are valid for the extents that [`LowRankDown`] names.
 #[inline(always)]
 pub unsafe fn low_rank_down(product: LowRankDown) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match product.dtype {
             DType::F32 => down::<f32>(product),
@@ -52,7 +52,7 @@ pub unsafe fn low_rank_down(product: LowRankDown) {
 /// Pointers are valid for the extents that [`LowRankUp`] names.
 #[inline(always)]
 pub unsafe fn low_rank_up(product: LowRankUp) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match product.dtype {
             DType::F32 => up::<f32>(product),
@@ -96,7 +96,7 @@ unsafe fn down_rows<T: Element, const N: usize>(
 ) {
     let mut sums = [[0.0_f32; CHUNK]; N];
     let mut i = 0;
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         while i + CHUNK <= k {
             let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
@@ -168,14 +168,14 @@ unsafe fn up_lanes<T: Element, const N: usize>(
     out: *mut f32,
 ) {
     let mut sums = [[0.0_f32; CHUNK]; N];
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         for row in 0..rank {
             let x = *x.add(row);
             for (chunk, sums) in sums.iter_mut().enumerate() {
                 let weights = matrix.add(row * stride + chunk * CHUNK);
-                // The same row of the next panel. Panels are too short for hardware to run ahead,
-                // and between two of one adapter come those of the others.
+                // The same row of the next panel. Hardware does not run ahead: panels are short, and the panels of
+                // all adapters alternate.
                 fetch(weights.wrapping_add(rank * stride).cast());
                 let weights = weights.cast::<[T; CHUNK]>().read_unaligned();
                 for j in 0..CHUNK {

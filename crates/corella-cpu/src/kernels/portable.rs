@@ -78,7 +78,7 @@ unsafe fn gemm<const FORMAT: u8>(
     out: *mut f32,
 ) {
     for q in 0..PANEL_LANES / 8 {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4], gemm_tile::<FORMAT, M>(a, panel, q, k, out));
         }
@@ -206,7 +206,7 @@ unsafe fn sum_of_squares(x: *const f32, n: usize) -> f32 {
 }
 
 unsafe fn quantise_row(row: QuantiseRow) -> i32 {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { elementwise::quantise_row(row) }
 }
 

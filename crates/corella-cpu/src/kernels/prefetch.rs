@@ -24,7 +24,7 @@ impl Prefetch {
         }
     }
 
-    /// The prefetches for lines that are read beside those that advance a half.
+    /// The prefetches for the second of two lines that are read together: the first has already advanced the half.
     pub fn only_ahead(self) -> Self {
         match self {
             Self::Half(_) => Self::Nothing,
@@ -51,7 +51,7 @@ impl Prefetch {
     }
 }
 
-/// Fetches the line at an address, which may be any, into the first-level cache.
+/// Fetches the line at any address into the first-level cache.
 #[inline(always)]
 pub fn fetch(line: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -24,7 +24,7 @@ pub unsafe fn add_products(
     len: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -84,7 +84,7 @@ unsafe fn avx2(
     len: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { tiles::<4, 16, true>(x, stride, num_rows, first, len, out) };
 }
 

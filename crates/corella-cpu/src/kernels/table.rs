@@ -30,7 +30,7 @@ pub struct Kernels {
     /// scale: `x[i]` is about `scale * (q[i] - 8)`.
     pub quantise_groups:
         unsafe fn(x: *const f32, num_groups: usize, group_len: usize, q: *mut u8, scales: *mut f32),
-    /// The bits of the largest magnitude. They are those of no finite number if there is a NaN or infinity.
+    /// The bits of the largest magnitude: of an infinity or a NaN if there is any.
     pub largest_bits: unsafe fn(x: *const f32, n: usize) -> u32,
     /// `out[i] = round(x[i] * scale)`, ties to even. The result is unspecified if it does not fit in 8 bits.
     pub quantise: unsafe fn(x: *const f32, n: usize, scale: f32, out: *mut i8),
@@ -100,7 +100,7 @@ pub struct Kernels {
     pub scores: ByKvFormat<Scores>,
     /// Turns one row's `ATTENTION_BLOCK` scores into weights `exp(score - max)`; all but the first
     /// `limit` weights are 0. Updates the running maximum and the 16 running sums, and returns the
-    /// factor by which everything accumulated before must be multiplied.
+    /// factor for values accumulated before.
     pub softmax_block:
         unsafe fn(scores: *mut f32, limit: usize, max: &mut f32, sums: *mut f32) -> f32,
     pub values: ByKvFormat<Values>,

@@ -9,7 +9,7 @@ use super::line_queue::LineQueue;
 pub const TILE_ATTENTION_BLOCK: usize = 256;
 /// The number of positions that one softmax takes in attention with matrix tiles.
 pub const TILE_SOFTMAX_BLOCK: usize = 64;
-/// The largest number of rows for which copying keys and values does not pay.
+/// Up to this number of rows, copies of keys and values cost more time than they save.
 pub const IN_PLACE_ROWS: usize = 8;
 /// The number of positions in a tile of keys.
 pub const KEY_TILE: usize = 16;
@@ -136,8 +136,8 @@ pub type CopyValues = unsafe fn(
 pub struct RowSums {
     /// Partial sums of the row's weights, one per lane.
     pub sums: [f32; 16],
-    /// The exponent to which weights are relative: a weight is 2 to the power of its score, in powers of 2, minus this.
-    /// It is an integer, raised when a score exceeds it by more than 16, so that rescaling is exact.
+    /// An exponent: a weight is 2 to the power of its score, in powers of 2, minus this reference. A score that exceeds
+    /// it by more than 16 raises it. It is an integer, so that rescaling is exact.
     pub reference: f32,
 }
 

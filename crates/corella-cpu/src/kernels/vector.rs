@@ -31,13 +31,13 @@ unsafe impl Vector for Four {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         Self(unsafe { from.cast::<[f32; 4]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe { to.cast::<[f32; 4]>().write_unaligned(self.0) };
     }
 
@@ -71,31 +71,31 @@ macro_rules! register {
 
             #[inline(always)]
             unsafe fn load(from: *const f32) -> Self {
-                // SAFETY: the caller promises as much.
+                // SAFETY: the caller upholds the contract.
                 unsafe { $load(from) }
             }
 
             #[inline(always)]
             unsafe fn store(self, to: *mut f32) {
-                // SAFETY: the caller promises as much.
+                // SAFETY: the caller upholds the contract.
                 unsafe { $store(to, self) };
             }
 
             #[inline(always)]
             unsafe fn splat(x: f32) -> Self {
-                // SAFETY: the caller promises as much.
+                // SAFETY: the caller upholds the contract.
                 unsafe { $splat(x) }
             }
 
             #[inline(always)]
             unsafe fn mul(self, other: Self) -> Self {
-                // SAFETY: the caller promises as much.
+                // SAFETY: the caller upholds the contract.
                 unsafe { $mul(self, other) }
             }
 
             #[inline(always)]
             unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
-                // SAFETY: the caller promises as much.
+                // SAFETY: the caller upholds the contract.
                 unsafe { $mul_add(self, factor, sum) }
             }
 

@@ -26,7 +26,7 @@ pub struct KernelSpeed {
     pub flops_per_s: f64,
     /// The bytes of weights, or of keys and values, that are read per second.
     pub bytes_per_s: f64,
-    /// The format whose peak compares with `flops_per_s`.
+    /// `flops_per_s` is compared with the peak of this format.
     pub format: WeightFormat,
 }
 

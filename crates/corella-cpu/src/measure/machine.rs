@@ -88,7 +88,7 @@ fn operations(kernels: &Kernels, iterations: usize) -> f64 {
 }
 
 /// Seconds of the fastest run, because other processes only ever slow a run down. Runs last much
-/// longer than a core takes to raise its clock rate, which is some milliseconds.
+/// longer than the few milliseconds in which a core raises its clock rate.
 fn best_of(pool: &mut ThreadPool, job: impl Fn(&Worker<'_>) + Sync) -> io::Result<f64> {
     const MIN_RUNS: usize = 5;
     const MIN_DURATION: Duration = Duration::from_millis(100);

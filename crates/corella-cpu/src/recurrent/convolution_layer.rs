@@ -1,7 +1,7 @@
 //! A gated short convolution over the spans of a step.
 //!
 //! Channels do not depend on each other. A task has some channels of a span and needs no barrier inside: it gates the
-//! inputs of all rows, convolves them, and keeps the ones that a later step reads.
+//! inputs of all rows, convolves them, and keeps the last inputs for later steps.
 
 use std::ops::Range;
 

@@ -181,8 +181,8 @@ impl StateMemory {
         Ok(state)
     }
 
-    /// Plans the snapshots of a step, which will be at the places of their slots, even if the step fails: steps in
-    /// flight may restore them, and their results are discarded.
+    /// Plans the snapshots of a step. Their progress is that of their slots even if the step fails: steps in flight may
+    /// restore them, and the results of those steps are discarded.
     pub fn plan_snapshots(&mut self, batch: &Batch) -> Result<(), String> {
         for kept in &batch.snapshots {
             let progress = self.slot_mut(kept.slot)?.progress;

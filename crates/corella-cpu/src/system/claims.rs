@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The claims of all workers on the units of one job, which runs between two barriers.
+/// The claims of all workers on the units of one job between two barriers.
 pub struct Claims {
     /// The claimed units of each worker's share.
     shares: Vec<Taken>,

@@ -1,8 +1,8 @@
 //! Packing of weights quantised in groups: integers and scales stored in the checkpoint, or computed here.
 //!
-//! Group scales are stored as f16, divided by a power of two per output channel, which gives them
-//! the range of f32. Scales that the checkpoint stores as f16 stay exact; the rounding of others
-//! adds less than a thousandth of the error of 4-bit weights.
+//! Group scales are stored as f16, and each output channel has a power of two as another factor, so that scales have
+//! the range of f32. Scales in f16 in the checkpoint stay exact. The rounding of other scales adds less than a
+//! thousandth of the error of 4-bit weights.
 
 use corella_model::{FP4_LEVELS, GroupFormat, GroupedRow};
 use half::f16;
@@ -36,9 +36,8 @@ impl GroupedPacking {
         }
     }
 
-    /// Keeps the integers of the checkpoint, given the formats of the combined matrices. Returns `None` if one of them
-    /// is stored in another way, with another number of bits or other levels, or in groups whose length is not a
-    /// multiple of 32.
+    /// Keeps the integers of the checkpoint, given the formats of the combined matrices. Returns `None` if the formats
+    /// differ, have another number of bits or other levels, or have groups whose length is not a multiple of 32.
     pub fn stored(
         bits: usize,
         parts: impl Iterator<Item = Option<GroupFormat>>,

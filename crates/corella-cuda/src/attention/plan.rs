@@ -141,8 +141,8 @@ impl AttentionShape {
         self.max_tasks(num_rows) + limits.num_blocks
     }
 
-    /// The most tasks of a step of `num_rows` rows, each of which may have a counter for each KV head: one for every
-    /// token, or several if a token has more heads than a tile.
+    /// The most tasks of a step of `num_rows` rows: one for every token, or several if a token has more heads than a
+    /// tile. A task may have a counter for each KV head.
     pub fn max_tasks(&self, num_rows: usize) -> usize {
         num_rows * self.group().div_ceil(SMALL_TILE_ROWS)
     }

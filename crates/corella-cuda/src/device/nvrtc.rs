@@ -153,7 +153,8 @@ impl Nvrtc {
 }
 
 /// The compilation target for a compute capability among known architectures, such as 90: its own, or the first of its
-/// generation, whose code it runs. Some instructions of 9.0 are in no later one, and have to be requested.
+/// generation, because a GPU runs code for earlier members of its generation. Some instructions exist only in 9.0, and
+/// have to be requested.
 fn architecture_of(known: &[i32], (major, minor): (i32, i32)) -> Option<String> {
     let of_generation = 10 * major;
     let found = [of_generation + minor, of_generation]

@@ -103,7 +103,7 @@ const LAYOUTS: [WeightLayout; 6] = [
     },
 ];
 
-/// Loads all kernels of all shapes in bf16, and for one shape those for f32, which serve tests.
+/// Loads all kernels of all shapes in bf16, and for tests the kernels of one shape in f32.
 pub fn load_all(device: &SharedDevice) -> Result<(), DeviceError> {
     for shape in &MODEL_SHAPES {
         for format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {

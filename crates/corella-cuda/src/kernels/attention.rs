@@ -254,8 +254,8 @@ impl AttentionScratch {
 }
 
 impl TileKernel {
-    /// Compiles the kernel with a tiling, or the one for f32 without. `None` if a block would exceed the device's
-    /// shared memory.
+    /// Compiles the kernel with a tiling, or the kernel for f32 without a tiling. `None` if a block would exceed the
+    /// device's shared memory.
     fn load(
         device: &SharedDevice,
         spec: &AttentionSpec,

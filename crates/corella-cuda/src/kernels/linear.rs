@@ -136,7 +136,7 @@ struct LinearArgs {
 }
 
 impl Linear {
-    /// Compiles the kernels for such weights and inputs of an element type, or finds them.
+    /// Compiles the kernels for a layout of weights and an element type of inputs, or finds them.
     pub fn load(
         device: &SharedDevice,
         weights: LinearWeights,
@@ -489,9 +489,9 @@ impl WideTile {
     }
 }
 
-/// The tile for few tiles in all. Memory is then the limit, as for fewer rows, so that a multiprocessor needs 20 KB of
-/// weights under way (`linear_narrow.cu`), and warps that multiply while others wait: four blocks of floats share it,
-/// each with 4 KiB in every stage except the one that is multiplied. Stages of integers have more inputs in proportion,
+/// The tile for few tiles in all. Memory is then the limit, as for fewer rows. A multiprocessor needs 20 KB of weights
+/// under way (`linear_narrow.cu`), and warps that multiply while others wait. Four blocks of floats share it: one stage
+/// of each is multiplied, and every other stage has 4 KiB under way. Stages of integers have more inputs in proportion,
 /// and two blocks share a multiprocessor.
 fn small_tile(layout: WeightLayout) -> WideTile {
     WideTile {
@@ -505,9 +505,9 @@ fn small_tile(layout: WeightLayout) -> WideTile {
     }
 }
 
-/// Integers with scales of groups need a second set of sums in registers, so that their tile is half as large. So is
-/// the tile of all integers, whose stages have more inputs. GPUs for workstations give a block 99 KiB of shared memory,
-/// which is too little for floats and for 4 bits: there all tiles are small.
+/// Integers have tiles of half the size: stages of integers have more inputs, and scales of groups need a second set of
+/// sums in registers. GPUs for workstations give a block 99 KiB of shared memory, too little for the large tiles of
+/// floats and of 4 bits: there all tiles are small.
 fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
     let tile = WideTile {
         channels: 128,

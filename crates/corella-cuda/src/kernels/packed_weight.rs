@@ -7,9 +7,9 @@
 //! halves of a register: in 8 bits, bytes 0, 2, 1 and 3 are four inputs in order; in 4 bits, nibbles 0, 4, 1, 5, 2, 6,
 //! 3 and 7 are eight.
 //!
-//! Scales and minimums of groups are f16, divided by a power of two for each channel, which gives them the range of
-//! f32: scales stored in f16 stay exact, and so do those in bf16 unless they are 2^28 times smaller than the channel's
-//! largest.
+//! Scales and minimums of groups are f16, and each channel has a power of two as another factor, so that they have the
+//! range of f32. Scales stored in f16 stay exact. Scales stored in bf16 stay exact unless they are 2^28 times smaller
+//! than the channel's largest.
 
 use corella_model::GroupedRow;
 use half::f16;

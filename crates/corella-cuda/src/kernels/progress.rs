@@ -26,7 +26,7 @@ impl ProgressKernel {
         load_kernel(device, "progress.cu", text, "progress", Vec::new()).map(Self)
     }
 
-    /// Sets the u64 at `progress` to the one at `step` with `num_layers` in its lower bits.
+    /// Copies the u64 at `step` to `progress`, with `num_layers` in its lower bits.
     ///
     /// # Safety
     /// Both addresses are valid; `progress` may be in pinned memory.

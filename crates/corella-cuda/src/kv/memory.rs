@@ -138,8 +138,8 @@ impl KvMemory {
         self.region.pointer().add(offset)
     }
 
-    /// Calls `visit` for the pages that fit into pinned memory at a time, with that memory and the position of their
-    /// bytes among those of all `pages`.
+    /// Calls `visit` for parts of `pages` that fit into pinned memory, with that memory, and with the position of the
+    /// part's bytes among the bytes of all pages.
     fn in_parts(&self, pages: &[PageId], mut visit: impl FnMut(&[PageId], usize, &mut Staging)) {
         let layer_bytes = self.geometry.layer_bytes();
         let at_once = pages_at_once(&self.geometry);

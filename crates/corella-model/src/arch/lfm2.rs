@@ -112,7 +112,7 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// The size of MLPs, which is derived from the stated one unless that is final.
+/// The size of MLPs, derived from the stated size unless the stated size is final.
 fn adjusted_size(fields: &dyn Fields, field: Field) -> Result<usize, CheckpointError> {
     const LARGEST: usize = 1 << 32;
     let size = fields.size(field)?;

@@ -106,8 +106,7 @@ impl Part {
     }
 }
 
-/// The stored order of a tensor's rows: rows of queries and keys may be stored in another order than the one of
-/// rotation.
+/// The stored order of a tensor's rows: rows of queries and keys may be stored in another order than for rotation.
 pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
     use LayerTensor::{DeltaO, K, KNorm, Q, QNorm};
     if layer.recurrent.is_some() {

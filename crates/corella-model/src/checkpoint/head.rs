@@ -3,9 +3,9 @@
 use crate::file::file_tensor::{FileTensor, TensorSource};
 use crate::{CheckpointError, ModelConfig, RowOrder};
 
-/// Sets the head of a model to the one in its files, as Transformers 5 does: a head that config.json ties to the
-/// embedding stays untied if the files have a separate one with other values. A model without a head, such as an
-/// embedding model of the class `MistralModel`, can still be loaded.
+/// Sets the head of a model from its files, as Transformers 5 does: if the files have a head with other values than the
+/// embedding, it stays untied despite config.json. A model without a head, such as an embedding model of the class
+/// `MistralModel`, can still be loaded.
 pub fn settle<S: TensorSource>(
     config: &mut ModelConfig,
     files: &[S],

@@ -16,8 +16,8 @@ pub struct EncoderSpec {
     pub num_segments: usize,
     /// The row of a text's first token in the table of learned positions (2 in RoBERTa).
     pub first_position: usize,
-    /// Whether the norms behind a layer's parts are of the residual stream to which the part has been added (BERT), and
-    /// not of the part alone. The norm before the head is then the one behind the last layer.
+    /// Whether a norm behind a layer's part takes the residual stream with the part (BERT) instead of the part alone.
+    /// The last layer's norm is then the norm before the head.
     pub norms_sums: bool,
 }
 

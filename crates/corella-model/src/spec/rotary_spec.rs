@@ -25,8 +25,8 @@ pub enum RotaryScaling {
         factor: f64,
         original_max_position: f64,
     },
-    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, and those between
-    /// are interpolated.
+    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, and the frequencies between them are
+    /// interpolated.
     Llama3 {
         factor: f64,
         low_freq_factor: f64,

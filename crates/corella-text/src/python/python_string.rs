@@ -395,7 +395,7 @@ fn is_decimal(text: &str) -> bool {
     !text.is_empty() && text.chars().all(is_digit)
 }
 
-/// Whether upper-case letters begin the runs of letters, and only those.
+/// Whether every run of letters begins with an upper-case letter and has no other.
 fn is_title(text: &str) -> bool {
     let mut is_within = false;
     let mut has_letter = false;

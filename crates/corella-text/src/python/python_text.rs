@@ -139,7 +139,7 @@ fn write_string(text: &str, out: &mut String) {
 }
 
 /// Python's `str.isprintable`: neither a separator other than the space, nor a control or format character. Rust
-/// escapes the latter, and also combining characters, which Python prints.
+/// escapes control and format characters, and also combining characters, which Python prints.
 pub fn is_printable(c: char) -> bool {
     if c == ' ' || c.is_ascii_graphic() {
         return true;

@@ -73,8 +73,8 @@ fn non_empty(json: &Value) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Normalises to NFC chunk by chunk. No ASCII character and no CJK ideograph changes with or
-/// composes with what precedes it, so the text may be cut before either.
+/// Normalises to NFC chunk by chunk. The text may be cut before an ASCII character or a CJK ideograph: neither changes
+/// or composes with a preceding character.
 fn nfc(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -39,7 +39,7 @@ unsafe fn configure(num_rows: usize) {
         0 => [low, low, low, low, low, 16, 16, 16],
         _ => [low, low, high, high, low, high, 16, 16],
     };
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { configure_full(rows) };
 }
 
@@ -204,7 +204,7 @@ unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     let steps_of_row = Products::num_steps(products).div_ceil(num_rows);
     let mut products = Products::new(products);
     for row in 0..num_rows {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             for _ in 0..steps_of_row {
                 products.step();
@@ -212,7 +212,7 @@ unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
             softmax_row(&mut block, row);
         }
     }
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { products.finish() };
 }
 

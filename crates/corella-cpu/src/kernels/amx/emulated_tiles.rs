@@ -33,12 +33,12 @@ thread_local! {
 /// The general registers by their numbers in instructions.
 type Registers = [u64; 16];
 
-/// Returns the length of the tile instruction at `site`, which is at least five bytes; `None` if there is none.
+/// Returns the length of the tile instruction at `site`: at least five bytes, or `None` without one.
 ///
 /// # Safety
 /// `site` is an address that is about to be executed.
 unsafe fn tile_instruction_bytes(site: *const u8) -> Option<usize> {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let (_, num_bytes) = unsafe { decode(site, site, &[0; 16]) }?;
     Some(num_bytes)
 }
@@ -49,7 +49,7 @@ unsafe fn tile_instruction_bytes(site: *const u8) -> Option<usize> {
 /// # Safety
 /// `code` has a tile instruction that the thread was about to execute with these registers.
 unsafe fn execute(code: *const u8, site: *const u8, registers: &Registers) -> Option<usize> {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let (instruction, num_bytes) = unsafe { decode(code, site, registers) }?;
     TILES.with(|tiles| {
         // SAFETY: the emulation executes no tile instruction, so this is the only reference to the thread's tiles. The
@@ -151,7 +151,7 @@ unsafe fn decode(
     (vvvv < NUM_TILES).then_some((instruction, 5))
 }
 
-/// An operand in memory, whose rows are `stride` bytes apart, as the index register says.
+/// An operand in memory. The index register has the distance between its rows in bytes.
 struct MemoryOperand {
     base: *const u8,
     stride: usize,
@@ -222,7 +222,7 @@ impl Tiles {
     unsafe fn execute(&mut self, instruction: Instruction) -> bool {
         match instruction {
             Instruction::Release => *self = Self::RELEASED,
-            // SAFETY: the caller promises as much.
+            // SAFETY: the caller upholds the contract.
             Instruction::LoadConfig(config) => return unsafe { self.configure(config) },
             Instruction::Zero(tile) => {
                 if !self.is_configured(tile) {
@@ -238,7 +238,7 @@ impl Tiles {
                 for row in 0..self.rows[tile] {
                     let from = from.wrapping_add(row.wrapping_mul(stride));
                     let to = self.tiles[tile][row].as_mut_ptr();
-                    // SAFETY: the caller promises as much, and a row of a tile has at least as many bytes.
+                    // SAFETY: the caller upholds the contract, and a row of a tile has at least as many bytes.
                     unsafe { copy_row(from, to, self.row_bytes[tile]) };
                 }
             }
@@ -285,7 +285,7 @@ impl Tiles {
     /// # Safety
     /// `config` has 64 bytes.
     unsafe fn configure(&mut self, config: *const u8) -> bool {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         let config = unsafe { config.cast::<[u8; 64]>().read_unaligned() };
         *self = Self::RELEASED;
         if config[0] == 0 {
@@ -360,7 +360,7 @@ type HalvesOfRows = [[[i32; ROW_BYTES / 4]; 2]; ROWS_AT_ONCE];
 /// # Safety
 /// Both places have `num_bytes` bytes.
 unsafe fn copy_row(from: *const u8, to: *mut u8, num_bytes: usize) {
-    // SAFETY: the caller promises as much. A constant length becomes one instruction.
+    // SAFETY: the caller upholds the contract. A constant length becomes one instruction.
     unsafe {
         match num_bytes {
             ROW_BYTES => from.copy_to(to, ROW_BYTES),
@@ -369,8 +369,8 @@ unsafe fn copy_row(from: *const u8, to: *mut u8, num_bytes: usize) {
     }
 }
 
-/// Sums the products of first elements and of second elements separately, adds the two sums, and
-/// adds that to `sum`, which is the order that the manual gives.
+/// Adds in the order of the manual: the products of first elements and of second elements have separate sums, and the
+/// total of both is added to `sums`.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn add_bf16_pairs(
     sums: [__m512i; ROWS_AT_ONCE],

@@ -34,7 +34,7 @@ pub unsafe fn gemm(
     shape: GroupedShape,
     fetch_ahead: bool,
 ) {
-    // SAFETY: the caller promises as much, and the process may use tiles.
+    // SAFETY: the caller upholds the contract, and the process may use tiles.
     unsafe {
         if let [tile] = tiles
             && tile.rows.num_rows <= FEW_ROWS

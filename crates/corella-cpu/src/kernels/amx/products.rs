@@ -47,7 +47,7 @@ impl<'a> Products<'a> {
     /// See [`TileProduct`]. From the first step to `finish`, nothing else may use the thread's tiles.
     #[inline(always)]
     pub unsafe fn step(&mut self) {
-        // SAFETY: the caller promises as much, and nothing else uses tiles between two steps.
+        // SAFETY: the caller upholds the contract, and nothing else uses tiles between two steps.
         unsafe {
             let Some(progress) = &mut self.current else {
                 return self.begin();
@@ -70,7 +70,7 @@ impl<'a> Products<'a> {
     /// See `step`.
     #[inline(always)]
     unsafe fn begin(&mut self) {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             if let Some(finished) = self.finished.take() {
                 store(finished);
@@ -96,7 +96,7 @@ impl<'a> Products<'a> {
     /// # Safety
     /// See `step`.
     pub unsafe fn finish(&mut self) {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             while self.current.is_some() || self.finished.is_some() || self.waiting.len() > 0 {
                 self.step();

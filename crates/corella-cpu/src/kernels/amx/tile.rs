@@ -49,7 +49,7 @@ fn tile_config(TileShape { num_rows, k }: TileShape) -> TileConfig {
 /// # Safety
 /// The process must have permission to use tiles.
 pub unsafe fn configure(shape: TileShape) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { load_config(&tile_config(shape)) };
 }
 
@@ -63,7 +63,7 @@ pub unsafe fn configure_full(rows: [usize; 8]) {
         config.rows[tile] = num_rows as u8;
         config.row_bytes[tile] = if num_rows > 0 { 64 } else { 0 };
     }
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { load_config(&config) };
 }
 
@@ -78,7 +78,7 @@ unsafe fn load_config(config: &TileConfig) {
 /// The process must have permission to use tiles.
 pub unsafe fn configure_rows(num_rows: usize) {
     let k = TILE_K;
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe { configure(TileShape { num_rows, k }) };
 }
 

@@ -1,8 +1,7 @@
 //! GEMM with group-wise scaled weights in AVX2.
 //!
-//! 4-bit weights are multiplied as unsigned values of at most 15: the products of a whole chunk of
-//! 32 can be summed in 16 bits, or those of half a chunk of FP4 levels. 8-bit weights are multiplied by magnitude, and only two products
-//! fit in 16 bits.
+//! 4-bit weights are multiplied as unsigned values of at most 15: 16 bits hold the sum of a whole chunk of 32 products,
+//! or of half a chunk with FP4 levels. 8-bit weights are multiplied by magnitude, and 16 bits hold only two products.
 
 use std::arch::x86_64::*;
 
@@ -24,7 +23,7 @@ pub unsafe fn gemm(
     fetch_ahead: bool,
 ) {
     for (index, GroupedTile { rows, out }) in tiles.iter().enumerate() {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe { gemm_tile(rows, panel, shape, fetch_ahead && index == 0, *out) };
     }
 }
@@ -42,7 +41,7 @@ unsafe fn gemm_tile(
         let first = part * rows.num_rows / num_parts;
         let end = (part + 1) * rows.num_rows / num_parts;
         let fetch_ahead = fetch_ahead && part == 0;
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let out = out.add(first * PANEL_LANES);
             with_rows!(end - first, M in [1 2 3], match (shape.bits, shape.is_fp4) {

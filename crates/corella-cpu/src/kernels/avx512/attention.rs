@@ -26,7 +26,7 @@ pub unsafe fn scores<const FORMAT: u8>(
             (_, 2..) => 2,
             _ => 1,
         };
-        // SAFETY: the caller promises as much, and `at_once` groups are left.
+        // SAFETY: the caller upholds the contract, and `at_once` groups are left.
         unsafe {
             match at_once {
                 4 => with_rows!(num_rows, M in [1 2 3 4 5 6],
@@ -130,7 +130,7 @@ pub unsafe fn values<const FORMAT: u8>(
             (_, 2..) => 2,
             _ => 1,
         };
-        // SAFETY: the caller promises as much, and `at_once` vectors of lanes are left.
+        // SAFETY: the caller upholds the contract, and `at_once` vectors of lanes are left.
         unsafe {
             match at_once {
                 4 => with_rows!(num_rows, M in [1 2 3 4 5 6],

@@ -11,7 +11,7 @@ use crate::kernels::{INT8_TILE_K, PANEL_LANES, avx2, wants_prefetch, with_rows};
 /// The largest number of rows whose sums stay in registers.
 const MAX_ROWS: usize = 6;
 
-/// The largest number of rows with which a Zen 4 core reads panels faster without prefetches, because memory limits it.
+/// Up to this number of rows, memory limits a Zen 4 core, and the core reads panels faster without prefetches.
 /// With six rows of 4 bits and the next panel prefetched, it is 1.28 times as fast.
 const fn few_rows(bits: usize) -> usize {
     match bits {
@@ -28,7 +28,7 @@ pub unsafe fn gemm(
     shape: GroupedShape,
     fetch_ahead: bool,
 ) {
-    // SAFETY: the caller promises as much. Both kernels give the same results, because integer sums
+    // SAFETY: the caller upholds the contract. Both kernels give the same results, because integer sums
     // are exact and the rest is computed in the same order.
     unsafe {
         if !is_x86_feature_detected!("avx512vnni") {
@@ -126,7 +126,7 @@ impl Part<'_> {
     >(
         &self,
     ) {
-        // SAFETY: the caller promises as much. A constant number of chunks keeps the sums in registers.
+        // SAFETY: the caller upholds the contract. A constant number of chunks keeps the sums in registers.
         unsafe {
             match self.shape.group_chunks {
                 1 => self.run_groups::<M, BITS, IS_FP4, HAS_MINIMUM, 1>(),
@@ -197,7 +197,7 @@ impl<const M: usize, const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: b
     #[inline(always)]
     unsafe fn add(&self, num_chunks: usize, acc: &mut [[__m512; 2]; M]) {
         let head_bytes = LANE_F16_BYTES * (1 + usize::from(HAS_MINIMUM));
-        // SAFETY: the caller promises as much, and the rows have these chunks. Prefetches may name any address.
+        // SAFETY: the caller upholds the contract, and the rows have these chunks. Prefetches may name any address.
         unsafe {
             let mut row_sums = [0; M];
             let mut sums = [[_mm512_setzero_si512(); 2]; M];

@@ -62,7 +62,7 @@ unsafe fn scores(
             below: 16 * ROW_BYTES,
             adds: false,
         };
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe { multiply(&product, num_rows, lines) };
     }
 }
@@ -95,7 +95,7 @@ unsafe fn values(
             below: TILE_BYTES,
             adds: true,
         };
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe { multiply(&product, num_rows, lines) };
     }
 }
@@ -107,7 +107,7 @@ unsafe fn values(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     let num_rows = block.ends.len();
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         for row in 0..num_rows {
             softmax_row(&mut block, row);
@@ -130,7 +130,7 @@ unsafe fn multiply(product: &TileProduct, num_rows: usize, lines: &mut LineQueue
         let row = first % 16 * product.out_stride + first / 16 * product.below;
         block.out = product.out.wrapping_byte_add(row);
         let num_rows = ROWS.min(num_rows - first);
-        // SAFETY: the caller promises as much, and these rows are in one half of the tile.
+        // SAFETY: the caller upholds the contract, and these rows are in one half of the tile.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4 5 6 7 8], multiply_rows::<M>(&block, lines));
         }

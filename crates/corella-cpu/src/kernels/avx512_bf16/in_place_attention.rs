@@ -36,7 +36,7 @@ unsafe fn scores<const INT8: bool>(
     lines: &mut LineQueue,
 ) {
     const { assert!(IN_PLACE_ROWS == 8) };
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8],
             score_rows::<M, INT8>(q, q_stride, keys, out, lines));
@@ -52,7 +52,7 @@ unsafe fn score_rows<const M: usize, const INT8: bool>(
     lines: &mut LineQueue,
 ) {
     let mut tiles = keys.tiles;
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         while !tiles.is_empty() {
             match tiles {
@@ -111,7 +111,7 @@ unsafe fn score_tiles<const M: usize, const N: usize, const INT8: bool>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
 unsafe fn two_pairs<const INT8: bool>(first: *const u8, second: *const u8) -> [__m512bh; 2] {
-    // SAFETY: the caller promises as much; both types are 64 bytes.
+    // SAFETY: the caller upholds the contract; both types are 64 bytes.
     unsafe {
         match INT8 {
             false => [load_pairs(first), load_pairs(second)],
@@ -133,7 +133,7 @@ unsafe fn values<const INT8: bool>(
     out: *mut f32,
     lines: &mut LineQueue,
 ) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         with_rows!(num_rows, M in [1 2 3 4 5 6 7 8],
             weigh_values::<M, INT8>(weights, values, out, lines));
@@ -150,7 +150,7 @@ unsafe fn weigh_values<const M: usize, const INT8: bool>(
 ) {
     let mut dim = 0;
     while dim < values.head_dim {
-        // SAFETY: the caller promises as much, and this many dimensions are left, a multiple of 32.
+        // SAFETY: the caller upholds the contract, and this many dimensions are left, a multiple of 32.
         dim += unsafe {
             match values.head_dim - dim {
                 128.. if M <= 2 => weigh_dims::<M, 8, INT8>(weights, values, dim, out, lines),
@@ -172,7 +172,7 @@ unsafe fn weigh_dims<const M: usize, const N: usize, const INT8: bool>(
     lines: &mut LineQueue,
 ) -> usize {
     let pair_bytes = if INT8 { 2 } else { 4 };
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let out = out.add(tile_out_index(0, dim));
         let place = |row: usize, vector: usize| out.add(tile_out_index(row, vector * 16));

@@ -17,7 +17,7 @@ pub unsafe fn store_keys(
 ) {
     debug_assert!(positions.end <= KEY_TILE && head_dim.is_multiple_of(TILE_K));
     if positions.len() == 1 {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         return unsafe { store_key(rows, positions.start, head_dim, tile, tile_stride) };
     }
     let written = ((1_u32 << positions.end) - (1 << positions.start)) as __mmask16;
@@ -109,7 +109,7 @@ pub unsafe fn store_values(
 /// See `Kernels::norm_rotate`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub unsafe fn norm_rotate(head: NormRotate, out: *mut f32) {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         if !head.head_dim.is_multiple_of(TILE_K) {
             return (avx512::KERNELS.norm_rotate)(head, out);
@@ -122,7 +122,7 @@ pub unsafe fn norm_rotate(head: NormRotate, out: *mut f32) {
 /// See `TileAttention::norm_rotate_rounded`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 pub unsafe fn norm_rotate_rounded(head: NormRotate, out: *mut u16) {
-    // SAFETY: the caller promises as much; both types are 32 bytes.
+    // SAFETY: the caller upholds the contract; both types are 32 bytes.
     unsafe {
         for_rotated(head, |i, values| {
             let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(values));
@@ -141,7 +141,7 @@ pub unsafe fn norm_rotate_rounded(head: NormRotate, out: *mut u16) {
 unsafe fn for_rotated(head: NormRotate, store: impl Fn(usize, __m512)) {
     let half = head.head_dim / 2;
     debug_assert!(half.is_multiple_of(16));
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); 2];
         for i in (0..half).step_by(16) {
@@ -353,7 +353,7 @@ pub unsafe fn weigh(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn round(x: *const f32) -> __m256i {
-    // SAFETY: the caller promises as much; both types are 32 bytes.
+    // SAFETY: the caller upholds the contract; both types are 32 bytes.
     unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(_mm512_loadu_ps(x))) }
 }
 
@@ -362,7 +362,7 @@ unsafe fn round(x: *const f32) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn round_block(x: *const f32) -> __m512i {
-    // SAFETY: the caller promises as much; both types are 64 bytes.
+    // SAFETY: the caller upholds the contract; both types are 64 bytes.
     unsafe {
         let (low, high) = (_mm512_loadu_ps(x), _mm512_loadu_ps(x.add(16)));
         std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))

@@ -1,7 +1,7 @@
 //! The softmax of attention with bf16 pair products, one row at a time.
 //!
-//! Softmax weights are powers of two relative to an integer exponent of the row, which is raised when a score exceeds
-//! it by 16. So earlier sums are scaled by a power of two, exactly.
+//! Softmax weights are powers of two relative to an integer exponent of the row. A score that exceeds the exponent by
+//! 16 raises it. Earlier sums are then scaled by a power of two, exactly.
 
 use std::arch::x86_64::*;
 
@@ -110,8 +110,7 @@ unsafe fn weigh_scores(
     }
 }
 
-/// Raises a row's reference. Rescales what the row has accumulated, and those weights of the
-/// attention block that have not been used yet.
+/// Raises a row's reference. Rescales the row's sums and outputs, and the unused weights of the attention block.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
@@ -213,7 +212,7 @@ fn row_scale(sums: &RowSums) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn scaled(out: *const f32, i: usize, scale: __m512) -> __m512 {
-    // SAFETY: the caller promises as much.
+    // SAFETY: the caller upholds the contract.
     let values = unsafe { _mm512_loadu_ps(out.add(tile_out_index(0, i))) };
     _mm512_fmadd_ps(values, scale, _mm512_setzero_ps())
 }

@@ -17,7 +17,7 @@ pub unsafe fn scores<const FORMAT: u8>(
     out: *mut f32,
 ) {
     for group in groups {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4],
                 scores_tile::<FORMAT, M>(q, group, stride, head_dim, out));
@@ -97,7 +97,7 @@ pub unsafe fn values<const FORMAT: u8>(
 ) {
     let out_stride = value_stride(head_dim);
     for lane in (0..out_stride).step_by(ATTENTION_LANES) {
-        // SAFETY: the caller promises as much, and 16 lanes are left.
+        // SAFETY: the caller upholds the contract, and 16 lanes are left.
         unsafe {
             with_rows!(num_rows, M in [1 2 3 4],
                 values_tile::<FORMAT, M>(weights, scale, runs, head_dim, lane, out));

@@ -16,7 +16,7 @@ pub unsafe fn gemm(
     _fetch_ahead: bool,
 ) {
     for GroupedTile { rows, out } in tiles {
-        // SAFETY: the caller promises as much.
+        // SAFETY: the caller upholds the contract.
         unsafe { gemm_tile(rows, panel, shape, *out) };
     }
 }

@@ -163,7 +163,7 @@ unsafe fn in_parts(
             continue;
         }
         let is_last = end == num_blocks;
-        // SAFETY: the caller promises as much, and there is room for the sums and the outputs.
+        // SAFETY: the caller upholds the contract, and there is room for the sums and the outputs.
         unsafe {
             gemm(&TilePart {
                 rows: rows.add(first * num_rows * 64),

@@ -15,8 +15,8 @@ use crate::kernel_include::INCLUDES;
 
 const EMULATION: &str = include_str!("../emulation.h");
 
-/// The path of the shared object of a source. Another process or thread may compile it at the same time; one result
-/// then replaces the other, which is equal.
+/// The path of the shared object of a source. Another process or thread may compile the same source at the same time.
+/// One result then replaces an equal one.
 pub fn compile(source: &ModuleSource) -> Result<PathBuf, DeviceError> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let flags = flags(source);

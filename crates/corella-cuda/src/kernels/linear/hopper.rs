@@ -62,7 +62,7 @@ const SMALL: HopperTile = HopperTile {
 
 /// Inputs of a stage: 128 bytes, which tensor maps swizzle.
 const STAGE_INPUTS: usize = 64;
-/// Rows of a band, which is walked channel by channel.
+/// Rows of a band. Blocks go through a band channel by channel.
 const BAND_ROWS: usize = 2048;
 /// Channels of a warpgroup.
 const WARPGROUP_CHANNELS: usize = 64;

@@ -10,8 +10,8 @@ use crate::{Fault, MockConfig};
 pub(super) struct StepClock {
     /// The time at which the last step leaves the last stage.
     busy_until: Instant,
-    /// The mock's own work since the last step was planned. It counts as a part of the next step's time, because what
-    /// the mock stands for has none.
+    /// The mock's own work since the last step was planned. It counts as a part of the next step's time, because a
+    /// device would not do it.
     own_work: Duration,
 }
 

@@ -50,8 +50,8 @@ impl Decimal {
         }
     }
 
-    /// The decimals that llguidance writes for a double: the shortest one that reads as it, and for an integer all of its
-    /// digits. They differ beyond 2^53 only.
+    /// The decimals that llguidance writes for a double: the shortest decimal that reads as the double, and for an
+    /// integer all digits. They differ beyond 2^53 only.
     pub(super) fn shown(double: f64) -> [Self; 2] {
         let shortest = Self::parse(&format!("{double:e}"));
         let whole = match double.fract() == 0.0 {

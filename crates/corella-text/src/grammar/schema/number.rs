@@ -1,7 +1,7 @@
 //! Conditions on numbers in a form that llguidance follows without an error. It computes with doubles and 64-bit
 //! integers: exclusive bounds let the bound itself through, and large numbers overflow. So the bounds of a schema are
-//! made inclusive, and moved inwards to the next double that is shown as a number within them. Only answers that no
-//! reader with doubles tells from the bound are lost, and those that are very near to zero or beyond 64 bits.
+//! made inclusive, and moved inwards to the next double that is shown as a number within them. This loses numbers that
+//! doubles do not tell from the bound, numbers very near to zero, and numbers beyond 64 bits.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -257,7 +257,7 @@ impl Step {
     }
 }
 
-/// The steps of a schema. llguidance multiplies those that apply to one number.
+/// The steps of a schema. llguidance multiplies the steps of one number.
 #[derive(Default)]
 pub(super) struct StepSet {
     steps: BTreeSet<(u64, u32)>,

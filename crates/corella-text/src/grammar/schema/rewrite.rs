@@ -159,8 +159,8 @@ fn target_mut<'a>(root: &'a mut Value, reference: &str) -> Option<&'a mut Value>
     })
 }
 
-/// Refuses required members that no object may have. Validators refuse any answer to such a schema, with the member and
-/// without it, and llguidance calls it unsatisfiable.
+/// Refuses required members that no object may have. Validators refuse every answer to such a schema, and llguidance
+/// calls it unsatisfiable.
 fn check_required(fields: &Map<String, Value>) -> Result<(), String> {
     let is_closed = fields.get("additionalProperties") == Some(&Value::Bool(false))
         && !fields.contains_key("patternProperties");

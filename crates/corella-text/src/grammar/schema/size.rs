@@ -15,7 +15,7 @@ use crate::GrammarError;
 const MAX_OPTIONAL: usize = 500;
 /// Optional members of an object with `minProperties` or `maxProperties`: each number of them is a case of its own.
 const MAX_COUNTED: usize = 64;
-/// Members in `required` alone, each of which repeats the schema of further members.
+/// Members in `required` alone. Each repeats the schema of further members.
 const MAX_UNNAMED: usize = 200;
 /// Pairs of patterns in all `patternProperties`, which are compared.
 const MAX_PATTERN_PAIRS: usize = 4_000;

@@ -1,8 +1,8 @@
 //! A detour: a jump in the place of a tile instruction, to code that emulates the instruction.
 //!
-//! A signal takes ten times longer than most emulated instructions. So the signal handler only builds a detour, which
-//! the thread takes from then on. Other threads may be executing the same instruction meanwhile: the first byte is
-//! invalid until all others are written, and the handler lets threads that meet it wait.
+//! A signal takes ten times longer than most emulated instructions. So the signal handler only builds a detour, and
+//! threads take the detour from then on. Another thread may execute the instruction while it is replaced: the first
+//! byte is invalid until all others are written, and a thread that meets it waits in the handler.
 
 use std::arch::naked_asm;
 use std::mem::offset_of;
@@ -115,7 +115,7 @@ impl Area {
     /// # Safety
     /// `site` is an address that is about to be executed.
     unsafe fn has_detour(&self, site: *const u8) -> bool {
-        // SAFETY: the caller promises as much, and bytes after a jump's first belong to it.
+        // SAFETY: the caller upholds the contract, and bytes after a jump's first belong to it.
         unsafe {
             site.read() == JUMP && {
                 let distance = site.add(1).cast::<i32>().read_unaligned();
@@ -148,8 +148,8 @@ impl Area {
             site,
             original: [0; MAX_INSTRUCTION_BYTES],
         };
-        // SAFETY: the caller promises the instruction, which is at least as long as the jump. Its bytes are replaced in
-        // an order in which no thread executes a mixture.
+        // SAFETY: the caller promises the instruction, and tile instructions are at least as long as the jump. The
+        // first byte is invalid until all others are replaced, so no thread executes a mixture.
         unsafe {
             site.copy_to(detour.original.as_mut_ptr(), num_bytes);
             at.cast::<Detour>().write_unaligned(detour);
@@ -223,8 +223,8 @@ extern "C" fn emulate(saved: &mut Saved) {
     }
 }
 
-/// Saves all registers and flags, calls `emulate`, restores them, and continues after the instruction. Rounding is that
-/// of tiles meanwhile, which is the usual.
+/// Saves all registers and flags, calls `emulate`, restores them, and continues after the instruction. `emulate` runs
+/// with the usual rounding, as tiles do.
 #[unsafe(naked)]
 unsafe extern "C" fn enter() {
     naked_asm!(
