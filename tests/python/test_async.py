@@ -1,10 +1,12 @@
 """The asynchronous twins answer the same, never block the event loop, and let go when they are cancelled."""
 
 import asyncio
+import selectors
 
 import pytest
 from corella import LLM, EngineError, RequestError, SamplingParams
-from patience import wait_until, wait_until_async
+from corella.stream import next_item
+from patience import PATIENCE_S, wait_until, wait_until_async
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 PARAMS = SamplingParams(max_tokens=30, seed=3)
@@ -93,6 +95,43 @@ def test_errors_reach_the_awaiting_task(llm):
                 pass
 
     asyncio.run(ask())
+
+
+class SilentJob:
+    """A job without an item."""
+
+    def deliver_next(self, callback):
+        pass
+
+
+class InterruptedSelector(selectors.DefaultSelector):
+    """Calls `interrupt` when the loop goes to sleep, where signals are handled."""
+
+    interrupt = None
+
+    def select(self, timeout=None):
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt:
+            interrupt()
+        return super().select(timeout)
+
+
+def test_a_notebook_interrupts_a_cell_that_awaits():
+    late = []
+    selector = InterruptedSelector()
+
+    async def wait():
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        loop.call_later(PATIENCE_S, late.append, "the loop slept")
+        # A notebook cancels the cell by a callback, which does not wake the loop.
+        selector.interrupt = lambda: loop.call_soon(task.cancel)
+        await next_item(SilentJob())
+
+    with pytest.raises(asyncio.CancelledError), asyncio.Runner(
+        loop_factory=lambda: asyncio.SelectorEventLoop(selector)
+    ) as runner:
+        runner.run(wait())
+    assert not late
 
 
 def test_closing_wakes_who_awaits():

@@ -1,6 +1,7 @@
 """What is wrong is said at once, by its name."""
 
 import copy
+import math
 import pickle
 import string
 import subprocess
@@ -30,6 +31,8 @@ QUESTION = [{"role": "user", "content": "Hello!"}]
         ({"draft_model": "x"}, "draft_model needs speculate draft"),
         ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"model": object()}, "is neither a text, a number, a list nor a dict"),
+        ({"gpu_memory_utilization": math.nan}, "gpu_memory_utilization is nan: numbers must be finite"),
+        ({"temperature": 1}, "use SamplingParams(temperature=...) or override_generation_config"),
     ],
 )
 def test_wrong_options_are_named(options, message):
@@ -119,6 +122,9 @@ def test_options_mean_what_they_say(llm):
         (lambda llm: llm.generate("x", SamplingParams(temperature=-1)), "temperature", "temperature"),
         (lambda llm: llm.generate("x", SamplingParams(top_p=2)), "top_p", "above 0 and at most 1"),
         (lambda llm: llm.generate("x", temprature=1), "temprature", "did you mean `temperature`"),
+        (lambda llm: llm.generate("x", SamplingParams(temperature=math.nan)), "temperature", "temperature is nan"),
+        (lambda llm: llm.generate("x", logit_bias={"1": math.inf}), "logit_bias", "numbers must be finite"),
+        (lambda llm: llm.generate({"prompt": "x", "multi_modal_data": {}}), "multi_modal_data", "and nothing else"),
         (lambda llm: llm.generate(""), "prompt", "prompt"),
         (lambda llm: llm.generate([[10**6]]), "prompt", "prompt"),
         (lambda llm: llm.generate("a b c " * 5000), "prompt", "2048"),
@@ -142,6 +148,10 @@ def test_the_wrong_one_of_many_is_told(llm):
     with pytest.raises(RequestError) as refused:
         llm.generate(["a", "b", "c"], params)
     assert (refused.value.index, refused.value.param) == (1, "min_p")
+    assert str(refused.value).startswith("prompt 1: min_p")
+    with pytest.raises(RequestError, match="^prompt 1: ") as refused:
+        llm.embed(["a", ""])
+    assert refused.value.index == 1
 
 
 def test_an_error_can_be_sent_to_another_process(llm):
@@ -196,12 +206,68 @@ def test_a_stream_that_cannot_go_on_is_the_request_s_fault(llm):
     assert (refused.value.status, refused.value.code) == (400, "nothing_to_draw")
 
 
-def test_prompts_of_no_known_kind_are_refused(llm):
-    for prompts in (3, [3.5], {"text": "x"}, None, b"bytes are not token ids", [b"x"]):
-        with pytest.raises((TypeError, ValueError)):
-            llm.generate(prompts)
+class Column:
+    """A column of a table: its cells can be iterated, and that is all."""
+
+    def __init__(self, *cells):
+        self.cells = cells
+
+    def __iter__(self):
+        return iter(self.cells)
+
+
+KINDS = "a prompt is a text, token ids or a dict"
+
+
+@pytest.mark.parametrize(
+    "prompts, message",
+    [
+        (3, f"prompt 0 is 3: {KINDS}"),
+        (None, f"prompt 0 is None: {KINDS}"),
+        ([3.5], f"prompt 0 is 3.5: {KINDS}"),
+        (Column("hi", math.nan), f"prompt 1 is nan: {KINDS}"),
+        (["hi", {"prompt": 3}], f"prompt 1 is 3: {KINDS}"),
+        ({"prompt": None}, "prompt 0 is {'prompt': None}: a prompt that is a dict has"),
+        ([{"role": "user"}], "prompt 0 is {'role': 'user'}: messages are for `chat`"),
+        (b"x", "prompt 0 is b'x': decode the bytes"),
+        (["hi", b"x"], "prompt 1 is b'x': decode the bytes"),
+    ],
+)
+def test_prompts_of_no_known_kind_are_named(llm, prompts, message):
+    for call in (llm.generate, llm.embed, lambda prompts: llm.score("a", prompts)):
+        with pytest.raises(TypeError) as refused:
+            call(prompts)
+        assert str(refused.value).startswith(message)
+
+
+def test_a_column_of_token_ids_is_one_prompt(llm):
+    [output] = llm.generate(Column(1, 2, 3), SamplingParams(max_tokens=1))
+    assert output.prompt_token_ids == [1, 2, 3]
+
+
+@pytest.mark.parametrize("messages", ["Tell me a story.", QUESTION[0], None])
+def test_what_is_no_conversation_is_told(llm, messages):
     with pytest.raises(TypeError, match="a conversation is a list of messages"):
-        llm.chat("Tell me a story.")
+        llm.chat(messages)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 4}, [{"max_tokens": 4}], SamplingParams, "max_tokens", 4])
+def test_what_is_no_sampling_params_is_told_with_its_alternative(llm, params):
+    for call in (
+        lambda: llm.generate("hi", params),
+        lambda: llm.generate(["hi"], params),
+        lambda: llm.chat(QUESTION, params),
+        lambda: llm.stream("hi", params),
+    ):
+        with pytest.raises(TypeError, match="^sampling_params is .*or write max_tokens=4 as a keyword"):
+            call()
+
+
+def test_a_misspelt_sampling_parameter_is_told_with_the_nearest():
+    with pytest.raises(TypeError, match="SamplingParams has no temprature; did you mean temperature"):
+        SamplingParams(temprature=1)
+    with pytest.raises(TypeError, match="fields of the API are keywords of `generate`"):
+        SamplingParams(guided_decoding=1)
 
 
 def test_a_closed_model_says_so():

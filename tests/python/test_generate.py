@@ -116,7 +116,17 @@ def test_logprobs_are_those_of_the_api(llm):
     assert [next(iter(row)) for row in answer.logprobs] == answer.token_ids
 
 
+class Verdict:
+    """Tells its schema as a class of Pydantic does."""
+
+    @classmethod
+    def model_json_schema(cls):
+        return {"enum": ["yes", "no"]}
+
+
 def test_answers_obey_a_format(llm):
+    params = SamplingParams(max_tokens=32, seed=1, structured_outputs=StructuredOutputsParams(json=Verdict))
+    assert llm.generate("Is the fox red?", params)[0].text in ('"yes"', '"no"')
     params = SamplingParams(max_tokens=32, seed=1, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
     assert {output.text for output in llm.generate(["Is it?", "Or not?"], params)} <= {"yes", "no"}
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}

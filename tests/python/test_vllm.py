@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from conftest import ROOT
-from corella import LLM, RequestError, SamplingParams, UnsupportedError
+from corella import LLM, SamplingParams, UnsupportedError
 from corella.progress import progress_bar
 from patience import PATIENCE_S, wait_until
 
@@ -134,8 +134,12 @@ def test_fields_that_are_none_are_not_given(llm):
     params = SamplingParams(max_tokens=2, temperature=0)
     expected = llm.generate("Once", params)[0].outputs
     assert llm.generate("Once", params, lora_request=None)[0].outputs == expected
-    with pytest.raises(RequestError, match="lora_request"):
-        llm.generate("Once", params, lora_request="x")
+    assert llm.generate({"prompt": "Once", "multi_modal_data": None}, params)[0].outputs == expected
+
+
+def test_adapters_are_refused_with_the_command_that_has_them(llm):
+    with pytest.raises(UnsupportedError, match="corella serve --lora-modules"):
+        llm.generate("Once", lora_request="x")
 
 
 class Terminal(io.StringIO):

@@ -58,7 +58,8 @@ class LLM:
 
     `model` is a folder in the format of Hugging Face, a GGUF file, or the name of a model on the Hugging Face hub,
     which is fetched if it is not there. Without it, the small model that is part of the package is loaded.
-    Further options are those of the command line, with `_` for `-`, and mean the same.
+    Further options are those of the command line, with `_` for `-`, and mean the same: `corella.options.Options`
+    lists them.
 
     Threads may share an `LLM`. Calls that run at the same time share steps, and each gets the tokens that it would
     get alone. `close`, or leaving a `with` block, ends all requests and frees the memory; so does dropping the last
@@ -75,6 +76,9 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Unpack[Options]) -> None:
         self._engine: Engine | None = None
         keywords = {"model": model, **options}
+        for name in SamplingParams.__dataclass_fields__.keys() & options.keys() - {"seed"}:
+            instead = f"use SamplingParams({name}=...) or override_generation_config"
+            raise OptionError(f"there is no option {name}: {instead}")
         try:
             self._engine = Engine(to_json(keywords))
         except (ValueError, TypeError) as error:
@@ -226,7 +230,6 @@ class LLM:
         self,
         data_1: Prompt | Sequence[Prompt],
         data_2: Prompt | Sequence[Prompt],
-        /,
         *,
         use_tqdm: UseTqdm = False,
         **fields: Any,
@@ -355,7 +358,7 @@ class LLM:
                     item = job.next()
                     if item is None:
                         raise _lost()
-                    answers[item[0]] = read_item(item)
+                    answers[item[0]] = read_item(item, len(bodies))
                     advance()
         finally:
             job.cancel()
@@ -409,7 +412,8 @@ class _Answers:
         if item is None:
             raise _lost()
         index = item[0]
-        self._answers[index] = read_answer(read_item(item), self._prompts[index], self._engine.token_texts)
+        answer = read_item(item, len(self._prompts))
+        self._answers[index] = read_answer(answer, self._prompts[index], self._engine.token_texts)
 
     def in_order(self) -> list[RequestOutput]:
         return [self._answers[index] for index in range(len(self._prompts))]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Union
 
-from corella.errors import RequestError
+from corella.errors import RequestError, UnsupportedError
 from corella.sampling_params import SamplingParams
 
 Prompt = Union[str, Sequence[int], Mapping[str, Any]]
@@ -25,11 +26,10 @@ def completion_requests(
     prompts: Prompt | Sequence[Prompt], sampling_params: Params, fields: Mapping[str, Any]
 ) -> list[tuple[str, str | None]]:
     """The bodies of requests, and their prompts where they are texts."""
-    listed = prompt_list(prompts)
-    params = _params_of_each(sampling_params, len(listed))
+    contents = contents_of(prompts)
+    params = _params_of_each(sampling_params, len(contents))
     requests = []
-    for prompt, own in zip(listed, params):
-        content = content_of(prompt)
+    for content, own in zip(contents, params):
         body = {**_sampled(own), **_given(fields), "prompt": content}
         requests.append((to_json(body), content if isinstance(content, str) else None))
     return requests
@@ -42,8 +42,9 @@ def chat_requests(
     chat_template_kwargs: Mapping[str, Any] | None,
     fields: Mapping[str, Any],
 ) -> list[tuple[str, str | None]]:
-    if isinstance(messages, str):
-        raise TypeError("a conversation is a list of messages, such as [{'role': 'user', 'content': TEXT}]")
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
+        wanted = "a conversation is a list of messages, such as [{'role': 'user', 'content': TEXT}]"
+        raise _wrong("messages", messages, wanted)
     conversations = [messages] if _is_conversation(messages) else list(messages)
     params = _params_of_each(sampling_params, len(conversations))
     given = _given({"tools": tools, "chat_template_kwargs": chat_template_kwargs, **fields})
@@ -57,46 +58,44 @@ def stream_request(
     prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None, fields: Mapping[str, Any]
 ) -> tuple[str, str, str | None]:
     """The path and the body of a request, and the prompt where it is a text."""
+    [params] = _params_of_each(sampling_params, 1)
     streamed = {**_given(fields), "stream": True, "stream_options": {"include_usage": True}}
     if _is_conversation(prompt):
-        body = {**_sampled_chat(sampling_params), **streamed, "messages": prompt}
+        body = {**_sampled_chat(params), **streamed, "messages": prompt}
         return CHAT, to_json(body), None
-    content = content_of(prompt)  # type: ignore[arg-type]
-    body = {**_sampled(sampling_params), **streamed, "prompt": content}
+    content = _content_of(prompt, 0)
+    body = {**_sampled(params), **streamed, "prompt": content}
     return COMPLETIONS, to_json(body), content if isinstance(content, str) else None
 
 
 def pooling_requests(prompts: Prompt | Sequence[Prompt], fields: Mapping[str, Any]) -> list[tuple[str, str | list[int]]]:
     """The bodies of requests about one prompt each, and the prompts."""
-    contents = [content_of(prompt) for prompt in prompt_list(prompts)]
-    return [(to_json({**_given(fields), "input": content}), content) for content in contents]
+    return [(to_json({**_given(fields), "input": content}), content) for content in contents_of(prompts)]
 
 
 def score_requests(
     data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt], fields: Mapping[str, Any]
 ) -> list[str]:
     """The bodies of requests about one pair each."""
-    first, second = prompt_list(data_1), prompt_list(data_2)
+    first, second = contents_of(data_1), contents_of(data_2)
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
         counts = f"data_1 has {len(first)} prompts and data_2 has {len(second)}"
         raise RequestError(f"{counts}: give one, or as many", param="data_1")
     return [
-        to_json({**_given(fields), "text_1": content_of(one), "text_2": content_of(other)})
+        to_json({**_given(fields), "text_1": one, "text_2": other})
         for one, other in zip(first, second)
     ]
 
 
-def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    return [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
-
-
-def _is_prompt(prompts: object) -> bool:
-    """Whether it is one prompt, and not several."""
-    if isinstance(prompts, (str, bytes, bytearray, Mapping)):
-        return True
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], Integral)
+def contents_of(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+    """What each prompt is: a text or token ids."""
+    is_one = isinstance(prompts, (str, bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable)
+    listed: list[Any] = [prompts] if is_one else list(prompts)
+    if not is_one and listed and isinstance(listed[0], Integral):
+        listed = [listed]
+    return [_content_of(prompt, index) for index, prompt in enumerate(listed)]
 
 
 def _is_conversation(messages: object) -> bool:
@@ -105,32 +104,58 @@ def _is_conversation(messages: object) -> bool:
     return len(messages) > 0 and isinstance(messages[0], Mapping) and "role" in messages[0]
 
 
-def content_of(prompt: Prompt) -> str | list[int]:
+def _content_of(prompt: object, index: int) -> str | list[int]:
+    place = f"prompt {index}"
+    if isinstance(prompt, Mapping):
+        prompt = _prompt_of_dict(prompt, index)
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, (bytes, bytearray)):
-        raise TypeError("a prompt is a text, token ids or a dict: decode the bytes")
-    if isinstance(prompt, Mapping):
-        for name in ("prompt_token_ids", "prompt"):
-            if name in prompt:
-                content: str | list[int] = prompt[name]
-                return content
-        raise TypeError("a prompt that is a dict has `prompt` or `prompt_token_ids`")
+        raise _wrong(place, prompt, "decode the bytes")
+    if not isinstance(prompt, Iterable):
+        raise _wrong(place, prompt, "a prompt is a text, token ids or a dict")
     return list(prompt)
 
 
-def _params_of_each(sampling_params: Params, num_prompts: int) -> Iterable[SamplingParams | None]:
+def _prompt_of_dict(prompt: Mapping[str, Any], index: int) -> object:
+    given = _given(prompt)
+    ids, text = given.pop("prompt_token_ids", None), given.pop("prompt", None)
+    if "role" in given:
+        raise _wrong(f"prompt {index}", prompt, "messages are for `chat`")
+    for name in given:
+        raise RequestError(f"prompt {index} has `{name}`: {_OF_DICT}", param=name, index=index)
+    if ids is None and text is None:
+        raise _wrong(f"prompt {index}", prompt, _OF_DICT)
+    return text if ids is None else ids
+
+
+_OF_DICT = "a prompt that is a dict has `prompt` or `prompt_token_ids`, and nothing else"
+
+
+def _params_of_each(sampling_params: Params, num_prompts: int) -> Sequence[SamplingParams | None]:
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params] * num_prompts
+    is_list = isinstance(sampling_params, Sequence) and not isinstance(sampling_params, str)
+    for params in sampling_params if is_list else [sampling_params]:
+        if params is not None and not isinstance(params, SamplingParams):
+            wanted = "give SamplingParams(max_tokens=4), for example, or write max_tokens=4 as a keyword"
+            raise _wrong("sampling_params", sampling_params, wanted)
     if len(sampling_params) != num_prompts:
         counts = f"there are {num_prompts} prompts and {len(sampling_params)} sampling_params"
         raise ValueError(f"{counts}: give one, or one for each")
     return sampling_params
 
 
+def _wrong(place: str, value: object, wanted: str) -> TypeError:
+    return TypeError(f"{place} is {reprlib.repr(value)}: {wanted}")
+
+
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Without those that are `None`, by which vLLM's scripts mean "not given"."""
-    return {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None}
+    if "lora_request" in given:
+        raise UnsupportedError("lora_request: a model in Python has no adapters; `corella serve --lora-modules` has")
+    return given
 
 
 def _sampled(params: SamplingParams | None) -> dict[str, Any]:
@@ -149,21 +174,31 @@ def _sampled_chat(params: SamplingParams | None) -> dict[str, Any]:
 _TOLD = {"return_token_ids": True, "return_tokens_as_token_ids": True, "return_metrics": True}
 
 
-def to_json(value: object) -> str:
-    return json.dumps(value, default=_plain)
+def to_json(fields: Mapping[str, object]) -> str:
+    return "{" + ", ".join(f"{json.dumps(name)}: {_value_json(name, value)}" for name, value in fields.items()) + "}"
+
+
+def _value_json(name: str, value: object) -> str:
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    except ValueError:
+        raise RequestError(f"{name} is {reprlib.repr(value)}: numbers must be finite", param=name) from None
 
 
 def _plain(value: object) -> object:
-    """What JSON has no form for: paths, and sequences and mappings of other kinds."""
+    """What JSON has no form for: paths, sequences and mappings of other kinds, and Pydantic's classes."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
-    # Arrays and numbers of NumPy and PyTorch have it.
-    to_list: object = getattr(value, "tolist", None)
-    if callable(to_list):
-        plain: object = to_list()
-        return plain
+    # Arrays and numbers of NumPy and PyTorch have the first, Pydantic's classes the second.
+    for name in ("tolist", "model_json_schema"):
+        convert: object = getattr(value, name, None)
+        if callable(convert):
+            plain: object = convert()
+            return plain
     raise TypeError(f"{value!r} is neither a text, a number, a list nor a dict")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
@@ -15,8 +16,8 @@ class StructuredOutputsParams(TypedDict, total=False):
     {'choice': ['yes', 'no']}
     """
 
-    json: str | Mapping[str, Any]
-    """JSON that this schema describes."""
+    json: str | Mapping[str, Any] | type[Any]
+    """JSON that this schema describes: its text, a dict, or a class of Pydantic."""
     json_object: bool
     """Any JSON object."""
     regex: str
@@ -92,6 +93,13 @@ class SamplingParams:
     """The first token should come within so many milliseconds, with `slo_admission`."""
     tpot_slo_ms: int | None = None
     """Likewise each further token."""
+
+    def __new__(cls, *_: object, **names: object) -> SamplingParams:
+        for name in names.keys() - cls.__dataclass_fields__.keys():
+            near = difflib.get_close_matches(name, cls.__dataclass_fields__, 1)
+            meant = f"did you mean {near[0]}?" if near else "fields of the API are keywords of `generate`"
+            raise TypeError(f"SamplingParams has no {name}; {meant}")
+        return super().__new__(cls)
 
     def __repr__(self) -> str:
         set_fields = ((field.name, getattr(self, field.name)) for field in fields(self))

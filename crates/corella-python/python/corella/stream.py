@@ -147,10 +147,17 @@ async def next_item(job: Job) -> Item | None:
             pass
 
     job.deliver_next(deliver)
-    return await future
+    while not future.done():
+        # A notebook interrupts a cell by a callback, which does not wake the loop.
+        await asyncio.wait([future], timeout=_WAKE_INTERVAL_S)
+    return future.result()
 
 
-def read_item(item: Item) -> dict[str, Any]:
+_WAKE_INTERVAL_S = 0.25
+"""The longest time that an event loop sleeps while answers are awaited."""
+
+
+def read_item(item: Item, num_requests: int = 1) -> dict[str, Any]:
     """The JSON object of an item, which is raised if it is an error."""
     index, status, body = item
     if status == 0:
@@ -164,14 +171,14 @@ def read_item(item: Item) -> dict[str, Any]:
         raise RequestError(message, param="stream", index=index) from None
     # Some answers have an `error` that is null.
     if (error := answer.get("error")) is not None:
-        raise _error(error, status, index)
+        raise _error(error, status, index, f"prompt {index}: " if num_requests > 1 else "")
     return answer
 
 
-def _error(error: dict[str, Any] | str, status: int, index: int) -> CorellaError:
+def _error(error: dict[str, Any] | str, status: int, index: int, place: str) -> CorellaError:
     # Ollama's API has a text where the others have an object.
     fields: dict[str, Any] = {"message": error} if isinstance(error, str) else error
-    message = fields["message"]
+    message = place + fields["message"]
     # A stream may find out that a request cannot be answered when its status has long been 200.
     if status == 200 and fields.get("type") == "invalid_request_error":
         status = 400
