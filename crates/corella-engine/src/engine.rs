@@ -482,16 +482,14 @@ const MAX_UNREAD_KV_NEWS: usize = 1024;
 /// The most requests that may be live, which limits the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;
 
-/// A slot of the disk has one page for each block, and blocks are held and fetched as for other nodes.
+/// Blocks are held for the disk and fetched from it as for other nodes.
 fn check_disk_limits(limits: &SchedulerConfig) -> Result<(), ConfigError> {
-    let is_plain = limits.kv_groups.len() == 1 && limits.kv_groups[0].window.is_none();
     let has_blocks = limits.enable_prefix_caching && limits.recurrent_state.is_none();
-    match is_plain && has_blocks && limits.max_served_pages > 0 && limits.max_fetched_pages > 0 {
+    match has_blocks && limits.max_served_pages > 0 && limits.max_fetched_pages > 0 {
         true => Ok(()),
         false => Err(ConfigError::new(
             "kv_disk",
-            " needs prefix caching, one KV group without a window, no recurrent layers, max_served_pages and \
-             max_fetched_pages",
+            " needs prefix caching, no recurrent layers, max_served_pages and max_fetched_pages",
         )),
     }
 }

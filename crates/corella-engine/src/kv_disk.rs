@@ -1,7 +1,7 @@
 //! The disk tier: blocks of the prefix cache that outlive memory and restarts.
 //!
-//! * One preallocated file for each model and layout (`kv_disk/folder.rs`), locked by its process, with slots of one
-//!   size (`slot.rs`). A torn, damaged or foreign slot is an absent block (`block_store.rs`).
+//! * One preallocated file for each model and layout (`kv_disk/folder.rs`), locked by its process, with a slot for each
+//!   page (`slot.rs`). A torn, damaged or foreign slot is an absent page (`page_store.rs`).
 //! * A thread opens and scans the file while requests are served, and then stores. Another thread reads.
 //! * Blocks are stored that a request used again, and those next to be evicted
 //!   ([`poll_copy_offer`](Scheduler::poll_copy_offer)). The core holds them while they are copied to memory, as it holds
@@ -10,14 +10,16 @@
 //! * A request whose prefix continues on the disk begins a fetch before it is queued, if that is quicker than computing
 //!   by the closed form for loads from other nodes, with the measured speed of the disk. It then waits for the fetch like
 //!   a follower, until the time in which it could have computed the blocks.
-//! * Only blocks without salt and adapter are stored and looked up, of models with one KV group without a window.
+//! * Of layers with a window, only the pages are stored and read that a query after the path reads.
+//! * Only blocks without salt and adapter are stored and looked up, of models without recurrent layers.
 //! * An error of the disk switches the tier off until the disk works again. Fetches under way are lost, so that their
 //!   requests compute; nothing else changes.
 
-mod block_index;
-mod block_store;
 mod file_layer;
 mod folder;
+mod page_index;
+mod page_list;
+mod page_store;
 mod reader;
 mod report;
 mod slot;
@@ -36,12 +38,13 @@ use std::time::Duration;
 
 use corella_core::session::{BlockOffer, LoadPace};
 use corella_core::{
-    BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Namespace, Request, Scheduler, TokenId,
+    BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Namespace, PageId, Request, Scheduler, TokenId,
 };
 use corella_model::KvPages;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::wake::doorbell::{Doorbell, LoopSender};
+use page_list::{PathPage, path_pages};
 use reader::ReadTask;
 use report::Report;
 use writer::WriteTask;
@@ -140,7 +143,7 @@ impl KvDisk {
         };
         let limits = scheduler.config();
         let (page_size, hasher) = (limits.page_size, limits.block_hasher);
-        let is_stored = request.namespace == Namespace::default() && store.num_blocks() > 0;
+        let is_stored = request.namespace == Namespace::default() && store.num_pages() > 0;
         if !is_stored || request.sampling.wants_prompt_outputs() {
             return;
         }
@@ -156,8 +159,8 @@ impl KvDisk {
         let mut list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
         let num_blocks = num_blocks as u32;
         let num_here = scheduler.look_up_blocks(&list);
-        let num_offered = num_here + store.num_here(&list.hashes, num_here);
-        if num_offered == num_here {
+        let num_offered = store.num_usable(&list.hashes, num_here);
+        if num_offered <= num_here {
             return;
         }
         let offer = BlockOffer {
@@ -167,11 +170,13 @@ impl KvDisk {
         };
         let stats = scheduler.stats();
         let num_worth = self.pace.num_worth(offer, &stats, page_size);
+        let hashes = &list.hashes[..num_worth.max(num_here) as usize];
+        let num_worth = store.num_usable(hashes, num_here);
         if num_worth <= num_here {
-            return self.measure(&list, num_here, now_us);
+            list.truncate(num_offered, page_size);
+            return self.measure(list, now_us);
         }
-        list.tokens.truncate((num_worth * page_size) as usize);
-        list.hashes.truncate(num_worth as usize);
+        list.truncate(num_worth, page_size);
         let num_tokens = u64::from(num_worth - num_here) * u64::from(page_size);
         let wait_us = match stats.prefill_us {
             0 => LONGEST_WAIT_US,
@@ -188,10 +193,22 @@ impl KvDisk {
             Ok(grant) => grant,
             Err(refusal) => return tracing::debug!(?refusal, "no blocks come from the disk"),
         };
+        // A shorter path may need other pages in groups with windows.
+        let num_usable = store.num_usable(&list.hashes[..grant.num_blocks as usize], grant.num_found);
+        let id = grant.id;
+        let grant = match num_usable == grant.num_blocks {
+            true => Some(grant),
+            false => scheduler.shorten_fetch(id, num_usable),
+        };
+        let Some(grant) = grant else {
+            scheduler.handle_fetch_ended(id, FetchEnd::Lost);
+            return;
+        };
+        list.truncate(grant.num_blocks, page_size);
         let is_stopped = Arc::new(AtomicBool::new(false));
         let task = ReadTask {
-            fetch: Some(grant.id),
-            pages: grant.tables[0].pages.clone(),
+            fetch: Some(id),
+            pages: path_pages(&grant.tables),
             first: grant.num_found,
             list,
             is_stopped: is_stopped.clone(),
@@ -199,30 +216,30 @@ impl KvDisk {
         match self.try_read(task) {
             true => {
                 self.paced_us = now_us;
-                self.fetches.insert(grant.id, is_stopped);
+                self.fetches.insert(id, is_stopped);
             }
             false => {
-                scheduler.handle_fetch_ended(grant.id, FetchEnd::Lost);
+                scheduler.handle_fetch_ended(id, FetchEnd::Lost);
             }
         }
     }
 
-    /// Reads a block for its time alone: without it, a disk that was slow once would never be used again.
-    fn measure(&mut self, list: &BlockList, first: u32, now_us: u64) {
+    /// Reads the last block of a path for its time alone: without it, a disk that was slow once would never be used
+    /// again.
+    fn measure(&mut self, list: BlockList, now_us: u64) {
         if now_us.saturating_sub(self.paced_us) < MEASURE_AFTER_US {
             return;
         }
         self.paced_us = now_us;
-        let num_tokens = list.tokens.len() / list.hashes.len() * (first as usize + 1);
-        let list = BlockList {
-            namespace: Namespace::default(),
-            tokens: list.tokens[..num_tokens].to_vec(),
-            hashes: list.hashes[..=first as usize].to_vec(),
-        };
+        let block = list.hashes.len() as u32 - 1;
+        // Every group reads the last block. The rows of a measurement go nowhere.
+        let groups = 0..self.pages.geometry().layers.groups().len() as u32;
+        let page = PageId(0);
+        let pages = groups.map(|group| PathPage { block, group, page });
         let task = ReadTask {
             fetch: None,
-            pages: Vec::new(),
-            first,
+            pages: pages.collect(),
+            first: block,
             list,
             is_stopped: Arc::default(),
         };
@@ -324,7 +341,7 @@ impl KvDisk {
             if path.is_busy {
                 return;
             }
-            let first = store.num_here(&path.list.hashes, 0);
+            let first = store.num_before_missing(&path.list.hashes);
             if first as usize == path.list.hashes.len() || store.epoch() != path.epoch {
                 self.path = None;
                 continue;
@@ -341,9 +358,7 @@ impl KvDisk {
         let (page_size, hasher) = (limits.page_size, limits.block_hasher);
         let mut list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
         // The beginning of a path that is longer than the file is kept.
-        let num_blocks = list.hashes.len().min(store.num_slots() as usize);
-        list.hashes.truncate(num_blocks);
-        list.tokens.truncate(num_blocks * page_size as usize);
+        list.truncate(store.num_slots(), page_size);
         Some(StoredPath {
             time: store.begin_path(&list.hashes),
             epoch: store.epoch(),
@@ -354,17 +369,17 @@ impl KvDisk {
 
     /// Holds the next blocks of the path for a copy. Returns false if they are not here, or requests need the pages.
     fn hold_next(&mut self, first: u32, scheduler: &mut Scheduler, now_us: u64) -> bool {
-        let Some(path) = &mut self.path else {
+        let (Some(path), Some(store)) = (&mut self.path, self.tier.store()) else {
             return false;
         };
-        let page_size = scheduler.config().page_size as usize;
-        let max_blocks = (MAX_COPY_BYTES / self.pages.geometry().page_bytes()).max(1);
-        let end = path.list.hashes.len().min(first as usize + max_blocks);
-        let list = BlockList {
-            namespace: Namespace::default(),
-            tokens: path.list.tokens[..end * page_size].to_vec(),
-            hashes: path.list.hashes[..end].to_vec(),
-        };
+        let page_size = scheduler.config().page_size;
+        let geometry = self.pages.geometry();
+        let max_pages = (MAX_COPY_BYTES / geometry.page_bytes()).max(1);
+        let mut list = path.list.clone();
+        // Pages of a window are here at the end of the path alone.
+        if geometry.layers.groups().iter().all(|group| group.window.is_none()) {
+            list.truncate(first + max_pages as u32, page_size);
+        }
         scheduler.note_time(now_us);
         let held = match scheduler.hold_blocks(&list, first, now_us + HOLD_US) {
             Ok(held) => held,
@@ -373,10 +388,12 @@ impl KvDisk {
                 return false;
             }
         };
+        let mut pages = path_pages(&held.tables);
+        pages.retain(|page| !store.has(page.key(&list)));
+        pages.truncate(max_pages);
         let task = WriteTask {
             list,
-            first,
-            pages: held.tables[0].pages.clone(),
+            pages,
             time: path.time,
             epoch: path.epoch,
         };

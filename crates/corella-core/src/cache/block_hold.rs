@@ -44,6 +44,12 @@ impl BlockList {
         }
     }
 
+    /// Leaves out all but the first `num_blocks` blocks.
+    pub fn truncate(&mut self, num_blocks: u32, page_size: u32) {
+        self.hashes.truncate(num_blocks as usize);
+        self.tokens.truncate((num_blocks * page_size) as usize);
+    }
+
     /// The tokens of the blocks whose hashes are those that `hasher` gives them.
     pub(crate) fn known_tokens(&self, hasher: &BlockHasher, page_size: u32) -> &[TokenId] {
         let hashes = hasher.hashes(&self.namespace, &self.tokens, page_size);

@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use corella_core::{BlockList, FetchEnd, FetchId, PageId};
+use corella_core::{BlockList, FetchEnd, FetchId};
 use corella_model::{KvPages, PageForm};
 use crossbeam_channel::Receiver;
 
-use super::block_store::Found;
+use super::page_list::PathPage;
+use super::page_store::Found;
 use super::report::Report;
 use super::tier::Tier;
-use super::writer::names;
 use crate::wake::doorbell::LoopSender;
 
-/// Blocks to read.
+/// Pages to read.
 pub(super) struct ReadTask {
     /// `None` if only the time of the read matters.
     pub fetch: Option<FetchId>,
@@ -24,10 +24,16 @@ pub(super) struct ReadTask {
     pub list: BlockList,
     /// The number of blocks before the first to read.
     pub first: u32,
-    /// The pages to fill, one for each block of a fetch.
-    pub pages: Vec<PageId>,
+    /// The pages to fill, in order of their blocks.
+    pub pages: Vec<PathPage>,
     /// Set when no further page may be written.
     pub is_stopped: Arc<AtomicBool>,
+}
+
+impl ReadTask {
+    fn num_blocks(&self) -> u32 {
+        self.list.hashes.len() as u32 - self.first
+    }
 }
 
 /// The number of blocks between two reports to the loop.
@@ -44,18 +50,19 @@ pub(super) fn start(
         let mut slot = Vec::new();
         while let Ok(task) = tasks.recv() {
             let begun = Instant::now();
-            let num_read = read(&tier, &*pages, &task, &mut slot, &report);
+            let num_whole = read(&tier, &*pages, &task, &mut slot, &report);
             let elapsed_us = begun.elapsed().as_micros() as u64;
             let timed = Report::Timed {
-                num_blocks: num_read,
+                num_blocks: num_whole,
                 elapsed_us,
             };
-            let ended = task.fetch.map(|id| {
-                let end = match num_read as usize == task.pages.len() {
+            let is_done = num_whole == task.num_blocks();
+            let ended = task.fetch.map(|id| Report::FetchEnded {
+                id,
+                end: match is_done {
                     true => FetchEnd::Done,
                     false => FetchEnd::Lost,
-                };
-                Report::FetchEnded { id, end }
+                },
             });
             if !report.send(timed) || ended.is_some_and(|ended| !report.send(ended)) {
                 return;
@@ -64,7 +71,7 @@ pub(super) fn start(
     })
 }
 
-/// Reads blocks in order, and fills their pages. Returns the number of blocks up to the first that is missing.
+/// Reads the pages of blocks in order. Returns the number of blocks before the first page that is missing.
 fn read(
     tier: &Tier,
     pages: &dyn KvPages,
@@ -77,56 +84,63 @@ fn read(
     };
     slot.resize(store.slot_bytes(), 0);
     store.begin_path(&task.list.hashes);
-    let layer_bytes = pages.geometry().layer_bytes();
-    let num_wanted = task.pages.len().max(1);
-    let blocks = names(&task.list).skip(task.first as usize);
-    let mut num_read = 0;
-    for (at, block) in blocks.take(num_wanted).enumerate() {
-        if task.is_stopped.load(Ordering::Relaxed) {
-            break;
+    let report_whole = |num_blocks| {
+        if let Some(id) = task.fetch {
+            report.send(Report::Fetched { id, num_blocks });
         }
-        let rows = match store.read(&block, slot) {
-            Ok(Found::Rows(rows)) => rows,
-            Ok(Found::Nothing) => break,
-            Ok(Found::Damaged) => {
-                tier.counts.num_damaged.fetch_add(1, Ordering::Relaxed);
-                break;
-            }
-            Err(error) => {
-                tier.switch_off("reading a block", &error);
-                break;
-            }
-        };
-        if let Some(&page) = task.pages.get(at) {
-            for (layer, rows) in (0..).zip(rows.chunks(layer_bytes)) {
-                // SAFETY: the scheduler has reserved the page for this fetch, and keeps it from all others until the
-                // end of the fetch is reported, or its block is.
-                unsafe { pages.write(layer, &[page], PageForm::Native, rows) };
-            }
+    };
+    let mut num_reported = 0;
+    for wanted in &task.pages {
+        let num_whole = wanted.block - task.first;
+        if num_whole >= num_reported + BLOCKS_PER_REPORT {
+            report_whole(num_whole);
+            num_reported = num_whole;
         }
-        num_read += 1;
-        let num_bytes = slot.len() as u64;
-        tier.counts
-            .num_read
-            .fetch_add(u64::from(task.fetch.is_some()), Ordering::Relaxed);
-        tier.counts
-            .bytes_read
-            .fetch_add(num_bytes, Ordering::Relaxed);
-        if let Some(id) = task.fetch
-            && num_read % BLOCKS_PER_REPORT == 0
-        {
-            report.send(Report::Fetched {
-                id,
-                num_blocks: num_read,
-            });
+        let is_stopped = task.is_stopped.load(Ordering::Relaxed);
+        if is_stopped || !read_page(tier, pages, task, wanted, slot) {
+            report_whole(num_whole);
+            return num_whole;
         }
     }
-    // The blocks that were read before the loss are whole.
-    if let Some(id) = task.fetch {
-        report.send(Report::Fetched {
-            id,
-            num_blocks: num_read,
-        });
+    report_whole(task.num_blocks());
+    task.num_blocks()
+}
+
+/// Returns false if the page is missing.
+fn read_page(
+    tier: &Tier,
+    pages: &dyn KvPages,
+    task: &ReadTask,
+    wanted: &PathPage,
+    slot: &mut [u8],
+) -> bool {
+    let Some(store) = tier.store() else {
+        return false;
+    };
+    let rows = match store.read(&wanted.name(&task.list), slot) {
+        Ok(Found::Rows(rows)) => rows,
+        Ok(Found::Nothing) => return false,
+        Ok(Found::Damaged) => {
+            tier.counts.num_damaged.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        Err(error) => {
+            tier.switch_off("reading a page", &error);
+            return false;
+        }
+    };
+    if task.fetch.is_some() {
+        let layers = rows.chunks(pages.geometry().layer_bytes());
+        for (layer, rows) in (0..).zip(layers) {
+            // SAFETY: the scheduler has reserved the page for this fetch, and keeps it from all others until the end
+            // of the fetch is reported, or its block is.
+            unsafe { pages.write(layer, &[wanted.page], PageForm::Native, rows) };
+        }
+        tier.counts.num_read.fetch_add(1, Ordering::Relaxed);
     }
-    num_read
+    let num_bytes = store.slot_bytes() as u64;
+    tier.counts
+        .bytes_read
+        .fetch_add(num_bytes, Ordering::Relaxed);
+    true
 }

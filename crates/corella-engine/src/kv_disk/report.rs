@@ -5,7 +5,7 @@ use crossbeam_channel::Sender;
 
 /// A report of the threads to the loop.
 pub(super) enum Report {
-    /// Blocks were copied to memory. The answer says whether they stayed unchanged meanwhile.
+    /// Pages were copied to memory. The answer says whether they stayed unchanged meanwhile.
     Copied {
         is_valid: Sender<bool>,
     },

@@ -1,4 +1,4 @@
-//! A slot of the file: a header that names a block, and the block's rows.
+//! A slot of the file: a header that names a page, and the page's rows. A page has the rows of one block in one KV group.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -10,17 +10,18 @@
 //! | 64 | number of blocks before it |
 //! | 68 | number of tokens |
 //! | 72 | checksum of the rows |
-//! | 88 | checksum of the other bytes of the header up to the last token |
-//! | 96 | tokens |
+//! | 88 | KV group |
+//! | 96 | checksum of the other bytes of the header up to the last token |
+//! | 104 | tokens |
 //!
 //! Numbers are little-endian. The header is padded to a multiple of 512 bytes.
 
 use corella_core::{PageHash, TokenId};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"CORKV\0\0\x01");
-const TOKENS_AT: usize = 96;
-const CHECKSUM_AT: usize = 88;
+const MAGIC: u64 = u64::from_le_bytes(*b"CORKV\0\0\x02");
+const TOKENS_AT: usize = 104;
+const CHECKSUM_AT: usize = 96;
 const SECTOR: usize = 512;
 
 /// The measures that all slots of a file share.
@@ -32,10 +33,10 @@ pub(super) struct SlotShape {
     pub row_bytes: usize,
 }
 
-/// The name of a block.
+/// The name of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BlockName<'a> {
-    pub hash: PageHash,
+pub(super) struct PageName<'a> {
+    pub key: PageKey,
     /// `None` for the first block of a sequence.
     pub parent: Option<PageHash>,
     /// The number of blocks before it.
@@ -43,10 +44,18 @@ pub(super) struct BlockName<'a> {
     pub tokens: &'a [TokenId],
 }
 
+/// A page among those of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PageKey {
+    pub hash: PageHash,
+    /// The index of the KV group.
+    pub group: u32,
+}
+
 /// The facts in a header that a scan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    pub hash: PageHash,
+    pub key: PageKey,
     pub depth: u32,
     pub generation: u64,
 }
@@ -60,7 +69,7 @@ impl SlotShape {
         (self.header_bytes() + self.row_bytes).next_multiple_of(SECTOR)
     }
 
-    pub fn header(&self, block: &BlockName, generation: u64, rows: &[u8]) -> Vec<u8> {
+    pub fn header(&self, page: &PageName, generation: u64, rows: &[u8]) -> Vec<u8> {
         let mut header = vec![0; self.header_bytes()];
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -69,14 +78,15 @@ impl SlotShape {
         };
         put(&MAGIC.to_le_bytes());
         put(&self.layout.to_le_bytes());
-        put(&block.hash.0.to_le_bytes());
-        put(&block.parent.map_or(0, |parent| parent.0).to_le_bytes());
+        put(&page.key.hash.0.to_le_bytes());
+        put(&page.parent.map_or(0, |parent| parent.0).to_le_bytes());
         put(&generation.to_le_bytes());
-        put(&block.depth.to_le_bytes());
-        put(&(block.tokens.len() as u32).to_le_bytes());
+        put(&page.depth.to_le_bytes());
+        put(&(page.tokens.len() as u32).to_le_bytes());
         put(&xxh3_128(rows).to_le_bytes());
-        put(&[0; 8]);
-        for token in block.tokens {
+        put(&page.key.group.to_le_bytes());
+        put(&[0; 12]);
+        for token in page.tokens {
             put(&token.to_le_bytes());
         }
         let checksum = self.checksum(&header);
@@ -98,21 +108,24 @@ impl SlotShape {
             && number(header, 68, 4) == u128::from(self.page_size)
             && number(header, CHECKSUM_AT, 8) == u128::from(self.checksum(header));
         is_whole.then(|| Header {
-            hash: PageHash(number(header, 24, 16)),
+            key: PageKey {
+                hash: PageHash(number(header, 24, 16)),
+                group: number(header, 88, 4) as u32,
+            },
             depth: number(header, 64, 4) as u32,
             generation: number(header, 56, 8) as u64,
         })
     }
 
-    /// The rows of a slot, if they are those of `block`. Equal hashes alone do not prove equal tokens.
-    pub fn rows<'a>(&self, slot: &'a [u8], block: &BlockName) -> Option<&'a [u8]> {
+    /// The rows of a slot, if they are those of `page`. Equal hashes alone do not prove equal tokens.
+    pub fn rows<'a>(&self, slot: &'a [u8], page: &PageName) -> Option<&'a [u8]> {
         let (header, rows) = slot.split_at(self.header_bytes());
         let rows = &rows[..self.row_bytes];
-        let is_it = self.read_header(header)?.hash == block.hash
-            && number(header, 40, 16) == block.parent.map_or(0, |parent| parent.0);
+        let is_it = self.read_header(header)?.key == page.key
+            && number(header, 40, 16) == page.parent.map_or(0, |parent| parent.0);
         let tokens = header[TOKENS_AT..].chunks_exact(4);
-        let tokens = tokens.take(block.tokens.len());
-        let has_tokens = tokens.eq(block.tokens.iter().map(|token| token.to_le_bytes()));
+        let tokens = tokens.take(page.tokens.len());
+        let has_tokens = tokens.eq(page.tokens.iter().map(|token| token.to_le_bytes()));
         let is_whole = || number(header, 72, 16) == xxh3_128(rows);
         (is_it && has_tokens && is_whole()).then_some(rows)
     }
@@ -133,8 +146,11 @@ mod tests {
         page_size: 4,
         row_bytes: 100,
     };
-    const BLOCK: BlockName = BlockName {
-        hash: PageHash(5 << 100),
+    const PAGE: PageName = PageName {
+        key: PageKey {
+            hash: PageHash(5 << 100),
+            group: 1,
+        },
         parent: Some(PageHash(3)),
         depth: 2,
         tokens: &[1, 2, 3, u32::MAX],
@@ -142,35 +158,45 @@ mod tests {
 
     fn slot() -> Vec<u8> {
         let rows: Vec<u8> = (0..100).collect();
-        let mut slot = SHAPE.header(&BLOCK, 9, &rows);
+        let mut slot = SHAPE.header(&PAGE, 9, &rows);
         slot.extend(&rows);
         slot.resize(SHAPE.slot_bytes(), 0);
         slot
     }
 
     #[test]
-    fn a_slot_says_which_block_it_has() {
+    fn a_slot_says_which_page_it_has() {
         let slot = slot();
         assert_eq!(slot.len(), 1024);
         let header = Header {
-            hash: BLOCK.hash,
+            key: PAGE.key,
             depth: 2,
             generation: 9,
         };
         assert_eq!(SHAPE.read_header(&slot), Some(header));
-        assert_eq!(SHAPE.rows(&slot, &BLOCK), Some(&slot[512..612]));
+        assert_eq!(SHAPE.rows(&slot, &PAGE), Some(&slot[512..612]));
         let others = [
-            BlockName {
-                hash: PageHash(5),
-                ..BLOCK
+            PageName {
+                key: PageKey {
+                    hash: PageHash(5),
+                    ..PAGE.key
+                },
+                ..PAGE
             },
-            BlockName {
+            PageName {
+                key: PageKey {
+                    group: 0,
+                    ..PAGE.key
+                },
+                ..PAGE
+            },
+            PageName {
                 parent: None,
-                ..BLOCK
+                ..PAGE
             },
-            BlockName {
+            PageName {
                 tokens: &[1, 2, 4, u32::MAX],
-                ..BLOCK
+                ..PAGE
             },
         ];
         for other in others {
@@ -183,13 +209,13 @@ mod tests {
     }
 
     #[test]
-    fn each_changed_bit_makes_a_block_absent() {
+    fn each_changed_bit_makes_a_page_absent() {
         let slot = slot();
         // After the tokens, and after the rows, is padding.
-        for at in (0..96 + 16).chain(512..612) {
+        for at in (0..104 + 16).chain(512..612) {
             let mut damaged = slot.clone();
             damaged[at] ^= 1 << (at % 8);
-            assert_eq!(SHAPE.rows(&damaged, &BLOCK), None, "byte {at}");
+            assert_eq!(SHAPE.rows(&damaged, &PAGE), None, "byte {at}");
         }
     }
 }

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use corella_core::KvGroup;
 use corella_model::KvGeometry;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::block_store::BlockStore;
 use super::folder;
+use super::page_store::PageStore;
 use super::slot::SlotShape;
 
 /// The location and the limits of blocks on a disk.
@@ -27,7 +28,8 @@ pub(crate) struct Tier {
     folder: PathBuf,
     max_bytes: u64,
     shape: SlotShape,
-    store: OnceLock<BlockStore<File>>,
+    groups: Vec<KvGroup>,
+    store: OnceLock<PageStore<File>>,
     is_scanned: AtomicBool,
     is_off: AtomicBool,
     is_stopping: AtomicBool,
@@ -49,15 +51,15 @@ pub(super) struct Counts {
 pub struct KvDiskStats {
     /// Whether the file has been opened and no error has switched the tier off.
     pub is_on: bool,
-    pub num_blocks: usize,
-    /// The number of blocks for which the file has room.
-    pub max_blocks: u32,
+    pub num_pages: usize,
+    /// The number of pages for which the file has room.
+    pub max_pages: u32,
     pub num_stored: u64,
     pub bytes_written: u64,
-    /// Blocks that were read for requests.
+    /// Pages that were read for requests.
     pub num_read: u64,
     pub bytes_read: u64,
-    /// Blocks of the file that proved torn or damaged when they were read.
+    /// Pages of the file that proved torn or damaged when they were read.
     pub num_damaged: u64,
     /// Errors of the disk.
     pub num_errors: u64,
@@ -79,6 +81,7 @@ impl Tier {
                 page_size: geometry.page_size,
                 row_bytes: geometry.page_bytes(),
             },
+            groups: geometry.layers.groups().to_vec(),
             store: OnceLock::new(),
             is_scanned: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
@@ -119,10 +122,10 @@ impl Tier {
             return store.scan(&self.is_stopping);
         }
         let file = folder::open(&self.folder, self.shape.layout)?;
-        let store = BlockStore::new(file, self.shape, self.max_bytes);
+        let store = PageStore::new(file, self.shape, self.groups.clone(), self.max_bytes);
         if store.num_slots() == 0 {
             let slot_bytes = self.shape.slot_bytes();
-            let reason = format!("a block takes {slot_bytes} bytes: give it a larger SIZE");
+            let reason = format!("a page takes {slot_bytes} bytes: give it a larger SIZE");
             return Err(io::Error::other(reason));
         }
         while let Err(error) = store.preallocate() {
@@ -142,21 +145,21 @@ impl Tier {
         store.scan(&self.is_stopping)?;
         tracing::info!(
             folder = %self.folder.display(),
-            num_blocks = store.num_blocks(),
-            max_blocks = store.num_slots(),
-            "the disk has KV blocks"
+            num_pages = store.num_pages(),
+            max_pages = store.num_slots(),
+            "the disk has KV pages"
         );
         Ok(())
     }
 
     /// `None` before the file is open, and after an error.
-    pub(super) fn store(&self) -> Option<&BlockStore<File>> {
+    pub(super) fn store(&self) -> Option<&PageStore<File>> {
         let store = self.store.get();
         store.filter(|_| !self.is_off.load(Ordering::Relaxed))
     }
 
     /// `None` also while the file is scanned.
-    pub(super) fn store_to_write(&self) -> Option<&BlockStore<File>> {
+    pub(super) fn store_to_write(&self) -> Option<&PageStore<File>> {
         let store = self.store();
         store.filter(|_| self.is_scanned.load(Ordering::Acquire))
     }
@@ -192,8 +195,8 @@ impl Tier {
         let store = self.store();
         KvDiskStats {
             is_on: store.is_some(),
-            num_blocks: store.map_or(0, BlockStore::num_blocks),
-            max_blocks: store.map_or(0, BlockStore::num_slots),
+            num_pages: store.map_or(0, PageStore::num_pages),
+            max_pages: store.map_or(0, PageStore::num_slots),
             num_stored: count(&counts.num_stored),
             bytes_written: count(&counts.bytes_written),
             num_read: count(&counts.num_read),

@@ -6,22 +6,21 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use corella_core::{BlockList, PageId};
+use corella_core::BlockList;
 use corella_model::{KvPages, PageForm};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
+use super::page_list::PathPage;
 use super::report::Report;
-use super::slot::BlockName;
+use super::slot::PageName;
 use super::tier::Tier;
 use crate::wake::doorbell::LoopSender;
 
-/// Blocks that the loop holds until they are copied.
+/// Pages that the loop holds until they are copied.
 pub(super) struct WriteTask {
-    /// The path up to the last block of the task.
+    /// The path up to the last held block.
     pub list: BlockList,
-    /// The number of blocks before the first to store.
-    pub first: u32,
-    pub pages: Vec<PageId>,
+    pub pages: Vec<PathPage>,
     pub time: u64,
     pub epoch: u64,
 }
@@ -74,16 +73,16 @@ pub(super) fn start(
 }
 
 /// Copies pages, one after the other, each with its layers in order.
-fn copy(pages: &dyn KvPages, held: &[PageId], rows: &mut Vec<u8>) {
+fn copy(pages: &dyn KvPages, held: &[PathPage], rows: &mut Vec<u8>) {
     let geometry = pages.geometry();
     rows.resize(held.len() * geometry.page_bytes(), 0);
     let parts = rows.chunks_mut(geometry.page_bytes());
-    for (&page, rows) in held.iter().zip(parts) {
+    for (held, rows) in held.iter().zip(parts) {
         let layers = rows.chunks_mut(geometry.layer_bytes());
         for (layer, out) in (0..).zip(layers) {
             // SAFETY: the scheduler holds the pages until the copy is reported: they belong to published blocks that
             // returned steps have filled, and nothing writes to them.
-            unsafe { pages.read(layer, &[page], PageForm::Native, out) };
+            unsafe { pages.read(layer, &[held.page], PageForm::Native, out) };
         }
     }
 }
@@ -92,8 +91,8 @@ pub(super) fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
     let Some(store) = tier.store_to_write() else {
         return false;
     };
-    let blocks: Vec<_> = names(&task.list).skip(task.first as usize).collect();
-    match store.store(&blocks, rows, task.time, task.epoch) {
+    let names: Vec<PageName> = task.pages.iter().map(|page| page.name(&task.list)).collect();
+    match store.store(&names, rows, task.time, task.epoch) {
         Ok(num_stored) => {
             let num_bytes = u64::from(num_stored) * store.slot_bytes() as u64;
             let counts = &tier.counts;
@@ -104,23 +103,8 @@ pub(super) fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
             num_stored > 0
         }
         Err(error) => {
-            tier.switch_off("writing a block", &error);
+            tier.switch_off("writing a page", &error);
             false
         }
     }
-}
-
-/// The names of the blocks of a list.
-pub(super) fn names(list: &BlockList) -> impl Iterator<Item = BlockName<'_>> {
-    let page_size = list.tokens.len() / list.hashes.len().max(1);
-    let blocks = list.hashes.iter().zip(list.tokens.chunks(page_size.max(1)));
-    let mut parent = None;
-    (0..)
-        .zip(blocks)
-        .map(move |(depth, (&hash, tokens))| BlockName {
-            hash,
-            parent: parent.replace(hash),
-            depth,
-            tokens,
-        })
 }

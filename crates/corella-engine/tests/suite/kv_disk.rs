@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use corella_core::{Namespace, SchedulerConfig, TokenId};
+use corella_core::{KvGroup, Namespace, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig, KvDiskConfig, KvDiskStats, StreamEvent};
 use corella_test::wait_until;
 
@@ -111,7 +111,7 @@ fn a_prompt_that_came_twice_is_found_by_the_next_engine() {
     assert_eq!(stats(&first).num_stored, 0, "no prompt came twice");
     assert_eq!(ask_plain(&first, 1), (tokens.clone(), 25));
     wait_stored(&first, 6);
-    assert_eq!(stats(&first).num_blocks, 6);
+    assert_eq!(stats(&first).num_pages, 6);
     let mode = fs::metadata(folder.file()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(
@@ -121,7 +121,7 @@ fn a_prompt_that_came_twice_is_found_by_the_next_engine() {
     stop(first);
 
     let second = engine(&folder.0);
-    wait_until("the file is scanned", || stats(&second).num_blocks == 6);
+    wait_until("the file is scanned", || stats(&second).num_pages == 6);
     assert_eq!(ask_plain(&second, 1), (tokens.clone(), 24));
     assert_eq!(ask_plain(&second, 2), (other_tokens, 0));
     let found = stats(&second);
@@ -141,6 +141,47 @@ fn a_prompt_that_came_twice_is_found_by_the_next_engine() {
     assert_eq!(ask_plain(&other, 1).1, 0);
     assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 2);
     stop(other);
+}
+
+/// Two of three groups have windows, of which a query after the prompt reads the last two pages and the last one. The
+/// mock executor checks that it finds no other rows than it has computed.
+#[test]
+fn of_windows_only_the_pages_are_stored_that_a_query_after_the_prompt_reads() {
+    let folder = Folder::new("windows");
+    let windowed = |window| KvGroup {
+        window: Some(window),
+    };
+    let limits = SchedulerConfig {
+        kv_groups: vec![windowed(8), KvGroup::default(), windowed(3)],
+        ..limits(99, 2)
+    };
+    let first = engine_of(limits.clone(), &folder.0, 1);
+    wait_opened(&first);
+    let longer: Vec<_> = prompt(1).into_iter().chain(7..27).collect();
+    let answers = [prompt(1), longer.clone()]
+        .map(|prompt| ask(&first, prompt, Namespace::default()).0);
+    ask_plain(&first, 1);
+    wait_stored(&first, 6 + 2 + 1);
+    stop(first);
+
+    let second = engine_of(limits.clone(), &folder.0, 1);
+    wait_until("the file is scanned", || stats(&second).num_pages == 9);
+    let found = ask(&second, longer.clone(), Namespace::default());
+    assert_eq!(found, (answers[1].clone(), 24));
+    assert_eq!(stats(&second).num_read, 9);
+    // The longer prompt is stored, too, without the pages of the first six blocks that are there.
+    ask(&second, longer.clone(), Namespace::default());
+    wait_until("the longer prompt is stored", || {
+        stats(&second).num_stored == 5 + 2 + 1
+    });
+    stop(second);
+
+    let third = engine_of(limits, &folder.0, 1);
+    wait_until("the file is scanned", || stats(&third).num_pages == 17);
+    assert_eq!(ask_plain(&third, 1), (answers[0].clone(), 24));
+    let found = ask(&third, longer, Namespace::default());
+    assert_eq!(found, (answers[1].clone(), 44));
+    stop(third);
 }
 
 /// The pool has room for one prompt and its answer at a time.
@@ -177,7 +218,7 @@ fn prompts_with_a_salt_are_not_stored() {
     }
     // The paths are stored in order.
     wait_stored(&engine, 6);
-    assert_eq!(stats(&engine).num_blocks, 6);
+    assert_eq!(stats(&engine).num_pages, 6);
     stop(engine);
 }
 
@@ -199,7 +240,7 @@ fn a_damaged_or_short_file_costs_only_time() {
     damaged[3 * slot_bytes + 512] ^= 0x10;
     fs::write(&file, &damaged).unwrap();
     let second = engine(&folder.0);
-    wait_until("the file is scanned", || stats(&second).num_blocks == 6);
+    wait_until("the file is scanned", || stats(&second).num_pages == 6);
     assert_eq!(ask_plain(&second, 1), (tokens.clone(), 12));
     wait_until("the read has ended", || stats(&second).num_damaged == 1);
     stop(second);
@@ -207,7 +248,7 @@ fn a_damaged_or_short_file_costs_only_time() {
     // The file is cut off while the engine runs.
     fs::write(&file, &whole).unwrap();
     let third = engine(&folder.0);
-    wait_until("the file is scanned", || stats(&third).num_blocks == 6);
+    wait_until("the file is scanned", || stats(&third).num_pages == 6);
     let short = fs::OpenOptions::new().write(true).open(&file).unwrap();
     short.set_len(2 * slot_bytes as u64).unwrap();
     assert_eq!(ask_plain(&third, 1), (tokens.clone(), 8));
@@ -262,7 +303,7 @@ fn a_reset_of_the_tiers_erases_the_file() {
     wait_until("no page is in use", || {
         engine.reset_prefix_cache_and_tiers().is_ok()
     });
-    assert_eq!(stats(&engine).num_blocks, 0);
+    assert_eq!(stats(&engine).num_pages, 0);
     assert!(
         fs::read(folder.file())
             .unwrap()
@@ -274,7 +315,7 @@ fn a_reset_of_the_tiers_erases_the_file() {
 }
 
 #[test]
-fn limits_without_plain_blocks_are_refused() {
+fn limits_without_blocks_are_refused() {
     let mut limits = limits(64, 1);
     limits.enable_prefix_caching = false;
     let mock = model(&limits);

@@ -15,7 +15,6 @@ pub(crate) fn set_limits(
     if options.kv_disk.is_none() {
         return Ok(());
     }
-    let has_windows = scheduler.kv_groups.len() > 1 || scheduler.kv_groups[0].window.is_some();
     let refused = [
         (
             !scheduler.enable_prefix_caching,
@@ -33,10 +32,6 @@ pub(crate) fn set_limits(
             scheduler.recurrent_state.is_some(),
             "states of recurrent layers are not kept yet: leave it out",
         ),
-        (
-            has_windows,
-            "pages of layers with sliding windows are not kept yet: leave it out",
-        ),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(is_so, _)| *is_so) {
         return Err(Error::Config(format!("--kv-disk: {why}")));
@@ -44,14 +39,12 @@ pub(crate) fn set_limits(
     // A conversation may fill most of the pool, and its blocks should all come back. Requests get the pages that they
     // need in any case.
     scheduler.max_fetched_pages = scheduler.num_pages - scheduler.num_pages / 4;
-    scheduler.max_served_pages = scheduler.num_pages / 4;
+    scheduler.max_served_pages = scheduler.max_fetched_pages;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use corella_core::KvGroup;
-
     use super::*;
     use crate::KvDiskOptions;
 
@@ -75,9 +68,6 @@ mod tests {
         assert_eq!(refusal(&plain, true, false), "");
         assert!(refusal(&plain, false, false).contains("--device cpu"));
         assert!(refusal(&plain, true, true).contains("encoder"));
-        let mut windowed = plain.clone();
-        windowed.kv_groups.push(KvGroup { window: Some(8) });
-        assert!(refusal(&windowed, true, false).contains("sliding windows"));
         let mut uncached = plain.clone();
         uncached.enable_prefix_caching = false;
         assert!(refusal(&uncached, true, false).contains("--no-enable-prefix-caching"));
@@ -85,8 +75,8 @@ mod tests {
         set_limits(&mut limits, &options, true, false).unwrap();
         assert_eq!(
             (limits.max_fetched_pages, limits.max_served_pages),
-            (48, 16)
+            (48, 48)
         );
-        set_limits(&mut windowed, &LlmOptions::default(), false, true).unwrap();
+        set_limits(&mut limits, &LlmOptions::default(), false, true).unwrap();
     }
 }

@@ -3,11 +3,12 @@
 use std::fs::OpenOptions;
 use std::sync::Arc;
 
-use corella_core::{BlockHasher, BlockList, FetchEnd, FetchId, Namespace, PageId, SchedulerConfig};
+use corella_core::{BlockHasher, BlockList, FetchEnd, FetchId, Namespace, PageId, PageTable, SchedulerConfig};
 use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
 use crossbeam_channel::bounded;
 
 use super::*;
+use crate::kv_disk::page_list::{PathPage, path_pages};
 use crate::kv_disk::reader::{self, ReadTask};
 use crate::kv_disk::report::Report;
 use crate::kv_disk::writer::{WriteTask, write};
@@ -30,7 +31,7 @@ fn tier(name: &str, options: &OpenOptions) -> (Arc<Tier>, Arc<dyn KvPages>) {
     let tier = Tier::new(&config, pages.geometry());
     let file = options.open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
-    let store = BlockStore::new(file, tier.shape, tier.max_bytes);
+    let store = PageStore::new(file, tier.shape, tier.groups.clone(), tier.max_bytes);
     store.scan(&tier.is_stopping).ok();
     tier.store.set(store).ok().unwrap();
     tier.is_scanned.store(true, Ordering::Release);
@@ -42,12 +43,15 @@ fn list() -> BlockList {
     BlockList::new(Namespace::default(), tokens, &BlockHasher::new(1), 4)
 }
 
+fn pages(first: u32) -> Vec<PathPage> {
+    path_pages(&[PageTable::whole(vec![PageId(first), PageId(first + 1)])])
+}
+
 fn write_task(tier: &Tier) -> WriteTask {
     let store = tier.store().unwrap();
     let list = list();
     WriteTask {
-        first: 0,
-        pages: vec![PageId(0), PageId(1)],
+        pages: pages(0),
         time: store.begin_path(&list.hashes),
         epoch: store.epoch(),
         list,
@@ -100,13 +104,13 @@ fn the_tier_comes_back_when_its_file_can_be_opened() {
     tier.switch_off("a test", &io::Error::other("it is pulled out"));
     assert!(tier.store().is_none());
     assert!(tier.try_again());
-    assert_eq!(tier.stats().num_blocks, NUM_BLOCKS);
+    assert_eq!(tier.stats().num_pages, NUM_BLOCKS);
     std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
 fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
-    let (tier, pages) = tier("read", OpenOptions::new().write(true));
+    let (tier, kv) = tier("read", OpenOptions::new().write(true));
     // The blocks are in the index, and the file cannot be read.
     let store = tier.store().unwrap();
     store.erase().unwrap();
@@ -115,12 +119,12 @@ fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
     let (report, reports) = bounded(8);
     let (tasks, read_tasks) = bounded(1);
     let report = LoopSender::new(report, bell);
-    let thread = reader::start(tier.clone(), pages, read_tasks, report).unwrap();
+    let thread = reader::start(tier.clone(), kv, read_tasks, report).unwrap();
     let task = ReadTask {
         fetch: Some(FetchId(3)),
         list: list(),
         first: 0,
-        pages: vec![PageId(2), PageId(3)],
+        pages: pages(2),
         is_stopped: Arc::default(),
     };
     tasks.send(task).unwrap();

@@ -195,8 +195,8 @@ const STEPS: &[StepRow] = &[
 const DISK: &[DiskRow] = &[
     DiskRow::gauge("kv_disk_on", |disk| disk.is_on.into())
         .help("1 while blocks are kept on the disk, 0 before the file is open and after an error"),
-    DiskRow::gauge("kv_disk_blocks", |disk| disk.num_blocks as u64).help("KV blocks on the disk"),
-    DiskRow::gauge("kv_disk_max_blocks", |disk| disk.max_blocks.into())
+    DiskRow::gauge("kv_disk_blocks", |disk| disk.num_pages as u64).help("KV blocks on the disk"),
+    DiskRow::gauge("kv_disk_max_blocks", |disk| disk.max_pages.into())
         .help("KV blocks for which the file on the disk has room"),
     DiskRow::counter("kv_disk_blocks_stored", |disk| disk.num_stored)
         .help("KV blocks that were written to the disk"),

@@ -1,23 +1,24 @@
-//! The blocks in a file: how they are written, found again and read.
+//! The pages in a file: how they are written, found again and read.
 //!
-//! A block is right or absent, whatever is lost when the process or the machine stops: its rows are synchronised before
+//! A page is right or absent, whatever is lost when the process or the machine stops: its rows are synchronised before
 //! its header is written, and a reader compares the header's tokens and the checksums of both.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use corella_core::PageHash;
+use corella_core::{KvGroup, PageHash};
 
-use super::block_index::BlockIndex;
 use super::file_layer::FileLayer;
-use super::slot::{BlockName, SlotShape};
+use super::page_index::PageIndex;
+use super::slot::{PageKey, PageName, SlotShape};
 
-pub(super) struct BlockStore<F> {
+pub(super) struct PageStore<F> {
     file: F,
     shape: SlotShape,
+    groups: Vec<KvGroup>,
     num_slots: u32,
-    index: Mutex<BlockIndex>,
+    index: Mutex<PageIndex>,
     /// Counts erasures.
     epoch: AtomicU64,
     /// Locked while something is written.
@@ -33,16 +34,17 @@ pub(super) enum Found<'a> {
     Damaged,
 }
 
-impl<F: FileLayer> BlockStore<F> {
-    /// An empty store; [`scan`](Self::scan) finds the blocks of the file. At most `max_bytes` are used.
-    pub fn new(file: F, shape: SlotShape, max_bytes: u64) -> Self {
+impl<F: FileLayer> PageStore<F> {
+    /// An empty store; [`scan`](Self::scan) finds the pages of the file. At most `max_bytes` are used.
+    pub fn new(file: F, shape: SlotShape, groups: Vec<KvGroup>, max_bytes: u64) -> Self {
         let num_slots = max_bytes / shape.slot_bytes() as u64;
         let num_slots = u32::try_from(num_slots).unwrap_or(u32::MAX);
         Self {
             file,
             shape,
+            groups,
             num_slots,
-            index: Mutex::new(BlockIndex::new(num_slots)),
+            index: Mutex::new(PageIndex::new(num_slots)),
             epoch: AtomicU64::new(0),
             writing: Mutex::new(()),
         }
@@ -56,16 +58,16 @@ impl<F: FileLayer> BlockStore<F> {
         self.shape.slot_bytes()
     }
 
-    pub fn num_blocks(&self) -> usize {
+    pub fn num_pages(&self) -> usize {
         self.index().len()
     }
 
-    /// Takes all room that the blocks may need.
+    /// Takes all room that the pages may need.
     pub fn preallocate(&self) -> io::Result<()> {
         self.file.resize(self.at(self.num_slots))
     }
 
-    /// Finds the blocks in the file, one after the other. Until it returns, nothing may be stored.
+    /// Finds the pages in the file, one after the other. Until it returns, nothing may be stored.
     pub fn scan(&self, is_stopping: &AtomicBool) -> io::Result<()> {
         let mut header = vec![0; self.shape.header_bytes()];
         for slot in 0..self.num_slots {
@@ -80,27 +82,75 @@ impl<F: FileLayer> BlockStore<F> {
             }
             if let Some(found) = self.shape.read_header(&header) {
                 let mut index = self.index();
-                index.insert(slot, found.hash, found.depth, found.generation);
+                index.insert(slot, found.key, found.depth, found.generation);
             }
         }
         self.index().free_others();
         Ok(())
     }
 
-    /// The number of blocks from `first` on that are here without a gap.
-    pub fn num_here(&self, hashes: &[PageHash], first: u32) -> u32 {
+    /// The number of first blocks of a path after which a request can continue that has the blocks before `first` and
+    /// reads the others from here.
+    pub fn num_usable(&self, hashes: &[PageHash], first: u32) -> u32 {
         let index = self.index();
-        let is_here = |hash: &&PageHash| index.slot(**hash).is_some();
-        let hashes = hashes.get(first as usize..).unwrap_or_default();
-        hashes.iter().take_while(is_here).count() as u32
+        let is_missing = |at: usize, group: u32| {
+            let hash = hashes[at];
+            index.slot(PageKey { hash, group }).is_none()
+        };
+        let mut end = hashes.len();
+        let whole = (0..).zip(&self.groups);
+        for (group, _) in whole.filter(|(_, kv_group)| kv_group.window.is_none()) {
+            let missing = (first as usize..end).find(|&at| is_missing(at, group));
+            end = missing.unwrap_or(end);
+        }
+        loop {
+            let windowed = (0..).zip(&self.groups);
+            let missing = windowed.filter_map(|(group, kv_group)| {
+                let first_read = self.first_block_read(*kv_group, end).max(first as usize);
+                (first_read..end).rev().find(|&at| is_missing(at, group))
+            });
+            // A query anywhere between the last missing page and the end reads it, too.
+            match missing.min() {
+                Some(missing) => end = missing,
+                None => return end as u32,
+            }
+        }
     }
 
-    /// Begins to store or to read a path: its blocks count as used now.
+    /// The number of first blocks of a path before the first page that is missing to continue after all of it.
+    pub fn num_before_missing(&self, hashes: &[PageHash]) -> u32 {
+        let index = self.index();
+        let missing = self
+            .keys(hashes)
+            .filter(|(_, key)| index.slot(*key).is_none());
+        let first = missing.map(|(at, _)| at).min();
+        first.unwrap_or(hashes.len()) as u32
+    }
+
+    pub fn has(&self, key: PageKey) -> bool {
+        self.index().slot(key).is_some()
+    }
+
+    /// The pages that a query after a path reads, each with the number of blocks before it.
+    fn keys<'a>(&'a self, hashes: &'a [PageHash]) -> impl Iterator<Item = (usize, PageKey)> + 'a {
+        (0..).zip(&self.groups).flat_map(|(group, kv_group)| {
+            let first = self.first_block_read(*kv_group, hashes.len());
+            let hashes = hashes.iter().enumerate().skip(first);
+            hashes.map(move |(at, &hash)| (at, PageKey { hash, group }))
+        })
+    }
+
+    fn first_block_read(&self, group: KvGroup, num_blocks: usize) -> usize {
+        let page_size = self.shape.page_size;
+        group.first_page_read(num_blocks as u32 * page_size, page_size) as usize
+    }
+
+    /// Begins to store or to read a path: its pages count as used now.
     pub fn begin_path(&self, hashes: &[PageHash]) -> u64 {
         let mut index = self.index();
         let time = index.next_time();
-        for &hash in hashes {
-            index.touch(hash, time);
+        for (_, key) in self.keys(hashes) {
+            index.touch(key, time);
         }
         time
     }
@@ -110,11 +160,11 @@ impl<F: FileLayer> BlockStore<F> {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Stores the blocks that are not stored yet, with the time of their path. `rows` has the rows of all `blocks`, one
-    /// after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new blocks.
+    /// Stores the pages that are not stored yet, with the time of their path. `rows` has the rows of all `pages`, one
+    /// after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new pages.
     pub fn store(
         &self,
-        blocks: &[BlockName],
+        pages: &[PageName],
         rows: &[u8],
         time: u64,
         epoch: u64,
@@ -123,29 +173,29 @@ impl<F: FileLayer> BlockStore<F> {
         if self.epoch() != epoch {
             return Ok(0);
         }
-        let mut writes = Vec::with_capacity(blocks.len());
-        for (block, rows) in blocks.iter().zip(rows.chunks_exact(self.shape.row_bytes)) {
+        let mut writes = Vec::with_capacity(pages.len());
+        for (page, rows) in pages.iter().zip(rows.chunks_exact(self.shape.row_bytes)) {
             let mut index = self.index();
-            if index.slot(block.hash).is_some() {
+            if index.slot(page.key).is_some() {
                 continue;
             }
             let Some(slot) = index.take_slot(time) else {
                 break;
             };
-            writes.push((slot, block, rows));
+            writes.push((slot, page, rows));
         }
         let written = self.write(&writes, time);
         let mut index = self.index();
-        for &(slot, block, _) in &writes {
+        for &(slot, page, _) in &writes {
             match &written {
-                Ok(()) => index.insert(slot, block.hash, block.depth, time),
+                Ok(()) => index.insert(slot, page.key, page.depth, time),
                 Err(_) => index.give_back(slot),
             }
         }
         written.map(|()| writes.len() as u32)
     }
 
-    fn write(&self, writes: &[(u32, &BlockName, &[u8])], time: u64) -> io::Result<()> {
+    fn write(&self, writes: &[(u32, &PageName, &[u8])], time: u64) -> io::Result<()> {
         if writes.is_empty() {
             return Ok(());
         }
@@ -154,20 +204,20 @@ impl<F: FileLayer> BlockStore<F> {
             self.file.write_at(rows, self.at(slot) + header_bytes)?;
         }
         self.file.sync()?;
-        for &(slot, block, rows) in writes {
-            let header = self.shape.header(block, time, rows);
+        for &(slot, page, rows) in writes {
+            let header = self.shape.header(page, time, rows);
             self.file.write_at(&header, self.at(slot))?;
         }
         self.file.sync()
     }
 
-    /// Reads a block into `slot`, which has the bytes of one.
-    pub fn read<'a>(&self, block: &BlockName, slot: &'a mut [u8]) -> io::Result<Found<'a>> {
-        let Some(at) = self.index().slot(block.hash) else {
+    /// Reads a page into `slot`, which has the bytes of one.
+    pub fn read<'a>(&self, page: &PageName, slot: &'a mut [u8]) -> io::Result<Found<'a>> {
+        let Some(at) = self.index().slot(page.key) else {
             return Ok(Found::Nothing);
         };
         let is_there = match self.file.read_at(slot, self.at(at)) {
-            Ok(()) => self.shape.rows(slot, block).is_some(),
+            Ok(()) => self.shape.rows(slot, page).is_some(),
             // The file was cut off.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
             Err(error) => return Err(error),
@@ -177,16 +227,16 @@ impl<F: FileLayer> BlockStore<F> {
             return Ok(Found::Rows(&slot[rows_at..rows_at + self.shape.row_bytes]));
         }
         let mut index = self.index();
-        // Another block may have got the slot meanwhile.
-        let is_damaged = index.slot(block.hash) == Some(at);
-        index.forget(block.hash, at);
+        // Another page may have got the slot meanwhile.
+        let is_damaged = index.slot(page.key) == Some(at);
+        index.forget(page.key, at);
         Ok(match is_damaged {
             true => Found::Damaged,
             false => Found::Nothing,
         })
     }
 
-    /// Forgets all blocks, in the file as well. A crash may leave some of them.
+    /// Forgets all pages, in the file as well. A crash may leave some of them.
     pub fn erase(&self) -> io::Result<()> {
         let _writing = self.lock_writing();
         self.epoch.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +260,7 @@ impl<F: FileLayer> BlockStore<F> {
         u64::from(slot) * self.shape.slot_bytes() as u64
     }
 
-    fn index(&self) -> MutexGuard<'_, BlockIndex> {
+    fn index(&self) -> MutexGuard<'_, PageIndex> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,15 +1,15 @@
-//! The slot of each block, and the choice of the next slot.
+//! The slot of each page, and the choice of the next slot.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
-use corella_core::PageHash;
+use super::slot::PageKey;
 
 #[derive(Debug, Default)]
-pub(super) struct BlockIndex {
-    by_hash: HashMap<PageHash, u32>,
+pub(super) struct PageIndex {
+    by_key: HashMap<PageKey, u32>,
     slots: Vec<Option<Entry>>,
-    /// Least recently used first, and of one path the last block first: a block is useless without those before it.
+    /// Least recently used first, and of one path the last block's page first: a block is useless without those before it.
     by_use: BTreeSet<(u64, Reverse<u32>, u32)>,
     free: Vec<u32>,
     /// The time of the newest use.
@@ -18,12 +18,12 @@ pub(super) struct BlockIndex {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    hash: PageHash,
+    key: PageKey,
     depth: u32,
     used: u64,
 }
 
-impl BlockIndex {
+impl PageIndex {
     /// An index that finds nothing and has no free slot.
     pub fn new(num_slots: u32) -> Self {
         Self {
@@ -33,22 +33,22 @@ impl BlockIndex {
     }
 
     pub fn len(&self) -> usize {
-        self.by_hash.len()
+        self.by_key.len()
     }
 
-    pub fn slot(&self, hash: PageHash) -> Option<u32> {
-        self.by_hash.get(&hash).copied()
+    pub fn slot(&self, key: PageKey) -> Option<u32> {
+        self.by_key.get(&key).copied()
     }
 
-    /// Returns a new time for the blocks of a path, later than all earlier ones and those in the file.
+    /// Returns a new time for the pages of a path, later than all earlier ones and those in the file.
     pub fn next_time(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
-    /// Enters a block that a slot has. If two slots have it, the newer one counts.
-    pub fn insert(&mut self, slot: u32, hash: PageHash, depth: u32, used: u64) {
-        if let Some(there) = self.by_hash.get(&hash).copied() {
+    /// Enters a page that a slot has. If two slots have it, the newer one counts.
+    pub fn insert(&mut self, slot: u32, key: PageKey, depth: u32, used: u64) {
+        if let Some(there) = self.by_key.get(&key).copied() {
             let there_used = self.slots[there as usize].map_or(0, |entry| entry.used);
             if there_used >= used {
                 return;
@@ -56,19 +56,19 @@ impl BlockIndex {
             self.remove(there);
         }
         self.clock = self.clock.max(used);
-        self.by_hash.insert(hash, slot);
-        self.slots[slot as usize] = Some(Entry { hash, depth, used });
+        self.by_key.insert(key, slot);
+        self.slots[slot as usize] = Some(Entry { key, depth, used });
         self.by_use.insert((used, Reverse(depth), slot));
     }
 
-    /// Makes all slots without a block free.
+    /// Makes all slots without a page free.
     pub fn free_others(&mut self) {
         let empty = |slot: &u32| self.slots[*slot as usize].is_none();
         self.free = (0..self.slots.len() as u32).rev().filter(empty).collect();
     }
 
-    pub fn touch(&mut self, hash: PageHash, time: u64) {
-        if let Some(&slot) = self.by_hash.get(&hash)
+    pub fn touch(&mut self, key: PageKey, time: u64) {
+        if let Some(&slot) = self.by_key.get(&key)
             && let Some(entry) = &mut self.slots[slot as usize]
         {
             self.by_use
@@ -78,7 +78,7 @@ impl BlockIndex {
         }
     }
 
-    /// A slot for another block: a free one, or the least recently used before `time`, whose block is forgotten.
+    /// A slot for another page: a free one, or the least recently used before `time`, whose page is forgotten.
     pub fn take_slot(&mut self, time: u64) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
@@ -94,9 +94,9 @@ impl BlockIndex {
         self.free.push(slot);
     }
 
-    /// Forgets a block that proved absent, unless its slot has another one by now.
-    pub fn forget(&mut self, hash: PageHash, slot: u32) {
-        if self.by_hash.get(&hash) == Some(&slot) {
+    /// Forgets a page that proved absent, unless its slot has another one by now.
+    pub fn forget(&mut self, key: PageKey, slot: u32) {
+        if self.by_key.get(&key) == Some(&slot) {
             self.remove(slot);
             self.free.push(slot);
         }
@@ -104,7 +104,7 @@ impl BlockIndex {
 
     fn remove(&mut self, slot: u32) {
         if let Some(entry) = self.slots[slot as usize].take() {
-            self.by_hash.remove(&entry.hash);
+            self.by_key.remove(&entry.key);
             self.by_use
                 .remove(&(entry.used, Reverse(entry.depth), slot));
         }
@@ -120,14 +120,23 @@ impl BlockIndex {
 
 #[cfg(test)]
 mod tests {
+    use corella_core::PageHash;
+
     use super::*;
 
+    fn key(hash: u128) -> PageKey {
+        PageKey {
+            hash: PageHash(hash),
+            group: 0,
+        }
+    }
+
     /// Three slots: a path of two blocks, and a later one of one block.
-    fn index() -> BlockIndex {
-        let mut index = BlockIndex::new(4);
-        index.insert(2, PageHash(20), 0, 5);
-        index.insert(0, PageHash(21), 1, 5);
-        index.insert(3, PageHash(30), 0, 6);
+    fn index() -> PageIndex {
+        let mut index = PageIndex::new(4);
+        index.insert(2, key(20), 0, 5);
+        index.insert(0, key(21), 1, 5);
+        index.insert(3, key(30), 0, 6);
         index.free_others();
         index
     }
@@ -146,8 +155,8 @@ mod tests {
     fn a_block_that_was_used_outlives_others() {
         let mut index = index();
         let time = index.next_time();
-        index.touch(PageHash(20), time);
-        index.touch(PageHash(99), time);
+        index.touch(key(20), time);
+        index.touch(key(99), time);
         let slots = [1, 0, 3].map(|_| index.take_slot(time));
         assert_eq!(slots, [Some(1), Some(0), Some(3)]);
         assert_eq!(
@@ -155,23 +164,23 @@ mod tests {
             None,
             "the path that is being stored stays"
         );
-        assert_eq!(index.slot(PageHash(20)), Some(2));
+        assert_eq!(index.slot(key(20)), Some(2));
     }
 
     #[test]
     fn of_two_slots_with_one_block_the_newer_counts() {
         let mut index = index();
-        index.insert(1, PageHash(30), 0, 4);
-        assert_eq!(index.slot(PageHash(30)), Some(3));
-        index.insert(1, PageHash(30), 0, 8);
-        assert_eq!(index.slot(PageHash(30)), Some(1));
+        index.insert(1, key(30), 0, 4);
+        assert_eq!(index.slot(key(30)), Some(3));
+        index.insert(1, key(30), 0, 8);
+        assert_eq!(index.slot(key(30)), Some(1));
         index.free_others();
         // The other slot is free. A late report about it changes nothing.
-        index.forget(PageHash(30), 3);
+        index.forget(key(30), 3);
         assert_eq!(index.take_slot(9), Some(3));
-        index.forget(PageHash(30), 1);
+        index.forget(key(30), 1);
         assert_eq!(
-            (index.slot(PageHash(30)), index.take_slot(9)),
+            (index.slot(key(30)), index.take_slot(9)),
             (None, Some(1))
         );
     }

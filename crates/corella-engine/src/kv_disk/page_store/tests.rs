@@ -120,10 +120,10 @@ impl Path {
         Self { tokens, hashes }
     }
 
-    fn names(&self) -> Vec<BlockName<'_>> {
+    fn names(&self) -> Vec<PageName<'_>> {
         let blocks = self.hashes.iter().zip(self.tokens.chunks(2)).enumerate();
-        let name = |(at, (&hash, tokens)): (usize, (&PageHash, _))| BlockName {
-            hash,
+        let name = |(at, (&hash, tokens)): (usize, (&PageHash, _))| PageName {
+            key: PageKey { hash, group: 0 },
             parent: at.checked_sub(1).map(|at| self.hashes[at]),
             depth: at as u32,
             tokens,
@@ -140,26 +140,26 @@ impl Path {
     }
 }
 
-fn open(file: LossyFile) -> BlockStore<LossyFile> {
+fn open(file: LossyFile) -> PageStore<LossyFile> {
     let max_bytes = u64::from(NUM_SLOTS) * SHAPE.slot_bytes() as u64 + 100;
-    let store = BlockStore::new(file, SHAPE, max_bytes);
+    let store = PageStore::new(file, SHAPE, vec![KvGroup::default()], max_bytes);
     store.preallocate().unwrap();
     store.scan(&RUNNING).unwrap();
     store
 }
 
-fn store_path(store: &BlockStore<LossyFile>, path: &Path) -> io::Result<u32> {
+fn store_path(store: &PageStore<LossyFile>, path: &Path) -> io::Result<u32> {
     let (time, epoch) = (store.begin_path(&path.hashes), store.epoch());
     store.store(&path.names(), &path.rows(0), time, epoch)
 }
 
 /// Checks that each block is right or absent. Returns the number of right ones.
-fn check(store: &BlockStore<LossyFile>, path: &Path) -> usize {
+fn check(store: &PageStore<LossyFile>, path: &Path) -> usize {
     let mut slot = vec![0; store.slot_bytes()];
     let rows = path.rows(0);
     let rows = rows.chunks(SHAPE.row_bytes);
     let names = path.names();
-    let is_right = |(block, rows): (&BlockName, &[u8])| match store.read(block, &mut slot) {
+    let is_right = |(block, rows): (&PageName, &[u8])| match store.read(block, &mut slot) {
         Ok(Found::Rows(found)) => {
             assert_eq!(found, rows, "a block has other rows");
             true
@@ -226,7 +226,7 @@ fn after_a_crash_a_header_has_its_rows() {
         store_path(&store, &path).ok();
         let bytes = store.file.after_crash(random);
         let reopened = open(LossyFile::new(bytes, u64::MAX));
-        let num_blocks = reopened.num_blocks();
+        let num_blocks = reopened.num_pages();
         assert_eq!(check(&reopened, &path), num_blocks, "seed {seed}");
         num_found += num_blocks;
     }
@@ -243,7 +243,7 @@ fn a_stored_path_survives_the_loss_of_all_later_writes() {
     store_path(&store, &lost).unwrap_err();
     let synced = store.file.0.lock().unwrap().synced.clone();
     let reopened = open(LossyFile::new(synced, u64::MAX));
-    assert_eq!((reopened.num_blocks(), check(&reopened, &kept)), (4, 4));
+    assert_eq!((reopened.num_pages(), check(&reopened, &kept)), (4, 4));
     assert_eq!(check(&reopened, &lost), 0);
 }
 
@@ -258,12 +258,12 @@ fn the_least_recently_used_path_makes_room() {
     assert_eq!(check(&store, &paths[0]), 5);
     assert_eq!(check(&store, &paths[2]), 5);
     // Three of its blocks went, from its end on.
-    assert_eq!(store.num_here(&paths[1].hashes, 0), 2);
-    assert_eq!(store.num_here(&paths[1].hashes, 2), 0);
+    assert_eq!(store.num_usable(&paths[1].hashes, 0), 2);
+    assert_eq!(store.num_usable(&paths[1].hashes, 2), 2);
     // A path that is longer than the file keeps its beginning.
     let long = Path::new(4, 20);
     assert_eq!(store_path(&store, &long).unwrap(), NUM_SLOTS);
-    assert_eq!(store.num_here(&long.hashes, 0), NUM_SLOTS);
+    assert_eq!(store.num_usable(&long.hashes, 0), NUM_SLOTS);
 }
 
 #[test]
@@ -285,21 +285,21 @@ fn a_damaged_block_is_absent_and_the_others_stay() {
     let store = open(LossyFile::new(Vec::new(), u64::MAX));
     let path = Path::new(1, 4);
     store_path(&store, &path).unwrap();
-    let at = store.index().slot(path.hashes[1]).unwrap() as usize * SHAPE.slot_bytes();
+    let at = store.index().slot(path.names()[1].key).unwrap() as usize * SHAPE.slot_bytes();
     store.file.0.lock().unwrap().bytes[at + 600] ^= 1;
     let mut slot = vec![0; store.slot_bytes()];
     let names = path.names();
     assert_eq!(store.read(&names[1], &mut slot).unwrap(), Found::Damaged);
     assert_eq!(store.read(&names[1], &mut slot).unwrap(), Found::Nothing);
-    assert_eq!((store.num_blocks(), check(&store, &path)), (3, 3));
+    assert_eq!((store.num_pages(), check(&store, &path)), (3, 3));
     assert_eq!(store_path(&store, &path).unwrap(), 1, "it is stored again");
     assert_eq!(check(&store, &path), 4);
     // A file of another layout has no block.
     let bytes = store.file.0.lock().unwrap().bytes.clone();
     let foreign = SlotShape { layout: 8, ..SHAPE };
-    let foreign = BlockStore::new(LossyFile::new(bytes, 9), foreign, 9_000);
+    let foreign = PageStore::new(LossyFile::new(bytes, 9), foreign, vec![KvGroup::default()], 9_000);
     foreign.scan(&RUNNING).unwrap();
-    assert_eq!(foreign.num_blocks(), 0);
+    assert_eq!(foreign.num_pages(), 0);
 }
 
 #[test]
@@ -314,7 +314,43 @@ fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
     assert_eq!(stored.unwrap(), 0);
     let bytes = store.file.0.lock().unwrap().bytes.clone();
     assert!(bytes.iter().all(|&byte| byte == 0));
-    assert_eq!(store.num_blocks(), 0);
+    assert_eq!(store.num_pages(), 0);
     assert_eq!(store_path(&store, &path).unwrap(), 4);
     assert_eq!(check(&store, &path), 4);
+}
+
+/// Two groups: of the second, a query after block n reads the pages of the last two blocks before it.
+#[test]
+fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
+    let groups = vec![KvGroup::default(), KvGroup { window: Some(4) }];
+    let store = PageStore::new(LossyFile::new(Vec::new(), u64::MAX), SHAPE, groups, 99_999);
+    store.preallocate().unwrap();
+    store.scan(&RUNNING).unwrap();
+    let path = Path::new(1, 8);
+    let put = |group: u32, blocks: std::ops::Range<usize>| {
+        let names = path.names();
+        let of_group = |name: &PageName<'_>| PageKey { group, ..name.key };
+        let names: Vec<_> = names[blocks.clone()]
+            .iter()
+            .map(|name| PageName {
+                key: of_group(name),
+                ..*name
+            })
+            .collect();
+        let rows = &path.rows(0)[..blocks.len() * SHAPE.row_bytes];
+        store.store(&names, rows, 1, store.epoch()).unwrap();
+    };
+    let num_usable = |first| store.num_usable(&path.hashes, first);
+    put(0, 0..8);
+    assert_eq!((num_usable(0), num_usable(3), num_usable(8)), (0, 3, 8));
+    assert_eq!(store.num_before_missing(&path.hashes), 6);
+    put(1, 3..5);
+    assert_eq!((num_usable(0), num_usable(4), num_usable(5)), (5, 5, 5));
+    put(1, 7..8);
+    assert_eq!((num_usable(0), num_usable(6)), (5, 6));
+    assert_eq!(num_usable(7), 8, "the block before it is in memory");
+    put(1, 6..7);
+    assert_eq!(num_usable(0), 8);
+    assert_eq!(store.num_before_missing(&path.hashes), 8);
+    assert_eq!(store.num_usable(&path.hashes[..7], 0), 5);
 }

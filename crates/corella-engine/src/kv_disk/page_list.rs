@@ -1,0 +1,46 @@
+//! The pages of a path that are copied to or from the file.
+
+use corella_core::{BlockList, PageId, PageTable};
+
+use super::slot::{PageKey, PageName};
+
+/// A page of the pool, and the place of its rows in a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PathPage {
+    /// The number of blocks before it.
+    pub block: u32,
+    pub group: u32,
+    pub page: PageId,
+}
+
+impl PathPage {
+    pub fn key(&self, list: &BlockList) -> PageKey {
+        PageKey {
+            hash: list.hashes[self.block as usize],
+            group: self.group,
+        }
+    }
+
+    pub fn name<'a>(&self, list: &'a BlockList) -> PageName<'a> {
+        let at = self.block as usize;
+        let page_size = list.tokens.len() / list.hashes.len();
+        PageName {
+            key: self.key(list),
+            parent: at.checked_sub(1).map(|parent| list.hashes[parent]),
+            depth: self.block,
+            tokens: &list.tokens[at * page_size..(at + 1) * page_size],
+        }
+    }
+}
+
+/// The pages of the tables of each group, in order of their blocks.
+pub(super) fn path_pages(tables: &[PageTable]) -> Vec<PathPage> {
+    let groups = (0..).zip(tables);
+    let pages = groups.flat_map(|(group, table)| {
+        let pages = (table.num_gone as u32..).zip(&table.pages);
+        pages.map(move |(block, &page)| PathPage { block, group, page })
+    });
+    let mut pages: Vec<_> = pages.collect();
+    pages.sort_unstable();
+    pages
+}
