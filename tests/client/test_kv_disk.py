@@ -93,12 +93,13 @@ def test_a_prompt_outlives_a_killed_server(tmp_path, expected):
 
 def test_a_prompt_of_a_model_with_windows_outlives_a_killed_server(tmp_path):
     model = golden_model.make("gemma3", tmp_path / "windowed")
+    prompt = [3 + 7 * at % 50 for at in range(90)]
     with ServerProcess(model, *SMALL) as server:
-        expected = ask(server)[0]
+        expected = ask(server, prompt)[0]
     with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
         wait_open(server)
-        assert ask(server) == (expected, 0)
-        _, num_cached = ask(server)
+        assert ask(server, prompt) == (expected, 0)
+        _, num_cached = ask(server, prompt)
         # The pages of the windows come last.
         server.wait_until(lambda: num_stored(server) > num_cached // 16, "its blocks are stored")
         server.wait_until(lambda: num_stored(server) == server.metric("corella_kv_disk_blocks"), "all are counted")
@@ -106,7 +107,7 @@ def test_a_prompt_of_a_model_with_windows_outlives_a_killed_server(tmp_path):
         server.process.wait()
     with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
         server.wait_until(lambda: server.metric("corella_kv_disk_blocks") > num_cached // 16, "the file is scanned")
-        assert ask(server) == (expected, num_cached // 16 * 16)
+        assert ask(server, prompt) == (expected, num_cached // 16 * 16)
         assert num_read(server) > num_cached // 16
 
 

@@ -38,7 +38,8 @@ use std::time::Duration;
 
 use corella_core::session::{BlockOffer, LoadPace};
 use corella_core::{
-    BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Namespace, PageId, Request, Scheduler, TokenId,
+    BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Namespace, PageId, Request, Scheduler,
+    TokenId,
 };
 use corella_model::KvPages;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -194,7 +195,8 @@ impl KvDisk {
             Err(refusal) => return tracing::debug!(?refusal, "no blocks come from the disk"),
         };
         // A shorter path may need other pages in groups with windows.
-        let num_usable = store.num_usable(&list.hashes[..grant.num_blocks as usize], grant.num_found);
+        let num_usable =
+            store.num_usable(&list.hashes[..grant.num_blocks as usize], grant.num_found);
         let id = grant.id;
         let grant = match num_usable == grant.num_blocks {
             true => Some(grant),
@@ -377,7 +379,12 @@ impl KvDisk {
         let max_pages = (MAX_COPY_BYTES / geometry.page_bytes()).max(1);
         let mut list = path.list.clone();
         // Pages of a window are here at the end of the path alone.
-        if geometry.layers.groups().iter().all(|group| group.window.is_none()) {
+        if geometry
+            .layers
+            .groups()
+            .iter()
+            .all(|group| group.window.is_none())
+        {
             list.truncate(first + max_pages as u32, page_size);
         }
         scheduler.note_time(now_us);

@@ -179,9 +179,6 @@ mod tests {
         index.forget(key(30), 3);
         assert_eq!(index.take_slot(9), Some(3));
         index.forget(key(30), 1);
-        assert_eq!(
-            (index.slot(key(30)), index.take_slot(9)),
-            (None, Some(1))
-        );
+        assert_eq!((index.slot(key(30)), index.take_slot(9)), (None, Some(1)));
     }
 }

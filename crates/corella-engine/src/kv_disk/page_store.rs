@@ -162,13 +162,7 @@ impl<F: FileLayer> PageStore<F> {
 
     /// Stores the pages that are not stored yet, with the time of their path. `rows` has the rows of all `pages`, one
     /// after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new pages.
-    pub fn store(
-        &self,
-        pages: &[PageName],
-        rows: &[u8],
-        time: u64,
-        epoch: u64,
-    ) -> io::Result<u32> {
+    pub fn store(&self, pages: &[PageName], rows: &[u8], time: u64, epoch: u64) -> io::Result<u32> {
         let _writing = self.lock_writing();
         if self.epoch() != epoch {
             return Ok(0);

@@ -91,7 +91,11 @@ pub(super) fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
     let Some(store) = tier.store_to_write() else {
         return false;
     };
-    let names: Vec<PageName> = task.pages.iter().map(|page| page.name(&task.list)).collect();
+    let names: Vec<PageName> = task
+        .pages
+        .iter()
+        .map(|page| page.name(&task.list))
+        .collect();
     match store.store(&names, rows, task.time, task.epoch) {
         Ok(num_stored) => {
             let num_bytes = u64::from(num_stored) * store.slot_bytes() as u64;

@@ -158,8 +158,8 @@ fn of_windows_only_the_pages_are_stored_that_a_query_after_the_prompt_reads() {
     let first = engine_of(limits.clone(), &folder.0, 1);
     wait_opened(&first);
     let longer: Vec<_> = prompt(1).into_iter().chain(7..27).collect();
-    let answers = [prompt(1), longer.clone()]
-        .map(|prompt| ask(&first, prompt, Namespace::default()).0);
+    let answers =
+        [prompt(1), longer.clone()].map(|prompt| ask(&first, prompt, Namespace::default()).0);
     ask_plain(&first, 1);
     wait_stored(&first, 6 + 2 + 1);
     stop(first);

@@ -297,7 +297,12 @@ fn a_damaged_block_is_absent_and_the_others_stay() {
     // A file of another layout has no block.
     let bytes = store.file.0.lock().unwrap().bytes.clone();
     let foreign = SlotShape { layout: 8, ..SHAPE };
-    let foreign = PageStore::new(LossyFile::new(bytes, 9), foreign, vec![KvGroup::default()], 9_000);
+    let foreign = PageStore::new(
+        LossyFile::new(bytes, 9),
+        foreign,
+        vec![KvGroup::default()],
+        9_000,
+    );
     foreign.scan(&RUNNING).unwrap();
     assert_eq!(foreign.num_pages(), 0);
 }

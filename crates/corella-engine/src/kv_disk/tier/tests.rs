@@ -3,7 +3,9 @@
 use std::fs::OpenOptions;
 use std::sync::Arc;
 
-use corella_core::{BlockHasher, BlockList, FetchEnd, FetchId, Namespace, PageId, PageTable, SchedulerConfig};
+use corella_core::{
+    BlockHasher, BlockList, FetchEnd, FetchId, Namespace, PageId, PageTable, SchedulerConfig,
+};
 use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
 use crossbeam_channel::bounded;
 
