@@ -30,6 +30,7 @@ pub(crate) use tier::Tier;
 pub use tier::{KvDiskConfig, KvDiskStats};
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,14 +39,15 @@ use std::time::Duration;
 
 use corella_core::session::{BlockOffer, LoadPace};
 use corella_core::{
-    BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Namespace, PageId, Request, Scheduler,
-    TokenId,
+    BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, FetchRequest, HoldId, Namespace, PageId,
+    Request, Scheduler, SchedulerStats, TokenId,
 };
 use corella_model::KvPages;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::wake::doorbell::{Doorbell, LoopSender};
 use page_list::{PathPage, path_pages};
+use page_store::PageStore;
 use reader::ReadTask;
 use report::Report;
 use writer::WriteTask;
@@ -148,17 +150,8 @@ impl KvDisk {
         if !is_stored || request.sampling.wants_prompt_outputs() {
             return;
         }
-        let tokens: Vec<_> = request
-            .prompt
-            .iter()
-            .chain(&request.output)
-            .copied()
-            .collect();
-        // The last token is always computed, because its logits are needed.
-        let num_blocks = tokens.len().saturating_sub(1) / page_size as usize;
-        let tokens = tokens[..num_blocks * page_size as usize].to_vec();
-        let mut list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
-        let num_blocks = num_blocks as u32;
+        let mut list = known_blocks(request, &hasher, page_size);
+        let num_blocks = list.hashes.len() as u32;
         let num_here = scheduler.look_up_blocks(&list);
         let num_offered = store.num_usable(&list.hashes, num_here);
         if num_offered <= num_here {
@@ -178,10 +171,9 @@ impl KvDisk {
             return self.measure(list, now_us);
         }
         list.truncate(num_worth, page_size);
-        let num_tokens = u64::from(num_worth - num_here) * u64::from(page_size);
         let wait_us = match stats.prefill_us {
             0 => LONGEST_WAIT_US,
-            prefill_us => prefill_us.saturating_mul(num_tokens) / 1024,
+            _ => compute_us(&stats, num_worth - num_here, page_size),
         };
         let wait_us = wait_us.clamp(LEAST_WAIT_US, LONGEST_WAIT_US);
         let granted = scheduler.begin_fetch(FetchRequest {
@@ -194,15 +186,8 @@ impl KvDisk {
             Ok(grant) => grant,
             Err(refusal) => return tracing::debug!(?refusal, "no blocks come from the disk"),
         };
-        // A shorter path may need other pages in groups with windows.
-        let num_usable =
-            store.num_usable(&list.hashes[..grant.num_blocks as usize], grant.num_found);
         let id = grant.id;
-        let grant = match num_usable == grant.num_blocks {
-            true => Some(grant),
-            false => scheduler.shorten_fetch(id, num_usable),
-        };
-        let Some(grant) = grant else {
+        let Some(grant) = shorten_to_usable(grant, &list, store, scheduler) else {
             scheduler.handle_fetch_ended(id, FetchEnd::Lost);
             return;
         };
@@ -418,6 +403,36 @@ impl KvDisk {
             }
         }
         is_sent
+    }
+}
+
+/// The whole blocks of a request's tokens. The last token is always computed, because its logits are needed.
+fn known_blocks(request: &Request, hasher: &BlockHasher, page_size: u32) -> BlockList {
+    let tokens = request.prompt.iter().chain(&request.output);
+    let mut tokens: Vec<_> = tokens.copied().collect();
+    let num_blocks = tokens.len().saturating_sub(1) / page_size as usize;
+    tokens.truncate(num_blocks * page_size as usize);
+    BlockList::new(Namespace::default(), tokens, hasher, page_size)
+}
+
+/// The time in which blocks would be computed.
+fn compute_us(stats: &SchedulerStats, num_blocks: u32, page_size: u32) -> u64 {
+    let num_tokens = u64::from(num_blocks) * u64::from(page_size);
+    stats.prefill_us.saturating_mul(num_tokens) / 1024
+}
+
+/// A grant may be shorter than the path that was asked for, and then need other pages in groups with windows.
+fn shorten_to_usable(
+    grant: FetchGrant,
+    list: &BlockList,
+    store: &PageStore<File>,
+    scheduler: &mut Scheduler,
+) -> Option<FetchGrant> {
+    let granted = &list.hashes[..grant.num_blocks as usize];
+    let num_usable = store.num_usable(granted, grant.num_found);
+    match num_usable == grant.num_blocks {
+        true => Some(grant),
+        false => scheduler.shorten_fetch(grant.id, num_usable),
     }
 }
 
