@@ -16,20 +16,17 @@
 //! * `check`: checkers of the rules that every run must keep.
 //! * `simulation`: one run of the scheduler.
 //! * `pair`: prefill and decode nodes that serve requests together, and the loads of blocks between nodes.
-//! * `fleet`: nodes of any role that load each other's blocks.
 
 mod check;
 mod count;
 mod event_queue;
 mod executor;
-mod fleet;
 mod pair;
 mod random;
 mod simulation;
 mod violation;
 mod workload;
 
-pub use fleet::{FleetTotals, FleetWorkload, simulate_fleet};
 pub use pair::{PairTotals, PairWorkload, simulate_pair};
 pub use simulation::simulate;
 pub use simulation::totals::Totals;

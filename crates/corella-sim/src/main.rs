@@ -10,10 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use corella_core::Speculation;
-use corella_sim::{
-    FleetTotals, FleetWorkload, PairTotals, PairWorkload, Totals, Violation, Workload, simulate,
-    simulate_fleet, simulate_pair,
-};
+use corella_sim::{PairTotals, PairWorkload, Totals, Violation, Workload, simulate, simulate_pair};
 
 const USAGE: &str = "usage: corella-sim (--seeds N [--first SEED] [--keep FOLDER] | --seed SEED) \
                      [--pairs | --fleets | --roles] [--speculate ngram|draft|off]";
@@ -33,6 +30,18 @@ enum Kind {
     Pairs,
     Fleets,
     Roles,
+}
+
+impl Kind {
+    /// Returns the workload of several nodes.
+    fn pair_workload(self, seed: u64) -> Option<PairWorkload> {
+        match self {
+            Self::One => None,
+            Self::Pairs => Some(PairWorkload::from_seed(seed)),
+            Self::Fleets => Some(PairWorkload::blocks_from_seed(seed)),
+            Self::Roles => Some(PairWorkload::fleet_from_seed(seed)),
+        }
+    }
 }
 
 impl Options {
@@ -56,18 +65,10 @@ fn main() -> ExitCode {
     let start = Instant::now();
     let mut totals = Totals::default();
     let mut pair_totals = PairTotals::default();
-    let mut fleet_totals = FleetTotals::default();
     for seed in options.first..options.first + options.num_seeds {
-        let outcome = match options.kind {
-            Kind::One => {
-                play(|| simulate(&options.workload(seed), seed)).map(|run| totals.add(&run))
-            }
-            Kind::Pairs => play(|| simulate_pair(&PairWorkload::from_seed(seed), seed))
-                .map(|run| pair_totals.add(&run)),
-            Kind::Roles => play(|| simulate_pair(&PairWorkload::fleet_from_seed(seed), seed))
-                .map(|run| pair_totals.add(&run)),
-            Kind::Fleets => play(|| simulate_fleet(&FleetWorkload::from_seed(seed), seed))
-                .map(|run| fleet_totals.add(&run)),
+        let outcome = match options.kind.pair_workload(seed) {
+            None => play(|| simulate(&options.workload(seed), seed)).map(|run| totals.add(&run)),
+            Some(pair) => play(|| simulate_pair(&pair, seed)).map(|run| pair_totals.add(&run)),
         };
         if let Err(what) = outcome {
             eprintln!("seed {seed} failed: {what}");
@@ -82,19 +83,15 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
+    match options.kind {
+        Kind::One => println!("{totals:#?}"),
+        _ => println!("{pair_totals:#?}"),
+    }
     let missing = match options.kind {
-        Kind::One => {
-            println!("{totals:#?}");
-            totals.missing()
-        }
-        Kind::Pairs | Kind::Roles => {
-            println!("{pair_totals:#?}");
-            pair_totals.missing(matches!(options.kind, Kind::Roles))
-        }
-        Kind::Fleets => {
-            println!("{fleet_totals:#?}");
-            fleet_totals.missing()
-        }
+        Kind::One => totals.missing(),
+        Kind::Pairs => pair_totals.sessions.missing(),
+        Kind::Fleets => pair_totals.loads.missing(),
+        Kind::Roles => pair_totals.placement.missing(),
     };
     if options.num_seeds >= 1000 && options.speculation.is_none() && !missing.is_empty() {
         eprintln!(
@@ -131,11 +128,9 @@ fn play<T>(simulate: impl FnOnce() -> Result<T, Violation>) -> Result<T, String>
 /// Writes the failure and its workload to a file.
 fn keep(options: &Options, seed: u64, what: &str) {
     let path = options.keep.join(format!("seed-{seed}.txt"));
-    let text = match options.kind {
-        Kind::One => format!("{what}\n\n{:#?}\n", options.workload(seed)),
-        Kind::Pairs => format!("{what}\n\n{:#?}\n", PairWorkload::from_seed(seed)),
-        Kind::Roles => format!("{what}\n\n{:#?}\n", PairWorkload::fleet_from_seed(seed)),
-        Kind::Fleets => format!("{what}\n\n{:#?}\n", FleetWorkload::from_seed(seed)),
+    let text = match options.kind.pair_workload(seed) {
+        None => format!("{what}\n\n{:#?}\n", options.workload(seed)),
+        Some(workload) => format!("{what}\n\n{workload:#?}\n"),
     };
     match std::fs::create_dir_all(&options.keep).and_then(|()| std::fs::write(&path, text)) {
         Ok(()) => eprintln!("its workload is in {}", path.display()),

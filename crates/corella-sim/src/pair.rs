@@ -1,22 +1,23 @@
 //! Prefill and decode nodes that serve requests together, over a network that fails.
 //!
 //! Each node is the real scheduler, an executor that distrusts every batch, and the real machine of its end of the
-//! sessions. The network is simulated: streams are cut, stall or repeat messages, links die in one direction, and nodes
-//! die and restart. A seed writes the [`PairWorkload`], [`simulate_pair`] plays it, and watchers check inputs and
-//! outputs.
+//! sessions and of both ends of block loads. The network is simulated: streams are cut, stall or repeat messages, messages
+//! about blocks are lost and reordered, rows are sent or read from the other node's memory, writes tear, links die in one
+//! direction, and nodes die and restart. A seed writes the [`PairWorkload`], [`simulate_pair`] plays it, and watchers check
+//! inputs and outputs.
 
-pub(crate) mod blocks;
-
+mod block_workload;
+mod blocks;
 mod call_route;
 mod client_watch;
 mod decode_node;
-pub(crate) mod engine;
+mod engine;
 mod fleet;
 mod fleet_event;
 mod fleet_plan;
 mod lease_watch;
 mod pair_totals;
-pub(crate) mod pair_workload;
+mod pair_workload;
 mod peers;
 mod prefill_node;
 mod row_sender;

@@ -191,7 +191,7 @@ impl SimulatedPrefillNode {
         let (namespace, prompt) = (request.namespace.clone(), request.prompt.clone());
         let (page_size, stats) = (self.engine.page_size(), self.engine.stats());
         let list = BlockList::new(namespace, prompt, self.engine.block_hasher(), page_size);
-        let num_here = self.engine.scheduler().look_up_blocks(&list) * page_size;
+        let num_here = self.engine.scheduler.look_up_blocks(&list) * page_size;
         let cached = CachedRows {
             num_here,
             num_there,

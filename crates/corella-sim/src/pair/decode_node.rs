@@ -190,10 +190,10 @@ impl SimulatedDecodeNode {
         loop {
             if let Some(action) = self.end.poll_action() {
                 self.act(action, world)?;
-            } else if let Some(fact) = self.engine.poll_kv_fact() {
+            } else if let Some(fact) = self.engine.scheduler.poll_kv_fact() {
                 let what = format!("{fact:?}");
                 return Err(world.violation("a decode node exports nothing", what));
-            } else if let Some(output) = self.engine.poll_output() {
+            } else if let Some(output) = self.engine.scheduler.poll_output() {
                 let key = self.keys[&output.request];
                 if output.finish.is_some() && !self.loads.contains_key(&key) {
                     self.keys.remove(&output.request);
@@ -224,7 +224,7 @@ impl SimulatedDecodeNode {
             }
         }
         self.end.check_invariants();
-        self.engine.scheduler().check_invariants();
+        self.engine.scheduler.check_invariants();
         self.plan_wake(world);
         Ok(())
     }
@@ -287,7 +287,7 @@ impl SimulatedDecodeNode {
                 world.totals.num_computed_there += 1;
                 let request = self.requests[&key].request;
                 self.engine
-                    .scheduler()
+                    .scheduler
                     .handle_kv_lost(request, LostKv::Recompute);
             }
             DecodeAction::CancelLoad { key } => {
@@ -302,14 +302,14 @@ impl SimulatedDecodeNode {
             DecodeAction::Arrived { key, first_token } => {
                 world.sessions.arrived(key);
                 let request = self.requests[&key].request;
-                let scheduler = self.engine.scheduler();
+                let scheduler = &mut self.engine.scheduler;
                 if !scheduler.handle_kv_arrived(request, first_token.sample.token) {
                     scheduler.handle_kv_lost(request, LostKv::End("late".into()));
                 }
             }
             DecodeAction::AbortLocal { key } => {
                 let request = self.requests[&key].request;
-                self.engine.scheduler().abort_request(request);
+                self.engine.scheduler.abort_request(request);
             }
             DecodeAction::Release { key } => {
                 if self.loads.contains_key(&key) {
@@ -318,7 +318,7 @@ impl SimulatedDecodeNode {
                 }
                 let request = self.requests[&key].request;
                 let how = LostKv::End("the session has ended".into());
-                self.engine.scheduler().handle_kv_lost(request, how);
+                self.engine.scheduler.handle_kv_lost(request, how);
             }
             DecodeAction::MarkSuspect { .. } => world.totals.num_suspects += 1,
         }
@@ -399,7 +399,7 @@ impl SimulatedDecodeNode {
             };
             if let Some(state) = receipt.state {
                 // A slot that starts from this state has the state of another sequence.
-                self.engine.write_state(state, Some(NOT_LANDED));
+                self.engine.executor.write_state(state, Some(NOT_LANDED));
             }
             self.requests.insert(key, receipt);
             self.keys.insert(id, key);
@@ -471,6 +471,7 @@ impl SimulatedDecodeNode {
             };
             let value = if is_whole { *known } else { None };
             self.engine
+                .executor
                 .write_row(page, (row % page_size) as usize, value);
         }
         self.end_whole_load(key, world);
@@ -492,7 +493,7 @@ impl SimulatedDecodeNode {
             let what = format!("{key} gets a state that it does not wait for");
             return Err(world.violation("what was sent is not sent again", what));
         };
-        self.engine.write_state(to, state);
+        self.engine.executor.write_state(to, state);
         self.end_whole_load(key, world);
         Ok(())
     }
@@ -539,7 +540,7 @@ impl SimulatedDecodeNode {
             self.exchange.poll_timeout(),
             // Passed deadlines wait for the end of the running step.
             self.engine
-                .scheduler()
+                .scheduler
                 .poll_deadline()
                 .filter(|&deadline_us| deadline_us > world.now_us),
         ];

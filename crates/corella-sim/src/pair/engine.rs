@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{
-    AdmissionError, Batch, BlockHasher, KvFact, KvGroup, PageId, Request, RequestId, RequestOutput,
-    Reservation, Scheduler, SchedulerStats, SlotId, SnapshotId, StepId,
+    AdmissionError, Batch, BlockHasher, KvGroup, Request, RequestId, Reservation, Scheduler,
+    SchedulerStats, SlotId, StepId,
 };
 
 use crate::executor::host_memory::HostMemory;
-use crate::executor::{CheckingExecutor, Returned, Row, root_row};
+use crate::executor::{CheckingExecutor, Returned, root_row};
 use crate::pair::pair_workload::NodePlan;
 use crate::pair::step_progress::StepProgress;
 use crate::random::Random;
@@ -16,12 +16,13 @@ use crate::random::Random;
 pub struct Engine {
     plan: NodePlan,
     fails_once_in: u64,
-    scheduler: Scheduler,
-    executor: CheckingExecutor,
+    pub scheduler: Scheduler,
+    pub executor: CheckingExecutor,
     host: HostMemory,
     slots: BTreeMap<SlotId, RequestId>,
     inflight: VecDeque<StepId>,
-    progress: StepProgress,
+    /// The rows that steps in flight still have to compute.
+    pub progress: StepProgress,
     last_return_us: u64,
     /// The time as the scheduler knows it.
     scheduled_us: u64,
@@ -80,10 +81,6 @@ impl Engine {
         self.scheduler.reserve(request, deadline_us)
     }
 
-    pub fn scheduler(&mut self) -> &mut Scheduler {
-        &mut self.scheduler
-    }
-
     pub fn stats(&self) -> SchedulerStats {
         self.scheduler.stats()
     }
@@ -99,45 +96,6 @@ impl Engine {
 
     pub fn has_failed_steps(&self) -> bool {
         !self.failed.is_empty()
-    }
-
-    pub fn poll_output(&mut self) -> Option<RequestOutput> {
-        self.scheduler.poll_output()
-    }
-
-    pub fn poll_kv_fact(&mut self) -> Option<KvFact> {
-        self.scheduler.poll_kv_fact()
-    }
-
-    pub fn read_row(&self, page: PageId, at: usize) -> Row {
-        self.executor.read_row(page, at)
-    }
-
-    /// Returns a row as this node computes it for a group.
-    pub fn made_here(&self, row: Row, group: usize) -> Row {
-        self.executor.made_here(row, group)
-    }
-
-    /// Returns false while a step in flight still has to compute the row in this layer.
-    pub fn is_computed(&self, page: PageId, at: usize, layer: u32) -> bool {
-        self.progress.is_computed(page, at, layer)
-    }
-
-    pub fn handle_layer_done(&mut self, step: StepId) {
-        self.progress.handle_layer_done(step);
-    }
-
-    pub fn write_row(&mut self, page: PageId, at: usize, row: Row) {
-        self.executor.write_row(page, at, row);
-    }
-
-    /// Returns a snapshot's state for another node. It must have been computed.
-    pub fn read_state(&self, snapshot: SnapshotId) -> Row {
-        self.executor.read_state(snapshot)
-    }
-
-    pub fn write_state(&mut self, snapshot: SnapshotId, state: Row) {
-        self.executor.write_state(snapshot, state);
     }
 
     /// Whether the model has recurrent layers.

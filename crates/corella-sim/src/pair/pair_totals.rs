@@ -115,14 +115,6 @@ impl PairTotals {
         self.placement.add(&run.placement);
         self.loads.add(&run.loads);
     }
-
-    /// Returns the names of counts that are 0, for pairs or for fleets.
-    pub fn missing(&self, is_fleet: bool) -> Vec<String> {
-        match is_fleet {
-            true => self.placement.missing(),
-            false => self.sessions.missing(),
-        }
-    }
 }
 
 impl SessionTotals {

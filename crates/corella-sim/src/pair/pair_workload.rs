@@ -199,7 +199,7 @@ impl NodePlan {
 }
 
 /// Gives the nodes of some workloads one of two arithmetics, from a generator of its own.
-fn vary_arithmetics(nodes: &mut [NodePlan], seed: u64) {
+pub(super) fn vary_arithmetics(nodes: &mut [NodePlan], seed: u64) {
     let mut random = Random(seed ^ 0xa217);
     if random.once_in(3) {
         for node in nodes {
@@ -551,7 +551,7 @@ fn with_choices(calls: Vec<PairCall>, seed: u64) -> Vec<PairCall> {
 }
 
 /// Returns the output of a lone run of the request.
-pub(crate) fn lone_run(
+pub(super) fn lone_run(
     request: &Request,
     max_tokens: u32,
     alphabet: u32,

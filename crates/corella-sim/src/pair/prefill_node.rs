@@ -171,7 +171,7 @@ impl SimulatedPrefillNode {
             }
             LocalEvent::StepReturns => self.engine.return_step(),
             LocalEvent::LayerDone { step, layer } => {
-                self.engine.handle_layer_done(step);
+                self.engine.progress.handle_layer_done(step);
                 self.machine.sessions().handle_layer_done(step, layer);
             }
             LocalEvent::Read(key) => self.read(key, world)?,
@@ -189,9 +189,9 @@ impl SimulatedPrefillNode {
         loop {
             if let Some(action) = self.machine.poll_action() {
                 self.act(action, world)?;
-            } else if let Some(fact) = self.engine.poll_kv_fact() {
+            } else if let Some(fact) = self.engine.scheduler.poll_kv_fact() {
                 self.handle_fact(fact, world)?;
-            } else if let Some(output) = self.engine.poll_output() {
+            } else if let Some(output) = self.engine.scheduler.poll_output() {
                 if self.engine.has_failed(output.request) {
                     let (session, _) = self.runs[&output.request];
                     world.clients.failed(session);
@@ -201,7 +201,7 @@ impl SimulatedPrefillNode {
                     .handle_local_output(output, world.now_us);
             } else if let Some(step) = self.engine.try_step(world.now_us, &mut world.random) {
                 let mut exports = None;
-                while let Some(fact) = self.engine.poll_kv_fact() {
+                while let Some(fact) = self.engine.scheduler.poll_kv_fact() {
                     if let KvFact::Exported { step, .. } = fact {
                         exports = Some(step);
                     }
@@ -213,7 +213,7 @@ impl SimulatedPrefillNode {
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
             } else if self.settle_loads(world)? {
                 continue;
-            } else if let Some(fact) = self.engine.poll_kv_fact() {
+            } else if let Some(fact) = self.engine.scheduler.poll_kv_fact() {
                 // A lease has ended, and there is no step.
                 self.handle_fact(fact, world)?;
             } else {
@@ -224,7 +224,7 @@ impl SimulatedPrefillNode {
         verdict.map_err(|what| world.violation("held pages have a lease", what))?;
         self.machine.check_invariants();
         self.exports.check_invariants();
-        self.engine.scheduler().check_invariants();
+        self.engine.scheduler.check_invariants();
         self.plan_wake(world);
         Ok(())
     }
@@ -314,7 +314,7 @@ impl SimulatedPrefillNode {
                 self.submit(session, run, is_accepted, *request, world);
             }
             PrefillAction::AbortLocal { request, .. } => {
-                self.engine.scheduler().abort_request(request);
+                self.engine.scheduler.abort_request(request);
             }
             PrefillAction::Export(task) => self.carry_out(task, world)?,
             PrefillAction::Emit { session, event } => {
@@ -425,7 +425,7 @@ impl SimulatedPrefillNode {
             }
             ExportTask::Delete { key } => self.delete(key, world),
             ExportTask::RenewHold { request, until_us } => {
-                if self.engine.scheduler().renew_hold(request, until_us) {
+                if self.engine.scheduler.renew_hold(request, until_us) {
                     self.leases.renewed(request, until_us);
                 }
             }
@@ -435,7 +435,7 @@ impl SimulatedPrefillNode {
                     let what = format!("{key} reads pages of run {run}, which are let go");
                     return Err(world.violation("pages are held while they are read", what));
                 }
-                self.engine.scheduler().release_hold(request);
+                self.engine.scheduler.release_hold(request);
                 self.leases.released(request);
             }
         }
@@ -533,7 +533,7 @@ impl SimulatedPrefillNode {
             self.peers.next_probe_us(&self.machine),
             // Passed deadlines wait for the end of the running step.
             self.engine
-                .scheduler()
+                .scheduler
                 .poll_deadline()
                 .filter(|&deadline_us| deadline_us > world.now_us),
         ];

@@ -177,12 +177,15 @@ impl SimulatedPrefillNode {
                 return Err(world.violation("what is read is what was exported", what));
             };
             let place = (row % page_size) as usize;
-            if !self.engine.is_computed(page, place, layer as u32) {
+            if !self.engine.progress.is_computed(page, place, layer as u32) {
                 let what = format!("{key} reads row {row} in layer {layer}");
                 return Err(world.violation("a row is read when its layer is done", what));
             }
-            let found = self.engine.read_row(page, place);
-            let should = self.engine.made_here(export.rows[row as usize], group);
+            let found = self.engine.executor.read_row(page, place);
+            let should = self
+                .engine
+                .executor
+                .made_here(export.rows[row as usize], group);
             // Other requests that share its pages may have been in the failed step.
             let has_failed = self.engine.has_failed_steps();
             world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
@@ -220,7 +223,7 @@ impl SimulatedPrefillNode {
         let Some(state) = export.state.filter(|_| sender.owes_state) else {
             return Ok(());
         };
-        let found = self.engine.read_state(state);
+        let found = self.engine.executor.read_state(state);
         let should = export.rows.last().copied().flatten();
         let has_failed = self.engine.has_failed_steps();
         if found != should && !(found.is_none() && has_failed) {

@@ -142,7 +142,7 @@ impl Exchange {
         let list = BlockList::new(namespace, tokens, engine.block_hasher(), page_size);
         let request = LoadRequest {
             source,
-            num_here: engine.scheduler().look_up_blocks(&list),
+            num_here: engine.scheduler.look_up_blocks(&list),
             list,
             rows: RowPart {
                 layers: 0..num_layers.copied().unwrap_or(0),
@@ -227,7 +227,7 @@ impl Exchange {
     ) -> Result<(), Violation> {
         let now_us = world.now_us();
         let (hasher, page_size) = (*engine.block_hasher(), engine.page_size());
-        let scheduler = engine.scheduler();
+        let scheduler = &mut engine.scheduler;
         match event {
             LocalEvent::LookUp(load, list, first_block) => {
                 let num_blocks = scheduler.look_up_lendable(&list, first_block);
@@ -247,7 +247,7 @@ impl Exchange {
                     until_us,
                 });
                 self.held.extend(held.map(|held| (load, held)));
-                let scheduler = engine.scheduler();
+                let scheduler = &mut engine.scheduler;
                 let num_lent = scheduler.stats().num_served_pages;
                 let limit = scheduler.config().max_served_pages;
                 if num_lent > limit as usize {
@@ -388,7 +388,7 @@ impl Exchange {
         if let Some(rows) = rows {
             let rows = self.parts.land(page, part.layer, rows);
             for (at, row) in rows.into_iter().enumerate() {
-                engine.write_row(page, at, row);
+                engine.executor.write_row(page, at, row);
             }
         }
         if let Some(load) = self.whole.get_mut(&key) {
@@ -427,10 +427,10 @@ impl Exchange {
         engine: &mut Engine,
         world: &mut impl Surroundings,
     ) -> Result<bool, Violation> {
-        while let Some(fetch) = engine.scheduler().poll_fetch_cancel() {
+        while let Some(fetch) = engine.scheduler.poll_fetch_cancel() {
             self.loader.handle_fetch_cancelled(fetch);
         }
-        while let Some(hold) = engine.scheduler().poll_ended_hold() {
+        while let Some(hold) = engine.scheduler.poll_ended_hold() {
             self.not_held.extend(self.holds.get(&hold));
             self.source.handle_hold_ended(hold, world.now_us());
         }
@@ -499,11 +499,13 @@ fn check_hashes(list: &BlockList, num_blocks: u32, hasher: &BlockHasher, page_si
 
 fn clear(page: PageId, engine: &mut Engine) {
     for at in 0..engine.page_size() as usize {
-        engine.write_row(page, at, None);
+        engine.executor.write_row(page, at, None);
     }
 }
 
 pub(super) fn page_rows(page: PageId, engine: &Engine) -> Vec<Row> {
     let positions = 0..engine.page_size() as usize;
-    positions.map(|at| engine.read_row(page, at)).collect()
+    positions
+        .map(|at| engine.executor.read_row(page, at))
+        .collect()
 }

@@ -147,7 +147,9 @@ impl Exchange {
                     continue;
                 };
                 let expected = &rows[block * page_size..(block + 1) * page_size];
-                let expected = expected.iter().map(|&row| engine.made_here(row, group));
+                let expected = expected
+                    .iter()
+                    .map(|&row| engine.executor.made_here(row, group));
                 if !page_rows(page, engine).into_iter().eq(expected) {
                     let what = format!("block {block} of fetch {fetch} in group {group}");
                     return Err(world.violation("what is published has landed", what));

@@ -1,70 +1,25 @@
-//! The workload of a fleet, made from a seed: its nodes, links, requests, loads and faults.
+//! The workload of nodes that load each other's cached blocks and decode all requests themselves, made from a seed. Pages
+//! are few, and hashes have 8 bits, so that different blocks often collide.
 
-use corella_core::session::LoadConfig;
+use corella_core::session::SessionConfig;
 use corella_core::{
-    BlockHasher, FinishReason, HeadRoom, KvGroup, Namespace, NodeId, Request, RequestId,
-    SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
+    BlockHasher, HeadRoom, KvGroup, Namespace, NodeId, Request, RequestId, SamplingParams,
+    SchedulerConfig, StoppingCriteria, TokenId,
 };
 
 use crate::pair::blocks::block_net::{Links, load_config};
-use crate::pair::pair_workload::{LATEST_MINOR, NodePlan, lone_run};
+use crate::pair::fleet_plan::{FleetPlan, PromptFetch};
+use crate::pair::pair_workload::{
+    Fault, FaultKind, LATEST_MINOR, LinkPlan, NodePlan, PairCall, PairWorkload, lone_run,
+    vary_arithmetics,
+};
 use crate::random::Random;
 
-#[derive(Clone, Debug)]
-pub struct FleetWorkload {
-    pub(super) nodes: Vec<NodePlan>,
-    pub(super) alphabet: u32,
-    pub(super) config: LoadConfig,
-    pub(super) links: Links,
-    pub(super) calls: Vec<FleetCall>,
-    pub(super) loads: Vec<LoadPlan>,
-    pub(super) crashes: Vec<Crash>,
-    /// The time until all nodes know of a restart.
-    pub(super) registry_delay_us: u64,
-    pub(super) steps_fail_once_in: u64,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct FleetCall {
-    pub at_us: u64,
-    pub node: NodeId,
-    pub request: Request,
-    pub output: Vec<TokenId>,
-    pub finish: FinishReason,
-    pub abort_us: Option<u64>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct LoadPlan {
-    pub at_us: u64,
-    pub node: NodeId,
-    pub from: NodeId,
-    pub namespace: Namespace,
-    pub tokens: Vec<TokenId>,
-    pub soft_us: u64,
-    pub hard_us: u64,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Crash {
-    pub at_us: u64,
-    pub node: NodeId,
-    pub down_us: u64,
-}
-
-struct Writer {
-    random: Random,
-    alphabet: u32,
-    /// Earlier sequences, each with its namespace and the node that has computed it.
-    known: Vec<(Namespace, Vec<TokenId>, NodeId)>,
-    calls: Vec<FleetCall>,
-    loads: Vec<LoadPlan>,
-}
-
-impl FleetWorkload {
-    pub fn from_seed(seed: u64) -> Self {
+impl PairWorkload {
+    /// Two to four nodes that open no sessions: they compute, load, crash and restart.
+    pub fn blocks_from_seed(seed: u64) -> Self {
         let mut random = Random(seed ^ 0xf1ee7);
-        let num_nodes = 2 + random.below(3) as u32;
+        let num_nodes = 2 + random.below(3);
         let page_size = 1 + random.below(4) as u32;
         let groups = kv_groups(&mut random);
         let nodes = (0..num_nodes).map(|_| node(page_size, &groups, &mut random));
@@ -73,39 +28,61 @@ impl FleetWorkload {
         shrink_fetches(&mut nodes, seed);
         let num_layers = groups.iter().map(|_| 1 + random.below(3) as u32);
         let num_layers: Vec<_> = num_layers.collect();
-        let config = load_config(page_size, num_layers, &mut random);
-        let mut links = Links::drawn(&mut random);
-        links.draw_liar(num_nodes.into(), &mut Random(seed ^ 0x11a7));
+        let mut fleet = FleetPlan::plain(&nodes, 1, &mut Random(seed ^ 0xf1ee_7403));
+        fleet.loads = load_config(page_size, num_layers, &mut random);
+        fleet.links = Links::drawn(&mut random);
+        fleet.links.draw_liar(num_nodes, &mut Random(seed ^ 0x11a7));
         let has_crashes = random.once_in(2);
         let registry_delay_us = random.pick(&[0, 1_000, 50_000]);
-        let steps_fail_once_in = random.pick(&[0, 0, 20]);
+        let fails_once_in = random.pick(&[0, 0, 20]);
         let mut writer = Writer {
             alphabet: 2 + random.below(3) as u32,
             random,
             known: Vec::new(),
             calls: Vec::new(),
-            loads: Vec::new(),
+            fetches: Vec::new(),
         };
         let span_us = writer.write(&nodes);
+        fleet.prompt_fetches = writer.fetches;
         let random = &mut writer.random;
         let num_crashes = if has_crashes { random.below(4) } else { 0 };
-        let crashes = (0..num_crashes).map(|_| Crash {
+        let crashes = (0..num_crashes).map(|_| Fault {
             at_us: random.below(span_us + 1),
-            node: NodeId(random.below(num_nodes.into()) as u32),
-            down_us: random.pick(&[1, 1_000, 20_000]),
+            kind: FaultKind::Crash {
+                node: NodeId(random.below(num_nodes) as u32),
+                down_us: random.pick(&[1, 1_000, 20_000]),
+                is_told: true,
+            },
         });
         Self {
-            crashes: crashes.collect(),
-            nodes,
+            sessions: SessionConfig::new(1000),
+            num_prefill_nodes: nodes.len(),
+            num_layers: 1,
             alphabet: writer.alphabet,
-            config,
-            links,
+            links: LinkPlan {
+                min_latency_us: 1,
+                max_latency_us: 1,
+                row_us: Vec::new(),
+                repeats_once_in: 0,
+                max_stop_us: 0,
+            },
             calls: writer.calls,
-            loads: writer.loads,
-            registry_delay_us,
-            steps_fail_once_in,
+            faults: crashes.collect(),
+            fails_once_in,
+            registry_delay_us: Some(registry_delay_us),
+            nodes,
+            fleet,
         }
     }
+}
+
+struct Writer {
+    random: Random,
+    alphabet: u32,
+    /// Earlier sequences, each with its namespace and the node that has computed it.
+    known: Vec<(Namespace, Vec<TokenId>, NodeId)>,
+    calls: Vec<PairCall>,
+    fetches: Vec<PromptFetch>,
 }
 
 fn kv_groups(random: &mut Random) -> Vec<KvGroup> {
@@ -144,16 +121,6 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
         arithmetic: 0,
         protocol_minor: LATEST_MINOR,
         max_prompt_tokens: None,
-    }
-}
-
-/// Gives the nodes of some fleets one of two arithmetics, from a generator of its own.
-fn vary_arithmetics(nodes: &mut [NodePlan], seed: u64) {
-    let mut random = Random(seed ^ 0x30de1);
-    if random.once_in(4) {
-        for node in nodes {
-            node.set_arithmetic(random.pick(&[0, 0, 1]));
-        }
     }
 }
 
@@ -226,29 +193,27 @@ impl Writer {
         let (output, finish) = lone_run(&request, max_tokens, self.alphabet);
         let mut whole = request.prompt.clone();
         whole.extend(&output);
-        self.load(at_us, node, source, &request, nodes.len());
+        self.fetch(at_us, node, source, nodes.len());
         self.known.push((request.namespace.clone(), whole, node));
         let random = &mut self.random;
-        let abort = random.once_in(10);
-        self.calls.push(FleetCall {
+        let is_cancelled = random.once_in(10);
+        self.calls.push(PairCall {
             at_us,
             node,
             request,
+            max_tokens,
+            deadline_us: None,
+            cancel_us: is_cancelled.then(|| at_us + random.below(20_000)),
+            goes_remote: false,
+            siblings: None,
+            hint: None,
             output,
             finish,
-            abort_us: abort.then(|| at_us + random.below(20_000)),
         });
     }
 
-    /// Plans the load of a request's prompt, from the node that has computed its beginning or from any other.
-    fn load(
-        &mut self,
-        at_us: u64,
-        node: NodeId,
-        source: Option<NodeId>,
-        request: &Request,
-        num_nodes: usize,
-    ) {
+    /// Plans the fetch of the next call's prompt, from the node that has computed its beginning or from any other.
+    fn fetch(&mut self, at_us: u64, node: NodeId, source: Option<NodeId>, num_nodes: usize) {
         let random = &mut self.random;
         let others = (0..num_nodes as u32).map(NodeId);
         let others: Vec<_> = others.filter(|&other| other != node).collect();
@@ -258,12 +223,11 @@ impl Writer {
             return;
         }
         let soft_us = random.pick(&[0, 1_000, 20_000, 200_000]);
-        self.loads.push(LoadPlan {
+        self.fetches.push(PromptFetch {
             at_us: at_us.saturating_sub(random.pick(&[0, 500, 5_000])),
             node,
             from,
-            namespace: request.namespace.clone(),
-            tokens: request.prompt.clone(),
+            call: self.calls.len(),
             soft_us,
             hard_us: soft_us + random.pick(&[1, 20_000, 1_000_000]),
         });
