@@ -14,7 +14,6 @@ mod peers;
 mod source;
 mod url;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,16 +72,9 @@ impl RegistryConfig {
 }
 
 /// Why a registry failed, for an operator.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct RegistryError(String);
-
-impl fmt::Display for RegistryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for RegistryError {}
 
 /// This node's part in a registry. If it is dropped without [`deregister`](Self::deregister), the
 /// other nodes must find out for themselves, as if this node had been killed.

@@ -2,8 +2,9 @@
 
 use std::future::poll_fn;
 
-use corella_core::{AdmissionError, FinishReason, RequestError, RequestId, RequestOutput};
+use corella_core::{FinishReason, RequestError, RequestId, RequestOutput};
 use corella_engine::{StreamEvent, StreamRelay, SubmitError, TokenStream, relayed_stream};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 /// A choice's stream, as its reader receives it.
@@ -15,10 +16,47 @@ pub struct Answer {
 /// Ends when the reader has dropped a choice's stream.
 pub type Cancelled = oneshot::Receiver<()>;
 
+/// The choices of a request, each with the signal that its reader has left.
+pub struct Answers(pub Vec<(Answer, Cancelled)>);
+
+impl Answers {
+    /// Returns the answers of several choices, and their readers' streams. All have one number, which means nothing to
+    /// their readers.
+    pub fn new(id: RequestId, num_choices: u32) -> (Self, Vec<TokenStream>) {
+        let choices = (0..num_choices).map(|_| {
+            let (answer, cancelled, stream) = Answer::new(id);
+            ((answer, cancelled), stream)
+        });
+        let (answers, streams) = choices.unzip();
+        (Self(answers), streams)
+    }
+
+    /// Passes the streams of a submission on, or the reason why it was refused.
+    pub fn relay(self, submitted: Result<Vec<TokenStream>, SubmitError>, runtime: &Handle) {
+        match submitted {
+            Ok(streams) => {
+                for ((answer, cancelled), stream) in self.0.into_iter().zip(streams) {
+                    runtime.spawn(async move {
+                        tokio::select! {
+                            () = answer.relay_all(stream) => {}
+                            _ = cancelled => {}
+                        }
+                    });
+                }
+            }
+            Err(error) => {
+                for (mut answer, _) in self.0 {
+                    answer.refuse(error.clone());
+                }
+            }
+        }
+    }
+}
+
 impl Answer {
     /// Returns the answer of a request that is submitted later, the signal that its reader has left, and the reader's
     /// stream.
-    pub fn new(id: RequestId) -> (Self, Cancelled, TokenStream) {
+    fn new(id: RequestId) -> (Self, Cancelled, TokenStream) {
         let (cancel, cancelled) = oneshot::channel();
         let (relay, stream) = relayed_stream(id, move || drop(cancel));
         let is_accepted = false;
@@ -45,10 +83,6 @@ impl Answer {
     pub fn refuse(&mut self, error: SubmitError) {
         match error {
             SubmitError::Refused(error) => self.pass(StreamEvent::Refused(error)),
-            SubmitError::QueueFull { num_waiting, limit } => {
-                let full = AdmissionError::QueueFull { num_waiting, limit };
-                self.pass(StreamEvent::Refused(full));
-            }
             error @ (SubmitError::Draining | SubmitError::Lost(_)) => {
                 self.fail(RequestError::EngineLost(error.to_string().into()));
             }

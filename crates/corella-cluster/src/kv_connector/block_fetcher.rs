@@ -7,13 +7,11 @@ use std::time::Duration;
 
 use corella_core::session::LoadEnd;
 use corella_core::{Namespace, PageHash, RequestId, TokenId};
-use corella_engine::{
-    BlockExchange, Engine, EngineState, Generate, Submission, SubmitError, TokenStream,
-};
+use corella_engine::{BlockExchange, Engine, Generate, Submission, SubmitError, TokenStream};
 use tokio::runtime::Handle;
 
 use super::allowed_peers::AllowedPeers;
-use super::answer::{Answer, Cancelled};
+use super::answer::Answers;
 use super::params::Site;
 use crate::blocks::{FetchConfig, FetchStart, LoaderNode};
 use crate::transport::PeerAddress;
@@ -156,11 +154,7 @@ impl BlockFetcher {
         source: Source,
         local: &Arc<dyn Generate>,
     ) -> Result<Vec<TokenStream>, SubmitError> {
-        match self.engine.state() {
-            EngineState::Ready => {}
-            EngineState::Draining => return Err(SubmitError::Draining),
-            EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
-        }
+        self.engine.state().check()?;
         let is_suitable =
             submission.adapter.is_none() && !submission.sampling.wants_prompt_outputs();
         let prefix = Prefix::of(&submission);
@@ -168,13 +162,7 @@ impl BlockFetcher {
             self.note(FetchOutcome::Unsuitable, prefix);
             return local.submit(submission);
         }
-        let mut answers = Vec::with_capacity(submission.num_choices as usize);
-        let mut streams = Vec::with_capacity(submission.num_choices as usize);
-        for _ in 0..submission.num_choices {
-            let (answer, cancelled, stream) = Answer::new(RequestId(0));
-            answers.push((answer, cancelled));
-            streams.push(stream);
-        }
+        let (answers, streams) = Answers::new(RequestId(0), submission.num_choices);
         let (fetcher, local) = (self.clone(), local.clone());
         self.runtime.spawn(async move {
             let prefix = Prefix::of(&submission);
@@ -185,7 +173,7 @@ impl BlockFetcher {
                 Source::Named(site) => fetcher.fetch(prefix, &site).await,
             };
             fetcher.note(outcome, prefix);
-            fetcher.relay(submission, &*local, answers);
+            answers.relay(local.submit(submission), &fetcher.runtime);
         });
         Ok(streams)
     }
@@ -238,32 +226,6 @@ impl BlockFetcher {
             _ => computing.max(wait).min(limit),
         };
         self.loader.fetch(list, source, wait, limit).await.into()
-    }
-
-    /// Submits the request and passes its choices on.
-    fn relay(
-        &self,
-        submission: Submission,
-        local: &dyn Generate,
-        answers: Vec<(Answer, Cancelled)>,
-    ) {
-        match local.submit(submission) {
-            Ok(streams) => {
-                for ((answer, cancelled), stream) in answers.into_iter().zip(streams) {
-                    self.runtime.spawn(async move {
-                        tokio::select! {
-                            () = answer.relay_all(stream) => {}
-                            _ = cancelled => {}
-                        }
-                    });
-                }
-            }
-            Err(error) => {
-                for (mut answer, _) in answers {
-                    answer.refuse(error.clone());
-                }
-            }
-        }
     }
 
     fn note(&self, outcome: FetchOutcome, prefix: Prefix<'_>) {

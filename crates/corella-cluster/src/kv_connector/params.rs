@@ -15,7 +15,6 @@
 //! The digest covers the tokens whose rows are kept. The decode node tokenizes the prompt again and
 //! may get other tokens: a chat template may write the date.
 
-use std::fmt;
 use std::net::SocketAddr;
 
 use corella_core::session::SessionKey;
@@ -85,7 +84,8 @@ pub struct KeptRows {
 }
 
 /// A field of the parameters that cannot be served.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
 pub struct ParamError {
     pub field: &'static str,
     pub message: String,
@@ -99,14 +99,6 @@ impl ParamError {
         }
     }
 }
-
-impl fmt::Display for ParamError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.message)
-    }
-}
-
-impl std::error::Error for ParamError {}
 
 impl KeptRows {
     pub fn key(&self) -> SessionKey {

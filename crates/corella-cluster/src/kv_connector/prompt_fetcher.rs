@@ -15,7 +15,7 @@ use corella_engine::{
 use tokio::runtime::Handle;
 
 use super::allowed_peers::AllowedPeers;
-use super::answer::{Answer, Cancelled};
+use super::answer::{Answer, Answers};
 use super::params::{KeptRows, Source, prompt_digest};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 
@@ -137,14 +137,7 @@ impl PromptFetcher {
             reservation.namespace.arithmetic = Some(rows.arithmetic);
         }
         let receipt = self.engine.reserve(reservation, reserved)?;
-        let mut streams = Vec::with_capacity(submission.num_choices as usize);
-        let mut answers = Vec::with_capacity(submission.num_choices as usize);
-        for _ in 0..submission.num_choices {
-            // All choices share the first one's number, which means nothing to their reader.
-            let (answer, cancelled, stream) = Answer::new(receipt.stream.id());
-            answers.push((answer, cancelled));
-            streams.push(stream);
-        }
+        let (answers, streams) = Answers::new(receipt.stream.id(), submission.num_choices);
         let fetch = PromptFetch {
             fetcher: self.clone(),
             source: source.clone(),
@@ -274,8 +267,8 @@ impl Drop for Reserved<'_> {
 }
 
 impl PromptFetch {
-    async fn run(self, receipt: Receipt, mut answers: Vec<(Answer, Cancelled)>, deadline: Instant) {
-        let (first, cancelled) = answers.remove(0);
+    async fn run(self, receipt: Receipt, mut answers: Answers, deadline: Instant) {
+        let (first, cancelled) = answers.0.remove(0);
         let run = async {
             let stream = self.fetch(receipt, deadline).await;
             self.relay(stream, first, answers).await;
@@ -360,12 +353,7 @@ impl PromptFetch {
 
     /// Passes the first choice's events on. The other choices start after its first token, when the prefix cache has
     /// their prompt.
-    async fn relay(
-        &self,
-        stream: Option<TokenStream>,
-        mut first: Answer,
-        others: Vec<(Answer, Cancelled)>,
-    ) {
+    async fn relay(&self, stream: Option<TokenStream>, mut first: Answer, others: Answers) {
         let mut others = Some(others);
         // The reservation has accepted the call already.
         let entry = match stream {
@@ -404,30 +392,15 @@ impl PromptFetch {
         }
     }
 
-    fn submit_others(&self, answers: Vec<(Answer, Cancelled)>, entry: Entry) {
-        if answers.is_empty() {
+    fn submit_others(&self, answers: Answers, entry: Entry) {
+        if answers.0.is_empty() {
             return;
         }
         let mut submission = self.submission.clone();
-        submission.num_choices = answers.len() as u32;
+        submission.num_choices = answers.0.len() as u32;
         submission.sampling.choice += 1;
-        match self.fetcher.engine.submit_as(submission, entry) {
-            Ok(streams) => {
-                for ((answer, cancelled), stream) in answers.into_iter().zip(streams) {
-                    self.fetcher.runtime.spawn(async move {
-                        tokio::select! {
-                            () = answer.relay_all(stream) => {}
-                            _ = cancelled => {}
-                        }
-                    });
-                }
-            }
-            Err(error) => {
-                for (mut answer, _) in answers {
-                    answer.refuse(error.clone());
-                }
-            }
-        }
+        let submitted = self.fetcher.engine.submit_as(submission, entry);
+        answers.relay(submitted, &self.fetcher.runtime);
     }
 }
 

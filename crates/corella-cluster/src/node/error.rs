@@ -3,23 +3,14 @@
 use std::fmt;
 use std::io;
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// Options that contradict each other or the machine.
+    #[error("{0}")]
     Config(String),
+    #[error("{0}: {1}")]
     Io(String, io::Error),
 }
-
-impl fmt::Display for NodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(reason) => f.write_str(reason),
-            Self::Io(what, error) => write!(f, "{what}: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for NodeError {}
 
 /// Returns the error for a value of `--transport` that does not work here.
 pub fn transport_error(value: &str, error: impl fmt::Display) -> NodeError {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use corella_core::{ComputePlace, PeerStanding, StayReason};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
@@ -20,21 +20,6 @@ use crate::session::{DecodeNode, PrefillNode, PrefillTimes};
 /// Metrics of the role that the node has when scraped.
 #[derive(Debug)]
 pub struct NodeMetrics(pub ClusterNode);
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StandingLabels {
-    standing: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
-}
 
 impl Collector for NodeMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -59,7 +44,7 @@ fn encode_source(stats: SourceStats, encoder: &mut DescriptorEncoder<'_>) -> fmt
         ("failed", stats.num_failed),
     ];
     let help = "Lookups and loads of this node's cached blocks by other nodes, by the answer";
-    outcomes(encoder, "corella_block_answers", help, &answers)
+    outcomes(encoder, "corella_block_answers", help, answers)
 }
 
 /// Encodes metrics of requests that proxies paired.
@@ -73,14 +58,14 @@ fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>
         )?;
         let ends = KeptEnd::ALL.map(|end| (end.as_str(), kept.num_ended(end)));
         let help = "Prompts that are no longer kept, by what has become of them";
-        outcomes(encoder, "corella_kept_prompts_ended", help, &ends)?;
+        outcomes(encoder, "corella_kept_prompts_ended", help, ends)?;
     }
     if let Some(prompt_fetcher) = &connector.prompt_fetcher {
         let ends = PromptFetchOutcome::ALL
             .map(|outcome| (outcome.as_str(), prompt_fetcher.num_requests(outcome)));
         let help = "Requests whose prompt another node had computed for a proxy, by whether its KV rows \
                     were fetched";
-        outcomes(encoder, "corella_kv_pulls", help, &ends)?;
+        outcomes(encoder, "corella_kv_pulls", help, ends)?;
         counter(
             encoder,
             "corella_kv_pulled_rows",
@@ -91,7 +76,7 @@ fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>
     if let Some(fetcher) = &connector.fetcher {
         let starts = FetchOutcome::ALL.map(|start| (start.as_str(), fetcher.num_requests(start)));
         let help = "Requests that named a node with blocks of their prompt, by how the fetch began";
-        outcomes(encoder, "corella_block_fetches", help, &starts)?;
+        outcomes(encoder, "corella_block_fetches", help, starts)?;
         let stats = fetcher.loader().stats();
         let ends = [
             ("loaded", stats.num_loaded),
@@ -101,7 +86,7 @@ fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>
             ("failed", stats.num_failed),
         ];
         let help = "Loads of other nodes' cached blocks, by how they ended";
-        outcomes(encoder, "corella_block_loads", help, &ends)?;
+        outcomes(encoder, "corella_block_loads", help, ends)?;
         counter(
             encoder,
             "corella_fetched_blocks",
@@ -112,17 +97,27 @@ fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>
     Ok(())
 }
 
+/// Encodes counters with the label `outcome`.
 fn outcomes(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    counts: &[(&'static str, u64)],
+    counts: impl IntoIterator<Item = (&'static str, u64)>,
 ) -> fmt::Result {
-    let family = Family::<OutcomeLabels, Counter>::default();
-    for &(outcome, count) in counts {
-        family
-            .get_or_create(&OutcomeLabels { outcome })
-            .inc_by(count);
+    counters(encoder, name, help, "outcome", counts)
+}
+
+/// Encodes counters with one label, by its value.
+fn counters(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    label: &'static str,
+    counts: impl IntoIterator<Item = (&'static str, u64)>,
+) -> fmt::Result {
+    let family = Family::<[(&str, &str); 1], Counter>::default();
+    for (value, count) in counts {
+        family.get_or_create(&[(label, value)]).inc_by(count);
     }
     encode(encoder, name, help, &family)
 }
@@ -155,7 +150,7 @@ fn encode_prefill(node: &PrefillNode, encoder: &mut DescriptorEncoder<'_>) -> fm
         "Bytes of KV rows sent to decode nodes",
         stats.num_bytes_sent,
     )?;
-    let nodes = Family::<StandingLabels, Gauge>::default();
+    let nodes = Family::<[(&str, &str); 1], Gauge>::default();
     let standings = [
         PeerStanding::Healthy,
         PeerStanding::Suspect,
@@ -164,43 +159,27 @@ fn encode_prefill(node: &PrefillNode, encoder: &mut DescriptorEncoder<'_>) -> fm
     ];
     let known = node.with_peers(|peers, now_us| peers.decode_nodes(now_us));
     for standing in standings {
-        let num_nodes = known
-            .iter()
-            .filter(|node| node.standing == standing)
-            .count();
-        let labels = StandingLabels {
-            standing: standing_name(standing),
-        };
-        nodes.get_or_create(&labels).set(num_nodes as i64);
+        let with_standing = known.iter().filter(|node| node.standing == standing);
+        let labels = [("standing", standing_name(standing))];
+        nodes
+            .get_or_create(&labels)
+            .set(with_standing.count() as i64);
     }
     let help = "Decode nodes by what is known of them";
     encode(encoder, "corella_decode_nodes", help, &nodes)?;
-    let fallbacks = Family::<ReasonLabels, Counter>::default();
-    for (reason, num_requests) in node.fallbacks() {
-        fallbacks
-            .get_or_create(&ReasonLabels { reason })
-            .inc_by(num_requests);
-    }
     let help = "Requests that this node decoded in place of a decode node, by why it did";
-    encode(encoder, "corella_pd_fallbacks", help, &fallbacks)?;
-    let stays = Family::<ReasonLabels, Counter>::default();
-    for reason in StayReason::ALL {
-        let labels = ReasonLabels {
-            reason: reason.label(),
-        };
-        stays
-            .get_or_create(&labels)
-            .inc_by(node.stays().get(reason));
-    }
+    let (fallbacks, reason) = (node.fallbacks(), "reason");
+    counters(encoder, "corella_pd_fallbacks", help, reason, fallbacks)?;
+    let stays = StayReason::ALL.map(|reason| (reason.label(), node.stays().get(reason)));
     let help = "Requests that no decode node was asked to take, by why they stayed here";
-    encode(encoder, "corella_pd_stays", help, &stays)?;
+    counters(encoder, "corella_pd_stays", help, reason, stays)?;
     let decisions = [
         ("here", node.num_decisions(ComputePlace::Here)),
         ("there", node.num_decisions(ComputePlace::There)),
     ];
     let help = "Prompts of which a decode node was likely to have most, by whether the rest was \
                 computed on this node or there";
-    outcomes(encoder, "corella_pd_decisions", help, &decisions)?;
+    outcomes(encoder, "corella_pd_decisions", help, decisions)?;
     encode_prefill_times(node.times(), encoder)
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::NodeRecord;
-use super::source::{Exchange, Following, Source, SourceError};
+use super::source::{Exchange, Following, Source};
 
 /// Limits a DNS look-up.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,7 +59,7 @@ impl Source for Dns {
             loop {
                 match self.look_up().await {
                     Ok(nodes) => exchange.give(nodes),
-                    Err(reason) => return SourceError(reason),
+                    Err(reason) => return reason,
                 }
                 tokio::time::sleep(self.interval).await;
             }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::NodeRecord;
 use super::http::{HttpClient, JsonLines};
 use super::node_record::MAX_NODES;
-use super::source::{Exchange, Following, Source, SourceError};
+use super::source::{Exchange, Following, Source};
 
 pub(super) struct Etcd {
     endpoints: Vec<String>,
@@ -195,8 +195,7 @@ impl Source for Etcd {
         Box::pin(async move {
             let outcome = self.follow_member(exchange).await;
             self.member = (self.member + 1) % self.endpoints.len();
-            let reason = outcome.err().unwrap_or_default();
-            SourceError(reason)
+            outcome.err().unwrap_or_default()
         })
     }
 }

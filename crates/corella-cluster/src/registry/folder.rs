@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::NodeRecord;
 use super::node_record::{MAX_NODES, MAX_RECORD_BYTES};
-use super::source::{Exchange, Following, Source, SourceError};
+use super::source::{Exchange, Following, Source};
 
 const EXTENSION: &str = "json";
 
@@ -60,7 +60,7 @@ impl Folder {
         }
     }
 
-    async fn follow_folder(&mut self, exchange: &mut Exchange) -> SourceError {
+    async fn follow_folder(&mut self, exchange: &mut Exchange) -> String {
         let mut tick = tokio::time::interval(self.timing.interval);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut own = exchange.own();
@@ -83,7 +83,7 @@ impl Folder {
                 (state, outcome)
             });
             let Ok((state, outcome)) = worked.await else {
-                return SourceError(format!("reading {} was given up", self.path.display()));
+                return format!("reading {} was given up", self.path.display());
             };
             self.state = Some(state);
             match outcome {
@@ -91,7 +91,7 @@ impl Folder {
                     exchange.set_published(own.is_some());
                     exchange.give(nodes);
                 }
-                Err(reason) => return SourceError(reason),
+                Err(reason) => return reason,
             }
         }
     }

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::NodeRecord;
 use super::http::HttpClient;
-use super::source::{Exchange, Following, Source, SourceError};
+use super::source::{Exchange, Following, Source};
 
 /// The folder of a pod's service account.
 const ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -212,7 +212,7 @@ impl Source for Kubernetes {
         Box::pin(async move {
             loop {
                 if let Err(reason) = self.follow_slices(exchange).await {
-                    return SourceError(reason);
+                    return reason;
                 }
                 tokio::time::sleep(PAUSE).await;
             }

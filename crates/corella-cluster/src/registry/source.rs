@@ -1,6 +1,5 @@
 //! The interface between a registry of any kind and the driver.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,23 +8,8 @@ use tokio::sync::watch;
 
 use super::{NodeList, NodeRecord, Role};
 
-/// Why a registry cannot be used now, for an operator.
-#[derive(Debug)]
-pub(super) struct SourceError(pub String);
-
-impl fmt::Display for SourceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl From<String> for SourceError {
-    fn from(reason: String) -> Self {
-        Self(reason)
-    }
-}
-
-pub(super) type Following<'a> = Pin<Box<dyn Future<Output = SourceError> + Send + 'a>>;
+/// Ends with the reason why a registry cannot be used now, for an operator.
+pub(super) type Following<'a> = Pin<Box<dyn Future<Output = String> + Send + 'a>>;
 
 /// A list of nodes, which may include this one.
 pub(super) trait Source: Send {

@@ -42,16 +42,9 @@ pub enum RegistryUrl {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct RegistryUrlError(String);
-
-impl fmt::Display for RegistryUrlError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for RegistryUrlError {}
 
 impl FromStr for RegistryUrl {
     type Err = RegistryUrlError;

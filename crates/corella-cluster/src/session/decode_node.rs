@@ -599,7 +599,6 @@ fn node_number(state: &mut State, hello: &corella_core::session::ToDecode) -> No
 
 fn refusal(error: &SubmitError) -> Refusal {
     match error {
-        SubmitError::QueueFull { .. } => Refusal::Exhausted,
         SubmitError::Draining | SubmitError::Lost(_) => Refusal::Draining,
         SubmitError::Refused(error) => error.into(),
     }

@@ -15,13 +15,12 @@ use corella_core::session::{
     SessionFinish, Submission as SessionSubmission, SubmissionError,
 };
 use corella_core::{
-    Call, ComputePlace, DirectoryConfig, Fetching, FinishReason, LatencyObjectives, NodeId,
-    PageHash, PeerTable, PrefillNode as Machine, Request, RequestError, RequestId, RequestOutput,
-    Route, SchedulerStats, SessionId, StayReason,
+    AdmissionError, Call, ComputePlace, DirectoryConfig, Fetching, FinishReason, LatencyObjectives,
+    NodeId, PageHash, PeerTable, PrefillNode as Machine, Request, RequestError, RequestId,
+    RequestOutput, Route, SchedulerStats, SessionId, StayReason,
 };
 use corella_engine::{
-    Engine, EngineState, Entry, Generate, StreamEvent, Submission, SubmitError, TokenStream,
-    relayed_stream,
+    Engine, Entry, Generate, StreamEvent, Submission, SubmitError, TokenStream, relayed_stream,
 };
 use corella_model::KvPages;
 
@@ -233,7 +232,7 @@ impl PrefillNode {
         fetching: Option<Fetching>,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         let node = &self.0;
-        check_state(&node.engine)?;
+        node.engine.state().check()?;
         let constraint = submission.constraint.clone();
         let source = constraint.as_ref().and_then(|it| it.source());
         let source = source.filter(|source| source.len() <= wire::MAX_CONSTRAINT_BYTES);
@@ -304,14 +303,6 @@ impl PrefillNode {
             trace,
         };
         node.begin_choices(number, first, client, &hashes, call, route)
-    }
-}
-
-fn check_state(engine: &Engine) -> Result<(), SubmitError> {
-    match engine.state() {
-        EngineState::Ready => Ok(()),
-        EngineState::Draining => Err(SubmitError::Draining),
-        EngineState::Lost(reason) => Err(SubmitError::Lost(reason)),
     }
 }
 
@@ -411,10 +402,10 @@ impl Node {
             state.sessions.leave(id);
             match error {
                 SubmissionError::Refused(error) => SubmitError::Refused(error),
-                SubmissionError::TooManySessions { limit } => SubmitError::QueueFull {
-                    num_waiting: limit as usize,
-                    limit,
-                },
+                SubmissionError::TooManySessions { limit } => {
+                    let num_waiting = limit as usize;
+                    SubmitError::Refused(AdmissionError::QueueFull { num_waiting, limit })
+                }
                 SubmissionError::DuplicateSession | SubmissionError::Ended => {
                     SubmitError::Lost("a session's id came twice".into())
                 }

@@ -3,7 +3,6 @@
 //! Every field is optional on the wire. A missing or wrong field is an error that names it and ends the session.
 //! Unknown fields are skipped, so that minor versions may add some.
 
-use std::fmt;
 use std::sync::Arc;
 
 use corella_core::session as core;
@@ -63,16 +62,9 @@ impl From<&Hello> for KvAddress {
 pub const MAX_CONSTRAINT_BYTES: usize = 1 << 20;
 
 /// The error of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is missing or wrong")]
 pub struct WireError(pub &'static str);
-
-impl fmt::Display for WireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is missing or wrong", self.0)
-    }
-}
-
-impl std::error::Error for WireError {}
 
 impl From<LoadReport> for NodeLoad {
     fn from(report: LoadReport) -> Self {

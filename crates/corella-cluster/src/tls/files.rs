@@ -1,6 +1,5 @@
 //! A node's certificate and key files.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{Read, Take};
 use std::path::{Path, PathBuf};
@@ -27,16 +26,9 @@ pub struct Identity {
 }
 
 /// Why a node cannot use its TLS files, for an operator.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct TlsError(pub(super) String);
-
-impl fmt::Display for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for TlsError {}
 
 impl TlsFiles {
     pub fn read(&self) -> Result<Identity, TlsError> {

@@ -3,8 +3,6 @@
 //! A `Data` frame is followed by its pages and a [`Trailer`]. The pages' number of bytes follows from the rows and the
 //! sender's geometry. The receiver chooses a load's id and never uses it again.
 
-use std::fmt;
-
 use corella_core::session::{LoadKey, SessionKey};
 use corella_core::{Incarnation, SessionId};
 use corella_model::PageForm;
@@ -142,21 +140,24 @@ pub struct PageRun {
 }
 
 /// Why a sender does not send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Nothing was exported in time.
+    #[error("nothing was exported in time")]
     NotExported,
-    /// The session is over.
+    #[error("the session is over")]
     Gone,
-    /// The sender could not compute the rows.
+    #[error("the rows could not be computed")]
     Failed,
     /// The key names another incarnation of one of the two nodes.
+    #[error("one of the two nodes was restarted meanwhile")]
     OtherIncarnation,
     /// The sender's session has another number of rows.
+    #[error("the session has another number of rows")]
     OtherRows,
     /// Too many loads wait, or share the connection.
+    #[error("too many loads wait")]
     Busy,
-    /// A newer load asked for the same session.
+    #[error("a newer load asked for the same session")]
     Superseded,
 }
 
@@ -170,20 +171,6 @@ const REFUSALS: [Refusal; 7] = [
     Refusal::Superseded,
 ];
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NotExported => "nothing was exported in time",
-            Self::Gone => "the session is over",
-            Self::Failed => "the rows could not be computed",
-            Self::OtherIncarnation => "one of the two nodes was restarted meanwhile",
-            Self::OtherRows => "the session has another number of rows",
-            Self::Busy => "too many loads wait",
-            Self::Superseded => "a newer load asked for the same session",
-        })
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trailer {
     /// The XXH3-64 hash of the payload.
@@ -193,22 +180,13 @@ pub enum Trailer {
 }
 
 /// Why bytes are not a valid frame. No Corella node sends such bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
+    #[error("no frame begins with {0}")]
     Kind(u8),
+    #[error("a frame with an impossible {0}")]
     Field(&'static str),
 }
-
-impl fmt::Display for FrameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kind(kind) => write!(f, "no frame begins with {kind}"),
-            Self::Field(name) => write!(f, "a frame with an impossible {name}"),
-        }
-    }
-}
-
-impl std::error::Error for FrameError {}
 
 const HELLO: u8 = b'C';
 const LOAD: u8 = 1;

@@ -1,7 +1,5 @@
 //! The greetings by which two nodes find out that they can exchange rows.
 
-use std::fmt;
-
 use corella_core::Arithmetic;
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 
@@ -145,33 +143,22 @@ impl Hello {
 }
 
 /// The reason why two healthy nodes cannot exchange KV rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Incompatibility {
     /// The other node's version.
+    #[error(
+        "it speaks version {0} of the KV protocol, and this node {PROTOCOL_VERSION}; run the same Corella on both"
+    )]
     Protocol(u32),
+    #[error("it serves another model")]
     Model,
+    #[error("its model has other layers, windows or heads")]
     Shape,
+    #[error("the model has sliding windows, and its pages have another --block-size")]
     PageSize,
+    #[error(
+        "it computes other rows of the same model: --dtype, --kv-cache-dtype, the instruction set or the version of \
+         Corella differs"
+    )]
     Arithmetic,
-}
-
-impl fmt::Display for Incompatibility {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Protocol(version) => write!(
-                f,
-                "it speaks version {version} of the KV protocol, and this node {PROTOCOL_VERSION}; \
-                 run the same Corella on both"
-            ),
-            Self::Model => f.write_str("it serves another model"),
-            Self::Shape => f.write_str("its model has other layers, windows or heads"),
-            Self::PageSize => f.write_str(
-                "the model has sliding windows, and its pages have another --block-size",
-            ),
-            Self::Arithmetic => f.write_str(
-                "it computes other rows of the same model: --dtype, --kv-cache-dtype, the instruction set or the \
-                 version of Corella differs",
-            ),
-        }
-    }
 }

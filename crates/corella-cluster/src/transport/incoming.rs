@@ -1,7 +1,6 @@
 //! A session's rows on the receiving side.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -39,39 +38,30 @@ impl LoadStatus {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadFailure {
-    /// The sender has refused.
+    #[error("the sender refused: {0}")]
     Refused(Refusal),
     /// No connection could be made. Holds the error of the last attempt.
+    #[error("the sender cannot be reached: {0}")]
     Unreachable(String),
-    /// The connection ended in the middle.
+    #[error("the connection to the sender was lost")]
     ConnectionLost,
+    #[error("the rows did not come in time")]
     DeadlinePassed,
+    #[error("the sender is incompatible: {0}")]
     Incompatible(Incompatibility),
     /// Another process listens there now.
+    #[error("the sender was restarted meanwhile")]
     OtherIncarnation,
     /// Bytes were damaged on the way. A sender whose memory is read may also have taken its pages back meanwhile.
+    #[error("the rows were damaged on their way")]
     Corrupt,
     /// The peer has violated the protocol, in this way.
+    #[error("the sender broke the protocol: {0}")]
     Violation(&'static str),
+    #[error("the load was cancelled")]
     Cancelled,
-}
-
-impl fmt::Display for LoadFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused(reason) => write!(f, "the sender refused: {reason}"),
-            Self::Unreachable(reason) => write!(f, "the sender cannot be reached: {reason}"),
-            Self::ConnectionLost => f.write_str("the connection to the sender was lost"),
-            Self::DeadlinePassed => f.write_str("the rows did not come in time"),
-            Self::Incompatible(reason) => write!(f, "the sender is incompatible: {reason}"),
-            Self::OtherIncarnation => f.write_str("the sender was restarted meanwhile"),
-            Self::Corrupt => f.write_str("the rows were damaged on their way"),
-            Self::Violation(what) => write!(f, "the sender broke the protocol: {what}"),
-            Self::Cancelled => f.write_str("the load was cancelled"),
-        }
-    }
 }
 
 /// The running loads by id. A load that ends leaves the table.

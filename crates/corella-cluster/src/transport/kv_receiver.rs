@@ -1,6 +1,5 @@
 //! A node's loads of KV rows from other nodes.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -22,27 +21,18 @@ use super::sender_table::SenderTable;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
 /// Why a load was not begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadRejection {
     /// `max_loads` loads are running already.
+    #[error("too many loads run")]
     Full,
     /// Loads from `max_peers` peers are running already.
+    #[error("loads of too many peers run")]
     TooManyPeers,
     /// The table has fewer pages than the rows need, a page does not exist, or the first row begins no page.
+    #[error("the rows and the pages of a load do not fit each other")]
     Rows,
 }
-
-impl fmt::Display for LoadRejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "too many loads run",
-            Self::TooManyPeers => "loads of too many peers run",
-            Self::Rows => "the rows and the pages of a load do not fit each other",
-        })
-    }
-}
-
-impl std::error::Error for LoadRejection {}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiverStats {

@@ -1,6 +1,5 @@
 //! A node's sessions whose KV rows other nodes may load.
 
-use std::fmt;
 use std::io;
 use std::net::TcpListener;
 use std::ops::Range;
@@ -35,24 +34,15 @@ use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a session was not stored. Its pages stay with the caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
     /// A load of it was refused, or it was given up, failed or deleted before.
+    #[error("nobody wants the session any more: {0}")]
     TooLate(Refusal),
     /// The session is already exported, or the sender is full.
+    #[error("too many sessions are exported")]
     Full,
 }
-
-impl fmt::Display for ExportError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLate(reason) => write!(f, "nobody wants the session any more: {reason}"),
-            Self::Full => f.write_str("too many sessions are exported"),
-        }
-    }
-}
-
-impl std::error::Error for ExportError {}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SenderStats {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use corella_core::{FinishReason, SchedulerConfig};
+use corella_core::{AdmissionError, FinishReason, SchedulerConfig};
 
 use crate::state::engine_error::SubmitError;
 use crate::state::engine_stats::EngineStats;
@@ -17,6 +17,17 @@ pub enum EngineState {
     Draining,
     /// The engine has stopped, for this reason.
     Lost(String),
+}
+
+impl EngineState {
+    /// Refuses new submissions unless the engine is ready.
+    pub fn check(&self) -> Result<(), SubmitError> {
+        match self {
+            Self::Ready => Ok(()),
+            Self::Draining => Err(SubmitError::Draining),
+            Self::Lost(reason) => Err(SubmitError::Lost(reason.clone())),
+        }
+    }
 }
 
 /// A node's commitment to a submission.
@@ -113,18 +124,16 @@ impl Shared {
     /// it allows, and only bounds the command channel. The limit of sessions bounds accepted requests.
     pub(crate) fn count_live(&self, num_choices: u32, entry: Entry) -> Result<(), SubmitError> {
         let mut inner = self.lock();
-        match &inner.state {
-            EngineState::Ready => {}
-            EngineState::Draining if entry != Entry::New => {}
-            EngineState::Draining => return Err(SubmitError::Draining),
-            EngineState::Lost(reason) => return Err(SubmitError::Lost(reason.clone())),
+        let is_taken = inner.state == EngineState::Draining && entry != Entry::New;
+        if !is_taken {
+            inner.state.check()?;
         }
         let num_live = inner.stats.num_live_requests + num_choices as usize;
         if num_live > self.max_live_requests && entry != Entry::Accepted {
-            return Err(SubmitError::QueueFull {
+            return Err(SubmitError::Refused(AdmissionError::QueueFull {
                 num_waiting: inner.stats.scheduler.num_waiting,
                 limit: self.limits.max_queued_requests,
-            });
+            }));
         }
         inner.stats.num_live_requests = num_live;
         Ok(())

@@ -39,7 +39,7 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
         submission.num_choices = num_choices;
         let mut streams = match engine.submit(submission) {
             Ok(streams) => streams,
-            Err(SubmitError::QueueFull { limit, .. }) => {
+            Err(SubmitError::Refused(AdmissionError::QueueFull { limit, .. })) => {
                 assert_eq!(limit, 4);
                 return None;
             }

@@ -528,10 +528,6 @@ impl Choice {
 
 pub fn submit_error(error: SubmitError, prompt_field: &str) -> ApiError {
     match error {
-        SubmitError::QueueFull { num_waiting, limit } => ApiError::admission(
-            &corella_core::AdmissionError::QueueFull { num_waiting, limit },
-            prompt_field,
-        ),
         SubmitError::Draining => ApiError::draining(),
         SubmitError::Lost(reason) => ApiError::not_ready(&reason),
         SubmitError::Refused(error) => ApiError::admission(&error, prompt_field),

@@ -169,7 +169,7 @@ impl PooledCall {
                     stream: streams.pop().ok_or_else(ended_early)?,
                     is_alone: false,
                 }),
-                Err(SubmitError::QueueFull { .. }) if !self.running.is_empty() => {
+                Err(SubmitError::Refused(error)) if is_full(&error) && !self.running.is_empty() => {
                     self.waiting.push_front((index, prompt));
                     self.max_num_running = self.running.len();
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::session::SessionKey;
-use corella_core::{AdmissionError, Request, SessionId};
+use corella_core::{Request, SessionId};
 use corella_engine::{Entry, StreamEvent, Submission, SubmitError, TokenStream};
 
 use super::{ExportTask, Exported, Node, State};
@@ -49,9 +49,6 @@ impl Node {
                     .handle_submitted(session, run, id, now_us);
             }
             Err(SubmitError::Refused(error)) => error,
-            Err(SubmitError::QueueFull { num_waiting, limit }) => {
-                AdmissionError::QueueFull { num_waiting, limit }
-            }
             Err(error) => {
                 let reason = error.to_string().into();
                 return state

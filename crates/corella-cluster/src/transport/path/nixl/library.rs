@@ -90,43 +90,26 @@ fn loader_error() -> String {
 }
 
 /// Why rows cannot travel by NIXL.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NixlError {
-    Missing {
-        path: OsString,
-        reason: String,
-    },
+    #[error(
+        "NIXL 1.5 or later cannot be loaded from {} ({reason}); install it, for example with `pip install --no-deps \
+         --target DIR nixl-cu12`, and give the path of its {LIBRARY} in {LIBRARY_VARIABLE}, or put its folder into the \
+         loader's path",
+        .path.display()
+    )]
+    Missing { path: OsString, reason: String },
     /// A call that failed, and NIXL's status.
+    #[error("NIXL could not {0} (status {1})")]
     Failed(&'static str, c_int),
     /// A fault of the peer.
+    #[error("{0}")]
     Peer(&'static str),
-    /// A read did not end in time.
+    #[error("a read by NIXL did not end in time")]
     TimedOut,
-    /// Too many reads of lost peers have not ended, and still hold their memory.
+    #[error("too many reads by NIXL from peers that were lost have not ended")]
     TooManyUnfinished,
 }
-
-impl fmt::Display for NixlError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing { path, reason } => write!(
-                f,
-                "NIXL 1.5 or later cannot be loaded from {} ({reason}); install it, for example with \
-                 `pip install --no-deps --target DIR nixl-cu12`, and give the path of its \
-                 {LIBRARY} in {LIBRARY_VARIABLE}, or put its folder into the loader's path",
-                path.display()
-            ),
-            Self::Failed(what, status) => write!(f, "NIXL could not {what} (status {status})"),
-            Self::Peer(what) => f.write_str(what),
-            Self::TimedOut => f.write_str("a read by NIXL did not end in time"),
-            Self::TooManyUnfinished => {
-                f.write_str("too many reads by NIXL from peers that were lost have not ended")
-            }
-        }
-    }
-}
-
-impl std::error::Error for NixlError {}
 
 /// Opaque objects of NIXL.
 macro_rules! opaque {
