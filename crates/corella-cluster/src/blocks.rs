@@ -1,13 +1,13 @@
 //! Cached blocks that one node loads from another.
 //!
-//! The [`LoaderNode`] looks a sequence up at another node, reserves pages for its blocks and loads their rows.
+//! The [`FetcherNode`] looks a sequence up at another node, reserves pages for its blocks and loads their rows.
 //! Meanwhile the [`SourceNode`] of the other node holds the blocks. Both pass messages, facts and the time to their
 //! machine in `corella_core::session`, and carry out its actions.
 
-mod loader_node;
+mod fetcher_node;
 mod source_node;
 
-pub use loader_node::{FetchStart, LoadStats, LoaderNode};
+pub use fetcher_node::{FetchStart, FetchStats, FetcherNode};
 pub use source_node::{SourceNode, SourceStats};
 
 use std::io;
@@ -58,16 +58,16 @@ const OTHER_END: NodeId = NodeId(0);
 pub fn follow_facts(
     facts: FeedReader<BlockFact>,
     source: &Arc<SourceNode>,
-    loader: &Arc<LoaderNode>,
+    fetcher: &Arc<FetcherNode>,
 ) -> io::Result<()> {
-    let (source, loader) = (Arc::downgrade(source), Arc::downgrade(loader));
+    let (source, fetcher) = (Arc::downgrade(source), Arc::downgrade(fetcher));
     let follow = move || {
         while let Some(fact) = facts.next_blocking() {
-            match (fact, source.upgrade(), loader.upgrade()) {
+            match (fact, source.upgrade(), fetcher.upgrade()) {
                 (_, None, None) => return,
                 (BlockFact::HoldEnded(hold), Some(source), _) => source.handle_hold_ended(hold),
-                (BlockFact::FetchCancelled(fetch), _, Some(loader)) => {
-                    loader.handle_fetch_cancelled(fetch);
+                (BlockFact::FetchCancelled(fetch), _, Some(fetcher)) => {
+                    fetcher.handle_fetch_cancelled(fetch);
                 }
                 (BlockFact::HoldEnded(_) | BlockFact::FetchCancelled(_), _, _) => {}
             }

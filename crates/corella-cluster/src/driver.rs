@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use corella_core::PrefillNode;
 use corella_core::session::{
-    BlockLoader, BlockSource, DecodeAction, DecodeEnd, LoaderAction, PrefillAction, SourceAction,
+    BlockFetcher, BlockSource, DecodeAction, DecodeEnd, FetcherAction, PrefillAction, SourceAction,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -151,5 +151,5 @@ session_ends! {
     PrefillNode => PrefillAction,
     DecodeEnd => DecodeAction,
     BlockSource => SourceAction,
-    BlockLoader => LoaderAction,
+    BlockFetcher => FetcherAction,
 }

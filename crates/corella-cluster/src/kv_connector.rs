@@ -8,9 +8,9 @@
 
 mod allowed_peers;
 mod answer;
-mod block_fetcher;
 mod kept_prompts;
 mod params;
+mod prefix_fetcher;
 mod prompt_fetcher;
 
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
 pub use allowed_peers::{AllowedPeers, Network};
-pub(crate) use block_fetcher::Prefix;
-pub use block_fetcher::{BlockFetcher, FetchOutcome};
 pub use kept_prompts::{KeepConfig, KeptPrompts};
 pub use params::{NearSource, ParamError, SOCKET_PREFIX, Site};
+pub(crate) use prefix_fetcher::Prefix;
+pub use prefix_fetcher::{FetchOutcome, PrefixFetcher};
 pub use prompt_fetcher::{PromptFetchOutcome, PromptFetcher};
 
 use kept_prompts::KeptTicket;
@@ -37,7 +37,7 @@ pub struct KvConnector {
     /// `None` when this node fetches no rows.
     pub prompt_fetcher: Option<Arc<PromptFetcher>>,
     /// `None` when this node loads no cached blocks.
-    pub fetcher: Option<Arc<BlockFetcher>>,
+    pub fetcher: Option<Arc<PrefixFetcher>>,
     /// Takes submissions whose rows are neither kept nor fetched.
     pub local: Arc<dyn Generate>,
 }

@@ -21,23 +21,23 @@
 //!                      ◀── Tokens, Finish ──
 //! ```
 //!
-//! [`BlockLoader`] loads cached blocks from other nodes, and [`BlockSource`] serves them to others, on nodes of either
+//! [`BlockFetcher`] fetches cached blocks from other nodes, and [`BlockSource`] serves them to others, on nodes of either
 //! role.
 //!
 //! ```text
-//! start ─▶ BlockLoader ── Lookup ─────▶ BlockSource ── LookUp ─▶ its scheduler
-//!                      ◀── Found ──────
-//! BeginFetch           ── LoadBlocks ─▶             ── Hold, Read ─▶ its scheduler and transport
-//!                      ◀── Data ───────
-//! Publish, EndFetch    ── Landed ─────▶
-//!                      ◀── Complete ───             ── Stop, Release ─▶
+//! start ─▶ BlockFetcher ── Lookup ─────▶ BlockSource ── LookUp ─▶ its scheduler
+//!                       ◀── Found ──────
+//! BeginFetch            ── LoadBlocks ─▶             ── Hold, Read ─▶ its scheduler and transport
+//!                       ◀── Data ───────
+//! Publish, EndFetch     ── Landed ─────▶
+//!                       ◀── Complete ───             ── Stop, Release ─▶
 //! ```
 //!
 //! A session has one deadline, the earliest of its timeouts, and finishes exactly once. Only the prefill node speaks to
 //! the client. If either node is lost, the other frees the session's resources within [`SessionConfig::lost_after_us`].
 //! Pages that a transport may still write to are freed when the transport reports the end of all writes.
 
-mod block_loader;
+mod block_fetcher;
 mod block_message;
 mod block_source;
 mod config;
@@ -49,11 +49,11 @@ mod decode_search;
 mod decode_session;
 mod export_book;
 mod export_table;
+mod fetch_pace;
 mod heartbeat;
 mod key;
 mod landing;
 mod load_config;
-mod load_pace;
 mod local_run;
 mod message;
 mod prefill_end;
@@ -62,8 +62,10 @@ mod prompt_work;
 mod siblings;
 mod tombstone;
 
-pub use block_loader::{BlockLoader, LoadEnd, LoadRequest, LoaderAction};
-pub use block_message::{BlockPart, LoadBlocks, LoadFailure, LoadKey, RowPart, ToLoader, ToSource};
+pub use block_fetcher::{BlockFetchEnd, BlockFetcher, FetcherAction, WantedBlocks};
+pub use block_message::{
+    BlockPart, LoadBlocks, LoadFailure, LoadKey, RowPart, ToFetcher, ToSource,
+};
 pub use block_source::{BlockSource, LoadId, SourceAction};
 pub use config::{SessionConfig, SessionConfigError};
 pub use decode_end::{DecodeAction, DecodeEnd, DecodeEndStats};
@@ -71,9 +73,9 @@ pub use export_book::{ExportBook, ExportTask, KeptEnd};
 pub use export_table::{
     ExportEnd, ExportRefusal, ExportTable, ExportTableConfig, ExportTableStats, Loaded,
 };
+pub use fetch_pace::{BlockOffer, FetchPace};
 pub use key::{NodeIncarnation, SessionKey};
 pub use load_config::LoadConfig;
-pub use load_pace::{BlockOffer, LoadPace};
 pub use message::{
     AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, KvShape, Mismatch, Refusal,
     ToDecode, ToPrefill, Tokens,

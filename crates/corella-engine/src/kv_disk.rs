@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use corella_core::session::{BlockOffer, LoadPace};
+use corella_core::session::{BlockOffer, FetchPace};
 use corella_core::{
     BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, FetchRequest, HoldId, Namespace, PageId,
     Request, Scheduler, SchedulerStats, TokenId,
@@ -64,7 +64,7 @@ pub(crate) struct KvDisk {
     pause_until_us: u64,
     /// The fetches under way, with a flag that stops their reads.
     fetches: HashMap<FetchId, Arc<AtomicBool>>,
-    pace: LoadPace,
+    pace: FetchPace,
     /// The time of the last measurement of the pace, or of the last read for it.
     paced_us: u64,
     writes: Option<Sender<WriteTask>>,
@@ -121,7 +121,7 @@ impl KvDisk {
             hold: None,
             pause_until_us: 0,
             fetches: HashMap::new(),
-            pace: LoadPace::default(),
+            pace: FetchPace::default(),
             paced_us: 0,
             writes: Some(writes),
             reads: Some(reads),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use corella_core::session::{
-    BlockSource, LoadConfig, LoadFailure, LoadId, LoadKey, RowPart, SourceAction, ToLoader,
+    BlockSource, LoadConfig, LoadFailure, LoadId, LoadKey, RowPart, SourceAction, ToFetcher,
     ToSource,
 };
 use corella_core::{HoldRefusal, Incarnation, PageTable};
@@ -45,13 +45,13 @@ pub struct SourceStats {
 }
 
 impl SourceStats {
-    fn count(&mut self, answer: ToLoader) {
+    fn count(&mut self, answer: ToFetcher) {
         let num = match answer {
-            ToLoader::Found { .. } => &mut self.num_found,
-            ToLoader::Failed(LoadFailure::Refused) => &mut self.num_refused,
-            ToLoader::Complete { .. } => &mut self.num_complete,
-            ToLoader::Failed(_) => &mut self.num_failed,
-            ToLoader::Data(_) => return,
+            ToFetcher::Found { .. } => &mut self.num_found,
+            ToFetcher::Failed(LoadFailure::Refused) => &mut self.num_refused,
+            ToFetcher::Complete { .. } => &mut self.num_complete,
+            ToFetcher::Failed(_) => &mut self.num_failed,
+            ToFetcher::Data(_) => return,
         };
         *num += 1;
     }
@@ -66,7 +66,7 @@ impl SourceNode {
         geometry: &KvGeometry,
     ) -> Arc<Self> {
         let config = load_config(geometry);
-        // The loader sees the progress. The source hears only of the end, or of a lost connection.
+        // The fetcher sees the progress. The source hears only of the end, or of a lost connection.
         let stall_us = config.lease_us;
         let end = BlockSource::new(LoadConfig { stall_us, ..config }, incarnation);
         let node = Arc::new(Self {
@@ -106,12 +106,12 @@ struct Server(Weak<SourceNode>);
 impl BlockServer for Server {
     fn handle_message(&self, from: &BlockReply, key: LoadKey, message: ToSource) {
         let Some(node) = self.0.upgrade() else {
-            return from.send(key, ToLoader::Failed(LoadFailure::Refused));
+            return from.send(key, ToFetcher::Failed(LoadFailure::Refused));
         };
         let mut state = node.lock();
         let message = match message {
             ToSource::LoadBlocks(load) if load.rows != node.rows => {
-                let refused = ToLoader::Failed(LoadFailure::Refused);
+                let refused = ToFetcher::Failed(LoadFailure::Refused);
                 state.stats.count(refused);
                 return from.send(key, refused);
             }
@@ -121,7 +121,7 @@ impl BlockServer for Server {
             }
             message => message,
         };
-        state.replies.insert(key.loader, from.clone());
+        state.replies.insert(key.fetcher, from.clone());
         node.tell(&mut state, |end, now_us| {
             end.handle_message(OTHER_END, key, message, now_us);
         });
@@ -134,10 +134,10 @@ impl BlockServer for Server {
         let mut state = node.lock();
         let mut replies = state.replies.iter();
         let lost = replies.find(|(_, reply)| reply.connection() == connection);
-        if let Some(loader) = lost.map(|(&loader, _)| loader) {
-            state.replies.remove(&loader);
+        if let Some(fetcher) = lost.map(|(&fetcher, _)| fetcher) {
+            state.replies.remove(&fetcher);
             node.tell(&mut state, |end, now_us| {
-                end.handle_loader_lost(loader, now_us);
+                end.handle_fetcher_lost(fetcher, now_us);
             });
         }
     }
@@ -163,7 +163,7 @@ impl Driver for SourceNode {
                 message,
             } => {
                 state.stats.count(message);
-                if let Some(reply) = state.replies.get(&key.loader) {
+                if let Some(reply) = state.replies.get(&key.fetcher) {
                     reply.send(key, message);
                 }
             }

@@ -9,8 +9,10 @@ use super::Node;
 use super::error::NodeError;
 use super::host_name::host_name;
 use super::listener::NodePort;
-use crate::blocks::{LoaderNode, SourceNode, follow_facts};
-use crate::kv_connector::{BlockFetcher, KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX, Site};
+use crate::blocks::{FetcherNode, SourceNode, follow_facts};
+use crate::kv_connector::{
+    KeepConfig, KeptPrompts, NearSource, PrefixFetcher, SOCKET_PREFIX, Site,
+};
 use crate::session::KvAddress;
 use crate::transport::{KvReceiver, KvSender, PeerAddress, RowPath, SenderConfig};
 
@@ -102,12 +104,12 @@ impl Node {
         // Blocks are of no use without the recurrent states after them, which only sessions move.
         let has_states = engine.kv_pages().states().is_some();
         let fetches_blocks = self.config.fetches.is_some() && !has_states;
-        let loader = LoaderNode::start(incarnation, engine.clone(), receiver, geometry, fetches);
-        let following = follow_facts(engine.subscribe_block_facts(), &source, &loader);
+        let node = FetcherNode::start(incarnation, engine.clone(), receiver, geometry, fetches);
+        let following = follow_facts(engine.subscribe_block_facts(), &source, &node);
         following.map_err(|error| NodeError::Io("starting a thread".to_owned(), error))?;
         let machine = self.config.uses_host.then(host_name);
         let allowed = self.allowed_peers();
-        let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, fetches);
+        let fetcher = PrefixFetcher::new(engine.clone(), node, machine, allowed, fetches);
         Ok(CachedBlocks {
             source,
             fetcher: fetches_blocks.then_some(fetcher),
@@ -118,7 +120,7 @@ impl Node {
 /// Both ends of loads of cached blocks.
 pub struct CachedBlocks {
     pub source: Arc<SourceNode>,
-    pub fetcher: Option<Arc<BlockFetcher>>,
+    pub fetcher: Option<Arc<PrefixFetcher>>,
 }
 
 /// The name differs for each incarnation of a node.

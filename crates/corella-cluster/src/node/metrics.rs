@@ -77,7 +77,7 @@ fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>
         let starts = FetchOutcome::ALL.map(|start| (start.as_str(), fetcher.num_requests(start)));
         let help = "Requests that named a node with blocks of their prompt, by how the fetch began";
         outcomes(encoder, "corella_block_fetches", help, starts)?;
-        let stats = fetcher.loader().stats();
+        let stats = fetcher.node().stats();
         let ends = [
             ("loaded", stats.num_loaded),
             ("not_found", stats.num_not_found),

@@ -29,7 +29,7 @@ use super::stay::StayCounts;
 use super::wire::{self, KvAddress};
 use crate::driver::{Driver, Shared};
 use crate::exporter::{Exported, Exporter};
-use crate::kv_connector::{BlockFetcher, KeptPrompts};
+use crate::kv_connector::{KeptPrompts, PrefixFetcher};
 use crate::registry::{NodeRecord, PeerBook};
 use crate::tls::ClusterTls;
 use crate::transport::{KvSender, PeerAddress};
@@ -67,7 +67,7 @@ pub(super) struct Node {
     num_remote_tokens: AtomicU64,
     times: PrefillTimes,
     stays: StayCounts,
-    fetcher: Option<Arc<BlockFetcher>>,
+    fetcher: Option<Arc<PrefixFetcher>>,
     fetches_always: bool,
     watch: Option<RouteWatch>,
     shared: Shared<State>,
@@ -94,7 +94,7 @@ pub struct PrefillParts {
     /// Receives the engine's facts about prompts that are kept for nodes without a session.
     pub kept: Option<Arc<KeptPrompts>>,
     /// Fetches a prompt's blocks from a decode node before the prompt is computed here.
-    pub fetcher: Option<Arc<BlockFetcher>>,
+    pub fetcher: Option<Arc<PrefixFetcher>>,
     /// Blocks are fetched even if computing them is quicker.
     pub fetches_always: bool,
     pub watch: Option<RouteWatch>,
@@ -204,7 +204,7 @@ impl Generate for PrefillNode {
         let hashes = exchange.hashes(&submission.namespace, &submission.prompt);
         let way = match &self.0.fetcher {
             Some(_) if self.0.fetches_always => Fetching::Always,
-            Some(fetcher) => Fetching::IfQuicker(fetcher.loader().pace()),
+            Some(fetcher) => Fetching::IfQuicker(fetcher.node().pace()),
             None => Fetching::Never,
         };
         self.submit_by(submission, hashes, Some(way))
@@ -415,7 +415,7 @@ impl Node {
     }
 
     /// The source of another node's blocks, if this node may fetch from it.
-    fn source(&self, state: &State, node: NodeId) -> Option<(&Arc<BlockFetcher>, PeerAddress)> {
+    fn source(&self, state: &State, node: NodeId) -> Option<(&Arc<PrefixFetcher>, PeerAddress)> {
         let fetcher = self.fetcher.as_ref()?;
         let source = state.kv_addresses.get(&node)?.reach(fetcher.machine())?;
         Some((fetcher, source))

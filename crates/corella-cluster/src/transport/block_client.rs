@@ -1,13 +1,13 @@
 //! The part of a node that loads cached blocks from other nodes.
 
-use corella_core::session::{LoadKey, ToLoader};
+use corella_core::session::{LoadKey, ToFetcher};
 
 use super::PeerAddress;
 
 /// Receives the answers and lost connections of loads of cached blocks from the transport. Calls return at once.
 pub trait BlockClient: Send + Sync {
     /// Handles an answer of the node that `key` names as its source.
-    fn handle_answer(&self, key: LoadKey, answer: ToLoader);
+    fn handle_answer(&self, key: LoadKey, answer: ToFetcher);
 
     /// Handles a lost message to the source of a load: the node is not there, or was restarted.
     fn handle_unsent(&self, key: LoadKey);

@@ -4,7 +4,7 @@
 //! travel like a session's (`LoadFrame`); their key follows from the load's ([`session_key`]).
 
 use corella_core::session::{
-    LoadBlocks, LoadFailure, LoadKey, RowPart, SessionKey, ToLoader, ToSource,
+    LoadBlocks, LoadFailure, LoadKey, RowPart, SessionKey, ToFetcher, ToSource,
 };
 use corella_core::{BlockList, Namespace, PageHash, SessionId};
 use prost::Message;
@@ -20,16 +20,16 @@ const HASH_BYTES: usize = size_of::<u128>();
 #[derive(Clone, Debug, PartialEq)]
 pub enum BlockMessage {
     ToSource(ToSource),
-    ToLoader(ToLoader),
+    ToFetcher(ToFetcher),
 }
 
 /// Returns the session under which a load's rows are exported at its source.
 pub fn session_key(key: &LoadKey) -> SessionKey {
     SessionKey {
-        session: SessionId(u128::from(key.loader.0) << 64 | u128::from(key.number)),
+        session: SessionId(u128::from(key.fetcher.0) << 64 | u128::from(key.number)),
         attempt: 0,
         prefill_incarnation: key.source,
-        decode_incarnation: key.loader,
+        decode_incarnation: key.fetcher,
     }
 }
 
@@ -88,12 +88,12 @@ pub fn encode(key: LoadKey, message: &BlockMessage) -> Option<Vec<u8>> {
             ToSource::Landed { num_blocks } => (BlockVerb::Landed, *num_blocks, None),
             ToSource::Release => (BlockVerb::Release, 0, None),
         },
-        BlockMessage::ToLoader(message) => {
+        BlockMessage::ToFetcher(message) => {
             let (verb, num_blocks) = match *message {
-                ToLoader::Found { num_blocks } => (BlockVerb::Found, num_blocks),
-                ToLoader::Data(_) => return None,
-                ToLoader::Complete { num_blocks } => (BlockVerb::Complete, num_blocks),
-                ToLoader::Failed(failure) => match failure {
+                ToFetcher::Found { num_blocks } => (BlockVerb::Found, num_blocks),
+                ToFetcher::Data(_) => return None,
+                ToFetcher::Complete { num_blocks } => (BlockVerb::Complete, num_blocks),
+                ToFetcher::Failed(failure) => match failure {
                     LoadFailure::NotHere { num_blocks } => (BlockVerb::NotHere, num_blocks),
                     LoadFailure::Refused => (BlockVerb::Refused, 0),
                     LoadFailure::HoldEnded => (BlockVerb::HoldEnded, 0),
@@ -129,7 +129,7 @@ pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'stat
     if !has_list && !payload.is_empty() {
         return Err("a list of blocks with a message that has none");
     }
-    let failed = |failure| BlockMessage::ToLoader(ToLoader::Failed(failure));
+    let failed = |failure| BlockMessage::ToFetcher(ToFetcher::Failed(failure));
     Ok(match frame.verb {
         BlockVerb::Lookup => {
             let message = read(payload)?;
@@ -154,8 +154,8 @@ pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'stat
         }
         BlockVerb::Landed => BlockMessage::ToSource(ToSource::Landed { num_blocks }),
         BlockVerb::Release => BlockMessage::ToSource(ToSource::Release),
-        BlockVerb::Found => BlockMessage::ToLoader(ToLoader::Found { num_blocks }),
-        BlockVerb::Complete => BlockMessage::ToLoader(ToLoader::Complete { num_blocks }),
+        BlockVerb::Found => BlockMessage::ToFetcher(ToFetcher::Found { num_blocks }),
+        BlockVerb::Complete => BlockMessage::ToFetcher(ToFetcher::Complete { num_blocks }),
         BlockVerb::NotHere => failed(LoadFailure::NotHere { num_blocks }),
         BlockVerb::Refused => failed(LoadFailure::Refused),
         BlockVerb::HoldEnded => failed(LoadFailure::HoldEnded),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use corella_core::session::{LoadKey, ToLoader, ToSource};
+use corella_core::session::{LoadKey, ToFetcher, ToSource};
 
 use super::block_message::{self, BlockMessage};
 use super::connection_queue::{ConnectionId, ConnectionQueue};
@@ -32,8 +32,8 @@ impl BlockReply {
     }
 
     /// A lost connection takes no answer: the load ends at its deadline.
-    pub fn send(&self, key: LoadKey, message: ToLoader) {
-        if let Some(bytes) = block_message::encode(key, &BlockMessage::ToLoader(message)) {
+    pub fn send(&self, key: LoadKey, message: ToFetcher) {
+        if let Some(bytes) = block_message::encode(key, &BlockMessage::ToFetcher(message)) {
             self.queue.frames.push_bytes(&bytes);
         }
     }

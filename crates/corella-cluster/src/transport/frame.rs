@@ -252,7 +252,7 @@ impl Frame {
             }
             Self::Blocks(blocks) => {
                 out.kind(BLOCKS, blocks.key.number);
-                out.u64(blocks.key.loader.0);
+                out.u64(blocks.key.fetcher.0);
                 out.u64(blocks.key.source.0);
                 out.u32(blocks.num_blocks);
                 out.u32(blocks.num_bytes);
@@ -334,7 +334,7 @@ impl Frame {
             _ => Self::Blocks(BlockFrame {
                 key: LoadKey {
                     number: load_id,
-                    loader: Incarnation(fields.u64()),
+                    fetcher: Incarnation(fields.u64()),
                     source: Incarnation(fields.u64()),
                 },
                 num_blocks: fields.u32(),

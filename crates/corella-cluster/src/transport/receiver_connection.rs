@@ -201,10 +201,10 @@ impl<'a> RunReader<'a> {
     }
 
     fn handle_blocks(&self, key: LoadKey, message: BlockMessage) -> io::Result<()> {
-        let BlockMessage::ToLoader(message) = message else {
+        let BlockMessage::ToFetcher(message) = message else {
             return Err(violation("a request to a source of blocks"));
         };
-        let ends = (key.loader.0, key.source.0);
+        let ends = (key.fetcher.0, key.source.0);
         if ends
             != (
                 self.receiver.hello.incarnation,

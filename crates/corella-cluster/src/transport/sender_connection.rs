@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::Incarnation;
-use corella_core::session::{LoadFailure, LoadKey, SessionKey, ToLoader};
+use corella_core::session::{LoadFailure, LoadKey, SessionKey, ToFetcher};
 use corella_model::PageForm;
 
 use super::block_message::BlockMessage;
@@ -180,13 +180,13 @@ impl SenderConnection {
         let BlockMessage::ToSource(message) = message else {
             return Err(violation("the answer of a source of blocks"));
         };
-        if key.loader.0 != self.peer_incarnation {
+        if key.fetcher.0 != self.peer_incarnation {
             return Err(violation("the key of another node's load"));
         }
         let reply = BlockReply::new(self.queue.clone());
         match sender.blocks.get() {
             Some(server) => server.handle_message(&reply, key, message),
-            None => reply.send(key, ToLoader::Failed(LoadFailure::Refused)),
+            None => reply.send(key, ToFetcher::Failed(LoadFailure::Refused)),
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use crate::fleet::compute_choice::{ComputeCost, ComputePlace, ComputeSite};
 use crate::fleet::placement::{Fleet, Placement, PlacementRequest};
 use crate::node::directory::{Directory, Holder};
-use crate::session::{LoadPace, NodeIncarnation};
+use crate::session::{FetchPace, NodeIncarnation};
 use crate::stats::SchedulerStats;
 use crate::{
     DecodeCandidate, Incarnation, MissedObjective, NodeId, ObjectiveKind, PageHash, SessionId,
@@ -99,7 +99,7 @@ pub struct RouteQuery<'a> {
 pub enum Fetching {
     Never,
     /// Unless the decode node would compute the rest sooner.
-    IfQuicker(LoadPace),
+    IfQuicker(FetchPace),
     /// Even if computing is quicker.
     Always,
 }

@@ -9,7 +9,7 @@ use crate::{BlockList, Incarnation};
 /// ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoadKey {
-    pub loader: Incarnation,
+    pub fetcher: Incarnation,
     pub source: Incarnation,
     /// The number of this load among those of the loading node since its start.
     pub number: u64,
@@ -59,7 +59,7 @@ pub struct RowPart {
 
 /// Messages of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToLoader {
+pub enum ToFetcher {
     Found {
         num_blocks: u32,
     },

@@ -6,21 +6,21 @@ use core::ops::Range;
 
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::tombstone::Tombstones;
-use crate::session::{LoadBlocks, LoadConfig, LoadFailure, LoadKey, RowPart, ToLoader, ToSource};
+use crate::session::{LoadBlocks, LoadConfig, LoadFailure, LoadKey, RowPart, ToFetcher, ToSource};
 use crate::{BlockList, HeldBlocks, HoldId, HoldRefusal, Incarnation, NodeId, PageTable};
 
 /// Answers lookups, holds blocks while other nodes load them, and confirms that the hold lived throughout.
 ///
 /// ```text
 /// LoadBlocks ─▶ Holding ── held ─▶ Sending ── all has landed ─▶ Stopping ── at rest ─▶ Releasing ─▶ Complete or Failed
-///                                     └── the hold has ended, the loader is lost, … ──┘
+///                                     └── the hold has ended, the fetcher is lost, … ──┘
 /// ```
 ///
 /// * Facts: `handle_*`, each with the time
 /// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
 ///
-/// A hold is released when the transport reports that nothing reads its pages any more. Loaders that read the memory
+/// A hold is released when the transport reports that nothing reads its pages any more. Fetchers that read the memory
 /// themselves are not waited for: blocks count only when they are confirmed, and none is confirmed after the end of the
 /// hold.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub type LoadId = (NodeId, LoadKey);
 pub enum SourceAction {
     Send {
         load: LoadId,
-        message: ToLoader,
+        message: ToFetcher,
     },
     /// Asks the scheduler how many blocks it has, for a node that lacks those from `first_block` on. It answers by
     /// [`BlockSource::handle_looked_up`].
@@ -61,7 +61,7 @@ pub enum SourceAction {
         first_block: u32,
         until_us: u64,
     },
-    /// Reads the blocks for which the tables have pages, and sends them as [`ToLoader::Data`], in order.
+    /// Reads the blocks for which the tables have pages, and sends them as [`ToFetcher::Data`], in order.
     Read {
         load: LoadId,
         tables: Vec<PageTable>,
@@ -127,7 +127,7 @@ impl BlockSource {
         self.note_time(now_us);
         let load = (node, key);
         if key.source != self.incarnation {
-            self.send(load, ToLoader::Failed(LoadFailure::Unknown));
+            self.send(load, ToFetcher::Failed(LoadFailure::Unknown));
             return;
         }
         match message {
@@ -141,7 +141,7 @@ impl BlockSource {
     fn look_up(&mut self, load: LoadId, list: BlockList, first_block: u32) {
         let has_room = self.lookups.len() < self.config.max_loads as usize;
         if !has_room {
-            self.send(load, ToLoader::Failed(LoadFailure::Refused));
+            self.send(load, ToFetcher::Failed(LoadFailure::Refused));
         } else if self.lookups.insert(load) {
             self.actions.push_back(SourceAction::LookUp {
                 load,
@@ -155,7 +155,7 @@ impl BlockSource {
     pub fn handle_looked_up(&mut self, load: LoadId, num_blocks: u32, now_us: u64) {
         self.note_time(now_us);
         if self.lookups.remove(&load) {
-            self.send(load, ToLoader::Found { num_blocks });
+            self.send(load, ToFetcher::Found { num_blocks });
         }
     }
 
@@ -170,7 +170,7 @@ impl BlockSource {
             && request.lease_us > 0
             && request.list.tokens.len() == num_blocks as usize * self.config.page_size as usize;
         if !is_sound || self.loads.len() >= self.config.max_loads as usize {
-            self.send(load, ToLoader::Failed(LoadFailure::Refused));
+            self.send(load, ToFetcher::Failed(LoadFailure::Refused));
             return;
         }
         let lease_us = request.lease_us.min(self.config.lease_us);
@@ -230,12 +230,12 @@ impl BlockSource {
             Err(_) => LoadFailure::Refused,
         };
         if !is_over {
-            self.send(load, ToLoader::Failed(failure));
+            self.send(load, ToFetcher::Failed(failure));
         }
         self.forget(load, None);
     }
 
-    /// Sends as many blocks as the loader has given credit for.
+    /// Sends as many blocks as the fetcher has given credit for.
     fn read_more(&mut self, load: LoadId) {
         let Some(begun) = self.loads.get_mut(&load) else {
             return;
@@ -264,8 +264,8 @@ impl BlockSource {
     fn handle_landed(&mut self, load: LoadId, num_blocks: u32) {
         let Some(begun) = self.loads.get_mut(&load) else {
             let answer = match self.ended.get(load) {
-                Some(Some(all)) => ToLoader::Complete { num_blocks: all },
-                Some(None) | None => ToLoader::Failed(LoadFailure::Unknown),
+                Some(Some(all)) => ToFetcher::Complete { num_blocks: all },
+                Some(None) | None => ToFetcher::Failed(LoadFailure::Unknown),
             };
             self.send(load, answer);
             return;
@@ -289,7 +289,7 @@ impl BlockSource {
             return;
         }
         // Only this node releases the hold, so its pages are still locked.
-        self.send(load, ToLoader::Complete { num_blocks });
+        self.send(load, ToFetcher::Complete { num_blocks });
         self.read_more(load);
         self.set_stall(load);
     }
@@ -334,17 +334,17 @@ impl BlockSource {
         }
         let num_blocks = begun.blocks.end;
         match has_lived {
-            true => self.send(load, ToLoader::Complete { num_blocks }),
-            false => self.send(load, ToLoader::Failed(LoadFailure::HoldEnded)),
+            true => self.send(load, ToFetcher::Complete { num_blocks }),
+            false => self.send(load, ToFetcher::Failed(LoadFailure::HoldEnded)),
         }
         self.forget(load, has_lived.then_some(num_blocks));
     }
 
     /// Handles the loss of a loading node's incarnation, which ends its loads.
-    pub fn handle_loader_lost(&mut self, loader: Incarnation, now_us: u64) {
+    pub fn handle_fetcher_lost(&mut self, fetcher: Incarnation, now_us: u64) {
         self.note_time(now_us);
         let loads = self.loads.keys().copied();
-        let lost = loads.filter(|(_, key)| key.loader == loader);
+        let lost = loads.filter(|(_, key)| key.fetcher == fetcher);
         for load in lost.collect::<Vec<_>>() {
             self.end(load, None);
         }
@@ -372,7 +372,7 @@ impl BlockSource {
         self.loads.len()
     }
 
-    /// Ends a load. `failure` tells the loader why, unless it has ended the load itself.
+    /// Ends a load. `failure` tells the fetcher why, unless it has ended the load itself.
     fn end(&mut self, load: LoadId, failure: Option<LoadFailure>) {
         self.deadlines.set(load, None);
         let Some(begun) = self.loads.get_mut(&load) else {
@@ -384,7 +384,7 @@ impl BlockSource {
                 SourcePhase::Holding { is_over: false } | SourcePhase::Sending { .. }
             )
         {
-            self.send(load, ToLoader::Failed(failure));
+            self.send(load, ToFetcher::Failed(failure));
         }
         let Some(begun) = self.loads.get_mut(&load) else {
             return;
@@ -414,7 +414,7 @@ impl BlockSource {
         self.ended.insert(load, confirmed, self.now_us);
     }
 
-    /// Restarts the time within which the loader's next message must come.
+    /// Restarts the time within which the fetcher's next message must come.
     fn set_stall(&mut self, load: LoadId) {
         if let Some(begun) = self.loads.get(&load) {
             let stall_us = self.now_us.saturating_add(self.config.stall_us);
@@ -422,7 +422,7 @@ impl BlockSource {
         }
     }
 
-    fn send(&mut self, load: LoadId, message: ToLoader) {
+    fn send(&mut self, load: LoadId, message: ToFetcher) {
         self.actions.push_back(SourceAction::Send { load, message });
     }
 

@@ -7,7 +7,7 @@ pub struct LoadConfig {
     pub page_size: u32,
     /// The number of layers of each KV group.
     pub num_layers: Vec<u32>,
-    /// The most simultaneous loads of a loader, and of a source.
+    /// The most simultaneous loads of a fetcher, and of a source.
     pub max_loads: u32,
     /// The time within which a lookup must be answered.
     pub lookup_us: u64,

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use corella_core::session::{LoadPace, NodeIncarnation};
+use corella_core::session::{FetchPace, NodeIncarnation};
 use corella_core::{
     BlockHasher, ComputePlace, ComputeQuery, ComputeSite, Directory, DirectoryConfig, Fetching,
     Holder, Incarnation, LoadReport, MissedObjective, Namespace, NodeId, ObjectiveKind, PageHash,
@@ -261,7 +261,7 @@ fn blocks_are_fetched_where_that_is_quicker_than_leaving_the_prompt_there() {
         num_running,
         ..LoadReport::default()
     };
-    let mut pace = LoadPace::default();
+    let mut pace = FetchPace::default();
     let by = |pace| RouteQuery {
         fetching: Fetching::IfQuicker(pace),
         ..query(0, &prompt)

@@ -170,7 +170,7 @@ fn a_slow_disk_is_measured_and_not_used() {
     });
     assert_eq!(bench.disk.tier.stats().num_read, 0, "no request has it");
     assert_eq!(bench.scheduler.stats().num_fetching_pages, 0);
-    bench.disk.pace = LoadPace::default();
+    bench.disk.pace = FetchPace::default();
     bench.disk.pace.note_load(1000, 1000);
     bench.begin_fetch();
     assert_eq!(bench.disk.fetches.len(), 1);

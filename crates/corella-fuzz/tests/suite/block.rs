@@ -111,7 +111,7 @@ impl Source {
         let hello =
             Frame::Hello(Hello::new(LOADER, FINGERPRINT, ARITHMETIC, &self.geometry)).encode();
         let key = LoadKey {
-            loader: Incarnation(LOADER),
+            fetcher: Incarnation(LOADER),
             source: Incarnation(SOURCE),
             number: 1,
         };

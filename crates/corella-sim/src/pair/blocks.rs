@@ -3,9 +3,9 @@
 
 pub mod block_net;
 pub mod exchange;
+pub mod fetch_totals;
+mod fetching;
 mod liar;
-pub mod load_totals;
-mod loading;
 mod part_reader;
 mod part_store;
 mod serving;

@@ -56,7 +56,7 @@ impl SimulatedPrefillNode {
 
     fn fetching(&self, world: &World<'_>) -> Fetching {
         match world.workload.fleet.fetches {
-            true => Fetching::IfQuicker(self.exchange.loader.pace()),
+            true => Fetching::IfQuicker(self.exchange.fetcher.pace()),
             false => Fetching::Never,
         }
     }

@@ -241,7 +241,7 @@ impl<'a> Fleet<'a> {
                 let Some(mut lost) = self.nodes[node.0 as usize].take() else {
                     return Ok(());
                 };
-                world.net().totals.num_loaders_lost += lost.exchange().0.num_open_loads();
+                world.net().totals.num_fetchers_lost += lost.exchange().0.num_open_loads();
                 world.totals.num_crashes += 1;
                 world.totals.num_clients_lost += world.clients.node_lost(node);
                 world.sessions.node_lost(node);

@@ -157,7 +157,7 @@ impl Fleet<'_> {
         node.settle(world)
     }
 
-    /// Delivers an event to a load's source or loader.
+    /// Delivers an event to a load's source or fetcher.
     pub(super) fn load(&mut self, event: BlockEvent) -> Result<(), Violation> {
         let (id, incarnation) = match &event {
             BlockEvent::Arrive { to, .. } => (*to, None),

@@ -4,7 +4,7 @@ use corella_core::session::SessionFinish;
 use corella_core::{AdmissionError, FinishReason};
 
 use crate::count::counts;
-use crate::pair::blocks::load_totals::LoadTotals;
+use crate::pair::blocks::fetch_totals::FetchTotals;
 
 counts! {
     pub struct SessionTotals {
@@ -106,7 +106,7 @@ pub struct PairTotals {
     pub sessions: SessionTotals,
     /// Only in fleets.
     pub placement: PlacementTotals,
-    pub loads: LoadTotals,
+    pub loads: FetchTotals,
 }
 
 impl PairTotals {

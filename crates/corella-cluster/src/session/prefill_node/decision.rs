@@ -33,7 +33,7 @@ impl Node {
             let here = this.engine.stats().scheduler;
             let fetcher = this.fetcher.as_ref();
             let fetching = fetcher.map_or(Fetching::Never, |fetcher| {
-                Fetching::IfQuicker(fetcher.loader().pace())
+                Fetching::IfQuicker(fetcher.node().pace())
             });
             let source = this
                 .with(|node, now_us| node.handle_looked_up(key, cached, fetching, &here, now_us));

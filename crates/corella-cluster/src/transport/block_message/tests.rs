@@ -6,7 +6,7 @@ use corella_core::session::BlockPart;
 use super::*;
 
 const KEY: LoadKey = LoadKey {
-    loader: Incarnation(7),
+    fetcher: Incarnation(7),
     source: Incarnation(9),
     number: 3,
 };
@@ -37,7 +37,7 @@ fn parts(bytes: &[u8]) -> (BlockFrame, &[u8]) {
 
 #[test]
 fn messages_come_back_as_they_were() {
-    let failed = |failure| BlockMessage::ToLoader(ToLoader::Failed(failure));
+    let failed = |failure| BlockMessage::ToFetcher(ToFetcher::Failed(failure));
     let load = LoadBlocks {
         list: list(),
         first_block: 1,
@@ -53,8 +53,8 @@ fn messages_come_back_as_they_were() {
         BlockMessage::ToSource(ToSource::LoadBlocks(load)),
         BlockMessage::ToSource(ToSource::Landed { num_blocks: 12 }),
         BlockMessage::ToSource(ToSource::Release),
-        BlockMessage::ToLoader(ToLoader::Found { num_blocks: 0 }),
-        BlockMessage::ToLoader(ToLoader::Complete { num_blocks: 8 }),
+        BlockMessage::ToFetcher(ToFetcher::Found { num_blocks: 0 }),
+        BlockMessage::ToFetcher(ToFetcher::Complete { num_blocks: 8 }),
         failed(LoadFailure::NotHere { num_blocks: 4 }),
         failed(LoadFailure::Refused),
         failed(LoadFailure::HoldEnded),
@@ -77,7 +77,7 @@ fn what_the_wire_cannot_carry_is_not_written() {
         group: 0,
         layer: 0,
     };
-    let data = BlockMessage::ToLoader(ToLoader::Data(part));
+    let data = BlockMessage::ToFetcher(ToFetcher::Data(part));
     assert_eq!(encode(KEY, &data), None);
     let mut of_adapter = list();
     of_adapter.namespace.lora = Some("name".into());
@@ -128,7 +128,7 @@ fn lookups_of_older_nodes_ask_from_the_first_block_on() {
 #[test]
 fn each_load_has_a_session_of_its_own() {
     let other_loader = LoadKey {
-        loader: Incarnation(8),
+        fetcher: Incarnation(8),
         ..KEY
     };
     let next = LoadKey { number: 4, ..KEY };

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::blocks::{FetchConfig, LoadStats, LoaderNode, SourceNode, follow_facts};
-use corella_cluster::kv_connector::{AllowedPeers, BlockFetcher};
+use corella_cluster::blocks::{FetchConfig, FetchStats, FetcherNode, SourceNode, follow_facts};
+use corella_cluster::kv_connector::{AllowedPeers, PrefixFetcher};
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
 };
@@ -35,7 +35,7 @@ pub enum Way {
 }
 
 pub struct Blocks {
-    pub fetcher: Arc<BlockFetcher>,
+    pub fetcher: Arc<PrefixFetcher>,
     /// The address from which they are loaded over TCP.
     pub address: SocketAddr,
     /// `kv_transfer_params` that name the node as the source of blocks.
@@ -101,11 +101,11 @@ impl Blocks {
         let receiver = Arc::new(KvReceiver::new(config, pages.clone(), &threads));
         let (life, geometry) = (Incarnation(incarnation), pages.geometry());
         let source = SourceNode::start(life, engine.block_exchange(), &sender, geometry);
-        let loader = LoaderNode::start(life, engine.clone(), receiver.clone(), geometry, fetches);
-        follow_facts(engine.subscribe_block_facts(), &source, &loader).expect("a thread starts");
+        let node = FetcherNode::start(life, engine.clone(), receiver.clone(), geometry, fetches);
+        follow_facts(engine.subscribe_block_facts(), &source, &node).expect("a thread starts");
         let machine = Some("here".to_owned());
         let allowed = AllowedPeers::new([]);
-        let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, fetches);
+        let fetcher = PrefixFetcher::new(engine.clone(), node, machine, allowed, fetches);
         Self {
             fetcher,
             address,
@@ -117,8 +117,8 @@ impl Blocks {
         }
     }
 
-    pub fn loads(&self) -> LoadStats {
-        self.fetcher.loader().stats()
+    pub fn loads(&self) -> FetchStats {
+        self.fetcher.node().stats()
     }
 
     /// Returns the number of blocks loaded from other nodes.
@@ -128,7 +128,7 @@ impl Blocks {
 
     pub async fn at_rest(&self) {
         wait_until_async("loads have ended", || {
-            self.source.num_loads() + self.fetcher.loader().num_loads() == 0
+            self.source.num_loads() + self.fetcher.node().num_fetches() == 0
                 && self.sender.stats().num_exported == 0
         })
         .await;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use corella_cluster::blocks::{FetchConfig, LoadStats};
+use corella_cluster::blocks::{FetchConfig, FetchStats};
 use corella_cluster::kv_connector::FetchOutcome;
 use corella_cluster::transport::{
     BlockMessage, BlockVerb, FRAME_BYTES, Frame, decode_blocks, encode_blocks,
@@ -92,8 +92,8 @@ impl Scene {
     }
 
     async fn loads_have_ended(&self) {
-        let loader = self.second.blocks.fetcher.loader();
-        wait_until_async("loads have ended", || loader.num_loads() == 0).await;
+        let node = self.second.blocks.fetcher.node();
+        wait_until_async("loads have ended", || node.num_fetches() == 0).await;
     }
 }
 
@@ -165,9 +165,9 @@ async fn fail_in_each_phase(model: MockConfig, restarts: bool) {
         scene.assert_answered(0).await;
         let name = phase.name;
         assert_eq!(scene.proxy.num_kills(), 1, "{name}");
-        let one_failed = LoadStats {
+        let one_failed = FetchStats {
             num_failed: 1,
-            ..LoadStats::default()
+            ..FetchStats::default()
         };
         assert_eq!(scene.second.blocks.loads(), one_failed, "{name}");
         let outcome = match phase.has_begun {
@@ -280,7 +280,7 @@ async fn a_request_waits_for_slow_rows_until_the_soft_deadline() {
     scene.rows_wait().await;
     let loads = scene.second.blocks.loads();
     assert_eq!(
-        scene.second.blocks.fetcher.loader().num_loads(),
+        scene.second.blocks.fetcher.node().num_fetches(),
         1,
         "{loads:?}"
     );

@@ -115,7 +115,7 @@ async fn a_node_that_speaks_of_loads_of_others_is_hung_up_on_and_takes_nothing_f
 
     let mut hostile = Hostile::connect(&source);
     let own = LoadKey {
-        loader: Incarnation(OTHER),
+        fetcher: Incarnation(OTHER),
         ..key
     };
     let of_earlier_life = LoadKey {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::kv_connector::BlockFetcher;
+use corella_cluster::kv_connector::PrefixFetcher;
 use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
     DecodeNode, DecodeParts, KvAddress, NodeListener, NodeSite, PrefillNode, PrefillParts,
@@ -229,7 +229,7 @@ const HOUR_US: u64 = 3_600_000_000;
 pub struct PrefillOptions {
     pub directory: DirectoryConfig,
     pub max_bandwidth: Option<u64>,
-    pub fetcher: Option<Arc<BlockFetcher>>,
+    pub fetcher: Option<Arc<PrefixFetcher>>,
     pub watch: Option<RouteWatch>,
 }
 

@@ -138,7 +138,7 @@ fn small() -> impl Strategy<Value = Frame> {
             }),
             5 => Frame::Blocks(BlockFrame {
                 key: LoadKey {
-                    loader: Incarnation(load_id.rotate_left(7)),
+                    fetcher: Incarnation(load_id.rotate_left(7)),
                     source: Incarnation(!load_id),
                     number: load_id,
                 },

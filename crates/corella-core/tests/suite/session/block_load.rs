@@ -1,6 +1,6 @@
 //! Both ends of a load, message by message.
 
-mod loader;
+mod fetcher;
 mod shortening;
 mod source;
 
@@ -47,7 +47,7 @@ fn part(block: u32) -> BlockPart {
 
 fn key() -> LoadKey {
     LoadKey {
-        loader: Incarnation(5),
+        fetcher: Incarnation(5),
         source: Incarnation(7),
         number: 0,
     }

@@ -1,13 +1,13 @@
 //! The network over which blocks are loaded, and the surroundings of both ends of a load.
 
-use corella_core::session::{BlockPart, LoadConfig, LoadId, LoadKey, ToLoader, ToSource};
+use corella_core::session::{BlockPart, LoadConfig, LoadId, LoadKey, ToFetcher, ToSource};
 use corella_core::{
     BlockList, FetchEnd, FetchId, FetchRequest, HoldId, Incarnation, NodeId, PageId,
 };
 
 use crate::executor::Row;
+use crate::pair::blocks::fetch_totals::FetchTotals;
 use crate::pair::blocks::liar;
-use crate::pair::blocks::load_totals::LoadTotals;
 use crate::random::Random;
 use crate::violation::Violation;
 
@@ -69,7 +69,7 @@ pub fn load_config(page_size: u32, num_layers: Vec<u32>, random: &mut Random) ->
 pub struct BlockNet {
     pub links: Links,
     pub config: LoadConfig,
-    pub totals: LoadTotals,
+    pub totals: FetchTotals,
 }
 
 impl BlockNet {
@@ -82,7 +82,7 @@ impl BlockNet {
         Self {
             links: links.clone(),
             config,
-            totals: LoadTotals::default(),
+            totals: FetchTotals::default(),
         }
     }
 }
@@ -101,7 +101,7 @@ pub enum BlockEvent {
 #[derive(Clone, Debug)]
 pub enum Packet {
     ToSource(ToSource),
-    ToLoader(ToLoader),
+    ToFetcher(ToFetcher),
     /// Rows of one layer, or their location in the source's memory.
     Rows(BlockPart, PartRows),
 }

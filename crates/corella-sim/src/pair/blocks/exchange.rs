@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::session::{
-    BlockLoader, BlockPart, BlockSource, LoadConfig, LoadId, LoadKey, LoadRequest, NodeIncarnation,
-    RowPart,
+    BlockFetcher, BlockPart, BlockSource, LoadConfig, LoadId, LoadKey, NodeIncarnation, RowPart,
+    WantedBlocks,
 };
 use corella_core::{
     BlockHasher, BlockList, FetchGrant, FetchId, HoldId, Incarnation, Namespace, NodeId, PageId,
@@ -23,7 +23,7 @@ pub struct Exchange {
     pub(super) id: NodeId,
     pub(super) incarnation: Incarnation,
     pub(super) source: BlockSource,
-    pub(crate) loader: BlockLoader,
+    pub(crate) fetcher: BlockFetcher,
     /// Reads for other nodes.
     pub(super) readers: BTreeMap<LoadId, PartReader>,
     parts: PartStore,
@@ -97,7 +97,7 @@ impl Exchange {
             id,
             incarnation,
             source: BlockSource::new(source_config, incarnation),
-            loader: BlockLoader::new(config, incarnation),
+            fetcher: BlockFetcher::new(config, incarnation),
             readers: BTreeMap::new(),
             parts: PartStore::default(),
             whole: BTreeMap::new(),
@@ -140,7 +140,7 @@ impl Exchange {
         tokens.truncate(tokens.len() - tokens.len() % page_size as usize);
         let num_layers = world.net().config.num_layers.iter().max();
         let list = BlockList::new(namespace, tokens, engine.block_hasher(), page_size);
-        let request = LoadRequest {
+        let request = WantedBlocks {
             source,
             num_here: engine.scheduler.look_up_blocks(&list),
             list,
@@ -151,7 +151,7 @@ impl Exchange {
             soft_us,
             hard_us,
         };
-        let key = self.loader.start(request, world.now_us());
+        let key = self.fetcher.start(request, world.now_us());
         match key {
             Some(key) => {
                 self.open.insert(key, (source, hard_us));
@@ -166,10 +166,10 @@ impl Exchange {
         let is_lost = |source: NodeIncarnation| source.node == node && source.incarnation < new;
         let lost = self.open.iter().filter(|(_, (source, _))| is_lost(*source));
         for key in lost.map(|(&key, _)| key).collect::<Vec<_>>() {
-            self.loader.handle_source_lost(key);
+            self.fetcher.handle_source_lost(key);
         }
         for start in first_incarnation(node).0..new.0 {
-            self.source.handle_loader_lost(Incarnation(start), now_us);
+            self.source.handle_fetcher_lost(Incarnation(start), now_us);
         }
     }
 
@@ -186,8 +186,8 @@ impl Exchange {
                 self.source
                     .handle_message(from, key, message, world.now_us());
             }
-            Packet::ToLoader(message) => {
-                self.loader
+            Packet::ToFetcher(message) => {
+                self.fetcher
                     .handle_message(from, key, message, world.now_us());
             }
             Packet::Rows(part, rows) => {
@@ -196,7 +196,7 @@ impl Exchange {
                         let load = self.whole.get_mut(&key);
                         load.and_then(|load| load.begin(from, part))
                     }
-                    false => self.loader.begin_part(from, key, part),
+                    false => self.fetcher.begin_part(from, key, part),
                 };
                 let Some(page) = page else {
                     return;
@@ -274,7 +274,7 @@ impl Exchange {
                     true => world.random().below(u64::from(num_offered) + 1) as u32,
                     false => num_offered,
                 };
-                self.loader.handle_chosen(key, num_blocks);
+                self.fetcher.handle_chosen(key, num_blocks);
             }
             LocalEvent::BeginFetch(key, request) => {
                 let mut rows = rows_of(root_row(&request.namespace), &request.tokens);
@@ -285,7 +285,7 @@ impl Exchange {
                     rows.truncate(num_rows);
                     self.note_grant(key, grant, rows, engine, world);
                 }
-                self.loader.handle_fetch_begun(key, answer, now_us);
+                self.fetcher.handle_fetch_begun(key, answer, now_us);
             }
             LocalEvent::ShortenFetch(key, fetch, num_blocks) => {
                 let answer = scheduler.shorten_fetch(fetch, num_blocks);
@@ -295,7 +295,7 @@ impl Exchange {
                     self.note_grant(key, grant, rows, engine, world);
                     world.net().totals.num_shortened += 1;
                 }
-                self.loader.handle_fetch_shortened(key, answer, now_us);
+                self.fetcher.handle_fetch_shortened(key, answer, now_us);
             }
             LocalEvent::Publish(fetch, num_blocks) => {
                 if scheduler.handle_fetched(fetch, num_blocks) {
@@ -393,31 +393,31 @@ impl Exchange {
         }
         if let Some(load) = self.whole.get_mut(&key) {
             load.end(part, is_whole);
-            self.loader.handle_progress(key, world.now_us());
+            self.fetcher.handle_progress(key, world.now_us());
             self.end_whole(key, world.now_us());
         } else {
-            self.loader.end_part(key, part, is_whole, world.now_us());
+            self.fetcher.end_part(key, part, is_whole, world.now_us());
         }
     }
 
-    /// Tells the loader the end of a load whose rows land all together, when nothing more is written.
+    /// Tells the fetcher the end of a load whose rows land all together, when nothing more is written.
     pub(super) fn end_whole(&mut self, key: LoadKey, now_us: u64) {
         let outcome = self.whole.get(&key).and_then(WholeLoad::outcome);
         if let Some(is_whole) = outcome {
             self.whole.remove(&key);
-            self.loader.end_rows(key, is_whole, now_us);
+            self.fetcher.end_rows(key, is_whole, now_us);
         }
     }
 
     /// Returns the time of the next call of [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<u64> {
-        let deadlines = [self.source.poll_timeout(), self.loader.poll_timeout()];
+        let deadlines = [self.source.poll_timeout(), self.fetcher.poll_timeout()];
         deadlines.into_iter().flatten().min()
     }
 
     pub fn handle_timeout(&mut self, now_us: u64) {
         self.source.handle_timeout(now_us);
-        self.loader.handle_timeout(now_us);
+        self.fetcher.handle_timeout(now_us);
     }
 
     /// Takes the engine's facts about fetches and holds, and carries out the tasks of both ends. Returns whether there
@@ -428,7 +428,7 @@ impl Exchange {
         world: &mut impl Surroundings,
     ) -> Result<bool, Violation> {
         while let Some(fetch) = engine.scheduler.poll_fetch_cancel() {
-            self.loader.handle_fetch_cancelled(fetch);
+            self.fetcher.handle_fetch_cancelled(fetch);
         }
         while let Some(hold) = engine.scheduler.poll_ended_hold() {
             self.not_held.extend(self.holds.get(&hold));
@@ -448,8 +448,8 @@ impl Exchange {
             self.act_as_source(action, world)?;
             has_acted = true;
         }
-        while let Some(action) = self.loader.poll_action() {
-            self.act_as_loader(action, engine, world)?;
+        while let Some(action) = self.fetcher.poll_action() {
+            self.act_as_fetcher(action, engine, world)?;
             has_acted = true;
         }
         Ok(has_acted)
@@ -458,7 +458,7 @@ impl Exchange {
     /// Describes loads, holds and fetches that should have ended.
     pub fn leftovers(&self) -> String {
         let num_left = self.open.len()
-            + self.loader.num_loads()
+            + self.fetcher.num_fetches()
             + self.source.num_loads()
             + self.readers.len()
             + self.fetches.len()
@@ -468,7 +468,7 @@ impl Exchange {
             _ => format!(
                 "{:?} open, {} loads, {} served, {} readers, {} fetches, {} whole",
                 self.open,
-                self.loader.num_loads(),
+                self.fetcher.num_fetches(),
                 self.source.num_loads(),
                 self.readers.len(),
                 self.fetches.len(),

@@ -5,7 +5,7 @@
 //! nodes and has right blocks itself. The rows of a block that both ends name are true, because nodes trust each
 //! other's rows.
 
-use corella_core::session::{BlockPart, LoadFailure, LoadKey, ToLoader, ToSource};
+use corella_core::session::{BlockPart, LoadFailure, LoadKey, ToFetcher, ToSource};
 use corella_core::{BlockList, NodeId, PageHash};
 
 use crate::pair::blocks::block_net::{Packet, PartRows, Surroundings};
@@ -70,7 +70,7 @@ fn confirm<S: Surroundings + ?Sized>(
     num_blocks: u32,
 ) {
     let at_us = world.now_us();
-    let confirmed = Packet::ToLoader(ToLoader::Complete { num_blocks });
+    let confirmed = Packet::ToFetcher(ToFetcher::Complete { num_blocks });
     world.net().totals.num_lies += 1;
     world.push_packet(at_us, (liar, to, key), confirmed);
 }
@@ -153,13 +153,13 @@ fn other_answer(packet: &Packet, random: &mut Random) -> Packet {
             };
             Packet::Rows(part, rows.clone())
         }
-        Packet::ToLoader(ToLoader::Complete { .. }) => Packet::ToLoader(ToLoader::Complete {
+        Packet::ToFetcher(ToFetcher::Complete { .. }) => Packet::ToFetcher(ToFetcher::Complete {
             num_blocks: random.pick(&[0, 1_000, u32::MAX]),
         }),
-        Packet::ToLoader(ToLoader::Failed(_)) => {
-            Packet::ToLoader(ToLoader::Failed(LoadFailure::NotHere { num_blocks }))
+        Packet::ToFetcher(ToFetcher::Failed(_)) => {
+            Packet::ToFetcher(ToFetcher::Failed(LoadFailure::NotHere { num_blocks }))
         }
-        _ => Packet::ToLoader(ToLoader::Found { num_blocks }),
+        _ => Packet::ToFetcher(ToFetcher::Found { num_blocks }),
     }
 }
 

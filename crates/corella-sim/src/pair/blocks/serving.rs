@@ -1,6 +1,6 @@
 //! The loads that other nodes make from a node: the reads, and the answers.
 
-use corella_core::session::{LoadId, SourceAction, ToLoader};
+use corella_core::session::{LoadId, SourceAction, ToFetcher};
 
 use crate::pair::blocks::block_net::{LocalEvent, Packet, PartRows, Surroundings};
 use crate::pair::blocks::exchange::{Exchange, page_rows};
@@ -22,16 +22,16 @@ impl Exchange {
         }
         match action {
             SourceAction::Send { load, message } => {
-                if let ToLoader::Complete { num_blocks } = message {
+                if let ToFetcher::Complete { num_blocks } = message {
                     self.check_held(load, num_blocks, world)?;
                 }
-                if matches!(message, ToLoader::Complete { .. }) && self.not_held.contains(&load) {
+                if matches!(message, ToFetcher::Complete { .. }) && self.not_held.contains(&load) {
                     let what = format!("{load:?}: {message:?}");
                     let rule = "blocks are confirmed that were held throughout";
                     return Err(world.violation(rule, what));
                 }
                 let (node, key) = load;
-                world.send(self.id, node, key, Packet::ToLoader(message));
+                world.send(self.id, node, key, Packet::ToFetcher(message));
             }
             SourceAction::LookUp {
                 load,

@@ -1,7 +1,7 @@
 //! The node that lends blocks.
 
 use corella_core::session::{
-    BlockSource, LoadBlocks, LoadFailure, LoadKey, SourceAction, ToLoader, ToSource,
+    BlockSource, LoadBlocks, LoadFailure, LoadKey, SourceAction, ToFetcher, ToSource,
 };
 use corella_core::{HoldId, HoldRefusal, Incarnation};
 
@@ -11,7 +11,7 @@ fn source_actions(source: &mut BlockSource) -> Vec<SourceAction> {
     std::iter::from_fn(|| source.poll_action()).collect()
 }
 
-fn told(message: ToLoader) -> SourceAction {
+fn told(message: ToFetcher) -> SourceAction {
     let load = (LOADER, key());
     SourceAction::Send { load, message }
 }
@@ -52,7 +52,7 @@ fn a_load_is_complete_when_its_hold_has_lived_to_the_end() {
         let mut source = sending();
         let load = (LOADER, key());
         let actions = landed(&mut source, 1, 30);
-        assert_eq!(actions[0], told(ToLoader::Complete { num_blocks: 1 }));
+        assert_eq!(actions[0], told(ToFetcher::Complete { num_blocks: 1 }));
         assert!(matches!(&actions[1], SourceAction::Read { blocks, .. } if *blocks == (2..3)));
         assert_eq!(landed(&mut source, 1, 31), []);
         assert_eq!(landed(&mut source, 3, 40), [SourceAction::Stop { load }]);
@@ -66,12 +66,12 @@ fn a_load_is_complete_when_its_hold_has_lived_to_the_end() {
         source.handle_released(load, has_lived, 60);
         let (answer, again) = match has_lived {
             true => (
-                ToLoader::Complete { num_blocks: 3 },
-                ToLoader::Complete { num_blocks: 3 },
+                ToFetcher::Complete { num_blocks: 3 },
+                ToFetcher::Complete { num_blocks: 3 },
             ),
             false => (
-                ToLoader::Failed(LoadFailure::HoldEnded),
-                ToLoader::Failed(LoadFailure::Unknown),
+                ToFetcher::Failed(LoadFailure::HoldEnded),
+                ToFetcher::Failed(LoadFailure::Unknown),
             ),
         };
         assert_eq!(source_actions(&mut source), [told(answer)]);
@@ -88,7 +88,7 @@ fn nothing_is_confirmed_after_a_hold_has_ended() {
     let mut source = sending();
     let load = (LOADER, key());
     source.handle_hold_ended(HoldId(3), 30);
-    let failed = told(ToLoader::Failed(LoadFailure::HoldEnded));
+    let failed = told(ToFetcher::Failed(LoadFailure::HoldEnded));
     assert_eq!(
         source_actions(&mut source),
         [failed, SourceAction::Stop { load }]
@@ -102,7 +102,7 @@ fn nothing_is_confirmed_after_a_hold_has_ended() {
         is_asked: false,
     };
     assert_eq!(source_actions(&mut source), [release]);
-    let unknown = told(ToLoader::Failed(LoadFailure::Unknown));
+    let unknown = told(ToFetcher::Failed(LoadFailure::Unknown));
     assert_eq!(landed(&mut source, 2, 60), [unknown]);
 }
 
@@ -119,12 +119,12 @@ fn a_source_refuses_blocks_that_it_cannot_hold_and_messages_to_another_life() {
         is_asked: false,
     };
     let not_here = LoadFailure::NotHere { num_blocks: 2 };
-    let failed = told(ToLoader::Failed(not_here));
+    let failed = told(ToFetcher::Failed(not_here));
     assert_eq!(source_actions(&mut source), [release, failed]);
 
     let mut source = BlockSource::new(config(), Incarnation(8));
     source.handle_message(LOADER, key(), load_blocks(), 10);
-    let unknown = told(ToLoader::Failed(LoadFailure::Unknown));
+    let unknown = told(ToFetcher::Failed(LoadFailure::Unknown));
     assert_eq!(source_actions(&mut source), [unknown]);
 }
 
@@ -144,7 +144,7 @@ fn a_malformed_request_is_refused_before_anything_is_held() {
         add_fault(&mut request);
         let mut source = BlockSource::new(config(), Incarnation(7));
         source.handle_message(LOADER, key(), ToSource::LoadBlocks(request), 10);
-        let refused = told(ToLoader::Failed(LoadFailure::Refused));
+        let refused = told(ToFetcher::Failed(LoadFailure::Refused));
         assert_eq!(source_actions(&mut source), [refused]);
         assert_eq!(source.num_loads(), 0);
     }
@@ -156,7 +156,7 @@ fn blocks_that_were_not_sent_do_not_land() {
     let mut source = sending();
     assert_eq!(landed(&mut source, 3, 30), []);
     assert_eq!(landed(&mut source, u32::MAX, 31), []);
-    let complete = told(ToLoader::Complete { num_blocks: 2 });
+    let complete = told(ToFetcher::Complete { num_blocks: 2 });
     assert_eq!(landed(&mut source, 2, 32)[0], complete);
 }
 
@@ -169,7 +169,7 @@ fn loads_are_bounded_at_their_source() {
     }
     let refused = SourceAction::Send {
         load: (LOADER, numbered(2)),
-        message: ToLoader::Failed(LoadFailure::Refused),
+        message: ToFetcher::Failed(LoadFailure::Refused),
     };
     assert_eq!(source_actions(&mut source)[2], refused);
     assert_eq!(source.num_loads(), 2);
@@ -181,27 +181,27 @@ fn every_stage_of_a_source_has_an_end() {
     let mut source = sending();
     assert_eq!(source.poll_timeout(), Some(1_010));
     source.handle_timeout(1_010);
-    let stalled = told(ToLoader::Failed(LoadFailure::Stalled));
+    let stalled = told(ToFetcher::Failed(LoadFailure::Stalled));
     assert_eq!(source_actions(&mut source)[0], stalled);
-    // The loader restarts before the scheduler answers.
+    // The fetcher restarts before the scheduler answers.
     let load = (LOADER, key());
     let mut source = BlockSource::new(config(), Incarnation(7));
     source.handle_message(LOADER, key(), load_blocks(), 10);
     source_actions(&mut source);
-    source.handle_loader_lost(Incarnation(5), 20);
+    source.handle_fetcher_lost(Incarnation(5), 20);
     source.handle_held(load, Err(HoldRefusal::NothingHere), 30);
     assert_eq!(source_actions(&mut source), []);
     assert_eq!(source.num_loads(), 0);
 }
 
-/// Rule 52: the way to this life of the loader is lost, and it is told nothing.
+/// Rule 52: the way to this life of the fetcher is lost, and it is told nothing.
 #[test]
 fn a_lost_loader_leaves_nothing_with_its_source() {
     let load = (LOADER, key());
     let mut source = sending();
-    source.handle_loader_lost(Incarnation(4), 30);
+    source.handle_fetcher_lost(Incarnation(4), 30);
     assert_eq!(source_actions(&mut source), []);
-    source.handle_loader_lost(Incarnation(5), 30);
+    source.handle_fetcher_lost(Incarnation(5), 30);
     assert_eq!(source_actions(&mut source), [SourceAction::Stop { load }]);
     source.handle_stopped(load, 40);
     let release = SourceAction::Release {
@@ -229,13 +229,13 @@ fn lookups_are_bounded() {
     assert_eq!(actions[1], asked);
     let refused = SourceAction::Send {
         load: (LOADER, numbered(2)),
-        message: ToLoader::Failed(LoadFailure::Refused),
+        message: ToFetcher::Failed(LoadFailure::Refused),
     };
     assert_eq!(actions[2], refused);
     source.handle_looked_up((LOADER, numbered(0)), 2, 0);
     let found = SourceAction::Send {
         load: (LOADER, numbered(0)),
-        message: ToLoader::Found { num_blocks: 2 },
+        message: ToFetcher::Found { num_blocks: 2 },
     };
     assert_eq!(source_actions(&mut source), [found]);
 }

@@ -1,11 +1,11 @@
 //! The outcomes of block loads.
 
-use corella_core::session::{LoadEnd, LoadFailure};
+use corella_core::session::{BlockFetchEnd, LoadFailure};
 
 use crate::count::counts;
 
 counts! {
-    pub struct LoadTotals {
+    pub struct FetchTotals {
         num_messages_lost,
         num_messages_repeated,
         num_torn_parts,
@@ -25,7 +25,7 @@ counts! {
         num_unknown,
         num_sources_lost,
         /// Loads whose node died.
-        num_loaders_lost,
+        num_fetchers_lost,
         num_fetched_blocks,
         /// Lookups whose answer had fewer blocks than the source had.
         num_part_offers,
@@ -44,18 +44,18 @@ counts! {
     }
 }
 
-impl LoadTotals {
-    pub fn count_end(&mut self, end: LoadEnd) {
+impl FetchTotals {
+    pub fn count_end(&mut self, end: BlockFetchEnd) {
         let count = match end {
-            LoadEnd::Loaded { .. } => &mut self.num_loaded,
-            LoadEnd::NotFound => &mut self.num_not_found,
-            LoadEnd::NoPages(_) => &mut self.num_without_pages,
-            LoadEnd::Cancelled => &mut self.num_cancelled,
-            LoadEnd::NotWorth => &mut self.num_not_worth,
-            LoadEnd::TimedOut => &mut self.num_timed_out,
-            LoadEnd::RowsLost => &mut self.num_rows_lost,
-            LoadEnd::SourceLost => &mut self.num_sources_lost,
-            LoadEnd::Failed(failure) => match failure {
+            BlockFetchEnd::Loaded { .. } => &mut self.num_loaded,
+            BlockFetchEnd::NotFound => &mut self.num_not_found,
+            BlockFetchEnd::NoPages(_) => &mut self.num_without_pages,
+            BlockFetchEnd::Cancelled => &mut self.num_cancelled,
+            BlockFetchEnd::NotWorth => &mut self.num_not_worth,
+            BlockFetchEnd::TimedOut => &mut self.num_timed_out,
+            BlockFetchEnd::RowsLost => &mut self.num_rows_lost,
+            BlockFetchEnd::SourceLost => &mut self.num_sources_lost,
+            BlockFetchEnd::Failed(failure) => match failure {
                 LoadFailure::NotHere { .. } => &mut self.num_not_here,
                 LoadFailure::Refused => &mut self.num_refused,
                 LoadFailure::HoldEnded => &mut self.num_holds_ended,

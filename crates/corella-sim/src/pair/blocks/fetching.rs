@@ -1,6 +1,6 @@
 //! A node's own loads: the tasks for its engine and its transport, and the published blocks.
 
-use corella_core::session::{LoadBlocks, LoadEnd, LoadKey, LoaderAction, ToSource};
+use corella_core::session::{BlockFetchEnd, FetcherAction, LoadBlocks, LoadKey, ToSource};
 use corella_core::{FetchEnd, FetchGrant, FetchId};
 
 use crate::pair::blocks::block_net::{LocalEvent, Packet, Surroundings};
@@ -10,19 +10,19 @@ use crate::pair::engine::Engine;
 use crate::violation::Violation;
 
 impl Exchange {
-    pub(super) fn act_as_loader(
+    pub(super) fn act_as_fetcher(
         &mut self,
-        action: LoaderAction,
+        action: FetcherAction,
         engine: &mut Engine,
         world: &mut impl Surroundings,
     ) -> Result<(), Violation> {
         match action {
-            LoaderAction::Send { node, key, message } => {
+            FetcherAction::Send { node, key, message } => {
                 if let ToSource::LoadBlocks(load) = &message {
                     self.check_asked(key, load, world)?;
                 }
                 let begins_rows = matches!(message, ToSource::LoadBlocks(_));
-                if begins_rows && world.net().links.loads_whole && self.loader.begin_rows(key) {
+                if begins_rows && world.net().links.loads_whole && self.fetcher.begin_rows(key) {
                     let grant = self.grant_of(key).clone();
                     let load = WholeLoad::new(node, grant, &world.net().config.num_layers);
                     self.whole.insert(key, load);
@@ -30,43 +30,46 @@ impl Exchange {
                 }
                 world.send(self.id, node, key, Packet::ToSource(message));
             }
-            LoaderAction::Choose { key, num_offered } => {
+            FetcherAction::Choose { key, num_offered } => {
                 let answers_us = world.answers_us();
                 self.push(answers_us, LocalEvent::Choose(key, num_offered), world);
             }
-            LoaderAction::BeginFetch { key, request } => {
+            FetcherAction::BeginFetch { key, request } => {
                 let answers_us = world.answers_us();
                 self.push(answers_us, LocalEvent::BeginFetch(key, request), world);
             }
-            LoaderAction::ShortenFetch {
+            FetcherAction::ShortenFetch {
                 key,
-                fetch,
+                id: fetch,
                 num_blocks,
             } => {
                 let event = LocalEvent::ShortenFetch(key, fetch, num_blocks);
                 let answers_us = world.answers_us();
                 self.push(answers_us, event, world);
             }
-            LoaderAction::Renamed { key, next } => self.rename(key, next),
-            LoaderAction::Publish { fetch, num_blocks } => {
+            FetcherAction::Renamed { key, next } => self.rename(key, next),
+            FetcherAction::Publish {
+                id: fetch,
+                num_blocks,
+            } => {
                 let end_block = self.fetches[&fetch].grant.num_found + num_blocks;
                 self.check_rows(fetch, end_block, engine, world)?;
                 self.tell_of_fetch(LocalEvent::Publish(fetch, num_blocks), world);
             }
-            LoaderAction::StopRows { key } => {
+            FetcherAction::StopRows { key } => {
                 // Named parts in transit end by themselves.
                 if let Some(load) = self.whole.get_mut(&key) {
                     load.stop();
                     self.end_whole(key, world.now_us());
                 }
             }
-            LoaderAction::EndFetch { fetch, end } => {
+            FetcherAction::EndFetch { id: fetch, end } => {
                 if end == FetchEnd::Done {
                     self.check_rows(fetch, u32::MAX, engine, world)?;
                 }
                 self.tell_of_fetch(LocalEvent::EndFetch(fetch, end), world);
             }
-            LoaderAction::Ended { key, end } => self.load_ended(key, end, world)?,
+            FetcherAction::Ended { key, end } => self.load_ended(key, end, world)?,
         }
         Ok(())
     }
@@ -106,7 +109,7 @@ impl Exchange {
     fn load_ended(
         &mut self,
         key: LoadKey,
-        end: LoadEnd,
+        end: BlockFetchEnd,
         world: &mut impl Surroundings,
     ) -> Result<(), Violation> {
         world.net().totals.count_end(end);

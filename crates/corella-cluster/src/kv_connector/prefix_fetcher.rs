@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use corella_core::session::LoadEnd;
+use corella_core::session::BlockFetchEnd;
 use corella_core::{Namespace, PageHash, RequestId, TokenId};
 use corella_engine::{BlockExchange, Engine, Generate, Submission, SubmitError, TokenStream};
 use tokio::runtime::Handle;
@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use super::allowed_peers::AllowedPeers;
 use super::answer::Answers;
 use super::params::Site;
-use crate::blocks::{FetchConfig, FetchStart, LoaderNode};
+use crate::blocks::{FetchConfig, FetchStart, FetcherNode};
 use crate::transport::PeerAddress;
 
 /// The outcome of beginning a request's fetch.
@@ -63,27 +63,29 @@ impl From<FetchStart> for FetchOutcome {
             FetchStart::Unreachable => Self::Failed,
             FetchStart::Busy => Self::NoRoom,
             FetchStart::Ended(end) => match end {
-                LoadEnd::Loaded { .. } => Self::Begun,
-                LoadEnd::NotFound | LoadEnd::NoPages(FetchRefusal::AllCached) => Self::NothingNew,
-                LoadEnd::NotWorth => Self::NotWorth,
+                BlockFetchEnd::Loaded { .. } => Self::Begun,
+                BlockFetchEnd::NotFound | BlockFetchEnd::NoPages(FetchRefusal::AllCached) => {
+                    Self::NothingNew
+                }
+                BlockFetchEnd::NotWorth => Self::NotWorth,
                 // The fetch of another request brings the same blocks.
-                LoadEnd::NoPages(FetchRefusal::UnderWay(_)) => Self::Begun,
-                LoadEnd::NoPages(_) => Self::NoRoom,
-                LoadEnd::Cancelled
-                | LoadEnd::TimedOut
-                | LoadEnd::RowsLost
-                | LoadEnd::Failed(_)
-                | LoadEnd::SourceLost => Self::Failed,
+                BlockFetchEnd::NoPages(FetchRefusal::UnderWay(_)) => Self::Begun,
+                BlockFetchEnd::NoPages(_) => Self::NoRoom,
+                BlockFetchEnd::Cancelled
+                | BlockFetchEnd::TimedOut
+                | BlockFetchEnd::RowsLost
+                | BlockFetchEnd::Failed(_)
+                | BlockFetchEnd::SourceLost => Self::Failed,
             },
         }
     }
 }
 
 /// Fetches the prefixes of requests before it submits them.
-pub struct BlockFetcher {
+pub struct PrefixFetcher {
     engine: Engine,
     exchange: BlockExchange,
-    loader: Arc<LoaderNode>,
+    node: Arc<FetcherNode>,
     /// The name of this host, if rows may be loaded inside it.
     machine: Option<String>,
     allowed: AllowedPeers,
@@ -92,11 +94,11 @@ pub struct BlockFetcher {
     num_outcomes: [AtomicU64; FetchOutcome::ALL.len()],
 }
 
-impl BlockFetcher {
+impl PrefixFetcher {
     /// Must be called within a tokio runtime.
     pub fn new(
         engine: Engine,
-        loader: Arc<LoaderNode>,
+        node: Arc<FetcherNode>,
         machine: Option<String>,
         allowed: AllowedPeers,
         config: FetchConfig,
@@ -104,7 +106,7 @@ impl BlockFetcher {
         Arc::new(Self {
             exchange: engine.block_exchange(),
             engine,
-            loader,
+            node,
             machine,
             allowed,
             config,
@@ -118,8 +120,8 @@ impl BlockFetcher {
         self.num_outcomes[outcome as usize].load(Ordering::Relaxed)
     }
 
-    pub fn loader(&self) -> &Arc<LoaderNode> {
-        &self.loader
+    pub fn node(&self) -> &Arc<FetcherNode> {
+        &self.node
     }
 
     /// Returns the name of this host, if rows may be loaded inside it.
@@ -225,7 +227,7 @@ impl BlockFetcher {
             0 => limit,
             _ => computing.max(wait).min(limit),
         };
-        self.loader.fetch(list, source, wait, limit).await.into()
+        self.node.fetch(list, source, wait, limit).await.into()
     }
 
     fn note(&self, outcome: FetchOutcome, prefix: Prefix<'_>) {

@@ -1,4 +1,4 @@
-//! A node's loads of cached blocks from other nodes.
+//! A node's fetches of cached blocks from other nodes.
 
 mod shortening;
 
@@ -7,15 +7,15 @@ use alloc::collections::{BTreeMap, VecDeque};
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::landing::Landing;
 use crate::session::{
-    BlockPart, LoadBlocks, LoadConfig, LoadFailure, LoadKey, LoadPace, NodeIncarnation, RowPart,
-    ToLoader, ToSource,
+    BlockPart, FetchPace, LoadBlocks, LoadConfig, LoadFailure, LoadKey, NodeIncarnation, RowPart,
+    ToFetcher, ToSource,
 };
 use crate::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation, NodeId,
     PageId,
 };
 
-/// Loads blocks from another node: looks them up, reserves pages for them, and publishes each block when its rows have
+/// Fetches blocks from another node: looks them up, reserves pages for them, and publishes each block when its rows have
 /// landed and the source has confirmed its hold.
 ///
 /// ```text
@@ -29,63 +29,63 @@ use crate::{
 /// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
 ///
-/// Each load ends once, with [`LoaderAction::Ended`]. Its fetch ends when no part is being written. Blocks are
+/// Each fetch ends once, with [`FetcherAction::Ended`]. It ends in the scheduler when no part is being written. Blocks are
 /// published when all of their layers have landed and the source has confirmed that it kept them meanwhile.
 ///
-/// If the source can lend fewer blocks, it says how many. The load then continues with these under a new key, so that
+/// If the source can lend fewer blocks, it says how many. The fetch then continues with these under a new key, so that
 /// late messages of the first key are recognised.
 #[derive(Debug)]
-pub struct BlockLoader {
+pub struct BlockFetcher {
     config: LoadConfig,
     incarnation: Incarnation,
-    loads: BTreeMap<LoadKey, Load>,
+    fetches: BTreeMap<LoadKey, Fetch>,
     by_fetch: BTreeMap<FetchId, LoadKey>,
     deadlines: DeadlineQueue<LoadKey>,
     num_started: u64,
-    pace: LoadPace,
-    actions: VecDeque<LoaderAction>,
+    pace: FetchPace,
+    actions: VecDeque<FetcherAction>,
 }
 
 /// A task for the driver. Tasks are carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LoaderAction {
+pub enum FetcherAction {
     Send {
         node: NodeId,
         key: LoadKey,
         message: ToSource,
     },
-    /// The source has `num_offered` blocks. The driver answers with the number worth loading, by
-    /// [`BlockLoader::handle_chosen`].
+    /// The source has `num_offered` blocks. The driver answers with the number worth fetching, by
+    /// [`BlockFetcher::handle_chosen`].
     Choose { key: LoadKey, num_offered: u32 },
-    /// Asks the scheduler for pages. It answers by [`BlockLoader::handle_fetch_begun`].
+    /// Asks the scheduler for pages. It answers by [`BlockFetcher::handle_fetch_begun`].
     BeginFetch { key: LoadKey, request: FetchRequest },
     /// Asks the scheduler to end a fetch after `num_blocks` blocks. It answers by
-    /// [`BlockLoader::handle_fetch_shortened`].
+    /// [`BlockFetcher::handle_fetch_shortened`].
     ShortenFetch {
         key: LoadKey,
-        fetch: FetchId,
+        id: FetchId,
         num_blocks: u32,
     },
-    /// The load continues under the key `next`.
+    /// The fetch continues under the key `next`.
     Renamed { key: LoadKey, next: LoadKey },
     /// The first `num_blocks` blocks of a fetch are complete.
-    Publish { fetch: FetchId, num_blocks: u32 },
-    /// Stops writing rows of a load. The driver confirms by [`BlockLoader::end_part`] or [`BlockLoader::end_rows`].
+    Publish { id: FetchId, num_blocks: u32 },
+    /// Stops writing rows of a fetch. The driver confirms by [`BlockFetcher::end_part`] or [`BlockFetcher::end_rows`].
     StopRows { key: LoadKey },
-    /// Ends the fetch: nothing is written to its pages any more.
-    EndFetch { fetch: FetchId, end: FetchEnd },
-    /// The load has ended. Each load ends once.
-    Ended { key: LoadKey, end: LoadEnd },
+    /// Ends the fetch in the scheduler: nothing is written to its pages any more.
+    EndFetch { id: FetchId, end: FetchEnd },
+    /// The fetch has ended. Each fetch ends once.
+    Ended { key: LoadKey, end: BlockFetchEnd },
 }
 
-/// The end of a load.
+/// The end of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoadEnd {
+pub enum BlockFetchEnd {
     /// All blocks before `num_blocks` are cached.
     Loaded { num_blocks: u32 },
     /// The source has none of the blocks.
     NotFound,
-    /// Computing the blocks is as quick as loading them.
+    /// Computing the blocks is as quick as fetching them.
     NotWorth,
     /// The scheduler has reserved no pages.
     NoPages(FetchRefusal),
@@ -95,15 +95,15 @@ pub enum LoadEnd {
     TimedOut,
     /// The transport has lost rows on their way.
     RowsLost,
-    /// The source has ended the load, for this reason.
+    /// The source has ended the fetch, for this reason.
     Failed(LoadFailure),
     /// The source has restarted, or its connection is lost.
     SourceLost,
 }
 
-/// Blocks to load, their source, and the deadlines.
+/// Blocks to fetch, their source, and the deadlines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoadRequest {
+pub struct WantedBlocks {
     pub source: NodeIncarnation,
     pub list: BlockList,
     /// The number of blocks that this node has already.
@@ -111,30 +111,30 @@ pub struct LoadRequest {
     pub rows: RowPart,
     /// Until this time, requests wait for the blocks.
     pub soft_us: u64,
-    /// The load ends at this time.
+    /// The fetch ends at this time.
     pub hard_us: u64,
 }
 
 #[derive(Debug)]
-struct Load {
-    request: LoadRequest,
+struct Fetch {
+    request: WantedBlocks,
     /// The number of times that the source had fewer blocks than this node had asked for.
     num_shortened: u32,
     /// The time at which the present question was sent: the lookup, and after the grant the request for the blocks.
     asked_us: u64,
-    phase: LoaderPhase,
+    phase: FetcherPhase,
 }
 
 #[derive(Debug)]
-enum LoaderPhase {
+enum FetcherPhase {
     LookingUp,
-    /// The driver decides how many blocks are worth loading.
+    /// The driver decides how many blocks are worth fetching.
     Choosing {
         num_offered: u32,
     },
-    /// The scheduler reserves pages. `end` is set if the load ends before the scheduler answers.
+    /// The scheduler reserves pages. `end` is set if the fetch ends before the scheduler answers.
     Reserving {
-        end: Option<LoadEnd>,
+        end: Option<BlockFetchEnd>,
     },
     Loading(Loading),
     /// Parts are still being written.
@@ -142,18 +142,18 @@ enum LoaderPhase {
         loading: Loading,
         next: Next,
     },
-    /// The scheduler shortens the fetch. `end` is set if the load ends before the scheduler answers.
+    /// The scheduler shortens the fetch. `end` is set if the fetch ends before the scheduler answers.
     Shortening {
-        fetch: FetchId,
-        end: Option<LoadEnd>,
+        id: FetchId,
+        end: Option<BlockFetchEnd>,
     },
 }
 
-/// What follows when a stopped load writes no more.
+/// What follows when a stopped fetch writes no more.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    End(LoadEnd),
-    /// The load continues with the first blocks.
+    End(BlockFetchEnd),
+    /// The fetch continues with the first blocks.
     Shorten {
         num_blocks: u32,
     },
@@ -161,7 +161,7 @@ enum Next {
 
 #[derive(Debug)]
 struct Loading {
-    fetch: FetchId,
+    id: FetchId,
     landing: Landing,
     /// The number of landed blocks that the source knows of.
     end_told: u32,
@@ -169,27 +169,27 @@ struct Loading {
     end_confirmed: u32,
 }
 
-impl BlockLoader {
+impl BlockFetcher {
     pub fn new(config: LoadConfig, incarnation: Incarnation) -> Self {
         Self {
             config,
             incarnation,
-            loads: BTreeMap::new(),
+            fetches: BTreeMap::new(),
             by_fetch: BTreeMap::new(),
             deadlines: DeadlineQueue::new(),
             num_started: 0,
-            pace: LoadPace::default(),
+            pace: FetchPace::default(),
             actions: VecDeque::new(),
         }
     }
 
-    /// Begins a load, unless there are too many.
-    pub fn start(&mut self, request: LoadRequest, now_us: u64) -> Option<LoadKey> {
-        if self.loads.len() >= self.config.max_loads as usize {
+    /// Begins a fetch, unless there are too many.
+    pub fn start(&mut self, request: WantedBlocks, now_us: u64) -> Option<LoadKey> {
+        if self.fetches.len() >= self.config.max_loads as usize {
             return None;
         }
         let key = LoadKey {
-            loader: self.incarnation,
+            fetcher: self.incarnation,
             source: request.source.incarnation,
             number: self.num_started,
         };
@@ -202,111 +202,109 @@ impl BlockLoader {
         let deadline_us = now_us.saturating_add(self.config.lookup_us);
         self.deadlines
             .set(key, Some(deadline_us.min(request.hard_us)));
-        let load = Load {
+        let fetch = Fetch {
             request,
             num_shortened: 0,
             asked_us: now_us,
-            phase: LoaderPhase::LookingUp,
+            phase: FetcherPhase::LookingUp,
         };
-        self.loads.insert(key, load);
+        self.fetches.insert(key, fetch);
         Some(key)
     }
 
-    /// Handles a message of a source, except the rows of [`ToLoader::Data`]: [`begin_part`](Self::begin_part) takes
+    /// Handles a message of a source, except the rows of [`ToFetcher::Data`]: [`begin_part`](Self::begin_part) takes
     /// these.
-    pub fn handle_message(&mut self, node: NodeId, key: LoadKey, message: ToLoader, now_us: u64) {
-        let Some(load) = self.loads.get(&key) else {
+    pub fn handle_message(&mut self, node: NodeId, key: LoadKey, message: ToFetcher, now_us: u64) {
+        let Some(fetch) = self.fetches.get(&key) else {
             return;
         };
-        if load.request.source.node != node {
+        if fetch.request.source.node != node {
             return;
         }
         match message {
-            ToLoader::Found { num_blocks } => self.handle_found(key, num_blocks, now_us),
-            ToLoader::Data(_) => {}
-            ToLoader::Complete { num_blocks } => self.handle_complete(key, num_blocks, now_us),
-            ToLoader::Failed(failure) => {
+            ToFetcher::Found { num_blocks } => self.handle_found(key, num_blocks, now_us),
+            ToFetcher::Data(_) => {}
+            ToFetcher::Complete { num_blocks } => self.handle_complete(key, num_blocks, now_us),
+            ToFetcher::Failed(failure) => {
                 let is_shortened = match failure {
                     LoadFailure::NotHere { num_blocks } => self.shorten(key, num_blocks, now_us),
                     _ => false,
                 };
                 if !is_shortened {
-                    self.end(key, LoadEnd::Failed(failure));
+                    self.end(key, BlockFetchEnd::Failed(failure));
                 }
             }
         }
     }
 
     fn handle_found(&mut self, key: LoadKey, num_blocks: u32, now_us: u64) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        if !matches!(load.phase, LoaderPhase::LookingUp) {
+        if !matches!(fetch.phase, FetcherPhase::LookingUp) {
             return;
         }
         self.pace
-            .note_round_trip(now_us.saturating_sub(load.asked_us));
-        let num_blocks = num_blocks.min(load.request.list.hashes.len() as u32);
+            .note_round_trip(now_us.saturating_sub(fetch.asked_us));
+        let num_blocks = num_blocks.min(fetch.request.list.hashes.len() as u32);
         if num_blocks == 0 {
-            self.end(key, LoadEnd::NotFound);
+            self.end(key, BlockFetchEnd::NotFound);
             return;
         }
-        load.phase = LoaderPhase::Choosing {
+        fetch.phase = FetcherPhase::Choosing {
             num_offered: num_blocks,
         };
-        let hard_us = load.request.hard_us;
+        let hard_us = fetch.request.hard_us;
         self.deadlines.set(key, Some(hard_us));
-        self.actions.push_back(LoaderAction::Choose {
+        self.actions.push_back(FetcherAction::Choose {
             key,
             num_offered: num_blocks,
         });
     }
 
-    /// Handles the driver's choice: the first `num_blocks` blocks are worth loading.
+    /// Handles the driver's choice: the first `num_blocks` blocks are worth fetching.
     pub fn handle_chosen(&mut self, key: LoadKey, num_blocks: u32) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        let LoaderPhase::Choosing { num_offered } = load.phase else {
+        let FetcherPhase::Choosing { num_offered } = fetch.phase else {
             return;
         };
         let num_blocks = num_blocks.min(num_offered);
         if num_blocks == 0 {
-            self.end(key, LoadEnd::NotWorth);
+            self.end(key, BlockFetchEnd::NotWorth);
             return;
         }
-        load.phase = LoaderPhase::Reserving { end: None };
-        load.truncate(num_blocks, self.config.page_size);
-        let request = &load.request;
-        let fetch = FetchRequest {
+        fetch.phase = FetcherPhase::Reserving { end: None };
+        fetch.truncate(num_blocks, self.config.page_size);
+        let request = &fetch.request;
+        let request = FetchRequest {
             namespace: request.list.namespace.clone(),
             tokens: request.list.tokens.clone(),
             soft_us: request.soft_us,
             hard_us: request.hard_us,
         };
-        self.actions.push_back(LoaderAction::BeginFetch {
-            key,
-            request: fetch,
-        });
+        self.actions
+            .push_back(FetcherAction::BeginFetch { key, request });
     }
 
-    /// Handles the scheduler's answer to [`LoaderAction::BeginFetch`].
+    /// Handles the scheduler's answer to [`FetcherAction::BeginFetch`].
     pub fn handle_fetch_begun(
         &mut self,
         key: LoadKey,
         answer: Result<FetchGrant, FetchRefusal>,
         now_us: u64,
     ) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        let LoaderPhase::Reserving { end } = load.phase else {
+        let FetcherPhase::Reserving { end } = fetch.phase else {
             return;
         };
         let grant = match answer {
             Ok(grant) => grant,
             Err(refusal) => {
-                self.forget(key, end.unwrap_or(LoadEnd::NoPages(refusal)));
+                self.forget(key, end.unwrap_or(BlockFetchEnd::NoPages(refusal)));
                 return;
             }
         };
@@ -320,37 +318,37 @@ impl BlockLoader {
 
     /// Asks the source for the blocks that a grant has pages for.
     fn load_blocks(&mut self, key: LoadKey, grant: FetchGrant, now_us: u64) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        load.truncate(grant.num_blocks, self.config.page_size);
-        load.asked_us = now_us;
+        fetch.truncate(grant.num_blocks, self.config.page_size);
+        fetch.asked_us = now_us;
         let num_layers = &self.config.num_layers;
         let landing = Landing::new(grant.num_found, grant.num_blocks, grant.tables, num_layers);
-        load.phase = LoaderPhase::Loading(Loading {
-            fetch: grant.id,
+        fetch.phase = FetcherPhase::Loading(Loading {
+            id: grant.id,
             landing,
             end_told: grant.num_found,
             end_confirmed: grant.num_found,
         });
         self.by_fetch.insert(grant.id, key);
         let message = ToSource::LoadBlocks(LoadBlocks {
-            list: load.request.list.clone(),
+            list: fetch.request.list.clone(),
             first_block: grant.num_found,
-            rows: load.request.rows.clone(),
-            lease_us: load.request.hard_us.saturating_sub(now_us),
+            rows: fetch.request.rows.clone(),
+            lease_us: fetch.request.hard_us.saturating_sub(now_us),
             credit: self.config.credit_blocks,
         });
-        let node = load.request.source.node;
+        let node = fetch.request.source.node;
         self.send(key, node, message);
         self.set_stall(key, now_us);
     }
 
     /// Handles the arrival of a part's first bytes. Returns the part's page, or `None` if the part must not be written.
     pub fn begin_part(&mut self, node: NodeId, key: LoadKey, part: BlockPart) -> Option<PageId> {
-        let load = self.loads.get_mut(&key)?;
-        match &mut load.phase {
-            LoaderPhase::Loading(loading) if load.request.source.node == node => {
+        let fetch = self.fetches.get_mut(&key)?;
+        match &mut fetch.phase {
+            FetcherPhase::Loading(loading) if fetch.request.source.node == node => {
                 loading.landing.begin(part)
             }
             _ => None,
@@ -359,31 +357,31 @@ impl BlockLoader {
 
     /// Handles the end of writing a part to its page. The part has landed if it `is_whole`.
     pub fn end_part(&mut self, key: LoadKey, part: BlockPart, is_whole: bool, now_us: u64) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        match &mut load.phase {
-            LoaderPhase::Loading(loading) => {
+        match &mut fetch.phase {
+            FetcherPhase::Loading(loading) => {
                 if loading.landing.end(part, is_whole) {
                     self.tell_landed(key, now_us);
                 }
             }
-            LoaderPhase::Stopping { loading, .. } => {
+            FetcherPhase::Stopping { loading, .. } => {
                 loading.landing.end(part, is_whole);
                 self.end_stopped(key);
             }
-            LoaderPhase::LookingUp
-            | LoaderPhase::Choosing { .. }
-            | LoaderPhase::Reserving { .. }
-            | LoaderPhase::Shortening { .. } => {}
+            FetcherPhase::LookingUp
+            | FetcherPhase::Choosing { .. }
+            | FetcherPhase::Reserving { .. }
+            | FetcherPhase::Shortening { .. } => {}
         }
     }
 
-    /// Begins writing all rows of a load, by a transport with an order and a credit of its own. Returns false if
+    /// Begins writing all rows of a fetch, by a transport with an order and a credit of its own. Returns false if
     /// nothing may be written.
     pub fn begin_rows(&mut self, key: LoadKey) -> bool {
-        match self.loads.get_mut(&key).map(|load| &mut load.phase) {
-            Some(LoaderPhase::Loading(loading)) => {
+        match self.fetches.get_mut(&key).map(|fetch| &mut fetch.phase) {
+            Some(FetcherPhase::Loading(loading)) => {
                 loading.landing.begin_all();
                 true
             }
@@ -391,94 +389,94 @@ impl BlockLoader {
         }
     }
 
-    /// Handles the arrival of some rows, which postpones the load's timeout.
+    /// Handles the arrival of some rows, which postpones the fetch's timeout.
     pub fn handle_progress(&mut self, key: LoadKey, now_us: u64) {
-        if let Some(LoaderPhase::Loading(_)) = self.loads.get(&key).map(|load| &load.phase) {
+        if let Some(FetcherPhase::Loading(_)) = self.fetches.get(&key).map(|fetch| &fetch.phase) {
             self.set_stall(key, now_us);
         }
     }
 
-    /// Handles the end of writing after [`begin_rows`](Self::begin_rows). All rows have landed if the load `is_whole`.
+    /// Handles the end of writing after [`begin_rows`](Self::begin_rows). All rows have landed if the fetch `is_whole`.
     pub fn end_rows(&mut self, key: LoadKey, is_whole: bool, now_us: u64) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        match &mut load.phase {
-            LoaderPhase::Loading(loading) => {
+        match &mut fetch.phase {
+            FetcherPhase::Loading(loading) => {
                 loading.landing.end_all(is_whole);
                 match is_whole {
                     true => self.tell_landed(key, now_us),
-                    false => self.stop(key, LoadEnd::RowsLost),
+                    false => self.stop(key, BlockFetchEnd::RowsLost),
                 }
             }
-            LoaderPhase::Stopping { loading, .. } => {
+            FetcherPhase::Stopping { loading, .. } => {
                 loading.landing.end_all(is_whole);
                 self.end_stopped(key);
             }
-            LoaderPhase::LookingUp
-            | LoaderPhase::Choosing { .. }
-            | LoaderPhase::Reserving { .. }
-            | LoaderPhase::Shortening { .. } => {}
+            FetcherPhase::LookingUp
+            | FetcherPhase::Choosing { .. }
+            | FetcherPhase::Reserving { .. }
+            | FetcherPhase::Shortening { .. } => {}
         }
     }
 
     /// Tells the source how many blocks have landed.
     fn tell_landed(&mut self, key: LoadKey, now_us: u64) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        let LoaderPhase::Loading(loading) = &mut load.phase else {
+        let FetcherPhase::Loading(loading) = &mut fetch.phase else {
             return;
         };
         let num_blocks = loading.landing.end_whole();
         if num_blocks > loading.end_told {
             loading.end_told = num_blocks;
-            let node = load.request.source.node;
+            let node = fetch.request.source.node;
             self.send(key, node, ToSource::Landed { num_blocks });
         }
         self.set_stall(key, now_us);
     }
 
-    /// Stops a load's rows. `next` follows when no row is being written.
+    /// Stops a fetch's rows. `next` follows when no row is being written.
     fn stop_rows(&mut self, key: LoadKey, next: Next) {
-        let Some(load) = self.loads.remove(&key) else {
+        let Some(fetch) = self.fetches.remove(&key) else {
             return;
         };
-        let phase = match load.phase {
-            LoaderPhase::Loading(loading) => {
+        let phase = match fetch.phase {
+            FetcherPhase::Loading(loading) => {
                 if !loading.landing.is_at_rest() {
-                    self.actions.push_back(LoaderAction::StopRows { key });
+                    self.actions.push_back(FetcherAction::StopRows { key });
                 }
-                LoaderPhase::Stopping { loading, next }
+                FetcherPhase::Stopping { loading, next }
             }
             phase => phase,
         };
-        self.loads.insert(key, Load { phase, ..load });
+        self.fetches.insert(key, Fetch { phase, ..fetch });
         self.end_stopped(key);
     }
 
-    /// Ends or shortens a stopped load's fetch when no row is being written.
+    /// Ends or shortens a stopped fetch in the scheduler when no row is being written.
     fn end_stopped(&mut self, key: LoadKey) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        let LoaderPhase::Stopping { loading, next } = &load.phase else {
+        let FetcherPhase::Stopping { loading, next } = &fetch.phase else {
             return;
         };
         if !loading.landing.is_at_rest() {
             return;
         }
-        let fetch = loading.fetch;
+        let id = loading.id;
         match *next {
             Next::End(end) => {
-                self.end_fetch(fetch, FetchEnd::Lost);
+                self.end_fetch(id, FetchEnd::Lost);
                 self.forget(key, end);
             }
             Next::Shorten { num_blocks } => {
-                load.phase = LoaderPhase::Shortening { fetch, end: None };
-                self.actions.push_back(LoaderAction::ShortenFetch {
+                fetch.phase = FetcherPhase::Shortening { id, end: None };
+                self.actions.push_back(FetcherAction::ShortenFetch {
                     key,
-                    fetch,
+                    id,
                     num_blocks,
                 });
             }
@@ -486,22 +484,22 @@ impl BlockLoader {
     }
 
     fn handle_complete(&mut self, key: LoadKey, num_blocks: u32, now_us: u64) {
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        let asked_us = load.asked_us;
-        let LoaderPhase::Loading(loading) = &mut load.phase else {
+        let asked_us = fetch.asked_us;
+        let FetcherPhase::Loading(loading) = &mut fetch.phase else {
             return;
         };
-        // A source confirms only blocks that this node has reported as landed. Other confirmations are of another load.
+        // A source confirms only blocks that this node has reported as landed. Other confirmations are of another fetch.
         if num_blocks <= loading.end_confirmed || num_blocks > loading.landing.end_whole() {
             return;
         }
         loading.end_confirmed = num_blocks;
-        let (fetch, first_block) = (loading.fetch, loading.landing.first_block());
+        let (id, first_block) = (loading.id, loading.landing.first_block());
         if num_blocks < loading.landing.end_block() {
-            self.actions.push_back(LoaderAction::Publish {
-                fetch,
+            self.actions.push_back(FetcherAction::Publish {
+                id,
                 num_blocks: num_blocks - first_block,
             });
             self.set_stall(key, now_us);
@@ -509,23 +507,23 @@ impl BlockLoader {
         }
         self.pace
             .note_load(num_blocks - first_block, now_us.saturating_sub(asked_us));
-        self.end_fetch(fetch, FetchEnd::Done);
-        self.forget(key, LoadEnd::Loaded { num_blocks });
+        self.end_fetch(id, FetchEnd::Done);
+        self.forget(key, BlockFetchEnd::Loaded { num_blocks });
     }
 
     /// Handles the scheduler's cancellation of a fetch.
-    pub fn handle_fetch_cancelled(&mut self, fetch: FetchId) {
-        if let Some(&key) = self.by_fetch.get(&fetch) {
-            self.stop(key, LoadEnd::Cancelled);
+    pub fn handle_fetch_cancelled(&mut self, id: FetchId) {
+        if let Some(&key) = self.by_fetch.get(&id) {
+            self.stop(key, BlockFetchEnd::Cancelled);
         }
     }
 
-    /// Handles the loss of the connection to a load's source. Messages in both directions are lost.
+    /// Handles the loss of the connection to a fetch's source. Messages in both directions are lost.
     pub fn handle_source_lost(&mut self, key: LoadKey) {
-        self.end(key, LoadEnd::SourceLost);
+        self.end(key, BlockFetchEnd::SourceLost);
     }
 
-    pub fn poll_action(&mut self) -> Option<LoaderAction> {
+    pub fn poll_action(&mut self) -> Option<FetcherAction> {
         self.actions.pop_front()
     }
 
@@ -535,43 +533,43 @@ impl BlockLoader {
 
     pub fn handle_timeout(&mut self, now_us: u64) {
         while let Some(key) = self.deadlines.due(now_us) {
-            self.stop(key, LoadEnd::TimedOut);
+            self.stop(key, BlockFetchEnd::TimedOut);
         }
     }
 
-    /// The measured speed of loads so far.
-    pub fn pace(&self) -> LoadPace {
+    /// The measured speed of fetches so far.
+    pub fn pace(&self) -> FetchPace {
         self.pace
     }
 
-    pub fn num_loads(&self) -> usize {
-        self.loads.len()
+    pub fn num_fetches(&self) -> usize {
+        self.fetches.len()
     }
 
-    /// Ends a load, and tells its source.
-    fn stop(&mut self, key: LoadKey, end: LoadEnd) {
-        if let Some(load) = self.loads.get(&key)
-            && let LoaderPhase::Loading(_) = load.phase
+    /// Ends a fetch, and tells its source.
+    fn stop(&mut self, key: LoadKey, end: BlockFetchEnd) {
+        if let Some(fetch) = self.fetches.get(&key)
+            && let FetcherPhase::Loading(_) = fetch.phase
         {
-            self.send(key, load.request.source.node, ToSource::Release);
+            self.send(key, fetch.request.source.node, ToSource::Release);
         }
         self.end(key, end);
     }
 
-    /// Ends a load when nothing of it is being written and no answer is pending.
-    fn end(&mut self, key: LoadKey, end: LoadEnd) {
+    /// Ends a fetch when nothing of it is being written and no answer is pending.
+    fn end(&mut self, key: LoadKey, end: BlockFetchEnd) {
         self.deadlines.set(key, None);
-        let Some(load) = self.loads.get_mut(&key) else {
+        let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        match &mut load.phase {
-            LoaderPhase::LookingUp | LoaderPhase::Choosing { .. } => self.forget(key, end),
-            LoaderPhase::Loading(_) => self.stop_rows(key, Next::End(end)),
-            LoaderPhase::Reserving { end: over, .. }
-            | LoaderPhase::Shortening { end: over, .. } => {
+        match &mut fetch.phase {
+            FetcherPhase::LookingUp | FetcherPhase::Choosing { .. } => self.forget(key, end),
+            FetcherPhase::Loading(_) => self.stop_rows(key, Next::End(end)),
+            FetcherPhase::Reserving { end: over, .. }
+            | FetcherPhase::Shortening { end: over, .. } => {
                 *over = Some(end);
             }
-            LoaderPhase::Stopping { next, .. } => {
+            FetcherPhase::Stopping { next, .. } => {
                 if let Next::Shorten { .. } = next {
                     *next = Next::End(end);
                 }
@@ -579,34 +577,33 @@ impl BlockLoader {
         }
     }
 
-    fn end_fetch(&mut self, fetch: FetchId, end: FetchEnd) {
-        self.by_fetch.remove(&fetch);
-        self.actions
-            .push_back(LoaderAction::EndFetch { fetch, end });
+    fn end_fetch(&mut self, id: FetchId, end: FetchEnd) {
+        self.by_fetch.remove(&id);
+        self.actions.push_back(FetcherAction::EndFetch { id, end });
     }
 
-    fn forget(&mut self, key: LoadKey, end: LoadEnd) {
-        self.loads.remove(&key);
+    fn forget(&mut self, key: LoadKey, end: BlockFetchEnd) {
+        self.fetches.remove(&key);
         self.deadlines.set(key, None);
-        self.actions.push_back(LoaderAction::Ended { key, end });
+        self.actions.push_back(FetcherAction::Ended { key, end });
     }
 
     /// Restarts the time within which the next part or confirmation must come.
     fn set_stall(&mut self, key: LoadKey, now_us: u64) {
-        if let Some(load) = self.loads.get(&key) {
+        if let Some(fetch) = self.fetches.get(&key) {
             let stall_us = now_us.saturating_add(self.config.stall_us);
-            let deadline_us = stall_us.min(load.request.hard_us);
+            let deadline_us = stall_us.min(fetch.request.hard_us);
             self.deadlines.set(key, Some(deadline_us));
         }
     }
 
     fn send(&mut self, key: LoadKey, node: NodeId, message: ToSource) {
         self.actions
-            .push_back(LoaderAction::Send { node, key, message });
+            .push_back(FetcherAction::Send { node, key, message });
     }
 }
 
-impl Load {
+impl Fetch {
     /// Keeps only the first `num_blocks` blocks of the list.
     fn truncate(&mut self, num_blocks: u32, page_size: u32) {
         let list = &mut self.request.list;

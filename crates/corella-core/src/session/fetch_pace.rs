@@ -1,17 +1,17 @@
-//! The measured speed of loads, and the number of blocks that are worth loading.
+//! The measured speed of fetches, and the number of blocks that are worth fetching.
 
 use crate::fleet::fetch_choice::FetchCost;
 use crate::stats::SchedulerStats;
 
-/// Smoothed times of loads. They are 0 before the first measurement, so that the first load happens.
+/// Smoothed times of fetches. They are 0 before the first measurement, so that the first fetch happens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LoadPace {
+pub struct FetchPace {
     round_trip_us: Option<u64>,
     /// The time of 1,024 blocks, because one may take less than a microsecond.
     kiloblock_us: Option<u64>,
 }
 
-impl LoadPace {
+impl FetchPace {
     /// Records the time from a lookup to its answer.
     pub fn note_round_trip(&mut self, elapsed_us: u64) {
         smooth(&mut self.round_trip_us, elapsed_us);
@@ -37,7 +37,7 @@ impl LoadPace {
         self.kiloblock_us.unwrap_or(0)
     }
 
-    /// Returns how many of the offered blocks are worth loading, from the first on: 0 if computing them is as quick.
+    /// Returns how many of the offered blocks are worth fetching, from the first on: 0 if computing them is as quick.
     /// All are, until a prompt was computed and timed.
     pub fn num_worth(&self, offer: BlockOffer, stats: &SchedulerStats, page_size: u32) -> u32 {
         let compute_us = stats.prefill_us;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn times_follow_the_measurements() {
-        let mut pace = LoadPace::default();
+        let mut pace = FetchPace::default();
         assert_eq!((pace.round_trip_us(), pace.kiloblock_us()), (0, 0));
         pace.note_round_trip(100);
         assert_eq!(pace.round_trip_us(), 200);

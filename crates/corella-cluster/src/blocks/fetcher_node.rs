@@ -1,12 +1,12 @@
-//! The loading side: passes facts to a [`BlockLoader`], and carries out its actions.
+//! The fetching side: passes facts to a [`BlockFetcher`], and carries out its actions.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use corella_core::session::{
-    BlockLoader, BlockOffer, LoadConfig, LoadEnd, LoadFailure, LoadKey, LoadPace, LoadRequest,
-    LoaderAction, NodeIncarnation, RowPart, ToLoader, ToSource,
+    BlockFetchEnd, BlockFetcher, BlockOffer, FetchPace, FetcherAction, LoadConfig, LoadFailure,
+    LoadKey, NodeIncarnation, RowPart, ToFetcher, ToSource, WantedBlocks,
 };
 use corella_core::{
     BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
@@ -18,12 +18,12 @@ use tokio::sync::oneshot;
 use super::{FetchConfig, OTHER_END, load_config, whole_rows};
 use crate::driver::{Driver, Shared};
 use crate::transport::{
-    BlockClient, KvReceiver, LoadFailure as RowFailure, LoadHandle, LoadRequest as RowRequest,
-    LoadStatus, PeerAddress, session_key,
+    BlockClient, KvReceiver, LoadFailure as RowFailure, LoadHandle, LoadRequest, LoadStatus,
+    PeerAddress, session_key,
 };
 
-/// Loads blocks of other nodes into a node's prefix cache.
-pub struct LoaderNode {
+/// Fetches blocks of other nodes into a node's prefix cache.
+pub struct FetcherNode {
     engine: Engine,
     exchange: BlockExchange,
     receiver: Arc<KvReceiver>,
@@ -34,12 +34,12 @@ pub struct LoaderNode {
 }
 
 pub(crate) struct State {
-    end: BlockLoader,
-    loads: HashMap<LoadKey, Load>,
-    stats: LoadStats,
+    end: BlockFetcher,
+    fetches: HashMap<LoadKey, Fetch>,
+    stats: FetchStats,
 }
 
-struct Load {
+struct Fetch {
     source: PeerAddress,
     num_blocks: u32,
     /// The number of blocks cached here before the lookup.
@@ -47,7 +47,7 @@ struct Load {
     hard_us: u64,
     grant: Option<FetchGrant>,
     rows: Option<Arc<LoadHandle>>,
-    /// Waits for the begin of the fetch, or the end of the load.
+    /// Waits for the begin of the fetch, or its end.
     starting: Option<oneshot::Sender<FetchStart>>,
 }
 
@@ -56,32 +56,32 @@ struct Load {
 pub enum FetchStart {
     /// Requests with this prefix wait for its blocks.
     Begun,
-    /// The load has ended without a fetch.
-    Ended(LoadEnd),
+    /// The fetch has ended before it began in the scheduler.
+    Ended(BlockFetchEnd),
     /// The node cannot be reached.
     Unreachable,
-    /// Too many loads are running.
+    /// Too many fetches are running.
     Busy,
 }
 
 /// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LoadStats {
+pub struct FetchStats {
     pub num_loaded: u64,
-    /// Loads whose source had none of the blocks.
+    /// Fetches whose source had none of the blocks.
     pub num_not_found: u64,
-    /// Loads given up because computing is as quick.
+    /// Fetches given up because computing is as quick.
     pub num_not_worth: u64,
-    /// Loads without pages.
+    /// Fetches without pages.
     pub num_refused: u64,
-    /// Loads that have failed, timed out or been cancelled.
+    /// Fetches that have failed, timed out or been cancelled.
     pub num_failed: u64,
     /// Blocks that were published.
     pub num_blocks: u64,
 }
 
-impl LoaderNode {
-    /// Loads by `receiver`, on the caller's tokio runtime.
+impl FetcherNode {
+    /// Fetches by `receiver`, on the caller's tokio runtime.
     pub fn start(
         incarnation: Incarnation,
         engine: Engine,
@@ -94,7 +94,7 @@ impl LoaderNode {
             stall_us: micros(config.stall),
             ..load_config(geometry)
         };
-        let end = BlockLoader::new(load_config, incarnation);
+        let end = BlockFetcher::new(load_config, incarnation);
         let node = Arc::new(Self {
             exchange: engine.block_exchange(),
             engine,
@@ -104,8 +104,8 @@ impl LoaderNode {
             config,
             shared: Shared::new(State {
                 end,
-                loads: HashMap::new(),
-                stats: LoadStats::default(),
+                fetches: HashMap::new(),
+                stats: FetchStats::default(),
             }),
         });
         node.start_timer();
@@ -114,18 +114,18 @@ impl LoaderNode {
         node
     }
 
-    pub fn stats(&self) -> LoadStats {
+    pub fn stats(&self) -> FetchStats {
         self.lock().stats
     }
 
-    /// Returns the measured speed of loads so far.
-    pub fn pace(&self) -> LoadPace {
+    /// Returns the measured speed of fetches so far.
+    pub fn pace(&self) -> FetchPace {
         self.lock().end.pace()
     }
 
-    /// Returns the number of running loads.
-    pub fn num_loads(&self) -> usize {
-        self.lock().end.num_loads()
+    /// Returns the number of running fetches.
+    pub fn num_fetches(&self) -> usize {
+        self.lock().end.num_fetches()
     }
 
     /// Fetches the blocks of a list from another node. Requests with this prefix wait for them until `soft`, and the
@@ -159,7 +159,7 @@ impl LoaderNode {
         let num_blocks = list.hashes.len() as u32;
         let begin = |state: &mut State, now_us: u64| {
             let hard_us = now_us.saturating_add(micros(hard));
-            let request = LoadRequest {
+            let request = WantedBlocks {
                 source: NodeIncarnation {
                     node: OTHER_END,
                     incarnation,
@@ -173,7 +173,7 @@ impl LoaderNode {
             let Some(key) = state.end.start(request, now_us) else {
                 return false;
             };
-            let load = Load {
+            let fetch = Fetch {
                 source,
                 num_blocks,
                 num_here,
@@ -182,27 +182,27 @@ impl LoaderNode {
                 rows: None,
                 starting: Some(starting),
             };
-            state.loads.insert(key, load);
+            state.fetches.insert(key, fetch);
             true
         };
         if !self.update(&mut self.lock(), begin) {
             return FetchStart::Busy;
         }
-        // A load reports its end before it is dropped.
+        // A fetch reports its end before it is dropped.
         started.await.unwrap_or(FetchStart::Busy)
     }
 
     /// Handles the scheduler's cancellation of a fetch.
-    pub fn handle_fetch_cancelled(self: &Arc<Self>, fetch: FetchId) {
-        self.with(|end, _| end.handle_fetch_cancelled(fetch));
+    pub fn handle_fetch_cancelled(self: &Arc<Self>, id: FetchId) {
+        self.with(|end, _| end.handle_fetch_cancelled(id));
     }
 }
 
 /// The node as its receiver sees it, which outlives the node.
-struct Client(Weak<LoaderNode>);
+struct Client(Weak<FetcherNode>);
 
 impl BlockClient for Client {
-    fn handle_answer(&self, key: LoadKey, answer: ToLoader) {
+    fn handle_answer(&self, key: LoadKey, answer: ToFetcher) {
         if let Some(node) = self.0.upgrade() {
             node.with(|end, now_us| end.handle_message(OTHER_END, key, answer, now_us));
         }
@@ -220,9 +220,9 @@ impl BlockClient for Client {
         };
         let mut state = node.lock();
         let of_source = state
-            .loads
+            .fetches
             .iter()
-            .filter(|(_, load)| load.source == *source);
+            .filter(|(_, fetch)| fetch.source == *source);
         let lost: Vec<_> = of_source.map(|(&key, _)| key).collect();
         node.tell(&mut state, |end, _| {
             for key in lost {
@@ -232,43 +232,43 @@ impl BlockClient for Client {
     }
 }
 
-impl Drop for LoaderNode {
+impl Drop for FetcherNode {
     /// The scheduler keeps the pages of a fetch until it hears that nothing writes to them.
     fn drop(&mut self) {
         let state = self.shared.state_mut();
-        for load in state.loads.values_mut() {
-            if let Some(rows) = load.rows.take() {
+        for fetch in state.fetches.values_mut() {
+            if let Some(rows) = fetch.rows.take() {
                 rows.cancel();
             }
-            if let Some(grant) = load.grant.take() {
+            if let Some(grant) = fetch.grant.take() {
                 self.exchange.handle_fetch_ended(grant.id, FetchEnd::Lost);
             }
         }
     }
 }
 
-impl Driver for LoaderNode {
-    type End = BlockLoader;
+impl Driver for FetcherNode {
+    type End = BlockFetcher;
     type State = State;
 
     fn shared(&self) -> &Shared<State> {
         &self.shared
     }
 
-    fn end(state: &mut State) -> &mut BlockLoader {
+    fn end(state: &mut State) -> &mut BlockFetcher {
         &mut state.end
     }
 
-    fn act(self: &Arc<Self>, state: &mut State, action: LoaderAction) {
+    fn act(self: &Arc<Self>, state: &mut State, action: FetcherAction) {
         tracing::trace!(?action);
         let now_us = self.clock().now_us();
         match action {
-            LoaderAction::Send { key, message, .. } => self.send(state, key, message),
-            LoaderAction::Choose { key, num_offered } => {
-                if let Some(load) = state.loads.get(&key) {
+            FetcherAction::Send { key, message, .. } => self.send(state, key, message),
+            FetcherAction::Choose { key, num_offered } => {
+                if let Some(fetch) = state.fetches.get(&key) {
                     let offer = BlockOffer {
-                        num_blocks: load.num_blocks,
-                        num_here: load.num_here,
+                        num_blocks: fetch.num_blocks,
+                        num_here: fetch.num_here,
                         num_offered,
                     };
                     let stats = self.engine.stats().scheduler;
@@ -280,33 +280,33 @@ impl Driver for LoaderNode {
                     state.end.handle_chosen(key, num_blocks);
                 }
             }
-            LoaderAction::BeginFetch { key, request } => {
+            FetcherAction::BeginFetch { key, request } => {
                 self.spawn(self.clone().begin_fetch(key, request));
             }
-            LoaderAction::ShortenFetch {
+            FetcherAction::ShortenFetch {
                 key,
-                fetch,
+                id,
                 num_blocks,
             } => {
-                self.spawn(self.clone().shorten_fetch(key, fetch, num_blocks));
+                self.spawn(self.clone().shorten_fetch(key, id, num_blocks));
             }
-            LoaderAction::Renamed { key, next } => {
-                if let Some(load) = state.loads.remove(&key) {
-                    state.loads.insert(next, load);
+            FetcherAction::Renamed { key, next } => {
+                if let Some(fetch) = state.fetches.remove(&key) {
+                    state.fetches.insert(next, fetch);
                 }
             }
-            LoaderAction::Publish { fetch, num_blocks } => {
-                self.exchange.handle_fetched(fetch, num_blocks);
+            FetcherAction::Publish { id, num_blocks } => {
+                self.exchange.handle_fetched(id, num_blocks);
             }
-            LoaderAction::StopRows { key } => {
-                let load = state.loads.get_mut(&key);
-                if let Some(rows) = load.and_then(|load| load.rows.take()) {
+            FetcherAction::StopRows { key } => {
+                let fetch = state.fetches.get_mut(&key);
+                if let Some(rows) = fetch.and_then(|fetch| fetch.rows.take()) {
                     rows.cancel();
                 }
                 state.end.end_rows(key, false, now_us);
             }
-            LoaderAction::EndFetch { fetch, end } => self.exchange.handle_fetch_ended(fetch, end),
-            LoaderAction::Ended { key, end } => Self::end_load(state, key, end),
+            FetcherAction::EndFetch { id, end } => self.exchange.handle_fetch_ended(id, end),
+            FetcherAction::Ended { key, end } => Self::end_fetch(state, key, end),
         }
     }
 }
@@ -315,9 +315,9 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-impl LoaderNode {
+impl FetcherNode {
     fn send(self: &Arc<Self>, state: &mut State, key: LoadKey, message: ToSource) {
-        let Some(load) = state.loads.get(&key) else {
+        let Some(fetch) = state.fetches.get(&key) else {
             return;
         };
         let rows = match &message {
@@ -325,8 +325,8 @@ impl LoaderNode {
             _ => None,
         };
         let now_us = self.clock().now_us();
-        if !self.receiver.send_blocks(&load.source, key, message) {
-            let refused = ToLoader::Failed(LoadFailure::Refused);
+        if !self.receiver.send_blocks(&fetch.source, key, message) {
+            let refused = ToFetcher::Failed(LoadFailure::Refused);
             return state.end.handle_message(OTHER_END, key, refused, now_us);
         }
         if let Some(num_blocks) = rows
@@ -345,30 +345,30 @@ impl LoaderNode {
         // A stopped engine has no cache.
         let answer = begun.await.unwrap_or(Err(FetchRefusal::NoPrefixCache));
         let mut state = self.lock();
-        if let Some(load) = state.loads.get_mut(&key)
+        if let Some(fetch) = state.fetches.get_mut(&key)
             && let Ok(grant) = &answer
         {
-            load.grant = Some(grant.clone());
+            fetch.grant = Some(grant.clone());
         }
         self.tell(&mut state, |end, now_us| {
             end.handle_fetch_begun(key, answer, now_us);
         });
-        if let Some(load) = state.loads.get_mut(&key)
-            && let Some(starting) = load.starting.take()
+        if let Some(fetch) = state.fetches.get_mut(&key)
+            && let Some(starting) = fetch.starting.take()
         {
             starting.send(FetchStart::Begun).ok();
         }
     }
 
-    async fn shorten_fetch(self: Arc<Self>, key: LoadKey, fetch: FetchId, num_blocks: u32) {
+    async fn shorten_fetch(self: Arc<Self>, key: LoadKey, id: FetchId, num_blocks: u32) {
         // A stopped engine has no fetches.
-        let answer = self.exchange.shorten_fetch(fetch, num_blocks).await;
+        let answer = self.exchange.shorten_fetch(id, num_blocks).await;
         let answer = answer.flatten();
         let mut state = self.lock();
-        if let Some(load) = state.loads.get_mut(&key)
+        if let Some(fetch) = state.fetches.get_mut(&key)
             && let Some(grant) = &answer
         {
-            load.grant = Some(grant.clone());
+            fetch.grant = Some(grant.clone());
         }
         self.tell(&mut state, |end, now_us| {
             end.handle_fetch_shortened(key, answer, now_us);
@@ -377,32 +377,32 @@ impl LoaderNode {
 
     /// Loads the rows of the granted pages. Returns false if the transport takes no further load.
     fn load_rows(self: &Arc<Self>, state: &mut State, key: LoadKey, num_blocks: u32) -> bool {
-        let Some(load) = state.loads.get_mut(&key) else {
+        let Some(fetch) = state.fetches.get_mut(&key) else {
             return false;
         };
-        let Some(grant) = &load.grant else {
+        let Some(grant) = &fetch.grant else {
             return false;
         };
-        let request = RowRequest {
+        let request = LoadRequest {
             key: session_key(&key),
-            peer: load.source.clone(),
+            peer: fetch.source.clone(),
             arithmetic: self.receiver.arithmetic(),
             first_row: grant.num_found * self.page_size,
             num_rows: num_blocks * self.page_size,
             tables: grant.tables.clone(),
             state: None,
-            deadline: self.clock().instant(load.hard_us),
+            deadline: self.clock().instant(fetch.hard_us),
         };
         // SAFETY: the scheduler has reserved the pages for this fetch. It keeps them from all others until
         // `handle_fetched` and `handle_fetch_ended`, which follow the end of these rows.
         let rows = match unsafe { self.receiver.load(request) } {
             Ok(rows) => Arc::new(rows),
             Err(rejection) => {
-                tracing::debug!("no blocks from {}: {rejection}", load.source);
+                tracing::debug!("no blocks from {}: {rejection}", fetch.source);
                 return false;
             }
         };
-        load.rows = Some(rows.clone());
+        fetch.rows = Some(rows.clone());
         self.spawn(self.clone().follow_rows(key, rows));
         true
     }
@@ -429,30 +429,30 @@ impl LoaderNode {
         self.with(|end, now_us| end.end_rows(key, is_whole, now_us));
     }
 
-    fn end_load(state: &mut State, key: LoadKey, end: LoadEnd) {
-        let Some(mut load) = state.loads.remove(&key) else {
+    fn end_fetch(state: &mut State, key: LoadKey, end: BlockFetchEnd) {
+        let Some(mut fetch) = state.fetches.remove(&key) else {
             return;
         };
         let stats = &mut state.stats;
         let mut num_loaded = 0;
         match end {
-            LoadEnd::Loaded { num_blocks } => {
+            BlockFetchEnd::Loaded { num_blocks } => {
                 stats.num_loaded += 1;
-                let num_found = load.grant.map_or(0, |grant| grant.num_found);
+                let num_found = fetch.grant.map_or(0, |grant| grant.num_found);
                 num_loaded = num_blocks - num_found;
                 stats.num_blocks += u64::from(num_loaded);
             }
-            LoadEnd::NotFound => stats.num_not_found += 1,
-            LoadEnd::NotWorth => stats.num_not_worth += 1,
-            LoadEnd::NoPages(_) => stats.num_refused += 1,
-            LoadEnd::Cancelled
-            | LoadEnd::TimedOut
-            | LoadEnd::RowsLost
-            | LoadEnd::Failed(_)
-            | LoadEnd::SourceLost => stats.num_failed += 1,
+            BlockFetchEnd::NotFound => stats.num_not_found += 1,
+            BlockFetchEnd::NotWorth => stats.num_not_worth += 1,
+            BlockFetchEnd::NoPages(_) => stats.num_refused += 1,
+            BlockFetchEnd::Cancelled
+            | BlockFetchEnd::TimedOut
+            | BlockFetchEnd::RowsLost
+            | BlockFetchEnd::Failed(_)
+            | BlockFetchEnd::SourceLost => stats.num_failed += 1,
         }
-        tracing::debug!(source = %load.source, num_loaded, ?end, "a load of cached blocks has ended");
-        if let Some(starting) = load.starting.take() {
+        tracing::debug!(source = %fetch.source, num_loaded, ?end, "a fetch of cached blocks has ended");
+        if let Some(starting) = fetch.starting.take() {
             starting.send(FetchStart::Ended(end)).ok();
         }
     }
