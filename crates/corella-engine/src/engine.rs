@@ -322,7 +322,7 @@ impl Engine {
         }
     }
 
-    /// The transfers that the driver of loads has to stop, for a single reader: the facts of its predecessor end.
+    /// The transfers that the driver of fetches has to stop, for a single reader: the facts of its predecessor end.
     /// Without a reader, blocks are released when their hold ends.
     pub fn subscribe_block_facts(&self) -> FeedReader<BlockFact> {
         let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());

@@ -40,7 +40,8 @@ pub struct NodeConfig {
     pub min_tokens: u32,
     /// The longest prompt that a decode node takes.
     pub max_prompt_tokens: Option<u32>,
-    /// The node that computes the rest of prompts that a decode node has in part. `None` compares the costs.
+    /// The node that computes the rest of a prompt, if a decode node has cached a part of it. `None` compares the
+    /// costs.
     pub compute_place: Option<ComputePlace>,
     /// Whether a prefill node decodes requests that every decode node refuses.
     pub falls_back: bool,

@@ -117,7 +117,7 @@ impl RunningRole {
         }
     }
 
-    /// Returns why no request can be served now, if so. Nodes of other roles have all that they need themselves.
+    /// Returns why no request can be served now, if none can. Only a prefill node may need another node.
     pub fn obstacle(&self) -> Option<&'static str> {
         match self {
             Self::Prefill(role) if !role.falls_back && !role.has_decode_node() => Some(

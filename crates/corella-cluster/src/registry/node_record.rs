@@ -41,10 +41,10 @@ impl Role {
 pub struct NodeRecord {
     /// Stays the same when the node is restarted.
     pub instance_id: String,
-    /// Differs between two starts of the node. A registry of mere addresses does not know it.
+    /// Differs between two starts of the node. `None` in a registry of addresses alone.
     #[serde(default)]
     pub incarnation: Option<u64>,
-    /// Unknown to a registry of mere addresses, too.
+    /// `None` in a registry of addresses alone.
     #[serde(default)]
     pub role: Option<Role>,
     /// HOST:PORT of gRPC sessions.

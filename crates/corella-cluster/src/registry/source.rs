@@ -13,9 +13,9 @@ pub(super) type Following<'a> = Pin<Box<dyn Future<Output = String> + Send + 'a>
 
 /// A list of nodes, which may include this one.
 pub(super) trait Source: Send {
-    /// Publishes this node as `exchange` has it and follows the records of the others, until an error; the driver then
-    /// calls it again. The list goes to `exchange` at every change, and every few seconds anyway, because the peer
-    /// table does not always believe a single list.
+    /// Publishes the record in `exchange` and follows the records of other nodes until an error. Then the driver calls
+    /// it again. `exchange` gets the list at every change, and every few seconds, because the peer table does not
+    /// always believe a single list.
     fn follow<'a>(&'a mut self, exchange: &'a mut Exchange) -> Following<'a>;
 }
 

@@ -59,7 +59,7 @@ pub struct NodeSite {
     pub kv_address: KvAddress,
 }
 
-/// The parts of a decode node that other subjects share.
+/// The parts that a decode node shares with the rest of its process.
 pub struct DecodeParts {
     pub receiver: Arc<KvReceiver>,
     /// Requests with constraints are refused without it.

@@ -84,7 +84,7 @@ pub(crate) struct State {
 /// Sees each route, with the machine as it was before.
 pub type RouteWatch = Arc<dyn Fn(Machine, &Call<'_>, &SchedulerStats, u64, Route) + Send + Sync>;
 
-/// The parts of a prefill node that other subjects share.
+/// The parts that a prefill node shares with the rest of its process.
 pub struct PrefillParts {
     pub sender: Arc<KvSender>,
     /// The address at which others find `sender`.

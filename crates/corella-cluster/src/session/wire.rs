@@ -33,8 +33,8 @@ pub struct KvAddress {
 }
 
 impl KvAddress {
-    /// Returns the address for a node on `host`, if it can be reached. `host` is present if rows may be loaded inside
-    /// it.
+    /// Returns the address for a node on `host`, if it can be reached. Without `host`, rows are not loaded inside the
+    /// host.
     pub fn reach(&self, host: Option<&str>) -> Option<PeerAddress> {
         let is_near = host.is_some_and(|host| host == self.host);
         if is_near && !self.socket.is_empty() {
@@ -58,10 +58,10 @@ impl From<&Hello> for KvAddress {
     }
 }
 
-/// Only the node that reads a longer constraint enforces it.
+/// A longer constraint is not sent: its request stays on the node that has read it.
 pub const MAX_CONSTRAINT_BYTES: usize = 1 << 20;
 
-/// The error of a message.
+/// The field that makes a message invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is missing or wrong")]
 pub struct WireError(pub &'static str);

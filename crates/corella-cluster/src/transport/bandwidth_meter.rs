@@ -14,9 +14,10 @@ const SAMPLE_TIME: Duration = Duration::from_millis(50);
 /// send. The time in which the peer waits for the executor does not count. Receivers acknowledge each run of rows at once, so
 /// the time ends with the last of the bytes.
 ///
-/// A sample in which the sender ran out of rows, such as a layer that is sent while the next one is computed, says that the
-/// link is at least so fast: it contains round trips and waits for a core. So it counts if it is the first or the fastest.
-/// Only a sample in which there was something to send throughout can show that a link has become slower.
+/// If the sender ran out of rows, for example because a layer is sent while the next one is computed, the sample is a
+/// lower bound of the link's speed: it contains round trips and waits for a core. Such a sample counts if it is the
+/// first or the fastest. Only a sample in which there was something to send throughout can show that a link has become
+/// slower.
 #[derive(Default)]
 pub struct BandwidthMeter {
     num_unacknowledged: u64,

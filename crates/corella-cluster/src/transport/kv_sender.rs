@@ -242,7 +242,7 @@ impl KvSender {
         }
     }
 
-    /// Returns the account of a exported session's transfer so far.
+    /// Returns the account of an exported session's transfer so far.
     pub fn account(&self, key: &SessionKey) -> Option<TransferAccount> {
         self.state.exported(key).map(|outgoing| outgoing.account())
     }

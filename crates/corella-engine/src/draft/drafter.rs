@@ -80,8 +80,8 @@ impl Drafter {
         self.model.executor.warm_up()
     }
 
-    /// Draws the tokens with which each request may continue: fewer than it can use, or none, if pages, context or the
-    /// steps of a round do not allow more. After an error the drafter must not be used again.
+    /// Drafts tokens for each request, up to the number that it can use. Pages, context or the steps of a round may
+    /// allow fewer, or none. After an error the drafter must not be used again.
     pub(crate) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Drafts>, String> {
         catch_unwind(AssertUnwindSafe(|| self.play_round(requests)))
             .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_message(&*panic))))

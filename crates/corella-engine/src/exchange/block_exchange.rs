@@ -35,7 +35,7 @@ impl BlockExchange {
             .collect()
     }
 
-    /// The whole blocks of a sequence, given their hashes or more of them.
+    /// Returns the whole blocks of a sequence. `hashes` has theirs first, and may have those of later blocks.
     pub fn list(
         &self,
         namespace: &Namespace,
@@ -57,14 +57,15 @@ impl BlockExchange {
             .await
     }
 
-    /// The number of settled blocks for a node that has the blocks before `first_block` and borrows the others.
+    /// Returns the number of settled blocks at the beginning of a list, for a node that borrows those from
+    /// `first_block` on.
     pub async fn look_up_lendable(&self, list: BlockList, first_block: u32) -> Option<u32> {
         self.ask(move |scheduler| scheduler.look_up_lendable(&list, first_block))
             .await
     }
 
-    /// Lends the blocks from `first_block` on of the longest local prefix of a list, or the first of them, and keeps
-    /// them unchanged until `lease` from now at the latest.
+    /// Holds the cached blocks of a list from `first_block` on, or the first of them, for another node. They stay
+    /// unchanged for at most `lease`.
     pub async fn hold(
         &self,
         list: BlockList,
@@ -80,7 +81,7 @@ impl BlockExchange {
         });
         self.tell(move |scheduler, now_us| {
             let held = scheduler.hold_blocks(&list, first_block, until_us);
-            // The asker has gone, and has not read the pages yet.
+            // The caller has left, and has not read the pages yet.
             if let Err(Ok(held)) = reply.send(held) {
                 scheduler.release_blocks(held.id, now_us);
             }
@@ -121,7 +122,7 @@ impl BlockExchange {
             }
         });
         self.tell(move |scheduler, _| {
-            // The asker has gone, and has not written to the pages yet.
+            // The caller has left, and has not written to the pages yet.
             if let Err(Ok(grant)) = reply.send(scheduler.begin_fetch(request)) {
                 scheduler.handle_fetch_ended(grant.id, FetchEnd::Lost);
             }
@@ -129,8 +130,8 @@ impl BlockExchange {
         answer.await
     }
 
-    /// Cuts a fetch without written pages off behind the first `num_blocks` blocks. `Some(None)` if it is cancelled.
-    /// The asker ends the fetch after any answer.
+    /// Shortens a fetch to its first `num_blocks` blocks, before any of its pages is written. Returns `Some(None)` if
+    /// the fetch is cancelled. The caller ends the fetch after any answer.
     pub async fn shorten_fetch(&self, id: FetchId, num_blocks: u32) -> Option<Option<FetchGrant>> {
         self.ask(move |scheduler| scheduler.shorten_fetch(id, num_blocks))
             .await
@@ -150,7 +151,7 @@ impl BlockExchange {
         });
     }
 
-    /// Asks a question whose answer changes nothing that an absent asker would have to take back.
+    /// Asks a question without side effects: nothing has to be undone if the caller has left.
     fn ask<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
@@ -172,7 +173,7 @@ impl BlockExchange {
     }
 }
 
-/// The scheduler's clock may have stopped with the last step, and leases begin now.
+/// Updates the scheduler's clock first: it may still show the time of the last step, and leases begin now.
 fn timed(call: impl FnOnce(&mut Scheduler, u64) + Send + 'static) -> Command {
     Command::scheduler(move |scheduler, now_us| {
         scheduler.note_time(now_us);

@@ -2,7 +2,7 @@
 
 use corella_core::{FetchId, HoldId};
 
-/// A transfer that the driver of loads has to stop.
+/// A transfer that the driver of fetches has to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockFact {
     /// No new read of the blocks may begin. [`BlockExchange::release`](crate::BlockExchange::release) reports that all reads have ended.

@@ -1,4 +1,4 @@
-//! The choice of the node that computes the rest of a prompt, which a decode node has in part.
+//! The choice of the node that computes the rest of a prompt, if a decode node has cached a part of it.
 
 use std::sync::Arc;
 

@@ -56,7 +56,7 @@ impl SessionTable {
         self.0.get_mut(&id)?.client.as_mut()
     }
 
-    /// The client has its last event, or has left.
+    /// Removes a client that has its last event, or has left.
     pub fn leave(&mut self, id: SessionId) {
         self.change(id, |session| session.client = None);
     }
