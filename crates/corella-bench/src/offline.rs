@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use corella_core::{Namespace, SamplingParams, StoppingCriteria, TokenId};
+use corella_core::TokenId;
 use corella_engine::{Engine, EngineStats, StreamEvent, Submission, TokenStream};
 use tokio::task::JoinSet;
 
@@ -43,7 +43,7 @@ pub async fn run(
     let start = Instant::now();
     let mut requests = JoinSet::new();
     for (index, prompt) in prompts.into_iter().enumerate() {
-        let submission = greedy_submission(prompt, options.max_tokens);
+        let submission = Submission::new(prompt, options.max_tokens);
         let (submitted, progress) = (Instant::now(), progress.clone());
         let streams = engine.submit(submission);
         let submit = submitted.elapsed();
@@ -125,27 +125,6 @@ fn prompts(options: &OfflineOptions, vocab_size: usize) -> Result<Vec<Vec<TokenI
         (0..len as u64).map(|at| token(sequence, at)).collect()
     });
     Ok(prompts.collect())
-}
-
-pub(crate) fn greedy_submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
-    Submission {
-        prompt,
-        output: Vec::new(),
-        exports_kv: false,
-        sampling: SamplingParams::GREEDY,
-        num_choices: 1,
-        stopping: StoppingCriteria {
-            max_tokens: Some(max_tokens),
-            ..StoppingCriteria::default()
-        },
-        priority: 0,
-        objectives: Default::default(),
-        namespace: Namespace::default(),
-        constraint: None,
-        adapter: None,
-        trace_id: None,
-        trace: None,
-    }
 }
 
 async fn follow(mut stream: TokenStream, submitted: Instant, progress: &Progress) -> RequestRecord {

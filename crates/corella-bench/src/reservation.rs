@@ -6,9 +6,8 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use corella_core::{LostKv, TokenId};
-use corella_engine::{Engine, Receipt, StreamEvent};
+use corella_engine::{Engine, Receipt, StreamEvent, Submission};
 
-use crate::offline::greedy_submission;
 use crate::{BenchError, Summary};
 
 /// The length of the other node's prompt.
@@ -61,7 +60,7 @@ async fn reserve_and_abort(engine: &Engine) -> Result<[Duration; 2], BenchError>
     let refused = |reason: String| BenchError::Worker(format!("a reservation failed: {reason}"));
     let asked_at = Instant::now();
     let prompt = (0..NUM_TOKENS).map(|at| at as TokenId % 64).collect();
-    let receipt = engine.reserve(greedy_submission(prompt, 1), TIMEOUT);
+    let receipt = engine.reserve(Submission::new(prompt, 1), TIMEOUT);
     let Receipt { mut stream, .. } = receipt.map_err(|error| refused(format!("{error:?}")))?;
     match poll_fn(|cx| stream.poll_next(cx)).await {
         Some(StreamEvent::Accepted) => {}

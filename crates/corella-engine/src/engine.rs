@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use corella_core::{
-    ConfigError, KvEvent, KvFact, LatencyObjectives, Namespace, Request, RequestId, SamplingParams,
-    Scheduler, SchedulerConfig, Speculation, StoppingCriteria, TokenId,
+    ConfigError, KvEvent, KvFact, Namespace, Request, RequestId, Scheduler, SchedulerConfig,
+    Speculation, TokenId,
 };
 use corella_model::{Adapters, Executor, ExecutorError, KvPages};
 use crossbeam_channel::Sender;
@@ -363,24 +363,7 @@ impl Engine {
 
     /// Computes a prefix and pins its full KV pages. Returns the number of newly pinned pages. Blocks until it is done.
     pub fn pin_prefix(&self, tokens: Vec<TokenId>) -> Result<usize, PinPrefixError> {
-        let submission = Submission {
-            prompt: tokens.clone(),
-            output: Vec::new(),
-            exports_kv: false,
-            sampling: SamplingParams::GREEDY,
-            num_choices: 1,
-            stopping: StoppingCriteria {
-                max_tokens: Some(1),
-                ..StoppingCriteria::default()
-            },
-            priority: 0,
-            objectives: LatencyObjectives::default(),
-            namespace: Namespace::default(),
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
-        };
+        let submission = Submission::new(tokens.clone(), 1);
         let streams = self.submit(submission).map_err(PinPrefixError::Submit)?;
         for mut stream in streams {
             while let Some(event) = stream.next_blocking() {

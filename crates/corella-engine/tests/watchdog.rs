@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use corella_core::{Namespace, SamplingParams, SchedulerConfig, StoppingCriteria};
+use corella_core::SchedulerConfig;
 use corella_engine::{Engine, EngineConfig, Submission};
 use corella_model::{MockConfig, MockExecutor};
 use corella_test::wait_for;
@@ -40,26 +40,7 @@ fn a_hanging_step_is_named_once_per_doubling() {
     let mut config = EngineConfig::new(SchedulerConfig::new(20, 4, 64));
     config.step_timeout = Duration::from_millis(100);
     let engine = Engine::start(config, Box::new(MockExecutor::new(mock))).unwrap();
-    let mut streams = engine
-        .submit(Submission {
-            prompt: vec![1, 2, 3],
-            output: Vec::new(),
-            exports_kv: false,
-            sampling: SamplingParams::GREEDY,
-            num_choices: 1,
-            stopping: StoppingCriteria {
-                max_tokens: Some(6),
-                ..Default::default()
-            },
-            priority: 0,
-            objectives: Default::default(),
-            namespace: Namespace::default(),
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
-        })
-        .unwrap();
+    let mut streams = engine.submit(Submission::new(vec![1, 2, 3], 6)).unwrap();
     let id = streams[0].id();
     let reports = || -> Vec<String> {
         let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();

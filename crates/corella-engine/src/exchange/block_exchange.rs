@@ -185,9 +185,7 @@ fn timed(call: impl FnOnce(&mut Scheduler, u64) + Send + 'static) -> Command {
 mod tests {
     use std::sync::mpsc;
 
-    use corella_core::{
-        BatchOutput, RequestId, Sample, SamplingParams, SchedulerConfig, StoppingCriteria,
-    };
+    use corella_core::{BatchOutput, RequestId, Sample, SchedulerConfig};
 
     use super::*;
     use crate::engine_loop::block_feed::BlockFeed;
@@ -202,24 +200,7 @@ mod tests {
         let (hasher, page_size) = (config.block_hasher, config.page_size);
         let mut scheduler = Scheduler::new(config).unwrap();
         let tokens: Vec<_> = (0..8).collect();
-        let submission = Submission {
-            prompt: tokens.clone(),
-            output: Vec::new(),
-            exports_kv: false,
-            sampling: SamplingParams::GREEDY,
-            num_choices: 1,
-            stopping: StoppingCriteria {
-                max_tokens: Some(1),
-                ..StoppingCriteria::default()
-            },
-            priority: 0,
-            objectives: Default::default(),
-            namespace: Namespace::default(),
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
-        };
+        let submission = Submission::new(tokens.clone(), 1);
         let request = submission.into_request(RequestId(0), 0);
         scheduler.add_requests(vec![request]).unwrap();
         let batch = scheduler.schedule(0).unwrap();

@@ -3,9 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use corella_core::{
-    Batch, BatchOutput, RequestId, Sample, SamplingParams, SchedulerConfig, StoppingCriteria,
-};
+use corella_core::{Batch, BatchOutput, RequestId, Sample, SchedulerConfig};
 use corella_model::{Executor, MockConfig, MockExecutor};
 use corella_test::wait_until;
 
@@ -53,24 +51,7 @@ impl Bench {
     }
 
     fn request(&mut self) -> Request {
-        let submission = Submission {
-            prompt: (0..26).collect(),
-            output: Vec::new(),
-            exports_kv: false,
-            sampling: SamplingParams::GREEDY,
-            num_choices: 1,
-            stopping: StoppingCriteria {
-                max_tokens: Some(1),
-                ..StoppingCriteria::default()
-            },
-            priority: 0,
-            objectives: Default::default(),
-            namespace: Namespace::default(),
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
-        };
+        let submission = Submission::new((0..26).collect(), 1);
         self.num_requests += 1;
         submission.into_request(RequestId(self.num_requests), self.now_us)
     }

@@ -38,6 +38,28 @@ pub struct Submission {
 }
 
 impl Submission {
+    /// The most likely tokens behind a prompt, `max_tokens` at most.
+    pub fn new(prompt: Vec<TokenId>, max_tokens: u32) -> Self {
+        Self {
+            prompt,
+            output: Vec::new(),
+            exports_kv: false,
+            sampling: SamplingParams::GREEDY,
+            num_choices: 1,
+            stopping: StoppingCriteria {
+                max_tokens: Some(max_tokens),
+                ..StoppingCriteria::default()
+            },
+            priority: 0,
+            objectives: LatencyObjectives::default(),
+            namespace: Namespace::default(),
+            constraint: None,
+            adapter: None,
+            trace_id: None,
+            trace: None,
+        }
+    }
+
     /// The request of the first choice.
     pub fn into_request(mut self, id: RequestId, arrival_us: u64) -> Request {
         if let Some(adapter) = &self.adapter {

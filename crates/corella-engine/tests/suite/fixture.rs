@@ -6,10 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use corella_core::{
-    Batch, BatchOutput, FinishReason, HeadRoom, Namespace, SamplingParams, SchedulerConfig, StepId,
-    StoppingCriteria, TokenId,
-};
+use corella_core::{Batch, BatchOutput, FinishReason, HeadRoom, SchedulerConfig, StepId, TokenId};
 use corella_engine::{Engine, EngineConfig, EngineState, StreamEvent, Submission, TokenStream};
 use corella_model::{
     Executor, ExecutorError, ExecutorInfo, KvLayout, KvPages, MockConfig, MockExecutor, StepGate,
@@ -50,24 +47,7 @@ pub fn start_with(config: EngineConfig, mock: MockConfig) -> Engine {
 }
 
 pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
-    Submission {
-        prompt,
-        output: Vec::new(),
-        exports_kv: false,
-        sampling: SamplingParams::GREEDY,
-        num_choices: 1,
-        stopping: StoppingCriteria {
-            max_tokens: Some(max_tokens),
-            ..Default::default()
-        },
-        priority: 0,
-        objectives: Default::default(),
-        namespace: Namespace::default(),
-        constraint: None,
-        adapter: None,
-        trace_id: None,
-        trace: None,
-    }
+    Submission::new(prompt, max_tokens)
 }
 
 pub fn submit_one(engine: &Engine, submission: Submission) -> TokenStream {

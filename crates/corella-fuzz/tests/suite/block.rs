@@ -12,10 +12,7 @@ use corella_cluster::transport::{
     TransferThreads, decode_blocks, encode_blocks, session_key,
 };
 use corella_core::session::{LoadBlocks, LoadKey, RowPart, ToSource};
-use corella_core::{
-    Arithmetic, BlockList, Incarnation, Namespace, SamplingParams, SchedulerConfig,
-    StoppingCriteria, TokenId,
-};
+use corella_core::{Arithmetic, BlockList, Incarnation, Namespace, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig, Submission};
 use corella_fuzz::{Random, Target, Verdict, mutate_bytes};
 use corella_model::{Executor, KvGeometry, MockConfig, MockExecutor};
@@ -45,24 +42,7 @@ struct Source {
 }
 
 fn request(prompt: Vec<TokenId>) -> Submission {
-    Submission {
-        prompt,
-        output: Vec::new(),
-        exports_kv: false,
-        sampling: SamplingParams::GREEDY,
-        num_choices: 1,
-        stopping: StoppingCriteria {
-            max_tokens: Some(1),
-            ..Default::default()
-        },
-        priority: 0,
-        objectives: Default::default(),
-        namespace: Namespace::default(),
-        constraint: None,
-        adapter: None,
-        trace_id: None,
-        trace: None,
-    }
+    Submission::new(prompt, 1)
 }
 
 impl Source {

@@ -5,8 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::held_isa::held_isa;
 use corella_core::{
-    HeadRoom, Namespace, RequestOutput, SamplingParams, SchedulerConfig, Speculation,
-    StoppingCriteria, TokenId,
+    HeadRoom, RequestOutput, SamplingParams, SchedulerConfig, Speculation, TokenId,
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{DraftModel, Engine, EngineConfig, StreamEvent, Submission};
@@ -89,22 +88,8 @@ pub fn submissions(vocab_size: usize) -> Vec<Submission> {
         }
         sampling.logprobs = at.is_multiple_of(3).then_some(3);
         Submission {
-            prompt: (0..3 + at * 5).map(token).collect(),
-            output: Vec::new(),
-            exports_kv: false,
             sampling,
-            num_choices: 1,
-            stopping: StoppingCriteria {
-                max_tokens: Some(30 + at as u32 % 4 * 8),
-                ..Default::default()
-            },
-            priority: 0,
-            objectives: Default::default(),
-            namespace: Namespace::default(),
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
+            ..Submission::new((0..3 + at * 5).map(token).collect(), 30 + at as u32 % 4 * 8)
         }
     };
     (0..12).map(submission).collect()

@@ -9,7 +9,7 @@ use crate::held_isa::held_isa;
 use corella::{
     CalibrationText, GenerateParams, Llm, LlmOptions, ModelSource, QuantizeOptions, quantize,
 };
-use corella_core::{Namespace, SamplingParams, StoppingCriteria};
+use corella_core::SamplingParams;
 use corella_engine::{StreamEvent, Submission};
 use corella_model::{
     Checkpoint, CheckpointWriter, DType, DecoderSpec, KvFormat, LayerTensor, LayerWeights, Tensor,
@@ -158,25 +158,11 @@ fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
     let beginnings = (1..=tokens.len()).step_by(3).map(|len| &tokens[..len]);
     let predicted = beginnings.map(|beginning| {
         let submission = Submission {
-            prompt: beginning.to_vec(),
-            output: Vec::new(),
-            exports_kv: false,
             sampling: SamplingParams {
                 logprobs: Some(vocab_size as u32),
                 ..SamplingParams::GREEDY
             },
-            num_choices: 1,
-            stopping: StoppingCriteria {
-                max_tokens: Some(1),
-                ..StoppingCriteria::default()
-            },
-            priority: 0,
-            objectives: Default::default(),
-            namespace: Namespace::default(),
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
+            ..Submission::new(beginning.to_vec(), 1)
         };
         let mut stream = llm.engine.submit(submission).unwrap().remove(0);
         let sample = loop {

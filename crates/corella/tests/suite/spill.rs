@@ -3,9 +3,7 @@
 use std::path::Path;
 
 use crate::held_isa::held_isa;
-use corella_core::{
-    HeadRoom, Namespace, RequestOutput, SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
-};
+use corella_core::{HeadRoom, RequestOutput, SamplingParams, SchedulerConfig, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, DType, KvFormat};
@@ -44,24 +42,13 @@ fn submission(at: u32) -> Submission {
     }
     sampling.logprobs = Some(3);
     Submission {
-        prompt: (0..5 + at * 3)
-            .map(|i| (i * 37 + at * 11) as TokenId % 200)
-            .collect(),
-        output: Vec::new(),
-        exports_kv: false,
         sampling,
-        num_choices: 1,
-        stopping: StoppingCriteria {
-            max_tokens: Some(50),
-            ..Default::default()
-        },
-        priority: 0,
-        objectives: Default::default(),
-        namespace: Namespace::default(),
-        constraint: None,
-        adapter: None,
-        trace_id: None,
-        trace: None,
+        ..Submission::new(
+            (0..5 + at * 3)
+                .map(|i| (i * 37 + at * 11) as TokenId % 200)
+                .collect(),
+            50,
+        )
     }
 }
 

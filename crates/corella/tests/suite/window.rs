@@ -5,8 +5,8 @@ use std::path::Path;
 
 use crate::held_isa::held_isa;
 use corella_core::{
-    HeadRoom, KvEvent, KvGroup, Namespace, RequestOutput, SamplingParams, SchedulerConfig,
-    Speculation, StoppingCriteria, TokenId,
+    HeadRoom, KvEvent, KvGroup, RequestOutput, SamplingParams, SchedulerConfig, Speculation,
+    TokenId,
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
@@ -101,22 +101,8 @@ fn submit(engine: &Engine, prompt: Vec<TokenId>, seed: u64, max_tokens: u32) -> 
     }
     sampling.logprobs = Some(3);
     let submission = Submission {
-        prompt,
-        output: Vec::new(),
-        exports_kv: false,
         sampling,
-        num_choices: 1,
-        stopping: StoppingCriteria {
-            max_tokens: Some(max_tokens),
-            ..Default::default()
-        },
-        priority: 0,
-        objectives: Default::default(),
-        namespace: Namespace::default(),
-        constraint: None,
-        adapter: None,
-        trace_id: None,
-        trace: None,
+        ..Submission::new(prompt, max_tokens)
     };
     engine.submit(submission).unwrap().remove(0)
 }

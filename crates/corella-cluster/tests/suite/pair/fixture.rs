@@ -18,8 +18,8 @@ use corella_cluster::{NodeList, NodeRecord};
 use corella_core::session::{Hello, SessionConfig};
 use corella_core::{
     ComputePlace, DirectoryConfig, FinishReason, Incarnation, KvGroup, LoadReport, LostKv,
-    Namespace, PeerFacts, PeerPolicy, PeerStanding, PeerTableConfig, PlacementConfig,
-    PromptLogprob, RecurrentState, SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
+    PeerFacts, PeerPolicy, PeerStanding, PeerTableConfig, PlacementConfig, PromptLogprob,
+    RecurrentState, SamplingParams, SchedulerConfig, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
@@ -386,22 +386,8 @@ impl Prefill {
 
 pub fn submission(prompt: Vec<TokenId>, max_tokens: u32, sampling: SamplingParams) -> Submission {
     Submission {
-        prompt,
-        output: Vec::new(),
-        exports_kv: false,
         sampling,
-        num_choices: 1,
-        stopping: StoppingCriteria {
-            max_tokens: Some(max_tokens),
-            ..Default::default()
-        },
-        priority: 0,
-        objectives: Default::default(),
-        namespace: Namespace::default(),
-        constraint: None,
-        adapter: None,
-        trace_id: None,
-        trace: None,
+        ..Submission::new(prompt, max_tokens)
     }
 }
 

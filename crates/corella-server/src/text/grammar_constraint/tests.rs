@@ -3,10 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use corella_core::{
-    Batch, BatchOutput, FinishReason, Namespace, SamplingParams, SchedulerConfig, SlotId, StepId,
-    StoppingCriteria,
-};
+use corella_core::{Batch, BatchOutput, FinishReason, SchedulerConfig, SlotId, StepId};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission};
 use corella_model::{
     Executor, ExecutorError, ExecutorInfo, KvLayout, KvPages, MockConfig, MockExecutor, StepWaker,
@@ -122,22 +119,8 @@ impl Executor for Clocked {
 
 fn submission(max_tokens: u32, constraint: Option<Arc<dyn TokenConstraint>>) -> Submission {
     Submission {
-        prompt: vec![7; 4],
-        output: Vec::new(),
-        exports_kv: false,
-        sampling: SamplingParams::GREEDY,
-        num_choices: 1,
-        stopping: StoppingCriteria {
-            max_tokens: Some(max_tokens),
-            ..StoppingCriteria::default()
-        },
-        priority: 0,
-        objectives: corella_core::LatencyObjectives::default(),
-        namespace: Namespace::default(),
         constraint,
-        adapter: None,
-        trace_id: None,
-        trace: None,
+        ..Submission::new(vec![7; 4], max_tokens)
     }
 }
 
