@@ -13,7 +13,7 @@ use crate::{BlockList, HeldBlocks, HoldId, HoldRefusal, Incarnation, NodeId, Pag
 ///
 /// ```text
 /// LoadBlocks ─▶ Holding ── held ─▶ Sending ── all has landed ─▶ Stopping ── at rest ─▶ Releasing ─▶ Complete or Failed
-///                                     └── the hold has ended, the fetcher is lost, … ──┘
+///                                     └── the hold has ended, the fetcher is lost, … ─┘
 /// ```
 ///
 /// * Facts: `handle_*`, each with the time

@@ -1,4 +1,4 @@
-//! The outcomes of block loads.
+//! The outcomes of fetches of blocks.
 
 use corella_core::session::{BlockFetchEnd, LoadFailure};
 
