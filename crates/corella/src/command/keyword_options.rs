@@ -293,7 +293,10 @@ mod tests {
                 json!({"speculative_config": {"method": "eagle3"}}),
                 "speculative_config",
             ),
-            (json!({"host": "0.0.0.0"}), "there is no option host"),
+            (
+                json!({"lora_modules": ["sql=adapters/sql"]}),
+                "there is no option lora_modules: only commands such as `corella serve` have it",
+            ),
         ] {
             let refused = parse_json(keywords.clone()).err().unwrap_or_default();
             assert!(refused.contains(message), "{keywords}: {refused}");

@@ -10,7 +10,7 @@ use crate::input::option_value;
 /// Returns the message for an unknown option. It explains the flag of another server, or names the nearest of `known`,
 /// which have no dashes.
 pub fn refusal<'a>(option: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    match flag_table::find(option).and_then(advice) {
+    match flag_table::find(option).map(advice) {
         Some(advice) => format!("there is no option {option}: {advice}"),
         None => {
             let near = nearest_name(option.trim_start_matches('-'), known);
@@ -21,15 +21,15 @@ pub fn refusal<'a>(option: &str, known: impl IntoIterator<Item = &'a str>) -> St
 }
 
 /// Returns advice for a refused flag.
-fn advice(flag: &Flag) -> Option<String> {
+fn advice(flag: &Flag) -> String {
     match &flag.treatment {
-        Treatment::Same { .. } => None,
-        Treatment::OtherName(other) => Some(format!("use {}", other.option)),
+        Treatment::Same { .. } => "only commands such as `corella serve` have it".to_owned(),
+        Treatment::OtherName(other) => format!("use {}", other.option),
         Treatment::NoOp(no_op) if no_op.otherwise.is_empty() => {
-            Some(format!("leave it out: {}", no_op.why))
+            format!("leave it out: {}", no_op.why)
         }
-        Treatment::NoOp(no_op) => Some(no_op.otherwise.clone()),
-        Treatment::Refused(why) => Some(why.clone()),
+        Treatment::NoOp(no_op) => no_op.otherwise.clone(),
+        Treatment::Refused(why) => why.clone(),
     }
 }
 
