@@ -50,7 +50,7 @@ FAULTS = [
     ("/v1/messages", CHAT),
     ("/v1/messages/count_tokens", {"messages": []}),
     ("/detokenize", {"tokens": ["a"]}),
-    ("/completion", {"prompt": "Once", "grammar": "root ::= \"a\""}),
+    ("/completion", {"prompt": "Once", "mirostat": 2}),
     ("/infill", {"input_prefix": 3}),
     ("/embedding", {"content": "a", "embd_normalize": 0}),
 ]

@@ -1,5 +1,6 @@
 //! Grammars compiled for a vocabulary: the tokens that may come next in an answer.
 
+pub(crate) mod gbnf;
 pub(crate) mod grammar_error;
 pub(crate) mod grammar_place;
 pub(crate) mod grammar_reason;
@@ -17,6 +18,7 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokR
 use llguidance::{JsonCompileOptions, Logger, Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+use crate::grammar::gbnf::in_lark;
 use crate::grammar::grammar_error::GrammarError;
 use crate::grammar::grammar_place::place_of_error;
 use crate::grammar::grammar_reason::{caller_reason, is_too_large, without_place};
@@ -200,7 +202,9 @@ impl GrammarCompiler {
                 }
             }
             GrammarSource::Composed(composed) => self.error_of_part(composed, reason, is_wanted),
-            GrammarSource::Regex(_) => GrammarError::at_root(without_place(&reason)),
+            GrammarSource::Regex(_) | GrammarSource::Gbnf(_) => {
+                GrammarError::at_root(without_place(&reason))
+            }
             _ => GrammarError::at_root(reason),
         })
     }
@@ -390,6 +394,7 @@ fn compiled_source(source: &GrammarSource) -> Result<GrammarSource, GrammarError
         GrammarSource::Lark(lark) => {
             with_compiled_schemas(lark, compiled_schema).map(GrammarSource::Lark)
         }
+        GrammarSource::Gbnf(gbnf) => in_lark(gbnf).map(GrammarSource::Lark),
         GrammarSource::Composed(composed) => {
             let parts = composed.parts.iter().enumerate().map(|(part, source)| {
                 compiled_source(source).map_err(|error| GrammarError {
@@ -445,7 +450,10 @@ fn single(source: &GrammarSource) -> GrammarWithLexer {
             };
             GrammarWithLexer::from_lark(lark)
         }
-        GrammarSource::Lark(lark) => GrammarWithLexer::from_lark(lark.clone()),
+        // `compiled_source` has left no GBNF.
+        GrammarSource::Lark(lark) | GrammarSource::Gbnf(lark) => {
+            GrammarWithLexer::from_lark(lark.clone())
+        }
         // Compositions are made here, and never nested.
         GrammarSource::Composed(composed) => GrammarWithLexer::from_lark(composed.start.clone()),
     }

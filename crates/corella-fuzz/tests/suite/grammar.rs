@@ -1,4 +1,4 @@
-//! Constraints of callers: JSON schemas, regular expressions, and grammars in Lark's notation.
+//! Constraints of callers: JSON schemas, regular expressions, and grammars in the notations of Lark and llama.cpp.
 
 use std::sync::LazyLock;
 
@@ -206,5 +206,44 @@ fn lark() {
     };
     Target::new("lark", 256 << 20, 4000)
         .in_child("grammar::lark")
+        .run(&corpus, mutate, follow);
+}
+
+#[test]
+fn gbnf() {
+    let wrap = |text: &str| GrammarSource::Gbnf(text.to_owned());
+    let corpus = [
+        "root ::= \"hi\" \" \" name # Ada\nname ::= [A-Z] [^\\n\\x20]{1,9}\n",
+        "root ::= sum\nsum ::= product (\"+\" product)*\nproduct ::= [0-9]+ | \"(\" sum \")\"\n",
+    ]
+    .map(|text| Input {
+        text: text.to_owned(),
+        wrap,
+    });
+    let words = [
+        "root ::= ",
+        "\n",
+        "|",
+        "*",
+        "+",
+        "?",
+        "(",
+        ")",
+        "\"a\"",
+        "[",
+        "]",
+        "^",
+        "-",
+        "\\u00e9",
+        "#",
+        ".",
+        "{1,1000000}",
+    ];
+    let mutate = |random: &mut Random, input: &mut Input| {
+        let more = "root ::= a\na ::= a a | \"x\"\n";
+        mutate_text(random, &mut input.text, &words, more);
+    };
+    Target::new("gbnf", 256 << 20, 4000)
+        .in_child("grammar::gbnf")
         .run(&corpus, mutate, follow);
 }

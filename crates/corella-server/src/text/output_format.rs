@@ -48,7 +48,7 @@ impl OutputFormatFields {
             add("guided_choice", choice("guided_choice", texts)?);
         }
         if let Some(grammar) = self.guided_grammar {
-            add("guided_grammar", lark("guided_grammar", grammar)?);
+            add("guided_grammar", GrammarSource::of_grammar(grammar));
         }
         formats.extend(structured_outputs(self.structured_outputs)?);
         formats.extend(response_format(self.response_format)?);
@@ -211,7 +211,7 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
                 texts.map_err(|_| ApiError::invalid(&field, "must be an array of strings"))?;
             choice(&field, texts)?
         }
-        _ => lark(&field, text(value)?)?,
+        _ => GrammarSource::of_grammar(text(value)?),
     };
     Ok(Some(OutputFormat { source, field }))
 }
@@ -238,17 +238,6 @@ fn choice(field: &str, texts: Vec<String>) -> Result<GrammarSource, ApiError> {
         ));
     }
     Ok(GrammarSource::Choice(texts))
-}
-
-fn lark(field: &str, grammar: String) -> Result<GrammarSource, ApiError> {
-    // The notation of llama.cpp and older vLLM has rules like `root ::= "yes" | "no"`.
-    if grammar.contains("::=") && !grammar.contains("start:") {
-        return Err(ApiError::invalid(
-            field,
-            "is in the notation GBNF; write it in Lark's, where rules are like `start: \"yes\" | \"no\"`",
-        ));
-    }
-    Ok(GrammarSource::Lark(grammar))
 }
 
 fn object(field: &str, value: Value) -> Result<Map<String, Value>, ApiError> {

@@ -137,6 +137,18 @@ async fn an_answer_keeps_what_response_fields_name() {
 }
 
 #[tokio::test]
+async fn an_answer_follows_its_grammar() {
+    let server = TestServer::start().await;
+    let mut body =
+        json!({"prompt": "once", "temperature": 0, "grammar": "root ::= \"yes\" | \"no\""});
+    let content = answer(&server, "/completion", body.clone()).await["content"].clone();
+    assert!(content == "yes" || content == "no", "{content}");
+    body["json_schema"] = json!({"type": "null"});
+    let reply = post(server.address, "/completion", &body).await;
+    assert_eq!(reply.error()["param"], "grammar", "{}", reply.text());
+}
+
+#[tokio::test]
 async fn a_biased_token_is_drawn_or_never_drawn() {
     let server = TestServer::start().await;
     let prompt = server.encode("once");
@@ -162,7 +174,7 @@ async fn a_biased_token_is_drawn_or_never_drawn() {
 async fn what_would_change_an_answer_is_refused_by_name() {
     let server = TestServer::start().await;
     for (field, value) in [
-        ("grammar", json!("root ::= \"yes\"")),
+        ("grammar", json!("root ::= other")),
         ("mirostat", json!(2)),
         ("samplers", json!(["top_k"])),
         ("typical_p", json!(0.5)),

@@ -61,7 +61,7 @@ impl Size {
                 self.num_bytes += schema.to_string().len();
                 self.add_patterns(schema);
             }
-            GrammarSource::Regex(text) | GrammarSource::Lark(text) => {
+            GrammarSource::Regex(text) | GrammarSource::Lark(text) | GrammarSource::Gbnf(text) => {
                 self.num_bytes += text.len();
                 self.add_text(text);
             }

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::*;
 
+mod gbnf;
 mod work;
 
 /// Tokens 0 to 255 are bytes, followed by some longer ones and a special one.

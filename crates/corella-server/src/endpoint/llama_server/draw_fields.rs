@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use corella_text::GrammarSource;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -41,6 +42,7 @@ pub struct DrawFields {
     n: Option<u32>,
     n_indent: Option<usize>,
     json_schema: Option<Value>,
+    grammar: Option<String>,
     return_tokens: Option<bool>,
     response_fields: Option<Vec<String>>,
     samplers: Option<Value>,
@@ -91,14 +93,7 @@ impl DrawFields {
             more_end_token_ids,
             ..EndpointFields::default()
         };
-        let format = self.json_schema.take().filter(|schema| !schema.is_null());
-        let format = format.map(|schema| {
-            const FIELD: &str = "json_schema";
-            Ok(OutputFormat {
-                source: json_schema(FIELD, schema)?,
-                field: FIELD.to_owned(),
-            })
-        });
+        let output_format = self.output_format()?;
         let num_predict = self.n_predict.or(self.max_tokens);
         let mut sampling = SamplingFields {
             n: self.n_cmpl.or(self.n),
@@ -134,7 +129,7 @@ impl DrawFields {
             renamed.map_or(error.clone(), |(from, to)| error.renamed(from, to))
         });
         let mut params = validated?;
-        params.output_format = format.transpose()?;
+        params.output_format = output_format;
         let answer = AnswerFormat {
             prompts: Vec::new(),
             num_choices: params.num_choices as usize,
@@ -145,6 +140,22 @@ impl DrawFields {
             min_indent,
         };
         Ok((params, answer))
+    }
+
+    fn output_format(&mut self) -> Result<Option<OutputFormat>, ApiError> {
+        let schema = self.json_schema.take().filter(|schema| !schema.is_null());
+        let grammar = self.grammar.take().filter(|grammar| !grammar.is_empty());
+        let (field, source) = match (schema, grammar) {
+            (None, None) => return Ok(None),
+            (Some(schema), None) => ("json_schema", json_schema("json_schema", schema)?),
+            (None, Some(grammar)) => ("grammar", GrammarSource::of_grammar(grammar)),
+            (Some(_), Some(_)) => {
+                let reason = "cannot be combined with json_schema";
+                return Err(ApiError::invalid("grammar", reason));
+            }
+        };
+        let field = field.to_owned();
+        Ok(Some(OutputFormat { source, field }))
     }
 
     /// Turns off the samplers that a list leaves out.

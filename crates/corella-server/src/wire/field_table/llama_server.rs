@@ -107,6 +107,7 @@ static DRAW_HERE: &[Field] = &[
     read("n_indent", |_| integer(0..=u32::MAX.into()).or(0))
         .about("Without stream: ends the answer before a line that is indented less."),
     read("json_schema", any_object).about("The form of the answer's text."),
+    read("grammar", text).about("The grammar of the answer's text, in GBNF or in Lark's notation."),
     read("return_tokens", off).about("Returns the ids of the answer's tokens."),
     read("response_fields", |limits| list(text(limits)))
         .about("The answer keeps only these members, such as \"timings/predicted_ms\"."),

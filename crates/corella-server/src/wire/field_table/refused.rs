@@ -146,7 +146,7 @@ pub static GENERATING: &[Field] = &[
     instead("max_output_tokens", "use max_completion_tokens"),
     // SGLang.
     instead("regex", "use structured_outputs"),
-    instead("ebnf", "use structured_outputs"),
+    instead("ebnf", "use structured_outputs.grammar"),
     instead("min_new_tokens", "use min_tokens"),
     instead("input_ids", "use prompt of /v1/completions"),
     instead("text", "use prompt or messages"),
@@ -155,6 +155,7 @@ pub static GENERATING: &[Field] = &[
     instead("n_predict", "use max_tokens"),
     instead("repeat_penalty", "use repetition_penalty").unless(is_one),
     instead("json_schema", "use structured_outputs"),
+    instead("grammar", "use structured_outputs.grammar").unless(is_no_text),
     instead("input_prefix", "use prompt"),
     instead("input_suffix", "use prompt"),
     // Ollama.
@@ -259,11 +260,6 @@ pub static IN_OLLAMA_MESSAGE: &[Field] = &[refuse("images", is_empty)];
 
 /// In `/completion` and `/infill`.
 pub static LLAMA_SERVER: &[Field] = &[
-    instead(
-        "grammar",
-        "use json_schema, or structured_outputs of /v1/completions",
-    )
-    .unless(is_no_text),
     instead("best_of", "use /v1/completions").unless(is_one),
     instead("response_format", "use json_schema"),
     instead("repetition_penalty", "use repeat_penalty").unless(is_one),
