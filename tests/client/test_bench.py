@@ -68,6 +68,19 @@ def test_two_runs_are_compared_in_a_table_and_a_page(tmp_path):
     assert refused.returncode != 0 and "both.html: this is no JSON" in refused.stderr, refused.stderr
 
 
+def test_a_failed_run_leaves_earlier_results(tmp_path):
+    earlier, new = tmp_path / "earlier.json", tmp_path / "new.html"
+    earlier.write_text("{}")
+    files = ("--output-json", earlier, "--report", new)
+    with ServerProcess("--device", "mock", "--api-key", "sesame") as server:
+        refused = bench("--base-url", server.base_url, "--num-warmups", 1, *files, "--model", "x", OPENAI_API_KEY="salt")
+        assert refused.returncode == 2 and "OPENAI_API_KEY" in refused.stderr and server.base_url in refused.stderr
+        assert earlier.read_text() == "{}" and not new.exists()
+        done = bench("--base-url", server.base_url, *files, OPENAI_API_KEY="sesame")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(earlier.read_text())["completed"] == 4 and new.exists()
+
+
 def test_https(tmp_path):
     authority = certificate.Authority(tmp_path)
     cert, key = authority.issue("server")

@@ -37,7 +37,7 @@ pub async fn run(
     options: &OfflineOptions,
 ) -> Result<Report, BenchError> {
     let prompts = prompts(options, vocab_size)?;
-    options.files.create()?;
+    options.files.check()?;
     let provenance = Provenance::of_this_process(None);
     let progress = Arc::new(Progress::new(String::new(), prompts.len()));
     let start = Instant::now();

@@ -47,13 +47,14 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
     };
     client.set_model(&model);
     let client = Arc::new(client);
-    options.files.create()?;
+    options.files.check()?;
     let provenance = Provenance::of_this_process(client.version().await);
 
     for item in prepare(&options, &client, 0).await? {
         let record = client.send(&item, |_| {}).await;
         if let Some(error) = record.error {
-            return Err(BenchError::Warmup(error));
+            let url = &options.base_url;
+            return Err(BenchError::Warmup(format!("{url}: {error}")));
         }
     }
     let mut repeats = Repeats { runs: Vec::new() };

@@ -1,5 +1,6 @@
 //! The files for the results of a benchmark.
 
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -16,13 +17,16 @@ pub struct ReportFiles {
 }
 
 impl ReportFiles {
-    /// Creates the files, so that an unwritable one is noticed before the run.
-    pub(crate) fn create(&self) -> Result<(), BenchError> {
+    /// Notices an unwritable file before the run. The files of an earlier run stay as they are until this one ends.
+    pub(crate) fn check(&self) -> Result<(), BenchError> {
         let files = [&self.json, &self.html];
-        files
-            .into_iter()
-            .flatten()
-            .try_for_each(|path| write(path, ""))
+        files.into_iter().flatten().try_for_each(|path| {
+            let checked = match OpenOptions::new().write(true).create_new(true).open(path) {
+                Ok(_) => std::fs::remove_file(path),
+                Err(_) => OpenOptions::new().append(true).open(path).map(|_| ()),
+            };
+            checked.map_err(|error| BenchError::File(format!("{}: {error}", path.display())))
+        })
     }
 
     /// Writes the files. `json` is called with the level of detail.

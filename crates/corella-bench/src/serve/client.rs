@@ -157,7 +157,10 @@ impl Client {
         });
         tokenized
             .map(|tokenized| tokenized.tokens)
-            .map_err(|reason| BenchError::Server(format!("--pre-tokenize: /tokenize: {reason}")))
+            .map_err(|reason| {
+                let address = &self.address;
+                BenchError::Server(format!("--pre-tokenize: {address}/tokenize: {reason}"))
+            })
     }
 
     async fn get(&self, path: &str) -> Result<Bytes, String> {
@@ -329,10 +332,14 @@ impl Client {
         let text: String = text.chars().take(MAX_ERROR_CHARS).collect();
         match (status, &self.authorization) {
             (StatusCode::UNAUTHORIZED, None) => {
-                format!("{status}: the server wants a key: --api-key or CORELLA_API_KEY names it")
+                format!(
+                    "{status}: the server wants a key: --api-key, CORELLA_API_KEY or OPENAI_API_KEY gives it"
+                )
             }
             (StatusCode::UNAUTHORIZED, Some(_)) => {
-                format!("{status}: the server does not accept the key of --api-key")
+                format!(
+                    "{status}: the server does not accept the key of --api-key, CORELLA_API_KEY or OPENAI_API_KEY"
+                )
             }
             _ => format!("{status}: {text}"),
         }

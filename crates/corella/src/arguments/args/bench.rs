@@ -66,7 +66,7 @@ pub struct BenchServeArgs {
     /// Model to request [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
-    /// API key to send as a bearer token
+    /// API key to send as a bearer token [default: that in OPENAI_API_KEY]
     #[arg(
         long,
         value_name = "KEY",

@@ -78,13 +78,19 @@ pub fn bench_serve(args: BenchServeArgs) -> Result<BenchServeOptions, Error> {
         ignore_eos: args.ignore_eos,
         seed: args.seed,
         temperature: args.temperature,
-        api_key: args.api_key,
+        api_key: args.api_key.or_else(openai_key),
         num_warmups: args.num_warmups,
         num_repeats: args.repeats,
         files: report_files(args.report),
         goodput: args.goodput,
         ..BenchServeOptions::default()
     })
+}
+
+/// The key that `vllm bench serve` and OpenAI's clients send.
+fn openai_key() -> Option<String> {
+    let key = std::env::var("OPENAI_API_KEY").ok();
+    key.filter(|key| !key.is_empty())
 }
 
 /// Returns the number of threads and the instruction set to measure.
