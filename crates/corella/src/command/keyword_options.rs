@@ -153,7 +153,9 @@ fn foreign(command: &Command, name: &str, value: &Value) -> Result<Option<Vec<Os
     } else {
         return match &flag.treatment {
             Treatment::NoOp(no_op) if no_op.allows(&as_typed(value)) => {
-                tracing::warn!("{name} has no effect: {}", no_op.why);
+                if !no_op.is_done_anyway() {
+                    tracing::warn!("{name} has no effect: {}", no_op.why);
+                }
                 Ok(Some(Vec::new()))
             }
             _ => Ok(None),

@@ -22,18 +22,19 @@ const HEAD: &str = "\
 
 ```console
 $ corella serve -hf OWNER/MODEL:Q4_K_M -c 8k -np 8 -fa on --jinja --port 8080
-WARN -hf is --model
-WARN -c is --max-model-len
-WARN -np is --max-num-seqs
+INFO -hf is --model
+INFO -c is --max-model-len
+INFO -np is --max-num-seqs
 WARN -fa has no effect: attention has one implementation
 WARN --jinja has no effect: chat templates are always used
 ```
 
 A flag that would change what clients get, or what the machine does, is refused with the reason, and all that are
 refused are told at once. `_` in a long flag is the same as `-`, and `--no-` in front of a flag that is refused has no
-effect. Other commands take these flags too, where they have the option. [Configuration files](../configuration-file.md)
-take them as keys. `corella bench serve` takes those of [`vllm bench serve`](#vllm-bench-serve). Of a flag that is given twice,
-the last value counts, unless it collects values.
+effect. A value that asks for what is done anyway is taken without a word. Other commands take these flags too, where
+they have the option. [Configuration files](../configuration-file.md) take them as keys. `corella bench serve` takes those
+of [`vllm bench serve`](#vllm-bench-serve). Of a flag that is given twice, the last value counts, unless it collects
+values.
 
 [Endpoints](#endpoints) of these servers are answered at the same paths.
 ";

@@ -2,8 +2,10 @@
 //! at once.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::{Arg, Command};
+use corella_hub::ModelName;
 
 use crate::foreign::flag_table::{self, Flag, NoOp, OtherName, Treatment};
 use crate::foreign::foreign_value::ValueForm;
@@ -93,7 +95,7 @@ struct Walk<'a> {
     notes: Vec<String>,
     refusals: Vec<String>,
     num_positionals: usize,
-    /// The last of several names after one `--served-model-name`, which may be the model.
+    /// The last of several names after one `--served-model-name`, which may be meant as the model.
     last_name: Option<OsString>,
     /// Flags with a translated value, and the resulting word.
     translated_values: Vec<(String, OsString)>,
@@ -234,7 +236,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Makes the last of several names the model if no other word is.
+    /// Makes the last of several names the model if it can be one, and no other word is.
     fn free_model(&mut self) {
         let mut positionals = self.command.get_positionals();
         let Some(before_model) = positionals.position(|arg| arg.get_id() == "model") else {
@@ -248,6 +250,13 @@ impl<'a> Walk<'a> {
         let Some(name) = self.last_name.take().filter(|_| !has_model) else {
             return;
         };
+        if !may_be_model(&name) {
+            let name = name.display();
+            self.note(format!(
+                "{name} is one more {NAMES}; a model stands before this option"
+            ));
+            return;
+        }
         let is_last = |pair: &[OsString]| pair[0] == NAMES && pair[1] == name;
         if let Some(at) = self.translated.windows(2).rposition(is_last) {
             self.translated.remove(at);
@@ -343,6 +352,7 @@ impl<'a> Walk<'a> {
                     Some(text) => self
                         .refusals
                         .push(format!("{typed} {text}: {}", no_op.otherwise)),
+                    None if no_op.is_done_anyway() => {}
                     None => self
                         .warnings
                         .push(format!("{typed} has no effect: {}", no_op.why)),
@@ -489,6 +499,15 @@ impl<'a> Walk<'a> {
             "there is no option {typed}; {meant}`corella {name} --help` names all"
         ));
     }
+}
+
+/// Whether a word behind names may be a path, or a model of the hub.
+fn may_be_model(word: &OsString) -> bool {
+    let text = word.to_string_lossy();
+    text.contains('/')
+        || text.ends_with(".gguf")
+        || ModelName::has_form(&text)
+        || Path::new(word).exists()
 }
 
 /// Returns advice with the typed value instead of the table's example.

@@ -17,10 +17,23 @@ pub(crate) type AskedModel<'a> = (&'a Checkpoint, Option<WeightFormat>);
 /// Returns the options with a device other than `Auto`. `models` are the model and its draft model.
 pub(crate) fn settle(options: &LlmOptions, models: &[AskedModel<'_>]) -> Result<LlmOptions, Error> {
     let mut settled = options.clone();
-    if options.device != Device::Auto {
-        return Ok(settled);
+    if options.device == Device::Auto {
+        settled.device = best_device(options, models)?;
+        if let (Device::Cuda, Some(limits)) = (settled.device, options.gpu_limits) {
+            limits.set(&mut settled.scheduler);
+        }
     }
-    settled.device = match find_gpu() {
+    let default = LlmOptions::default().gpu_memory_utilization;
+    if settled.device != Device::Cuda && options.gpu_memory_utilization != default {
+        tracing::warn!(
+            "--gpu-memory-utilization has no effect on a CPU: --kv-cache-memory sets the memory of the KV cache"
+        );
+    }
+    Ok(settled)
+}
+
+fn best_device(options: &LlmOptions, models: &[AskedModel<'_>]) -> Result<Device, Error> {
+    Ok(match find_gpu() {
         Ok(None) => Device::Cpu,
         Ok(Some(gpu)) => match reason_for_cpu(options, &gpu, models)? {
             None => Device::Cuda,
@@ -33,11 +46,7 @@ pub(crate) fn settle(options: &LlmOptions, models: &[AskedModel<'_>]) -> Result<
             tracing::warn!("the GPU stays idle: {reason}");
             Device::Cpu
         }
-    };
-    if let (Device::Cuda, Some(limits)) = (settled.device, options.gpu_limits) {
-        limits.set(&mut settled.scheduler);
-    }
-    Ok(settled)
+    })
 }
 
 fn reason_for_cpu(

@@ -406,6 +406,21 @@ fn a_command_line_of_another_server_runs() {
 }
 
 #[test]
+fn a_share_of_a_gpus_memory_has_no_effect_on_a_cpu() {
+    let mut command = corella(&["generate", "-p", "x", "--max-tokens", "1", "--no-limits"]);
+    command.args(["--gpu-memory-utilization", "0.5"]);
+    let output = command
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        text.contains("has no effect on a CPU: --kv-cache-memory"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_variable_is_an_option() {
     let mut command = corella(&["generate", "-p", "x", "--no-limits"]);
     command

@@ -8,8 +8,8 @@ use super::format_choice::FormatChoice;
 #[derive(Args)]
 #[command(next_help_heading = "Requests")]
 pub struct RequestArgs {
-    /// Name of the model in the API; repeat the option for more names [default: the name of
-    /// the folder or file]
+    /// Name of the model in the API, or several: requests may use each, and those without a name get an
+    /// answer with the first [default: the name of the folder or file]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Vec<String>,
     /// Seed for requests that give none [default: a different one for each request]

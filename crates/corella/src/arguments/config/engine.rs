@@ -94,15 +94,6 @@ pub fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Err
     };
     options.is_batch_invariant = !args.no_batch_invariance;
     options.gpu_memory_utilization = args.gpu_memory_utilization;
-    let default = LlmOptions::default().gpu_memory_utilization;
-    if !matches!(options.device, Device::Auto | Device::Cuda)
-        && args.gpu_memory_utilization != default
-    {
-        tracing::warn!(
-            "--gpu-memory-utilization has no effect without --device cuda; --kv-cache-memory sets the memory of \
-             the KV cache"
-        );
-    }
     let dictates = !args.mock_dictation.is_empty() || args.mock_script.is_some();
     if dictates && options.device != Device::Mock {
         let reason = "--mock-dictation and --mock-script need --device mock";

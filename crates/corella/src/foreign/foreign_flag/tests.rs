@@ -23,6 +23,8 @@ fn an_alias_is_noted_once_and_is_no_warning() {
     let translation = typed(line).unwrap();
     assert_eq!(translation.notes, ["--ctx-size is --max-model-len"]);
     assert_eq!(translation.warnings.len(), 1, "{:?}", translation.warnings);
+    let default = typed("corella serve --tensor-parallel-size 1 --load-format auto");
+    assert_eq!(default.map(|translation| translation.warnings), Ok(vec![]));
     let notes = typed("corella ls").unwrap().notes;
     assert_eq!(notes, ["`corella ls` is `corella list`"]);
 }
@@ -106,7 +108,7 @@ fn flags_of_other_servers_become_options() {
     }
 }
 
-/// The last of several names is the model if no other word is.
+/// The last of several names is the model if no other word is, and if it has the form of one.
 #[test]
 fn several_names_may_follow_one_option() {
     for (line, expected) in [
@@ -135,10 +137,12 @@ fn several_names_may_follow_one_option() {
             "x --served-model-name a --served-model-name b",
             "x NAME a NAME b",
         ),
-        ("--served-model-name a x", "NAME a x"),
-        ("--served-model-name a b x", "NAME a NAME b x"),
+        ("--served-model-name a b", "NAME a NAME b"),
+        ("--served-model-name a o/x", "NAME a o/x"),
+        ("--served-model-name a b x.gguf", "NAME a NAME b x.gguf"),
+        ("--served-model-name a b qwen3", "NAME a NAME b qwen3"),
         ("--served-model-name a b -- x", "NAME a NAME b -- x"),
-        ("--seed 3 --served-model-name a x --seed -1", "NAME a x"),
+        ("--seed 3 --served-model-name a o/x --seed -1", "NAME a o/x"),
         (
             "--served-model-name a --lora-modules b=c d=e --port 1",
             "NAME a --lora-modules b=c d=e --port 1",
@@ -151,7 +155,15 @@ fn several_names_may_follow_one_option() {
     }
     // In this command, a file of requests comes before the model.
     let batch = "corella batch in.jsonl -o out --served-model-name a";
-    assert_eq!(words(&format!("{batch} x")), format!("{batch} x"));
+    assert_eq!(words(&format!("{batch} o/x")), format!("{batch} o/x"));
+    // Without a model, the built-in one or that of the configuration file is served.
+    let notes = typed("corella serve --served-model-name a b")
+        .unwrap()
+        .notes;
+    assert_eq!(
+        notes,
+        ["b is one more --served-model-name; a model stands before this option"]
+    );
 }
 
 /// Keys and values have one type.
