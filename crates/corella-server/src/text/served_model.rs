@@ -69,7 +69,7 @@ impl ServedModel {
             {
                 Ok(model.to_owned())
             }
-            Some(model) => Err(ApiError::model_not_found(model, config.model_name())),
+            Some(model) => Err(ApiError::model_not_found(model, config)),
         }
     }
 

@@ -35,6 +35,9 @@ struct ErrorBody {
 /// not a prediction.
 const RETRY_AFTER_S: &str = "1";
 
+/// Names of the served model in an error.
+const MAX_SHOWN_NAMES: usize = 8;
+
 /// OpenAI's clients prefer it to `retry-after`, which has whole seconds.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
@@ -248,13 +251,20 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    pub fn model_not_found(model: &str, served: &str) -> Self {
+    pub fn model_not_found(model: &str, config: &ServeConfig) -> Self {
         let model = shown(model);
+        let names = &config.served_model_names;
+        let shown_names = names.iter().take(MAX_SHOWN_NAMES);
+        let mut served: Vec<_> = shown_names.map(|name| format!("`{name}`")).collect();
+        if names.len() > MAX_SHOWN_NAMES {
+            served.push(format!("{} more", names.len() - MAX_SHOWN_NAMES));
+        }
+        let served = served.join(", ");
         let mut error = Self::new(
             StatusCode::NOT_FOUND,
             "invalid_request_error",
             format!(
-                "The model `{model}` does not exist; this server has `{served}`: ask for that, or leave `model` out."
+                "The model `{model}` does not exist; this server has {served}: ask for that, or leave `model` out."
             ),
         );
         error.body.param = Some("model".into());
@@ -263,8 +273,8 @@ impl ApiError {
     }
 
     /// A caller asks to fetch a model from a server that fetches none.
-    pub fn not_pulled(model: &str, served: &str) -> Self {
-        let mut error = Self::model_not_found(model, served);
+    pub fn not_pulled(model: &str, config: &ServeConfig) -> Self {
+        let mut error = Self::model_not_found(model, config);
         let message = format!(
             "{} It fetches no other: run `corella pull {}` on its machine, and serve that.",
             error.message(),

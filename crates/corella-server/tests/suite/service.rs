@@ -119,7 +119,13 @@ async fn models_are_listed_under_all_their_names() {
     assert_eq!(one.json()["id"], MODEL);
     let other = get(server.address, "/v1/models/other").await;
     assert_eq!(other.status, 404);
-    assert_eq!(other.error()["code"], "model_not_found");
+    let error = other.error();
+    assert_eq!(error["code"], "model_not_found");
+    let message = error["message"].as_str().expect("a message");
+    assert!(
+        message.contains(&format!("`{MODEL}`, `alias`")),
+        "{message}"
+    );
     let body = json!({"prompt": "x", "model": "alias"});
     let answer = post(server.address, "/v1/completions", &body).await.json();
     assert_eq!(answer["model"], "alias");

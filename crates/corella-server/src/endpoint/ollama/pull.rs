@@ -38,7 +38,7 @@ pub async fn pull_model(
         return Err(ApiError::invalid("model", "is required"));
     };
     let model = served_model(&state.served, Some(&asked));
-    let model = model.map_err(|_| ApiError::not_pulled(&asked, state.config.model_name()))?;
+    let model = model.map_err(|_| ApiError::not_pulled(&asked, &state.config))?;
     context.check_model(&state.config, &model)?;
     if fields.stream == Some(false) {
         return Ok(json_response(&json!({"status": "success"})));
