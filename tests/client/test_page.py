@@ -386,6 +386,15 @@ def user(text):
     return {"role": "user", "content": text}
 
 
+def test_the_scale_of_probabilities_is_one_row_of_a_phone(browser, server):
+    with page_of(browser, server, size=PHONE) as page:
+        show_probabilities(page)
+        say(page, STORY)
+        wait_answered(page)
+        marks = [mark.bounding_box() for mark in page.locator("#token-scale span").all()]
+        assert len({mark["y"] for mark in marks}) == 1 and marks[-1]["x"] + marks[-1]["width"] <= PHONE["width"], marks
+
+
 @pytest.mark.parametrize("state", ["empty", "settings", "answered", "chats", "engine"])
 @pytest.mark.parametrize(
     "size, scheme",
