@@ -17,9 +17,10 @@ use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Str
 pub struct Draw {
     /// `DRAW`, `SCORE`, or 0 for an empty entry.
     pub kind: u32,
+    /// The row of logits within the launch. A score may share it only with scores.
     pub row: u32,
     pub slot: u32,
-    /// The tokens before the one to draw.
+    /// The number of tokens before a draw.
     pub num_tokens: u32,
     pub flags: u32,
     /// The token to score.
@@ -32,8 +33,13 @@ impl Draw {
 
     /// A flag: the slot's mask restricts the draw.
     pub const IS_MASKED: u32 = 1;
-    /// A flag: the token is not the slot's next input.
+    /// A flag: the token is not the slot's next input, and counts only if the draft before it was drawn.
     pub const IS_BEHIND_DRAFT: u32 = 2;
+
+    pub fn flag(self, flag: u32, is_set: bool) -> Self {
+        let flags = self.flags | if is_set { flag } else { 0 };
+        Self { flags, ..self }
+    }
 }
 
 /// The common parameters of a slot's draws.
@@ -154,25 +160,24 @@ pub struct DrawKernels {
 
 impl DrawKernels {
     pub fn load(device: &SharedDevice) -> Result<Self, DeviceError> {
-        let common = ModuleSource {
-            name: "sample.cu",
-            text: include_str!("sample.cu"),
-            defines: Vec::new(),
-        };
-        let ranks = ModuleSource {
-            name: "sample_rank.cu",
-            text: include_str!("sample_rank.cu"),
-            defines: Vec::new(),
+        let load = |name, text, kernels: &[&'static str]| {
+            let defines = Vec::new();
+            let source = ModuleSource {
+                name,
+                text,
+                defines,
+            };
+            device.load(&source, kernels)
         };
         let names = ["sample_maximum", "sample_weigh", "sample_finish"];
-        let common = device.load(&common, &names)?;
+        let common = load("sample.cu", include_str!("sample.cu"), &names)?;
         let names = [
             "sample_select",
             "sample_gather",
             "sample_refine",
             "sample_weigh_kept",
         ];
-        let ranks = device.load(&ranks, &names)?;
+        let ranks = load("sample_rank.cu", include_str!("sample_rank.cu"), &names)?;
         Ok(Self {
             device: SharedDevice::clone(device),
             maximum: common[0],

@@ -21,7 +21,7 @@ mod planned;
 mod slot_words;
 
 pub use self::memory::{Staging, words_of_slice};
-pub use self::planned::{DrawPlan, SamplingStep, ScorePlan};
+pub use self::planned::SamplingStep;
 
 /// The sizes of allocated memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,18 +57,10 @@ pub struct DeviceSampler {
     limits: SamplingLimits,
     slots: Vec<SlotDraws>,
     rules: RuleMemory,
-    params: DeviceBuffer,
-    history: DeviceBuffer,
-    drawn: DeviceBuffer,
-    masks: DeviceBuffer,
-    draws: DeviceBuffer,
-    results: DeviceBuffer,
-    tops: DeviceBuffer,
-    work: DeviceBuffer,
-    sums: DeviceBuffer,
-    classes: DeviceBuffer,
-    bins: DeviceBuffer,
-    lists: DeviceBuffer,
+    /// The parameter of a launch, except its logits.
+    args: SampleArgs,
+    /// The memory that `args` points to.
+    _memory: Vec<DeviceBuffer>,
 }
 
 impl DeviceSampler {
@@ -88,12 +80,15 @@ impl DeviceSampler {
                  {MAX_VOCAB_SIZE} tokens"
             )));
         }
-        let new = |num_bytes| DeviceBuffer::new(device, num_bytes);
-        Ok(Self {
-            kernels: DrawKernels::load(device)?,
-            slots: vec![SlotDraws::default(); max_num_seqs],
-            rules: RuleMemory::new(device),
-            params: new(max_num_seqs * size_of::<SlotParams>())?,
+        let num_blocks = vocab_size.div_ceil(BLOCK);
+        let mut memory = Vec::new();
+        let mut new = |num_bytes| -> Result<DevicePointer, DeviceError> {
+            memory.push(DeviceBuffer::new(device, num_bytes)?);
+            Ok(memory[memory.len() - 1].pointer())
+        };
+        let args = SampleArgs {
+            logits: DevicePointer::NULL,
+            slots: new(max_num_seqs * size_of::<SlotParams>())?,
             history: new(max_num_seqs * max_model_len * size_of::<u32>())?,
             drawn: new(max_num_seqs * size_of::<u32>())?,
             masks: new(max_num_seqs * vocab_size.div_ceil(32) * size_of::<u32>())?,
@@ -101,10 +96,21 @@ impl DeviceSampler {
             results: new(max_draws * size_of::<SampleResult>())?,
             tops: new(max_draws * max_top * size_of::<TopToken>())?,
             work: new(max_rows * WORK_BYTES)?,
-            sums: new(max_rows * 2 * vocab_size.div_ceil(BLOCK) * size_of::<f64>())?,
+            sums: new(max_rows * 2 * num_blocks * size_of::<f64>())?,
             classes: new(max_rows * CLASS_STRIDE * size_of::<u64>())?,
             bins: new(max_rows * NUM_BINS * size_of::<u32>())?,
             lists: new(max_rows * 2 * LIST * size_of::<u64>())?,
+            vocab_size: vocab_size as u32,
+            max_model_len: max_model_len as u32,
+            max_top: max_top as u32,
+            num_blocks: num_blocks as u32,
+        };
+        Ok(Self {
+            kernels: DrawKernels::load(device)?,
+            slots: vec![SlotDraws::default(); max_num_seqs],
+            rules: RuleMemory::new(device),
+            args,
+            _memory: memory,
             device: SharedDevice::clone(device),
             limits,
         })
@@ -126,13 +132,13 @@ impl DeviceSampler {
 
     /// Each slot's last draw, `u32 [slots]`; 0 for a failed draw.
     pub fn drawn(&self) -> DevicePointer {
-        self.drawn.pointer()
+        self.args.drawn
     }
 
     /// The tokens of each slot, `u32 [slots][max_model_len]`. The forward pass records the tokens of its positions here
     /// before the step draws; `start_slot` records tokens with earlier KV.
     pub fn history(&self) -> DevicePointer {
-        self.history.pointer()
+        self.args.history
     }
 
     /// Whether the memory suffices for a request's log-probabilities.
@@ -184,13 +190,13 @@ impl DeviceSampler {
         let pointer = rules.map_or(DevicePointer::NULL, |block| block.pointer);
         self.upload_words(step, pointer, &words)?;
         let params = slot_params(start, pointer);
-        let to = self.params.pointer().add(slot * size_of::<SlotParams>());
+        let to = self.args.slots.add(slot * size_of::<SlotParams>());
         self.upload_words(step, to, &words_of(&params))?;
         let max_model_len = self.limits.max_model_len;
         let first = slot * max_model_len * size_of::<u32>();
         // Spans of a slot with more tokens are not computed.
         let cached = &start.cached_tokens[..start.cached_tokens.len().min(max_model_len)];
-        self.upload_words(step, self.history.pointer().add(first), cached)
+        self.upload_words(step, self.args.history.add(first), cached)
     }
 
     /// Gives a slot the mask of its next draw. Tokens beyond its end are not allowed.
@@ -199,7 +205,7 @@ impl DeviceSampler {
         let mut words = mask.allowed.to_vec();
         words.resize(num_words, 0);
         let first = mask.slot.0 as usize * num_words * size_of::<u32>();
-        self.upload_words(step, self.masks.pointer().add(first), &words)
+        self.upload_words(step, self.args.masks.add(first), &words)
     }
 
     fn upload_words(
@@ -219,48 +225,15 @@ impl DeviceSampler {
         }
     }
 
-    /// Adds a draw to a step. Its slot has been started and is within the limits, and so is its position.
-    pub fn plan_draw(&self, step: &mut SamplingStep, plan: DrawPlan) -> Result<(), DeviceError> {
-        let slot = &self.slots[plan.slot.0 as usize];
-        let mut flags = 0;
-        if plan.is_masked {
-            flags |= Draw::IS_MASKED;
-        }
-        if plan.is_behind_draft {
-            flags |= Draw::IS_BEHIND_DRAFT;
-        }
-        let draw = Draw {
-            kind: Draw::DRAW,
-            row: plan.row,
-            slot: plan.slot.0,
-            num_tokens: plan.num_tokens,
-            flags,
-            token: 0,
-        };
+    /// Adds a draw or a score to a step. Its slot has been started and is within the limits, and so is its position. The
+    /// token of a score is in the vocabulary.
+    pub fn plan(&self, step: &mut SamplingStep, draw: Draw) -> Result<(), DeviceError> {
+        let slot = &self.slots[draw.slot as usize];
         let has_logprobs = slot.has_logprobs;
-        self.plan(step, Planned::Draw { has_logprobs }, draw, slot.passes)
-    }
-
-    /// Adds a score to a step. Its slot has been started, and its token is in the vocabulary.
-    pub fn plan_score(&self, step: &mut SamplingStep, plan: ScorePlan) -> Result<(), DeviceError> {
-        let slot = &self.slots[plan.slot.0 as usize];
-        let draw = Draw {
-            kind: Draw::SCORE,
-            row: plan.row,
-            slot: plan.slot.0,
-            token: plan.token,
-            ..Draw::default()
+        let (planned, passes) = match draw.kind {
+            Draw::SCORE => (Planned::Score, slot.score_passes),
+            _ => (Planned::Draw { has_logprobs }, slot.passes),
         };
-        self.plan(step, Planned::Score, draw, slot.score_passes)
-    }
-
-    fn plan(
-        &self,
-        step: &mut SamplingStep,
-        planned: Planned,
-        draw: Draw,
-        passes: Passes,
-    ) -> Result<(), DeviceError> {
         let index = step.planned.len();
         if index == self.limits.max_draws {
             return Err(DeviceError(format!(
@@ -279,7 +252,7 @@ impl DeviceSampler {
         let num_planned = step.planned.len();
         // SAFETY: the device reads them after this.
         unsafe { step.draws.as_mut_slice()[num_planned..num_draws].fill(Draw::default()) };
-        let (to, from) = (self.draws.pointer(), step.draws.pointer());
+        let (to, from) = (self.args.draws, step.draws.pointer());
         // SAFETY: both have room for the most draws of a step.
         unsafe {
             self.device
@@ -291,8 +264,8 @@ impl DeviceSampler {
     /// step to step, so that a graph may include it.
     ///
     /// # Safety
-    /// `logits` are f32 `[rows][vocab_size]` with all rows of these draws. Rows of draws with masks, rules or penalties
-    /// are changed, so that no two such draws may share one.
+    /// `logits` are f32 `[rows][vocab_size]` with all rows of these draws. A draw with a mask, rules or penalties
+    /// changes its row, so that only one such draw may use a row.
     pub unsafe fn launch(
         &self,
         (first, num_draws): (usize, usize),
@@ -311,25 +284,10 @@ impl DeviceSampler {
         let tops = first * self.limits.max_top * size_of::<TopToken>();
         let args = SampleArgs {
             logits,
-            draws: self.draws.pointer().add(first * size_of::<Draw>()),
-            slots: self.params.pointer(),
-            history: self.history.pointer(),
-            masks: self.masks.pointer(),
-            work: self.work.pointer(),
-            sums: self.sums.pointer(),
-            classes: self.classes.pointer(),
-            bins: self.bins.pointer(),
-            lists: self.lists.pointer(),
-            results: self
-                .results
-                .pointer()
-                .add(first * size_of::<SampleResult>()),
-            tops: self.tops.pointer().add(tops),
-            drawn: self.drawn.pointer(),
-            vocab_size: self.limits.vocab_size as u32,
-            max_model_len: self.limits.max_model_len as u32,
-            max_top: self.limits.max_top as u32,
-            num_blocks: self.limits.vocab_size.div_ceil(BLOCK) as u32,
+            draws: self.args.draws.add(first * size_of::<Draw>()),
+            results: self.args.results.add(first * size_of::<SampleResult>()),
+            tops: self.args.tops.add(tops),
+            ..self.args
         };
         // SAFETY: the logits belong to the caller, the rest to this sampler, with sufficient sizes.
         unsafe { self.kernels.draw(&args, num_draws as u32, passes) }
@@ -341,14 +299,14 @@ impl DeviceSampler {
         if num_draws == 0 {
             return Ok(());
         }
-        let (to, from) = (step.results.pointer(), self.results.pointer());
+        let (to, from) = (step.results.pointer(), self.args.results);
         let num_bytes = num_draws * size_of::<SampleResult>();
         // SAFETY: both have room for the most results of a step.
         unsafe { self.device.copy(Stream::Compute, to, from, num_bytes)? };
         if step.passes < Passes::Ranks || self.limits.max_top == 0 {
             return Ok(());
         }
-        let (to, from) = (step.tops.pointer(), self.tops.pointer());
+        let (to, from) = (step.tops.pointer(), self.args.tops);
         let num_bytes = num_draws * self.limits.max_top * size_of::<TopToken>();
         // SAFETY: as above.
         unsafe { self.device.copy(Stream::Compute, to, from, num_bytes) }

@@ -15,11 +15,12 @@ use corella_model::{
 };
 
 use crate::device::Event;
+use crate::kernels::sample::Draw;
 use crate::kv::KvMemory;
 
 use super::completion::{Completion, StepInFlight};
 use super::forward::Forward;
-use super::sampling::{DeviceSampler, DrawPlan, ScorePlan};
+use super::sampling::DeviceSampler;
 
 pub enum Command {
     Step(Arc<Batch>),
@@ -284,23 +285,26 @@ impl Stage {
         for mask in &masks {
             sampler.set_mask(sampling, mask)?;
         }
-        for (index, score) in rows.scores.iter().enumerate() {
-            let plan = ScorePlan {
-                slot: score.slot,
-                row: (index % logit_rows) as u32,
-                token: score.token,
-            };
-            sampler.plan_score(sampling, plan)?;
-        }
-        for (index, sample) in (rows.scores.len()..).zip(&rows.samples) {
-            let plan = DrawPlan {
-                slot: sample.slot,
-                row: (index % logit_rows) as u32,
+        let scores = rows.scores.iter().map(|score| Draw {
+            kind: Draw::SCORE,
+            slot: score.slot.0,
+            token: score.token,
+            ..Draw::default()
+        });
+        let draws = rows.samples.iter().map(|sample| {
+            let is_masked = masks.iter().any(|mask| mask.slot == sample.slot);
+            let draw = Draw {
+                kind: Draw::DRAW,
+                slot: sample.slot.0,
                 num_tokens: sample.num_tokens as u32,
-                is_behind_draft: sample.draft.is_some(),
-                is_masked: masks.iter().any(|mask| mask.slot == sample.slot),
+                ..Draw::default()
             };
-            sampler.plan_draw(sampling, plan)?;
+            { draw.flag(Draw::IS_MASKED, is_masked) }
+                .flag(Draw::IS_BEHIND_DRAFT, sample.draft.is_some())
+        });
+        for (index, draw) in scores.chain(draws).enumerate() {
+            let row = (index % logit_rows) as u32;
+            sampler.plan(sampling, Draw { row, ..draw })?;
         }
         let num_draws = sampling.num_draws();
         let passes = sampling.passes();

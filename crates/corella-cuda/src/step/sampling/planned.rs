@@ -1,35 +1,12 @@
 //! The draws of a step, from its plan to its results.
 
-use corella_core::{Logprobs, PromptLogprob, Sample, SlotId, TokenId};
+use corella_core::{Logprobs, PromptLogprob, Sample};
 use corella_model::SampleError;
 
 use crate::device::PinnedBuffer;
 use crate::kernels::sample::{Draw, Passes, SampleResult, TopToken};
 
 use super::memory::Staging;
-
-/// A token to draw.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DrawPlan {
-    pub slot: SlotId,
-    /// The row of logits within the launch.
-    pub row: u32,
-    /// The tokens before the one to draw.
-    pub num_tokens: u32,
-    /// Whether it is behind a draft, so that it counts only if the draft was drawn.
-    pub is_behind_draft: bool,
-    /// Whether the slot's token mask for this step restricts the draw.
-    pub is_masked: bool,
-}
-
-/// A known token whose log-probability is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ScorePlan {
-    pub slot: SlotId,
-    /// The row of logits within the launch. No draw may have the same.
-    pub row: u32,
-    pub token: TokenId,
-}
 
 /// The planned operation at an index.
 #[derive(Clone, Copy, Debug)]

@@ -71,25 +71,24 @@ impl Bench {
     fn plan(&mut self, slot: usize, case: &Case) {
         let index = self.step.num_draws();
         self.set_logits(index, &case.logits);
-        let slot = SlotId(slot as u32);
-        let row = (index % MAX_ROWS) as u32;
-        let planned = match case.score {
-            Some(token) => {
-                let plan = ScorePlan { slot, row, token };
-                self.sampler.plan_score(&mut self.step, plan)
-            }
-            None => {
-                let plan = DrawPlan {
-                    slot,
-                    row,
-                    num_tokens: case.start.cached_tokens.len() as u32,
-                    is_behind_draft: false,
-                    is_masked: case.mask.is_some(),
-                };
-                self.sampler.plan_draw(&mut self.step, plan)
-            }
+        let draw = Draw {
+            row: (index % MAX_ROWS) as u32,
+            slot: slot as u32,
+            ..Draw::default()
         };
-        planned.unwrap();
+        let draw = match case.score {
+            Some(token) => Draw {
+                kind: Draw::SCORE,
+                token,
+                ..draw
+            },
+            None => Draw {
+                kind: Draw::DRAW,
+                num_tokens: case.start.cached_tokens.len() as u32,
+                ..draw.flag(Draw::IS_MASKED, case.mask.is_some())
+            },
+        };
+        self.sampler.plan(&mut self.step, draw).unwrap();
     }
 
     /// Launches the planned draws, in parts with room for MAX_ROWS, and some empty entries.
