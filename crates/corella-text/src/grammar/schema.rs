@@ -2,6 +2,7 @@
 
 mod closed_object;
 mod decimal;
+mod keyword_list;
 mod look_around;
 mod number;
 mod reference_cycle;

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value, json};
 
+use super::keyword_list::{list, num_with_all_of, required};
 use super::schema_error::error;
 use crate::GrammarError;
 
@@ -34,13 +35,7 @@ const PARTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 
 /// The number of places that describe the members of a value together.
 fn num_sources(fields: &Map<String, Value>) -> usize {
-    let of_all = fields.get("allOf").and_then(Value::as_array);
-    let others = ["properties", "anyOf", "oneOf", "$ref"];
-    of_all.map_or(0, Vec::len)
-        + others
-            .iter()
-            .filter(|key| fields.contains_key(**key))
-            .count()
+    num_with_all_of(fields, &["properties", "anyOf", "oneOf", "$ref"])
 }
 
 /// The schema of a reference.
@@ -63,12 +58,7 @@ fn find_parts(schema: &Value, root: &Value, is_part: bool, open: &mut BTreeSet<S
         find_parts(target, root, true, open);
     }
     for keyword in PARTS {
-        for part in fields
-            .get(keyword)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-        {
+        for part in list(fields, keyword) {
             find_parts(part, root, is_combined, open);
         }
     }
@@ -134,8 +124,7 @@ impl Closing<'_> {
             .map(|(step, _)| (step, false))
             .collect();
         let parts = PARTS.into_iter().flat_map(|keyword| {
-            let parts = fields.get(keyword).and_then(Value::as_array);
-            let num_parts = parts.map_or(0, Vec::len);
+            let num_parts = list(fields, keyword).len();
             (0..num_parts).map(move |at| (format!("{keyword}/{at}"), is_combined))
         });
         for (step, is_part) in inner.into_iter().chain(parts).collect::<Vec<_>>() {
@@ -217,9 +206,7 @@ impl Closing<'_> {
             properties.keys().for_each(|name| names.add(name));
             is_named = true;
         }
-        let required = fields.get("required").and_then(Value::as_array);
-        let required = required.into_iter().flatten().filter_map(Value::as_str);
-        required.for_each(|name| names.add(name));
+        required(fields).for_each(|name| names.add(name));
         if let Some(reference) = fields.get("$ref").and_then(Value::as_str)
             && names.references.insert(reference.to_owned())
         {
@@ -227,12 +214,7 @@ impl Closing<'_> {
             is_named |= self.add_names(target, names)?;
         }
         for keyword in PARTS {
-            for part in fields
-                .get(keyword)
-                .and_then(Value::as_array)
-                .into_iter()
-                .flatten()
-            {
+            for part in list(fields, keyword) {
                 is_named |= self.add_names(part, names)?;
             }
         }

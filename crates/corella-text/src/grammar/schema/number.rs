@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Number, Value, json};
 
 use super::decimal::Decimal;
+use super::keyword_list::num_with_all_of;
 use super::schema_error::shortened;
 
 /// The largest double below 2^63.
@@ -270,16 +271,8 @@ impl StepSet {
         if let Ok(Some(step)) = multiple(fields) {
             self.steps.insert((step.coefficient, step.scale));
         }
-        let num_parts = usize::from(fields.contains_key("multipleOf"))
-            + fields
-                .get("allOf")
-                .and_then(Value::as_array)
-                .map_or(0, Vec::len)
-            + ["anyOf", "oneOf", "$ref"]
-                .iter()
-                .filter(|keyword| fields.contains_key(**keyword))
-                .count();
-        self.are_combined |= num_parts > 1;
+        let others = ["multipleOf", "anyOf", "oneOf", "$ref"];
+        self.are_combined |= num_with_all_of(fields, &others) > 1;
     }
 
     pub(super) fn check(&self) -> Result<(), String> {

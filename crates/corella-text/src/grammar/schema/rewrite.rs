@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
+use super::keyword_list::required;
 use super::look_around::without_look_ahead;
 use super::number::{StepSet, set_numbers};
 use super::reference_cycle::steps;
@@ -165,9 +166,8 @@ fn check_required(fields: &Map<String, Value>) -> Result<(), String> {
     let is_closed = fields.get("additionalProperties") == Some(&Value::Bool(false))
         && !fields.contains_key("patternProperties");
     let properties = fields.get("properties").and_then(Value::as_object);
-    let required = fields.get("required").and_then(Value::as_array);
-    let mut names = required.into_iter().flatten().filter_map(Value::as_str);
-    let unnamed = names.find(|name| !properties.is_some_and(|members| members.contains_key(*name)));
+    let unnamed = required(fields)
+        .find(|name| !properties.is_some_and(|members| members.contains_key(*name)));
     match unnamed.filter(|_| is_closed) {
         Some(name) => Err(format!(
             "`required` names `{}`, which `additionalProperties` excludes, so that no answer is valid: add it to \

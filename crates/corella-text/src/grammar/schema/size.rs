@@ -6,6 +6,7 @@ use std::ptr;
 
 use serde_json::{Map, Value};
 
+use super::keyword_list::{list, num_with_all_of, required};
 use super::reference_cycle::target;
 use super::rewrite::{LISTS, MAPS, SINGLES};
 use super::schema_error::error;
@@ -75,12 +76,7 @@ fn check_members(fields: &Map<String, Value>) -> Result<(), String> {
     let empty = Map::new();
     let properties = fields.get("properties").and_then(Value::as_object);
     let properties = properties.unwrap_or(&empty);
-    let required = fields.get("required").and_then(Value::as_array);
-    let required: BTreeSet<_> = required
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
+    let required: BTreeSet<_> = required(fields).collect();
     let num_named = required
         .iter()
         .filter(|name| properties.contains_key(**name))
@@ -147,11 +143,6 @@ pub(super) fn check_merging(root: &Value) -> Result<(), GrammarError> {
 
 /// The keywords that describe the same value as the schema around them.
 fn num_parts(fields: &Map<String, Value>) -> usize {
-    let all = fields
-        .get("allOf")
-        .and_then(Value::as_array)
-        .map_or(0, Vec::len);
-    let one = ["anyOf", "oneOf", "$ref"];
     let others = [
         "properties",
         "patternProperties",
@@ -159,7 +150,7 @@ fn num_parts(fields: &Map<String, Value>) -> usize {
         "prefixItems",
     ];
     let others = others.iter().chain(&["items", "pattern", "enum", "const"]);
-    all + one.iter().filter(|key| fields.contains_key(**key)).count()
+    num_with_all_of(fields, &["anyOf", "oneOf", "$ref"])
         + usize::from(others.into_iter().any(|key| fields.contains_key(*key)))
 }
 
@@ -256,16 +247,11 @@ impl<'a> Merging<'a> {
         self.known.insert(schema, None);
         let mut merged = Merged::of(fields);
         for keyword in ["anyOf", "oneOf"] {
-            let parts = fields.get(keyword).and_then(Value::as_array);
-            let cases = parts
-                .into_iter()
-                .flatten()
-                .map(|part| self.merged(part))
-                .reduce(Merged::or);
+            let cases = list(fields, keyword).iter().map(|part| self.merged(part));
+            let cases = cases.reduce(Merged::or);
             cases.into_iter().for_each(|cases| merged.and(cases));
         }
-        let parts = fields.get("allOf").and_then(Value::as_array);
-        for part in parts.into_iter().flatten() {
+        for part in list(fields, "allOf") {
             merged.and(self.merged(part));
         }
         let reference = fields.get("$ref").and_then(Value::as_str);
