@@ -93,7 +93,9 @@ fn carry_out(command: Command) -> Result<i32, Box<dyn Error>> {
         Command::Quantize(args) => quantize_command::run(config::quantize(args)?)?,
         Command::Pull(args) => hub_command::pull(config::pull(&args), &args.models)?,
         Command::List => hub_command::list(config::hub(true), &config::ollama_store())?,
-        Command::Rm(args) => hub_command::remove(config::hub(true), &args.models)?,
+        Command::Rm(args) => {
+            hub_command::remove(config::hub(true), &config::ollama_store(), &args.models)?
+        }
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args)?,
         Command::Bench(command) => run_benchmark(*command)?,

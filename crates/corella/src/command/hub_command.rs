@@ -86,11 +86,23 @@ fn short_name(model: &ModelName) -> Option<String> {
         .min_by_key(String::len)
 }
 
-pub fn remove(config: HubConfig, models: &[ModelName]) -> Result<(), HubError> {
+pub fn remove(
+    config: HubConfig,
+    ollama: &OllamaStore,
+    models: &[ModelName],
+) -> Result<(), HubError> {
     let folder = config.cache.display().to_string();
     let hub = Hub::new(config);
     for model in models {
         let Some(removed) = hub.remove(model)? else {
+            if let Some(short) = short_name(model)
+                && let Some(found) = ollama.find(&short)
+            {
+                let name = found.name;
+                return Err(HubError::Name(format!(
+                    "{name} is Ollama's: `ollama rm {name}` deletes it"
+                )));
+            }
             return Err(HubError::Name(format!(
                 "{model} is not in {folder}; `corella list` says what is"
             )));

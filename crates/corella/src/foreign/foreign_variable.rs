@@ -36,12 +36,16 @@ pub fn check(is_set: impl Fn(&str) -> bool, start: &Start) -> Result<Vec<String>
         ));
     }
     let variables = flag_table::ollama_variables().into_iter();
-    for Variable { name, option, .. } in variables.chain(flag_table::vllm_variables()) {
+    for Variable { name, option, why } in variables.chain(flag_table::vllm_variables()) {
         if let Some(option) = option
             && is_set(&name)
             && !KEYS.contains(&name.as_str())
         {
-            warnings.push(format!("{name} is not read: {option} sets that here"));
+            let why = match why.as_str() {
+                "" => String::new(),
+                why => format!("; {}", why.replace('`', "")),
+            };
+            warnings.push(format!("{name} is not read: {option} sets that here{why}"));
         }
     }
     Ok(warnings)
@@ -83,7 +87,7 @@ mod tests {
             |name: &str| ["OLLAMA_HOST", "OLLAMA_DEBUG", "VLLM_CPU_KVCACHE_SPACE"].contains(&name);
         let warnings = check(is_set, &start(false, Some("0.0.0.0"))).unwrap();
         let expected = [
-            "OLLAMA_HOST is not read: --host sets that here",
+            "OLLAMA_HOST is not read: --host sets that here; and --port for the port, which is 8000 unless it is set",
             "VLLM_CPU_KVCACHE_SPACE is not read: --kv-cache-memory sets that here",
         ];
         assert_eq!(warnings, expected);

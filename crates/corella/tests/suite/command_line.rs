@@ -607,6 +607,11 @@ fn a_model_of_ollama_is_found_by_its_name() {
         let line = lines.next().expect(&list);
         assert!(line.ends_with("Ollama's"), "{line}");
     }
+    let removal = corella(&["rm", "qwen3:0.6b"])
+        .env("OLLAMA_MODELS", &folder)
+        .output();
+    let log = String::from_utf8(removal.unwrap().stderr).unwrap();
+    assert!(log.contains("`ollama rm qwen3:0.6b` deletes it"), "{log}");
     fs::remove_dir_all(&folder).unwrap();
 }
 

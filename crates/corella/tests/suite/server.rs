@@ -13,7 +13,7 @@ pub fn corella(arguments: &[&str]) -> Command {
     command.args(arguments);
     let computes_nothing = matches!(
         arguments,
-        ["list", ..] | ["bench", "admission" | "serve", ..]
+        ["list" | "rm", ..] | ["bench", "admission" | "serve", ..]
     );
     if let Some(isa) = held_isa().filter(|_| !computes_nothing) {
         command.args(["--isa", &isa.to_string()]);

@@ -34,6 +34,15 @@ pub fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
     let addresses: Vec<SocketAddr> = found.map_or_else(|_| Vec::new(), Iterator::collect);
     let ipv4 = addresses.iter().find(|address| address.is_ipv4());
     ipv4.or(addresses.first()).copied().ok_or_else(|| {
+        let bare = host.trim_start_matches("http://");
+        let with_port = bare
+            .split_once(':')
+            .filter(|(_, port)| port.parse::<u16>().is_ok());
+        if let Some((bare, port)) = with_port {
+            return Error::Config(format!(
+                "--host {host} has a port: write --host {bare} --port {port}"
+            ));
+        }
         Error::Config(format!(
             "--host {host} is neither an address nor a name that can be resolved; 127.0.0.1 \
              listens for this machine only, 0.0.0.0 for others as well"

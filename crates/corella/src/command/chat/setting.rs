@@ -42,6 +42,17 @@ const FIELDS: [(&str, Kind); 11] = [
     ("ignore_eos", Kind::Switch),
 ];
 
+/// Ollama's parameters under other names.
+const OF_OLLAMA: [(&str, &str); 4] = [
+    ("num_predict", "max_tokens"),
+    ("repeat_penalty", "repetition_penalty"),
+    (
+        "repeat_last_n",
+        "repetition_penalty, which counts the whole text",
+    ),
+    ("num_ctx", "--max-model-len, when the model is loaded"),
+];
+
 impl Settings {
     pub fn new(fields: Vec<(&'static str, Value)>) -> Self {
         let fields = fields.into_iter();
@@ -140,6 +151,9 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 fn find(name: &str) -> Result<(&'static str, Kind), String> {
+    if let Some((_, here)) = OF_OLLAMA.iter().find(|(known, _)| *known == name) {
+        return Err(format!("there is no setting {name}: use {here}"));
+    }
     let field = FIELDS.iter().find(|(known, _)| *known == name);
     field
         .copied()
@@ -189,6 +203,8 @@ mod tests {
         let mut settings = Settings::default();
         for (name, value, reason) in [
             ("temprature", "1", "did you mean temperature?"),
+            ("num_predict", "2", "use max_tokens"),
+            ("num_ctx", "4096", "use --max-model-len"),
             ("wings", "2", "the settings are temperature, top_p"),
             ("temperature", "warm", "a number, not `warm`"),
             ("temperature", "inf", "a number"),
