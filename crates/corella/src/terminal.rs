@@ -2,4 +2,5 @@
 
 pub(crate) mod fetch_display;
 pub(crate) mod load_display;
+pub(crate) mod output;
 pub(crate) mod progress_line;

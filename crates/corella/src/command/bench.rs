@@ -21,12 +21,13 @@ use crate::arguments::config::{BenchAdmission, BenchOffline, BenchPerplexity};
 use crate::command::limit_share::{Limit, LimitShare, footnotes};
 use crate::command::profile_table::{self, Peak};
 use crate::error::option_name::in_options;
+use crate::terminal::output::{print_line, print_text};
 use crate::{Llm, Perplexity};
 
 pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new()?;
     let report = runtime.block_on(corella_bench::serve::run(options))?;
-    println!("{report}");
+    print_line(format_args!("{report}"));
     Ok(())
 }
 
@@ -45,11 +46,11 @@ pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
     let vocab_size = llm.config.spec.vocab_size;
     let run = offline::run(&llm.engine, llm.name.clone(), vocab_size, &config.load);
     match config.reserve_every {
-        None => println!("{}", runtime.block_on(run)?),
+        None => print_line(format_args!("{}", runtime.block_on(run)?)),
         Some(interval) => {
             let both = reservation::measure_beside(run, &llm.engine, interval);
             let (report, times) = runtime.block_on(both)?;
-            println!("{}\n{times}", report?);
+            print_line(format_args!("{}\n{times}", report?));
         }
     }
     if let (Some(profile), Some(before)) = (&config.options.profile, limits_before) {
@@ -63,42 +64,45 @@ pub fn offline(config: BenchOffline) -> Result<(), Box<dyn Error>> {
 
 pub fn compare(args: BenchCompareArgs) -> Result<(), Box<dyn Error>> {
     let paths = [&*args.first, &*args.second];
-    print!("{}", Comparison::run(paths, args.report)?);
+    print_text(format_args!("{}", Comparison::run(paths, args.report)?));
     Ok(())
 }
 
 pub fn kernels((num_threads, isa): (usize, Option<Isa>)) -> Result<(), Box<dyn Error>> {
     let isa = isa.unwrap_or_else(detect_isa);
-    println!("limits, with n threads:");
+    print_line(format_args!("limits, with n threads:"));
     for threads in 1..num_threads {
         let limits = measure_limits(threads, isa)?;
-        println!("{threads:>6}  {}", limits_line(&limits));
+        print_line(format_args!("{threads:>6}  {}", limits_line(&limits)));
     }
     let before = measure_limits(num_threads, isa)?;
-    println!("{num_threads:>6}  {}", limits_line(&before));
+    print_line(format_args!("{num_threads:>6}  {}", limits_line(&before)));
     let speeds = measure_kernels(num_threads, Some(isa))?;
     // Limits are measured again afterwards, because the speed of a shared machine varies.
     let after = measure_limits(num_threads, isa)?;
-    println!("        {}", limits_line(&after));
+    print_line(format_args!("        {}", limits_line(&after)));
     let limits = before.best_of(&after);
-    println!();
-    println!("{:<36}{:>9}{:>8}{:>9}{:>8}", "", "TFLOP/s", "", "GB/s", "");
+    print_line("");
+    print_line(format_args!(
+        "{:<36}{:>9}{:>8}{:>9}{:>8}",
+        "", "TFLOP/s", "", "GB/s", ""
+    ));
     let mut shares = Vec::new();
     for speed in speeds {
         let peak = Peak::of(speed.format, &limits).flops_per_s;
         let of_peak = LimitShare::new(Limit::Arithmetic, speed.flops_per_s, peak);
         let of_memory = LimitShare::new(Limit::Memory, speed.bytes_per_s, limits.read_bytes_per_s);
         shares.extend([of_peak, of_memory]);
-        println!(
+        print_line(format_args!(
             "{:<36}{:>9.3}{:>6.0} %{:>9.1}{:>6.0} %",
             speed.name,
             speed.flops_per_s / 1e12,
             of_peak.percent(),
             speed.bytes_per_s / 1e9,
             of_memory.percent(),
-        );
+        ));
     }
-    print!("{}", footnotes(&shares));
+    print_text(format_args!("{}", footnotes(&shares)));
     Ok(())
 }
 
@@ -121,14 +125,14 @@ pub fn perplexity(config: BenchPerplexity) -> Result<(), Box<dyn Error>> {
     let context = config.context as usize;
     let found = Perplexity::measure(&config.source, &config.options, &config.documents, context)?;
     let hardware = &found.hardware;
-    println!(
+    print_line(format_args!(
         "perplexity {:.4}, loss {:.5}, of {} tokens ({}, {})",
         found.loss.exp(),
         found.loss,
         found.num_tokens,
         hardware.weight_format.name(),
         hardware.executor.isa,
-    );
+    ));
     Ok(())
 }
 
@@ -156,7 +160,7 @@ pub fn scheduler(args: BenchSchedulerArgs) -> Result<(), Box<dyn Error>> {
         queue,
         num_cached_pages: args.num_cached_pages,
     });
-    print!("{report}");
+    print_text(format_args!("{report}"));
     write_json(args.json.output_json.as_deref(), &report.to_json())
 }
 
@@ -180,7 +184,7 @@ pub fn transfer(args: BenchTransferArgs) -> Result<(), Box<dyn Error>> {
         bytes_per_repeat: args.repeat_mb << 20,
         chunk_bytes: args.chunk_kb << 10,
     })?;
-    print!("{report}");
+    print_text(format_args!("{report}"));
     write_json(args.output_json.as_deref(), &report.to_json())
 }
 
@@ -190,7 +194,7 @@ pub fn admission(config: BenchAdmission) -> Result<(), Box<dyn Error>> {
         BenchError::Config(error) => in_options(&error),
         error => error.to_string(),
     })?;
-    print!("{report}");
+    print_text(format_args!("{report}"));
     write_json(config.output_json.as_deref(), &report.to_json())
 }
 
@@ -208,7 +212,7 @@ pub fn cache(args: BenchCacheArgs) -> Result<(), Box<dyn Error>> {
         num_blocks: args.num_blocks,
     };
     for replay in cache_replay::run(&options)? {
-        println!("{replay}");
+        print_line(format_args!("{replay}"));
     }
     Ok(())
 }

@@ -1,13 +1,12 @@
 //! `corella pull`, `corella list` and `corella rm`: the hub's cache.
 
-use std::io::{self, Write};
-
 use corella_hub::{
     DEFAULT_QUANTISATION, Hub, HubConfig, HubError, ModelName, OllamaStore, short_names,
 };
 
 use crate::built_in;
 use crate::terminal::fetch_display::{FetchDisplay, shown_bytes};
+use crate::terminal::output::print_line;
 
 /// Prints the path of each model once it is complete.
 pub fn pull(config: HubConfig, models: &[ModelName]) -> Result<(), HubError> {
@@ -22,7 +21,7 @@ pub fn pull(config: HubConfig, models: &[ModelName]) -> Result<(), HubError> {
             0 => eprintln!("{model}: {size}, up to date"),
             _ => eprintln!("{model}: {size}"),
         }
-        print(&fetched.path.display().to_string());
+        print_line(fetched.path.display());
     }
     Ok(())
 }
@@ -60,10 +59,10 @@ pub fn list(config: HubConfig, ollama: &OllamaStore) -> Result<(), HubError> {
     let models = [built_in].into_iter().chain(of_hub);
     let lines: Vec<_> = models.chain(of_ollama).collect();
     let width = lines.iter().map(|line| line[0].len()).max().unwrap_or(0);
-    print(&format!("{:width$}  {:>9}  commit", "model", "size"));
+    print_line(format_args!("{:width$}  {:>9}  commit", "model", "size"));
     for [name, size, commit, note] in lines {
         let line = format!("{name:width$}  {size:>9}  {commit:12}  {note}");
-        print(line.trim_end());
+        print_line(line.trim_end());
     }
     Ok(())
 }
@@ -111,11 +110,6 @@ pub fn remove(
         eprintln!("{model}: deleted, {size} freed");
     }
     Ok(())
-}
-
-/// Writes a line. A reader that closes the pipe wants no more.
-fn print(line: &str) {
-    let _ = writeln!(io::stdout(), "{line}");
 }
 
 #[cfg(test)]

@@ -4,10 +4,9 @@ mod json;
 mod shape;
 mod text;
 
-use std::io::{self, Write};
-
 use crate::Error;
 use crate::arguments::config::Inspect;
+use crate::terminal::output::print_text;
 
 pub fn run(config: Inspect) -> Result<(), Error> {
     let inspection = crate::inspect(&config.source, &config.options)?;
@@ -15,8 +14,7 @@ pub fn run(config: Inspect) -> Result<(), Error> {
         true => format!("{:#}\n", json::render(&inspection)),
         false => text::render(&inspection),
     };
-    // A reader that closes the pipe wants no more.
-    let _ = io::stdout().write_all(printed.as_bytes());
+    print_text(printed);
     match inspection.refusals.is_empty() {
         true => Ok(()),
         false => Err(Error::Config(format!(

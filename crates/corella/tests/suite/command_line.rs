@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use crate::held_isa::held_isa;
 use crate::server::{Server, corella};
@@ -613,6 +613,19 @@ fn a_model_of_ollama_is_found_by_its_name() {
     let log = String::from_utf8(removal.unwrap().stderr).unwrap();
     assert!(log.contains("`ollama rm qwen3:0.6b` deletes it"), "{log}");
     fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_report_whose_reader_has_left_is_no_defect() {
+    let arguments = "bench admission --prompt-len 200 --output-len 300 --num-requests 30 --kv-cache-tokens 110400";
+    let arguments: Vec<_> = arguments.split(' ').collect();
+    let mut command = corella(&arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    drop(process.stdout.take());
+    let output = process.wait_with_output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{log}");
 }
 
 #[test]

@@ -1,0 +1,15 @@
+//! Text on standard output.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Writes a text. A reader that closes the pipe wants no more.
+pub fn print_text(text: impl Display) {
+    let mut out = io::stdout().lock();
+    let _ = write!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// Writes a text and the end of its line.
+pub fn print_line(text: impl Display) {
+    print_text(format_args!("{text}\n"));
+}
