@@ -9,7 +9,7 @@ import sys
 import typing
 
 import pytest
-from corella import LLM, EngineError, OptionError, RequestError, SamplingParams, _corella
+from corella import LLM, EngineError, OptionError, RequestError, SamplingParams, UnsupportedError, _corella
 from corella.options import ForeignOptions, Options
 from patience import PATIENCE_S
 
@@ -149,6 +149,10 @@ def test_the_wrong_one_of_many_is_told(llm):
         llm.generate(["a", "b", "c"], params)
     assert (refused.value.index, refused.value.param) == (1, "min_p")
     assert str(refused.value).startswith("prompt 1: min_p")
+    params[1] = SamplingParams(temperature=math.nan)
+    with pytest.raises(RequestError, match="^prompt 1: temperature is nan: numbers must be finite") as refused:
+        llm.generate(["a", "b", "c"], params)
+    assert (refused.value.index, refused.value.param) == (1, "temperature")
     with pytest.raises(RequestError, match="^prompt 1: ") as refused:
         llm.embed(["a", ""])
     assert refused.value.index == 1
@@ -240,6 +244,37 @@ def test_prompts_of_no_known_kind_are_named(llm, prompts, message):
         assert str(refused.value).startswith(message)
 
 
+@pytest.mark.parametrize("content", [math.nan, object()])
+def test_a_message_without_text_is_named(llm, content):
+    conversations = [QUESTION, [{"role": "user", "content": content}]]
+    with pytest.raises(TypeError, match="^prompt 1: content is .*: the content of a message is a text"):
+        llm.chat(conversations)
+    with pytest.raises(TypeError, match="^prompt 1 is nan: a conversation is a list of messages"):
+        llm.chat([QUESTION, math.nan])
+
+
+def test_a_table_is_no_prompt(llm):
+    class Table(dict):
+        columns = ("prompt",)
+
+    with pytest.raises(TypeError, match="give one of its columns"):
+        llm.generate(Table(prompt=["hi"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("guided_decoding", "use structured_outputs"), ("logits_processors", "logit_bias"), ("output_kind", "`stream`")],
+)
+def test_parameters_of_vllm_have_counterparts(name, advice):
+    with pytest.raises(TypeError, match=advice):
+        SamplingParams(**{name: None})
+
+
+def test_a_template_belongs_to_the_model(llm):
+    with pytest.raises(UnsupportedError, match=r"LLM\(chat_template=...\)"):
+        llm.chat(QUESTION, chat_template="{{ messages }}")
+
+
 def test_a_column_of_token_ids_is_one_prompt(llm):
     [output] = llm.generate(Column(1, 2, 3), SamplingParams(max_tokens=1))
     assert output.prompt_token_ids == [1, 2, 3]
@@ -267,7 +302,7 @@ def test_a_misspelt_sampling_parameter_is_told_with_the_nearest():
     with pytest.raises(TypeError, match="SamplingParams has no temprature; did you mean temperature"):
         SamplingParams(temprature=1)
     with pytest.raises(TypeError, match="fields of the API are keywords of `generate`"):
-        SamplingParams(guided_decoding=1)
+        SamplingParams(guided_regex=1)
 
 
 def test_a_closed_model_says_so():

@@ -28,11 +28,9 @@ def completion_requests(
     """The bodies of requests, and their prompts where they are texts."""
     contents = contents_of(prompts)
     params = _params_of_each(sampling_params, len(contents))
-    requests = []
-    for content, own in zip(contents, params):
-        body = {**_sampled(own), **_given(fields), "prompt": content}
-        requests.append((to_json(body), content if isinstance(content, str) else None))
-    return requests
+    given = _given(fields)
+    bodies = _bodies([{**_sampled(own), **given, "prompt": content} for content, own in zip(contents, params)])
+    return [(body, content if isinstance(content, str) else None) for body, content in zip(bodies, contents)]
 
 
 def chat_requests(
@@ -46,12 +44,14 @@ def chat_requests(
         wanted = "a conversation is a list of messages, such as [{'role': 'user', 'content': TEXT}]"
         raise _wrong("messages", messages, wanted)
     conversations = [messages] if _is_conversation(messages) else list(messages)
+    for index, conversation in enumerate(conversations):
+        _check_conversation(conversation, index)
     params = _params_of_each(sampling_params, len(conversations))
     given = _given({"tools": tools, "chat_template_kwargs": chat_template_kwargs, **fields})
-    return [
-        (to_json({**_sampled_chat(own), **given, "messages": conversation}), None)
-        for conversation, own in zip(conversations, params)
+    bodies = [
+        {**_sampled_chat(own), **given, "messages": conversation} for conversation, own in zip(conversations, params)
     ]
+    return [(body, None) for body in _bodies(bodies)]
 
 
 def stream_request(
@@ -70,7 +70,9 @@ def stream_request(
 
 def pooling_requests(prompts: Prompt | Sequence[Prompt], fields: Mapping[str, Any]) -> list[tuple[str, str | list[int]]]:
     """The bodies of requests about one prompt each, and the prompts."""
-    return [(to_json({**_given(fields), "input": content}), content) for content in contents_of(prompts)]
+    contents, given = contents_of(prompts), _given(fields)
+    bodies = _bodies([{**given, "input": content} for content in contents])
+    return list(zip(bodies, contents))
 
 
 def score_requests(
@@ -83,14 +85,14 @@ def score_requests(
     if len(first) != len(second):
         counts = f"data_1 has {len(first)} prompts and data_2 has {len(second)}"
         raise RequestError(f"{counts}: give one, or as many", param="data_1")
-    return [
-        to_json({**_given(fields), "text_1": one, "text_2": other})
-        for one, other in zip(first, second)
-    ]
+    given = _given(fields)
+    return _bodies([{**given, "text_1": one, "text_2": other} for one, other in zip(first, second)])
 
 
 def contents_of(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     """What each prompt is: a text or token ids."""
+    if hasattr(prompts, "columns"):
+        raise TypeError("prompts are a table: give one of its columns")
     is_one = isinstance(prompts, (str, bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable)
     listed: list[Any] = [prompts] if is_one else list(prompts)
     if not is_one and listed and isinstance(listed[0], Integral):
@@ -102,6 +104,16 @@ def _is_conversation(messages: object) -> bool:
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         return False
     return len(messages) > 0 and isinstance(messages[0], Mapping) and "role" in messages[0]
+
+
+def _check_conversation(messages: object, index: int) -> None:
+    """Names a missing cell of a table, which would be a number or an object without a form in JSON."""
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
+        raise _wrong(f"prompt {index}", messages, "a conversation is a list of messages")
+    for message in messages:
+        content = message.get("content", "") if isinstance(message, Mapping) else ""
+        if content is not None and not isinstance(content, Iterable):
+            raise _wrong(f"prompt {index}: content", content, "the content of a message is a text or a list of parts")
 
 
 def _content_of(prompt: object, index: int) -> str | list[int]:
@@ -155,6 +167,8 @@ def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
     if "lora_request" in given:
         raise UnsupportedError("lora_request: a model in Python has no adapters; `corella serve --lora-modules` has")
+    if "chat_template" in given:
+        raise UnsupportedError("chat_template: a model has one template, which LLM(chat_template=...) sets")
     return given
 
 
@@ -172,6 +186,20 @@ def _sampled_chat(params: SamplingParams | None) -> dict[str, Any]:
 
 
 _TOLD = {"return_token_ids": True, "return_tokens_as_token_ids": True, "return_metrics": True}
+
+
+def _bodies(requests: Sequence[Mapping[str, object]]) -> list[str]:
+    """The bodies of requests. Errors begin with the number of the prompt if there are several."""
+    bodies = []
+    for index, fields in enumerate(requests):
+        place = f"prompt {index}: " if len(requests) > 1 else ""
+        try:
+            bodies.append(to_json(fields))
+        except RequestError as error:
+            raise RequestError(f"{place}{error}", param=error.param, index=index) from None
+        except TypeError as error:
+            raise TypeError(f"{place}{error}") from None
+    return bodies
 
 
 def to_json(fields: Mapping[str, object]) -> str:

@@ -28,6 +28,16 @@ class StructuredOutputsParams(TypedDict, total=False):
     """A text of a grammar in Lark's notation."""
 
 
+_OF_VLLM = {
+    "guided_decoding": "use structured_outputs",
+    "detokenize": "answers have their text and their token ids",
+    "logits_processors": "logit_bias, bad_words, allowed_token_ids and structured_outputs change what is drawn",
+    "extra_args": "leave it out",
+    "output_kind": "`generate` gives whole answers, and `stream` gives parts",
+    "truncate_prompt_tokens": "cut the prompt with `get_tokenizer()`",
+}
+
+
 @dataclass
 class SamplingParams:
     """How answers are drawn. The names are those of vLLM and of the server's API.
@@ -98,6 +108,7 @@ class SamplingParams:
         for name in names.keys() - cls.__dataclass_fields__.keys():
             near = difflib.get_close_matches(name, cls.__dataclass_fields__, 1)
             meant = f"did you mean {near[0]}?" if near else "fields of the API are keywords of `generate`"
+            meant = _OF_VLLM.get(name, meant)
             raise TypeError(f"SamplingParams has no {name}; {meant}")
         return super().__new__(cls)
 
