@@ -88,7 +88,7 @@ mod tests {
         let warnings = check(is_set, &start(false, Some("0.0.0.0"))).unwrap();
         let expected = [
             "OLLAMA_HOST is not read: --host sets that here; and --port for the port, which is 8000 unless it is set",
-            "VLLM_CPU_KVCACHE_SPACE is not read: --kv-cache-memory sets that here",
+            "VLLM_CPU_KVCACHE_SPACE is not read: --kv-cache-memory sets that here; 4 is 4G",
         ];
         assert_eq!(warnings, expected);
     }
