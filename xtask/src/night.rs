@@ -209,7 +209,7 @@ pub fn night(repository: &Repository, names: &[String]) -> Result<(), String> {
     }
 }
 
-/// Runs the part drawn by the commit, so that all take turns.
+/// Runs the part drawn by the commit, so that all parts take turns.
 pub fn run_drawn(repository: &Repository) -> Result<(), String> {
     let commit = output(&mut repository.command("git".as_ref(), &["rev-parse", "HEAD"]))?;
     let part = drawn(commit.trim())?;
@@ -253,7 +253,7 @@ pub fn list() -> String {
     PARTS.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Plays 10,000 seeds drawn by the commit, so that each run of CI plays others.
+/// Plays 10,000 seeds drawn by the commit, so that each run of CI plays other seeds.
 fn seeds(repository: &Repository, kind: &[&str]) -> Result<(), String> {
     play_seeds(repository, kind, 10_000)
 }
@@ -298,8 +298,8 @@ fn client_script(repository: &Repository, arguments: &[&str]) -> Result<(), Stri
     run(&mut command, "the script failed, above")
 }
 
-/// Sends the binary requests that `/openapi.json` allows and ones that it rules out: the same every time, or new ones
-/// for a while.
+/// Sends the binary requests that `/openapi.json` allows and ones that it rules out: the same requests every time, or,
+/// with `seconds`, new requests for that long.
 fn fuzz_requests(repository: &Repository, seconds: Option<u32>) -> Result<(), String> {
     test::binaries(repository)?;
     let python = python::environment(repository)?;

@@ -22,7 +22,7 @@ use crate::step::{Forward, ForwardLimits, ForwardParts, Incoming, Observer, Step
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};
 
-/// The residual stream of all calibration tokens before the next layer. Only one layer needs further memory.
+/// The residual stream of all calibration tokens before the next layer. Only one layer at a time needs further memory.
 pub struct LayerCalibration {
     /// The model's spec, cut down to one layer.
     spec: DecoderSpec,

@@ -41,9 +41,9 @@ pub struct CpuConfig {
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
-    /// The most drafts in one span, by which recurrent states can be rolled back.
+    /// The largest number of drafts in one span. Recurrent states can be rolled back by so many tokens.
     pub max_draft_tokens: u32,
-    /// Places for copies of recurrent states.
+    /// The number of snapshots that fit in memory.
     pub num_snapshots: u32,
     /// The instruction set; `None` takes the best one of this machine.
     pub isa: Option<Isa>,

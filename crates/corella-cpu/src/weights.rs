@@ -89,7 +89,7 @@ pub struct PackOptions<'a> {
     pub format: Option<WeightFormat>,
     /// Weights packed by an earlier start. Matrices that it does not match are packed anew.
     pub image: Option<File>,
-    /// Is called after each layer with the number of finished ones.
+    /// Called after each layer with the number of finished layers.
     pub on_layer: OnLayer<'a>,
 }
 

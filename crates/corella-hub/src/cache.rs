@@ -33,7 +33,7 @@ pub struct CachedModel {
     /// The name with which `corella serve` finds it.
     pub name: ModelName,
     pub commit: String,
-    /// Bytes of its files. Models of one repository may share some.
+    /// The size of the model's files, in bytes. Models of one repository may share files.
     pub num_bytes: u64,
     /// Whether all required files are present.
     pub is_complete: bool,
@@ -128,7 +128,7 @@ impl Repository {
         Ok(first.filter(|_| commits.next().is_none()))
     }
 
-    /// Records the present commit of a branch or tag.
+    /// Records the newest commit of a branch or tag.
     pub fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         if revision == commit || self.commit(revision)?.as_deref() == Some(commit) {
             return Ok(());
@@ -150,8 +150,8 @@ impl Repository {
         }
         let folder = link.parent().unwrap_or(&self.folder);
         fs::create_dir_all(folder).map_err(HubError::disk("create", folder))?;
-        // Relative, so that the cache may be moved: it leads out of the path's folders, the commit's and the snapshots'
-        // folder.
+        // The target is relative, so that the cache may be moved. `up` leads out of the path's folders, the commit's
+        // folder and the snapshots' folder.
         let up = "../".repeat(path.split('/').count() + 1);
         let target = format!("{up}blobs/{}", digest.as_str());
         match fs::remove_file(&link) {
@@ -391,7 +391,7 @@ impl Repository {
     fn blob_sizes(&self) -> Result<BTreeMap<String, u64>, HubError> {
         let blobs = self.folder.join("blobs");
         let sizes = names_in(&blobs)?.into_iter().map(|name| {
-            // A link leads to a file that other repositories share, whose bytes stay.
+            // A blob that is a link leads to a file that other repositories share. That file stays.
             let size = fs::symlink_metadata(blobs.join(&name)).ok();
             (
                 name,

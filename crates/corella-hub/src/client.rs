@@ -59,7 +59,7 @@ impl Failure {
     }
 }
 
-/// The present commit of a revision, and its files.
+/// The newest commit of a revision, and its files.
 pub struct Listing {
     pub commit: String,
     /// The identifier of the licence, such as `apache-2.0`.
@@ -348,7 +348,7 @@ impl Retries {
         self.num_failed = 0;
     }
 
-    /// Waits before the next attempt, or returns the reason against one.
+    /// Waits before the next attempt. Returns an error if there must be no further attempt.
     pub fn pause_after(
         &mut self,
         failure: Failure,

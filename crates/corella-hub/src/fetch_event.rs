@@ -5,7 +5,7 @@ use crate::ModelName;
 /// An event of a fetch, for display. Events come from several threads.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FetchEvent<'a> {
-    /// All that is to be fetched. Sent before weights are.
+    /// The files to be fetched. This event precedes the fetch of weights.
     Started {
         name: &'a ModelName,
         /// The missing file, if it is the only one.

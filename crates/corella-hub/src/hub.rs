@@ -25,9 +25,9 @@ pub struct Fetched {
     /// The folder of the model, or its GGUF file, or the first part of a split one.
     pub path: PathBuf,
     pub commit: String,
-    /// Newly fetched files.
+    /// The number of newly fetched files.
     pub num_fetched: usize,
-    /// Bytes of all files of the model.
+    /// The size of all files of the model, in bytes.
     pub num_bytes: u64,
 }
 
@@ -39,7 +39,8 @@ impl Hub {
         Self { config, cache }
     }
 
-    /// The model in the cache, without asking the hub for a newer one; from the hub if missing or incomplete.
+    /// Returns the model in the cache, without asking the hub for a newer one. Fetches the model if it is missing or
+    /// incomplete.
     pub fn resolve(&self, name: &ModelName, observer: Observer<'_>) -> Result<Fetched, HubError> {
         match self.find(name)? {
             Some(found) => Ok(found),
@@ -67,7 +68,7 @@ impl Hub {
         }))
     }
 
-    /// Fetches the hub's present files that the cache lacks.
+    /// Fetches the files of the hub's newest commit that the cache lacks.
     pub fn fetch(&self, name: &ModelName, observer: Observer<'_>) -> Result<Fetched, HubError> {
         if self.config.is_offline {
             return Err(HubError::Offline(format!(
@@ -211,8 +212,8 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Fetches the missing ones of the files, some at a time, and returns their number. After the first error, no
-    /// further fetch begins.
+    /// Fetches those of the files that are missing, some at a time, and returns the number of fetched files. After the
+    /// first error, no further fetch begins.
     fn files(&self, paths: &[String]) -> Result<usize, HubError> {
         let files = self.listed(paths)?;
         let mut missing: Vec<_> = files
@@ -265,7 +266,7 @@ impl Fetch<'_> {
             self.observer,
         )?;
         if blob.exists() {
-            // Another process has fetched it meanwhile.
+            // Another process has fetched the file meanwhile.
             (self.observer)(FetchEvent::Received {
                 num_bytes: file.num_bytes,
             });

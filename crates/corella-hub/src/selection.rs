@@ -38,7 +38,7 @@ fn is_of_module(path: &str) -> bool {
     is_number && (file == CONFIG || file == SINGLE)
 }
 
-/// The default of several quantisations, as in other programs.
+/// The quantisation that is chosen among several by default, as in other programs.
 pub const DEFAULT_QUANTISATION: &str = "Q4_K_M";
 
 /// The mark of quantisations whose formats differ from layer to layer, before the quantisation in a name.

@@ -92,7 +92,8 @@ impl QuantizedMatrix {
         })
     }
 
-    /// The suffix behind the matrix's name and a dot, and the bytes, of each tensor.
+    /// For each tensor of the matrix, its suffix and its bytes. The tensor's name is the matrix's name, a dot and the
+    /// suffix.
     pub fn parts(&self) -> Vec<(&'static str, Vec<u8>)> {
         let names = part_shapes(self.scheme, self.shape, self.scale_dtype);
         let parts = names.into_iter().map(|(name, ..)| {

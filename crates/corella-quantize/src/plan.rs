@@ -55,7 +55,7 @@ pub struct PlannedTensor<'a> {
     /// The name in Hugging Face's spelling; without `.weight` if the tensor is a matrix that is quantised.
     pub name: String,
     pub tensor: &'a Tensor,
-    /// The shape that it has in folders, unless it is quantised.
+    /// The tensor's shape in folders, unless the tensor is quantised.
     pub shape: Vec<usize>,
     /// The scheme of a quantised matrix; `None` if the tensor stays unchanged.
     pub scheme: Option<Scheme>,
@@ -252,7 +252,7 @@ impl<'a> QuantizePlan<'a> {
     }
 }
 
-/// A pattern for a name, with that of every expert for the name of one.
+/// A pattern for the name of a matrix. The pattern for an expert's matrix fits the same matrix of all experts.
 fn pattern_of(name: &str) -> String {
     let parts = name.split('.').map(|part| match part.parse::<usize>() {
         Ok(_) => "\\d+",
@@ -270,7 +270,7 @@ impl PlannedTensor<'_> {
         }
     }
 
-    /// The tensors that are written for it.
+    /// The tensors that are written for this tensor.
     pub fn parts(&self) -> Vec<PlannedPart> {
         let shape = &self.tensor.shape;
         let Some(scheme) = self.scheme else {
@@ -291,7 +291,8 @@ impl PlannedTensor<'_> {
 /// The group lengths that other engines have kernels for.
 const GROUP_LENS: [usize; 3] = [128, 64, 32];
 
-/// The scheme with the longest groups that divide the rows, up to the length asked for; `None` if there are none.
+/// The scheme with the longest groups that divide the rows, up to the length asked for; `None` if no length divides
+/// them.
 fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
     let Some(group_len) = scheme.group_len else {
         return Some(scheme);
@@ -407,7 +408,7 @@ mod tests {
         }
     }
 
-    /// Their rows would be turned a second time when the folder is read.
+    /// The rows of their matrices would be turned a second time when the folder is read.
     #[test]
     fn folders_whose_rows_are_turned_are_refused() {
         for name in [

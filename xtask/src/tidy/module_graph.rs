@@ -26,8 +26,9 @@ pub fn circles(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Files of tests are left out. A module uses another if its code has a path to a name of the other. A re-export is no
-/// use. A child that has an `impl` of its parent's type continues the parent, so that the type's name is no use either.
+/// Files of tests are left out. A module uses another if its code has a path to a name of the other. A re-export does
+/// not count as a use. A child that has an `impl` of its parent's type continues the parent, so the type's name does
+/// not count either.
 pub struct ModuleGraph<'a> {
     /// The files by the paths of their modules, such as `cache::kv_cache`. The crate's path is empty.
     files: BTreeMap<String, &'a str>,
@@ -124,7 +125,8 @@ impl<'a> ModuleGraph<'a> {
         files.map(|(module, file)| (&**module, *file))
     }
 
-    /// Returns the modules that a module uses. An error has the first name of a path to no module.
+    /// Returns the modules that a module uses. If a path leads to no module, the item is an error with the path's first
+    /// name.
     pub fn used_by(&self, module: &str) -> impl Iterator<Item = Result<&str, &str>> {
         let uses = self.uses.get(module).into_iter().flatten();
         uses.map(|path| {

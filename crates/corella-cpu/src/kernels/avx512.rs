@@ -431,7 +431,7 @@ unsafe fn peak(iterations: usize) -> f32 {
 const NUM_SUMS: usize = 24;
 
 unsafe fn int8_peak(iterations: usize) {
-    // The number of AVX2 iterations that do as much as one of these.
+    // The number of AVX2 iterations with as many operations as one iteration here.
     const AVX2_ITERATIONS: usize = NUM_SUMS * 16 * 8 / avx2::INT8_PEAK.ops;
     // SAFETY: the caller promises this table's instruction set, and VNNI is used only if it was detected.
     unsafe {

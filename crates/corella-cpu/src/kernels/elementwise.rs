@@ -12,7 +12,7 @@ pub struct QuantiseRow {
     pub scale: f32,
     /// The destination of the row's first block.
     pub out: *mut i8,
-    /// The destination of the sum of its first chunk, or null. The sums of a tile's rows are adjacent.
+    /// The destination of the sum of the row's first chunk, or null. The sums of a tile's rows are adjacent.
     pub sums: *mut i32,
     /// The number of rows of the tile.
     pub num_rows: usize,
@@ -300,9 +300,9 @@ pub unsafe fn quantise_row(
     total
 }
 
-/// To how many steps a group's element of largest magnitude is scaled: to the side that has 8
-/// steps, and to the largest scale that clips nothing by more than half a step. Errors of the
-/// largest weights cost a model more than their share of the squared error.
+/// The value, in steps, to which a group's element of largest magnitude is scaled. The negative side has 8 steps, the
+/// other side 7. With 7.5, no element is clipped by more than half a step. Errors of the largest weights cost a model
+/// more than their share of the squared error.
 const EXTREME: f32 = -7.5;
 
 /// Rounds to the nearest integers, and then chooses the scale with the least squared error for these.

@@ -9,7 +9,7 @@
 //! S'  = D(-1, end) S + Σ_s D(s, end) k_s u_sᵀ
 //! ```
 //!
-//! Sums are in ascending order, so a row depends on no row after it, and not on how many are computed at once.
+//! Sums are in ascending order. A row depends on no row after it, and not on how many rows are computed at once.
 
 use super::exp::exp_lane;
 use super::sum_lanes;
@@ -21,8 +21,8 @@ const LANES: usize = 16;
 const ROWS: usize = 2;
 /// The number of the state's rows that share a pass over the updates.
 const STATE_ROWS: usize = 2;
-/// The number of tokens of a chunk. Chunks begin at its multiples, so it affects the last bits of results. Chunks of 16
-/// are as fast as chunks of 32; with 64, each row reads more other rows.
+/// The number of tokens of a chunk. Chunks begin at multiples of this number, so it affects the last bits of results.
+/// Chunks of 16 are as fast as chunks of 32; with 64, each row reads more other rows.
 pub const DELTA_CHUNK: usize = 32;
 
 /// Some rows of a chunk of one value head. All pointers to rows are to `key_dim` or `value_dim` elements.
@@ -135,7 +135,7 @@ unsafe fn read_state<V: Vector, const M: usize>(
     }
 }
 
-/// Token `t` has read the state. Adds the values that it reads from the chunk's tokens.
+/// Called when token `t` has read the state. Adds the terms of the chunk's tokens.
 #[inline(always)]
 unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, out: *mut f32) {
     let dim = it.value_dim;
@@ -177,7 +177,7 @@ unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, ou
     }
 }
 
-/// The final values of token `t`'s row.
+/// The operands of the final sums of token `t`'s row.
 struct RowEnd<'a> {
     it: &'a DeltaRows<'a>,
     t: usize,
@@ -190,7 +190,7 @@ struct RowEnd<'a> {
 }
 
 impl RowEnd<'_> {
-    /// Some columns from column `j` on, whose sums are independent of each other.
+    /// Finishes `N` vectors of columns from column `j` on. Their sums are independent of each other.
     #[inline(always)]
     unsafe fn finish_columns<V: Vector, const N: usize>(&self, j: usize) {
         let dim = self.it.value_dim;
@@ -291,7 +291,7 @@ pub unsafe fn update_state<V: Vector>(it: StateUpdate<'_>) {
     }
 }
 
-/// Some rows of the state, from row `i` on.
+/// Updates `M` rows of the state, from row `i` on.
 #[inline(always)]
 unsafe fn update_rows<V: Vector, const M: usize>(
     it: &StateUpdate<'_>,
@@ -334,7 +334,7 @@ unsafe fn update_rows<V: Vector, const M: usize>(
     }
 }
 
-/// Some columns of some rows of the state, from row `i` and column `j` on.
+/// Updates `N` vectors of columns of `M` rows of the state, from row `i` and column `j` on.
 #[inline(always)]
 unsafe fn update_columns<V: Vector, const M: usize, const N: usize>(
     it: &StateUpdate<'_>,
@@ -439,7 +439,8 @@ mod tests {
     use super::super::{Isa, is_supported, kernels};
     use super::*;
 
-    /// Neither is a multiple of a vector. Values have four of the longest vectors, one more, and a rest.
+    /// Neither is a multiple of a vector's length. A value has a block of four of the longest vectors, another vector,
+    /// and a rest.
     const KEY_DIM: usize = 21;
     const VALUE_DIM: usize = 83;
 

@@ -1,4 +1,4 @@
-//! The KV memory of all pipeline stages as one: layers by their number in the pages of all stages.
+//! The KV memory of all pipeline stages as one. Layers are counted through the pages of all stages.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub struct PipelinePages {
 }
 
 impl PipelinePages {
-    /// Stages have more pages than are visible outside.
+    /// Each stage has at least `num_pages` pages. Those beyond are not visible outside.
     pub fn new(layers: KvLayers, num_pages: u32, stages: Vec<Arc<KvMemory>>) -> Self {
         let has_places = |kv: &&Arc<KvMemory>| kv.num_places() > 0;
         let kv = stages.iter().find(has_places).unwrap_or(&stages[0]);
@@ -46,7 +46,7 @@ impl PipelinePages {
         self
     }
 
-    /// The stage of a layer, and its number there.
+    /// The stage of a layer, and the layer's index in the pages of that stage.
     fn stage(&self, layer: u32) -> (&KvMemory, usize) {
         let mut of_stage = layer as usize;
         for kv in &self.stages {
@@ -59,8 +59,7 @@ impl PipelinePages {
     }
 }
 
-// SAFETY: each page of a layer has memory of its own, which workers use for batches that name the
-// page, and for attention to them.
+// SAFETY: each page of a layer has memory of its own, which workers use only for batches that name the page.
 unsafe impl KvPages for PipelinePages {
     fn geometry(&self) -> &KvGeometry {
         &self.geometry
@@ -193,7 +192,7 @@ mod tests {
                 assert!(plain == tiles, "{format:?}");
                 let natives = both.each_ref().map(|p| read(p, layer, PageForm::Native));
                 assert!(natives[0] != natives[1], "{format:?}");
-                // Written by the canonical form, and by the native one where page 0 was page 3.
+                // First writes the canonical form, then the native form with the pages in reverse order.
                 for (fresh, native) in fresh.iter().zip(&natives) {
                     let ids: Vec<PageId> = (0..NUM_PAGES).map(PageId).collect();
                     // SAFETY: no other thread uses the memory.
@@ -245,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Conversions of pages for this executor round like the executor itself, for all numbers.
+    /// `quantise_int8_row`, which converts pages for this executor, rounds all numbers as the executor does.
     #[test]
     fn integers_are_rounded_here_as_everywhere() {
         let rows = [
@@ -254,7 +253,7 @@ mod tests {
             [127.0, 0.5, 1.5, -0.5, -2.5, 126.5],
             [0.0, -0.0, 0.0, 0.0, 0.0, 0.0],
             [f32::MAX, f32::MIN_POSITIVE, -f32::MAX, 1e38, -1e30, 0.0],
-            // Their inverse is infinite.
+            // The inverses of the scales of these rows are infinite.
             [1e-45, 0.0, -1e-45, 3e-45, 0.0, 0.0],
             [1e-38, 5e-39, -2e-39, 0.0, 1e-40, 0.0],
             [f32::INFINITY, 1.0, -1.0, 0.0, 2.0, 3.0],

@@ -29,8 +29,8 @@ pub struct KvRows {
     pub order: ElementOrder,
     pub format: KvFormat,
     shape: RowShape,
-    /// Whether a head's part moves from page to page. With different shapes, pages are copied without knowledge of
-    /// their layers, and all have the same order.
+    /// Whether a head's part has another place from page to page. If layers have different shapes, pages are copied
+    /// without knowledge of their layers, so all pages have the same order.
     moves_on: bool,
     num_layers: usize,
     place_bytes: usize,
@@ -40,7 +40,7 @@ pub struct KvRows {
     head_dim: usize,
 }
 
-/// The memory of a place of a page, and the number of places.
+/// The size of a place in a page, and the number of places.
 #[derive(Clone, Copy)]
 pub struct PlaceSize {
     pub num_bytes: usize,
@@ -50,7 +50,7 @@ pub struct PlaceSize {
 }
 
 impl KvRows {
-    /// `moves_on`: whether a head's part has another place from page to page.
+    /// See the field `moves_on`.
     pub fn new(
         region: &Arc<Region>,
         shape: RowShape,
@@ -91,12 +91,12 @@ impl KvRows {
         self.page_size
     }
 
-    /// The number of a layer in this view.
+    /// The index of a layer in this view.
     pub fn layer(&self, layer: KvLayer) -> usize {
         layer.in_page * self.shape.num_in_place + layer.in_place
     }
 
-    /// Bytes from one dimension of a key, or one pair of them, to the next.
+    /// The distance in bytes from one dimension of a key, or one pair of dimensions, to the next.
     pub fn key_stride(&self) -> usize {
         match self.order {
             ElementOrder::Plain => self.page_size * self.format.size(),
@@ -115,7 +115,7 @@ impl KvRows {
         }
     }
 
-    /// The values of the same positions.
+    /// The values of positions `offset..offset + num_positions` of a page.
     pub fn values(&self, at: HeadPage, offset: usize, num_positions: usize) -> ValueRun {
         assert!(offset + num_positions <= self.page_size);
         ValueRun {
@@ -213,7 +213,7 @@ impl KvRows {
         tiles.filter(|_| self.order == ElementOrder::Tiles)
     }
 
-    /// Element by element.
+    /// Writes one position, element by element.
     ///
     /// # Safety
     /// No other thread uses the elements meanwhile.
@@ -302,7 +302,8 @@ impl KvRows {
         }
     }
 
-    /// The place of a page within a layer: heads in their order, beginning in the middle.
+    /// A page's memory in a layer, as two parts. One after the other, they hold the heads in order: the first head may
+    /// lie in the middle of the memory.
     pub fn native_parts(&self, layer: usize, page: usize) -> [NonNull<[u8]>; 2] {
         let first = self.place(HeadPage {
             layer,
@@ -327,7 +328,7 @@ impl KvRows {
         (0..self.num_layers).flat_map(move |layer| (0..num_heads).map(move |head| (layer, head)))
     }
 
-    /// Elements of the keys, or the values, of a head in a page.
+    /// The number of elements of a head's keys, or of its values, in a page.
     fn half_len(&self) -> usize {
         self.page_size * self.head_dim
     }
@@ -386,7 +387,7 @@ impl KvRows {
 #[derive(Clone, Copy)]
 pub struct Rows {
     pub first: *const f32,
-    /// Elements from row to row.
+    /// The distance between rows, in elements.
     pub stride: usize,
     pub len: usize,
 }
@@ -421,7 +422,7 @@ impl Rows {
 /// One KV head's part of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadPage {
-    /// The number of the layer in the page.
+    /// The index of the layer in the page.
     pub layer: usize,
     pub page: usize,
     pub head: usize,

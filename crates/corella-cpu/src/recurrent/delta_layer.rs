@@ -17,7 +17,7 @@ use super::convolution_input::ConvolutionInput;
 use super::record::DeltaOffsets;
 use super::state_memory::{SpanState, StateMemory};
 
-/// The addition to the squared length, whose root divides queries and keys.
+/// Queries and keys are divided by the square root of their squared length plus this number.
 const LENGTH_EPS: f32 = 1e-6;
 
 /// Shared by the tasks of one layer.
@@ -26,7 +26,7 @@ pub struct DeltaLayer<'a> {
     pub spec: &'a GatedDeltaSpec,
     pub weights: &'a PackedDelta,
     pub states: &'a StateMemory,
-    /// The layer's number in its stage.
+    /// The layer's index in its stage.
     pub layer: usize,
     pub rows: &'a [StepRow],
     pub spans: &'a Spans,
@@ -148,7 +148,7 @@ impl DeltaLayer<'_> {
         );
     }
 
-    /// Walks the chunks from the state's one on.
+    /// Walks the chunks from the state's chunk on.
     fn run_head(&self, index: usize, head: usize, scratch: &mut DeltaScratch) {
         let (spec, span, state) = (self.spec, &self.spans[index], &self.span_states[index]);
         let offsets = self.states.delta(self.layer);

@@ -1,16 +1,16 @@
-//! The draft head, with which a model guesses its own next tokens (multi-token prediction, as DeepSeek-V3
-//! and Qwen3-Next are trained with it).
+//! The draft head: a layer that some models, such as DeepSeek-V3 and Qwen3-Next, are trained with. It guesses the token
+//! after the next one (multi-token prediction).
 //!
-//! It is one layer. Its input for a token combines the token's embedding and the model's hidden state after the
-//! previous token, and the model's output head maps its output to the next token. So the row of a token depends on the
-//! token and on earlier ones, like the rows of all other layers: its keys and values can use the numbers of the model's
-//! pages, and are shared, found again and given up with them. They have memory of their own, because layers are added
-//! to pages only for the model, and pages of models with recurrent layers are neither spilled nor sent.
+//! The head's input for a token combines the token's embedding and the model's hidden state after the previous token.
+//! The model's output head maps the layer's output to the next token. So the row of a token depends only on this token
+//! and earlier ones, like the rows of all other layers. The head's keys and values therefore use the ids of the model's
+//! pages, and are shared, found again and given up with these pages. They have memory of their own, because only the
+//! model's layers are in the pages themselves, and pages of models with recurrent layers are neither spilled nor sent.
 //!
-//! Each step writes the keys and values of its tokens. Only guesses need attention and the parts after it: they run the
-//! layer for the newest token of a request, which no step has computed, and then for each guess, with the head's own
-//! output in place of a hidden state. Their rows in a page are void, like all rows after the request's computed tokens.
-//! A request without a page for such a row has a spare one.
+//! Each step writes the head's keys and values of its tokens. Only guessing needs attention and the parts after it. It
+//! runs the layer for the newest token of a request, which no step has computed, and then for each guess, with the
+//! head's own output in place of the model's hidden state. The rows of guesses in a page are void, like all rows after
+//! the request's computed tokens. If the request has no page for such a row, the row is in a spare page of the slot.
 
 use corella_core::{Batch, PageId, SlotId};
 use corella_model::{DecoderSpec, DeviceError, KvFormat, KvLayer, LayerSpec, PageTable, Slots};
@@ -36,12 +36,12 @@ pub struct DraftHead {
     join: PackedMatrix,
     /// The inputs of `join`.
     joined: PackedRows,
-    /// For each worker, the two parts of such an input.
+    /// For each worker, the two parts of an input of `join`: the embedding and the hidden state.
     parts: Buffer,
     layout: StepLayout,
     kept: KeptStates,
     group: usize,
-    /// The number of the first spare page, and of a slot's spare pages.
+    /// The id of the first spare page.
     first_spare: usize,
     num_spare: usize,
     max_drafts: usize,
@@ -54,7 +54,7 @@ pub struct DraftHeadParts {
     pub kernels: &'static Kernels,
     /// A KV group that keeps all pages.
     pub group: usize,
-    /// The model's, whose pages have rows of the head beside them.
+    /// The limits of the model, whose page ids the head shares.
     pub limits: ForwardLimits,
     pub num_threads: usize,
 }
@@ -64,7 +64,7 @@ pub struct DraftRow {
     pub slot: SlotId,
     pub token: u32,
     pub position: usize,
-    /// The hidden state before the token, of the model or of the head itself.
+    /// The hidden state after the previous token, of the model or of the head itself.
     pub before: Vec<f32>,
 }
 
@@ -145,7 +145,7 @@ impl DraftHead {
         self.max_drafts
     }
 
-    /// Handles starting slots, by their snapshots.
+    /// Begins the kept states of starting slots, from their snapshots if there are any.
     pub fn start(&mut self, batch: &Batch) {
         self.kept.start(batch);
     }
@@ -160,8 +160,7 @@ impl DraftHead {
         }
     }
 
-    /// Writes the keys and values of a step's tokens, and keeps its hidden states. The layers of `model` have
-    /// run for all rows of `of_model`.
+    /// Writes the head's keys and values of a step's tokens. The layers of `model` have run for all rows of `of_model`.
     pub fn follow(
         &mut self,
         batch: &Batch,
@@ -195,7 +194,8 @@ impl DraftHead {
                 .and_then(|at| self.kept.get(slot, at));
             match kept {
                 Some(kept) => state.copy_from_slice(kept),
-                // No row attends to position 0. After a failed step, guesses are worse.
+                // There is no hidden state before position 0, to which the head's rows do not attend. After a failed
+                // step the state is missing, too, and guesses are worse.
                 None => state.fill(0.0),
             }
         };
@@ -209,7 +209,7 @@ impl DraftHead {
         Ok(())
     }
 
-    /// Keeps the hidden states after the last token of each span that is no draft, and after its drafts.
+    /// Of each span, keeps the hidden states after the last token that is no draft and after each draft.
     pub fn keep(&mut self, batch: &Batch, model: &mut Forward, of_model: &StepLayout) {
         for (span, rows) in batch.spans.iter().zip(of_model.spans.iter()) {
             let num_kept = 1 + span.num_drafts as usize;
@@ -270,7 +270,7 @@ impl DraftHead {
         self.forward.logits(&self.layout, rows, worker);
     }
 
-    /// Makes the layer's input of the layout's rows. `before` writes the hidden state before a row.
+    /// Computes the layer's input for the layout's rows. `before` writes the hidden state after the token before a row.
     fn join(&self, before: impl Fn(usize, &mut [f32]), walk: &mut Walk<'_>) {
         let (forward, grid, worker) = (&self.forward, self.layout.grid, walk.worker.index());
         let (spec, kernels) = (forward.spec(), forward.kernels());

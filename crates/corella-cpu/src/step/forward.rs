@@ -49,7 +49,7 @@ pub struct Forward {
     weights: PackedWeights,
     /// The different kinds of RoPE.
     rotaries: Vec<Rotary>,
-    /// For each division of attention into tasks, a layer with it.
+    /// For each way to divide attention into tasks, the index of a layer that uses it.
     attention_kinds: Vec<usize>,
     pub(super) layers: Vec<LayerParts>,
     /// The number of layers in the stages before this one.
@@ -70,7 +70,8 @@ pub struct LayerParts {
     attention_kind: usize,
     /// `None` for recurrent layers.
     kv: Option<KvLayer>,
-    /// Layers of a page that are done in all KV groups once this one has its keys and values.
+    /// The number of a page's layers that are complete in all KV groups once this layer has written its keys and
+    /// values.
     num_page_layers_done: usize,
 }
 
@@ -88,7 +89,7 @@ pub enum Incoming<'a> {
     Tokens,
     /// The output of another stage, `[rows][hidden_size]`.
     Rows(&'a [f32]),
-    /// Its present content.
+    /// The present content of this stage's residual stream.
     InPlace,
 }
 
@@ -406,7 +407,7 @@ impl Forward {
     /// # Safety
     /// No worker writes the residual stream during the call.
     pub unsafe fn read_hidden_state(&self, row: usize, state: &mut [f32]) {
-        // SAFETY: the caller promises that no worker writes it.
+        // SAFETY: the caller promises that no worker writes the residual stream.
         let x = unsafe { self.activations.hidden.row(row) };
         let x = &x[..self.spec.hidden_size];
         let norm = RowNorm::new(self.kernels, Some(&self.weights.ends.norm), x);
@@ -664,7 +665,8 @@ impl Forward {
     }
 }
 
-/// The index of the first element that `is_it` accepts. Without one, `other` is added.
+/// The index of the first element that `is_it` accepts. If it accepts none, appends `other` and returns the index of
+/// `other`.
 fn index_or_add<T>(list: &mut Vec<T>, is_it: impl FnMut(&T) -> bool, other: T) -> usize {
     list.iter().position(is_it).unwrap_or_else(|| {
         list.push(other);

@@ -49,7 +49,7 @@ impl KeptStates {
     }
 
     /// Replaces a slot's states by the states of `num_states` positions from `first` on. `read` writes the state of
-    /// each, by its number.
+    /// position `first + index`, given `index`.
     pub fn replace(
         &mut self,
         slot: usize,

@@ -3,7 +3,7 @@
 //!
 //! Commands enter at the first stage and pass through all of them in order. Each stage keeps its own account of slots
 //! and pages from the same batches; only rows of the residual stream go from one to the next, and drawn tokens from the
-//! last to the first. A step that fails in one stage fails as a whole, and alone.
+//! last to the first. A step that fails in one stage fails in all of them, and no other step fails.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -69,9 +69,10 @@ pub enum Output {
     Next(SyncSender<Command>),
     Caller {
         results: SyncSender<StepResult>,
-        /// Declared after `results`: when this stage ends, its caller is woken and finds them closed.
+        /// Declared after `results`, so dropped after it: when this stage ends, the woken caller finds `results`
+        /// closed.
         waker: CallerWaker,
-        /// Another stage, which has to know the draws.
+        /// The first stage, if it is another one, which has to know the draws.
         first: Option<SyncSender<Command>>,
     },
 }
@@ -90,7 +91,7 @@ pub struct Stage {
     samplers: Vec<Mutex<Sampler>>,
     /// Commands that arrived while a step waited.
     postponed: VecDeque<Command>,
-    /// The newest step whose draws in the last stage the first one knows.
+    /// In the first stage, the newest step whose draws have arrived from the last stage.
     newest_drawn: Option<StepId>,
     /// The step that this stage computed last.
     previous_step: Option<StepId>,
@@ -101,7 +102,7 @@ pub struct Stage {
 /// A stage without commands for this time is idle.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// The rest of the pipeline has ended, or is about to.
+/// The rest of the pipeline has ended, or is about to end.
 struct Closed;
 
 impl Stage {
@@ -171,7 +172,8 @@ impl Stage {
     fn handle(&mut self, command: Command) -> Result<(), Closed> {
         match command {
             Command::Step { batch, rows } => self.step(batch, rows),
-            // If the last stage handles one, its step drew no token or failed before it could.
+            // The last stage takes masks elsewhere if their step draws. Here, the step drew no token or failed before
+            // its draws.
             Command::Sample(..) => self.pass_on(command),
             Command::Drawn(drawn) => {
                 self.take_drawn(drawn);
@@ -267,8 +269,8 @@ impl Stage {
         }
     }
 
-    /// Begins the recurrent states of starting slots, and plans the states of all spans. They advance even if the step
-    /// fails, as do histories.
+    /// Begins the recurrent states of starting slots, and plans the states of all spans. States advance even if the
+    /// step fails, as histories do.
     fn plan_states(&mut self, batch: &Batch) -> Result<(), String> {
         self.plan.clear();
         let Some(states) = &mut self.forward.states else {
@@ -383,8 +385,8 @@ impl Stage {
     }
 
     /// Draws from logits that are computed block by block, so that their memory does not grow with the step. The first
-    /// block is computed before waiting for the masks. All rows of a block are drawn at once, including those after
-    /// drafts; the ones that count are selected afterwards.
+    /// block is computed before waiting for the masks. All rows of a block are drawn at once, those after drafts
+    /// included. Then the draws that count are selected.
     fn draw(
         &mut self,
         step: StepId,
@@ -504,7 +506,8 @@ impl Stage {
         Err(String::from("the executor was dropped"))
     }
 
-    /// Computes a step of one row and one of several tiles, on the page of no request. No profile counts them.
+    /// Computes a step of one row and a step of several tiles, on a page that no request has. No profile counts these
+    /// steps.
     fn warm_up(&mut self) -> Result<(), String> {
         let profile = self.forward.profile.take();
         let result = self.run_warm_up();
@@ -536,7 +539,7 @@ impl Stage {
     }
 }
 
-/// Ends the waits for its steps at any end of a stage.
+/// However a stage ends, all waits for its steps end.
 impl Drop for Stage {
     fn drop(&mut self) {
         self.forward.kv.counter.close();
@@ -560,7 +563,7 @@ fn draw_block(
             .sample_request(block[index].num_tokens, allowed);
         // SAFETY: each index is drawn by one worker.
         let logits = unsafe { forward.logits_mut(index) };
-        // Only its worker locks a sampler.
+        // Each sampler is locked only by its worker.
         let sampler = samplers[worker.index()].lock();
         let mut sampler = sampler.unwrap_or_else(PoisonError::into_inner);
         let sampled = sampler.sample(logits, request);

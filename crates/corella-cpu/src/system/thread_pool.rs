@@ -402,7 +402,7 @@ mod tests {
                     assert_eq!(owner, 0);
                     taken[worker.index()].fetch_add(units.len(), Ordering::SeqCst);
                     if worker.index() == 0 {
-                        // The owner is so slow that the other one does the rest.
+                        // The owner is so slow that the other worker does the rest.
                         wait_until("the other has finished the share", || {
                             num_taken(0) + num_taken(1) == 64
                         });

@@ -208,7 +208,7 @@ fn zero(shape: GroupedShape) -> u8 {
     }
 }
 
-/// The number of a level.
+/// The code of a level.
 fn fp4_code(level: i8) -> u8 {
     const LARGEST: i8 = 12;
     static CODES: [u8; 2 * LARGEST as usize + 1] = {

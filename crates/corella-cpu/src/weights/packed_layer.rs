@@ -16,8 +16,8 @@ use super::panel::{PackedMatrix, Packing};
 
 pub struct PackedLayer {
     pub attention_norms: PackedNorms,
-    /// The projections to queries, keys and values; in a gated delta network after them those to gates, strengths and
-    /// decays. In a short convolution, the projection of its input.
+    /// The projections to queries, keys and values; in a gated delta network, the projections to gates, strengths and
+    /// decays follow. In a short convolution, the projection of its input.
     pub qkv: PackedMatrix,
     pub q_norm: Option<PackedNorm>,
     pub k_norm: Option<PackedNorm>,
@@ -34,7 +34,7 @@ pub struct PackedLayer {
     pub feed_forward: PackedFeedForward,
     /// The part that adds the layer's own input.
     pub per_layer: Option<PackedPerLayer>,
-    /// The factor of the residual stream at the end.
+    /// The factor by which the residual stream is multiplied at the layer's end.
     pub scale: f32,
 }
 

@@ -379,7 +379,7 @@ fn pack_panel(lanes: &[Option<Lane<'_>>], packing: Packing, kernels: &Kernels, o
             let Some((from, row)) = *source else { continue };
             let row = &row[block.start * from.size()..block.end * from.size()];
             let block = block.clone();
-            // Without conversion, lengths are constants: this runs for every weight.
+            // This runs for every weight. Without conversion, lengths are constants.
             if from != dtype {
                 for (k, element) in block.zip(row.chunks_exact(from.size())) {
                     let at = position(dtype, form, k, lane) * size;
@@ -435,7 +435,8 @@ fn write_integers(row: &[i8], lane: usize, out: &mut [u8]) {
     }
 }
 
-/// Copies `N` bytes of a row for each k to the place from `at`; fewer for the last one.
+/// For each k, copies the next `N` bytes of a row to the place that `at` gives. At the end of the row there may be
+/// fewer bytes.
 fn copy_elements<const N: usize>(
     row: &[u8],
     ks: impl Iterator<Item = usize>,

@@ -11,8 +11,8 @@ use crate::kernels::{INT8_TILE_K, PANEL_LANES, avx2, wants_prefetch, with_rows};
 /// The largest number of rows whose sums stay in registers.
 const MAX_ROWS: usize = 6;
 
-/// Up to this number of rows, memory limits a Zen 4 core, and the core reads panels faster without prefetches.
-/// With six rows of 4 bits and the next panel prefetched, it is 1.28 times as fast.
+/// Up to this number of rows, memory limits a Zen 4 core, and the core reads panels faster without prefetches. With six
+/// rows of 4-bit weights, the prefetch of the next panel makes the core 1.28 times as fast.
 const fn few_rows(bits: usize) -> usize {
     match bits {
         4 => 2,
@@ -79,7 +79,7 @@ struct Part<'a> {
 #[derive(Clone, Copy)]
 enum Ahead {
     Nothing,
-    /// For each chunk, as many lines further on, of this panel and the next.
+    /// For each chunk, as many lines as the chunk has, further on in this panel or in the next.
     Chunks,
     /// A slice of the next panel, `num_lines` per chunk. The other parts of the tile prefetch the rest.
     Slice {

@@ -20,14 +20,14 @@ use crate::step::profile::{Operation, Walk};
 pub struct ExpertRows {
     /// The layer's input, normed, in f32.
     input: Buffer,
-    /// The same in the form for the router.
+    /// The same input in the form that the router reads.
     router_input: PackedRows,
     /// The router's outputs, which are turned into scores.
     scores: Buffer,
     choices: Choices,
     /// The input rows, by expert.
     gathered: PackedRows,
-    /// The inputs of down projections, with the length of the longest.
+    /// The inputs of down projections, as long as the longest one of any layer.
     gated: PackedRows,
     /// The experts' outputs.
     outputs: Buffer,
