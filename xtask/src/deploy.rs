@@ -46,7 +46,7 @@ pub fn programs(repository: &Repository) -> Result<PathBuf, String> {
     if !promtool("promtool".as_ref()) && !promtool(&folder.join("promtool")) {
         println!("unpacking promtool");
         let install = "install promtool, in PATH; it comes with Prometheus";
-        // The package would start Prometheus as a service.
+        // The package is only unpacked, because its installation would start Prometheus as a service.
         let unpacked = folder.join("prometheus");
         apt::unpack(repository, "prometheus", &unpacked, install)?;
         fs::rename(unpacked.join("usr/bin/promtool"), folder.join("promtool")).map_err(failed)?;

@@ -10,7 +10,7 @@ use crate::repository::{Repository, output, run, succeeds};
 use crate::{apt, python};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// zig has the symbols of each version of glibc.
+/// The target for zig, which has the symbols of each version of glibc.
 const LINKED_FOR: &str = "x86_64-linux-gnu.2.17";
 const IS_FOR_THIS_MACHINE: bool = cfg!(all(
     target_os = "linux",
@@ -27,7 +27,7 @@ pub fn dist(repository: &Repository, _: &[String]) -> Result<(), String> {
         apt::install(repository, &["rpm"], install)?;
     }
     let python = python::release_environment(repository)?;
-    // Paths of downloaded crates are known only when they are there.
+    // The paths of downloaded crates are known only after the download.
     run(
         &mut repository.cargo(&["fetch", "--locked", "--target", TARGET]),
         "dependencies could not be fetched, above",
@@ -104,7 +104,7 @@ impl Build {
             "#!/bin/sh\nPATH={programs}:$PATH exec cargo-zigbuild zig cc -- -target {LINKED_FOR} \"$@\"\n"
         );
         fs::create_dir_all(&folder).map_err(failed)?;
-        // Crates in C are compiled again if the file changes.
+        // An unchanged file is not written again, because crates in C would be compiled again.
         if !fs::read(&compiler).is_ok_and(|existing| existing == script.as_bytes()) {
             fs::write(&compiler, script).map_err(failed)?;
         }
@@ -137,7 +137,7 @@ impl Build {
     }
 }
 
-/// Returns rustc's flags that give folders of this machine the same names on all. A later one takes precedence.
+/// Returns rustc's flags that give folders of this machine the same names on all. A later flag takes precedence.
 fn renamed_paths(repository: &Repository) -> Result<String, String> {
     let mut names = vec![
         (repository.root.clone(), "/corella"),

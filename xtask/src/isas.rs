@@ -51,7 +51,7 @@ const TESTS: [(&str, &[&str]); 2] = [
 const TILES_PACKAGE: &str = "corella-cpu";
 const EMULATION: &str = "CORELLA_EMULATED_TILES";
 
-/// Tests in it that compute in plain loops.
+/// Tests of that package that compute in plain loops.
 const WITHOUT_KERNELS: &str = "feature::";
 
 /// Runs the tests held to one instruction set, if this machine has it.

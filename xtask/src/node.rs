@@ -20,7 +20,7 @@ pub fn packages(repository: &Repository, python: &Path) -> Result<PathBuf, Strin
 }
 
 /// Returns the folder of the coding agents. Their programs are optional packages, one for each platform. The lock file
-/// leaves out qwen-code's, which works without them.
+/// leaves out the optional packages of qwen-code, which works without them.
 pub fn agents(repository: &Repository, python: &Path) -> Result<PathBuf, String> {
     install(repository, python, "tests/client/agents", "ci-agents", &[])
 }

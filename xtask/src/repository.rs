@@ -39,8 +39,8 @@ impl Repository {
         command
     }
 
-    /// Returns the binary for tests from outside: the variable CORELLA_BIN's, or the test profile's. No test asserts a
-    /// speed.
+    /// Returns the binary that tests from outside run: the one in the variable CORELLA_BIN, or the test profile's,
+    /// because no test asserts a speed.
     pub fn binary(&self) -> PathBuf {
         let own = std::env::var_os("CORELLA_BIN").map(PathBuf::from);
         own.unwrap_or_else(|| self.target.join("debug/corella"))
@@ -50,7 +50,7 @@ impl Repository {
         self.target.join("release/corella")
     }
 
-    /// Returns whether that binary is given, and so not built.
+    /// Returns whether CORELLA_BIN names the binary, so that none is built.
     pub fn has_own_binary(&self) -> bool {
         std::env::var_os("CORELLA_BIN").is_some()
     }
@@ -58,8 +58,8 @@ impl Repository {
     pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.root);
-        // Cargo sets these variables for this program's package. Build scripts such as ring's run again when they
-        // change, and all that depends on them is compiled again.
+        // Cargo sets these variables for this program's package. Build scripts such as ring's run again when these
+        // variables change, and all dependents are compiled again.
         for (name, _) in std::env::vars_os() {
             let is_own = |prefix| name.to_str().is_some_and(|name| name.starts_with(prefix));
             if is_own("CARGO_PKG_") || is_own("CARGO_MANIFEST_") {

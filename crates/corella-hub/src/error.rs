@@ -8,7 +8,7 @@ use std::path::Path;
 pub enum HubError {
     /// The name is malformed, or has no match in the model's repository.
     Name(String),
-    /// The name is one of the table, and has no such tag.
+    /// The table of short names has the name, but not with this tag.
     Tag(String),
     /// The hub reports that the model or revision does not exist, or is closed to this user.
     Refused(String),

@@ -122,7 +122,7 @@ pub(crate) fn is_part(part: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     let is_end = |byte: Option<&u8>| byte.is_some_and(|byte| !b"-.".contains(byte));
     let bytes = part.as_bytes();
-    // Two hyphens separate OWNER and MODEL in the cache, and the hub allows neither them nor two dots.
+    // Two hyphens separate OWNER and MODEL in the cache, and the hub allows neither two hyphens nor two dots in a row.
     part.bytes().all(is_plain)
         && is_end(bytes.first())
         && is_end(bytes.last())

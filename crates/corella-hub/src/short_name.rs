@@ -1,8 +1,8 @@
 //! Names without an owner: Ollama's, such as `qwen3:0.6b-q8_0`, and a repository's own, such as `Qwen3-0.6B`.
 //!
 //! `names.json` has the names, each with its source: the pages and files that connect the name, the repositories and
-//! their files. They lead to repositories that ask for no permission, and whose
-//! models Corella serves: GGUF files, of which `Q4_K_M` is the default, or a folder of safetensors.
+//! their files. The names lead to repositories that ask for no permission, and whose models Corella serves: GGUF files,
+//! of which `Q4_K_M` is the default, or a folder of safetensors.
 
 use std::sync::OnceLock;
 
@@ -27,7 +27,7 @@ struct Family {
 pub struct Meaning {
     /// `OWNER/MODEL`.
     pub repository: &'static str,
-    /// The quantisation in the tag, if files have one.
+    /// The quantisation in the tag; `None` without one, and for a folder of floats.
     pub file: Option<String>,
 }
 
@@ -43,7 +43,7 @@ pub fn library_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// The meaning of a name and a tag: those of Ollama's library, or a repository's own name in any case. `None` for an
-/// unknown name. The error for an unknown tag says which there are.
+/// unknown name. The error for an unknown tag names the known ones.
 pub fn meaning(name: &str, tag: Option<&str>) -> Option<Result<Meaning, String>> {
     let lower = name.to_ascii_lowercase();
     if let Some(family) = families().iter().find(|family| family.name == lower) {
@@ -60,8 +60,8 @@ pub fn meaning(name: &str, tag: Option<&str>) -> Option<Result<Meaning, String>>
     }))
 }
 
-/// The names of Ollama's library for a repository, which may have `:FILE` and `@REVISION` behind it. Repositories of one model have the
-/// same names, whichever owner they have.
+/// The names of Ollama's library for a repository, which may have `:FILE` and `@REVISION` behind it. Repositories of
+/// one model have the same names, whichever owner the repositories have.
 pub fn short_names(repository: &str) -> Vec<String> {
     let repository = repository.split('@').next().unwrap_or_default();
     let (repository, file) = repository.split_once(':').unwrap_or((repository, ""));
@@ -111,7 +111,7 @@ impl Family {
         };
         let file = quantisation.map(str::to_ascii_uppercase);
         match file {
-            // A folder has the numbers of its maker.
+            // The weights of a folder have one format, so the tag cannot choose another.
             Some(file) if !has_gguf_files(repository) => match is_whole(&file) {
                 true => Ok(Meaning {
                     repository,

@@ -25,8 +25,8 @@ pub struct QuantizeJob {
     pub format: QuantizeFormat,
     /// Matrices to leave unquantised, by whole parts of their names.
     pub keep: Vec<String>,
-    /// With a text, the rounding error of each weight is compensated in others, by the inputs that
-    /// layers have on this text (GPTQ). Without, each weight is rounded to the nearest integer.
+    /// With a text, the rounding error of each weight is compensated in others, by the inputs that layers have on this
+    /// text (GPTQ). Without a text, each weight is rounded to the nearest integer.
     pub calibration: Option<Calibration>,
     pub num_threads: usize,
 }
@@ -41,7 +41,7 @@ pub struct Calibration {
 
 #[derive(Clone, Debug)]
 pub struct Quantized {
-    /// Size of the new folder.
+    /// The size of the new folder, in bytes.
     pub num_bytes: u64,
     pub num_matrices: usize,
     /// Names of the matrices that were not quantised.
@@ -143,7 +143,7 @@ fn config_json(
     plan: &QuantizePlan<'_>,
 ) -> Result<Value, QuantizeError> {
     let mut config = match checkpoint.file("config.json")? {
-        // The checkpoint was opened with it, so it is an object.
+        // The checkpoint was opened with this file, so it is a JSON object.
         Some(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
         None => {
             let config = checkpoint.config().to_folder_config(weights.embed.dtype);
@@ -153,7 +153,7 @@ fn config_json(
         }
     };
     let is_tied = checkpoint.config().spec.tied_embeddings;
-    // The files had a head of their own all the same, and still have.
+    // The checkpoint has a head of its own all the same, and so has the new folder.
     if !is_tied && config["tie_word_embeddings"] == true {
         config["tie_word_embeddings"] = false.into();
     }

@@ -49,8 +49,8 @@ pub fn part_shapes(
 }
 
 impl QuantizedMatrix {
-    /// Rounds each weight of a matrix to the nearest integer. With `factor`, the weights that
-    /// follow compensate the effect on the outputs. `Err` names a weight that is not finite.
+    /// Rounds each weight of a matrix to the nearest integer. With `factor`, the weights that are rounded later
+    /// compensate the error of the outputs. `Err` names a weight that is not finite.
     pub fn new(
         weight: &Tensor,
         scheme: Scheme,
@@ -141,7 +141,7 @@ fn num_groups(scheme: Scheme, num_columns: usize) -> usize {
     num_columns / scheme.group_len.unwrap_or(num_columns)
 }
 
-/// The bytes of an output's integers.
+/// The size of one output's integers, in bytes.
 fn row_bytes(scheme: Scheme, num_columns: usize) -> usize {
     match scheme.is_packed {
         true => (num_columns * scheme.num_bits).div_ceil(32) * 4,

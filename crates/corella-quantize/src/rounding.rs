@@ -12,7 +12,8 @@ pub struct Codes {
     /// The code of 0, unless weights have zero points.
     middle: f32,
     symmetric: bool,
-    /// The distance of the largest weight from 0, in steps of the first and of the last scale tried.
+    /// The number of steps between 0 and the weight of largest magnitude, with the first scale that is tried and with
+    /// the last.
     steps: [f32; 2],
 }
 
@@ -23,7 +24,7 @@ pub struct Scale {
     pub zero: f32,
 }
 
-/// The number of scales that are tried for a group of 4-bit weights; that with the least squared error wins.
+/// The number of scales that are tried for a group of 4-bit weights; the scale with the least squared error wins.
 const NUM_TRIALS: usize = 24;
 
 impl Codes {

@@ -13,7 +13,7 @@ unsafe extern "C" {
     fn kill(process_id: i32, signal: i32) -> i32;
 }
 
-/// Sends a signal to a process. It may have ended meanwhile.
+/// Sends a signal to a process. The process may have ended meanwhile.
 fn send(signal: i32, process_id: i32) {
     assert!(
         process_id > 0,
@@ -43,8 +43,8 @@ struct Process {
 pub struct StoppedTree(Vec<i32>);
 
 impl StoppedTree {
-    /// Stops the processes of a tree, each before its children. A process that a test has stopped by a signal of its
-    /// own is stopped by then, is not stopped again, and so does not continue when this is dropped.
+    /// Stops the processes of a tree, each before its children. A process that a test has stopped itself is left out,
+    /// so that it does not continue when this value is dropped.
     pub fn stop(root: i32) -> Self {
         let mut stopped = Vec::new();
         let mut next = vec![root];

@@ -140,7 +140,7 @@ fn files(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String
     Ok(files.into_iter().map(unit).collect())
 }
 
-/// Returns the output of a command that lists tests. Pytest fails if there are none.
+/// Returns the output of a command that lists tests. Pytest fails if there are no tests, which is no error here.
 fn list_output(command: &mut Command) -> Result<String, String> {
     const NO_TESTS: i32 = 5;
     let program = command.get_program().to_string_lossy().into_owned();
@@ -151,7 +151,7 @@ fn list_output(command: &mut Command) -> Result<String, String> {
         return Ok(text);
     }
     let text = text + &String::from_utf8_lossy(&output.stderr);
-    // The list may be long, and the error is at its end.
+    // The error is at the end of the output, after a list that may be long.
     let lines: Vec<&str> = text.lines().collect();
     let end = lines[lines.len().saturating_sub(30)..].join("\n");
     Err(format!(

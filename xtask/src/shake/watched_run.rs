@@ -12,7 +12,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(300);
 /// The longest time between two pauses; the shortest is near zero.
 const MAX_RUNNING_MS: u64 = 1500;
-/// A step through the times between pauses, in which all of them come up.
+/// The increase of the time from one pause to the next, modulo `MAX_RUNNING_MS`. The two have no common factor, so that
+/// all times come up.
 const RUNNING_STEP_MS: u64 = 377;
 /// A command without output for this long hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
@@ -20,7 +21,7 @@ const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
 #[derive(Debug)]
 pub enum End {
     Exited(ExitStatus),
-    /// It wrote nothing for 20 minutes, and was killed.
+    /// The command wrote nothing for 20 minutes, and was killed.
     Hung,
 }
 
@@ -116,7 +117,7 @@ mod tests {
         let id = loop {
             let end = run_for(&mut shell(script), &path, false, hangs_after);
             assert!(matches!(end, Ok(End::Hung)), "{end:?}");
-            // A shell may take longer than that to start.
+            // A shell may take longer than `hangs_after` to start.
             match fs::read_to_string(&path).unwrap().trim().parse::<i32>() {
                 Ok(id) => break id,
                 Err(_) => hangs_after *= 2,

@@ -10,7 +10,7 @@ use crate::test_binary::TestBinary;
 #[derive(Default)]
 pub struct Tally {
     pub num_passed: usize,
-    /// The failures: tests, or binaries that ended without naming any.
+    /// The failures: tests, or binaries that ended without naming a failed test.
     pub failed: Vec<String>,
     /// Seconds and name of each test that ran.
     times: Vec<(f64, String)>,

@@ -24,7 +24,7 @@ const LICENCES: [&str; 9] = [
     "Zlib",
 ];
 
-/// Packages with several versions, and the user of the oldest one.
+/// Packages with several versions, and the package that uses the oldest version.
 const SEVERAL_VERSIONS: [(&str, &str); 8] = [
     ("base64", "spm_precompiled, of tokenizers"),
     ("getrandom", "ring"),

@@ -60,13 +60,13 @@ fn complaints(tree: &Tree, limit: &Limit) -> Vec<String> {
 }
 
 struct Function<'a> {
-    /// Its file and line.
+    /// The function's file and line.
     place: String,
     name: &'a str,
     num_lines: usize,
     /// Without `self`.
     num_arguments: usize,
-    /// The lines of comments above it.
+    /// The lines of comments above the function.
     comment: String,
 }
 

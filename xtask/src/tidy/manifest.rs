@@ -73,7 +73,7 @@ pub fn workspace_dependencies(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// The code names every dependency; others only cost build time.
+/// The code names every dependency; unused ones only cost build time.
 pub fn used_dependencies(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (folder, _, manifest) in packages(tree) {

@@ -1,5 +1,5 @@
-//! Tests wait for conditions: they neither sleep nor compare elapsed times. A reviewer looks for times that pass through
-//! variables; this rule reads lines.
+//! Tests wait for conditions: they neither sleep nor compare elapsed times. This rule reads single lines. A reviewer
+//! looks for times that pass through variables.
 
 use super::Tree;
 use super::{python_code, test_code};

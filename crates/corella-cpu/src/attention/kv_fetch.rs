@@ -1,7 +1,7 @@
 //! Software prefetching of the keys and values that a worker's attention tasks read next.
 //!
-//! A core can wait for only about 16 cache lines at a time. So kernels issue prefetches between
-//! their other instructions, over about the memory's response time.
+//! A core can wait for only about 16 cache lines at a time. So kernels issue prefetches between their other
+//! instructions, spread over about the memory's response time.
 
 use corella_model::{AttentionSpec, KvFormat, KvLayer};
 

@@ -92,7 +92,7 @@ impl AttentionLayer<'_> {
         }
         let first_position = span.start + task.positions.start;
         let num_positions = span.start + span.num_rows;
-        // No row of the task sees positions outside.
+        // No row of the task sees positions outside this range.
         let last_end = task.end_seen(span, self.spec);
         let first_seen = self.spec.first_seen(first_position);
         let first_block = first_seen / ATTENTION_BLOCK * ATTENTION_BLOCK;
@@ -144,7 +144,7 @@ impl AttentionLayer<'_> {
                     )
                 };
                 // The exponential function has a smallest result, about 1e-38, which is lost in the sum beside the
-                // largest weight, 1. But unseen values may be anything.
+                // largest weight, 1. But unseen values may be anything, so their weights must be 0.
                 scores[unseen].fill(0.0);
                 if is_scaled {
                     let weights = scores[..limit].iter_mut();

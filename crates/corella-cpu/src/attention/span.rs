@@ -12,7 +12,7 @@ pub struct StepSpan {
     pub num_rows: usize,
     /// The first row's position in its sequence.
     pub start: usize,
-    /// The number of its page table in the first KV group. The tables of the other groups follow.
+    /// The index of the span's page table in the first KV group. The tables of the other groups follow.
     first_table: usize,
 }
 
@@ -23,7 +23,7 @@ struct StepTable {
     pages: Range<usize>,
 }
 
-/// All spans of a step with their page tables. It is reused from step to step.
+/// All spans of a step with their page tables. Reused from step to step.
 #[derive(Debug, Default)]
 pub struct Spans {
     spans: Vec<StepSpan>,

@@ -46,7 +46,7 @@ pub struct TileScratch {
     pub keys: Vec<*const u8>,
     /// The current block's tiles of values, if they are read from their pages.
     pub page_values: Vec<*const u8>,
-    /// Matrix products that run during one softmax: scores of the next tile and values of the last.
+    /// Matrix products that run during one softmax: scores of the next tile and values of the previous tile.
     pub products: Vec<TileProduct>,
     /// The number of rows that the thread's tile registers are configured for; 0 if unknown.
     pub configured: usize,

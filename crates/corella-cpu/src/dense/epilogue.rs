@@ -22,8 +22,8 @@ pub enum Epilogue<'a> {
     AddScaled(&'a Buffer, f32),
     /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the input of the next layer.
     SiluMul(&'a PackedRows),
-    /// Applies an MLP's activation to the outputs of its first projection: to all lanes, or to gates, which then scale
-    /// the others as in `SiluMul`.
+    /// Applies an MLP's activation to the outputs of its first projection: to all lanes, or to the gates, which are
+    /// then multiplied by the gated values as in `SiluMul`.
     Activate {
         out: &'a PackedRows,
         mlp: &'a MlpSpec,

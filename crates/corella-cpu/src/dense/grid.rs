@@ -19,7 +19,8 @@ pub struct Grid {
     lane_parts: usize,
 }
 
-/// From this number of rows on, a worker is busy while the next panel's weights arrive.
+/// From this number of rows on, a worker computes on a panel for so long that the next panel's weights arrive
+/// meanwhile.
 const MIN_ROWS: usize = 256;
 
 impl Grid {

@@ -180,8 +180,8 @@ impl<'a> Blueprint<'a> {
     }
 }
 
-/// Memory of one page: K and V of the layers of a KV group. Each pipeline stage has its part of it, with room for its
-/// own layers of the largest group.
+/// Memory of one page: K and V of the layers of a KV group. Each pipeline stage has its part of a page, with room for
+/// the stage's layers of the largest group.
 pub fn kv_page_bytes(
     spec: &DecoderSpec,
     groups: &KvGroups,

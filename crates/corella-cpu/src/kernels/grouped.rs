@@ -22,7 +22,7 @@ pub const fn chunk_bytes(bits: usize) -> usize {
     CHUNK_K * PANEL_LANES * bits / 8
 }
 
-/// Returns the integer that encodes 0 in weights without minimums. It is added to them so that none is negative.
+/// Returns the integer that encodes 0 in weights without minimums. It is added to the weights so that none is negative.
 pub const fn middle(bits: usize, is_fp4: bool) -> i32 {
     match is_fp4 {
         true => FP4_MIDDLE,
@@ -53,7 +53,7 @@ pub struct GroupedShape {
     pub group_chunks: usize,
     /// Whether groups have minimums; possible with 4 bits only.
     pub has_minimum: bool,
-    /// Whether 4 bits are the number of one of `FP4_LEVELS`.
+    /// Whether the 4 bits of a weight are an index in `FP4_LEVELS`.
     pub is_fp4: bool,
 }
 
@@ -168,9 +168,9 @@ impl GroupedTile {
 /// accumulated in f32 in ascending order of g; the sum over a group is an exact integer.
 ///
 /// The panel stores `q + middle` for integers q from -8 to 7 or from -128 to 127. If q is one of `FP4_LEVELS`, the
-/// panel stores the number of the level. With minimums it stores q itself, from 0 to 15, and
-/// `minimum[g][lane] * Σ_k rows[row][k]` is added for each group. Where a processor fuses multiply and add, each of
-/// these additions is rounded once. With `fetch_ahead` the panel comes from memory, and the kernel prefetches the
-/// memory after it. Without it, a kernel may prefetch if that is faster.
+/// panel stores the index of the level. With minimums it stores q itself, from 0 to 15, and `minimum[g][lane] * Σ_k
+/// rows[row][k]` is added for each group. Where a processor fuses multiply and add, each of these additions is rounded
+/// once. With `fetch_ahead` the panel comes from memory, and the kernel prefetches the memory after it. Without it, a
+/// kernel may prefetch if that is faster.
 pub type GroupedGemm =
     unsafe fn(tiles: &[GroupedTile], panel: *const u8, shape: GroupedShape, fetch_ahead: bool);

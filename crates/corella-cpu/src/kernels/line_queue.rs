@@ -5,13 +5,13 @@ use super::wants_prefetch;
 /// Cache lines that will be read soon, as up to four streams. They are prefetched one stream after the other, or one
 /// line of each stream in turn. Turns suit processors whose hardware prefetches ahead in every page in use.
 pub struct LineQueue {
-    /// The next line of each stream, and the distance to the one after in bytes.
+    /// The next line of each stream, and the distance between the stream's lines in bytes.
     streams: [(*const u8, usize); Self::NUM_STREAMS],
     num_streams: usize,
     /// Whether lines are prefetched from all streams in turn.
     is_in_turn: bool,
-    /// Otherwise, the stream that is being prefetched, and the number of calls of `prefetch_lines`
-    /// that still take lines of it.
+    /// If lines are not prefetched in turn, the stream that is being prefetched, and the number of calls of
+    /// `prefetch_lines` that still take lines of it.
     current: usize,
     num_left_of_current: usize,
     /// The number of lines in each stream.

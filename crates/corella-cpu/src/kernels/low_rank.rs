@@ -174,8 +174,8 @@ unsafe fn up_lanes<T: Element, const N: usize>(
             let x = *x.add(row);
             for (chunk, sums) in sums.iter_mut().enumerate() {
                 let weights = matrix.add(row * stride + chunk * CHUNK);
-                // The same row of the next panel. Hardware does not run ahead: panels are short, and the panels of
-                // all adapters alternate.
+                // Prefetches the same row of the next panel. Hardware prefetchers do not run ahead: panels are short,
+                // and the panels of all adapters alternate.
                 fetch(weights.wrapping_add(rank * stride).cast());
                 let weights = weights.cast::<[T; CHUNK]>().read_unaligned();
                 for j in 0..CHUNK {

@@ -23,8 +23,8 @@ pub fn wants_prefetch() -> bool {
     is_intel()
 }
 
-/// Whether one multiplication of bf16 pairs is faster than two f32 multiply-adds. It is on Zen 4, and takes twice as
-/// long on a Sapphire Rapids core.
+/// Whether one multiplication of bf16 pairs is faster than two f32 multiply-adds. It is faster on Zen 4, and takes
+/// twice as long on a Sapphire Rapids core.
 pub fn has_fast_pairs() -> bool {
     !is_intel()
 }

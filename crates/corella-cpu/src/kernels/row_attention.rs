@@ -13,7 +13,7 @@ pub struct KeyGroup {
     pub keys: *const u8,
     /// The number of positions, `ATTENTION_LANES` at most.
     pub num_positions: usize,
-    /// The place of their scores in a row of `ATTENTION_BLOCK`.
+    /// The place of the positions' scores in a row of `ATTENTION_BLOCK`.
     pub offset: usize,
 }
 
@@ -35,9 +35,8 @@ pub struct ValueRun {
     pub num_positions: usize,
 }
 
-/// `out[row] = out[row] * scale[row] + Σ_j weights[row][j] * values[j]`, accumulated in ascending
-/// order of j over the runs. Rows of `weights` have `ATTENTION_BLOCK` elements. Rows of `out` have
-/// `value_stride(head_dim)`.
+/// `out[row] = out[row] * scale[row] + Σ_j weights[row][j] * values[j]`, accumulated in ascending order of j over the
+/// runs. Rows of `weights` have `ATTENTION_BLOCK` elements. Rows of `out` have `value_stride(head_dim)` elements.
 pub type Values = unsafe fn(
     weights: *const f32,
     num_rows: usize,
@@ -47,7 +46,7 @@ pub type Values = unsafe fn(
     out: *mut f32,
 );
 
-/// The distance between the rows that [`Values`] adds to.
+/// The distance between the rows that [`Values`] adds to, in elements.
 pub const fn value_stride(head_dim: usize) -> usize {
     head_dim.next_multiple_of(ATTENTION_LANES)
 }

@@ -136,8 +136,8 @@ pub type CopyValues = unsafe fn(
 pub struct RowSums {
     /// Partial sums of the row's weights, one per lane.
     pub sums: [f32; 16],
-    /// An exponent: a weight is 2 to the power of its score, in powers of 2, minus this reference. A score that exceeds
-    /// it by more than 16 raises it. It is an integer, so that rescaling is exact.
+    /// An exponent: a position with score s has weight 2^(s·log₂ e - `reference`). An exponent s·log₂ e that exceeds
+    /// the reference by more than 16 raises the reference. It is an integer, so that rescaling is exact.
     pub reference: f32,
 }
 

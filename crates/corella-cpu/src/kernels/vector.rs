@@ -15,7 +15,7 @@ pub unsafe trait Vector: Copy {
     unsafe fn store(self, to: *mut f32);
     unsafe fn splat(x: f32) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
-    /// `self * factor + sum`, rounded once where the instruction set has it.
+    /// `self * factor + sum`, rounded once where the instruction set fuses the two.
     unsafe fn mul_add(self, factor: Self, sum: Self) -> Self;
     /// `mul_add` of one element.
     fn mul_add_one(x: f32, factor: f32, sum: f32) -> f32;

@@ -25,22 +25,22 @@ pub struct KvMemory {
     region: Arc<Region>,
     pub order: ElementOrder,
     pub format: KvFormat,
-    /// Layers of a page, of the widest rows.
+    /// The number of places in a page. A layer of the widest rows takes one.
     num_places: usize,
     place_bytes: usize,
     num_pages: usize,
     page_size: usize,
     /// The rows of each shape that layers have.
     rows: Vec<KvRows>,
-    /// Pages up to the highest used one.
+    /// The number of pages up to the highest used page.
     num_used: AtomicUsize,
-    /// Layers of a step's pages with the keys and values of every worker, in all KV groups.
+    /// Counts the layers of a step's pages to which every worker has written its keys and values, in all KV groups.
     pub counter: LayerCounter,
 }
 
 impl KvMemory {
-    /// Memory in the order of these kernels' attention. The order decides how attention is computed: see
-    /// `tile_attention`.
+    /// Allocates memory with the order of elements that the attention of these kernels reads. The order decides how
+    /// attention is computed: see `tile_attention`.
     pub fn for_kernels(
         kernels: &Kernels,
         num_places: usize,
@@ -148,7 +148,7 @@ impl KvMemory {
         self.page_size
     }
 
-    /// Layers of a page, of the widest rows.
+    /// The number of places in a page.
     pub fn num_places(&self) -> usize {
         self.num_places
     }
@@ -181,8 +181,8 @@ impl KvMemory {
         NonNull::slice_from_raw_parts(self.region.start(), num_bytes)
     }
 
-    /// The place of a page within a place of layers: heads in their order, beginning in the middle. If layers have
-    /// heads of different shapes, it is the unchanged place.
+    /// A page's memory in a place, as two parts: see [`KvRows::native_parts`]. If layers have heads of different
+    /// shapes, the first part is the whole memory, and the second is empty.
     pub fn native_parts(&self, place: usize, page: usize) -> [NonNull<[u8]>; 2] {
         match &self.rows[..] {
             [rows] => rows.native_parts(place, page),

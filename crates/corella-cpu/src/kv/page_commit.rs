@@ -1,9 +1,9 @@
 //! Commits the memory of KV pages ahead of use.
 //!
 //! The operating system clears memory at its first write, which takes milliseconds for a huge page, and a step may
-//! touch a new one in every layer. An idle executor has memory cleared in advance.
+//! touch a new huge page in every layer. An idle executor has memory cleared in advance.
 //!
-//! A stage without commands for 20 ms commits 2 MiB at a time and looks for commands after each. It commits nothing on
+//! A stage without commands for 20 ms commits 2 MiB at a time, and looks for commands in between. It commits nothing on
 //! machines with several NUMA nodes, where memory should be near the worker that writes it first.
 
 use std::ops::Range;
@@ -40,8 +40,8 @@ impl PageCommit {
         }
     }
 
-    /// Records that sequences use the first `num_pages` pages. Their memory is no longer committed; pages that others
-    /// fill may lie beyond, and keep their content.
+    /// Records that sequences use the first `num_pages` pages. The memory of these pages needs no commit. Pages beyond
+    /// may already have been filled by others; a commit keeps their content.
     pub fn note_used(&mut self, num_pages: usize) {
         self.num_used = num_pages;
         if self.num_ready < self.num_used {
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(finish(&mut commit), AHEAD_BYTES);
         commit.note_used(10);
         assert_eq!(finish(&mut commit), AHEAD_BYTES + 10 * 2 * part_bytes);
-        // Sequences have used more than was committed, so it needs no commit.
+        // Sequences have used more pages than were committed. The used pages need no commit.
         commit.note_used(500);
         assert_eq!(commit.next(), Some(500 * part_bytes..501 * part_bytes));
     }

@@ -20,8 +20,8 @@ pub struct MachineLimits {
 }
 
 impl MachineLimits {
-    /// The larger of each limit of two measurements. Clock rates and other processes change within
-    /// seconds, and other processes only ever slow a measurement down.
+    /// For each limit, the larger value of two measurements. Clock rates and other processes change within seconds, and
+    /// other processes only ever slow a measurement down.
     pub fn best_of(&self, other: &Self) -> Self {
         let best = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a.max(b)).or(a).or(b);
         Self {

@@ -18,7 +18,7 @@ pub struct ConvolutionInput<'a> {
 }
 
 impl<'a> ConvolutionInput<'a> {
-    /// The inputs of a layer, by its number in its stage.
+    /// The inputs of a layer, by the layer's index in its stage.
     pub fn new(
         states: &'a StateMemory,
         layer: usize,

@@ -26,11 +26,11 @@ pub struct ConvolutionLayer<'a> {
     pub spec: &'a ShortConvolutionSpec,
     pub weights: &'a PackedConvolution,
     pub states: &'a StateMemory,
-    /// The layer's number in its stage.
+    /// The layer's index in its stage.
     pub layer: usize,
     pub spans: &'a Spans,
     pub span_states: &'a [SpanState],
-    /// `[rows][gates of inputs, gates of outputs, inputs]`. Gated inputs replace their gates.
+    /// `[rows][gates of inputs, gates of outputs, inputs]`. The gated inputs replace the gates of inputs.
     pub projected: &'a Buffer,
     pub out: &'a PackedRows,
     pub tiles: Tiles,
@@ -76,8 +76,7 @@ impl ConvolutionLayer<'_> {
         ConvolutionInput::new(self.states, self.layer, span, self.projected)
     }
 
-    /// # Safety
-    /// No other thread uses these channels of the span's rows, or writes those of its record.
+    /// # Safety No other thread uses these channels of the span's rows, or writes these channels of the span's record.
     unsafe fn convolve(&self, index: usize, channels: &Range<usize>) {
         let span = &self.spans[index];
         let inputs_of_span = self.inputs(index);

@@ -1,4 +1,4 @@
-//! The snapshots of all pipeline stages as one: recurrent layers by their number in the model.
+//! The snapshots of all pipeline stages as one. Recurrent layers are counted through all stages.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::snapshot_memory::SnapshotMemory;
 
 pub struct PipelineStates {
     stages: Vec<Arc<SnapshotMemory>>,
-    /// The stage of each recurrent layer, and its number there.
+    /// The stage of each recurrent layer, and the layer's index there.
     layers: Vec<(usize, usize)>,
 }
 

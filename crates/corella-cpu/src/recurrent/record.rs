@@ -48,7 +48,7 @@ pub struct DeltaOffsets {
     key_len: usize,
     inputs: InputRing,
     /// The number of tokens with updates, decays and keys: a multiple of a chunk. A token's place is its position
-    /// modulo this.
+    /// modulo this number.
     num_tokens: usize,
 }
 

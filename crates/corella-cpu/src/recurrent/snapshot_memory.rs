@@ -9,7 +9,7 @@ use corella_model::StateError;
 use super::record::RecordLayout;
 use super::state_memory::{Record, RecordProgress};
 
-/// The snapshots of a stage. Other nodes read and write them while steps run, each under its own lock.
+/// The snapshots of a stage. Other nodes read and write snapshots while steps run, each snapshot under its own lock.
 pub struct SnapshotMemory {
     layout: Arc<RecordLayout>,
     records: Vec<Mutex<Record>>,
@@ -30,12 +30,12 @@ impl SnapshotMemory {
         Ok(record.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The stage's recurrent layers, by their numbers in it.
+    /// The indices of the recurrent layers in the stage.
     pub fn layers(&self) -> impl Iterator<Item = usize> {
         self.layout.recurrent_layers()
     }
 
-    /// The bytes of its state that a layer needs to continue after `num_tokens` tokens.
+    /// The size, in bytes, of the state that a layer needs to continue after `num_tokens` tokens.
     pub fn num_bytes(&self, layer: usize, num_tokens: usize) -> usize {
         let mut len = 0;
         let count = |part: Range<usize>| len += part.len();

@@ -15,7 +15,7 @@ use super::snapshot_memory::SnapshotMemory;
 pub struct StateMemory {
     layout: Arc<RecordLayout>,
     limits: StateLimits,
-    /// One for each slot, and one for warm-up.
+    /// One record for each slot, and one for warm-up.
     slots: Vec<Record>,
     snapshots: Arc<SnapshotMemory>,
 }
@@ -24,7 +24,7 @@ pub struct StateMemory {
 pub struct StateLimits {
     pub max_num_seqs: usize,
     pub num_snapshots: usize,
-    /// The most drafts of a span.
+    /// The largest number of drafts in a span.
     pub max_drafts: usize,
 }
 
@@ -38,9 +38,9 @@ pub struct Record {
 /// The progress of a record.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RecordProgress {
-    /// The tokens in the matrices: whole chunks.
+    /// The number of tokens in the matrices: whole chunks.
     start: usize,
-    /// The number of tokens without drafts, and including those of the last span.
+    /// The number of tokens without the drafts of the last span.
     pub num_known: usize,
     pub num_tokens: usize,
 }
@@ -56,13 +56,13 @@ impl RecordProgress {
     }
 }
 
-/// The state at the begin of a span.
+/// The state at the start of a span.
 #[derive(Clone, Copy, Debug)]
 pub struct SpanState {
     slot: usize,
     /// The first token that is not in the matrices.
     pub chunk: usize,
-    /// The end of the span's tokens without drafts.
+    /// The position after the span's last token that is no draft.
     pub end_known: usize,
 }
 
@@ -181,8 +181,8 @@ impl StateMemory {
         Ok(state)
     }
 
-    /// Plans the snapshots of a step. Their progress is that of their slots even if the step fails: steps in flight may
-    /// restore them, and the results of those steps are discarded.
+    /// Plans the snapshots of a step. A snapshot gets the progress of its slot even if the step fails: steps in flight
+    /// may restore the snapshot, and the results of those steps are discarded.
     pub fn plan_snapshots(&mut self, batch: &Batch) -> Result<(), String> {
         for kept in &batch.snapshots {
             let progress = self.slot_mut(kept.slot)?.progress;

@@ -64,7 +64,7 @@ pub struct LayerRows {
     pub attended: PackedRows,
     /// The input of the down projection of the layer's MLP, or of its shared expert.
     pub gated: PackedRows,
-    /// The input of the down projection of its experts.
+    /// The input of the down projection of the layer's experts.
     pub expert_gated: Option<PackedRows>,
 }
 
@@ -179,7 +179,8 @@ impl RecurrentActivations {
     }
 }
 
-/// The number of elements before the down projection for all rows of a layer.
+/// The length of the input of a layer's down projection that all rows pass through: that of its MLP or of its shared
+/// expert.
 fn gated_len(layer: &LayerSpec) -> usize {
     match &layer.feed_forward {
         FeedForward::Mlp(mlp) => mlp.intermediate_size,

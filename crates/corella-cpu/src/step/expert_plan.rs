@@ -1,7 +1,7 @@
 //! The assignment of rows to experts.
 //!
-//! Rows are gathered by expert, in the order of their ids, and within an expert in the order of the
-//! step. So each expert's weights are read once per step.
+//! Rows are gathered by expert, in the order of the experts' ids, and within an expert in the order of the step. So
+//! each expert's weights are read once per step.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub struct Choice {
     pub weight: f32,
 }
 
-/// The experts of each row of a step, in the order of their ids.
+/// The experts of each row of a step, in the order of the experts' ids.
 pub struct Choices {
     region: Region,
     max_rows: usize,
@@ -63,7 +63,7 @@ impl Choices {
 }
 
 /// Chooses the experts of a row. `logits`, which are turned into scores, are the router's outputs for all experts. The
-/// experts with the highest scores are chosen, and of equal ones those with the lowest ids.
+/// experts with the highest scores are chosen, and among experts with equal scores those with the lowest ids.
 pub fn choose(spec: &ExpertSpec, logits: &mut [f32], bias: Option<&[f32]>, chosen: &mut [Choice]) {
     match spec.scoring {
         ExpertScoring::Softmax => {
@@ -79,7 +79,7 @@ pub fn choose(spec: &ExpertSpec, logits: &mut [f32], bias: Option<&[f32]>, chose
     for index in 0..chosen.len() {
         let (earlier, rest) = chosen.split_at_mut(index);
         let is_free = |expert: &usize| earlier.iter().all(|c| c.expert as usize != *expert);
-        // `max_by` takes the last of equal elements. All NaN still give different experts.
+        // `max_by` takes the last of equal elements. Even if all scores are NaN, the chosen experts differ.
         let best = (0..scores.len()).rev().filter(is_free);
         let best = best.max_by(|&a, &b| rank(a).total_cmp(&rank(b)));
         let expert = best.expect("`check_spec` has seen that there are enough experts");
@@ -103,7 +103,7 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The rows of each expert. It is reused from layer to layer.
+/// The rows of each expert. A plan is reused from layer to layer.
 #[derive(Default)]
 pub struct ExpertPlan {
     /// The experts with any rows.
@@ -112,7 +112,7 @@ pub struct ExpertPlan {
     pub sources: Vec<usize>,
     /// For each row of the step and each of its experts, the gathered row.
     pub places: Vec<usize>,
-    /// For each expert, the number of its rows, and then the place of the next one.
+    /// For each expert, first the number of its rows, then the place of its next row among the gathered rows.
     next: Vec<usize>,
 }
 

@@ -10,7 +10,7 @@ use crate::dense::{Grid, Tiles};
 use crate::recurrent::SpanState;
 use crate::weights::{PackedAdapter, RowAdapters};
 
-/// The rows of one step and their division among workers. It is reused from step to step.
+/// The rows of one step and their division among workers. A layout is reused from step to step.
 #[derive(Default)]
 pub struct StepLayout {
     /// The step whose layers other threads may wait for. `None` for the executor's internal steps.

@@ -177,7 +177,7 @@ impl<'a> Walk<'a> {
         self.lap(operation, |entry| &entry.waiting);
     }
 
-    /// Counts the least number of operations and bytes that all workers together need for an operation.
+    /// Counts the floating-point operations and bytes that all workers together need at least for an operation.
     pub fn count(&self, operation: Operation, flops: usize, bytes: usize) {
         if let Some(account) = self.account
             && self.worker.index() == 0

@@ -5,7 +5,7 @@ use corella_model::{QueryGrowth, RotaryFrequencies, RotarySpec};
 /// The cosines and sines of layers with equal rotations.
 pub struct Rotary {
     frequencies: RotaryFrequencies,
-    /// The growth of queries, which can be applied to the cosines and sines of all their elements.
+    /// The growth of queries. The cosines and sines are multiplied by it, which multiplies all elements of a query.
     growth: Option<QueryGrowth>,
     /// The number of elements of the heads with this rotation.
     pub head_dim: usize,

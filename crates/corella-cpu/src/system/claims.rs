@@ -25,7 +25,7 @@ pub enum ShareEnd {
     Back,
 }
 
-/// Each claim takes this fraction (1 / `PARTS`) of the rest of a share.
+/// Each claim takes 1 / `PARTS` of the rest of a share.
 const PARTS: usize = 4;
 
 impl Claims {

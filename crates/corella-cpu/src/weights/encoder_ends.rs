@@ -56,7 +56,7 @@ impl EncoderEnds {
     }
 
     /// Adds the vector of a token's text, if the model distinguishes texts. A model with one segment has one vector for
-    /// all.
+    /// all texts.
     pub fn add_segment(&self, is_second_text: bool, out: &mut [f32]) {
         let num_segments = self.segments.len() / out.len();
         if num_segments > 0 {

@@ -40,7 +40,7 @@ use super::panel::Packing;
 /// The place of a matrix in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A matrix of a layer whose input is normed, or the output of attention.
+    /// A matrix of a layer whose input is a normed row or the output of attention.
     Projection,
     /// The projection of a gated layer's output.
     Down,

@@ -8,11 +8,12 @@ use super::lane::elements;
 pub struct PackedNorm {
     pub spec: NormSpec,
     pub weight: Vec<f32>,
-    /// The addition after the weights. Norms without a bias add zeros, except that RMS norms add nothing.
+    /// The bias, added after the multiplication by the weights: zeros for a layer norm without one, empty for an RMS
+    /// norm.
     pub bias: Vec<f32>,
 }
 
-/// The norms of a layer's part.
+/// The norms before and after a part of a layer.
 pub struct PackedNorms {
     pub before: Option<PackedNorm>,
     pub after: Option<PackedNorm>,

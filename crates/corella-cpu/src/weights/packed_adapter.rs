@@ -49,7 +49,7 @@ pub struct PackedUpdate {
 struct Run {
     lanes: Range<u8>,
     inner: Range<u32>,
-    /// The begin of their weights in `PackedUpdate::up`, in bytes.
+    /// The offset of the run's weights in `PackedUpdate::up`, in bytes.
     at: usize,
 }
 

@@ -12,17 +12,18 @@ use super::panel::PackedMatrix;
 use super::{PackedEnds, PackedWeights, Role};
 
 pub struct PackedDraftHead {
-    /// The norm of a token's embedding, and of the hidden state before it.
+    /// The norms of a token's embedding and of the hidden state after the previous token.
     pub embedding_norm: PackedNorm,
     pub hidden_norm: PackedNorm,
-    /// The projection of both to the layer's input.
+    /// The projection of the two normed vectors to the layer's input.
     pub join: PackedMatrix,
-    /// The layer, between the model's embedding and output head. The norm before the latter belongs to the draft head.
+    /// The layer, between the model's embedding and output head. The norm before the output head belongs to the draft
+    /// head.
     pub weights: PackedWeights,
 }
 
 impl PackedDraftHead {
-    /// Bytes beyond the model's own.
+    /// The size of the weights, in bytes, without those that the head shares with the model.
     pub fn num_bytes(&self) -> usize {
         let layers = self.weights.layers.iter();
         let matrices = layers.flat_map(PackedLayer::matrices).chain([&self.join]);
@@ -31,7 +32,8 @@ impl PackedDraftHead {
 }
 
 impl Packer<'_> {
-    /// Packs the draft head, if requested. Images do not include it, so that they serve starts with it and without.
+    /// Packs the draft head, if requested. Images do not include the draft head, so that they serve starts with and
+    /// without one.
     pub(super) fn draft_head(
         &mut self,
         spec: &DecoderSpec,

@@ -11,7 +11,7 @@ use crate::system::Region;
 
 use super::panel::{Origin, PackedMatrix};
 
-/// The bytes of all computed matrices. It keeps their memory alive.
+/// The bytes of all computed matrices, whose memory the image keeps alive.
 pub struct PackedImage {
     /// Memory regions, each with the number of bytes in use.
     parts: Vec<(Arc<Region>, usize)>,

@@ -7,7 +7,7 @@ use corella_model::{
 use super::lane::elements;
 use super::norm::PackedNorm;
 
-/// The most tokens of a convolution.
+/// The largest number of tokens that a convolution reads.
 pub const MAX_KERNEL_LEN: usize = 16;
 
 pub enum PackedRecurrent {

@@ -75,7 +75,7 @@ pub(super) fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Resul
     tensor.check_shape(name, shape).map_err(DeviceError)
 }
 
-/// Checks a tensor that the model has only if it is `wanted`.
+/// Checks a tensor that the checkpoint must have if it is `wanted`, and must not have otherwise.
 pub(super) fn optional<'a>(
     name: &str,
     tensor: &'a Option<Tensor>,

@@ -8,7 +8,8 @@ use super::packer::{Packer, check_shape};
 use super::panel::PackedMatrix;
 
 pub struct PerLayerEnds {
-    /// A token's looked-up part: the inputs of all layers one after the other. It is read in place.
+    /// The looked-up part: a row has the inputs of all layers for one token, one after the other. The table is read in
+    /// place.
     pub table: Tensor,
     /// The projection of embeddings. Its rows are in f32 for any form of the layers.
     pub projection: PackedMatrix,

@@ -147,7 +147,7 @@ unsafe fn products_of_halves<const M: usize>(x: *const i8, lines: *const u8) -> 
     pairs.map(|pairs| _mm256_madd_epi16(pairs, ones))
 }
 
-/// `products_of_halves` for the numbers of FP4 levels.
+/// `products_of_halves` for the indices of FP4 levels.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn products_of_levels<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {

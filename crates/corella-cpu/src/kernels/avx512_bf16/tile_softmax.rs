@@ -12,7 +12,7 @@ use crate::kernels::{
 };
 
 const VECTORS: usize = TILE_SOFTMAX_BLOCK / 16;
-/// By how many powers of 2 a score may exceed its row's reference before that is raised.
+/// By how many powers of 2 a score may exceed its row's reference before the reference is raised.
 const HEADROOM: f32 = 16.0;
 
 /// Turns a row's scores into weights.

@@ -18,7 +18,7 @@ use crate::step::profile::{Operation, Walk};
 pub struct AdapterRows {
     /// The inner values of all rows, `[rows][num_inner]`.
     inner: Buffer,
-    /// For each worker, a row in the form of the product.
+    /// For each worker, an input row in f32.
     inputs: Buffer,
 }
 

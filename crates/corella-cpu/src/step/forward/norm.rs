@@ -182,7 +182,7 @@ impl Forward {
     }
 }
 
-/// Whether the norms after the parts of layers are of the residual stream (BERT).
+/// Whether the norm after a layer's part is applied to the residual stream (BERT), and not to the part's output.
 pub fn norms_sums(spec: &DecoderSpec) -> bool {
     spec.encoder
         .as_ref()

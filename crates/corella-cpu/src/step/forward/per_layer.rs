@@ -1,4 +1,4 @@
-//! The end of a layer: the addition of its own input of each token, and the scale of the residual stream.
+//! The end of a layer: the addition of the layer's own input for each token, and the scale of the residual stream.
 
 use std::io;
 
@@ -61,7 +61,8 @@ impl Forward {
         let tiles = self.column_grid(layout).tiles;
         for row in layout.grid.own_rows(worker.index()) {
             let tile = tiles.rows(tiles.tile_of(row));
-            // SAFETY: this worker has written the row of the residual stream, and the other belongs to it, too.
+            // SAFETY: this worker has written the row of the residual stream, and the embedded row belongs to this
+            // worker, too.
             unsafe {
                 let x = &self.activations.hidden.row(row)[..self.spec.hidden_size];
                 rows.embedded.write(self.kernels, &tile, row, 0, x);
@@ -69,7 +70,8 @@ impl Forward {
         }
     }
 
-    /// Makes the inputs of all layers. Each worker reads only those of its own rows, so this needs no barrier after it.
+    /// Makes the inputs of all layers. Each worker reads only the inputs of its own rows, so no barrier is needed
+    /// afterwards.
     pub(super) fn make_per_layer(&self, layout: &StepLayout, walk: &mut Walk<'_>) {
         let (Some(rows), Some(ends)) = (&self.activations.per_layer, &self.ends().per_layer) else {
             return;

@@ -17,8 +17,8 @@ use crate::step::layout::StepLayout;
 use crate::step::profile::barrier_after;
 use crate::step::profile::{Operation, Walk};
 
-/// Whether queries and keys are normed before the kernel that rotates them. That kernel norms one head at a time by its
-/// root mean square.
+/// Whether queries and keys are normed in a pass of their own. The kernel that rotates heads can only norm one head at
+/// a time, by its root mean square.
 pub fn is_normed_apart(attention: &AttentionSpec) -> bool {
     match attention.qk_norm {
         Some(QkNorm::Whole(_)) => true,
@@ -27,7 +27,7 @@ pub fn is_normed_apart(attention: &AttentionSpec) -> bool {
     }
 }
 
-/// The norms of heads, unless they are normed already.
+/// The norms of heads, without those that were already applied.
 struct HeadNorms<'a> {
     queries: Option<&'a PackedNorm>,
     keys: Option<&'a PackedNorm>,
@@ -167,7 +167,7 @@ impl Forward {
         }
     }
 
-    /// Finishes one head of a run of rows. The head starts at a lane of the given rows.
+    /// Finishes one head of a run of rows. The head starts at element `lane` of the rows of `heads`.
     // Long: queries, keys and values of a head share its rows, angles and place, for each token.
     fn store_head(
         &self,

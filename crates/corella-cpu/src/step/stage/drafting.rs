@@ -35,8 +35,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Draws tokens after the newest one of each slot, a round of all slots at a time. They are drawn like the model's
-    /// own tokens, so that a head that agrees with the model draws the same.
+    /// Draws tokens after the newest token of each slot, in rounds of one token for each slot. Guesses are drawn like
+    /// the model's own tokens, so that a head that agrees with the model draws the same tokens.
     pub(super) fn draft(&mut self, asked: &[DraftSlot]) -> Drafted {
         let mut drafting = self.begin_drafting(asked)?;
         let Some(head) = &mut self.draft_head else {

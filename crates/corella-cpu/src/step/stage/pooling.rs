@@ -1,4 +1,4 @@
-//! Hidden states of prompts: rows after the final norm, one of them, or the mean or the largest values of all.
+//! Hidden states of prompts, after the final norm: all rows, one row, or the mean or the largest values of all rows.
 
 use corella_core::Pooling;
 use corella_model::{SpanPool, StepOutput, StepPool};
@@ -6,7 +6,8 @@ use corella_model::{SpanPool, StepOutput, StepPool};
 use super::Stage;
 
 impl Stage {
-    /// Adds the hidden states of spans to a step's output, and the others to the sums of their slots.
+    /// Adds the hidden states of spans to a step's output. Rows that count for a mean are added to the sums of their
+    /// slots first.
     pub(super) fn pool_hidden_states(
         &mut self,
         pooled: &[StepPool],

@@ -182,7 +182,7 @@ fn other_integers_become_channels_only_if_they_are_all_there_is() {
         assert_eq!(integers(&some, Role::Projection, &[stored]), None);
         assert_eq!(integers(&some, Role::Head, &[stored]), packed);
     }
-    // Not even long groups, with floats and without groups of 4 bits.
+    // Even long groups of 8 bits are not kept beside floats and without groups of 4 bits.
     let some = plan(None, &[groups(8, 128), BF16], BF16);
     assert_eq!(integers(&some, Role::Projection, &[groups(8, 128)]), None);
 }

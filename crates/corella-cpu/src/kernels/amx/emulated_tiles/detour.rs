@@ -87,7 +87,7 @@ impl Area {
         use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_EXEC, PROT_READ, PROT_WRITE};
         let near = (install as *const u8).wrapping_sub(1 << 28);
         let near = near.map_addr(|address| address & !(AREA_BYTES - 1));
-        // SAFETY: the address is a wish, so nothing that exists is replaced.
+        // SAFETY: the address is only a hint, so no existing mapping is replaced.
         let start = unsafe {
             let protection = PROT_READ | PROT_WRITE | PROT_EXEC;
             let near = near.cast_mut().cast();
