@@ -25,33 +25,47 @@ pub struct PoolingUsage {
     pub total_tokens: u64,
 }
 
-/// The hidden states of a call's prompts, in their order.
-pub struct PooledStates {
-    pub states: Vec<HiddenState>,
-    pub usage: PoolingUsage,
+/// A call's prompts, checked and tokenised.
+pub struct PooledTexts<F> {
+    pub prompts: Vec<PooledPrompt>,
+    /// The field with most of the prompts, named in errors.
+    pub field: &'static str,
+    pub params: PoolingParams,
+    pub model: String,
+    /// The endpoint's data for its answer.
+    pub format: F,
 }
 
-/// Computes the hidden states of prompts; `field` has most of them and is named in errors. At most `max_num_choices` of
-/// them are in the engine at a time, so that a long call leaves room in the queue. While the queue is full, a call with
-/// prompts in the engine waits for one of them; only a call without any is refused. A key pays for the computed
-/// prompts.
-pub async fn pool(
+/// The hidden states of a call's prompts, in their order.
+pub struct PooledStates<F> {
+    pub states: Vec<HiddenState>,
+    pub usage: PoolingUsage,
+    pub model: String,
+    pub format: F,
+}
+
+/// Computes the hidden states of prompts. At most `max_num_choices` of them are in the engine at a time, so that a long
+/// call leaves room in the queue. While the queue is full, a call with prompts in the engine waits for one of them; only
+/// a call without any is refused. A key pays for the computed prompts.
+pub async fn pool<F>(
     engine: &Arc<CallEngine>,
     context: &CallContext,
-    (prompts, field): (Vec<PooledPrompt>, &'static str),
-    model: &str,
-    mut params: PoolingParams,
+    texts: PooledTexts<F>,
     mut timer: CallTimer,
-) -> Result<PooledStates, ApiError> {
-    context.check_model(&engine.served.config, model)?;
-    timer.handle_model(model);
-    params.adapter = engine
-        .served
-        .adapters
-        .get(model)
-        .map(|adapter| adapter.loaded);
+) -> Result<PooledStates<F>, ApiError> {
+    let PooledTexts {
+        prompts,
+        field,
+        mut params,
+        model,
+        format,
+    } = texts;
+    context.check_model(&engine.served.config, &model)?;
+    timer.handle_model(&model);
+    let adapter = engine.served.adapters.get(&model);
+    params.adapter = adapter.map(|adapter| adapter.loaded);
     if params.adapter.is_some() {
-        timer.count_adapter(engine.served.adapters.uses().begin(model));
+        timer.count_adapter(engine.served.adapters.uses().begin(&model));
     }
     let account = context.account.as_ref();
     if let Some(priority) = context.priority() {
@@ -90,6 +104,8 @@ pub async fn pool(
             .flatten()
             .collect(),
         usage: call.usage,
+        model,
+        format,
     })
 }
 

@@ -8,10 +8,10 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use crate::call::call_context::CallContext;
-use crate::call::pooled_call::PoolingUsage;
+use crate::call::pooled_call::{PooledStates, PooledTexts, PoolingUsage};
 use crate::clock::unix_now_s;
 use crate::config::serve_config::ServeConfig;
-use crate::endpoint::pooling_endpoint::{Pooled, PooledTexts, serve_pooled};
+use crate::endpoint::pooling_endpoint::serve_pooled;
 use crate::state::server_state::ServerState;
 use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
 use crate::text::prompt::PromptField;
@@ -61,7 +61,7 @@ pub async fn classify(
         })
     };
     let id = format!("classify-{}", context.name);
-    let write = move |pooled: Pooled<()>, config: &ServeConfig| {
+    let write = move |pooled: PooledStates<()>, config: &ServeConfig| {
         let Some(head) = &config.sentence.classes else {
             return Err(ApiError::no_classes(config.model_name()));
         };

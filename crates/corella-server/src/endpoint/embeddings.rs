@@ -10,10 +10,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use crate::call::call_context::CallContext;
-use crate::call::pooled_call::PoolingUsage;
+use crate::call::pooled_call::{PooledStates, PooledTexts, PoolingUsage};
 use crate::clock::unix_now_s;
 use crate::config::serve_config::ServeConfig;
-use crate::endpoint::pooling_endpoint::{Pooled, PooledTexts, serve_pooled};
+use crate::endpoint::pooling_endpoint::serve_pooled;
 use crate::state::server_state::ServerState;
 use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
 use crate::text::prompt::PromptField;
@@ -98,7 +98,7 @@ async fn vectors(
             format,
         })
     };
-    let write = move |pooled: Pooled<VectorFormat>, config: &ServeConfig| {
+    let write = move |pooled: PooledStates<VectorFormat>, config: &ServeConfig| {
         let data = pooled.states.iter().enumerate();
         let data = data.map(|(index, state)| {
             let vector = pooled.format.vector(state, config);

@@ -10,11 +10,11 @@ use corella_model::ClassHead;
 use serde::{Deserialize, Serialize};
 
 use crate::call::call_context::CallContext;
-use crate::call::pooled_call::PoolingUsage;
+use crate::call::pooled_call::{PooledStates, PooledTexts, PoolingUsage};
 use crate::clock::unix_now_s;
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::embeddings::prompt;
-use crate::endpoint::pooling_endpoint::{Pooled, PooledTexts, serve_pooled};
+use crate::endpoint::pooling_endpoint::serve_pooled;
 use crate::state::server_state::ServerState;
 use crate::text::pooled_prompt::{
     PoolingFields, PoolingParams, TextForm, paired_prompts, pooled_prompts,
@@ -269,7 +269,10 @@ struct Scored<F> {
 }
 
 /// Compares texts: one with each of the others, or pairwise. A head takes time for many hidden states.
-fn weigh<F>(pooled: Pooled<(Scoring, F)>, config: &ServeConfig) -> Result<Scored<F>, ApiError> {
+fn weigh<F>(
+    pooled: PooledStates<(Scoring, F)>,
+    config: &ServeConfig,
+) -> Result<Scored<F>, ApiError> {
     let (sentence, states) = (&config.sentence, pooled.states.iter());
     let (scoring, format) = pooled.format;
     let scores = match (scoring, &sentence.classes) {

@@ -8,9 +8,8 @@ use axum::http::{HeaderMap, HeaderName, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::call::account::Account;
+use crate::call::account::{Account, ApiKeys};
 use crate::call::request_line::RequestLine;
-use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
 
 /// The header by which Anthropic's clients send a key.
@@ -18,15 +17,15 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Passes requests with a valid key. Requests that only read (GET) do not count against its limits.
 pub async fn require_api_key(
-    State(state): State<Arc<ServerState>>,
+    State(keys): State<Arc<ApiKeys>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    if !state.api_keys.are_required() {
+    if !keys.are_required() {
         return next.run(request).await;
     }
     let presented = presented(request.headers());
-    let Some(account) = presented.and_then(|key| state.api_keys.find(key)) else {
+    let Some(account) = presented.and_then(|key| keys.find(key)) else {
         return ApiError::unauthorized().into_response();
     };
     if let Some(line) = request.extensions().get::<Arc<RequestLine>>() {

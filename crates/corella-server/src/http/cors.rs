@@ -13,7 +13,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::config::allowed_origins::AllowedOrigins;
-use crate::state::server_state::ServerState;
+use crate::config::serve_config::ServeConfig;
 
 /// The methods of all paths together.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
@@ -28,11 +28,11 @@ const EXPOSED: HeaderValue = HeaderValue::from_static(
 
 /// Answers preflight requests, which have no key, and marks answers that pages may read.
 pub async fn allow_origins(
-    State(state): State<Arc<ServerState>>,
+    State(config): State<Arc<ServeConfig>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let origins = &state.config.allowed_origins;
+    let origins = &config.allowed_origins;
     let origin = request.headers().get(ORIGIN);
     let allowed = origin.and_then(|origin| origins.answer(origin));
     let asks_in_advance = request.method() == Method::OPTIONS

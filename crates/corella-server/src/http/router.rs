@@ -91,11 +91,11 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .route("/engine/events", get(engine_events))
         .merge(llama_server_routes())
         .merge(admin)
-        .route_layer(from_fn_with_state(state.clone(), require_api_key));
+        .route_layer(from_fn_with_state(state.api_keys.clone(), require_api_key));
     let anthropic = Router::new()
         .route("/v1/messages", post(serve_call::<Messages>))
         .route("/v1/messages/count_tokens", post(count_tokens))
-        .route_layer(from_fn_with_state(state.clone(), require_api_key))
+        .route_layer(from_fn_with_state(state.api_keys.clone(), require_api_key))
         .route_layer(from_fn(in_anthropic_shape));
     let ollama = Router::new()
         .route("/api/chat", post(serve_call::<OllamaChat>))
@@ -107,7 +107,7 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .route("/api/show", post(ollama::show_model))
         .route("/api/pull", post(ollama::pull_model))
         .route("/api/version", get(ollama::version))
-        .route_layer(from_fn_with_state(state.clone(), require_api_key))
+        .route_layer(from_fn_with_state(state.api_keys.clone(), require_api_key))
         .route_layer(from_fn(ollama::in_ollama_shape));
     Router::new()
         .route("/", get(page))
@@ -125,7 +125,7 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .merge(ollama)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(state.clone(), allow_origins))
+        .layer(from_fn_with_state(state.config.clone(), allow_origins))
         .layer(from_fn(check_head))
         .layer(from_fn_with_state(state.clone(), count_request))
         .layer(from_fn(name_request))

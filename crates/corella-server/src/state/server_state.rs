@@ -27,7 +27,7 @@ use crate::wire::request_body::BodyReader;
 
 pub struct ServerState {
     pub(crate) config: Arc<ServeConfig>,
-    pub(crate) api_keys: ApiKeys,
+    pub(crate) api_keys: Arc<ApiKeys>,
     pub(crate) served: Arc<ServedModel>,
     /// This node's engine: its state, counters and cache.
     pub(crate) engine: Engine,
@@ -125,7 +125,7 @@ impl ServerState {
             bodies: BodyReader::new(&config, is_draining.subscribe()),
             metrics: Arc::new(Metrics::new(&config, &engine, outputs, collectors)),
             engine_feed: EngineFeed::default(),
-            api_keys: ApiKeys::new(config.api_keys.clone(), config.clock.clone()),
+            api_keys: Arc::new(ApiKeys::new(config.api_keys.clone(), config.clock.clone())),
             config,
             calls: Arc::new(CallEngine::new(served.clone(), generator)),
             served,

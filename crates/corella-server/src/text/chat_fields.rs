@@ -316,13 +316,22 @@ impl ChatFields {
     }
 
     pub fn logprobs(&self, config: &ServeConfig) -> Result<Option<u32>, ApiError> {
-        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
-            (true, top) => check_logprobs("top_logprobs", top.unwrap_or(0), config).map(Some),
-            (false, None | Some(0)) => Ok(None),
-            (false, Some(_)) => Err(ApiError::invalid(
-                "top_logprobs",
-                "only allowed with logprobs = true",
-            )),
-        }
+        checked_logprobs(self.logprobs, self.top_logprobs, config)
+    }
+}
+
+/// Returns the number of alternatives to each token, if log-probabilities are requested.
+pub fn checked_logprobs(
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
+    config: &ServeConfig,
+) -> Result<Option<u32>, ApiError> {
+    match (logprobs.unwrap_or(false), top_logprobs) {
+        (true, top) => check_logprobs("top_logprobs", top.unwrap_or(0), config).map(Some),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::invalid(
+            "top_logprobs",
+            "only allowed with logprobs = true",
+        )),
     }
 }

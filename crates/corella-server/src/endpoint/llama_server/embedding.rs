@@ -8,9 +8,10 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use crate::call::call_context::CallContext;
+use crate::call::pooled_call::{PooledStates, PooledTexts};
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::embeddings::{check_vectors, prompt, vector};
-use crate::endpoint::pooling_endpoint::{Pooled, PooledTexts, serve_pooled};
+use crate::endpoint::pooling_endpoint::serve_pooled;
 use crate::state::server_state::ServerState;
 use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
 use crate::text::prompt::PromptField;
@@ -78,7 +79,7 @@ pub async fn embedding(
             format: is_normalised,
         })
     };
-    let write = |pooled: Pooled<bool>, config: &ServeConfig| {
+    let write = |pooled: PooledStates<bool>, config: &ServeConfig| {
         let (states, is_normalised) = (pooled.states.iter().enumerate(), pooled.format);
         let answer: Vec<_> = states
             .map(|(index, state)| Embedding {

@@ -10,9 +10,10 @@ use corella_core::Namespace;
 use serde::{Deserialize, Serialize};
 
 use crate::call::call_context::CallContext;
+use crate::call::pooled_call::{PooledStates, PooledTexts};
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::embeddings::{check_dimensions, check_vectors, prompt, vector};
-use crate::endpoint::pooling_endpoint::{Pooled, PooledTexts, serve_pooled};
+use crate::endpoint::pooling_endpoint::serve_pooled;
 use crate::state::server_state::ServerState;
 use crate::text::pooled_prompt::{PoolingParams, TextForm, pooled_prompts};
 use crate::text::prompt::{Prompt, PromptField};
@@ -61,7 +62,7 @@ pub async fn embed(
         texts.format = num_dimensions;
         Ok(texts)
     };
-    let write = move |pooled: Pooled<usize>, config: &ServeConfig| {
+    let write = move |pooled: PooledStates<usize>, config: &ServeConfig| {
         let answer = EmbedAnswer {
             embeddings: { pooled.states.iter() }
                 .map(|state| vector(config, state, pooled.format, true))
@@ -89,7 +90,7 @@ pub async fn embeddings(
         let text = text.map(Prompt::Text).into_iter().collect();
         texts(served, fields.model, "prompt", text, caller)
     };
-    let write = |pooled: Pooled<usize>, config: &ServeConfig| {
+    let write = |pooled: PooledStates<usize>, config: &ServeConfig| {
         let first = pooled.states.first();
         Ok(json_response(&OlderAnswer {
             embedding: first.map_or_else(Vec::new, |state| {

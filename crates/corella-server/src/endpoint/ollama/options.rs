@@ -5,11 +5,10 @@ use corella_text::GrammarSource;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::text::chat_fields::checked_logprobs;
 use crate::text::output_format::{OutputFormat, json_schema};
 use crate::text::prompt_tokens::PromptTokens;
-use crate::text::sampling_fields::{
-    EndpointFields, GenerationParams, SamplingFields, StopField, check_logprobs,
-};
+use crate::text::sampling_fields::{EndpointFields, GenerationParams, SamplingFields, StopField};
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::text::thinking_switch::thinking_switch;
@@ -88,18 +87,8 @@ impl CommonFields {
         own: EndpointFields,
     ) -> Result<GenerationParams, ApiError> {
         let options = self.options.unwrap_or_default();
-        let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
-            (true, top) => {
-                check_logprobs("top_logprobs", top.unwrap_or(0), &served.config).map(Some)
-            }
-            (false, None | Some(0)) => Ok(None),
-            (false, Some(_)) => Err(ApiError::invalid(
-                "top_logprobs",
-                "only allowed with logprobs = true",
-            )),
-        };
         let own = EndpointFields {
-            logprobs: logprobs?,
+            logprobs: checked_logprobs(self.logprobs, self.top_logprobs, &served.config)?,
             ..own
         };
         let format = output_format(self.format)?;
