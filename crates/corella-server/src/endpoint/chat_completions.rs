@@ -60,14 +60,8 @@ impl Endpoint for Chat {
     const ID_PREFIX: &'static str = "chatcmpl-";
     const PROMPT_FIELD: &'static str = "messages";
 
-    fn prepare(
-        CallRequest {
-            served,
-            body,
-            caller,
-            ..
-        }: CallRequest<'_>,
-    ) -> Result<Call<Self>, ApiError> {
+    fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
+        let (served, body, caller) = (request.served, request.body, request.caller);
         let ConversationFields::<ChatFields> {
             sampling,
             mut fields,

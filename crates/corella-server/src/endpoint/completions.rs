@@ -59,14 +59,8 @@ impl Endpoint for Completion {
     const ID_PREFIX: &'static str = "cmpl-";
     const PROMPT_FIELD: &'static str = "prompt";
 
-    fn prepare(
-        CallRequest {
-            served,
-            body,
-            caller,
-            ..
-        }: CallRequest<'_>,
-    ) -> Result<Call<Self>, ApiError> {
+    fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
+        let (served, body, caller) = (request.served, request.body, request.caller);
         let sampling: SamplingFields = body.parse()?;
         let fields: CompletionFields = body.parse()?;
         body.check_fields(served.field_check(field_table::Endpoint::Completions))?;

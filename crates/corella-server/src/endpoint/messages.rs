@@ -180,14 +180,8 @@ impl Endpoint for Messages {
     const ID_PREFIX: &'static str = "msg_";
     const PROMPT_FIELD: &'static str = "messages";
 
-    fn prepare(
-        CallRequest {
-            served,
-            body,
-            caller,
-            ..
-        }: CallRequest<'_>,
-    ) -> Result<Call<Self>, ApiError> {
+    fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
+        let (served, body, caller) = (request.served, request.body, request.caller);
         let ConversationFields::<MessageFields> {
             mut sampling,
             mut fields,

@@ -148,15 +148,9 @@ impl Endpoint for Responses {
     const PROMPT_FIELD: &'static str = "input";
 
     // Long: one step for each group of fields, which consumes what the answer repeats.
-    fn prepare(
-        CallRequest {
-            responses,
-            served,
-            context,
-            body,
-            caller,
-        }: CallRequest<'_>,
-    ) -> Result<Call<Self>, ApiError> {
+    fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
+        let (served, body, caller) = (request.served, request.body, request.caller);
+        let (responses, context) = (request.responses, request.context);
         let ConversationFields::<ResponseFields> {
             mut sampling,
             mut fields,

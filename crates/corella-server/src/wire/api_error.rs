@@ -42,13 +42,13 @@ const MAX_SHOWN_NAMES: usize = 8;
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 impl ApiError {
-    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let message: String = message.into();
         Self {
             status,
             body: ErrorBody {
                 message: message.into(),
-                kind,
+                kind: kind_of(status),
                 param: None,
                 code: None,
             },
@@ -60,9 +60,7 @@ impl ApiError {
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param: String = param.into();
         let message = format!("{param}: {}", message.into());
-        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        error.body.param = Some(param.into());
-        error
+        Self::new(StatusCode::BAD_REQUEST, message).with_param(param)
     }
 
     /// A request for text to a model that generates none.
@@ -124,8 +122,14 @@ impl ApiError {
     }
 
     /// The same error, attributed to a field.
-    pub fn with_param(mut self, param: &str) -> Self {
+    pub fn with_param(mut self, param: impl Into<String>) -> Self {
+        let param: String = param.into();
         self.body.param = Some(param.into());
+        self
+    }
+
+    fn with_code(mut self, code: &'static str) -> Self {
+        self.body.code = Some(code);
         self
     }
 
@@ -219,10 +223,9 @@ impl ApiError {
             None => "leave it out".to_owned(),
         };
         let message = format!("unknown field `{shown}`{place}; {advice}");
-        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        error.body.param = Some(format!("{path}{dot}{shown}").into());
-        error.body.code = Some("unknown_parameter");
-        error
+        Self::new(StatusCode::BAD_REQUEST, message)
+            .with_param(format!("{path}{dot}{shown}"))
+            .with_code("unknown_parameter")
     }
 
     /// A field that belongs to another endpoint.
@@ -233,22 +236,18 @@ impl ApiError {
             endpoint.path(),
             paths.join(" and ")
         );
-        let mut error = Self::invalid(name, message);
-        error.body.code = Some("unknown_parameter");
-        error
+        Self::invalid(name, message).with_code("unknown_parameter")
     }
 
     /// A field that other servers support and Corella does not.
     pub fn unsupported(param: impl Into<String>, advice: &str) -> Self {
         let message = format!("not supported by this server; {advice}");
-        let mut error = Self::invalid(param, message);
-        error.body.code = Some("unsupported_parameter");
-        error
+        Self::invalid(param, message).with_code("unsupported_parameter")
     }
 
     /// A body that is not JSON, or not an object.
     pub fn malformed(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+        Self::new(StatusCode::BAD_REQUEST, message)
     }
 
     pub fn model_not_found(model: &str, config: &ServeConfig) -> Self {
@@ -260,16 +259,14 @@ impl ApiError {
             served.push(format!("{} more", names.len() - MAX_SHOWN_NAMES));
         }
         let served = served.join(", ");
-        let mut error = Self::new(
+        Self::new(
             StatusCode::NOT_FOUND,
-            "invalid_request_error",
             format!(
                 "The model `{model}` does not exist; this server has {served}: ask for that, or leave `model` out."
             ),
-        );
-        error.body.param = Some("model".into());
-        error.body.code = Some("model_not_found");
-        error
+        )
+        .with_param("model")
+        .with_code("model_not_found")
     }
 
     /// A caller asks to fetch a model from a server that fetches none.
@@ -293,14 +290,13 @@ impl ApiError {
     /// see this code send the whole conversation instead.
     pub fn into_previous_response_error(mut self) -> Self {
         self.status = StatusCode::BAD_REQUEST;
-        self.body.code = Some("previous_response_not_found");
-        self.with_param("previous_response_id")
+        self.with_code("previous_response_not_found")
+            .with_param("previous_response_id")
     }
 
     /// The same error about the response whose item a request names.
-    pub fn into_item_error(mut self) -> Self {
-        self.body.code = Some("item_not_found");
-        self
+    pub fn into_item_error(self) -> Self {
+        self.with_code("item_not_found")
     }
 
     pub fn item_not_found(id: &str, reason: &str) -> Self {
@@ -317,89 +313,71 @@ impl ApiError {
 
     /// The server was started without a folder for files.
     pub fn no_files() -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::NOT_FOUND,
-            "invalid_request_error",
             "This server keeps no files and runs no batches; it has to be started with --files-dir DIR.",
-        );
-        error.body.code = Some("no_files");
-        error
+        )
+        .with_code("no_files")
     }
 
     pub fn file_too_large(limit: u64) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            "invalid_request_error",
             format!("A file may have at most {limit} bytes (--max-file-bytes)."),
         )
     }
 
     /// The disk limit leaves no room for more files.
     pub fn insufficient_storage(message: impl Into<String>) -> Self {
-        let mut error = Self::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "invalid_request_error",
-            message.into(),
-        );
-        error.body.code = Some("storage_full");
-        error
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("storage_full")
     }
 
     /// An object of the caller's that does not exist.
     fn not_found(kind: &str, id: &str, reason: &str, code: &'static str) -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::NOT_FOUND,
-            "invalid_request_error",
             format!("The {kind} `{}` {reason}.", shown(id)),
-        );
-        error.body.code = Some(code);
-        error
+        )
+        .with_code(code)
     }
 
     pub fn unauthorized() -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::UNAUTHORIZED,
-            "authentication_error",
             "Missing or wrong API key; send `Authorization: Bearer KEY` or `x-api-key: KEY`.",
-        );
-        error.body.code = Some("invalid_api_key");
-        error
+        )
+        .with_code("invalid_api_key")
     }
 
     /// The key is valid, but does not permit this.
     pub fn forbidden(message: impl Into<String>) -> Self {
-        let mut error = Self::new(StatusCode::FORBIDDEN, "permission_error", message);
-        error.body.code = Some("insufficient_permissions");
-        error
+        Self::new(StatusCode::FORBIDDEN, message).with_code("insufficient_permissions")
     }
 
     /// A model that the caller's key may not use. The error does not reveal which models exist.
     pub fn model_not_allowed(model: &str) -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::NOT_FOUND,
-            "invalid_request_error",
             format!(
                 "The model `{}` does not exist, or your API key may not use it.",
                 shown(model)
             ),
-        );
-        error.body.param = Some("model".into());
-        error.body.code = Some("model_not_found");
-        error
+        )
+        .with_param("model")
+        .with_code("model_not_found")
     }
 
     /// The caller's key has used up a limit, which has room again after `wait_us`.
     pub fn rate_limited(message: impl Into<String>, wait_us: u64) -> Self {
         let mut error = Self::new(
             StatusCode::TOO_MANY_REQUESTS,
-            "rate_limit_error",
             format!(
                 "{} Try again in {}.",
                 message.into(),
                 ResetTime { time_us: wait_us }
             ),
-        );
-        error.body.code = Some("rate_limit_exceeded");
+        )
+        .with_code("rate_limit_exceeded");
         error.retry_after_us = Some(wait_us);
         error
     }
@@ -409,16 +387,13 @@ impl ApiError {
         let message = format!(
             "has {num_tokens} tokens, and this API key may use {per_minute} tokens per minute"
         );
-        let mut error = Self::invalid(prompt_field, message);
-        error.body.code = Some("rate_limit_exceeded");
-        error
+        Self::invalid(prompt_field, message).with_code("rate_limit_exceeded")
     }
 
     /// `advice` is a sentence.
     pub fn unknown_path(path: &str, advice: &str) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
-            "invalid_request_error",
             format!("There is no {} here. {advice}", shown(path)),
         )
     }
@@ -426,7 +401,6 @@ impl ApiError {
     pub fn wrong_method(method: &str, path: &str, methods: &[&str]) -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
-            "invalid_request_error",
             format!(
                 "{} does not answer {}; send {}.",
                 shown(path),
@@ -448,25 +422,21 @@ impl ApiError {
     pub fn body_too_large(limit: u64) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            "invalid_request_error",
             format!("The request body is larger than {limit} bytes."),
         )
     }
 
     pub fn body_memory_full() -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::TOO_MANY_REQUESTS,
-            "rate_limit_error",
             "The bodies of other requests take all of --max-body-memory; try again later.",
-        );
-        error.body.code = Some("body_memory_full");
-        error
+        )
+        .with_code("body_memory_full")
     }
 
     pub fn body_too_slow(limit_s: u64) -> Self {
         Self::new(
             StatusCode::REQUEST_TIMEOUT,
-            "invalid_request_error",
             format!("The request body did not arrive within {limit_s} seconds."),
         )
     }
@@ -477,6 +447,19 @@ impl ApiError {
             error: &'a ErrorBody,
         }
         serde_json::to_string(&Envelope { error: &self.body }).unwrap_or_default()
+    }
+}
+
+/// The `type` of errors with a status.
+fn kind_of(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::CONFLICT => "conflict_error",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::INTERNAL_SERVER_ERROR => "server_error",
+        StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+        _ => "invalid_request_error",
     }
 }
 
@@ -521,8 +504,8 @@ mod tests {
             .expect("the tests are last");
         let mut codes = BTreeSet::new();
         for source in [source, include_str!("api_error/engine.rs")] {
-            let set = (source.split("body.code = Some(\"").skip(1))
-                .filter_map(|rest| rest.split('"').next());
+            let set =
+                (source.split(".with_code(\"").skip(1)).filter_map(|rest| rest.split('"').next());
             let given = source
                 .split("Self::not_found(")
                 .skip(1)

@@ -28,14 +28,8 @@ impl Endpoint for Completion {
     const ID_PREFIX: &'static str = "cmpl-";
     const PROMPT_FIELD: &'static str = "prompt";
 
-    fn prepare(
-        CallRequest {
-            served,
-            body,
-            caller,
-            ..
-        }: CallRequest<'_>,
-    ) -> Result<Call<Self>, ApiError> {
+    fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
+        let (served, body, caller) = (request.served, request.body, request.caller);
         let check = served.field_check(field_table::Endpoint::LlamaCompletion);
         let fields = DrawFields::parse(body, check)?;
         let prompt: PromptFields = body.parse()?;

@@ -45,14 +45,8 @@ impl Endpoint for Infill {
     const ID_PREFIX: &'static str = "infill-";
     const PROMPT_FIELD: &'static str = "input_prefix";
 
-    fn prepare(
-        CallRequest {
-            served,
-            body,
-            caller,
-            ..
-        }: CallRequest<'_>,
-    ) -> Result<Call<Self>, ApiError> {
+    fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
+        let (served, body, caller) = (request.served, request.body, request.caller);
         let check = served.field_check(field_table::Endpoint::Infill);
         let fields = DrawFields::parse(body, check)?;
         let middle: MiddleFields = body.parse()?;

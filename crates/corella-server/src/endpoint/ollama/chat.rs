@@ -32,14 +32,8 @@ impl Endpoint for OllamaChat {
     const ID_PREFIX: &'static str = "chat-";
     const PROMPT_FIELD: &'static str = "messages";
 
-    fn prepare(
-        CallRequest {
-            served,
-            body,
-            caller,
-            ..
-        }: CallRequest<'_>,
-    ) -> Result<Call<Self>, ApiError> {
+    fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
+        let (served, body, caller) = (request.served, request.body, request.caller);
         ChatFields::check_num_messages(body, served)?;
         let check = served.field_check(field_table::Endpoint::OllamaChat);
         let common = CommonFields::parse(body, check)?;

@@ -71,14 +71,8 @@ impl Endpoint for OllamaGenerate {
     const ID_PREFIX: &'static str = "generate-";
     const PROMPT_FIELD: &'static str = "prompt";
 
-    fn prepare(
-        CallRequest {
-            served,
-            body,
-            caller,
-            ..
-        }: CallRequest<'_>,
-    ) -> Result<Call<Self>, ApiError> {
+    fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
+        let (served, body, caller) = (request.served, request.body, request.caller);
         let check = served.field_check(field_table::Endpoint::OllamaGenerate);
         let common = CommonFields::parse(body, check)?;
         let mut fields: PromptFields = body.parse()?;

@@ -12,44 +12,36 @@ use super::ApiError;
 impl ApiError {
     /// A caller asks for a free slot, and none is free.
     pub fn no_slot(num_slots: usize) -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
             format!("All {num_slots} slots (--max-num-seqs) are in use; a request would wait."),
-        );
-        error.body.code = Some("no_slot");
-        error
+        )
+        .with_code("no_slot")
     }
 
     pub fn draining() -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
             "The server is shutting down and takes no new requests.",
-        );
-        error.body.code = Some("draining");
-        error
+        )
+        .with_code("draining")
     }
 
     pub fn loading() -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
             "The server is still loading the model.",
-        );
-        error.body.code = Some("loading");
-        error
+        )
+        .with_code("loading")
     }
 
     /// The drain timeout ended before the request did.
     pub fn cut_off() -> Self {
-        let mut error = Self::new(
+        Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
             "The server is shutting down and has ended this request before it was complete.",
-        );
-        error.body.code = Some("cut_off");
-        error
+        )
+        .with_code("cut_off")
     }
 
     pub fn not_ready(reason: &str) -> Self {
@@ -58,28 +50,16 @@ impl ApiError {
 
     /// `reason` is a sentence.
     pub fn no_service(reason: &str) -> Self {
-        let mut error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "service_unavailable_error",
-            reason,
-        );
-        error.body.code = Some("not_ready");
-        error
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, reason).with_code("not_ready")
     }
 
     pub fn conflict(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::CONFLICT, "conflict_error", message)
+        Self::new(StatusCode::CONFLICT, message)
     }
 
     /// The engine gave up on a request that it had accepted.
     pub fn engine(message: impl Into<String>) -> Self {
-        let mut error = Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "server_error",
-            message.into(),
-        );
-        error.body.code = Some("engine_error");
-        error
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message.into()).with_code("engine_error")
     }
 
     /// `prompt_field` is the field that holds the prompt at this endpoint.
@@ -87,25 +67,17 @@ impl ApiError {
         match error {
             AdmissionError::QueueFull { .. }
             | AdmissionError::QueuedTokensFull { .. }
-            | AdmissionError::NoRoom { .. } => {
-                let mut refused = Self::new(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "rate_limit_error",
-                    format!("The server is busy: {error}. Try again shortly."),
-                );
-                refused.body.code = Some("queue_full");
-                refused
-            }
+            | AdmissionError::NoRoom { .. } => Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                format!("The server is busy: {error}. Try again shortly."),
+            )
+            .with_code("queue_full"),
             AdmissionError::ObjectiveMissed(missed) => Self::too_late(missed),
-            AdmissionError::NoDecodeNode => {
-                let mut refused = Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "service_unavailable_error",
-                    format!("The server cannot serve this now: {error}. Try again shortly."),
-                );
-                refused.body.code = Some("no_decode_node");
-                refused
-            }
+            AdmissionError::NoDecodeNode => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("The server cannot serve this now: {error}. Try again shortly."),
+            )
+            .with_code("no_decode_node"),
             AdmissionError::ContextExceeded {
                 num_prompt_tokens,
                 max_tokens,
@@ -149,35 +121,26 @@ impl ApiError {
     }
 
     fn too_long(message: String, prompt_field: &str) -> Self {
-        let mut error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        error.body.param = Some(prompt_field.into());
-        error.body.code = Some("context_length_exceeded");
-        error
+        Self::new(StatusCode::BAD_REQUEST, message)
+            .with_param(prompt_field)
+            .with_code("context_length_exceeded")
     }
 
     pub fn request(error: &RequestError) -> Self {
         match error {
             RequestError::ObjectiveMissed(missed) => Self::too_late(missed),
-            RequestError::DecodeLost(_) => {
-                let mut lost = Self::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "service_unavailable_error",
-                    format!("The request could not be finished: {error}."),
-                );
-                lost.body.code = Some("decode_lost");
-                lost
-            }
+            RequestError::DecodeLost(_) => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("The request could not be finished: {error}."),
+            )
+            .with_code("decode_lost"),
             // Other nodes report errors as text, so the error is recognised by its ending.
-            error if error.to_string().ends_with(NOTHING_ALLOWED) => {
-                let mut undrawable = Self::new(
-                    StatusCode::BAD_REQUEST,
-                    "invalid_request_error",
-                    "The request leaves no token that may come next in its answer: see what the answer \
+            error if error.to_string().ends_with(NOTHING_ALLOWED) => Self::new(
+                StatusCode::BAD_REQUEST,
+                "The request leaves no token that may come next in its answer: see what the answer \
                      must look like, allowed_token_ids, bad_words, stop_token_ids and min_tokens.",
-                );
-                undrawable.body.code = Some("nothing_to_draw");
-                undrawable
-            }
+            )
+            .with_code("nothing_to_draw"),
             error if error.to_string().contains(NOT_MASKED) => Self::grammar_failed(error),
             error => Self::engine(format!("The request could not be finished: {error}.")),
         }
@@ -185,15 +148,13 @@ impl ApiError {
 
     /// A grammar compiles, but matching it takes too many steps or too much memory.
     pub fn grammar_failed(error: impl fmt::Display) -> Self {
-        let mut failed = Self::new(
+        Self::new(
             StatusCode::BAD_REQUEST,
-            "invalid_request_error",
             format!(
                 "The answer cannot follow what it must look like: {error}. A simpler schema or grammar may do."
             ),
-        );
-        failed.body.code = Some("grammar_failed");
-        failed
+        )
+        .with_code("grammar_failed")
     }
 
     fn too_late(missed: &MissedObjective) -> Self {
@@ -201,13 +162,11 @@ impl ApiError {
             ObjectiveKind::Ttft => "ttft_slo_ms",
             ObjectiveKind::Tpot => "tpot_slo_ms",
         };
-        let mut error = Self::new(
+        Self::new(
             StatusCode::TOO_MANY_REQUESTS,
-            "rate_limit_error",
             format!("The server is busy: {missed}. Try again shortly."),
-        );
-        error.body.param = Some(param.into());
-        error.body.code = Some("slo_unreachable");
-        error
+        )
+        .with_param(param)
+        .with_code("slo_unreachable")
     }
 }
