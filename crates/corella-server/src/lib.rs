@@ -12,8 +12,8 @@
 //! * `wire`: the bodies and fields of requests, errors, and the description of the API.
 //! * `adapter`: the served adapters.
 //! * `kv_events`: tells routers which blocks the prefix cache holds.
-//! * `text`: what a request asks for, as tokens and parameters.
-//! * `call`: what is computed for a call, its caller, and its metrics.
+//! * `text`: requests as tokens and parameters.
+//! * `call`: the computation of a call, its caller, and its metrics.
 //! * `store`: responses, files and batches that are kept for callers.
 //! * `state`: the state that handlers share.
 //! * `endpoint`: endpoints that compute or keep something for a caller.

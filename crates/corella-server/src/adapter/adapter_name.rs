@@ -6,7 +6,7 @@ pub fn unique_name(name: &str, number: u64) -> String {
     format!("{name}#{number}")
 }
 
-/// The name by which callers know an adapter of the engine.
+/// Callers' name of an adapter of the engine.
 pub fn served_name(unique_name: &str) -> &str {
     let parts = unique_name.rsplit_once('#');
     parts.map_or(unique_name, |(name, _)| name)

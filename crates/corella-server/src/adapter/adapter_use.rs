@@ -1,4 +1,4 @@
-//! The adapters that calls and requests of other nodes use: vLLM's `lora_requests_info`, by which gateways choose a
+//! The adapters in use by calls and by requests of other nodes: vLLM's `lora_requests_info`. Gateways choose a
 //! server with a running adapter.
 
 use std::collections::BTreeMap;
@@ -75,7 +75,7 @@ pub struct AdapterMetrics {
 }
 
 impl Collector for AdapterMetrics {
-    /// As in vLLM, the value is the time of the scrape, by which a gateway recognises the latest of several series.
+    /// As in vLLM, the value is the time of the scrape: a gateway takes the latest of several series.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let family = Family::<UseLabels, Gauge>::default();
         family

@@ -35,7 +35,7 @@ pub struct ServedAdapters {
     load_timeout: Duration,
     table: Arc<Mutex<Table>>,
     uses: Arc<AdapterUses>,
-    /// The index in which requests of other nodes find them.
+    /// The index of adapters for requests of other nodes.
     index: Arc<AdapterIndex>,
 }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::state::server_state::ServerState;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::json_response::json_response;
 
 #[derive(Deserialize)]
@@ -55,8 +55,4 @@ pub async fn unload_adapter(
     Ok(json_response(
         &json!({"id": name, "object": "model", "deleted": true}),
     ))
-}
-
-fn required(field: &'static str, value: Option<String>) -> Result<String, ApiError> {
-    value.ok_or_else(|| ApiError::invalid(field, "is required"))
 }

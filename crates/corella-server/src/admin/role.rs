@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::state::role_control::{RoleControl, RoleError};
 use crate::state::server_state::ServerState;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::json_response::json_response;
 
 #[derive(Deserialize)]
@@ -29,9 +29,7 @@ pub async fn change_role(
 ) -> Result<Response, ApiError> {
     let body = state.bodies.read(body).await?;
     let fields: RoleFields = body.parse()?;
-    let role = fields
-        .role
-        .ok_or_else(|| ApiError::invalid("role", "is required"))?;
+    let role = required("role", fields.role)?;
     let roles = roles(&state)?;
     roles.change(&role).await.map_err(|error| match error {
         RoleError::Unknown => {

@@ -1,4 +1,4 @@
-//! The field `kv_transfer_params`, by which a proxy has one server compute a prompt and another
+//! The field `kv_transfer_params`: with it, a proxy has one server compute a prompt and another
 //! decode. Its content is the two servers' matter; this crate only passes it on.
 
 use corella_engine::Generate;

@@ -52,7 +52,7 @@ impl Events {
         self.0.extend_from_slice(b"\n\n");
     }
 
-    /// Writes an event with a name, by which clients of some APIs recognise it.
+    /// Writes an event with a name. Clients of some APIs recognise events by their names.
     pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
         self.0.extend_from_slice(b"event: ");
         self.0.extend_from_slice(name.as_bytes());

@@ -61,7 +61,7 @@ pub struct ServeConfig {
     /// Encrypts connections; without it they are plain HTTP.
     pub tls: Option<ServerTls>,
     pub allowed_origins: AllowedOrigins,
-    /// A prefix of all paths, such as `/llm`, by which a proxy finds this server. Paths without it are accepted too,
+    /// A prefix of all paths, such as `/llm`: a proxy finds this server by it. Paths without it are accepted too,
     /// because some proxies remove it. Empty for none.
     pub root_path: String,
     /// Receives the spans of requests, if tracing is on.

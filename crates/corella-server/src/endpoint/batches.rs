@@ -13,7 +13,7 @@ use crate::call::call_context::CallContext;
 use crate::clock::unix_now_s;
 use crate::state::server_state::ServerState;
 use crate::store::file_store::{life_s, new_id};
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::field_table::batch::EXPIRY;
 use crate::wire::json_response::json_response;
@@ -39,12 +39,9 @@ struct BatchFields {
 
 impl BatchFields {
     fn record(self, state: &ServerState, context: &CallContext) -> Result<BatchRecord, ApiError> {
-        let required = |field: Option<String>, name: &str| {
-            field.ok_or_else(|| ApiError::invalid(name, "is required"))
-        };
-        let input_file_id = required(self.input_file_id, "input_file_id")?;
-        let endpoint = required(self.endpoint, "endpoint")?;
-        let completion_window = required(self.completion_window, "completion_window")?;
+        let input_file_id = required("input_file_id", self.input_file_id)?;
+        let endpoint = required("endpoint", self.endpoint)?;
+        let completion_window = required("completion_window", self.completion_window)?;
         if !BATCH_ENDPOINTS.contains(&endpoint.as_str()) {
             let message = format!("must be one of {}", BATCH_ENDPOINTS.join(", "));
             return Err(ApiError::invalid("endpoint", message));

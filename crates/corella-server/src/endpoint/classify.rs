@@ -17,7 +17,7 @@ use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
 use crate::text::prompt::PromptField;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
 use crate::wire::request_body::RequestBody;
@@ -45,9 +45,7 @@ pub async fn classify(
         };
         let mut params = pooling.params(&served.config)?;
         params.pooling = head.pooling;
-        let input = fields
-            .input
-            .ok_or_else(|| ApiError::invalid("input", "is required"))?;
+        let input = required("input", fields.input)?;
         let form = TextForm {
             add_special_tokens: pooling.add_special_tokens,
             prefix: "",

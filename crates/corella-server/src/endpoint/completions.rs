@@ -11,13 +11,13 @@ use crate::call::sse::{ChunkEncoder, Events};
 use crate::endpoint::choice_metrics::ChoiceMetrics;
 use crate::endpoint::generating_endpoint::{Call, CallRequest, Endpoint, StreamStart};
 use crate::text::prompt::PromptField;
-use crate::text::prompt_tokens::tokenize_prompt;
+use crate::text::prompt_tokens::{check_num_choices, tokenize_prompt};
 use crate::text::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
 use crate::text::scored_prompt::PromptLogprobs;
 use crate::text::served_model::ServedModel;
 use crate::text::suffix::Suffix;
 use crate::text::token_logprob::{CompletionLogprobs, TokenNames};
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table;
 use crate::wire::json_response::json_response;
 use crate::wire::usage::Usage;
@@ -82,21 +82,8 @@ impl Endpoint for Completion {
         };
         let mut params = sampling.validate(served, caller, own)?;
         params.set_text_constraint(served, caller)?;
-        let Some(PromptField(prompts)) = fields.prompt else {
-            return Err(ApiError::invalid("prompt", "is required"));
-        };
-        let max_num_prompts = (served.config.max_num_choices / params.num_choices) as usize;
-        if prompts.len() > max_num_prompts {
-            return Err(ApiError::invalid(
-                "prompt",
-                format!(
-                    "{} prompts with {} choices each are more than {}, the most choices of a call",
-                    prompts.len(),
-                    params.num_choices,
-                    served.config.max_num_choices,
-                ),
-            ));
-        }
+        let PromptField(prompts) = required("prompt", fields.prompt)?;
+        check_num_choices(served, prompts.len(), params.num_choices)?;
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let prompts = prompts
             .into_iter()

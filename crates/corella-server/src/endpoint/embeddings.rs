@@ -19,7 +19,7 @@ use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
 use crate::text::prompt::PromptField;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
 use crate::wire::request_body::RequestBody;
@@ -83,9 +83,7 @@ async fn vectors(
             is_normalised: { fields.normalize }.unwrap_or(is_normalised(&served.config)),
         };
         let params = pooling.params(&served.config)?;
-        let Some(input) = fields.input else {
-            return Err(ApiError::invalid("input", "is required"));
-        };
+        let input = required("input", fields.input)?;
         let form = TextForm {
             add_special_tokens: pooling.add_special_tokens,
             prefix: prompt(&served.config, fields.prompt_name.as_deref())?,

@@ -21,7 +21,7 @@ use crate::state::server_state::ServerState;
 use crate::store::batch_table::Batches;
 use crate::store::disk::{disk_error, on_disk};
 use crate::store::file_store::{FileRecord, FileStore, Upload, life_s};
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_limit::MAX_FILE_LIFE_S;
 use crate::wire::json_response::json_response;
 use crate::wire::list_page::ListQuery;
@@ -42,7 +42,7 @@ struct Form {
 }
 
 impl Form {
-    /// The time at which the file expires.
+    /// The time of the end of the file.
     fn expires_at(&self, now_s: u64) -> Result<u64, ApiError> {
         const FIELD: &str = "expires_after";
         match (&self.anchor, &self.seconds) {
@@ -95,7 +95,7 @@ async fn read_form(
         };
         *text = Some(parts.text(&part.name, MAX_TEXT_BYTES).await?);
     }
-    let upload = upload.ok_or_else(|| ApiError::invalid("file", "is required"))?;
+    let upload = required("file", upload)?;
     Ok((form, upload))
 }
 

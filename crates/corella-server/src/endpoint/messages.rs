@@ -27,7 +27,7 @@ use crate::text::sampling_fields::EndpointFields;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::text::thinking_switch::thinking_switch;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::cut_json::object_of;
 use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table;
@@ -84,9 +84,7 @@ struct MessageFields {
 impl MessageFields {
     /// Returns the conversation in the chat template's form.
     fn chat(self, served: &ServedModel, check: FieldCheck) -> Result<ChatFields, ApiError> {
-        let Some(messages) = self.messages else {
-            return Err(ApiError::invalid("messages", "is required"));
-        };
+        let messages = required("messages", self.messages)?;
         let messages = conversation(messages, self.system, check)?;
         // The assistant's answer continues its part in the last message.
         let is_begun = messages
@@ -188,9 +186,7 @@ impl Endpoint for Messages {
             check,
             model,
         } = ConversationFields::parse(served, body, field_table::Endpoint::Messages)?;
-        if fields.max_tokens.is_none() {
-            return Err(ApiError::invalid("max_tokens", "is required"));
-        }
+        required("max_tokens", fields.max_tokens)?;
         sampling.set_stop(fields.stop_sequences.clone());
         let params = sampling.validate(served, caller, EndpointFields::default());
         let mut params = params.map_err(|error| error.renamed("stop", "stop_sequences"))?;

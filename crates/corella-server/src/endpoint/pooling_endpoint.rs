@@ -12,8 +12,8 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
 use crate::wire::request_body::RequestBody;
 
-/// Computes the hidden states of the texts from `prepare`, of which `finish` makes the result. Both run on text
-/// threads.
+/// Computes hidden states: `prepare` makes texts of a body, and `finish` makes the answer of their hidden states. Both
+/// run on text threads.
 pub async fn serve_pooled<F: Send + 'static, R: Send + 'static>(
     state: &ServerState,
     context: &CallContext,

@@ -24,7 +24,7 @@ use crate::text::output_format::text_format;
 use crate::text::sampling_fields::{EndpointFields, check_logprobs};
 use crate::text::served_model::ServedModel;
 use crate::text::thinking_switch::effort_switch;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table;
 use crate::wire::field_table::responses::{LOGPROBS, NEVER_THERE, REASONING, TEXT};
@@ -172,9 +172,7 @@ impl Endpoint for Responses {
         }
         let template_kwargs = fields.template_kwargs(served)?;
         let before = fields.before(responses, context)?;
-        let Some(mut input) = fields.input else {
-            return Err(ApiError::invalid("input", "is required"));
-        };
+        let mut input = required("input", fields.input)?;
         if let InputField::Items(items) = &mut input {
             References::new(responses, context, served.config.max_body_bytes)
                 .resolve(items, check)?;

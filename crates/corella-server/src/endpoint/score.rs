@@ -22,7 +22,7 @@ use crate::text::pooled_prompt::{
 use crate::text::prompt::{Prompt, PromptField};
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
 use crate::wire::request_body::RequestBody;
@@ -85,9 +85,6 @@ fn prepare_score(
     let fields: ScoreFields = body.parse()?;
     body.check_fields(served.field_check(Endpoint::Score))?;
     let model = served.check_name(pooling.model.as_deref())?;
-    let required = |field: &str, value: Option<PromptField>| {
-        value.ok_or_else(|| ApiError::invalid(field, "is required"))
-    };
     let first = required("text_1", fields.text_1)?;
     let second = required("text_2", fields.text_2)?;
     let num_first = first.0.len();
@@ -214,9 +211,7 @@ fn prepare_rerank(
         .as_deref()
         .filter(|model| *model != UNKNOWN_MODEL || !served.adapters.list().is_empty());
     let model = served.check_name(model)?;
-    let query = fields
-        .query
-        .ok_or_else(|| ApiError::invalid("query", "is required"))?;
+    let query = required("query", fields.query)?;
     let documents = fields.documents.filter(|documents| !documents.is_empty());
     let documents =
         documents.ok_or_else(|| ApiError::invalid("documents", "must be at least one text"))?;

@@ -14,7 +14,7 @@ use crate::text::chat_fields::ChatFields;
 use crate::text::prompt_tokens::{check_num_tokens, check_token_ids};
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
 
@@ -177,9 +177,7 @@ pub async fn detokenize(
         body.check_fields(served.field_check(Endpoint::Detokenize))?;
         served.check_name(fields.model.as_deref())?;
         let tokenizer = &served.tokenizer;
-        let Some(tokens) = fields.tokens else {
-            return Err(ApiError::invalid("tokens", "is required"));
-        };
+        let tokens = required("tokens", fields.tokens)?;
         check_num_tokens("tokens", tokens.len(), &served.config)?;
         check_token_ids("tokens", &tokens, tokenizer.vocab_size())?;
         let prompt = tokenizer

@@ -12,7 +12,7 @@ use crate::call::account::{Account, ApiKeys};
 use crate::call::request_line::RequestLine;
 use crate::wire::api_error::ApiError;
 
-/// The header by which Anthropic's clients send a key.
+/// The header with a key from Anthropic's clients.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Passes requests with a valid key. Requests that only read (GET) do not count against its limits.

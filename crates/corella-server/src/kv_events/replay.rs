@@ -1,4 +1,4 @@
-//! The ROUTER socket from which subscribers request missed batches.
+//! The ROUTER socket for requests of missed batches.
 //!
 //! A request is the number of the first batch, as 8 bytes. The answer has a message with number and batch for each kept
 //! one, and at its end one with the number −1 and no batch.
@@ -16,7 +16,7 @@ use super::zmtp::ZmtpError;
 use super::zmtp_connection::{MAX_PEERS, ZmtpConnection, refused};
 
 const PAUSE: Duration = Duration::from_millis(100);
-/// Limits the frames of a request, of which only the last has content.
+/// Limits the frames of a request. Only the last frame has content.
 const MAX_FRAMES: usize = 8;
 const END: [u8; 8] = (-1_i64).to_be_bytes();
 

@@ -19,7 +19,7 @@ use crate::wire::api_error::ApiError;
 
 /// Enough, because clients are answered at once.
 const MAX_CONNECTIONS: usize = 256;
-/// Limits the time in which a body is read before its request is refused.
+/// Limits the time to read a body before its request is refused.
 const MAX_READING: Duration = Duration::from_secs(5);
 
 /// Answers every request with 503 until it ends. Each connection is closed after the answer, so that the next request

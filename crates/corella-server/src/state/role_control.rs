@@ -28,7 +28,7 @@ pub struct RoleStatus {
     pub role: &'static str,
     /// The next role, while the present one finishes its obligations.
     pub changing_to: Option<&'static str>,
-    /// The source from which other nodes load this one's cached blocks, in the form of `kv_transfer_params`.
+    /// This node as a source of cached blocks for other nodes, in the form of `kv_transfer_params`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_blocks: Option<BlockSite>,
 }

@@ -34,7 +34,7 @@ pub struct BatchRecord {
     pub input_file_id: String,
     pub completion_window: String,
     pub metadata: Option<Map<String, Value>>,
-    /// Time for which the files of answers are kept.
+    /// Life of the files of answers.
     pub output_life_s: u64,
     pub status: BatchStatus,
     /// The outcome of the batch once all of its answers are written.
@@ -47,7 +47,7 @@ pub struct BatchRecord {
     pub counts: BatchCounts,
 }
 
-/// The times at which the batch reached each status, in seconds since 1970.
+/// The time of each status of the batch, in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchTimes {
     pub created_at: u64,
@@ -106,7 +106,7 @@ pub fn disk_failure(error: impl std::fmt::Display) -> Vec<BatchError> {
 }
 
 impl BatchRecord {
-    /// Records the time at which the batch reaches a status.
+    /// Records the time of a new status.
     pub fn reach(&mut self, status: BatchStatus, now_s: u64) {
         let times = &mut self.times;
         let time = match status {

@@ -212,7 +212,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// Deletes expired files, except those that `is_needed`.
+    /// Deletes expired files unless `is_needed`.
     pub fn sweep(&self, is_needed: impl Fn(&str) -> bool) -> io::Result<()> {
         let now_s = unix_now_s();
         let table = self.table();

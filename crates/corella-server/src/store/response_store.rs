@@ -14,7 +14,7 @@ use crate::wire::api_error::ApiError;
 /// not exist for others.
 pub struct ResponseStore {
     max_bytes: usize,
-    /// The bytes of all turns, including those that only a later response refers to.
+    /// The bytes of all turns, including turns of dropped responses with later ones.
     num_bytes: Arc<AtomicUsize>,
     table: Mutex<Table>,
 }

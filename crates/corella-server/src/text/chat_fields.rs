@@ -20,7 +20,7 @@ use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::text::thinking_switch::effort_switch;
 use crate::text::tool_fields::{OfferedTools, ToolFields};
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_check::FieldCheck;
 use crate::wire::request_body::RequestBody;
 
@@ -213,9 +213,7 @@ impl ChatFields {
         check: FieldCheck,
         caller: &Caller,
     ) -> Result<RenderedChat, ApiError> {
-        let Some(messages) = self.messages.take() else {
-            return Err(ApiError::invalid("messages", "is required"));
-        };
+        let messages = required("messages", self.messages.take())?;
         let mut tools = self.offered_tools(served, check)?;
         let template = served.chat_template.as_ref();
         let needs_text_arguments = template.is_some_and(ChatTemplate::needs_text_arguments);

@@ -26,15 +26,10 @@ pub fn tokenize_prompt(
     add_special_tokens: bool,
     caller: &Caller,
 ) -> Result<PromptTokens, ApiError> {
-    match prompt {
+    let (tokens, echo) = match prompt {
         Prompt::Text(text) => {
             let tokens = served.encode("prompt", &text, add_special_tokens, caller)?;
-            let echo = echo.then_some(text);
-            Ok(PromptTokens {
-                tokens,
-                echo,
-                reply: None,
-            })
+            (tokens, echo.then_some(text))
         }
         Prompt::Tokens(tokens) => {
             check_num_tokens("prompt", tokens.len(), &served.config)?;
@@ -43,13 +38,30 @@ pub fn tokenize_prompt(
                 .then(|| served.tokenizer.decode(&tokens, true))
                 .transpose()
                 .map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
-            Ok(PromptTokens {
-                tokens,
-                echo,
-                reply: None,
-            })
+            (tokens, echo)
         }
+    };
+    Ok(PromptTokens {
+        tokens,
+        echo,
+        reply: None,
+    })
+}
+
+/// Refuses a call of the field `prompt` with too many choices in all.
+pub fn check_num_choices(
+    served: &ServedModel,
+    num_prompts: usize,
+    num_choices: u32,
+) -> Result<(), ApiError> {
+    let most = served.config.max_num_choices;
+    if num_prompts <= (most / num_choices) as usize {
+        return Ok(());
     }
+    let message = format!(
+        "{num_prompts} prompts with {num_choices} choices each are more than {most}, the most choices of a call"
+    );
+    Err(ApiError::invalid("prompt", message))
 }
 
 /// Refuses more tokens than the context holds, before any other use of them.

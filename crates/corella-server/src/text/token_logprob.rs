@@ -118,7 +118,7 @@ fn num_bytes_in(rest: &[u8], tokenizer: &Tokenizer, token: TokenId) -> usize {
     starts.nth(num_chars(bytes)).unwrap_or(rest.len())
 }
 
-/// A character counts for the token in which it begins; a token may hold only the rest of one.
+/// A character counts for its first token. A token may hold only the rest of a character.
 fn num_chars(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| is_start(byte)).count()
 }

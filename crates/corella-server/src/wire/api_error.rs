@@ -450,6 +450,11 @@ impl ApiError {
     }
 }
 
+/// Returns the value of a field that a request must have.
+pub fn required<T>(field: &str, value: Option<T>) -> Result<T, ApiError> {
+    value.ok_or_else(|| ApiError::invalid(field, "is required"))
+}
+
 /// The `type` of errors with a status.
 fn kind_of(status: StatusCode) -> &'static str {
     match status {
@@ -496,7 +501,7 @@ impl IntoResponse for ApiError {
 mod tests {
     use std::collections::BTreeSet;
 
-    /// Returns the codes in the sources of all errors, by the two ways in which errors get them.
+    /// Returns the codes in the sources of all errors.
     fn codes() -> BTreeSet<&'static str> {
         let source = include_str!("api_error.rs");
         let (source, _) = source

@@ -91,7 +91,7 @@ pub struct Field {
     pub name: &'static str,
     pub treatment: Treatment,
     is_required: bool,
-    /// Tells what the field does, or why it has no effect, or what a caller should do instead.
+    /// Tells the effect of the field, or why it has none, or an advice for the caller.
     pub about: &'static str,
 }
 
@@ -200,7 +200,7 @@ impl Field {
         self
     }
 
-    /// Accepts the values that ask for what is done anyway.
+    /// Accepts values that ask for Corella's own behaviour.
     const fn unless(mut self, is_neutral: fn(&Value) -> bool) -> Self {
         self.treatment = Treatment::Refused(is_neutral);
         self

@@ -1,4 +1,4 @@
-//! A text of an error, which is short even if it repeats what the caller sent.
+//! A text of an error. It is short even if it repeats the caller's value.
 
 use std::ops::Deref;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// Longer values are cut where an error shows them.
 const MAX_VALUE_CHARS: usize = 200;
-/// Longer than any error without a caller's value. The ends of a longer one have what surrounds the value.
+/// Longer than any error without a caller's value. A longer one keeps its two ends, around the value.
 const MAX_CHARS: usize = 600;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -10,7 +10,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 /// Numbers outside of objects are not counted: a prompt may be a million token IDs, which are not kept as JSON values.
 pub const MAX_VALUES: usize = 1 << 17;
 
-/// Returns the first field with which a body has too many values. Invalid JSON has none: its reader reports the error.
+/// Returns the first field of a body beyond its limit of values. Invalid JSON has none: its reader reports the error.
 pub fn crowded_field(body: &[u8]) -> Option<String> {
     // A digit and a comma is the shortest counted value.
     if body.len() < 2 * MAX_VALUES {
@@ -182,7 +182,7 @@ mod tests {
             assert_eq!(crowded_field(&body(most, &filler)), None, "{item}");
             assert_eq!(crowded_field(&body(most + 1, &filler)), name, "{item}");
         }
-        // An object and its key, with which a number counts.
+        // An object and its key count, and so does a number.
         for number in ["0", "0.5"] {
             let item = format!(r#"{{"a":{number}}}"#);
             assert_eq!(crowded_field(&body(most / 2, &item)), None, "{number}");

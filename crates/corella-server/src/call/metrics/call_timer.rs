@@ -92,7 +92,7 @@ impl CallTimer {
         }
     }
 
-    /// Takes what the call asks for.
+    /// Takes the call's parameters.
     pub fn handle_params(&mut self, num_choices: u32, max_tokens: Option<u32>) {
         self.params = Some((num_choices, max_tokens));
     }

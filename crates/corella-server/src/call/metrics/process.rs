@@ -77,7 +77,7 @@ impl Collector for ProcessMetrics {
 struct Units {
     ticks_per_second: f64,
     page_bytes: i64,
-    /// The time at which the machine started, in seconds since 1970.
+    /// The machine's start, in seconds since 1970.
     boot_seconds: f64,
 }
 

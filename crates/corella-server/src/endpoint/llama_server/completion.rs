@@ -10,9 +10,9 @@ use crate::call::response_head::ResponseHead;
 use crate::endpoint::generating_endpoint::{Call, CallRequest, Endpoint, StreamStart};
 use crate::endpoint::ollama::end_with_context;
 use crate::text::prompt::{Prompt, PromptField};
-use crate::text::prompt_tokens::tokenize_prompt;
+use crate::text::prompt_tokens::{check_num_choices, tokenize_prompt};
 use crate::text::served_model::ServedModel;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table;
 
 #[derive(Deserialize)]
@@ -36,18 +36,8 @@ impl Endpoint for Completion {
         let model = fields.model(served)?;
         let (mut params, mut format) = fields.params(served, caller, Vec::new())?;
         params.set_text_constraint(served, caller)?;
-        let Some(PromptField(prompts)) = prompt.prompt else {
-            return Err(ApiError::invalid("prompt", "is required"));
-        };
-        let max_num_choices = served.config.max_num_choices as usize;
-        if prompts.len() * format.num_choices > max_num_choices {
-            let message = format!(
-                "{} prompts with {} choices each are more than {max_num_choices}, the most choices of a call",
-                prompts.len(),
-                format.num_choices,
-            );
-            return Err(ApiError::invalid("prompt", message));
-        }
+        let PromptField(prompts) = required("prompt", prompt.prompt)?;
+        check_num_choices(served, prompts.len(), params.num_choices)?;
         let mut tokenized = Vec::with_capacity(prompts.len());
         for prompt in prompts {
             format.prompts.push(match &prompt {

@@ -209,7 +209,7 @@ impl DrawFields {
     }
 }
 
-/// Reads `logit_bias`: an object of token ids and numbers, or an array of pairs, in which a text stands for its tokens
+/// Reads `logit_bias`: an object of token ids and numbers, or an array of pairs, where a text stands for its tokens
 /// and `false` forbids a token.
 fn biases(
     served: &ServedModel,

@@ -33,7 +33,7 @@ struct OtherFile {
     text: String,
     #[serde(default)]
     filename: Option<String>,
-    /// The time at which the editor read it.
+    /// The time of the editor's reading.
     #[serde(default, rename = "time")]
     _time: Option<serde_json::Value>,
 }

@@ -39,7 +39,7 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// The header by which clients know the answer's id.
+/// The header with the answer's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// Rewrites the error of an answer, from any layer, and adds the header `request-id`.

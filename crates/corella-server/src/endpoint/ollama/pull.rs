@@ -13,7 +13,7 @@ use serde_json::json;
 use super::options::served_model;
 use crate::call::call_context::CallContext;
 use crate::state::server_state::ServerState;
-use crate::wire::api_error::ApiError;
+use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
 
@@ -34,9 +34,7 @@ pub async fn pull_model(
     let body = state.bodies.read(body).await?;
     let fields: PullFields = body.parse()?;
     body.check_fields(state.served.field_check(Endpoint::OllamaPull))?;
-    let Some(asked) = fields.model.or(fields.name) else {
-        return Err(ApiError::invalid("model", "is required"));
-    };
+    let asked = required("model", fields.model.or(fields.name))?;
     let model = served_model(&state.served, Some(&asked));
     let model = model.map_err(|_| ApiError::not_pulled(&asked, &state.config))?;
     context.check_model(&state.config, &model)?;

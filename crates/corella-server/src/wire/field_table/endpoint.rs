@@ -31,32 +31,42 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    pub fn path(self) -> &'static str {
+    /// The path, and the fields of the body.
+    fn row(self) -> (&'static str, &'static FieldTable) {
         match self {
-            Self::Chat => "/v1/chat/completions",
-            Self::Completions => "/v1/completions",
-            Self::Tokenize => "/tokenize",
-            Self::Detokenize => "/detokenize",
-            Self::Responses => "/v1/responses",
-            Self::Messages => "/v1/messages",
-            Self::CountTokens => "/v1/messages/count_tokens",
-            Self::Embeddings => "/v1/embeddings",
-            Self::Score => "/score",
-            Self::Rerank => "/rerank",
-            Self::Classify => "/classify",
-            Self::Pooling => "/pooling",
-            Self::ApplyTemplate => "/apply-template",
-            Self::LlamaCompletion => "/completion",
-            Self::Infill => "/infill",
-            Self::LlamaEmbedding => "/embedding",
-            Self::OllamaChat => "/api/chat",
-            Self::OllamaGenerate => "/api/generate",
-            Self::OllamaEmbed => "/api/embed",
-            Self::OllamaEmbeddings => "/api/embeddings",
-            Self::OllamaShow => "/api/show",
-            Self::OllamaPull => "/api/pull",
-            Self::Batches => "/v1/batches",
+            Self::Chat => ("/v1/chat/completions", &chat::CHAT),
+            Self::Completions => ("/v1/completions", &chat::COMPLETIONS),
+            Self::Tokenize => ("/tokenize", &chat::TOKENIZE),
+            Self::Detokenize => ("/detokenize", &chat::DETOKENIZE),
+            Self::Responses => ("/v1/responses", &responses::BODY),
+            Self::Messages => ("/v1/messages", &messages::BODY),
+            Self::CountTokens => ("/v1/messages/count_tokens", &messages::COUNT_TOKENS),
+            Self::Embeddings => ("/v1/embeddings", &pooling::EMBEDDINGS),
+            Self::Score => ("/score", &pooling::SCORE),
+            Self::Rerank => ("/rerank", &pooling::RERANK),
+            Self::Classify => ("/classify", &pooling::CLASSIFY),
+            Self::Pooling => ("/pooling", &pooling::POOLING),
+            Self::ApplyTemplate => ("/apply-template", &chat::APPLY_TEMPLATE),
+            Self::LlamaCompletion => ("/completion", &llama_server::COMPLETION),
+            Self::Infill => ("/infill", &llama_server::INFILL),
+            Self::LlamaEmbedding => ("/embedding", &llama_server::EMBEDDING),
+            Self::OllamaChat => ("/api/chat", &ollama::CHAT),
+            Self::OllamaGenerate => ("/api/generate", &ollama::GENERATE),
+            Self::OllamaEmbed => ("/api/embed", &ollama::EMBED),
+            Self::OllamaEmbeddings => ("/api/embeddings", &ollama::EMBEDDINGS),
+            Self::OllamaShow => ("/api/show", &ollama::SHOW),
+            Self::OllamaPull => ("/api/pull", &ollama::PULL),
+            Self::Batches => ("/v1/batches", &batch::BODY),
         }
+    }
+
+    pub fn path(self) -> &'static str {
+        self.row().0
+    }
+
+    /// The fields of its body.
+    pub fn table(self) -> &'static FieldTable {
+        self.row().1
     }
 
     /// Other paths with the same answers, from vLLM and llama-server.
@@ -83,34 +93,5 @@ impl Endpoint {
         let is_one = OPENAI.contains(&self) || self == Self::ApplyTemplate;
         let reads = |other: &Self| is_one && other.table().reads(field);
         OPENAI.into_iter().filter(reads).collect()
-    }
-
-    /// The fields of its body.
-    pub fn table(self) -> &'static FieldTable {
-        match self {
-            Self::Chat => &chat::CHAT,
-            Self::Completions => &chat::COMPLETIONS,
-            Self::Tokenize => &chat::TOKENIZE,
-            Self::Detokenize => &chat::DETOKENIZE,
-            Self::ApplyTemplate => &chat::APPLY_TEMPLATE,
-            Self::LlamaCompletion => &llama_server::COMPLETION,
-            Self::Infill => &llama_server::INFILL,
-            Self::LlamaEmbedding => &llama_server::EMBEDDING,
-            Self::Pooling => &pooling::POOLING,
-            Self::Responses => &responses::BODY,
-            Self::Messages => &messages::BODY,
-            Self::CountTokens => &messages::COUNT_TOKENS,
-            Self::Embeddings => &pooling::EMBEDDINGS,
-            Self::Score => &pooling::SCORE,
-            Self::Rerank => &pooling::RERANK,
-            Self::Classify => &pooling::CLASSIFY,
-            Self::OllamaChat => &ollama::CHAT,
-            Self::OllamaGenerate => &ollama::GENERATE,
-            Self::OllamaEmbed => &ollama::EMBED,
-            Self::OllamaEmbeddings => &ollama::EMBEDDINGS,
-            Self::OllamaShow => &ollama::SHOW,
-            Self::OllamaPull => &ollama::PULL,
-            Self::Batches => &batch::BODY,
-        }
     }
 }

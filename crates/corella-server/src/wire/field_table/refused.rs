@@ -1,6 +1,6 @@
 //! All fields that are refused on purpose: they would change the answer, and Corella does not support them.
 //!
-//! A value that asks for what is done anyway is accepted.
+//! A value is accepted if it asks for Corella's own behaviour.
 
 use serde_json::Value;
 

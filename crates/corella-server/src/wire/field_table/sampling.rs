@@ -1,4 +1,4 @@
-//! The fields that say how tokens are drawn and what ends an answer. Groups of them are parts of several bodies.
+//! The fields of sampling and stopping. Several bodies have the same groups of them.
 
 use serde_json::json;
 
@@ -42,7 +42,7 @@ pub static DRAW: &[Field] = &[
     ),
 ];
 
-/// Penalties, and what ends an answer.
+/// Penalties, and ends of an answer.
 pub static PENALTIES: &[Field] = &[
     read("presence_penalty", |_| number(PENALTY).or(0))
         .about("Is subtracted from the logits of tokens that the answer has."),

@@ -104,7 +104,7 @@ pub fn any_object(_: &Limits) -> Schema {
     Schema(json!({"type": "object"}))
 }
 
-/// A number of something, of which there is at least one.
+/// A number of things, at least one.
 pub fn count(_: &Limits) -> Schema {
     integer(1..=u32::MAX.into())
 }
