@@ -15,7 +15,7 @@ use hyper::body::Frame;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::admin::engine_event::{Latency, ServerEvent, SnapshotEvent};
+use crate::admin::engine_event::{server_event, snapshot_event};
 use crate::call::sse::{Events, event_stream};
 use crate::state::server_state::ServerState;
 
@@ -24,7 +24,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 pub async fn engine_events(State(state): State<Arc<ServerState>>) -> Response {
     let mut first = Events::default();
     let interval_ms = INTERVAL.as_millis() as u64;
-    first.push_named("server", &ServerEvent::of(&state, interval_ms));
+    first.push_named("server", &server_event(&state, interval_ms));
     let recent = &state.metrics.outputs.recent_latency;
     let make = || drop(tokio::spawn(make_snapshots(state.clone())));
     let reader = state.engine_feed.subscribe(recent, make);
@@ -44,12 +44,8 @@ async fn make_snapshots(state: Arc<ServerState>) {
     while !feed.try_stop(recent) {
         // A lost engine ends the watch. A stuck loop sends no news, which readers see.
         if let Ok(Some(snapshot)) = timeout(INTERVAL, watch.snapshot()).await {
-            let latency = Latency {
-                time_to_first_token: recent.time_to_first_token.take(),
-                inter_token: recent.inter_token.take(),
-            };
             let mut events = Events::default();
-            let snapshot = SnapshotEvent::of(&state, number, snapshot, latency);
+            let snapshot = snapshot_event(&state, number, &snapshot, recent);
             events.push_named("snapshot", &snapshot);
             number += 1;
             feed.publish(events.into());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use axum::response::Response;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::adapter::served_adapter::ServedAdapter;
 use crate::call::call_context::CallContext;
@@ -12,46 +12,24 @@ use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
 
-#[derive(Serialize)]
-struct ModelList<'a> {
-    object: &'static str,
-    data: Vec<Model<'a>>,
+fn model(state: &ServerState, id: &str) -> Value {
+    json!({
+        "id": id,
+        "object": "model",
+        "created": state.started_unix_s,
+        "owned_by": "corella",
+        "root": state.config.model_name(),
+        "max_model_len": state.config.max_model_len,
+    })
 }
 
-#[derive(Serialize)]
-struct Model<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    owned_by: &'static str,
-    root: &'a str,
-    /// The model that an adapter changes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parent: Option<&'a str>,
-    max_model_len: u32,
-}
-
-impl<'a> Model<'a> {
-    fn new(state: &'a ServerState, id: &'a str) -> Self {
-        Self {
-            id,
-            object: "model",
-            created: state.started_unix_s,
-            owned_by: "corella",
-            root: state.config.model_name(),
-            parent: None,
-            max_model_len: state.config.max_model_len,
-        }
-    }
-
-    fn of_adapter(state: &'a ServerState, id: &'a str, adapter: &'a ServedAdapter) -> Self {
-        Self {
-            created: adapter.created,
-            root: &adapter.path,
-            parent: Some(state.config.model_name()),
-            ..Self::new(state, id)
-        }
-    }
+/// `parent` is the model that the adapter changes.
+fn adapted_model(state: &ServerState, id: &str, adapter: &ServedAdapter) -> Value {
+    let mut model = model(state, id);
+    model["created"] = json!(adapter.created);
+    model["root"] = json!(adapter.path);
+    model["parent"] = json!(state.config.model_name());
+    model
 }
 
 pub async fn list_models(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
@@ -61,14 +39,12 @@ pub async fn list_models(State(state): State<Arc<ServerState>>, context: CallCon
         .served_model_names
         .iter()
         .filter(|name| is_allowed(name));
-    let models = names.map(|name| Model::new(&state, name));
+    let models = names.map(|name| model(&state, name));
     let adapters = state.served.adapters.list();
     let of_adapters = adapters.iter().filter(|(name, _)| is_allowed(name));
-    let of_adapters = of_adapters.map(|(name, adapter)| Model::of_adapter(&state, name, adapter));
-    json_response(&ModelList {
-        object: "list",
-        data: models.chain(of_adapters).collect(),
-    })
+    let of_adapters = of_adapters.map(|(name, adapter)| adapted_model(&state, name, adapter));
+    let data: Vec<_> = models.chain(of_adapters).collect();
+    json_response(&json!({"object": "list", "data": data}))
 }
 
 /// Names may contain slashes (`org/name`), so the route takes the whole rest of the path.
@@ -80,7 +56,7 @@ pub async fn retrieve_model(
     context.check_model(&state.config, &name)?;
     let name = state.served.check_name(Some(&name))?;
     Ok(json_response(&match &state.served.adapters.get(&name) {
-        Some(adapter) => Model::of_adapter(&state, &name, adapter),
-        None => Model::new(&state, &name),
+        Some(adapter) => adapted_model(&state, &name, adapter),
+        None => model(&state, &name),
     }))
 }

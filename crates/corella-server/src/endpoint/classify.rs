@@ -5,10 +5,11 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::json;
 
 use crate::call::call_context::CallContext;
-use crate::call::pooled_call::{PooledStates, PooledTexts, PoolingUsage};
+use crate::call::pooled_call::{PooledStates, PooledTexts};
 use crate::clock::unix_now_s;
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::pooling_endpoint::serve_pooled;
@@ -67,41 +68,22 @@ pub async fn classify(
             let probs = head.probabilities(state);
             let likeliest = probs.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
             let label = likeliest.and_then(|(class, _)| head.labels.get(class));
-            Classified {
-                index,
-                label: label.map_or("", String::as_str),
-                num_classes: probs.len(),
-                probs,
-            }
+            json!({
+                "index": index,
+                "label": label.map_or("", String::as_str),
+                "num_classes": probs.len(),
+                // One probability for each class.
+                "probs": probs,
+            })
         });
-        Ok(json_response(&Classes {
-            id: &id,
-            object: "list",
-            created: unix_now_s(),
-            model: &pooled.model,
-            data: data.collect(),
-            usage: pooled.usage,
-        }))
+        Ok(json_response(&json!({
+            "id": id,
+            "object": "list",
+            "created": unix_now_s(),
+            "model": pooled.model,
+            "data": data.collect::<Vec<_>>(),
+            "usage": pooled.usage,
+        })))
     };
     serve_pooled(&state, &context, body, prepare, write).await
-}
-
-#[derive(Serialize)]
-struct Classes<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    data: Vec<Classified<'a>>,
-    usage: PoolingUsage,
-}
-
-#[derive(Serialize)]
-struct Classified<'a> {
-    index: usize,
-    /// The likeliest class.
-    label: &'a str,
-    /// One probability for each class.
-    probs: Vec<f32>,
-    num_classes: usize,
 }

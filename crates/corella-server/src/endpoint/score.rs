@@ -7,7 +7,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use corella_model::ClassHead;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::json;
 
 use crate::call::call_context::CallContext;
 use crate::call::pooled_call::{PooledStates, PooledTexts, PoolingUsage};
@@ -61,19 +62,16 @@ pub async fn score(
 ) -> Result<Response, ApiError> {
     let scored = serve_pooled(&state, &context, body, prepare_score, weigh).await?;
     let data = scored.scores.into_iter().enumerate();
-    let data = data.map(|(index, score)| Score {
-        object: "score",
-        index,
-        score,
-    });
-    Ok(json_response(&Scores {
-        id: format!("score-{}", context.name),
-        object: "list",
-        created: unix_now_s(),
-        model: scored.model,
-        data: data.collect(),
-        usage: scored.usage,
-    }))
+    let data =
+        data.map(|(index, score)| json!({"object": "score", "index": index, "score": score}));
+    Ok(json_response(&json!({
+        "id": format!("score-{}", context.name),
+        "object": "list",
+        "created": unix_now_s(),
+        "model": scored.model,
+        "data": data.collect::<Vec<_>>(),
+        "usage": scored.usage,
+    })))
 }
 
 fn prepare_score(
@@ -172,26 +170,24 @@ pub async fn rerank(
 ) -> Result<Response, ApiError> {
     let scored = serve_pooled(&state, &context, body, prepare_rerank, weigh).await?;
     let ranking: Ranking = scored.format;
-    let mut results: Vec<_> = ranking
-        .documents
-        .into_iter()
-        .zip(scored.scores)
-        .enumerate()
-        .map(|(index, (text, relevance_score))| Ranked {
-            index,
-            document: ranking.shows_texts.then_some(Document { text }),
-            relevance_score,
-        })
-        .collect();
+    let documents = ranking.documents.into_iter();
+    let mut ranked: Vec<_> = documents.zip(scored.scores).enumerate().collect();
     // The sort is stable, so equally relevant documents keep their order.
-    results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
-    results.truncate(ranking.num_shown);
-    Ok(json_response(&Reranked {
-        id: format!("rerank-{}", context.name),
-        model: scored.model,
-        usage: scored.usage,
-        results,
-    }))
+    ranked.sort_by(|(_, (_, a)), (_, (_, b))| b.total_cmp(a));
+    ranked.truncate(ranking.num_shown);
+    let results = ranked.into_iter().map(|(index, (text, score))| {
+        let mut result = json!({"index": index, "relevance_score": score});
+        if ranking.shows_texts {
+            result["document"] = json!({"text": text});
+        }
+        result
+    });
+    Ok(json_response(&json!({
+        "id": format!("rerank-{}", context.name),
+        "model": scored.model,
+        "usage": scored.usage,
+        "results": results.collect::<Vec<_>>(),
+    })))
 }
 
 /// SGLang's gateway writes this name into a request to `/v1/rerank` whose body names no model. It means the served
@@ -299,43 +295,4 @@ fn cosine(a: &[f32], b: &[f32]) -> f32 {
         true => (dot(a, b) / lengths) as f32,
         false => 0.0,
     }
-}
-
-#[derive(Serialize)]
-struct Scores {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: String,
-    data: Vec<Score>,
-    usage: PoolingUsage,
-}
-
-#[derive(Serialize)]
-struct Score {
-    object: &'static str,
-    index: usize,
-    score: f32,
-}
-
-#[derive(Serialize)]
-struct Reranked {
-    id: String,
-    model: String,
-    usage: PoolingUsage,
-    results: Vec<Ranked>,
-}
-
-#[derive(Serialize)]
-struct Ranked {
-    /// The place of the document in the request.
-    index: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    document: Option<Document>,
-    relevance_score: f32,
-}
-
-#[derive(Serialize)]
-struct Document {
-    text: String,
 }

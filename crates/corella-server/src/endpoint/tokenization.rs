@@ -8,6 +8,7 @@ use axum::response::Response;
 use corella_core::TokenId;
 use corella_text::Tokenizer;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::state::server_state::ServerState;
 use crate::text::chat_fields::ChatFields;
@@ -103,13 +104,6 @@ struct DetokenizeFields {
     tokens: Option<Vec<TokenId>>,
 }
 
-#[derive(Serialize)]
-struct Detokenized {
-    prompt: String,
-    /// The text under llama-server's name.
-    content: String,
-}
-
 pub async fn tokenize(
     State(state): State<Arc<ServerState>>,
     body: Body,
@@ -183,8 +177,8 @@ pub async fn detokenize(
         let prompt = tokenizer
             .decode(&tokens, false)
             .map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
-        let content = prompt.clone();
-        Ok(json_response(&Detokenized { prompt, content }))
+        // llama-server's name of the text is `content`.
+        Ok(json_response(&json!({"prompt": prompt, "content": prompt})))
     };
     state.run_blocking(num_bytes, detokenize).await
 }

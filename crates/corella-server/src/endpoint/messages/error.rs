@@ -5,38 +5,15 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::call::request_id::RequestName;
 use crate::wire::api_error::ApiError;
 
-#[derive(Serialize)]
-struct Envelope<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    error: ErrorBody<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    request_id: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct ErrorBody<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    message: &'a str,
-}
-
-impl<'a> Envelope<'a> {
-    fn new(error: &'a ApiError, request_id: Option<&'a str>) -> Self {
-        Self {
-            kind: "error",
-            error: ErrorBody {
-                kind: kind_of(error.status),
-                message: error.message(),
-            },
-            request_id,
-        }
-    }
+/// Returns the event that ends a failed stream.
+pub fn error_event(error: &ApiError) -> Value {
+    let (kind, message) = (kind_of(error.status), error.message());
+    json!({"type": "error", "error": {"type": kind, "message": message}})
 }
 
 /// The header with the answer's id.
@@ -48,18 +25,16 @@ pub async fn in_anthropic_shape(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let name = name.as_ref().map(RequestName::as_str);
     if let Some(error) = response.extensions().get::<ApiError>() {
-        let body = serde_json::to_vec(&Envelope::new(error, name)).unwrap_or_default();
-        *response.body_mut() = Body::from(body);
+        let mut body = error_event(error);
+        if let Some(name) = name {
+            body["request_id"] = json!(name);
+        }
+        *response.body_mut() = Body::from(body.to_string());
     }
     if let Some(Ok(name)) = name.map(HeaderValue::from_str) {
         response.headers_mut().insert(REQUEST_ID, name);
     }
     response
-}
-
-/// Returns the event that ends a failed stream.
-pub fn error_event(error: &ApiError) -> impl Serialize {
-    Envelope::new(error, None)
 }
 
 fn kind_of(status: StatusCode) -> &'static str {

@@ -7,7 +7,7 @@ use axum::response::Response;
 use corella_core::{Logprobs, TokenId};
 use corella_text::{CallFormat, ReplyPart, strftime};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::ErrorLine;
 use crate::call::generation::{ChoiceDelta, Finish, Generated};
@@ -56,7 +56,7 @@ struct Message {
     #[serde(skip_serializing_if = "String::is_empty")]
     thinking: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall>,
+    tool_calls: Vec<Value>,
 }
 
 #[derive(Serialize)]
@@ -64,19 +64,6 @@ struct Text {
     response: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     thinking: String,
-}
-
-#[derive(Serialize)]
-struct ToolCall {
-    id: String,
-    function: CalledFunction,
-}
-
-#[derive(Serialize)]
-struct CalledFunction {
-    index: usize,
-    name: String,
-    arguments: Value,
 }
 
 /// The members of the last line only. Times are nanoseconds.
@@ -116,7 +103,7 @@ impl End {
 struct Addition {
     text: String,
     thinking: String,
-    calls: Vec<ToolCall>,
+    calls: Vec<Value>,
 }
 
 impl Addition {
@@ -125,14 +112,10 @@ impl Addition {
             ReplyBlock::Reasoning(text) => self.thinking.push_str(&text),
             ReplyBlock::Text(text) => self.text.push_str(&text),
             ReplyBlock::Call { name, arguments } => {
-                self.calls.push(ToolCall {
-                    id: call_id(format),
-                    function: CalledFunction {
-                        index: *index,
-                        name,
-                        arguments: Value::Object(object_of(&arguments)),
-                    },
-                });
+                let arguments = object_of(&arguments);
+                let function = json!({"index": *index, "name": name, "arguments": arguments});
+                self.calls
+                    .push(json!({"id": call_id(format), "function": function}));
                 *index += 1;
             }
         }

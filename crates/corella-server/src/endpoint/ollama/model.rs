@@ -7,8 +7,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use corella_text::{ChatTemplate, FillInMiddle};
-use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::answer::timestamp;
@@ -24,60 +24,26 @@ const OLLAMA_VERSION: &str = "0.13.0";
 /// Models are never unloaded, but clients expect a date.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
-#[derive(Serialize)]
-struct ModelList {
-    models: Vec<Model>,
-}
-
-#[derive(Serialize)]
-struct Model {
-    name: String,
-    model: String,
-    modified_at: String,
-    /// In bytes: size of the files, or of the weights in memory if the model is listed as running.
-    size: u64,
-    digest: String,
-    details: Details,
-    #[serde(flatten)]
-    running: Option<Running>,
-}
-
-#[derive(Serialize)]
-struct Running {
-    expires_at: &'static str,
-    size_vram: u64,
-    context_length: u32,
-}
-
-#[derive(Serialize)]
-struct Details {
-    /// The model that an adapter changes.
-    parent_model: String,
-    format: &'static str,
-    family: String,
-    families: Vec<String>,
-    parameter_size: String,
-    quantization_level: String,
-}
-
-impl Model {
-    fn new(state: &ServerState, name: &str, running: Option<Running>) -> Self {
-        let facts = &state.config.model_facts;
-        // Clients show its first digits, and tell models apart by it.
-        let digest = Sha256::digest(name.as_bytes());
-        Self {
-            name: name.to_owned(),
-            model: name.to_owned(),
-            modified_at: modified_at(state, name),
-            size: match running {
-                Some(_) => facts.weight_bytes,
-                None => facts.file_bytes,
-            },
-            digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
-            details: details(state, name),
-            running,
-        }
+/// Returns a model of a list. A running one has the size of its weights in memory, else that of its files.
+fn model(state: &ServerState, name: &str, is_running: bool) -> Value {
+    let facts = &state.config.model_facts;
+    // Clients show its first digits, and tell models apart by it.
+    let digest = Sha256::digest(name.as_bytes()).into_iter();
+    let mut model = json!({
+        "name": name,
+        "model": name,
+        "modified_at": modified_at(state, name),
+        "size": facts.file_bytes,
+        "digest": digest.map(|byte| format!("{byte:02x}")).collect::<String>(),
+        "details": details(state, name),
+    });
+    if is_running {
+        model["size"] = json!(facts.weight_bytes);
+        model["expires_at"] = json!(NEVER);
+        model["size_vram"] = json!(facts.gpu_weight_bytes);
+        model["context_length"] = json!(state.config.max_model_len);
     }
+    model
 }
 
 fn modified_at(state: &ServerState, name: &str) -> String {
@@ -88,24 +54,23 @@ fn modified_at(state: &ServerState, name: &str) -> String {
     timestamp(UNIX_EPOCH + Duration::from_secs(created_s))
 }
 
-fn details(state: &ServerState, name: &str) -> Details {
+fn details(state: &ServerState, name: &str) -> Value {
     let facts = &state.config.model_facts;
     let parent = state
         .served
         .adapters
         .get(name)
         .map(|_| state.config.model_name());
-    Details {
-        parent_model: parent.unwrap_or_default().to_owned(),
-        format: "",
-        family: facts.family.clone(),
-        families: { !facts.family.is_empty() }
-            .then(|| facts.family.clone())
-            .into_iter()
-            .collect(),
-        parameter_size: parameter_size(facts.num_parameters),
-        quantization_level: facts.weight_format.to_uppercase(),
-    }
+    let family = Some(&facts.family).filter(|family| !family.is_empty());
+    json!({
+        // The model that an adapter changes.
+        "parent_model": parent.unwrap_or_default(),
+        "format": "",
+        "family": facts.family,
+        "families": Vec::from_iter(family),
+        "parameter_size": parameter_size(facts.num_parameters),
+        "quantization_level": facts.weight_format.to_uppercase(),
+    })
 }
 
 /// Writes a number of parameters in Ollama's form: `596.05M`, `8.2B`.
@@ -143,12 +108,9 @@ pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -
         .iter()
         .filter(|name| context.check_model(&state.config, name).is_ok())
         .cloned();
-    let models = names(&state, &context)
-        .into_iter()
-        .chain(others)
-        .map(|name| Model::new(&state, &name, None))
-        .collect();
-    json_response(&ModelList { models })
+    let models = names(&state, &context).into_iter().chain(others);
+    let models = models.map(|name| model(&state, &name, false));
+    json_response(&json!({"models": Vec::from_iter(models)}))
 }
 
 /// `/api/ps`: the same list without other names of the model, because all of them stay loaded as long as the server runs.
@@ -156,16 +118,9 @@ pub async fn running_models(
     State(state): State<Arc<ServerState>>,
     context: CallContext,
 ) -> Response {
-    let running = || Running {
-        expires_at: NEVER,
-        size_vram: state.config.model_facts.gpu_weight_bytes,
-        context_length: state.config.max_model_len,
-    };
-    let models = names(&state, &context)
-        .into_iter()
-        .map(|name| Model::new(&state, &name, Some(running())))
-        .collect();
-    json_response(&ModelList { models })
+    let models = names(&state, &context).into_iter();
+    let models = models.map(|name| model(&state, &name, true));
+    json_response(&json!({"models": Vec::from_iter(models)}))
 }
 
 /// `/api/version`.
