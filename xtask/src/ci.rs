@@ -110,8 +110,8 @@ pub fn run_all(repository: &Repository) -> Result<(), String> {
     Ok(())
 }
 
-/// Plays simulated runs. By default it plays the first 2,000 of one node, of pairs and of fleets, and 500 of fleets
-/// with roles.
+/// Plays simulated runs. By default it plays 2,000 runs each of one node, of pairs and of fleets, and 500 runs of
+/// fleets with roles.
 pub fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     if !arguments.is_empty() {
         return play(repository, arguments);

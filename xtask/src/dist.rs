@@ -85,7 +85,7 @@ pub fn try_install(repository: &Repository) -> Result<(), String> {
     run(&mut command, "a file of the release failed, above")
 }
 
-/// How code is built that old systems run and that names no folder of this machine.
+/// The settings with which built code runs on old systems and names no folder of this machine.
 struct Build {
     folder: PathBuf,
     compiler: PathBuf,
@@ -137,7 +137,8 @@ impl Build {
     }
 }
 
-/// Returns rustc's flags that give folders of this machine the same names on all. A later flag takes precedence.
+/// Returns rustc's flags that give folders of this machine the same names on all machines. A later flag takes
+/// precedence.
 fn renamed_paths(repository: &Repository) -> Result<String, String> {
     let mut names = vec![
         (repository.root.clone(), "/corella"),

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::python;
 use crate::repository::{Repository, run};
 
-/// Compares the kernels' use of a GPU's resources with the record; `--update` records it.
+/// Compares the kernels' use of a GPU's resources with the record; `--update` writes the record.
 pub fn kernels(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     compare(repository, &python::nvrtc_12(repository)?, arguments)?;
     compare(repository, &python::nvrtc_13(repository)?, arguments)

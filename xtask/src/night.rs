@@ -15,7 +15,7 @@ use crate::{dist, isas, kernels, limit, python, set_up, test};
 pub struct Part {
     pub name: &'static str,
     pub about: &'static str,
-    /// Whether it takes more than ten minutes on two cores, so that CI never draws it.
+    /// Whether the part takes more than ten minutes on two cores, so that CI never draws it.
     pub is_long: bool,
     run: fn(&Repository) -> Result<(), String>,
 }

@@ -208,7 +208,7 @@ fn plan_steps(lens: impl Iterator<Item = usize>) -> (Vec<CalibrationStep>, usize
             .map_or(0, |span| span.first_page + span.num_pages);
         if let Some(step) = steps.last_mut()
             && step.rows.len() + len <= MAX_ROWS
-            // A step that starts inside a sequence uses the pages from 0 on for the whole of it.
+            // A step that starts inside a sequence uses the pages from 0 on for the whole sequence.
             && step.spans[0].start == 0
         {
             step.spans.push(CalibrationSpan {

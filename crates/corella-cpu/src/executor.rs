@@ -29,7 +29,7 @@ pub struct CpuConfig {
     pub num_threads: usize,
     /// Whether each thread has a core of its own, and its weights in the nearest memory.
     pub pin_threads: bool,
-    /// The format of the packed matrices. `None` keeps the checkpoint's; matrices that it stores as
+    /// The format of the packed matrices. `None` keeps the checkpoint's; matrices that the checkpoint stores as
     /// integers of more than 4 bits are quantised to 8 bits.
     pub weight_format: Option<WeightFormat>,
     pub kv_format: KvFormat,

@@ -160,7 +160,7 @@ fn factor(a: &mut [f64], n: usize, num_threads: usize) -> Result<(), String> {
             }
         }
         let (done, below) = a.split_at_mut(end * n);
-        // The rows below get their part of these columns, and then their remainder is updated.
+        // The rows below get their elements of these columns, and then their remaining elements are updated.
         in_parallel(below, n, num_threads, |_, row| {
             for j in start..end {
                 let dot = dot(&row[start..j], &done[j * n + start..j * n + j]);

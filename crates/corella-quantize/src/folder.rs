@@ -25,8 +25,8 @@ pub struct QuantizeJob {
     pub format: QuantizeFormat,
     /// Matrices to leave unquantised, by whole parts of their names.
     pub keep: Vec<String>,
-    /// With a text, the rounding error of each weight is compensated in others, by the inputs that layers have on this
-    /// text (GPTQ). Without a text, each weight is rounded to the nearest integer.
+    /// With a text, the rounding error of each weight is compensated in other weights, by the inputs that layers have
+    /// on this text (GPTQ). Without a text, each weight is rounded to the nearest integer.
     pub calibration: Option<Calibration>,
     pub num_threads: usize,
 }

@@ -12,7 +12,7 @@ pub enum Harness {
 /// The failure of a run of some tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The cause if it was more than failed tests: a signal, or a hang.
+    /// The cause of the failure, if more than tests failed: a signal, or a hang.
     pub what: Option<String>,
     /// The failed tests, or the unfinished ones.
     pub tests: Vec<String>,

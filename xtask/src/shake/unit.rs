@@ -68,8 +68,8 @@ pub fn find(repository: &Repository, options: &Options) -> Result<Vec<Unit>, Str
 }
 
 fn binaries(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String> {
-    // All packages are built, as for `cargo xtask test`: for one alone, dependencies would have other features and be
-    // compiled again.
+    // All packages are built, as for `cargo xtask test`: for one package alone, dependencies would have other features
+    // and be compiled again.
     let mut binaries = test::binaries(repository)?;
     let is_of = |binary: &TestBinary, package: &String| binary.package == *package;
     for package in &options.packages {

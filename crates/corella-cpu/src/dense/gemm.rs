@@ -27,9 +27,10 @@ use super::packed_rows::PackedRows;
 use super::tiles::Tiles;
 use super::update::{Updates, Weights};
 
-/// The size of a block of packed rows. It stays in the second-level cache while a worker reads all of its panels.
+/// The size of a block of packed rows. A block stays in the second-level cache while a worker reads all panels of its
+/// part.
 const ROWS_BYTES: usize = 3 << 19;
-/// Blocks of rows with these numbers of tiles take k part by part.
+/// With these numbers of tiles, a block of rows is multiplied one part of k at a time.
 const PART_TILES: RangeInclusive<usize> = PANEL_BLOCK_BYTES / 64 / NEXT_LINES..=MAX_PART_TILES;
 /// The largest number of tiles in a block of rows.
 const MAX_PART_TILES: usize = 16;

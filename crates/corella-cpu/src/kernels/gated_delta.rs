@@ -183,7 +183,7 @@ struct RowEnd<'a> {
     t: usize,
     row: &'a DeltaRow,
     since_start: f32,
-    /// For each token up to `t`, the factor of its update in the update of `t`, and in the output.
+    /// For each token up to `t`, the factors of the token's update in the update of `t` and in the output of `t`.
     of_key: [f32; DELTA_CHUNK],
     of_query: [f32; DELTA_CHUNK],
     out: *mut f32,

@@ -123,7 +123,7 @@ mod tests {
         KvFormat::Int8,
     ];
 
-    /// Two stages, of one layer and of two.
+    /// The pages of two stages, the first with one layer and the second with two.
     fn pages(format: KvFormat, order: ElementOrder) -> PipelinePages {
         let attention = AttentionSpec::plain(3, 3, HEAD_DIM, RotarySpec::plain(1e4, HEAD_DIM));
         let stages = [1, 2].map(|num_layers| {

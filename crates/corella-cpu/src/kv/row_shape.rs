@@ -40,7 +40,7 @@ impl RowShape {
     }
 }
 
-/// Memory of one place of a page: K and V of a layer of the widest rows, or of several others.
+/// Memory of one place of a page: K and V of a layer of the widest rows, or of several layers of narrower rows.
 pub fn place_bytes(shapes: &[RowShape], page_size: u32, format: KvFormat) -> usize {
     let bytes =
         |shape: &RowShape| shape.num_in_place * shape.layer_bytes(page_size as usize, format);

@@ -20,7 +20,7 @@ use super::state_memory::{SpanState, StateMemory};
 /// span keeps many workers busy.
 const NUM_CHANNELS: usize = 64;
 
-/// Shared by the tasks of one layer.
+/// The inputs and outputs that all tasks of one layer share.
 pub struct ConvolutionLayer<'a> {
     pub kernels: &'a Kernels,
     pub spec: &'a ShortConvolutionSpec,

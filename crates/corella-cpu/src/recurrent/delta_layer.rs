@@ -20,7 +20,7 @@ use super::state_memory::{SpanState, StateMemory};
 /// Queries and keys are divided by the square root of their squared length plus this number.
 const LENGTH_EPS: f32 = 1e-6;
 
-/// Shared by the tasks of one layer.
+/// The inputs and outputs that all tasks of one layer share.
 pub struct DeltaLayer<'a> {
     pub kernels: &'a Kernels,
     pub spec: &'a GatedDeltaSpec,
@@ -217,7 +217,7 @@ impl DeltaLayer<'_> {
         }
     }
 
-    /// Lists the keys of a chunk's tokens: keys before the span are in its record.
+    /// Lists the keys of a chunk's tokens: keys of tokens before the span are in the sequence's record.
     fn list_keys(&self, index: usize, head: usize, chunk: usize, keys: &mut [*const f32]) {
         let (spec, span) = (self.spec, &self.spans[index]);
         let record = self.states.record(&self.span_states[index]);

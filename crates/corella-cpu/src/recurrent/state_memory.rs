@@ -147,7 +147,7 @@ impl StateMemory {
         record.copy(&snapshot, len)
     }
 
-    /// Plans a span. After it the record will be at the span's end, even if the step fails: steps in flight continue
+    /// Plans a span. The record's progress becomes the end of the span even if the step fails: steps in flight continue
     /// there.
     pub fn plan(&mut self, span: &Span) -> Result<SpanState, String> {
         let (len, max_drafts) = (self.layout.len(), self.limits.max_drafts);

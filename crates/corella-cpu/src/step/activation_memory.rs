@@ -37,7 +37,7 @@ pub struct Activations {
     pub gates: Option<Buffer>,
     /// The rows of recurrent layers.
     pub recurrent: Option<RecurrentActivations>,
-    /// The layers' own inputs, if they have any.
+    /// The layers' own inputs, if layers have any.
     pub per_layer: Option<PerLayerRows>,
     /// The output of a layer's part, for parts with a norm after them and for shared experts.
     pub branch: Option<Buffer>,

@@ -175,7 +175,7 @@ impl DraftHead {
             let tables = slot.tables(span.start);
             self.layout.add_span(tokens, rows.start, tables);
         }
-        // No attention is computed, so it is not divided.
+        // No attention is computed, so there are no kinds of attention to divide.
         let (tile_rows, shape) = (self.forward.tile_rows(), self.forward.task_shape());
         let kinds = std::iter::empty();
         self.layout

@@ -1,7 +1,7 @@
 //! The forward pass: interprets a `DecoderSpec` for the rows of one step.
 //!
-//! All workers walk through it together. Between two barriers each worker writes rows, heads or
-//! output channels of its own, and reads only what was written before the first of the two.
+//! All workers walk through the layers together. Between two barriers each worker writes rows, heads or output channels
+//! of its own, and reads only what was written before the first of the two.
 
 pub(super) mod adapter;
 pub(super) mod expert_layer;
@@ -588,7 +588,7 @@ impl Forward {
     }
 
     /// Adds the output kept by `part_output` to the residual stream, or norms the sum. Each worker does so for the rows
-    /// that it reads next, so this needs no barrier after it.
+    /// that it reads next, so no barrier is needed afterwards.
     fn add_part(
         &self,
         spec: &LayerSpec,

@@ -172,14 +172,13 @@ impl Stage {
     fn handle(&mut self, command: Command) -> Result<(), Closed> {
         match command {
             Command::Step { batch, rows } => self.step(batch, rows),
-            // The last stage takes masks elsewhere if their step draws. Here, the step drew no token or failed before
-            // its draws.
+            // The last stage gets here only with masks of a step that drew no token or failed before its draws.
             Command::Sample(..) => self.pass_on(command),
             Command::Drawn(drawn) => {
                 self.take_drawn(drawn);
                 Ok(())
             }
-            // A caller that no longer waits for its answer needs none.
+            // Sending fails only if the caller no longer waits.
             Command::Draft(asked, reply) => {
                 let _ = reply.send(without_panic(|| self.draft(&asked)));
                 Ok(())
@@ -287,7 +286,7 @@ impl Stage {
     }
 
     /// Refuses parts of texts for an encoder: its layers share the memory of keys and values, so that a later part
-    /// would find none.
+    /// would find no keys and values of earlier parts.
     fn check_whole(&self) -> Result<(), String> {
         let is_encoder = self.forward.spec().encoder.is_some();
         match is_encoder && self.plan.spans.iter().any(|span| span.start > 0) {

@@ -1,4 +1,4 @@
-//! Work stealing: each worker owns a share of a job, and others help when they have finished theirs.
+//! Work stealing: each worker owns a share of a job, and other workers help when they have finished their own shares.
 //!
 //! An owner takes units from the front of its share, other workers from the back. Cores that other
 //! processes use too are slower, so equal shares do not end at the same time.
@@ -41,8 +41,8 @@ impl Claims {
         }
     }
 
-    /// Claims units of `owner`'s share of `len` units, for the caller alone. A claim orders no
-    /// memory accesses: others see the owner's writes from before the last barrier.
+    /// Claims units of `owner`'s share of `len` units, for the caller alone. A claim orders no memory accesses: other
+    /// workers see the owner's writes from before the last barrier.
     pub fn take(&self, owner: usize, len: usize, end: ShareEnd) -> Option<Range<usize>> {
         let Taken(taken) = &self.shares[owner];
         let mut seen = taken.load(Ordering::Relaxed);

@@ -119,7 +119,7 @@ impl FormatPlan {
         })
     }
 
-    /// The plan that decodes integers of the checkpoint to floats, and keeps the types of others.
+    /// The plan that decodes integers of the checkpoint to floats, and keeps the types of its floats.
     pub fn floats(stored: &StoredMatrices, multiplies_bf16: bool) -> Self {
         Self {
             dtype: None,

@@ -66,8 +66,8 @@ impl GroupedPacking {
         })
     }
 
-    /// Fills a panel of zeros, and for each lane the factor of its group scales. Weights quantised here are first
-    /// multiplied by the Hadamard matrix if `hadamard` is set.
+    /// Fills a panel that is all zeros, and writes for each lane the factor of its group scales. Weights quantised here
+    /// are first multiplied by the Hadamard matrix if `hadamard` is set.
     pub fn pack_panel(
         &self,
         lanes: &[Option<Lane<'_>>],

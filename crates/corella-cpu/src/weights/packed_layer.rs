@@ -79,7 +79,7 @@ pub struct PackedExpertNorms {
 }
 
 impl PackedLayer {
-    /// The form of all of the layer's matrices, and of their input rows. Experts and routers have their own.
+    /// The form of all of the layer's matrices, and of their input rows. Experts and routers have forms of their own.
     pub fn form(&self) -> Form {
         self.qkv.form
     }
@@ -253,8 +253,8 @@ impl Packer<'_> {
         })
     }
 
-    /// Packs the router, and after it the vector that weighs the shared expert. Rounding its input would change the
-    /// choice of experts, so its rows are in f32 for any form of the layer.
+    /// Packs the router, and after it the vector that weighs the shared expert. Rounding the router's input would
+    /// change the choice of experts, so its input rows are in f32 for any form of the layer.
     fn router(&mut self, layer: &LayerWeights, k: usize) -> Result<PackedMatrix, DeviceError> {
         let router = &layer[LayerTensor::Router];
         let shared = layer.get(LayerTensor::SharedWeight).map(|weight| Tensor {

@@ -11,7 +11,7 @@ pub struct PerLayerEnds {
     /// The looked-up part: a row has the inputs of all layers for one token, one after the other. The table is read in
     /// place.
     pub table: Tensor,
-    /// The projection of embeddings. Its rows are in f32 for any form of the layers.
+    /// The projection of embeddings. Its input rows are in f32 for any form of the layers.
     pub projection: PackedMatrix,
     /// The norm of each layer's part of the projection.
     pub norm: PackedNorm,

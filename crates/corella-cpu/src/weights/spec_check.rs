@@ -33,7 +33,7 @@ pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Only encoders have bidirectional attention, because a decoder's rows are computed before later ones are known.
+/// Only encoders have bidirectional attention, because a decoder's rows are computed before later rows are known.
 fn check_directions(spec: &DecoderSpec) -> Result<(), DeviceError> {
     let is_causal = spec.encoder.is_none();
     let mut layers = spec.layers.iter();

@@ -15,8 +15,8 @@ const NUM_TILES: usize = 8;
 const MAX_ROWS: usize = 16;
 const ROW_BYTES: usize = 64;
 
-/// Whether a variable asks for the emulation. All tests are built with it, and without the variable they use the best
-/// instruction set that the processor has.
+/// Whether the environment variable asks for the emulation. All tests are built with the emulation. Without the
+/// variable, they use the best instruction set that the processor has.
 pub fn are_wanted() -> bool {
     std::env::var_os("CORELLA_EMULATED_TILES").is_some_and(|value| value == "1")
 }
@@ -151,7 +151,7 @@ unsafe fn decode(
     (vvvv < NUM_TILES).then_some((instruction, 5))
 }
 
-/// An operand in memory. The index register has the distance between its rows in bytes.
+/// An operand in memory. The index register has the distance between the operand's rows in bytes.
 struct MemoryOperand {
     base: *const u8,
     stride: usize,

@@ -1,5 +1,5 @@
 //! Tile products in small steps, to be interleaved with vector code: the tile unit multiplies while the vector units
-//! work. A processor overlaps the two only if neither takes more instructions than it looks ahead.
+//! work. A processor overlaps the two only if neither takes more instructions than the processor looks ahead.
 
 use std::arch::asm;
 

@@ -1,7 +1,7 @@
 //! The softmax of attention with bf16 pair products, one row at a time.
 //!
 //! Softmax weights are powers of two relative to an integer exponent of the row. A score that exceeds the exponent by
-//! 16 raises it. Earlier sums are then scaled by a power of two, exactly.
+//! more than 16 raises the exponent. Earlier sums are then scaled by a power of two, exactly.
 
 use std::arch::x86_64::*;
 

@@ -187,7 +187,8 @@ impl Forward {
         barrier_after(Operation::Route, walk);
     }
 
-    /// Copies rows to their experts. Each worker makes the plan for itself, which is faster than waiting for it.
+    /// Copies rows to their experts. Each worker makes the plan for itself, which is faster than waiting for another
+    /// worker's plan.
     fn gather(
         &self,
         layout: &StepLayout,
@@ -247,8 +248,8 @@ impl Forward {
         barrier_after(Operation::Down, walk);
     }
 
-    /// Multiplies the rows of each expert by its part of the weights. Workers share the panels of all active experts,
-    /// so that one worker reads each panel.
+    /// Multiplies the rows of each expert by the expert's part of the weights. Workers share the panels of all active
+    /// experts, so that one worker reads each panel.
     fn expert_gemm(
         &self,
         rows: &PackedRows,
@@ -309,7 +310,7 @@ impl Forward {
         }
     }
 
-    /// Adds the experts' outputs in the order of their ids, so that the step's other rows do not affect a sum.
+    /// Adds the experts' outputs in the order of the experts' ids, so that the step's other rows do not affect a sum.
     fn combine(
         &self,
         layout: &StepLayout,
