@@ -1,11 +1,11 @@
 //! An executor that computes nothing and distrusts every batch.
 //!
-//! A row of a page holds a hash of its namespace, its KV group and all tokens up to it, and a drawn token is a function
-//! of the rows that its span can see: in each KV group, those within its window. If a span reads a row of another
-//! history, a real model would draw other tokens than in a lone run, so the executor panics. Nodes of different
+//! A row of a page holds a hash of the namespace, the KV group and all tokens up to the row. A drawn token is a
+//! function of the rows that the span can see: in each KV group, the rows within the window. If a span reads a row of
+//! another history, a real model would draw other tokens than in a lone run, so the executor panics. Nodes of different
 //! arithmetics compute different rows of the same tokens, so a row also names the arithmetic of its node. Recurrent
 //! layers have a state for each slot (`StateTable`). The rows of a failed step are undefined, and so are the draws from
-//! them: the scheduler must not emit these. `BatchCheck` checks conflicts with steps in flight, as in the mock
+//! them: the scheduler must not emit such draws. `BatchCheck` checks conflicts with steps in flight, as in the mock
 //! executor.
 
 pub(crate) mod host_memory;
@@ -27,7 +27,7 @@ use crate::random::mix;
 /// The token that is drawn from undefined rows.
 pub const UNDEFINED: TokenId = TokenId::MAX;
 
-/// The writer of a page that was filled from outside, and that no slot has written to since.
+/// The entry in `writers` for a page that was last written from outside, not by a slot.
 const OUTSIDE: u64 = u64::MAX;
 
 pub type Row = Option<u64>;
@@ -37,12 +37,12 @@ pub struct CheckingExecutor {
     alphabet: u32,
     /// The hash that precedes each request's first row.
     roots: BTreeMap<RequestId, u64>,
-    /// The number of this node's arithmetic.
+    /// The id of this node's arithmetic.
     arithmetic: u64,
-    /// By request, the arithmetic of the node that makes the first rows, and their number.
+    /// By request, the arithmetic of the node that makes the first rows, and the number of these rows.
     foreign: BTreeMap<RequestId, (u64, usize)>,
     pages: Vec<Vec<Row>>,
-    /// The start of the slot that wrote to each page last.
+    /// For each page, `Slot::start` of the slot that last wrote to it.
     writers: Vec<u64>,
     /// `None` for a model without recurrent layers.
     states: Option<StateTable>,
@@ -56,11 +56,11 @@ pub struct CheckingExecutor {
 }
 
 struct Slot {
-    /// The number of this start, among all starts of slots.
+    /// The index of this start among all starts of slots.
     start: u64,
     request: RequestId,
     root: Row,
-    /// The page table of each KV group. Entries that were never given are outside its window.
+    /// The page table of each KV group. `None` entries are outside the group's window.
     tables: Vec<Vec<Option<PageId>>>,
     /// The hash after each token of the history.
     history: Vec<Row>,
@@ -128,7 +128,7 @@ impl CheckingExecutor {
         self.roots.insert(request, root);
     }
 
-    /// Returns a row as another reader sees it.
+    /// Returns a row as a reader outside the executor sees it.
     pub fn read_row(&self, page: PageId, at: usize) -> Row {
         self.pages[page.0 as usize][at]
     }
@@ -147,13 +147,13 @@ impl CheckingExecutor {
         self.pages[page.0 as usize][at] = row;
     }
 
-    /// Returns a snapshot as another node reads it. No step in flight may be taking it.
+    /// Returns a snapshot as another node reads it. No step in flight may name the snapshot.
     pub fn read_state(&self, id: SnapshotId) -> Row {
         self.check_at_rest(id);
         self.states.as_ref().and_then(|states| states.read(id))
     }
 
-    /// Writes a snapshot from outside. No step in flight may name it.
+    /// Writes a snapshot from outside. No step in flight may name the snapshot.
     pub fn write_state(&mut self, id: SnapshotId, state: Row) {
         self.check_at_rest(id);
         let states = self.states.as_mut();
@@ -170,8 +170,8 @@ impl CheckingExecutor {
         );
     }
 
-    /// Runs a batch. `undrawn` is the index of a span with undefined logits: all rows that its request has computed
-    /// since its start are undefined, too.
+    /// Runs a batch. `undrawn` is the index of a span with undefined logits: all rows that this span's request has
+    /// computed since it took its slot become undefined, too.
     pub fn submit(&mut self, batch: &Batch, fails: bool, undrawn: Option<usize>) {
         self.written.clear();
         self.check_limits(batch);
@@ -412,7 +412,7 @@ impl CheckingExecutor {
                 .tables
                 .iter()
                 .filter_map(|table| table[position / page_size]);
-            // A page that fell out of a window may have another owner by now.
+            // Another slot may own a page that fell out of a window.
             for page in pages.filter(|page| self.writers[page.0 as usize] == slot.start) {
                 self.pages[page.0 as usize][position % page_size] = None;
             }
@@ -439,7 +439,8 @@ impl CheckingExecutor {
         }
     }
 
-    /// Reads all rows that the span sees. Draws after its last token that is no draft, and after each accepted draft.
+    /// Reads all rows that the span sees. Draws a token after the span's last token that is not a draft, and after each
+    /// accepted draft.
     fn attend(&self, batch: &Batch, span: &Span) -> Vec<TokenId> {
         let history = &self.slots[&span.slot].history;
         let mut num_tokens = history.len() - span.num_drafts as usize;
@@ -454,7 +455,8 @@ impl CheckingExecutor {
         drawn
     }
 
-    /// Adds the rows of a span to a sum, if the span yields one, and returns its hidden state.
+    /// Adds the rows of a span to its slot's mean, if the span yields a hidden state. Returns the hidden state if the
+    /// span completes it.
     fn pool(&mut self, span: &Span, is_defined: bool) -> Option<HiddenState> {
         let (start, end) = (
             span.start as usize,
@@ -515,7 +517,7 @@ impl CheckingExecutor {
         let slot = &self.slots[&span.slot];
         let page_size = self.config.page_size as usize;
         let history = &slot.history[..num_tokens];
-        // The history may begin with rows that were undefined and are not read any more.
+        // Undefined rows before the windows are not read, so they do not matter.
         let mut is_defined = history.last().is_some_and(Option::is_some);
         for (group, kv_group) in self.config.kv_groups.iter().enumerate() {
             let first = kv_group.first_row_read(span.start) as usize;
@@ -585,8 +587,8 @@ fn made_by(arithmetic: u64, row: Row) -> Row {
     row.map(|row| row.wrapping_add(arithmetic << 32))
 }
 
-/// Returns the hash before the first row of a namespace. An adapter changes the rows of equal tokens. A real salt does
-/// not, but changes them here, because rows must not be shared across salts.
+/// Returns the hash before the first row of a namespace. An adapter changes the rows of equal tokens. So does a salt
+/// here, unlike in a real model, because rows must not be shared across salts.
 pub fn root_row(namespace: &Namespace) -> u64 {
     let names = [&namespace.lora, &namespace.cache_salt];
     names.into_iter().fold(0, |root, name| {

@@ -25,8 +25,8 @@ use crate::violation::Violation;
 use crate::workload::progress::Progress;
 use crate::workload::{Answer, Station, Workload};
 
-/// Plays a workload to its end. Returns the first rule that it breaks; assertions of the executor and of the scheduler
-/// panic.
+/// Plays a workload to its end. Returns the first broken rule, if any. Failed assertions of the executor and of the
+/// scheduler panic.
 pub fn simulate(workload: &Workload, seed: u64) -> Result<Totals, Violation> {
     let mut simulation = Simulation::new(workload, seed);
     simulation.run()?;
@@ -59,11 +59,11 @@ struct Simulation<'a> {
     inflight: VecDeque<Inflight>,
     last_return_us: u64,
     slots: BTreeMap<SlotId, RequestId>,
-    /// Slots without a draw since their requests started.
+    /// Slots whose requests have drawn no token since they took the slot.
     prefilling: BTreeSet<SlotId>,
     requests: BTreeMap<RequestId, Progress>,
     answers: BTreeMap<RequestId, &'a Answer>,
-    /// The pages that a subscriber to KV events knows.
+    /// The pages that are cached according to the KV events so far.
     heard: BTreeSet<PageHash>,
     kept: KeptPrefixes,
     head_room_share: u32,
@@ -367,7 +367,7 @@ impl<'a> Simulation<'a> {
             num_tokens: batch.num_tokens() as u64,
         });
         let step_us = self.workload.cost.step_duration(batch).as_micros() as u64;
-        // A step takes this time in each stage.
+        // A step takes `step_us` in each stage.
         let num_stages = self.workload.config.num_pipeline_stages;
         let through_stages = self.now_us + step_us * u64::from(num_stages);
         self.last_return_us = through_stages.max(self.last_return_us + step_us);
@@ -380,7 +380,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Follows the slots that a step releases and starts, and those with a prompt that is not complete.
+    /// Updates the slots that the step releases and starts, and the slots whose prompt is not complete.
     fn note_slots(&mut self, batch: &Batch) {
         for slot in &batch.released {
             self.prefilling.remove(slot);
@@ -413,7 +413,7 @@ impl<'a> Simulation<'a> {
             progress.has_slot = true;
             progress.was_started = true;
         }
-        // If a step has no room for another decode, the span is a prompt's.
+        // If the step already has `max_decode_seqs` decodes, the span belongs to a prompt.
         for slot in unclear {
             let is_decode = |span: &&Span| !self.prefilling.contains(&span.slot);
             let num_decodes = batch.spans.iter().filter(is_decode).count();
@@ -423,7 +423,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Follows the rows of requests, and returns those that a step names.
+    /// Updates the row counts of the requests in a step. Returns these requests.
     fn note_spans(
         &mut self,
         batch: &Batch,
@@ -561,7 +561,7 @@ impl<'a> Simulation<'a> {
         }
         let stats = self.scheduler.stats();
         let num_pages = stats.num_cached_pages + stats.num_in_use_pages;
-        // With windows of one token, a prefix can be hit without any page.
+        // With windows of one token, a cached prefix may have no page.
         if self.heard.len() <= num_pages || self.workload.config.has_windows() {
             return Ok(());
         }

@@ -24,15 +24,15 @@ pub struct Workload {
     pub fails_once_in: u64,
     /// In one of this many steps nothing can be drawn for one span; 0 means never.
     pub undrawn_once_in: u64,
-    /// The longest time of a copy to or from host memory. One in `copies_fail_once_in` copies fails; 0 means none.
+    /// The longest duration of a copy to or from host memory. One in `copies_fail_once_in` copies fails; 0 means none.
     pub max_copy_us: u64,
     pub copies_fail_once_in: u64,
     /// The calls, in order of time.
     pub calls: Vec<Call>,
-    /// The times at which the prefix cache is reset, if it can be.
+    /// The times of attempts to reset the prefix cache.
     pub resets_us: Vec<u64>,
     pub pins: Vec<Pin>,
-    /// Attempts to fetch blocks, and the longest time of a page.
+    /// Attempts to fetch blocks, and the longest pause before a writer fills the next page.
     pub fetches: Vec<FetchPlan>,
     pub max_page_us: u64,
 }
@@ -43,7 +43,7 @@ pub struct FetchPlan {
     pub at_us: u64,
     pub namespace: Namespace,
     pub tokens: Vec<TokenId>,
-    /// The time for which requests wait for the fetch, and its time after that.
+    /// The time for which requests wait for the fetch, and the further time until the fetch is cancelled.
     pub soft_us: u64,
     pub late_us: u64,
 }
@@ -76,20 +76,20 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Station {
     Queued,
-    /// A chunk of its prompt, but not the last, is being computed.
+    /// A chunk of the prompt, but not the last, is being computed.
     ChunkInFlight,
-    /// A part of its prompt has been computed, and no step names it.
+    /// A part of the prompt has been computed, and no step in flight names the request.
     BetweenChunks,
-    /// The end of its prompt is being computed.
+    /// The end of the prompt is being computed.
     PromptInFlight,
     Decoding,
     BetweenTokens,
-    /// Drafts of its tokens are being checked.
+    /// Drafts for the request are being checked.
     DraftsInFlight,
-    /// The step that draws its last token is being computed.
+    /// The step that draws the last token is being computed.
     LastTokenInFlight,
     Preempted,
-    /// It has ended, so the abort must be declined.
+    /// The request has ended, so the abort must be declined.
     Ended,
 }
 
@@ -130,8 +130,8 @@ impl Workload {
         Writer::new(seed).write()
     }
 
-    /// Returns the same workload with another kind of speculation, or none. Steps in flight are limited to those that
-    /// this kind supports.
+    /// Returns the same workload with another kind of speculation, or none. The limit of steps in flight becomes one
+    /// that this kind supports.
     pub fn with_speculation(mut self, speculation: Speculation) -> Self {
         self.config.speculation = speculation;
         if let Speculation::Draft { .. } = speculation {
@@ -170,7 +170,7 @@ struct Writer {
     known: Vec<(Namespace, Vec<TokenId>)>,
     num_requests: u64,
     priorities: u64,
-    /// The longest time by which a request's arrival may precede its submission.
+    /// The longest delay between a request's arrival and its submission.
     max_delay_us: u64,
     cost: CostModel,
     pins: Vec<Pin>,
@@ -281,7 +281,7 @@ impl Writer {
         }
     }
 
-    /// Pins a beginning of an earlier sequence, while its request may still be running or some time later.
+    /// Pins a beginning of an earlier sequence. The request of that sequence may still be running.
     fn pin(&mut self, at_us: u64) {
         let (namespace, known) = self.pick_known();
         let num_tokens = self.random.below(known.len() as u64 + 1) as usize;
@@ -349,7 +349,7 @@ impl Writer {
                 prompt: prompt.clone(),
                 output: Vec::new(),
                 exports_kv: false,
-                // A mask changes the step in which a token is planned, and never the token.
+                // A mask changes in which step a token is planned. It never changes the token.
                 is_masked: self.num_requests % 5 == 3,
                 sampling: SamplingParams {
                     choice,
@@ -372,7 +372,8 @@ impl Writer {
         }
     }
 
-    /// Draws a namespace. Adapters and salts have the same few names, so that confusing them is noticed.
+    /// Draws a namespace. Adapters and salts have the same few names, so that checks notice if one is taken for the
+    /// other.
     fn namespace(&mut self) -> Namespace {
         let mut name = || {
             let name = self.random.pick(&["name", ""]);
@@ -426,7 +427,7 @@ impl Writer {
         prompt
     }
 
-    /// The number of rows that one request can fill.
+    /// The largest number of rows that one request can fill.
     fn max_len(&self) -> u64 {
         let config = &self.config;
         let has_no_window = |group: &KvGroup| group.window.is_none();
@@ -464,7 +465,7 @@ impl Writer {
         stopping
     }
 
-    /// Works out the output of the request when it runs alone. A request that will be refused has none.
+    /// Works out the output of the request when it runs alone. The output is empty if the request will be refused.
     fn answer(&mut self, request: Request) -> Answer {
         let num_tokens = self.config.check_request(&request).unwrap_or(0) as usize;
         let stopping = &request.stopping;
@@ -532,7 +533,8 @@ fn roomy_config(random: &mut Random) -> SchedulerConfig {
     config
 }
 
-/// Gives the model one to three KV groups, most of them with windows. There are as many more pages.
+/// Gives the model one to three KV groups, most of them with windows. The number of pages is multiplied by the number
+/// of groups.
 fn split_layers(config: &mut SchedulerConfig, random: &mut Random) {
     let num_groups = 1 + random.below(3) as u32;
     let max_window = u64::from(config.page_size) * 6;

@@ -49,7 +49,7 @@ struct Receipt {
     state: Option<SnapshotId>,
 }
 
-/// A load that may write.
+/// A load that may still write rows.
 struct Load {
     groups: Vec<GroupLoad>,
     num_left: usize,
@@ -60,7 +60,7 @@ struct Load {
 /// The rows of a KV group.
 struct GroupLoad {
     first_row: u32,
-    /// By row, the landed layers as bits, and their common content.
+    /// By row, the landed layers as bits, and the content that these layers share.
     rows: Vec<(u32, Row)>,
 }
 
@@ -152,7 +152,7 @@ impl SimulatedDecodeNode {
         match event {
             LocalEvent::Wake => {
                 if self.wake_us != Some(now_us) {
-                    // An earlier timer has fired instead.
+                    // An earlier timer has replaced this one.
                     return Ok(());
                 }
                 self.wake_us = None;
@@ -398,7 +398,8 @@ impl SimulatedDecodeNode {
                 state: reservation.state,
             };
             if let Some(state) = receipt.state {
-                // A slot that starts from this state has the state of another sequence.
+                // If a slot starts before the state has landed, the executor sees the state of another sequence, and
+                // panics.
                 self.engine.executor.write_state(state, Some(NOT_LANDED));
             }
             self.requests.insert(key, receipt);
@@ -538,7 +539,7 @@ impl SimulatedDecodeNode {
         let deadlines = [
             self.end.poll_timeout(),
             self.exchange.poll_timeout(),
-            // Passed deadlines wait for the end of the running step.
+            // The scheduler handles passed deadlines when the running step ends.
             self.engine
                 .scheduler
                 .poll_deadline()

@@ -24,8 +24,8 @@ pub struct PairWorkload {
     pub faults: Vec<Fault>,
     /// On average, one step in this many fails. 0 means never.
     pub fails_once_in: u64,
-    /// The time until the registry reports a start to other nodes. `None`: nodes learn of a restart only from each
-    /// other.
+    /// The time until the registry reports a node's start to other nodes. `None`: nodes learn of a restart only from
+    /// each other.
     pub registry_delay_us: Option<u64>,
     /// The plan of placement and block loads.
     pub fleet: FleetPlan,
@@ -39,11 +39,11 @@ pub struct NodePlan {
     pub config: SchedulerConfig,
     pub per_step_us: u64,
     pub per_token_us: u64,
-    /// The longest time of a copy to or from host memory. One in `copies_fail_once_in` copies fails; 0 means none.
+    /// The longest duration of a copy to or from host memory. One in `copies_fail_once_in` copies fails; 0 means none.
     pub max_copy_us: u64,
     pub copies_fail_once_in: u64,
     pub is_compatible: bool,
-    /// Nodes with another number compute other rows of the same tokens.
+    /// Nodes with different values compute different rows for the same tokens.
     pub arithmetic: u64,
     /// The minor version of the node's protocol.
     pub protocol_minor: u32,
@@ -71,7 +71,7 @@ pub struct PairCall {
     pub request: Request,
     pub max_tokens: u32,
     pub deadline_us: Option<u64>,
-    /// May be before the request.
+    /// May be earlier than `at_us`.
     pub cancel_us: Option<u64>,
     pub goes_remote: bool,
     /// The session of the first choice, if several calls are choices of one request.
@@ -103,7 +103,7 @@ pub enum FaultKind {
         to: NodeId,
         for_us: u64,
     },
-    /// Connections between two nodes break, of one kind or of both.
+    /// Connections between two nodes break: control connections, data connections or both.
     Cut {
         prefill: NodeId,
         decode: NodeId,
@@ -132,14 +132,14 @@ impl PairWorkload {
         keep_states(&mut workload.nodes, seed);
         vary_arithmetics(&mut workload.nodes, seed);
         for node in &mut workload.nodes {
-            // As in production, a node has one lease.
+            // As in production, the scheduler and the sessions of a node use the same lease time.
             node.config.hold_lease_us = workload.sessions.hold_lease_us;
         }
         workload
     }
 
-    /// Two to eight nodes that find each other by the real peer table and placement, serve conversations, and load each
-    /// other's blocks.
+    /// Returns a plan of two to eight nodes that find each other by the real peer table and placement, serve
+    /// conversations, and load each other's blocks.
     pub fn fleet_from_seed(seed: u64) -> Self {
         let mut random = Random(seed ^ 0xf1ee_7401);
         let num_prefill_nodes = 1 + random.below(4) as usize;
@@ -177,7 +177,7 @@ impl PairWorkload {
         }
     }
 
-    /// Returns the end of lists and probes. Later calls use the last ones.
+    /// Returns the time at which lists and probes end. Later calls use the last list and the last answers.
     pub fn lists_until_us(&self) -> u64 {
         let times = self.calls.iter().map(|call| call.at_us);
         let times = times.chain(self.faults.iter().map(|fault| fault.at_us));
@@ -190,8 +190,8 @@ impl PairWorkload {
 }
 
 impl NodePlan {
-    /// Gives the node an arithmetic: its rows and block hashes differ from those of other arithmetics. Hashes have all
-    /// bits, so that none collide by chance.
+    /// Gives the node an arithmetic: its rows and block hashes differ from those of other arithmetics. Block hashes
+    /// have their full width, so that they do not collide by chance.
     pub fn set_arithmetic(&mut self, arithmetic: u64) {
         self.arithmetic = arithmetic;
         self.config.block_hasher = BlockHasher::new(arithmetic);
@@ -284,7 +284,7 @@ impl Writer {
 
     fn sessions(&mut self) -> SessionConfig {
         let mut config = SessionConfig::new(1000);
-        // With the last of these, a load may outlast the shortest lease.
+        // At the lowest of these bandwidths, a load may outlast the shortest lease.
         config.min_bandwidth_bytes_per_s = self.random.pick(&[1_000_000, 100_000, 10_000]);
         config.resumes_locally = !self.random.once_in(6);
         config.first_token_timeout_us = self.random.pick(&[500_000, 60_000_000]);
@@ -475,8 +475,8 @@ fn sort_by_time(calls: &mut [PairCall]) {
     }
 }
 
-/// Gives the model of all nodes one to three KV groups, most of them with windows. Each node has as many more pages,
-/// and with windows all have pages of one size.
+/// Gives the model of all nodes one to three KV groups, most of them with windows. Each node's number of pages is
+/// multiplied by the number of groups. With windows, all nodes have the same page size.
 fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
     let num_groups = 1 + random.below(3) as u32;
     let groups = (0..num_groups).map(|_| KvGroup {
@@ -498,8 +498,8 @@ fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
     }
 }
 
-/// Gives some models recurrent layers, from a generator of its own. Nodes have few snapshots, so that some have none
-/// left for a prompt. Cached blocks of such models are not loaded, so fleets have none.
+/// Gives some models recurrent layers, from a generator of its own. Nodes have few snapshots, so that some nodes have
+/// none left for a prompt. Nodes do not load cached blocks of such models, so fleets do not use these models.
 fn keep_states(nodes: &mut [NodePlan], seed: u64) {
     let mut random = Random(seed ^ 0x57a7e);
     if !random.once_in(4) {

@@ -31,20 +31,21 @@ pub struct SimulatedPrefillNode {
     pub(super) exports: ExportTable<Rc<RefCell<Export>>, Load>,
     pub(super) num_layers: u32,
     num_requests: u64,
-    /// The session and the number of each run, for checks. The machine forgets ended runs.
+    /// The session and the run number of each request, for checks, because the machine forgets ended runs.
     runs: BTreeMap<RequestId, (SessionId, u32)>,
     leases: LeaseWatch,
     pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
     pub exchange: Exchange,
     pub peers: SimulatedPeers,
-    /// The peer of each attempt.
+    /// The decode node of each attempt.
     pub(super) asked: BTreeMap<SessionKey, NodeId>,
     /// The calls that continue when a load has begun or ended.
     pub(super) fetching_prompts: BTreeMap<LoadKey, Behind>,
-    /// Sessions whose prompt a decode node may compute, and the number of its cached rows.
+    /// Sessions whose computing node is undecided, each with its attempt and the number of rows that the decode node
+    /// has cached.
     pub(super) undecided: BTreeMap<SessionId, (SessionKey, u32)>,
-    /// Sessions whose prompt a decode node computes, and whether the session is still with that node.
+    /// Sessions whose prompt was left to a decode node. True while the session is still with that node.
     left: BTreeMap<SessionId, bool>,
 }
 
@@ -52,7 +53,7 @@ pub struct SimulatedPrefillNode {
 #[derive(Clone, Copy)]
 pub enum Behind {
     Call(usize),
-    /// A request that named the load's source.
+    /// A call whose request names the load's source.
     Hint(usize, Fetching),
     /// A session whose computing node is chosen after the load.
     Decision(SessionKey),
@@ -74,7 +75,7 @@ impl SimulatedPrefillNode {
             max_sent: fleet.max_sent,
             first_cursor: 0,
         };
-        // Fewer than the most sessions, so that some are refused.
+        // Fewer than `max_sessions`, so that some exports are refused.
         let max_exported = (sessions.max_sessions as usize).div_ceil(2);
         Self {
             id,
@@ -160,7 +161,7 @@ impl SimulatedPrefillNode {
         match event {
             LocalEvent::Wake => {
                 if self.wake_us != Some(now_us) {
-                    // An earlier timer has fired instead.
+                    // An earlier timer has replaced this one.
                     return Ok(());
                 }
                 self.wake_us = None;
@@ -231,7 +232,7 @@ impl SimulatedPrefillNode {
 
     /// Describes state that should be gone at the end.
     pub fn leftovers(&mut self) -> String {
-        // Tombstones go by themselves.
+        // By `u64::MAX`, all tombstones have expired.
         let exports = self.exports.stats(u64::MAX);
         let (end, engine) = (self.machine.sessions().stats(), self.engine.stats());
         let is_clean = end == Default::default()
@@ -341,7 +342,8 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// Looks up, at once, later or never, which rows this node has for a session that waits for an answer.
+    /// Looks up how many rows of the prompt this node has cached, for a session whose computing node is undecided: at
+    /// once, later or never.
     fn decide(&mut self, key: SessionKey, num_cached_rows: u32, world: &mut World<'_>) {
         world.totals.num_asked_first += 1;
         world.sessions.undecided(key);
@@ -464,8 +466,9 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// Checks that no row was read in the last seven eighths of a lease that ends at its time: a read renews a lease,
-    /// unless it was renewed within the last eighth. Leases of pages that requests need end earlier.
+    /// Checks that a lease that runs its full time had no read in its last seven eighths: a read renews the lease,
+    /// unless the lease was renewed within the eighth before. The check skips a lease that ends early because requests
+    /// need its pages.
     fn check_lease(&mut self, request: RequestId, world: &World<'_>) -> Result<(), Violation> {
         let (session, run) = self.runs[&request];
         let by_us = world.now_us + world.links().max_stop_us;
@@ -531,7 +534,7 @@ impl SimulatedPrefillNode {
             self.exports.poll_timeout(),
             self.exchange.poll_timeout(),
             self.peers.next_probe_us(&self.machine),
-            // Passed deadlines wait for the end of the running step.
+            // The scheduler handles passed deadlines when the running step ends.
             self.engine
                 .scheduler
                 .poll_deadline()

@@ -1,4 +1,4 @@
-//! The sender of a prefill node: it exports rows, reads them, and sends them to decode nodes.
+//! A prefill node's sender, which exports rows, reads them, and sends them to decode nodes.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::pair::wire::{ConnectionId, Direction, Packet};
 use crate::pair::world::{LocalEvent, World};
 use crate::violation::Violation;
 
-/// The rows that an attempt may read, by the export book's tasks.
+/// The rows that an attempt may read, according to the export book's tasks.
 pub struct Export {
     run: u32,
     /// The expected rows.
@@ -69,7 +69,7 @@ pub struct Sender {
     /// The time at which rows were last read.
     progress_us: Option<u64>,
     is_reading: bool,
-    /// The export was withdrawn, and reading has not stopped yet.
+    /// The export was deleted, and reading has not stopped yet.
     is_stopping: bool,
 }
 
@@ -186,7 +186,7 @@ impl SimulatedPrefillNode {
                 .engine
                 .executor
                 .made_here(export.rows[row as usize], group);
-            // Other requests that share its pages may have been in the failed step.
+            // The failed step may have named another request that shares the pages.
             let has_failed = self.engine.has_failed_steps();
             world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
             if found != should && !(found.is_none() && has_failed) {
@@ -327,7 +327,7 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// Handles that nothing is read any more for a load whose export was deleted.
+    /// Handles the end of reading for a load whose export was deleted.
     pub fn handle_stopped(&mut self, key: SessionKey, world: &mut World<'_>) {
         if self.senders.remove(&key).is_some() {
             world.close(ConnectionId::data(key), Direction::ToDecode);

@@ -27,7 +27,7 @@ pub struct Exchange {
     /// Reads for other nodes.
     pub(super) readers: BTreeMap<LoadId, PartReader>,
     parts: PartStore,
-    /// Loads whose transport names no parts to the machine.
+    /// Loads of a transport that reports all rows of a load at once, and not its parts.
     pub(super) whole: BTreeMap<LoadKey, WholeLoad>,
     /// Running fetches.
     pub(super) fetches: BTreeMap<FetchId, Fetched>,
@@ -35,14 +35,14 @@ pub struct Exchange {
     told_us: u64,
     /// Loads that have not ended, each with its source and the latest time of its end.
     pub(super) open: BTreeMap<LoadKey, (NodeIncarnation, u64)>,
-    /// Loads of others whose pages may have another owner by now.
+    /// Loads of other nodes whose hold was released: their pages may belong to other owners.
     pub(super) released: BTreeSet<LoadId>,
-    /// Holds of others' loads, and loads whose hold has ended early.
+    /// The holds for loads of other nodes, and the loads whose hold has ended early.
     holds: BTreeMap<HoldId, LoadId>,
     pub(super) not_held: BTreeSet<LoadId>,
     /// For each load of another node, the end of its held blocks and the end of the hold.
     pub(super) held: BTreeMap<LoadId, Held>,
-    /// Blocks with a part that was read in another node's memory after their release there.
+    /// Blocks with a part that this node read in the source's memory after the source had released the block.
     pub(super) read_late: BTreeSet<(LoadKey, u32)>,
 }
 
@@ -71,11 +71,11 @@ pub(super) struct Held {
 /// A part that was read in its source's memory.
 pub struct ReadPart {
     rows: Vec<Row>,
-    /// Its pages may have had another owner by then.
+    /// The source had released its pages before the read.
     is_late: bool,
 }
 
-/// A fetch, with its load and the rows of its sequence.
+/// A fetch, with the key of its load and the rows of its sequence.
 pub(super) struct Fetched {
     pub key: LoadKey,
     pub grant: FetchGrant,
@@ -112,7 +112,7 @@ impl Exchange {
         }
     }
 
-    /// Returns whether a load has neither got pages nor ended.
+    /// Returns whether a load has not ended and has no pages yet.
     pub fn is_undecided(&self, load: LoadKey) -> bool {
         let mut fetches = self.fetches.values();
         self.open.contains_key(&load) && fetches.all(|fetched| fetched.key != load)
@@ -216,8 +216,8 @@ impl Exchange {
         }
     }
 
-    /// Handles an event of this process. `read` is a part that was read in its source's memory.
-    // Long: one arm for each event, of which most are some lines.
+    /// Handles an event of this process. `read` is a part that this node has read in the source's memory.
+    // Long: one arm for each event, most of them a few lines.
     pub fn local(
         &mut self,
         event: LocalEvent,
@@ -374,7 +374,7 @@ impl Exchange {
         }
     }
 
-    /// Writes a part with these rows. It may have been torn.
+    /// Writes a part with these rows. The part may have been torn.
     fn land(
         &mut self,
         key: LoadKey,
@@ -400,7 +400,7 @@ impl Exchange {
         }
     }
 
-    /// Tells the fetcher the end of a load whose rows land all together, when nothing more is written.
+    /// When nothing more is written, tells the fetcher that a load whose rows land all together has ended.
     pub(super) fn end_whole(&mut self, key: LoadKey, now_us: u64) {
         let outcome = self.whole.get(&key).and_then(WholeLoad::outcome);
         if let Some(is_whole) = outcome {
@@ -421,7 +421,7 @@ impl Exchange {
     }
 
     /// Takes the engine's facts about fetches and holds, and carries out the tasks of both ends. Returns whether there
-    /// were any.
+    /// were any facts or tasks.
     pub fn settle(
         &mut self,
         engine: &mut Engine,
@@ -437,7 +437,7 @@ impl Exchange {
         self.act(engine, world)
     }
 
-    /// Carries out the tasks of both ends. Returns whether there were any.
+    /// Carries out the tasks of both ends. Returns whether there were tasks.
     fn act(
         &mut self,
         engine: &mut Engine,
