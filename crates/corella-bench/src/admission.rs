@@ -32,8 +32,8 @@ mod tests {
 
     use super::*;
 
-    /// Two requests with 4 prompt and 3 output tokens arrive at once. A step takes 10 ms and 1 ms for each token. A
-    /// page holds one token, so a request needs 6 at its end.
+    /// Two requests with 4 prompt and 3 output tokens arrive at once. A step takes 10 ms, plus 1 ms for each token. A
+    /// page holds one token, so each request needs 6 pages at its end.
     fn report(num_pages: u32) -> AdmissionReport {
         let mut config = SchedulerConfig::new(num_pages, 1, 64);
         config.enable_prefix_caching = false;
@@ -61,8 +61,8 @@ mod tests {
         assert!((got - expected).abs() < 1e-9, "{got} instead of {expected}");
     }
 
-    /// Worked out by hand: a request that reserves all 6 pages runs alone, in steps of 14, 11 and
-    /// 11 ms, and the other after it. They hold 4, 5 and 6 pages.
+    /// Worked out by hand: a request that reserves all 6 pages runs alone, in steps of 14, 11 and 11 ms, which hold 4,
+    /// 5 and 6 pages. The other request follows.
     #[test]
     fn exact_reservations_are_served_one_after_the_other() {
         let report = report(8);

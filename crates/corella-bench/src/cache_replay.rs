@@ -12,8 +12,8 @@ use crate::BenchError;
 
 #[derive(Debug, Clone)]
 pub struct CacheReplayOptions {
-    /// A file of JSON lines with `hash_ids`: a prompt as the ids of its blocks, equal for equal
-    /// prefixes (the format of the Mooncake traces, FAST 2025).
+    /// A file of JSON lines with `hash_ids`: the ids of a prompt's blocks. Equal prefixes have equal ids (the format of
+    /// the Mooncake traces, FAST 2025).
     pub trace: PathBuf,
     /// Sizes of the pool in blocks; 0 means unlimited.
     pub num_blocks: Vec<u32>,

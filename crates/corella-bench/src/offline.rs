@@ -1,4 +1,4 @@
-//! `bench offline`: loads an engine in this process, without HTTP and text.
+//! `bench offline`: loads an engine in this process, without HTTP or text.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct OfflineOptions {
     pub num_prompts: usize,
     /// Lengths of the prompts in tokens: prompt i has `input_lens[i % len]`.
     pub input_lens: Vec<usize>,
-    /// Whether all prompts are beginnings of one sequence. Otherwise they have no common prefix.
+    /// Whether all prompts are beginnings of one token sequence. Otherwise they have no common prefix.
     pub shared_prefix: bool,
     pub max_tokens: u32,
     pub seed: u64,

@@ -1,4 +1,4 @@
-//! The costs of the prefix cache: for a token of one prompt, and for an operation among many pages.
+//! The costs of the prefix cache: per token of one prompt, and per operation in a cache of many pages.
 
 use std::fmt;
 use std::time::Instant;
@@ -23,12 +23,12 @@ pub struct CacheCost {
     pub evict_ns: f64,
 }
 
-/// The relations of a full cache's pages.
+/// How the pages of a full cache are related.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// Each page is the only one of its namespace, as when every client sends its own salt.
     Namespaces,
-    /// All are first pages of one namespace, as if no two prompts shared a beginning.
+    /// All pages are the first pages of one namespace, as if no two prompts shared a beginning.
     Siblings,
     /// Each page follows the previous one: a single long prompt.
     Path,
@@ -42,14 +42,14 @@ pub struct OperationCosts {
     pub num_pages: usize,
     /// Microseconds to publish one page.
     pub publish_us: Summary,
-    /// Microseconds to match a prompt of one page, or 8,192 tokens of a path.
+    /// Microseconds to match a prompt: 8,192 tokens in a path, and otherwise one page.
     pub match_us: Summary,
-    /// Microseconds to allocate 125 pages by evicting the same number.
+    /// Microseconds to allocate 125 pages, for which 125 cached pages are evicted.
     pub evict_us: Summary,
     /// Nanoseconds per page to begin a subscription and read the whole cache.
     pub watch_ns: Summary,
-    /// Microseconds to read the events of a step of 8,192 tokens: the evicted pages before it
-    /// returns, and its own pages afterwards.
+    /// Microseconds to read the events of a step of 8,192 tokens: of the pages evicted before the step returns, and of
+    /// the step's own pages afterwards.
     pub poll_us: Summary,
 }
 
@@ -199,7 +199,7 @@ impl Crowd {
         match_us
     }
 
-    /// Reads all events when `step` is the newest returned one. Returns the microseconds taken.
+    /// Reads all events up to `step`, the last step that has returned. Returns the microseconds taken.
     fn poll(&mut self, step: u64, mut handle: impl FnMut(KvEvent)) -> f64 {
         let start = Instant::now();
         while let Some(event) = self.cache.poll_event(Some(StepId(step))) {

@@ -24,16 +24,16 @@ use crate::sample::timeline::Timeline;
 #[derive(Debug, Clone, Default)]
 pub struct RequestRecord {
     pub num_input_tokens: u64,
-    /// Output tokens as the server counts them, or else one for each event with text.
+    /// The server's count of output tokens. Without a count, each event with text counts as one token.
     pub num_output_tokens: u64,
-    /// The number of output tokens that was requested at most, if the model may end its answer earlier.
+    /// The requested limit of output tokens. `None` if the model must reach the limit.
     pub max_output_tokens: Option<u64>,
-    /// The time at which the request was sent, after the start of the run.
+    /// When the request was sent, measured from the start of the run.
     pub start: Duration,
-    /// The time of submitting: opening the connection, before `start`, or the call into the engine,
-    /// from `start` on.
+    /// How long submitting took: opening the connection (before `start`), or the call into the engine (from `start`
+    /// on).
     pub submit: Option<Duration>,
-    /// Time from sending the request to its first token. Absent if none came.
+    /// Time from sending the request to its first token. `None` without a token.
     pub ttft: Option<Duration>,
     /// Times between tokens. They add up to `latency - ttft`.
     pub itls: Vec<Duration>,
@@ -42,7 +42,7 @@ pub struct RequestRecord {
     /// Time from submission to the first step that computes the request. Only the engine itself can
     /// measure it.
     pub queue: Option<Duration>,
-    /// The delay after the planned time, if a time was planned.
+    /// How much later than planned the request was sent. `None` without a planned time.
     pub lag: Option<Duration>,
     pub error: Option<String>,
 }
@@ -83,7 +83,7 @@ impl ServerPhase {
     }
 }
 
-/// An upper limit of one of a request's latencies.
+/// The limit of one of a request's latencies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Objective {
     pub metric: Metric,
@@ -103,11 +103,11 @@ pub struct ReportHead {
     /// The backend, by its name in `vllm bench serve`.
     pub backend: &'static str,
     pub model: String,
-    /// Requests per second. Absent if all were sent at once.
+    /// Requests per second. `None` if all requests were sent at once.
     pub request_rate: Option<f64>,
     pub burstiness: f64,
     pub max_concurrency: Option<usize>,
-    /// Output tokens of a request at most. Absent if the prompts have their own limits.
+    /// The limit of output tokens for each request. `None` if the prompts have their own limits.
     pub max_tokens: Option<u32>,
     pub ignore_eos: bool,
     /// The server's address, if there is one.
@@ -123,12 +123,11 @@ pub struct Report {
     pub duration: Duration,
     pub num_completed: usize,
     pub num_failed: usize,
-    /// Number of requests that meet all objectives, if there are any.
+    /// The number of requests that meet all objectives. `None` without objectives.
     pub num_good: Option<usize>,
     pub total_input_tokens: u64,
     pub total_output_tokens: u64,
-    /// The delay of requests after their planned times. This and the following summaries are absent
-    /// if not measured.
+    /// How much later than planned the requests were sent. This and the following summaries are `None` if not measured.
     pub lag_ms: Option<Summary>,
     pub submit_ms: Option<Summary>,
     pub queue_ms: Option<Summary>,
@@ -143,7 +142,7 @@ pub struct Report {
     pub max_passed_over: Option<u32>,
     /// The records of all requests, in the order of the prompts.
     pub requests: Vec<RequestRecord>,
-    /// The engine's state during the run, if it was asked for.
+    /// The engine's state during the run. `None` unless it was recorded.
     pub timeline: Option<Timeline>,
 }
 
@@ -153,7 +152,7 @@ pub struct ServerPhase {
     pub key: &'static str,
     pub name: &'static str,
     pub mean_ms: f64,
-    /// Absent if the server's metrics have no buckets.
+    /// `None` if the server's metrics have no buckets.
     pub percentiles: Option<ServerPercentiles>,
 }
 
@@ -232,7 +231,7 @@ impl Report {
         self.per_second((self.total_input_tokens + self.total_output_tokens) as f64)
     }
 
-    /// The number of answers that the model ended before the limit. Absent if it may not do so.
+    /// The number of answers that the model ended before the limit. `None` if every answer has to reach the limit.
     fn num_ended_early(&self) -> Option<usize> {
         let limits = self
             .completed()
@@ -247,8 +246,7 @@ impl Report {
             .filter(|request| request.error.is_none())
     }
 
-    /// The highest number of requests that were between their start and their last token at the
-    /// same time.
+    /// The highest number of requests that ran at the same moment, from their start to their last token.
     fn max_concurrent_requests(&self) -> usize {
         let times = self.completed().flat_map(|request| {
             let end = request.start + request.latency;
@@ -264,8 +262,7 @@ impl Report {
         running.max().unwrap_or(0) as usize
     }
 
-    /// The highest number of tokens in one second, counted in whole seconds from the start of the
-    /// first request.
+    /// The highest number of tokens in one second. Seconds are counted from the start of the first request.
     fn max_output_tokens_per_s(&self) -> usize {
         let mut per_second = BTreeMap::new();
         let first = self.completed().map(|request| request.start).min();
@@ -480,7 +477,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Writes the reasons to trust the results less.
+/// Writes the reasons to trust the results less, if there are any.
 pub(crate) fn write_warnings(f: &mut fmt::Formatter<'_>, json: Value) -> fmt::Result {
     for warning in ResultFile::new(String::new(), json).warnings() {
         writeln!(f, "\n{warning}")?;

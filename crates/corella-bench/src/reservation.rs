@@ -1,4 +1,4 @@
-//! Measures how long a computing engine takes to answer another node.
+//! Measures how long a busy engine takes to answer another node.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -12,21 +12,21 @@ use crate::{BenchError, Summary};
 
 /// The length of the other node's prompt.
 const NUM_TOKENS: usize = 256;
-/// Longer than any reservation of a measurement.
+/// No reservation of a measurement takes this long.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Times from the call to the answer, in milliseconds.
 #[derive(Debug, Clone)]
 pub struct AnswerTimes {
-    /// Until pages are reserved.
+    /// The time until pages are reserved.
     pub reserve_ms: Summary,
-    /// Until an abandoned reservation has ended.
+    /// The time until an abandoned reservation has ended.
     pub abort_ms: Summary,
     pub num_reservations: usize,
 }
 
-/// Reserves and abandons pages repeatedly, with `interval` in between, until `load` is over. Every answer comes from
-/// the engine's loop.
+/// Reserves pages and abandons the reservation, again and again with a pause of `interval`, until `load` ends. The
+/// engine's loop gives every answer.
 pub async fn measure_beside<T>(
     load: impl Future<Output = T>,
     engine: &Engine,

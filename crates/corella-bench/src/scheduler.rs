@@ -63,7 +63,7 @@ pub struct SchedulerReport {
     pub operations: Vec<OperationCosts>,
 }
 
-/// The cost of a decode step, in microseconds, over all steps.
+/// The cost of a decode step in microseconds, summarised over all steps.
 #[derive(Debug, Clone)]
 pub struct StepCost {
     pub num_running: usize,
@@ -104,7 +104,7 @@ fn operations(options: &SchedulerBenchOptions) -> Vec<OperationCosts> {
     rows
 }
 
-/// All running requests decode. Waiting ones have no free slot, and their prompts differ.
+/// All running requests decode. The waiting requests find no free slot, and all prompts differ.
 fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCost {
     const NUM_PROMPT_TOKENS: usize = 64;
     let max_tokens = num_steps + 64;

@@ -32,8 +32,8 @@ pub use random_prompt::{COMMON_VOCAB_SIZE, RandomPrompts, Unit};
 /// Time between two reads of the server's metrics, for an HTML report.
 const METRICS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs the whole benchmark: reads the prompts, warms up, sends every request as often as
-/// configured, and writes the files. `Display` of the result is the table.
+/// Runs the whole benchmark: reads the prompts, warms up, does the configured number of runs, and writes the files. The
+/// `Display` of the result is the table.
 ///
 /// Failed requests do not fail the run; they are counted in the report.
 pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {

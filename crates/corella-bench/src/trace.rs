@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::BenchError;
 
-/// The latest time of a request: about thirty years, which a clock can still represent.
+/// The latest arrival time: about thirty years, which a clock can still represent.
 pub(crate) const LATEST: Duration = Duration::from_secs(1_000_000_000);
 
 /// A request of a trace, with the fields of the Mooncake traces (FAST 2025), which are JSON lines.
@@ -19,7 +19,7 @@ pub(crate) struct TraceRequest {
     pub num_prompt_tokens: f64,
     #[serde(rename = "output_length")]
     pub num_output_tokens: f64,
-    /// Ids of the prompt's blocks of 512 tokens, equal for equal prefixes. Some traces have none.
+    /// The ids of the prompt's blocks of 512 tokens. Equal prefixes have equal ids. Empty if the trace has no ids.
     #[serde(default)]
     pub hash_ids: Vec<u64>,
 }
@@ -27,8 +27,8 @@ pub(crate) struct TraceRequest {
 /// The columns of the Azure LLM inference traces (2023).
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
-/// Reads the first requests of a trace, in its order. A `.csv` file has the columns of the Azure
-/// traces, any other file has JSON lines. The result is never empty.
+/// Reads the first requests of a trace, in the trace's order. A `.csv` file has the columns of the Azure traces, any
+/// other file has JSON lines. The result is never empty.
 pub(crate) fn read(path: &Path, max_requests: usize) -> Result<Vec<TraceRequest>, BenchError> {
     let error = |reason: String| BenchError::File(format!("{}: {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|cause| error(cause.to_string()))?;
@@ -60,7 +60,7 @@ pub(crate) fn read(path: &Path, max_requests: usize) -> Result<Vec<TraceRequest>
 }
 
 impl TraceRequest {
-    /// The time of the request after the start of the trace.
+    /// When the request arrives, measured from the start of the trace.
     pub fn at(&self, time_scale: f64) -> Result<Duration, BenchError> {
         match Duration::try_from_secs_f64(self.at_ms * time_scale / 1e3) {
             Ok(at) => Ok(at.min(LATEST)),

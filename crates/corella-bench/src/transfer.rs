@@ -23,7 +23,7 @@ pub struct TransferReport {
     pub rows: Vec<TransferSpeed>,
 }
 
-/// Bytes per second over all connections. Ratios compare adjacent measurements.
+/// Bytes per second over all connections. A ratio compares two measurements that follow each other.
 #[derive(Debug, Clone)]
 pub struct TransferSpeed {
     pub message_bytes: usize,
@@ -68,7 +68,7 @@ fn speed(
     let nixl = nixl.map(|kind| Pair::by_path(&layout, options, kind));
     let nixl = nixl.transpose().map_err(failed)?;
     let mut columns = [(); 5].map(|()| Vec::new());
-    // The first one warms up.
+    // The first repeat is a warm-up.
     for repeat in 0..=options.num_repeats {
         let speeds = [
             layout.measure(|| bare_copy::copy_memory(&layout))?,

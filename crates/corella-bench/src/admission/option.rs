@@ -11,10 +11,10 @@ use super::rule::Rule;
 pub struct AdmissionOptions {
     pub lengths: LengthSource,
     pub arrivals: Arrivals,
-    /// The number of requests of the run: the first ones of a trace, or all of them if `None`.
+    /// The number of requests: the first ones of a trace, or the whole trace if `None`.
     pub num_requests: Option<usize>,
     pub rules: Vec<&'static Rule>,
-    /// The configuration, without the parts set by the rules.
+    /// The configuration. The rules set the rest.
     pub config: SchedulerConfig,
     pub cost: CostModel,
 }
@@ -38,7 +38,7 @@ pub enum LengthSource {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arrivals {
     AtOnce,
-    /// At even intervals, this many per second.
+    /// Evenly spaced, with this number of requests per second.
     Rate(f64),
     /// At the times of the trace, multiplied by a factor.
     Trace {

@@ -14,15 +14,14 @@ use crate::sample::summary::Summary;
 
 const END_TOKEN: TokenId = 0;
 const TOKEN: TokenId = 1;
-/// Prompts consist of tokens above the drawn ones.
+/// Drawn tokens have smaller ids than the tokens of prompts.
 const FIRST_PROMPT_TOKEN: TokenId = 2;
 
-/// The number of plans without a step, with nothing in flight and requests waiting, after which the
-/// scheduler counts as stuck. A few are possible, because all running requests may have been
-/// preempted.
+/// The scheduler counts as stuck after this many plans in a row that give no step, although requests wait and nothing
+/// is in flight. A few such plans are normal, because all running requests may have been preempted.
 const MAX_IDLE_PLANS: usize = 1000;
 
-/// The result of a rule.
+/// The result of one rule.
 #[derive(Debug, Clone)]
 pub struct Replay {
     pub rule: &'static Rule,
@@ -42,12 +41,12 @@ pub struct Replay {
     /// The numbers of running and of waiting requests, averaged over the time of all steps.
     pub mean_running: f64,
     pub mean_waiting: f64,
-    /// The share of the time of all steps in which requests waited for lack of pages: slots were
-    /// free, and the step had room for prompts.
+    /// The share of the time of all steps in which only pages were missing: requests waited although slots were free
+    /// and the step had room for prompts.
     pub page_limited_share: f64,
 }
 
-/// The facts about a request while it runs.
+/// The state of a running request.
 #[derive(Debug, Clone, Default)]
 struct Progress {
     num_tokens: u32,

@@ -10,7 +10,7 @@ use super::{AdmissionOptions, Replay};
 #[derive(Debug, Clone)]
 pub struct AdmissionReport {
     pub num_requests: usize,
-    /// The number of requests that context or pool could never hold.
+    /// The number of requests that are too long for the context or the pool.
     pub num_left_out: usize,
     /// The number of tokens that the pool holds.
     pub pool_len: u64,
@@ -37,8 +37,7 @@ impl AdmissionReport {
         replays.find(|replay| replay.rule.name == rule_name)
     }
 
-    /// The makespan and the TTFT p99, divided by the best of any oracle. `None` if no oracle was
-    /// played.
+    /// The makespan and the TTFT p99, each divided by the best value of all oracles. `None` if no oracle was played.
     pub fn ratios(&self, replay: &Replay) -> Option<(f64, f64)> {
         let oracles = self.replays.iter().filter(|replay| replay.rule.is_oracle);
         let makespan_s = oracles.clone().map(|oracle| oracle.makespan_s);

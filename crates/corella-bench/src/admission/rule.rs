@@ -1,4 +1,4 @@
-//! Admission rules as data: each one's configuration of the scheduler, and the limits in requests.
+//! Admission rules as data: each rule's configuration of the scheduler, and the output limits of its requests.
 
 use corella_core::{HeadRoom, SchedulerConfig};
 
@@ -7,18 +7,18 @@ use corella_core::{HeadRoom, SchedulerConfig};
 pub struct Rule {
     pub name: &'static str,
     pub limit: GivenLimit,
-    /// Whether the rule knows every length, so that others are measured against it.
+    /// Whether the rule knows every output's length. Other rules are measured against it.
     pub is_oracle: bool,
     pub configure: fn(&mut SchedulerConfig),
 }
 
-/// The given limit of an output's length. Every request ends at its true length.
+/// The limit that a request gives for its output. Every output ends at its true length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenLimit {
     /// `max_tokens` is the true length, and there is no end token.
     Exact,
-    /// `max_tokens` is this, but less if context or pool end before it, and more if the true length
-    /// is greater. An end token comes at the true length.
+    /// `max_tokens` is this number, or less where the context or the pool leaves less room, or more where the true
+    /// length is greater. An end token comes at the true length.
     AtMost(u32),
     /// No `max_tokens`; an end token comes at the true length.
     None,

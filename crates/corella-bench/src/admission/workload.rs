@@ -11,7 +11,7 @@ use crate::trace::{self, LATEST};
 #[derive(Debug)]
 pub struct Workload {
     pub items: Vec<Item>,
-    /// Number of requests that context or pool could never hold.
+    /// The number of requests that are too long for the context or the pool.
     pub num_left_out: usize,
 }
 

@@ -13,7 +13,7 @@ pub struct Comparison {
     pub results: [ResultFile; 2],
 }
 
-/// A number of both results, and the second's by the first's.
+/// A number of both results, with the ratio of the second to the first.
 pub(crate) struct Row {
     pub name: String,
     pub values: [f64; 2],
@@ -26,7 +26,7 @@ impl Row {
     }
 }
 
-/// Settings without which two results tell little about each other.
+/// Settings that must agree for two results to be comparable.
 const SETTINGS: [(&str, &str); 9] = [
     ("model_id", "model"),
     ("backend", "backend"),
@@ -47,7 +47,7 @@ const THROUGHPUTS: [(&str, &str); 4] = [
 ];
 
 impl Comparison {
-    /// Compares two files, and writes a report of both if it has a path.
+    /// Compares two files, and writes a report of both to `report` if it is given.
     pub fn run(paths: [&Path; 2], report: Option<PathBuf>) -> Result<Self, BenchError> {
         let [first, second] = paths;
         let results = [ResultFile::read(first)?, ResultFile::read(second)?];
@@ -57,7 +57,8 @@ impl Comparison {
         Ok(Self { results })
     }
 
-    /// The settings in which the two differ, in a sentence. Without any, the ratios compare like with like.
+    /// Describes each setting in which the two results differ. If no setting differs, the ratios compare like with
+    /// like.
     pub(crate) fn differences(results: &[ResultFile; 2]) -> Vec<String> {
         let [first, second] = results;
         let settings = SETTINGS.iter().filter_map(|(key, name)| {

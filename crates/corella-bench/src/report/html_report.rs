@@ -9,7 +9,7 @@ use crate::report::result_file::{LATENCIES, ResultFile};
 
 const STYLE: &str = include_str!("html_report/style.css");
 
-/// The numbers that come first, with the decimals of their kind.
+/// The most important numbers, with the decimals that each is shown with.
 const FIGURES: [(&str, &str, &str); 6] = [
     ("output_throughput", "Output tokens/s", ""),
     ("request_throughput", "Requests/s", ""),
@@ -122,7 +122,7 @@ fn write_figures(html: &mut String, results: &[ResultFile]) {
     html.push_str("</dl>");
 }
 
-/// Writes the setup: the benchmark, its time, machine and command.
+/// Writes the setup: when, where and with which command the benchmark ran.
 fn write_facts(html: &mut String, result: &ResultFile, num_results: usize) {
     html.push_str("<section class=\"facts\">");
     if num_results > 1 {
@@ -197,7 +197,8 @@ fn facts(result: &ResultFile) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// `20261129-133834` as `2026-11-29 13:38`. This program writes UTC, others their local time.
+/// Writes `20261129-133834` as `2026-11-29 13:38`. This program's dates are in UTC, those of other programs in local
+/// time.
 fn readable(date: &str) -> String {
     let is_known = date.len() == 15 && date.is_ascii() && date.as_bytes()[8] == b'-';
     if !is_known {
@@ -326,7 +327,7 @@ fn plots(results: &[ResultFile]) -> Vec<Plot> {
     ]
 }
 
-/// The curves of a plot that have points: one for each result and series.
+/// The curves of a plot: one for each result and series that has points.
 fn curves(results: &[ResultFile], series: &[(&str, Series)]) -> Vec<Curve> {
     let is_one = results.len() == 1;
     let mut curves = Vec::new();

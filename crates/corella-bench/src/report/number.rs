@@ -1,6 +1,6 @@
-//! Numbers for readers: as many digits as tell something.
+//! Numbers for readers, with the significant digits only.
 
-/// Three significant digits below 1,000, whole numbers with separators from there on.
+/// Three decimals below 1, three significant digits up to 1,000, and whole numbers with separators above.
 pub(crate) fn number(value: f64) -> String {
     let text = match value.abs() {
         size if size >= 99.95 || size == 0.0 => return separated(value),

@@ -18,7 +18,7 @@ const NUM_TICKS: f64 = 5.0;
 pub(crate) struct Curve {
     pub name: String,
     pub points: Vec<(f64, f64)>,
-    /// The number of its colour in the style sheet.
+    /// The index of the curve's colour in the style sheet.
     pub colour: usize,
     pub is_dashed: bool,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Plot {
 }
 
 impl Plot {
-    /// The figure, or nothing without points.
+    /// The figure as HTML, or an empty text if no curve has points.
     pub(crate) fn to_html(&self, escape: fn(&str) -> String) -> String {
         let points = || self.curves.iter().flat_map(|curve| &curve.points);
         if points().next().is_none() {
@@ -107,7 +107,8 @@ impl Curve {
     }
 }
 
-/// The distance of the ticks of an axis and its end: a round number, and the first multiple that is not below `most`.
+/// The distance between an axis's ticks, a round number, and the axis's end, the first multiple that is not below
+/// `most`.
 fn axis(most: f64) -> (f64, f64) {
     if most <= 0.0 || !most.is_finite() {
         return (0.25, 1.0);

@@ -4,16 +4,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Facts about this process and its machine. A local server runs on the same machine.
+/// Facts about this process and its machine. A server on the same machine shares the latter.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Provenance {
-    /// The time at which the run began, since 1970.
+    /// When the run began, measured from 1970.
     pub began: Duration,
     /// The command line, without secrets.
     pub command: String,
     /// For example "AMD EPYC 9354, 2 CPUs, 23.5 GiB, Linux".
     pub machine: String,
-    /// The server's version, if it told one.
+    /// The server's version, if the server reports one.
     pub server_version: Option<String>,
 }
 
@@ -28,7 +28,7 @@ impl Provenance {
         }
     }
 
-    /// The keys of the results. `date` has the format of `vllm bench serve`, in UTC.
+    /// The JSON keys for the results. `date` has the format of `vllm bench serve`, in UTC.
     pub(crate) fn to_json(&self) -> Value {
         json!({
             "date": date(self.began),
@@ -50,7 +50,7 @@ fn command(arguments: impl Iterator<Item = String>) -> String {
         let name = argument.split('=').next().unwrap_or_default();
         let names_secret = SECRETS.contains(&name);
         let word = match argument.rsplit('/').next() {
-            // The folder of the program says nothing about the run.
+            // The folder of the program does not matter for the run.
             Some(program) if index == 0 => program.to_owned(),
             _ if is_secret => "…".to_owned(),
             _ if names_secret && argument.contains('=') => format!("{name}=…"),
@@ -62,7 +62,7 @@ fn command(arguments: impl Iterator<Item = String>) -> String {
     words.join(" ")
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {
@@ -103,8 +103,8 @@ fn date(since_1970: Duration) -> String {
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
 }
 
-/// Year, month and day of a number of days since 1970, by counting from 1 March 0000: months and leap days then follow
-/// one rule.
+/// Converts the number of days since 1970 to year, month and day. Days are counted from 1 March 0000: months and leap
+/// days then follow one rule.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

@@ -34,9 +34,8 @@ impl Spread {
 }
 
 impl Repeats {
-    /// The JSON of a single run is its report's. For several runs it is the first one's description
-    /// with the medians of all numbers, `spread` with the lowest and the highest, and `runs` with
-    /// each run's own.
+    /// The JSON of a single run is the report's. The JSON of several runs has the description of the first run, the
+    /// medians of all numbers, their lowest and highest values in `spread`, and the JSON of each run in `runs`.
     pub fn to_json(&self, detailed: bool) -> Value {
         let mut runs: Vec<Value> = self.runs.iter().map(|run| run.to_json(detailed)).collect();
         if runs.len() == 1 {
@@ -60,7 +59,7 @@ impl Repeats {
         whole
     }
 
-    /// The spreads of the most important numbers, by their keys in the JSON.
+    /// The spreads of the most important numbers, with the keys that the numbers have in the JSON.
     pub(crate) fn spreads(&self) -> Vec<(String, Spread)> {
         let runs: Vec<Value> = self.runs.iter().map(|run| run.to_json(false)).collect();
         let mut keys = [
@@ -87,13 +86,13 @@ impl Repeats {
     }
 }
 
-/// Returns the spread of a number, or `None` if it is missing in a run.
+/// Returns the spread of a number, or `None` if a run lacks the number.
 fn spread(runs: &[Value], key: &str) -> Option<Spread> {
     let values: Option<Vec<f64>> = runs.iter().map(|run| run[key].as_f64()).collect();
     values.map(Spread::new)
 }
 
-/// Formats one run as its table, and several as the spread of every number by its key in the JSON.
+/// Formats one run as its table, and several runs as the spreads of the most important numbers.
 impl fmt::Display for Repeats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let [run] = &self.runs[..] {

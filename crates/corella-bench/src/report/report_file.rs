@@ -17,7 +17,7 @@ pub struct ReportFiles {
 }
 
 impl ReportFiles {
-    /// Notices an unwritable file before the run. The files of an earlier run stay as they are until this one ends.
+    /// Finds an unwritable file before the run. Files of an earlier run stay unchanged until this run ends.
     pub(crate) fn check(&self) -> Result<(), BenchError> {
         let files = [&self.json, &self.html];
         files.into_iter().flatten().try_for_each(|path| {
@@ -29,7 +29,7 @@ impl ReportFiles {
         })
     }
 
-    /// Writes the files. `json` is called with the level of detail.
+    /// Writes the files. `json` gets whether the JSON is detailed.
     pub(crate) fn write(
         &self,
         json: impl FnOnce(bool) -> Value,

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::BenchError;
 
-/// The metrics of latencies by their keys, in the order of a request. The server's and the clients' metric have one key
-/// if they measure the same.
+/// The latency metrics with their keys, in the order of a request's phases. A metric of the server and a metric of the
+/// clients have the same key if they measure the same.
 pub const LATENCIES: [(&str, &str); 9] = [
     ("lag", "Sent later than planned"),
     ("submit", "Submission"),
@@ -20,7 +20,7 @@ pub const LATENCIES: [(&str, &str); 9] = [
     ("e2el", "End-to-end latency"),
 ];
 
-/// Results with the name by which a report calls them.
+/// Results, with the name that a report gives them.
 #[derive(Debug, Clone)]
 pub struct ResultFile {
     pub name: String,
@@ -33,7 +33,7 @@ impl ResultFile {
         Self { name, whole }
     }
 
-    /// Reads a file, which is called by its name.
+    /// Reads a file, whose name becomes the name of the results.
     pub fn read(path: &Path) -> Result<Self, BenchError> {
         let error = |reason: String| BenchError::File(format!("{}: {reason}", path.display()));
         let text = std::fs::read_to_string(path).map_err(|cause| error(cause.to_string()))?;
@@ -49,12 +49,12 @@ impl ResultFile {
         Ok(Self::new(name.to_string_lossy().into_owned(), whole))
     }
 
-    /// A number of the results: of several repeats, the median.
+    /// Returns a number of the results. With several repeats, it is the median.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.whole[key].as_f64()
     }
 
-    /// A text or a number as text.
+    /// Returns a text, or a number as text.
     pub fn text(&self, key: &str) -> Option<String> {
         match &self.whole[key] {
             Value::String(text) => Some(text.clone()),
@@ -64,7 +64,7 @@ impl ResultFile {
         }
     }
 
-    /// The lowest and the highest value of a number in several repeats.
+    /// The lowest and the highest value of a number over several repeats.
     pub fn spread(&self, key: &str) -> Option<(f64, f64)> {
         let spread = &self.whole["spread"][key];
         Some((spread["min"].as_f64()?, spread["max"].as_f64()?))
@@ -86,7 +86,7 @@ impl ResultFile {
         numbers(&self.typical()["timeline"][key])
     }
 
-    /// The run with the median throughput; of two runs, the slower one.
+    /// The run with the median throughput. Of two runs, it is the slower one.
     fn typical(&self) -> &Value {
         let Some(runs) = self.whole["runs"]
             .as_array()
@@ -100,7 +100,7 @@ impl ResultFile {
         sorted[(sorted.len() - 1) / 2]
     }
 
-    /// Returns reasons for which these results are weaker than they look.
+    /// Returns the reasons to trust these results less.
     pub fn warnings(&self) -> Vec<String> {
         let count = |key| self.number(key).unwrap_or(0.0);
         let mut warnings = Vec::new();
@@ -121,7 +121,7 @@ impl ResultFile {
     }
 }
 
-/// A missing number, for example of a failed request, is 0, so that lists stay parallel.
+/// A missing number becomes 0, for example that of a failed request, so that all lists have the same length.
 fn numbers(list: &Value) -> Vec<f64> {
     let values = list.as_array().into_iter().flatten();
     values.map(|value| value.as_f64().unwrap_or(0.0)).collect()
@@ -156,7 +156,7 @@ mod tests {
             ResultFile::new("a".into(), json).warnings()
         };
         assert_eq!(warnings(json!(8)).len(), 0);
-        // Results of other programs do not tell.
+        // Results of other programs say nothing about the early ends.
         assert_eq!(warnings(json!(null)).len(), 0);
         let [warning] = &warnings(json!(9))[..] else {
             panic!("one warning")

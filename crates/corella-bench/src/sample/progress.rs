@@ -9,7 +9,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) struct Progress {
     is_shown: bool,
-    /// Names the run among several.
+    /// The name of the run, among several runs.
     label: String,
     num_prompts: usize,
     num_finished: AtomicUsize,

@@ -1,6 +1,6 @@
 //! Mean, standard deviation and percentiles, as NumPy computes them.
 
-/// A summary of some values. All fields are 0 without any, so that a report is always valid JSON.
+/// A summary of some values. Without values, all fields are 0, so that a report is always valid JSON.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Summary {
     pub mean: f64,

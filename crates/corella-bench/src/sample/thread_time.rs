@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Returns the running time of this thread. Time on other threads does not count, so that a rare
-/// long call is the caller's own even on a busy machine.
+/// Returns the processor time of this thread. Other threads do not count, so a rare long call is caused by the caller
+/// itself, even on a busy machine.
 pub(crate) fn thread_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -24,12 +24,12 @@ mod tests {
     /// Burns CPU until this thread has used `SPAN`, and returns the used time.
     fn compute() -> Duration {
         let start = thread_time();
-        // The loop also ends if the clock stands still; each reading takes a part of a microsecond.
+        // The loop also ends if the clock stands still. One reading takes less than a microsecond.
         let mut looks = (0..10_000_000).map(|_| thread_time() - start);
         looks.find(|time| *time >= SPAN).unwrap_or_default()
     }
 
-    /// While this thread waits for another one, the other one's time grows and its own does not.
+    /// While this thread waits for another thread, only the other thread's time grows.
     #[test]
     fn only_time_on_the_processor_counts() {
         let start = thread_time();

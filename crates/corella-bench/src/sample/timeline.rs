@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Limits the moments kept. Beyond it, every other one is dropped and the interval doubles.
+/// The limit of moments. When it is exceeded, every other moment is dropped and the interval doubles.
 const MAX_MOMENTS: usize = 2000;
 
 /// The state of an engine at one moment, and its counters since it started.
@@ -59,7 +59,8 @@ impl Timeline {
     }
 }
 
-/// Reads a moment from Prometheus metrics, by vLLM's names. Returns `None` if they are missing.
+/// Reads a moment from Prometheus metrics with vLLM's names. Returns `None` without the counts of running and waiting
+/// requests. Other missing metrics count as 0.
 pub fn parse_metrics(text: &str, at: Duration) -> Option<Moment> {
     let value = |name| metric(text, name);
     Some(Moment {
@@ -72,7 +73,7 @@ pub fn parse_metrics(text: &str, at: Duration) -> Option<Moment> {
     })
 }
 
-/// The value of a metric, summed over its labels.
+/// The value of a metric, summed over all label values. `None` if the metric is missing.
 pub fn metric(text: &str, name: &str) -> Option<f64> {
     let values = labelled(text, name).map(|(_, value)| value);
     values.reduce(|sum, value| sum + value)

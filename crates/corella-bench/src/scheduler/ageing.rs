@@ -7,13 +7,13 @@ use super::turnover;
 
 const PAGE_SIZE: u32 = 16;
 
-/// In every step an urgent request ends, and an urgent one arrives and takes its slot.
+/// In every step an urgent request ends, and a new urgent request arrives and takes its slot.
 pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) -> Vec<QueueCost> {
     const OTHERS: i32 = 1;
     let mut traffic = turnover::traffic(PRIORITY, PAGE_SIZE, num_running);
     let make = |id: u64| with_priority(id, turnover::max_tokens(id, num_running), 0);
     traffic.start(num_running, make);
-    // Requests are passed over only in steps in which one starts, so the first ones must end now.
+    // A request is passed over only in a step in which another one starts, so the first requests must end now.
     for _ in 0..turnover::NUM_START_STEPS {
         let num_ended = traffic.unmeasured_step();
         traffic.add(num_ended, make);

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use crate::sample::summary::Summary;
 use crate::sample::thread_time::thread_time;
 
-/// The limits for measuring one kind of call, and an optional counter of allocations.
+/// The limits for measuring one kind of call, and a counter of allocations if they are counted.
 #[derive(Debug, Clone, Copy)]
 pub struct CallLimits {
     pub num_calls: usize,
-    /// No further call begins once this much time has passed since the start, including the time
-    /// between calls.
+    /// No further call begins once this much time has passed since the measurement began. The time between calls
+    /// counts.
     pub max_time: Duration,
-    /// Returns the number of allocations so far, if counted.
+    /// Returns the number of allocations of this process so far.
     pub num_allocations: Option<fn() -> u64>,
 }
 
@@ -55,7 +55,7 @@ impl Calls {
         result
     }
 
-    /// Returns whether more calls are needed. The first always is.
+    /// Returns whether more calls are needed. True before the first call.
     pub fn go_on(&self) -> bool {
         let num_calls = self.num_calls();
         num_calls == 0

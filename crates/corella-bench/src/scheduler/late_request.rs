@@ -1,4 +1,4 @@
-//! Measures waiting requests that would be late if their long prompts were not cached.
+//! Measures waiting requests whose long prompts are cached. Without the cache, they would miss their TTFT objective.
 
 use corella_core::{LatencyObjectives, Request, RequestId, TokenId};
 
@@ -13,9 +13,8 @@ pub(super) fn costs(num_running: usize, num_late: usize, limits: CallLimits) -> 
     [16, 1].map(row).into()
 }
 
-/// A step takes a second while prompts are computed, so an uncached prompt is expected to take
-/// about one. While the others wait, a step takes almost no time; their TTFT objective is half a
-/// second.
+/// While prompts are computed, a step takes one second, so an uncached prompt is expected to take about one second.
+/// While the late requests wait, a step takes 1 µs. Their TTFT objective is half a second.
 fn cost(page_size: u32, num_running: usize, num_late: usize, limits: CallLimits) -> QueueCost {
     const PREFILL_STEP_US: u64 = 1_000_000;
     const STEP_US: u64 = 1;

@@ -10,7 +10,7 @@ use super::{ageing, late_request, queue_change, steady_queue, undrawn_step};
 pub struct QueueBenchOptions {
     /// The number of running requests.
     pub num_running: usize,
-    /// Numbers of waiting requests, for some rows each.
+    /// Numbers of waiting requests. Each gives several rows.
     pub num_waiting: Vec<usize>,
     /// The number of waiting requests with a latency objective and a long cached prompt.
     pub num_late: usize,

@@ -31,9 +31,8 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
     rows
 }
 
-/// The queue moves: in nearly every step one request ends, one starts and one arrives. Under
-/// `priority` the priorities are mixed, so that requests constantly overtake others and some have
-/// aged.
+/// The queue moves: in nearly every step one request ends, one starts and one arrives. Under `priority` the priorities
+/// are mixed, so that requests constantly overtake others, and some requests are aged.
 fn turnover_costs(
     policy: Policy,
     page_size: u32,
@@ -82,8 +81,8 @@ fn no_pages(
     }
 }
 
-/// The first waiting request is more urgent than half of the running ones, but too long to replace
-/// them.
+/// The first waiting request is more urgent than half of the running requests, but so long that their pages would not
+/// suffice.
 fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits) -> QueueCost {
     let max_tokens = limits.num_calls + 64;
     let mut config = full_config(PRIORITY, num_running, max_tokens);
@@ -109,8 +108,8 @@ fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits
     }
 }
 
-/// Returns a configuration whose pool holds all the pages that the running requests will ever need,
-/// and too few more for even one more prompt.
+/// Returns a configuration with all pages that the running requests will ever need, and with too few further pages for
+/// one more prompt.
 fn full_config(policy: Policy, num_running: usize, max_tokens: usize) -> SchedulerConfig {
     let pages_each = (NUM_PROMPT_TOKENS + max_tokens - 1).div_ceil(PAGE_SIZE as usize);
     let num_pages = num_running * pages_each + NUM_PROMPT_TOKENS / PAGE_SIZE as usize - 1;

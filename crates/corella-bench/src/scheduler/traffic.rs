@@ -57,7 +57,7 @@ impl Policy {
         }
     }
 
-    /// Returns limits that leave slots and pages as the only ones ever reached.
+    /// Returns a configuration in which only slots and pages are ever scarce.
     pub fn config(&self, num_slots: usize, num_pages: usize, page_size: u32) -> SchedulerConfig {
         let mut config = SchedulerConfig::new(num_pages as u32, page_size, 1 << 30);
         config.max_num_seqs = num_slots as u32;
@@ -89,7 +89,7 @@ impl Traffic {
         }
     }
 
-    /// Adds requests. `make` is called with the number of requests before each.
+    /// Adds `count` requests. `make` gets the number of requests added before.
     pub fn add(&mut self, count: usize, make: impl Fn(u64) -> Request) {
         for _ in 0..count {
             let mut request = make(self.num_added);
@@ -122,7 +122,8 @@ impl Traffic {
         self.step(&mut Calls::new(limits), &mut Calls::new(limits))
     }
 
-    /// Times the calls of planning and of processing outputs. `after` gets the number of requests that each step ends.
+    /// Times the calls of planning and of processing outputs. `after` gets the number of requests that ended in each
+    /// step.
     pub fn measure(
         &mut self,
         limits: CallLimits,

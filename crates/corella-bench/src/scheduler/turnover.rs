@@ -6,7 +6,7 @@ use corella_core::Request;
 use super::calls::{CallLimits, Calls};
 use super::traffic::{NUM_PROMPT_TOKENS, Policy, Traffic};
 
-/// Steps before the first request ends, while all of them start.
+/// The number of steps before the first request ends, in which all requests start.
 pub(super) const NUM_START_STEPS: u64 = 64;
 
 /// A scheduler with slots and pages for `num_running` requests of this traffic.
@@ -16,8 +16,8 @@ pub(super) fn traffic(policy: Policy, page_size: u32, num_running: usize) -> Tra
     Traffic::new(policy.config(num_running, num_running * pages_each, page_size))
 }
 
-/// The output length of a request. The first requests have different lengths and the others the
-/// same, so that they end one by one.
+/// The output length of a request. The first requests have different lengths, so that they end one by one. All later
+/// requests have the same length.
 pub(super) fn max_tokens(id: u64, num_running: usize) -> u32 {
     let num_running = num_running as u64;
     let max_tokens = match id < num_running {
@@ -27,8 +27,8 @@ pub(super) fn max_tokens(id: u64, num_running: usize) -> u32 {
     max_tokens as u32
 }
 
-/// Times the calls of steps that are each followed by as many arrivals as ends. Returns the times
-/// of planning and of processing the output.
+/// Times the calls of steps. After each step, as many requests arrive as have ended. Returns the times of planning and
+/// of processing the output.
 pub(super) fn measure(
     traffic: &mut Traffic,
     make: impl Fn(u64) -> Request,

@@ -11,8 +11,8 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
     [16, 1].map(row).into()
 }
 
-/// In each round urgent requests take all slots and end in the step that computes their prompts.
-/// The others always wait.
+/// In each round urgent requests take all slots and end in the step that computes their prompts. All other requests
+/// wait throughout.
 fn cost(page_size: u32, num_running: usize, num_waiting: usize, limits: CallLimits) -> QueueCost {
     const MAX_TOKENS: u32 = 16;
     let pages_each = (NUM_PROMPT_TOKENS + MAX_TOKENS as usize).div_ceil(page_size as usize) + 1;

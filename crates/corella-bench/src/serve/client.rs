@@ -37,7 +37,7 @@ pub(super) struct Client {
     prefix: String,
     authorization: Option<HeaderValue>,
     endpoint: Endpoint,
-    /// The common part of every request's body.
+    /// The part of the body that all requests have in common.
     body: Value,
     idle_timeout: Duration,
 }
@@ -180,7 +180,7 @@ impl Client {
         Ok(self.in_time(body).await?.to_bytes())
     }
 
-    /// Sends a request and reads its answer to the end. It never fails: the record has the error.
+    /// Sends a request and reads its answer to the end. Never fails: the record contains the error.
     pub(super) async fn send(&self, item: &Item, on_tokens: impl Fn(u64)) -> RequestRecord {
         let mut timing = Timing::default();
         let outcome = self.stream(item, &mut timing, on_tokens).await;
@@ -197,7 +197,7 @@ impl Client {
         let connecting = Instant::now();
         let mut sender = self.connect().await?;
         timing.connect = Some(connecting.elapsed());
-        // The clock starts when the connection is open, as for a client that keeps its connections.
+        // The clock starts when the connection is open, because real clients reuse connections.
         timing.start = Some(Instant::now());
         let response = self.in_time(sender.send_request(request)).await?;
         if response.status() != StatusCode::OK {
@@ -291,7 +291,7 @@ impl Client {
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     ) -> Result<http1::SendRequest<Full<Bytes>>, String> {
         let (sender, connection) = self.in_time(http1::handshake(TokioIo::new(stream))).await?;
-        // The task ends with the sender and the body, which also receive its errors.
+        // The task ends when `sender` and the response's body are dropped. Both report the connection's errors.
         tokio::spawn(connection);
         Ok(sender)
     }
@@ -346,7 +346,7 @@ impl Client {
     }
 }
 
-/// Joins an error with its causes; hyper's errors keep the reason there.
+/// Joins an error with its causes, because hyper's errors have the reason in a cause.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -379,8 +379,8 @@ impl Timing {
         }
     }
 
-    /// The latency ends with the last token, so that latency − TTFT is the sum of the ITLs. Without
-    /// any token it ends with the stream.
+    /// The latency ends with the last token, so that it is the TTFT plus the sum of the ITLs. Without any token, it
+    /// ends with the stream.
     fn record(self, outcome: Result<(), String>) -> RequestRecord {
         let end = self.last_token.or(self.end);
         let latency = self
@@ -392,7 +392,7 @@ impl Timing {
             num_output_tokens: self
                 .usage
                 .map_or(self.num_events, |usage| usage.completion_tokens),
-            // The caller, which knows the request and the start of the run, sets these.
+            // The caller sets these two fields, because it knows the request and the start of the run.
             max_output_tokens: None,
             start: Duration::ZERO,
             submit: self.connect,

@@ -103,9 +103,8 @@ impl Event {
 }
 
 impl Choice {
-    /// Whether the choice carries a token. Empty text still counts, because a token may end in the
-    /// middle of a character, but not in an event that only announces the role or the finish
-    /// reason.
+    /// Whether the choice carries a token. Empty text counts as a token, because a token may end in the middle of a
+    /// character. An event that only announces the role or the finish reason has no token.
     fn has_token(&self) -> bool {
         let delta = self.delta.as_ref();
         let has_calls = delta

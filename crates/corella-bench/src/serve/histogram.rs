@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use crate::sample::timeline::{labelled, metric};
 
-/// The observations of a run.
+/// The observations made during a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Histogram {
     pub count: f64,
     pub sum: f64,
-    /// The upper bound of each bucket, with the number of observations up to it. Empty if the server gives no buckets.
+    /// The upper bound of each bucket, with the number of observations up to the bound. Empty if the server gives no
+    /// buckets.
     buckets: Vec<(f64, f64)>,
 }
 
@@ -35,8 +36,8 @@ impl Histogram {
         })
     }
 
-    /// A percentile as PromQL's `histogram_quantile` estimates it: linearly within its bucket, and the highest finite
-    /// bound beyond it.
+    /// Estimates a percentile like PromQL's `histogram_quantile`: linearly within a bucket. Beyond the highest finite
+    /// bound, it is that bound.
     pub fn percentile(&self, percent: f64) -> Option<f64> {
         let rank = self.count * percent / 100.0;
         let (mut low, mut num_below) = (0.0, 0.0);
@@ -53,7 +54,7 @@ impl Histogram {
     }
 }
 
-/// The counts of the buckets, each summed over all other labels. The keys put the bounds in order.
+/// The counts of the buckets, summed over all labels other than the bound. The keys put the bounds in order.
 fn buckets(text: &str, name: &str) -> BTreeMap<u64, (f64, f64)> {
     let mut sums = BTreeMap::new();
     for (labels, value) in labelled(text, &format!("{name}_bucket")) {

@@ -1,4 +1,4 @@
-//! The load: the requests and their times.
+//! The load: the requests, and when each is sent.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::trace::{self, LATEST};
 /// One request, as planned before the run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Item {
-    /// The time of sending it, after the start of the run.
+    /// When the request is sent, measured from the start of the run.
     pub at: Duration,
     pub prompt: Prompt,
     pub max_tokens: u32,
@@ -20,8 +20,8 @@ pub(super) struct Item {
 
 const TRACE_BLOCK_TOKENS: f64 = 512.0;
 
-/// Makes all requests of a run. Equal options give equal requests. Run 0 is the warm-up. Random
-/// prompts differ between runs; given ones are the same.
+/// Makes all requests of a run. Equal options give equal requests. Run 0 is the warm-up. Random prompts differ between
+/// runs; other prompts do not.
 pub(super) fn load(options: &BenchServeOptions, run: usize) -> Result<Vec<Item>, BenchError> {
     let (first, count) = match run {
         0 => (0, options.num_warmups),
@@ -68,9 +68,8 @@ fn check_endpoint(endpoint: Endpoint, items: Vec<Item>) -> Result<Vec<Item>, Ben
     Ok(items)
 }
 
-/// Draws the times of requests with gamma-distributed intervals, like `vllm bench serve`:
-/// burstiness 1 is a Poisson process, with smaller values requests come in bursts, with larger ones
-/// more evenly.
+/// Draws the times of requests with gamma-distributed intervals, like `vllm bench serve`. Burstiness 1 is a Poisson
+/// process. With smaller values requests come in bursts, with larger ones more evenly.
 fn arrivals(options: &BenchServeOptions, count: usize) -> Vec<Duration> {
     if let Some(interval) = options.submit_interval {
         let at = |index| interval.saturating_mul(index as u32).min(LATEST);
@@ -131,8 +130,8 @@ fn read_trace(
     items.collect()
 }
 
-/// Returns the prompt of a trace's request, of tokens that any vocabulary has. Equal blocks have
-/// equal tokens. A block without an id in the trace is unique to the request.
+/// Returns the prompt of a trace's request. Every vocabulary has its tokens. Blocks with equal ids have equal tokens. A
+/// block without an id in the trace is unique to the request.
 fn trace_prompt(index: usize, hash_ids: &[u64], num_tokens: u32, length_scale: f64) -> Vec<u32> {
     const FIRST: u64 = 100;
     const COUNT: u64 = 900;

@@ -15,34 +15,34 @@ pub struct BenchServeOptions {
     pub base_url: String,
     /// Verifies a server's certificate, for `https://`.
     pub tls: Option<Arc<ClientConfig>>,
-    /// The model to request. Without one, the first in the server's list.
+    /// The model to request. `None` takes the first model in the server's list.
     pub model: Option<String>,
     pub endpoint: Endpoint,
     pub prompts: PromptSource,
-    /// Whether to send tokens, which the server makes from the prompts before the run.
+    /// Whether to send token ids. The server tokenizes the prompts before the run.
     pub pre_tokenize: bool,
     /// The number of requests to send. If there are fewer prompts, they are reused in order.
     pub num_prompts: usize,
-    /// Requests per second on average. Without it, limited only by `max_concurrency`.
+    /// Mean number of requests per second. `None` sends requests as soon as `max_concurrency` allows.
     pub request_rate: Option<f64>,
     /// Shape of the gamma distribution of the intervals: 1 is a Poisson process, smaller values are
     /// burstier.
     pub burstiness: f64,
-    /// The time between two requests. Without it, `request_rate` applies.
+    /// The time between two requests. `None` uses `request_rate`.
     pub submit_interval: Option<Duration>,
-    /// Limits the unfinished requests. Without it there is no limit.
+    /// The limit of unfinished requests. `None` means no limit.
     pub max_concurrency: Option<usize>,
     pub max_tokens: u32,
     /// Whether to request `max_tokens` tokens even if the model would end earlier.
     pub ignore_eos: bool,
-    /// The seed of random prompts. Every request has it, too.
+    /// The seed of random prompts, which every request also contains as its sampling seed.
     pub seed: u64,
     pub temperature: f32,
     /// The API key, sent as a bearer token.
     pub api_key: Option<String>,
-    /// Number of requests sent before the run, one by one and untimed.
+    /// The number of requests sent one by one before the run, which are not timed.
     pub num_warmups: usize,
-    /// The number of runs, one after the other, each with other random prompts.
+    /// The number of runs, one after the other. Each has its own random prompts.
     pub num_repeats: usize,
     /// A request fails when the server sends nothing for this long.
     pub idle_timeout: Duration,
@@ -159,8 +159,7 @@ pub enum PromptSource {
         phrase: String,
         repeats: Vec<usize>,
     },
-    /// A trace, with its times and lengths multiplied by a factor. Its prompts share prefixes as in
-    /// the trace.
+    /// A trace, whose times and lengths are multiplied by factors. The prompts share prefixes as in the trace.
     Trace {
         file: PathBuf,
         time_scale: f64,

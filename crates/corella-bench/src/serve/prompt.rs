@@ -1,4 +1,4 @@
-//! Prompts, and given ones: from a file, or a repeated phrase.
+//! Prompts, and how to read them from a file or make them from a repeated phrase.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ pub(super) enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// Limits the repeats. More are a mistake in the options.
+/// The limit of repeats. A larger number is a mistake in the options.
 const MAX_REPEATS: usize = 10_000_000;
 
 /// Makes prompts from a phrase: prompt i repeats it `repeats[i % len]` times.

@@ -4,8 +4,8 @@ use super::prompt::Prompt;
 use crate::BenchError;
 use crate::sample::split_mix::split_mix;
 
-/// The form of random prompts: one of `num_prefixes` prefixes, taken in order, followed by `len`
-/// words or tokens of its own.
+/// The form of random prompts: a prefix and then `len` words or tokens of the prompt's own. The prompts use the
+/// `num_prefixes` prefixes in turn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RandomPrompts {
     pub unit: Unit,
@@ -23,7 +23,7 @@ pub enum Unit {
     Tokens { vocab_size: u32, unique: bool },
 }
 
-/// Every vocabulary has the token ids below this size. Special tokens usually come first.
+/// Every vocabulary has at least this many tokens. Special tokens usually come first.
 pub const COMMON_VOCAB_SIZE: u32 = 1000;
 const FIRST_ID: u32 = 100;
 
@@ -52,7 +52,7 @@ impl Default for RandomPrompts {
 }
 
 impl RandomPrompts {
-    /// Checks that `num_prompts` prompts can be made, counted over all runs.
+    /// Checks that `num_prompts` prompts, the sum over all runs, can be made.
     pub(super) fn check(&self, num_prompts: usize) -> Result<(), BenchError> {
         let wrong = |reason: String| Err(BenchError::Option(reason));
         let option = match self.unit {
@@ -92,8 +92,8 @@ impl RandomPrompts {
         Ok(())
     }
 
-    /// The prompt at `index`, which counts through all runs. `run` selects the prefixes, so that no
-    /// run finds them in the cache.
+    /// The prompt with this index, which counts the prompts of all runs. `run` selects the prefixes, so that no run
+    /// finds them in the cache.
     pub(super) fn prompt(&self, seed: u64, run: u64, index: u64) -> Prompt {
         const PREFIX: u64 = 1;
         const OWN: u64 = 2;

@@ -20,8 +20,8 @@ const PHASES: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Adds mean and percentiles of each phase, from the Prometheus metrics before and after the run. Requests of other
-/// clients during the run are included. Missing metrics are left out.
+/// Adds the mean and the percentiles of each phase, from the Prometheus metrics before and after the run. They include
+/// requests of other clients. A phase without metrics is left out.
 pub(super) fn add_server_metrics(report: &mut Report, before: &str, after: &str) {
     let phases = PHASES.iter().filter_map(|&(key, histogram, name)| {
         let grown = Histogram::grown(histogram, before, after)?;
@@ -101,7 +101,7 @@ mod tests {
         let words: Vec<_> = line.unwrap().split_whitespace().skip(5).collect();
         assert_eq!(words, ["125.00", "100.00", "190.00", "198.00"]);
 
-        // Metrics may be missing before a server's first run, or altogether.
+        // A server may have no metrics before its first run, or never.
         add_server_metrics(&mut report, "", &before);
         assert_eq!(report.server_phases[0].mean_ms, 500.0);
         add_server_metrics(&mut report, "", "");

@@ -31,7 +31,7 @@ impl BareSockets {
         })
     }
 
-    /// Starts a sending and a receiving thread for each connection. Each call has as many bytes as a transfer's chunk.
+    /// Starts a sending and a receiving thread for each connection. A system call moves up to one chunk of a transfer.
     pub fn copy(&mut self, layout: &Layout, chunk_bytes: usize) -> io::Result<()> {
         let pages_per_call = (chunk_bytes / layout.geometry().layer_bytes()).max(1);
         let num_messages = layout.num_messages / layout.num_connections;

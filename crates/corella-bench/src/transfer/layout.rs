@@ -19,14 +19,14 @@ const MAX_POOL_BYTES: usize = 256 << 20;
 
 pub const PAGE_SIZE: u32 = 16;
 const HEAD_DIM: usize = 64;
-/// Bytes of K and V of a token of one head, in bf16.
+/// Bytes of one token's key and value of one head, in bf16.
 const ROW_BYTES: usize = 2 * HEAD_DIM * 2;
 
-/// Every way of copying copies the same pages to the same pages in the same order.
+/// Every way of copying copies the same pages to the same destinations in the same order.
 pub struct Layout {
     pub from: Arc<PlainPages>,
     pub to: Arc<PlainPages>,
-    /// The pages of a message on both sides. Concurrent messages have their own.
+    /// The pages of each message on both sides. Concurrent messages have different pages.
     pub tables: Vec<Table>,
     pub num_connections: usize,
     /// The number of messages in one measurement.

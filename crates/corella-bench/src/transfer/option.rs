@@ -2,16 +2,16 @@
 
 #[derive(Debug, Clone)]
 pub struct TransferBenchOptions {
-    /// Bytes of one session, with a row of the table for each.
+    /// The sizes of a session in bytes. Each gives rows of the table.
     pub message_bytes: Vec<usize>,
-    /// Bytes of a page within a layer, with a row of the table for each.
+    /// The sizes in bytes of a page within a layer. Each gives rows of the table.
     pub page_bytes: Vec<usize>,
     pub num_connections: usize,
-    /// Number of measurements of each row, in turn.
+    /// The number of measurements of each row. The rows take turns.
     pub num_repeats: usize,
-    /// Bytes of one measurement, or one session of each connection.
+    /// Bytes of one measurement, but at least one session of each connection.
     pub bytes_per_repeat: usize,
-    /// Bytes of a session before the next one's turn, and of one bare call.
+    /// Bytes of a session before the next session's turn, and bytes of one bare call.
     pub chunk_bytes: usize,
 }
 

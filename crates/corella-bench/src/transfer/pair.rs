@@ -22,7 +22,7 @@ const PREFILL: u64 = 1;
 const DECODE: u64 = 2;
 const MODEL: u128 = 3;
 const ARITHMETIC: Arithmetic = Arithmetic(4);
-/// A longer session has failed.
+/// A session that takes longer has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Pair {
@@ -94,7 +94,7 @@ impl Pair {
         self.receiver.num_bytes_by(PathName::new("NIXL")) > 0
     }
 
-    /// Transfers all messages, each as a session of its own, with one session at a time for each table.
+    /// Transfers all messages, each in its own session. Each table has one session at a time.
     pub fn copy(&self, layout: &Layout) -> io::Result<()> {
         let num_rounds = layout.num_messages / layout.tables.len();
         let rounds = |table| async move {
