@@ -167,7 +167,7 @@ impl Repository {
         }
     }
 
-    /// The paths of a snapshot's present files, in order.
+    /// The paths of the files that a snapshot has on the disk, in order.
     pub fn paths(&self, commit: &str) -> Result<Vec<String>, HubError> {
         let mut paths = Vec::new();
         let mut folders = vec![String::new()];

@@ -15,7 +15,7 @@ use crate::{FetchEvent, HubConfig, HubError, ModelName, Observer};
 const MAX_REDIRECTS: usize = 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The most attempts in a row without progress before a request is given up.
+/// The largest number of attempts in a row without progress. Then the request is given up.
 pub const MAX_ATTEMPTS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// A longer requested pause is an error.

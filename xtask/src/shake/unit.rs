@@ -40,7 +40,7 @@ impl Unit {
                 command
                     .args(["-Z", "unstable-options", "--shuffle-seed"])
                     .arg(run.to_string());
-                // On one core the number of concurrent tests is the same.
+                // As many tests run at once on one core, too.
                 command.env("RUST_TEST_THREADS", num_threads.to_string());
                 command
             }

@@ -30,8 +30,8 @@ const EXCEPTIONS: [(&str, &str); 3] = [
     ("corella", "corella-bench"),
 ];
 
-/// The most files of a crate without rooms. In other crates, the documentation of `lib.rs` lists the rooms, from bottom
-/// to top, in lines of the form "//! * `room`: its content".
+/// The largest number of files in a crate without rooms. In other crates, the documentation of `lib.rs` lists the
+/// rooms, from bottom to top, in lines of the form "//! * `room`: its content".
 const MAX_FILES: usize = 6;
 
 /// Both work without `std`. The hash identifies pages outside the process.

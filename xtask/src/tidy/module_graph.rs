@@ -6,9 +6,9 @@ use super::Tree;
 use super::layering::sources;
 use super::rust_code::{has_word, without_tests, without_text};
 
-/// The most files of a circle, a parent and its children included.
+/// The largest number of files in a circle, a parent and its children included.
 const MAX_CIRCLE: usize = 3;
-/// The most modules through which a name is imported.
+/// The largest number of modules through which a name is imported.
 const MAX_IMPORTS: usize = 20;
 
 pub fn circles(tree: &Tree) -> Vec<String> {

@@ -23,8 +23,8 @@ pub const COEFFICIENTS: [f32; 6] = [
 pub fn exp_lane(x: f32) -> f32 {
     // `clamp` keeps a NaN.
     let x = x.clamp(MIN, MAX);
-    // Adding 1.5 · 2²³ rounds to the nearest integer, and the low bits of the sum hold it.
-    // A cast of the integer would take four more instructions for numbers that are out of range.
+    // Adding 1.5 · 2²³ rounds to the nearest integer, and the low bits of the sum hold this integer. A cast to an
+    // integer type would take four more instructions, which handle numbers out of range.
     const ROUND: f32 = 12_582_912.0;
     let shifted = x * LOG2_E + ROUND;
     let n = shifted - ROUND;

@@ -145,7 +145,7 @@ impl SummedRows {
     }
 }
 
-/// Rows of activations, and room for the outputs: rows of 32, up to the most rows of a tile.
+/// Rows of activations, and room for the outputs: as many rows of 32 as the largest tile has rows.
 #[derive(Clone, Copy)]
 pub struct GroupedTile {
     pub rows: SummedRows,

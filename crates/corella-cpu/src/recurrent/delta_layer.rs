@@ -313,7 +313,7 @@ impl DeltaLayer<'_> {
             let end = span.start + span.num_rows;
             for position in span.start.max(state.next_chunk())..end {
                 // SAFETY: this row is not written before the next barrier. The record has room for the kept keys, and
-                // no other worker uses them before that.
+                // no other worker uses the room before that barrier.
                 unsafe {
                     let row = self.convolved.row(span.first_row + position - span.start);
                     let to = record.add(offsets.keys(position));

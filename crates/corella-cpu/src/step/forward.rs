@@ -89,7 +89,7 @@ pub enum Incoming<'a> {
     Tokens,
     /// The output of another stage, `[rows][hidden_size]`.
     Rows(&'a [f32]),
-    /// The present content of this stage's residual stream.
+    /// The current content of this stage's residual stream.
     InPlace,
 }
 
@@ -248,7 +248,7 @@ impl Forward {
         &self.weights.ends
     }
 
-    /// The most rows of one call of `logits`.
+    /// The largest number of rows for one call of `logits`.
     pub fn logit_rows(&self) -> usize {
         logit_rows(self.head_tile_rows)
     }
@@ -335,8 +335,8 @@ impl Forward {
         }
     }
 
-    /// Writes the keys and values of the first layer for the present residual stream, and computes nothing that needs
-    /// them.
+    /// Writes the keys and values of the first layer for the current residual stream, and computes nothing that needs
+    /// the keys and values.
     pub fn keys_and_values(&self, layout: &StepLayout, walk: &mut Walk<'_>) {
         let (act, layer, worker) = (&self.activations, &self.weights.layers[0], walk.worker);
         self.enter(layout, Incoming::InPlace, worker);

@@ -167,12 +167,12 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Accounts the time since the last call to an operation, which may continue.
+    /// Counts the time since the last call as time of an operation, which may continue.
     pub fn note(&mut self, operation: Operation) {
         self.lap(operation, |entry| &entry.busy);
     }
 
-    /// Accounts the time since the last call to waiting for other workers at the end of an operation.
+    /// Counts the time since the last call as time of waiting for other workers at the end of an operation.
     pub fn note_waiting(&mut self, operation: Operation) {
         self.lap(operation, |entry| &entry.waiting);
     }

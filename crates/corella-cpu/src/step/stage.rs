@@ -433,7 +433,7 @@ impl Stage {
             None => self.slots.note_failed(step),
             Some(tokens) => {
                 for (slot, token) in tokens {
-                    // The request may have given up its slot since.
+                    // The request may have given up its slot meanwhile.
                     if let Ok(slot) = self.slots.get_mut(slot) {
                         slot.set_drawn(step, token);
                     }

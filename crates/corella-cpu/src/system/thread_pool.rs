@@ -126,7 +126,7 @@ impl Worker<'_> {
         self.index
     }
 
-    /// Waits until every worker has arrived. Their earlier writes are visible afterwards.
+    /// Waits until every worker has arrived. The workers' earlier writes are visible afterwards.
     pub fn barrier(&self) {
         let round = self.round.get() + 1;
         if self.index == 0 {

@@ -348,7 +348,7 @@ fn pack_panel(lanes: &[Option<Lane<'_>>], packing: Packing, kernels: &Kernels, o
     // Source and panel both stay in the first-level cache.
     const BLOCK: usize = 64;
     let size = dtype.size();
-    // Used only for tensors in another stored form.
+    // Holds rows of tensors in blocks, packed integers or transposed order. Other rows are read in place.
     let mut scratch = [const { Vec::new() }; PANEL_LANES];
     let lanes = lanes.iter().zip(&mut scratch).map(|(lane, scratch)| {
         let source = (*lane)?;
@@ -405,7 +405,7 @@ fn quantise_panel(
 ) {
     let k = packing.k;
     let (mut row, mut quantised) = (vec![0.0; k], vec![0_i8; k]);
-    // Used only for tensors in another stored form.
+    // Holds rows of tensors in blocks, packed integers or transposed order. Other rows are read in place.
     let mut scratch = Vec::new();
     let mut groups = GroupedRow::default();
     for (lane, source) in lanes.iter().enumerate() {

@@ -161,7 +161,7 @@ unsafe fn weigh_values<const M: usize, const INT8: bool>(
     }
 }
 
-/// Adds weighted values for M rows and N vectors of dimensions. Returns the number of dimensions.
+/// Adds weighted values for M rows and N vectors of dimensions. Returns the number of these dimensions.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
 unsafe fn weigh_dims<const M: usize, const N: usize, const INT8: bool>(
