@@ -47,18 +47,18 @@ struct Fetch {
     hard_us: u64,
     grant: Option<FetchGrant>,
     rows: Option<Arc<LoadHandle>>,
-    /// Waits for the begin of the fetch, or its end.
+    /// Waits until the fetch has begun or ended.
     starting: Option<oneshot::Sender<FetchStart>>,
 }
 
-/// The begin of a fetch.
+/// How a fetch began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchStart {
-    /// Requests with this prefix wait for its blocks.
+    /// The fetch has begun. Requests with this prefix wait for its blocks.
     Begun,
     /// The fetch has ended before it began in the scheduler.
     Ended(BlockFetchEnd),
-    /// The node cannot be reached.
+    /// The other node cannot be reached.
     Unreachable,
     /// Too many fetches are running.
     Busy,
@@ -72,7 +72,7 @@ pub struct FetchStats {
     pub num_not_found: u64,
     /// Fetches given up because computing is as quick.
     pub num_not_worth: u64,
-    /// Fetches without pages.
+    /// Fetches for whose blocks no pages were free.
     pub num_refused: u64,
     /// Fetches that have failed, timed out or been cancelled.
     pub num_failed: u64,
@@ -81,7 +81,7 @@ pub struct FetchStats {
 }
 
 impl FetcherNode {
-    /// Fetches by `receiver`, on the caller's tokio runtime.
+    /// Starts fetching by `receiver`, on the caller's tokio runtime.
     pub fn start(
         incarnation: Incarnation,
         engine: Engine,
@@ -128,8 +128,9 @@ impl FetcherNode {
         self.lock().end.num_fetches()
     }
 
-    /// Fetches the blocks of a list from another node. Requests with this prefix wait for them until `soft`, and the
-    /// fetch ends at `hard`. Returns when the scheduler knows of the fetch, or when there will be none.
+    /// Fetches the blocks of a list from another node. Requests with this prefix wait for the blocks for the duration
+    /// `soft`. The fetch ends after `hard`. Returns when the scheduler knows of the fetch, or when there will be no
+    /// fetch.
     pub async fn fetch(
         self: &Arc<Self>,
         list: BlockList,
@@ -198,7 +199,7 @@ impl FetcherNode {
     }
 }
 
-/// The node as its receiver sees it, which outlives the node.
+/// The node from the view of its receiver, which outlives the node.
 struct Client(Weak<FetcherNode>);
 
 impl BlockClient for Client {

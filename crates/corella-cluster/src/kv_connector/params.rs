@@ -12,8 +12,8 @@
 //! differently. `ARITHMETIC` tells which bits the rows have, and the sender's greeting must confirm it. Version 1
 //! omitted the adapter and version 2 the arithmetic, so their rows may have any.
 //!
-//! The digest covers the tokens whose rows are kept. The decode node tokenizes the prompt again and
-//! may get other tokens: a chat template may write the date.
+//! The digest covers the tokens whose rows are kept. The decode node tokenizes the prompt again and may get other
+//! tokens, for example because a chat template writes the date.
 
 use std::net::SocketAddr;
 
@@ -24,14 +24,14 @@ use serde_json::{Map, Value, json};
 use super::allowed_peers::AllowedPeers;
 use crate::transport::PeerAddress;
 
-/// Prefix of the engine ids whose ids and rows this version understands.
+/// The prefix of the engine ids that this version understands.
 const ENGINE: &str = "corella-3-";
 /// A DNS name has at most 253 characters.
 const MAX_HOST_BYTES: usize = 255;
 const MAX_ID_BYTES: usize = 256;
 /// Linux limits a socket's name to this length.
 const MAX_SOCKET_BYTES: usize = 107;
-/// Prefix of the names of nodes' sockets. A request must not make a node connect to another program.
+/// The prefix of the names of nodes' sockets. A request must not make a node connect to another program.
 pub const SOCKET_PREFIX: &str = "corella-kv-";
 
 /// The transfer that a request asks for.
@@ -50,15 +50,15 @@ pub struct Site {
     pub host: String,
     /// 0 if rows are not sent over the network.
     pub port: u16,
-    /// For nodes of the same host, if they can reach the rows without the network.
+    /// The source for nodes on the same host, if they can reach the rows without the network.
     pub near: Option<NearSource>,
 }
 
-/// The source of kept rows, as the other node has written it.
+/// The source of kept rows, as the node that keeps them has written it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub site: Site,
-    /// `None` when the writer is not a Corella whose version this one understands.
+    /// `None` unless a Corella node of a version that this node understands has written the ids.
     pub rows: Option<KeptRows>,
 }
 
@@ -79,7 +79,7 @@ pub struct KeptRows {
     pub session: SessionId,
     pub num_rows: u32,
     pub digest: u128,
-    /// The fingerprint of the adapter that computed them.
+    /// The fingerprint of the adapter that the rows were computed with.
     pub adapter: Option<u128>,
 }
 
@@ -170,7 +170,7 @@ impl Source {
 }
 
 impl Site {
-    /// Returns the address from which a node on `machine` loads the rows, if it may.
+    /// Returns the address from which a node on `machine` loads the rows. The error says why there is none.
     pub async fn address(
         &self,
         machine: Option<&str>,
@@ -268,8 +268,8 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     })))
 }
 
-/// Reads the node whose cached blocks are to be loaded: `{"cached_blocks": {"host": …, "port": …}}`, with the socket
-/// and machine of a node that has them.
+/// Reads the node whose cached blocks are to be loaded: `{"cached_blocks": {"host": …, "port": …}}`, and `socket` and
+/// `machine` if the node has them.
 fn cached_blocks(fields: &Map<String, Value>) -> Result<Option<Site>, ParamError> {
     const FIELD: &str = "cached_blocks";
     let fields = match fields.get(FIELD) {

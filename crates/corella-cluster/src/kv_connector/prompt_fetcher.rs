@@ -1,5 +1,5 @@
-//! Requests whose prompt another node has computed and keeps: this node fetches its rows and decodes. If the fetch
-//! fails, the prompt is computed here.
+//! Requests whose prompt another node has computed and keeps: this node fetches the prompt's rows and decodes. If the
+//! fetch fails, this node computes the prompt.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::answer::{Answer, Answers};
 use super::params::{KeptRows, Source, prompt_digest};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 
-/// The reservation outlives the load by this time, so that the load ends first.
+/// How much longer than the load the reservation lasts, so that the load ends first.
 const RESERVATION_SLACK: Duration = Duration::from_secs(10);
 
 /// The outcome of fetching a request's rows.
@@ -60,7 +60,7 @@ pub struct PromptFetcher {
     engine: Engine,
     exchange: KvExchange,
     receiver: Arc<KvReceiver>,
-    /// The name of this host, if rows may be fetched inside it.
+    /// The name of this host, if rows may be fetched inside the host.
     machine: Option<String>,
     allowed: AllowedPeers,
     model_fingerprint: u128,
@@ -71,13 +71,13 @@ pub struct PromptFetcher {
     num_rows: AtomicU64,
 }
 
-/// One request whose rows are fetched.
+/// A request whose rows are fetched.
 struct PromptFetch {
     fetcher: Arc<PromptFetcher>,
     source: Source,
     rows: KeptRows,
     name: Box<str>,
-    /// All choices: the others are submitted after the fetch.
+    /// The submission with all choices. The choices after the first are submitted after the fetch.
     submission: Submission,
 }
 
@@ -150,7 +150,7 @@ impl PromptFetcher {
         Ok(streams)
     }
 
-    /// Whether the rows have other bits than this node's would have.
+    /// Whether the rows have other bits than rows that this node computes.
     fn is_foreign(&self, rows: &KeptRows) -> bool {
         rows.arithmetic != self.arithmetic
     }
@@ -183,14 +183,14 @@ impl PromptFetcher {
         } else if (rows.num_rows as usize, rows.digest) != (submission.prompt.len(), digest) {
             Err("it has read the prompt as other tokens")
         } else if self.is_foreign(&rows) && submission.num_choices > 1 {
-            // Rows are fetched once, and rows that the other choices computed themselves would have other bits.
+            // Only one choice gets the fetched rows. Rows that the other choices compute would have other bits.
             Err("its weights or KV rows have another format, and several choices are wanted")
         } else {
             Ok(rows)
         }
     }
 
-    /// Waits for the end of a load while rows keep coming. The error is the reason why rows are missing.
+    /// Waits for the end of a load as long as rows keep coming. The error says why rows are missing.
     async fn wait(&self, load: &mut LoadHandle) -> Result<(), String> {
         let lost_after = Duration::from_micros(self.times.lost_after_us);
         loop {
@@ -212,7 +212,7 @@ impl PromptFetcher {
     ) {
         self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
         let (peer, reason) = (source.site.name(), reason.to_string());
-        // A client chooses the peer, so one line for each peer would be one for each request.
+        // A client chooses the peer, so a line for each peer could be a line for each request.
         rare_line!(
             warn,
             id = name,
@@ -232,8 +232,8 @@ impl PromptFetcher {
     }
 }
 
-/// A request that has pages and waits for its rows. Dropping it earlier releases the pages once the load no longer
-/// writes to them.
+/// A request that has pages and waits for its rows. If it is dropped before `settle`, the pages are released once the
+/// load no longer writes to them.
 struct Reserved<'a> {
     exchange: &'a KvExchange,
     receipt: Option<Receipt>,
@@ -241,7 +241,7 @@ struct Reserved<'a> {
 }
 
 impl Reserved<'_> {
-    /// Hands the request to the engine, which continues it as an ordinary one.
+    /// Hands the request to the engine, which continues it like any other request.
     fn settle(mut self, tell: impl FnOnce(&KvExchange, corella_core::RequestId)) -> TokenStream {
         self.load = None;
         let receipt = self
@@ -255,7 +255,7 @@ impl Reserved<'_> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        // Ends the load first: its pages must outlive it.
+        // End the load first: the pages must outlive the load.
         self.load = None;
         if let Some(receipt) = self.receipt.take() {
             let id = receipt.stream.id();
@@ -279,8 +279,8 @@ impl PromptFetch {
         }
     }
 
-    /// Returns the request's stream, with its rows loaded or left to be computed. Returns `None` when it has no pages
-    /// and must be submitted anew.
+    /// Returns the stream of a request whose rows are loaded or left to be computed. Returns `None` for a request that
+    /// has no pages and must be submitted anew.
     async fn fetch(&self, mut receipt: Receipt, deadline: Instant) -> Option<TokenStream> {
         let fetcher = &self.fetcher;
         match poll_fn(|cx| receipt.stream.poll_next(cx)).await {
@@ -289,7 +289,7 @@ impl PromptFetch {
                 fetcher.note(PromptFetchOutcome::NoRoom, &self.source, &self.name, error);
                 return None;
             }
-            // The engine was lost, which a new submission will report.
+            // The engine is lost. A new submission will report that.
             Some(StreamEvent::Output(_)) | None => return None,
         }
         let reservation = receipt.reservation().cloned()?;
@@ -351,8 +351,8 @@ impl PromptFetch {
         Some(reserved.settle(|exchange, id| exchange.handle_kv_lost(id, LostKv::Recompute)))
     }
 
-    /// Passes the first choice's events on. The other choices start after its first token, when the prefix cache has
-    /// their prompt.
+    /// Passes on the first choice's events. The other choices start after the first choice's first token, when the
+    /// prefix cache has the prompt.
     async fn relay(&self, stream: Option<TokenStream>, mut first: Answer, others: Answers) {
         let mut others = Some(others);
         // The reservation has accepted the call already.
@@ -404,7 +404,7 @@ impl PromptFetch {
     }
 }
 
-/// Returns whether a reservation ended because its rows were missing. The prompt can still be computed then.
+/// Returns whether a reservation ended because its rows were missing. If so, the prompt can still be computed.
 fn is_late(event: &StreamEvent) -> bool {
     let StreamEvent::Output(output) = event else {
         return false;

@@ -22,7 +22,7 @@ use crate::session::{
 };
 use crate::transport::{KvReceiver, PathKind, ReceiverConfig, RowPath, TransferThreads};
 
-/// Time for a registry to take this node off its list when it leaves.
+/// The time that a registry has to remove this node's record when the node leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub enum RunningRole {
@@ -40,7 +40,7 @@ pub struct UnifiedRole {
 /// The ways in which other nodes load from this one.
 struct Outlet {
     kv: KvOutlet,
-    /// Prompts that are kept for nodes that a proxy chooses.
+    /// Keeps prompts for nodes that a proxy chooses.
     kept: Option<Arc<KeptPrompts>>,
     blocks: CachedBlocks,
 }
@@ -48,7 +48,7 @@ struct Outlet {
 pub struct PrefillRole {
     pub node: PrefillNode,
     pub registry: Registry,
-    /// Whether it decodes requests that no decode node takes.
+    /// Whether this node decodes requests that no decode node takes.
     falls_back: bool,
     connector: KvConnector,
     outlet: Outlet,
@@ -63,7 +63,7 @@ pub struct DecodeRole {
     pub receiver: Arc<KvReceiver>,
     connector: KvConnector,
     outlet: Outlet,
-    /// Dropping it ends the server of sessions when the last of them has ended.
+    /// Dropping the sender ends the session server, once the last session has ended.
     stop: Mutex<Option<oneshot::Sender<()>>>,
     _threads: TransferThreads,
 }
@@ -74,7 +74,7 @@ impl RunningRole {
         Self::Unified(UnifiedRole::default())
     }
 
-    /// Serves the requests that proxies pair.
+    /// Returns the connector, which serves the requests that proxies pair.
     pub fn connector(&self) -> Option<&KvConnector> {
         match self {
             Self::Unified(role) => role.paired.as_ref().map(|(connector, _)| connector),
@@ -91,12 +91,12 @@ impl RunningRole {
         }
     }
 
-    /// Lends cached blocks to other nodes.
+    /// Returns the source node, which lends cached blocks to other nodes.
     pub fn block_source(&self) -> Option<&SourceNode> {
         self.outlet().map(|outlet| &*outlet.blocks.source)
     }
 
-    /// The address from which other nodes load KV rows.
+    /// Returns the address from which other nodes load KV rows.
     pub fn kv_site(&self) -> Option<&Site> {
         self.outlet().map(|outlet| &outlet.kv.site)
     }
@@ -109,7 +109,7 @@ impl RunningRole {
         }
     }
 
-    /// Returns the generator that a server submits to, if not its engine.
+    /// Returns the generator to which the server submits. `None` means the engine.
     pub fn generator(&self) -> Option<Arc<dyn Generate>> {
         match self {
             Self::Prefill(role) => Some(role.connector.local.clone()),
@@ -117,7 +117,7 @@ impl RunningRole {
         }
     }
 
-    /// Returns why no request can be served now, if none can. Only a prefill node may need another node.
+    /// Returns why no request can be served now, or `None`. Only a prefill node may need another node.
     pub fn obstacle(&self) -> Option<&'static str> {
         match self {
             Self::Prefill(role) if !role.falls_back && !role.has_decode_node() => Some(
@@ -127,7 +127,7 @@ impl RunningRole {
         }
     }
 
-    /// Number of sessions, and of pages held for other nodes.
+    /// The number of sessions, and of holds of pages for other nodes.
     pub fn num_obligations(&self) -> usize {
         let num_kept = |outlet: &Outlet| {
             let kept = outlet.kept.as_ref().map_or(0, |kept| kept.num_kept());
@@ -150,7 +150,7 @@ impl RunningRole {
         }
     }
 
-    /// Takes nothing new from other nodes from now on, and tells them.
+    /// From now on takes no new work from other nodes, and tells them so.
     pub fn stop_taking(&self) {
         if let Self::Decode(role) = self {
             role.node.set_draining(true);
@@ -160,7 +160,7 @@ impl RunningRole {
         }
     }
 
-    /// Takes the node off the list of the others.
+    /// Removes this node's record from the registry.
     pub async fn deregister(&self) {
         if let Some(registry) = self.registry()
             && registry.is_published()
@@ -170,7 +170,7 @@ impl RunningRole {
         }
     }
 
-    /// Leaves the port to the next role. Open connections stay.
+    /// Frees the port for the next role. Open connections stay.
     pub fn stop_listening(&self) {
         if let Some(outlet) = self.outlet() {
             outlet.kv.sender.stop_listening();
@@ -290,7 +290,7 @@ impl Node {
         let config = &self.config;
         let (reachable, hello) = self.identity(Role::Decode, &listener);
         let paths = self.start_paths(&hello)?;
-        // Sessions use the other port.
+        // Sessions use the listener's own port.
         let port = NodePort::beside(&listener)?;
         let kv = self.start_outlet(port, &hello, &paths)?;
         let receiver = self.receiver(&hello, paths);
@@ -350,7 +350,7 @@ impl Node {
         })
     }
 
-    /// Enters a decode node in the registry, if there is one, and follows the prefill nodes there.
+    /// Registers a decode node, if there is a registry, and follows the prefill nodes listed there.
     fn register_decode(
         &self,
         hello: &Hello,
@@ -376,7 +376,7 @@ impl Node {
             .map_err(|error| NodeError::Config(error.to_string()))
     }
 
-    /// The row paths that the operator has chosen, for this start of the node.
+    /// Starts the row paths that the operator has chosen, for this incarnation of the node.
     fn start_paths(&self, hello: &Hello) -> Result<Vec<Arc<dyn RowPath>>, NodeError> {
         let start = |kind: &PathKind| {
             let path = (kind.start)(hello.incarnation.0);

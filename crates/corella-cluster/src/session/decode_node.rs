@@ -28,7 +28,7 @@ use crate::driver::{Driver, Shared};
 use crate::peer_log::PeerLog;
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest};
 
-/// Limits the prefill nodes that one decode node tells apart. All others share a number and are suspected together.
+/// The limit of prefill nodes that a decode node tells apart. All others have one `NodeId`, and are suspected together.
 const MAX_NAMES: usize = 4096;
 
 /// A node that takes over requests whose prompt another node computes.
@@ -37,10 +37,10 @@ pub struct DecodeNode {
     exchange: KvExchange,
     receiver: Arc<KvReceiver>,
     hello: Hello,
-    /// Requests with constraints are refused without it.
+    /// Makes constraints. If `None`, requests with constraints are refused.
     constraints: Option<Arc<dyn ConstraintMaker>>,
     site: NodeSite,
-    /// The longest prompt that it takes, if it has a limit.
+    /// The longest prompt that this node takes. `None` means no limit.
     max_prompt_tokens: Option<u32>,
     /// Counts the outputs of other nodes' requests for the metrics.
     meter: Option<Arc<dyn OutputMeter>>,
@@ -53,16 +53,16 @@ pub struct DecodeNode {
 /// The location of a decode node.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSite {
-    /// The name of this host, if rows may be loaded inside it.
+    /// The name of this host, if rows may be loaded inside the host.
     pub host: Option<String>,
-    /// The address from which others load this node's cached blocks.
+    /// The address from which other nodes load this node's cached blocks.
     pub kv_address: KvAddress,
 }
 
 /// The parts that a decode node shares with the rest of its process.
 pub struct DecodeParts {
     pub receiver: Arc<KvReceiver>,
-    /// Requests with constraints are refused without it.
+    /// Makes constraints. If `None`, requests with constraints are refused.
     pub constraints: Option<Arc<dyn ConstraintMaker>>,
     pub site: NodeSite,
     /// Counts the outputs of other nodes' requests for the metrics.
@@ -74,7 +74,7 @@ pub(crate) struct State {
     links: HashMap<SessionKey, PeerLink>,
     requests: HashMap<SessionKey, LocalRequest>,
     loads: HashMap<SessionKey, Arc<LoadHandle>>,
-    /// Numbers of the prefill nodes whose names are known.
+    /// The `NodeId`s of prefill nodes, by name.
     names: HashMap<Box<str>, NodeId>,
 }
 
@@ -85,26 +85,26 @@ struct PeerLink {
 
 struct LocalRequest {
     id: RequestId,
-    /// The arithmetic of its rows.
+    /// The arithmetic of the request's rows.
     arithmetic: Arithmetic,
-    /// The pages of its prompt by KV group, once they are reserved.
+    /// The pages of the prompt by KV group, once they are reserved.
     tables: Vec<PageTable>,
-    /// The destination of its recurrent state.
+    /// The destination of the request's recurrent state.
     state: Option<SnapshotId>,
     asked_at: Instant,
-    /// Whether its KV has arrived, or none will come. Until then, `Release` says when its pages may be freed.
+    /// Whether the KV rows have arrived or will never come. Before that, the pages may be freed only at `Release`.
     has_arrived: bool,
-    /// The start of its run, until it has drawn a token.
+    /// How the request started. `None` before the start, and after the first drawn token.
     start: Option<Start>,
-    /// Reads its outputs; aborting it drops the stream, which aborts the request.
+    /// Reads the request's outputs. Aborting this task drops the stream, which aborts the request.
     reader: AbortHandle,
 }
 
-/// The start of another node's request.
+/// How another node's request started.
 enum Start {
-    /// Its KV and first token have arrived.
+    /// The request's KV rows and first token have arrived.
     Arrived(Instant),
-    /// This node computes its prompt.
+    /// This node computes the prompt.
     Computed,
 }
 
@@ -156,7 +156,7 @@ impl DecodeNode {
         &self.times
     }
 
-    /// Number of sessions that have not ended, or whose pages may still be written to.
+    /// The number of sessions that have not ended, or whose pages may still be written to.
     pub fn num_sessions(&self) -> usize {
         self.lock().end.stats().num_sessions
     }
@@ -464,7 +464,7 @@ impl DecodeNode {
         }
     }
 
-    /// Connects to the source of a prefill node's rows, if they can be of use here.
+    /// Connects to the source of a prefill node's rows, if this node can use those rows.
     fn expect_loads(&self, theirs: wire::Hello, kv_address: &KvAddress) {
         let is_compatible =
             Hello::try_from(theirs).is_ok_and(|theirs| self.hello.check(&theirs).is_ok());
@@ -491,7 +491,7 @@ impl DecodeNode {
         };
         let kv_address = KvAddress::from(&hello);
         let Some(key) = first.key else {
-            // A probe only asks for this node's facts; its sender may bring requests later.
+            // A probe only asks for this node's facts, but its sender may open sessions later.
             self.expect_loads(hello, &kv_address);
             let mut answer = wire::hello(&self.hello, &self.site.kv_address);
             let stats = self.engine.stats().scheduler;

@@ -81,13 +81,13 @@ pub(crate) struct State {
     sessions: SessionTable,
 }
 
-/// Sees each route, with the machine as it was before.
+/// Called with each chosen route, and with the machine as it was before the choice.
 pub type RouteWatch = Arc<dyn Fn(Machine, &Call<'_>, &SchedulerStats, u64, Route) + Send + Sync>;
 
 /// The parts that a prefill node shares with the rest of its process.
 pub struct PrefillParts {
     pub sender: Arc<KvSender>,
-    /// The address at which others find `sender`.
+    /// The address at which other nodes find `sender`.
     pub kv_address: KvAddress,
     pub directory: DirectoryConfig,
     pub tls: Option<ClusterTls>,
@@ -224,7 +224,7 @@ impl Generate for Fetched {
 }
 
 impl PrefillNode {
-    /// Submits a request by its route. `fetching` is `None` after a fetch.
+    /// Submits a request, which goes where its route says. `fetching` is `None` after a fetch was tried.
     fn submit_by(
         &self,
         submission: Submission,
@@ -306,8 +306,8 @@ impl PrefillNode {
     }
 }
 
-/// Only the node that computes the prompt has its log-probabilities and its hidden state. A constraint without a source,
-/// or with a source above 1 MiB, cannot be sent.
+/// Returns why no decode node can be asked. Only the node that computes the prompt has the prompt's log-probabilities
+/// and hidden state. A constraint without a source, or with a source above 1 MiB, cannot be sent.
 fn stay_reason(submission: &Submission, source: Option<&str>) -> Option<StayReason> {
     if submission.sampling.wants_prompt_outputs() {
         return Some(StayReason::PromptOutputs);
@@ -317,13 +317,13 @@ fn stay_reason(submission: &Submission, source: Option<&str>) -> Option<StayReas
 }
 
 impl Node {
-    /// Takes a number for each of some sessions, and returns the first.
+    /// Reserves `num_sessions` session numbers, and returns the first of them.
     fn take_numbers(&self, num_sessions: u32) -> u64 {
         let numbers = &self.num_sessions;
         numbers.fetch_add(num_sessions.into(), Ordering::Relaxed)
     }
 
-    /// Unique among all nodes, because it contains the incarnation.
+    /// Returns a session id that is unique among all nodes, because it contains the incarnation.
     fn session(&self, number: u64) -> SessionId {
         SessionId(u128::from(self.hello.incarnation.0) << 64 | u128::from(number))
     }
@@ -343,7 +343,7 @@ impl Node {
         route
     }
 
-    /// Begins the first choice by its route, and each other one by a route of its own.
+    /// Begins the first choice by its route, and chooses a route for each other choice.
     fn begin_choices(
         self: &Arc<Self>,
         number: u64,
@@ -468,7 +468,7 @@ impl Driver for Node {
             PrefillAction::MarkIncompatible { node, mismatch } => {
                 probe::warn_incompatible(state, node, &mismatch);
             }
-            // The directory has carried it out.
+            // The peer directory has carried out these actions.
             PrefillAction::TryNext { .. }
             | PrefillAction::MarkSuspect { .. }
             | PrefillAction::MarkRestarted { .. } => {}

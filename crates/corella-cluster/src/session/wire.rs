@@ -1,7 +1,7 @@
 //! Converts the messages of the session machines to and from the wire.
 //!
-//! Every field is optional on the wire. A missing or wrong field is an error that names it and ends the session.
-//! Unknown fields are skipped, so that minor versions may add some.
+//! Every field is optional on the wire. A missing or wrong field is an error that names the field and ends the session.
+//! Unknown fields are skipped, so that minor versions may add fields.
 
 use std::sync::Arc;
 
@@ -21,26 +21,26 @@ pub use schema::{
     TokenList, Tokens,
 };
 
-/// The source of a node's rows.
+/// The addresses from which other nodes load a node's rows.
 #[derive(Clone, Debug, Default)]
 pub struct KvAddress {
-    /// HOST:PORT, for any node.
+    /// HOST:PORT, for nodes on any host.
     pub address: String,
-    /// The abstract name of a socket for nodes of the same host; empty if none.
+    /// The abstract name of a socket, for nodes on the same host. Empty without such a socket.
     pub socket: String,
     /// The name of the host.
     pub host: String,
 }
 
 impl KvAddress {
-    /// Returns the address for a node on `host`, if it can be reached. Without `host`, rows are not loaded inside the
-    /// host.
+    /// Returns the address for a node on `host`, if that node can reach one. If `host` is `None`, rows are not loaded
+    /// inside a host.
     pub fn reach(&self, host: Option<&str>) -> Option<PeerAddress> {
         let is_near = host.is_some_and(|host| host == self.host);
         if is_near && !self.socket.is_empty() {
             return Some(PeerAddress::Unix(self.socket.clone()));
         }
-        // A peer on another host names no socket of this one.
+        // A peer on another host has no use for the socket's name.
         self.address
             .parse()
             .ok()
@@ -58,7 +58,7 @@ impl From<&Hello> for KvAddress {
     }
 }
 
-/// A longer constraint is not sent: its request stays on the node that has read it.
+/// The limit of a constraint's source. A request with a longer source stays on the prefill node.
 pub const MAX_CONSTRAINT_BYTES: usize = 1 << 20;
 
 /// The field that makes a message invalid.
@@ -213,7 +213,7 @@ pub fn from_prefill(body: Body) -> Result<core::ToDecode, WireError> {
     })
 }
 
-/// Encodes a message to a prefill node. A refusal includes the facts of this node, `own`.
+/// Encodes a message to a prefill node. A refusal includes this node's facts, `own`.
 pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
     match message {
         core::ToPrefill::Hello(facts) => Body::Hello(hello(&facts, &KvAddress::default())),
@@ -255,7 +255,7 @@ pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
     }
 }
 
-/// Decodes a message of a decode node to this node, whose facts are `own`.
+/// Decodes a message from a decode node. `own` has this node's facts.
 pub fn from_decode(body: Body, own: &core::Hello) -> Result<core::ToPrefill, WireError> {
     Ok(match body {
         Body::Hello(hello) => core::ToPrefill::Hello(Box::new(hello.try_into()?)),
@@ -360,7 +360,7 @@ impl TryFrom<Allocate> for core::Allocate {
         let sampling = allocate.sampling.ok_or(WireError("how to sample"))?;
         let stopping = allocate.stopping.ok_or(WireError("when to stop"))?;
         let rules = sampling.rules.map(TokenRules::try_from);
-        // Servers take no longer ones.
+        // Servers accept no longer trace ids.
         let trace_id = allocate.trace_id.filter(|id| id.len() <= 128);
         let adapter = allocate
             .adapter
@@ -390,7 +390,7 @@ impl TryFrom<Allocate> for core::Allocate {
                 choice: sampling.choice,
                 logprobs: sampling.logprobs,
                 rules: rules.transpose()?.map(Arc::new),
-                // A request for them has no session.
+                // A request for log-probabilities of the prompt has no session.
                 prompt_logprobs: None,
                 pooling: None,
                 second_text: None,

@@ -1,7 +1,7 @@
-//! Frames on the wire: 64 bytes each, little-endian. A fixed length cannot be wrong.
+//! Frames on the wire: 64 bytes each, little-endian.
 //!
-//! A `Data` frame is followed by its pages and a [`Trailer`]. The pages' number of bytes follows from the rows and the
-//! sender's geometry. The receiver chooses a load's id and never uses it again.
+//! A `Data` frame is followed by its pages and a [`Trailer`]. The number of the pages' bytes follows from the rows and
+//! the sender's geometry. The receiver chooses a load's id and never uses the id again.
 
 use corella_core::session::{LoadKey, SessionKey};
 use corella_core::{Incarnation, SessionId};
@@ -23,9 +23,9 @@ pub enum Frame {
     Hello(Hello),
     /// Receiver to sender: send these rows as soon as they are available.
     Load(LoadFrame),
-    /// Receiver to sender: this many bytes were taken in, and this many more may be sent.
+    /// Receiver to sender: this many bytes have been received, and as many more may be sent.
     Credit { load_id: u64, num_bytes: u32 },
-    /// Sender to receiver. Each layer's rows come in their order.
+    /// Sender to receiver: rows of a layer. The rows of each layer come in order.
     Data(PageRun),
     /// Sender to receiver: all rows were sent and are valid.
     Complete { load_id: u64, num_rows: u32 },
@@ -35,16 +35,16 @@ pub enum Frame {
     Received { load_id: u64 },
     /// Receiver to sender: stop sending.
     Cancel { load_id: u64 },
-    /// After the greetings, unless they settle the path: the sender's offer of a row path, and then the receiver's
-    /// choice of a path.
+    /// Sender to receiver: the offer of a row path. Receiver to sender: the chosen path. Sent after the greetings,
+    /// unless the greetings settle the path.
     Path(PathFrame),
     /// A message about a load of cached blocks (`block_message.rs`), in either direction.
     Blocks(BlockFrame),
-    /// Sender to receiver, after all rows. Layers come in order.
+    /// Sender to receiver, after all rows: a layer's recurrent state. Layers come in order.
     State(StateRun),
 }
 
-/// A recurrent layer's state after all rows; its bytes follow. It never comes by another row path.
+/// A recurrent layer's state after all rows. Its bytes follow the frame, whatever the row path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRun {
     pub load_id: u64,
@@ -118,28 +118,28 @@ pub struct LoadFrame {
     pub first_row: u32,
     /// The number of rows of the session, from 0 on.
     pub num_rows: u32,
-    /// Bytes that may be sent before any `Credit`.
+    /// The number of bytes that may be sent before any `Credit`.
     pub credit_bytes: u32,
-    /// Limits the wait for a session that the sender does not know yet.
+    /// The limit of the wait for a session that the sender does not know yet, in milliseconds.
     pub wait_ms: u32,
 }
 
-/// Whole pages within one layer. The last page may hold rows after `first_row + num_rows` without a meaning.
+/// Whole pages within one layer. The last page may also hold rows from `first_row + num_rows` on, which mean nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
     pub load_id: u64,
     /// The layer's number in the model.
     pub layer: u32,
-    /// The first row of a page of the sender.
+    /// The first row of the first page, a page of the sender.
     pub first_row: u32,
     pub num_rows: u32,
     pub form: PageForm,
-    /// 0 if the pages themselves follow. Otherwise the number of regions in the sender's memory that follow, which the
-    /// receiver reads: an address and a number of bytes each, both of 64 bits.
+    /// 0 if the pages themselves follow. Otherwise the number of regions of the sender's memory that the receiver
+    /// reads: an address and a number of bytes follow for each, both of 64 bits.
     pub num_regions: u32,
 }
 
-/// Why a sender does not send.
+/// Why a sender refuses a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("nothing was exported in time")]
@@ -154,7 +154,7 @@ pub enum Refusal {
     /// The sender's session has another number of rows.
     #[error("the session has another number of rows")]
     OtherRows,
-    /// Too many loads wait, or share the connection.
+    /// Too many loads wait, or too many loads share the connection.
     #[error("too many loads wait")]
     Busy,
     #[error("a newer load asked for the same session")]

@@ -51,13 +51,13 @@ pub enum LoadFailure {
     DeadlinePassed,
     #[error("the sender is incompatible: {0}")]
     Incompatible(Incompatibility),
-    /// Another process listens there now.
+    /// Another process listens at the address now.
     #[error("the sender was restarted meanwhile")]
     OtherIncarnation,
-    /// Bytes were damaged on the way. A sender whose memory is read may also have taken its pages back meanwhile.
+    /// Bytes were damaged on the way, or a sender whose memory is read has taken its pages back during the read.
     #[error("the rows were damaged on their way")]
     Corrupt,
-    /// The peer has violated the protocol, in this way.
+    /// The peer has violated the protocol; the text says how.
     #[error("the sender broke the protocol: {0}")]
     Violation(&'static str),
     #[error("the load was cancelled")]
@@ -73,7 +73,7 @@ pub struct Incoming {
     pub pages: Arc<dyn KvPages>,
     /// Closed when the load is over, after which its pages are not written.
     pub gate: Gate,
-    /// The connection ended before the load.
+    /// Notified when the connection ends before the load.
     pub lost: Notify,
     table: Weak<LoadTable>,
     state: Mutex<State>,
@@ -82,7 +82,7 @@ pub struct Incoming {
 
 struct State {
     connection: Option<Arc<ConnectionQueue>>,
-    /// For each layer of the model, the number of rows from 0 on that are present or are never read.
+    /// For each layer of the model, the first row that is still missing. Rows before it are present or never read.
     num_received: Vec<u32>,
     /// The number of recurrent layers, from the first on, whose states are present.
     num_states_received: u32,
@@ -147,7 +147,7 @@ impl Incoming {
         let own_page_size = self.pages.geometry().page_size;
         let first_row = |layer| {
             let rows = request.first_row..request.num_rows;
-            // Cached blocks lack pages of groups with windows that only the last row would read.
+            // Cached blocks have no pages, in groups with windows, that only the last row would read.
             first_row_sent(layers.group_of(layer), geometry.page_size, rows)
                 .max(self.table(layer).num_gone as u32 * own_page_size)
         };
@@ -168,7 +168,7 @@ impl Incoming {
             credit_bytes,
             wait_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
         }));
-        // The load may have been cancelled before its owner knew of the connection.
+        // The load may have been cancelled before the connection was stored.
         if !self.gate.is_open() {
             connection.remove_load(self.load_id);
             connection.send(&Frame::Cancel {
@@ -182,14 +182,14 @@ impl Incoming {
         Some((self.pages.states()?, self.request.state?))
     }
 
-    /// A window that holds two states, so that one is sent while the credit for the other comes back.
+    /// The credit for two states: while one is sent, the credit for the other comes back.
     fn credit_for_states(&self) -> u32 {
         let states = self.states();
         let most = states.map_or(0, |(states, _)| states.max_bytes(self.request.num_rows));
         u32::try_from(2 * most).unwrap_or(u32::MAX)
     }
 
-    /// Checks that a state is the next one, and takes its bytes from the credit. The error names the fault.
+    /// Checks that a state is the next one, and takes its bytes from the credit. The error names the violation.
     pub fn check_state(&self, run: &StateRun) -> Result<(), &'static str> {
         let Some((states, _)) = self.states() else {
             return Err("a recurrent state that nobody asked for");
@@ -230,7 +230,8 @@ impl Incoming {
         }
     }
 
-    /// Checks that a run is the next one of its layer, and takes its bytes from the credit. The error names the fault.
+    /// Checks that a run is the next one of its layer, and takes its bytes from the credit. The error names the
+    /// violation.
     pub fn check(&self, run: &PageRun, num_bytes: usize) -> Result<(), &'static str> {
         let mut state = self.state();
         let Some(&num_received) = state.num_received.get(run.layer as usize) else {
@@ -256,7 +257,7 @@ impl Incoming {
         self.pages_with(run.layer, run.first_row..run.first_row + run.num_rows)
     }
 
-    /// The rows begin where the layer's table begins, or later.
+    /// Returns the pages of rows that begin where the layer's table begins, or later.
     fn pages_with(&self, layer: u32, rows: Range<u32>) -> &[PageId] {
         let page_size = self.pages.geometry().page_size;
         let table = self.table(layer);
@@ -279,7 +280,7 @@ impl Incoming {
         self.pages.geometry().layers.place(layer).in_page as u32
     }
 
-    /// Notes that a run came straight to its pages, which will be used soon.
+    /// Notes that a run was received straight into its pages, which will be used soon.
     pub fn note_written(&self, run: &PageRun) {
         if self.layer_in_page(run.layer) == 0 {
             let note = |&page: &PageId| self.pages.note_written(page);
@@ -287,8 +288,8 @@ impl Incoming {
         }
     }
 
-    /// Writes a run in its canonical form to the pages in this node's form; `own` lends memory. Returns false when the
-    /// load is over.
+    /// Writes a run in canonical form to the pages, in this node's form. `own` is a reused buffer. Returns false when
+    /// the load is over.
     pub fn write_rows(
         &self,
         run: &PageRun,
@@ -312,7 +313,7 @@ impl Incoming {
         self.gate.enter(write).is_some()
     }
 
-    /// Accounts for a run in its pages, and gives its credit back.
+    /// Accounts for a run that is in its pages, and returns its credit to the sender.
     pub fn handle_run(&self, run: &PageRun, num_bytes: usize, num_pages: usize) {
         self.state().num_received[run.layer as usize] += run.num_rows;
         self.note_bytes(num_bytes, num_pages);
@@ -322,7 +323,8 @@ impl Incoming {
         let now = Instant::now();
         let mut state = self.state();
         state.account.add(num_bytes, num_pages, now);
-        // At once, because the sender measures the link by it, and it may have nothing more to send for a while.
+        // Credit is sent at once, because the sender measures the link by it and may have nothing more to send for a
+        // while.
         if let Some(connection) = &state.connection {
             connection.send(&Frame::Credit {
                 load_id: self.load_id,
@@ -388,7 +390,7 @@ impl Incoming {
             let load_id = self.load_id;
             match end {
                 LoadStatus::Done { .. } => connection.send(&Frame::Received { load_id }),
-                // The sender already knows.
+                // The sender itself has refused the load.
                 LoadStatus::Failed(LoadFailure::Refused(_)) => {}
                 _ => connection.send(&Frame::Cancel { load_id }),
             }

@@ -28,27 +28,27 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// The slot whose connection has the messages about cached blocks.
 const MESSAGE_SLOT: usize = 0;
 
-/// A peer's connections are made when the sender becomes known or is needed, and kept between loads.
+/// A sender with its connections. They are made when the sender becomes known or is needed, and kept between loads.
 pub struct KnownSender {
     address: PeerAddress,
     first_index: usize,
     slots: Box<[Slot]>,
     next_slot: AtomicUsize,
-    /// The row path last logged, once for all connections.
+    /// The last logged message about the row path, which is logged once for all connections.
     told: Mutex<String>,
 }
 
 #[derive(Default)]
 struct Slot {
     connection: AsyncMutex<Attempt>,
-    /// Number of loads of this slot, connected or not.
+    /// The number of loads of this slot, with or without a connection.
     num_loads: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Attempt {
     connection: Option<Arc<ReceiverConnection>>,
-    /// Time and cause of the last attempt's failure. Loads that waited for the attempt do not repeat it.
+    /// When and why the last attempt failed. Loads that waited for the attempt do not make another one.
     failure: Option<(Instant, LoadFailure)>,
 }
 
@@ -117,12 +117,12 @@ impl KnownSender {
         (0..self.slots.len()).map(|index| self.take_slot(index))
     }
 
-    /// Returns the connection of messages about cached blocks, which keeps their order.
+    /// Returns the one slot for messages about cached blocks, so that the messages keep their order.
     pub fn message_slot(self: &Arc<Self>) -> SlotGuard {
         self.take_slot(MESSAGE_SLOT)
     }
 
-    /// Chooses the connection with the fewest loads, and takes turns among equals.
+    /// Chooses the slot with the fewest loads, and takes turns among equals.
     pub fn choose_slot(self: &Arc<Self>) -> SlotGuard {
         let num_slots = self.slots.len();
         let first = self.next_slot.fetch_add(1, Ordering::Relaxed) % num_slots;
@@ -141,7 +141,7 @@ impl KnownSender {
 }
 
 impl SlotGuard {
-    /// Returns the connection's index among all peers' connections. A peer's connections have adjacent indexes.
+    /// Returns the slot's index among the slots of all peers. A peer's slots have adjacent indices.
     pub fn index(&self) -> usize {
         self.peer.first_index + self.index
     }
@@ -158,7 +158,7 @@ impl SlotGuard {
         load.fail(LoadFailure::ConnectionLost);
     }
 
-    /// Returns the connection, if it is made and free now.
+    /// Returns the connection, if it is open and no other task is making one now.
     pub fn ready_connection(&self) -> Option<Arc<ReceiverConnection>> {
         let attempt = self.peer.slots[self.index].connection.try_lock().ok()?;
         let connection = attempt.connection.as_ref();
@@ -173,7 +173,7 @@ impl SlotGuard {
         }
     }
 
-    /// Connects with few attempts, unless another load has.
+    /// Connects with few attempts, unless another load has connected.
     pub async fn connection(
         &self,
         receiver: &Arc<ReceiverState>,
@@ -203,7 +203,7 @@ impl SlotGuard {
         }
     }
 
-    /// Reports a lost connection while the slot is locked, so that no message has gone over the next one.
+    /// Reports a lost connection while the slot is locked, so that the next connection has carried no message yet.
     fn tell_lost(&self, receiver: &ReceiverState) {
         if self.index == MESSAGE_SLOT
             && let Some(client) = receiver.block_client.get()
@@ -254,7 +254,7 @@ impl SlotGuard {
         Err(LoadFailure::Unreachable(format!("{address}: {reason}")))
     }
 
-    /// Returns the reader of the sender's memory, if both ends share a path for it and its test succeeds.
+    /// Returns the reader of the sender's memory, if both nodes have a path for it and the path's test succeeds.
     async fn meet(
         &self,
         socket: &Socket,
@@ -309,8 +309,8 @@ impl SlotGuard {
                 // The wait also ends when the receiver is dropped.
                 _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
             }
-            // There may never be another load from this peer. Without this, a socket would stay open for each peer that
-            // has gone.
+            // There may never be another load from this peer. If the connection were kept, a socket would stay open for
+            // each peer that has gone.
             if let Some(peer) = peer.upgrade() {
                 let slot = peer.take_slot(index);
                 let mut attempt = peer.slots[index].connection.lock().await;

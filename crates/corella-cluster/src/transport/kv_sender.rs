@@ -33,10 +33,10 @@ use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 /// Limits the wait for the greeting on a new connection.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a session was not stored. Its pages stay with the caller.
+/// Why a session was not stored. The caller keeps the session's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
-    /// A load of it was refused, or it was given up, failed or deleted before.
+    /// A load of the session was refused, or the session was given up, failed or deleted before.
     #[error("nobody wants the session any more: {0}")]
     TooLate(Refusal),
     /// The session is already exported, or the sender is full.
@@ -50,7 +50,7 @@ pub struct SenderStats {
     pub num_exported: usize,
     pub num_waiting_loads: usize,
     pub num_tombstones: usize,
-    /// Connections since the start that were refused or ended because of bytes from the peer.
+    /// The number of connections that were refused or ended because of bytes from the peer, since the start.
     pub num_refused_connections: u64,
     pub num_bytes_sent: u64,
 }
@@ -66,7 +66,7 @@ pub struct KvSender {
 }
 
 impl KvSender {
-    /// Fails with the error of a row path that cannot offer these pages.
+    /// Starts a sender. Fails with the error of a row path that cannot offer these pages.
     pub fn start(
         config: SenderConfig,
         pages: Arc<dyn KvPages>,
@@ -102,7 +102,7 @@ impl KvSender {
         })
     }
 
-    /// Accepts connections at an address. The returned address has the port when 0 was asked for. May be called for
+    /// Accepts connections at an address. With port 0, the returned address has the actual port. May be called for
     /// several addresses.
     pub fn listen(&self, address: impl Into<PeerAddress>) -> io::Result<PeerAddress> {
         let address = address.into();
@@ -145,7 +145,7 @@ impl KvSender {
                 match listener.accept().await {
                     Ok(accepted) => state.serve(accepted, threads.next(), stopped.clone()),
                     Err(error) => {
-                        // Usually no descriptor is left; closing connections frees some.
+                        // Usually no descriptor is left. Closed connections free some.
                         rare_line!(warn, "cannot accept a KV connection: {error}");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
@@ -247,15 +247,15 @@ impl KvSender {
         self.state.exported(key).map(|outgoing| outgoing.account())
     }
 
-    /// Records the receiver's report on another connection that it has all rows, which may precede
-    /// its frame here. Returns the account of the transfer.
+    /// Records that the receiver has reported, on another connection, that it has all rows. The report may arrive
+    /// before the receiver's frame here. Returns the account of the transfer.
     pub fn handle_loaded(&self, key: &SessionKey) -> Option<TransferAccount> {
         let outgoing = self.state.exported(key)?;
         Some(outgoing.handle_loaded(Instant::now()))
     }
 
-    /// Returns the bandwidth at which this incarnation of a decode node takes rows, once measured. A burst may be faster
-    /// than the limit of this node, and says nothing of a whole prompt.
+    /// Returns the measured bandwidth at which this incarnation of a decode node takes rows, up to this node's limit. A
+    /// burst may be faster than the limit, and says nothing about a whole prompt.
     pub fn bandwidth_bytes_per_s(&self, decode_incarnation: u64) -> Option<f64> {
         let meter = self.state.meters().get(&decode_incarnation)?.clone();
         let measured = lock(&meter).bytes_per_s()?;
@@ -327,7 +327,7 @@ impl SenderState {
         let Frame::Hello(hello) = frame.await.map_err(|_| io::ErrorKind::TimedOut)?? else {
             return Err(violation("no greeting"));
         };
-        // Incompatible peers also get the greeting, so that they know the reason.
+        // Incompatible peers also get the greeting, so that they learn the reason.
         socket
             .write_all(&Frame::Hello(self.hello.clone()).encode())
             .await?;

@@ -14,7 +14,7 @@ use super::connection_queue::{ConnectionId, ConnectionQueue};
 use super::frame::{Frame, LoadFrame, PageRun, Refusal, StateRun};
 use super::gate::Gate;
 
-/// The state of an exported session. `Over` means that its owner has ended it.
+/// The state of an exported session. `Over` means that the session's owner has ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendStatus {
     /// No receiver has asked for the rows.
@@ -22,9 +22,9 @@ pub enum SendStatus {
     Sending,
     /// All rows went out.
     Sent,
-    /// The receiver has them all.
+    /// The receiver has all rows.
     Received,
-    /// The receiver has cancelled, or its connection is lost. It may ask again.
+    /// The receiver has cancelled, or its connection is lost. The receiver may ask again.
     Stopped,
     /// `delete` or `fail` was called.
     Over,
@@ -60,21 +60,21 @@ struct Feed {
     credit: u64,
     /// Bytes that were sent and not acknowledged.
     num_unacknowledged: u64,
-    /// For each layer of the model, the number of rows from 0 on that were sent, or that the receiver has or never
-    /// reads.
+    /// For each layer of the model, the first row still to be sent. Rows before it were sent, or the receiver has them
+    /// already or never reads them.
     num_sent: Box<[u32]>,
     /// The number of recurrent layers, from the first on, whose states were sent.
     num_states_sent: u32,
-    /// Whether the connection's writer has it in its queue.
+    /// Whether the load is in the queue of the connection's writer.
     is_queued: bool,
     /// Whether some rows or states could be sent now.
     has_work: bool,
     is_complete: bool,
 }
 
-/// Returns the first sent row of a layer. The receiver has the rows before `rows`. The first sent row begins a page of
-/// the sender, so a page that begins with rows of the receiver is sent whole. With a window, pages that no query after
-/// the rows reads are left out.
+/// Returns the first row of a layer to send, if the receiver has the rows before `rows`. Pages are sent whole, so the
+/// first page sent may begin with rows that the receiver has. In a group with a window, pages that no query after
+/// `rows` reads are not sent.
 pub fn first_row_sent(group: KvGroup, page_size: u32, rows: Range<u32>) -> u32 {
     if rows.is_empty() {
         return rows.end;
@@ -115,7 +115,7 @@ impl Outgoing {
         }
     }
 
-    /// A session with all rows present. The tables may begin at a group's window.
+    /// Makes a session with all rows present. The table of a group with a window may begin at the window.
     pub fn whole(
         key: SessionKey,
         pages: Arc<dyn KvPages>,
@@ -189,7 +189,7 @@ impl Outgoing {
         is_whole
     }
 
-    /// Takes the pages back: nothing reads them once this has returned. Tells a connected receiver the reason.
+    /// Takes the pages back: once this has returned, nothing reads them. Tells a connected receiver the reason.
     pub fn end(&self, reason: Refusal) {
         self.gate.close();
         let feed = self.state().feed.take();
@@ -200,7 +200,7 @@ impl Outgoing {
         self.set_status(SendStatus::Over);
     }
 
-    /// Begins to serve a load. An older load of this session is refused.
+    /// Begins to serve a load. An older load of this session fails.
     pub fn serve(self: &Arc<Self>, connection: &Arc<ConnectionQueue>, load: &LoadFrame) {
         let page_size = self.pages.geometry().page_size;
         if load.num_rows != self.num_rows || load.first_row > load.num_rows {
@@ -241,7 +241,7 @@ impl Outgoing {
             older.refuse(Refusal::Superseded);
         }
         self.set_status(SendStatus::Sending);
-        // The load may have ended before its owner knew of the connection.
+        // The session may have ended before it knew of the connection.
         if !self.gate.is_open() {
             self.end(Refusal::Gone);
         }
@@ -277,7 +277,7 @@ impl Outgoing {
         self.note_received(|feed| feed.is(connection, load_id), now);
     }
 
-    /// Records the receiver's report on another connection that it has everything.
+    /// Records that the receiver has reported, on another connection, that it has all rows.
     pub fn handle_loaded(&self, now: Instant) -> TransferAccount {
         self.note_received(|_| true, now);
         self.account()
@@ -299,7 +299,7 @@ impl Outgoing {
         });
     }
 
-    /// Returns the next rows to send: at most `max_bytes`, or one page.
+    /// Returns the next rows to send: up to `max_bytes`, or one larger page.
     pub fn next(
         &self,
         connection: ConnectionId,
@@ -323,7 +323,7 @@ impl Outgoing {
         let Some(feed) = feed else {
             return Next::Nothing;
         };
-        // A page is sent when no more rows will be written to it: when it is full or the last one.
+        // A page is sent when no more rows will be written to it: when it is full, or when all rows are readable.
         let sendable =
             |layer: usize| match num_readable[geometry.layers.place(layer as u32).in_page] {
                 num_rows if num_rows == self.num_rows => num_rows,
@@ -345,7 +345,7 @@ impl Outgoing {
             let end_row = ((first_page + num_pages) as u32 * page_size).min(self.num_rows);
             pages.clear();
             pages.extend((first_page..first_page + num_pages).map_while(|at| table.page(at)));
-            // Rows without pages were never offered, so nothing can be sent for them.
+            // Rows whose pages are missing in the table cannot be sent.
             if num_pages == 0 || pages.len() < num_pages {
                 feed.is_queued = false;
                 return Next::Nothing;
@@ -462,7 +462,7 @@ impl Feed {
         self.connection.remove_load(self.load_id);
     }
 
-    /// Refuses the load, unless the receiver has been told of its success.
+    /// Refuses the load, unless the receiver has been told that the load is complete.
     fn refuse(&self, reason: Refusal) {
         if self.is_complete {
             return;

@@ -27,7 +27,7 @@ use super::row_path::{RowReader, Target};
 use super::socket::Socket;
 use super::{Hello, Incompatibility};
 
-/// A sender that reads no messages for this long, or whose memory cannot be read for this long, is given up.
+/// A sender is given up if it reads no messages for this long, or if its memory cannot be read for this long.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct ReceiverConnection {
@@ -35,15 +35,15 @@ pub struct ReceiverConnection {
     /// The sender's greeting.
     pub hello: Hello,
     form: PageForm,
-    /// From the sender's canonical pages to this node's.
+    /// Converts the sender's canonical pages to this node's.
     conversion: PageConversion,
     queue: Arc<ConnectionQueue>,
 }
 
 impl ReceiverConnection {
-    /// `None` for a sender whose rows have another shape.
+    /// Returns `None` for a sender whose rows have another shape.
     pub fn new(socket: Socket, hello: Hello, form: PageForm, own: &Hello) -> Option<Self> {
-        // The receiver bounds its loads over all connections.
+        // The receiver limits the loads over all connections together.
         let queue = ConnectionQueue::new(ConnectionId(0), usize::MAX, Arc::default());
         Some(Self {
             conversion: PageConversion::new(&hello.geometry, &own.geometry)?,
@@ -225,7 +225,7 @@ impl<'a> RunReader<'a> {
         is_here.then(|| self.receiver.loads().get(&load_id).cloned())?
     }
 
-    /// The inner error is the sender's violation.
+    /// Reads a run. The inner error is the sender's violation.
     async fn read_run(&mut self, run: PageRun) -> io::Result<Result<(), &'static str>> {
         let receiver = self.receiver;
         let geometry = &self.connection.hello.geometry;
@@ -237,7 +237,7 @@ impl<'a> RunReader<'a> {
         if !run.first_row.is_multiple_of(geometry.page_size) || run.form != self.connection.form {
             return Ok(Err("rows that do not begin a page, or in another form"));
         }
-        // Pages have two parts at most.
+        // A page has at most two parts.
         let reads_memory = self.memory.is_some() && run.form == PageForm::Native;
         if run.num_regions > 0 && (!reads_memory || run.num_regions as usize > 2 * num_pages) {
             return Ok(Err("regions in a memory that cannot be read"));
