@@ -1,7 +1,7 @@
 //! The suite that every executor passes: a slot's draws depend only on the slot.
 //!
-//! Each rule runs requests in two ways that must not differ and compares tokens and log-probabilities bit for bit. A
-//! broken rule panics and names the request and the token.
+//! Each rule runs requests in two ways that must give the same results, and compares tokens and log-probabilities bit
+//! for bit. A broken rule panics and names the request and the token.
 
 mod driver;
 mod hidden_states;
@@ -31,7 +31,7 @@ pub struct ConformanceConfig {
     pub num_threads: usize,
 }
 
-/// Runs every rule on executors of the same model, made afresh for each.
+/// Runs every rule, each on new executors of the same model.
 pub fn run(
     vocab_size: usize,
     page_size: u32,
@@ -42,8 +42,8 @@ pub fn run(
     suite.pages_of_another_size_go_on(&suite.reference());
 }
 
-/// Runs the rules for models with heads of different shapes in their layers. Only executors with the same pages can
-/// read theirs.
+/// Runs the rules for models with heads of different shapes in their layers. Only executors with the same page layout
+/// can read the pages of such a model.
 pub fn run_native(
     vocab_size: usize,
     page_size: u32,
@@ -83,7 +83,7 @@ struct Suite<'a> {
     make: &'a dyn Fn(&ConformanceConfig) -> Box<dyn Executor>,
 }
 
-/// Longer than the likely block length of attention.
+/// A length in tokens that exceeds the likely block length of attention.
 const LONG_PROMPT: usize = 150;
 const NUM_TOKENS: usize = 7;
 const NUM_LOGPROBS: u32 = 50;
@@ -172,7 +172,7 @@ impl<'a> Suite<'a> {
         executor
     }
 
-    /// Lengths about the page boundaries and a long one, every kind of sampling.
+    /// Scripts with lengths near page boundaries, and a long one, with every kind of sampling.
     fn scripts(&self) -> Vec<Script> {
         let page = self.page_size;
         let lengths = [
@@ -244,7 +244,8 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Alone, in one piece, on one thread, in pages in order, on a fresh executor.
+    /// Plays a script alone on a new executor: its prompt in one chunk, with one step in flight and with pages in
+    /// ascending order.
     fn alone(&self, script: &Script) -> Vec<Sample> {
         self.driver()
             .play(std::slice::from_ref(script), &Plan::WHOLE)
@@ -336,7 +337,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// A prefix of another request, in its pages: whole pages are shared, the rows after them copied.
+    /// A request reuses the prefix of another request: it shares the whole pages, and copies the rows after them.
     fn cached_equals_recomputed(&self) {
         let page = self.page_size;
         let leader = self.script(7, 3 * page + 2, SamplingParams::GREEDY);
@@ -360,7 +361,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Both continue behind the rows that one copied from the other, without an effect on either.
+    /// One request copies rows from another. Both then continue, and neither affects the other.
     fn copied_rows_are_the_reader_s_own(&self) {
         let page = self.page_size;
         let leader = self.script(9, page + 3, SamplingParams::GREEDY);
@@ -427,7 +428,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Preempted after some output, then recomputed in another slot from prompt and output.
+    /// A request is preempted after some output, then recomputed in another slot from its prompt and its output.
     fn resumed_equals_uninterrupted(&self, expected: &[Vec<Sample>]) {
         for (script, expected) in self.scripts().iter().zip(expected) {
             let mut driver = self.driver();
@@ -534,7 +535,7 @@ impl<'a> Suite<'a> {
         assert_same("again after its step failed", &expected[4], &again.samples);
     }
 
-    /// Its logits may be NaN, or, as here, its mask may exclude all tokens.
+    /// A draw can be impossible because the logits are NaN, or because the mask excludes all tokens, as here.
     fn a_row_that_cannot_be_drawn_from_ends_alone(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let mut driver = self.driver();
@@ -616,7 +617,7 @@ fn assert_same(way: &str, expected: &[Sample], actual: &[Sample]) {
     }
 }
 
-/// The drawn token, then the alternatives.
+/// The log-probabilities of the drawn token and then of the alternatives.
 fn logprobs(sample: &Sample) -> impl Iterator<Item = (TokenId, f32)> {
     sample.logprobs.iter().flat_map(|logprobs| {
         let drawn = (sample.token, logprobs.token);

@@ -22,7 +22,7 @@ pub const WINDOW: Field = Field::new("sliding_window", "attention.sliding_window
 pub const VOCAB_SIZE: Field = Field::of_folder("vocab_size");
 const ATTENTION_BIAS: Field = Field::of_folder("attention_bias");
 
-/// Bounds against damaged files that would take all memory.
+/// Bounds, so that a damaged file cannot take all memory.
 const MAX_LAYERS: usize = 4096;
 const MAX_EXPERTS: usize = 4096;
 
@@ -32,15 +32,15 @@ pub struct Base {
     pub theta: f64,
     pub eps_field: Field,
     pub eps: f64,
-    /// `None` for the hidden size divided by the number of heads.
+    /// The length of heads; `None` stands for the hidden size divided by the number of heads.
     pub head_dim: Option<usize>,
-    /// The size of MLPs, or of experts where every layer has them.
+    /// The intermediate size of MLPs, or of experts if every layer has experts.
     pub intermediate_size: Field,
     /// The part of each head that is rotated.
     pub rotated: f64,
     pub is_tied: bool,
     pub activation_field: Field,
-    /// For GGUF files of the family, too.
+    /// The activation function, also of the family's GGUF files.
     pub activation: Activation,
 }
 
@@ -90,8 +90,8 @@ impl Base {
 /// Reads the shape of a decoder.
 pub type ReadSpec = fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>;
 
-/// Reads the decoder of a multimodal model, which has an object of its own. Its embeddings are tied if the whole model
-/// ties them.
+/// Reads the decoder of a multimodal model, which config.json describes in an object of its own. The decoder's
+/// embeddings are tied if the whole model ties them.
 pub fn of_text(
     fields: &dyn Fields,
     is_tied_unsaid: bool,
@@ -135,7 +135,7 @@ pub fn num_layers(fields: &dyn Fields, field: Field) -> Result<usize, Checkpoint
     }
 }
 
-/// Leaves out the layers behind the decoder's, which converters include in the count.
+/// Subtracts the layers behind the decoder's last one, which converters include in the number of layers.
 pub fn leave_out_layers_behind(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,
@@ -267,7 +267,7 @@ fn num_kv_heads(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
     }
 }
 
-/// The layers of a GGUF file without attention, if it lists them.
+/// For each layer of a GGUF file, whether it lacks attention; `None` if the file has no list of KV heads by layer.
 pub fn layers_without_attention(
     fields: &dyn Fields,
     num_layers: usize,
@@ -278,7 +278,7 @@ pub fn layers_without_attention(
     let Some(by_layer) = file.try_layer_sizes(NUM_KV_HEADS)? else {
         return Ok(None);
     };
-    // The list includes layers behind the decoder's.
+    // The list includes layers behind the decoder's last one.
     match by_layer.get(..num_layers) {
         Some(by_layer) => Ok(Some(by_layer.iter().map(|&size| size == 0).collect())),
         None => Err(fields.refuse(NUM_KV_HEADS, &format!("must have {num_layers} numbers"))),
@@ -399,7 +399,7 @@ impl Biases {
     }
 }
 
-/// The layers with a sliding window, from a list of layer types.
+/// For each layer, whether it has a sliding window, from a list of layer types.
 pub fn sliding_layers(
     fields: &dyn Fields,
     num_layers: usize,
@@ -411,7 +411,7 @@ pub fn sliding_layers(
     layers_of_type(config, num_layers, ["full_attention", "sliding_attention"])
 }
 
-/// The layers of the second of two types, from a list of layer types.
+/// For each layer, whether it has the second of two types, from a list of layer types.
 pub fn layers_of_type(
     config: &JsonObject<'_>,
     num_layers: usize,
@@ -499,8 +499,8 @@ pub fn set_windows(
     }
 }
 
-/// Refuses keys of GGUF files, and fields of config.json, that would change the computation and that the family did not
-/// read. Ignoring them would make the output wrong without a notice.
+/// Refuses keys of GGUF files, and fields of config.json, that change the computation and that the family has not read.
+/// Ignoring such a field would make the output wrong without a notice.
 pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), CheckpointError> {
     match fields.source() {
         Source::Folder(config) => refuse_unread_of_folder(config, spec),

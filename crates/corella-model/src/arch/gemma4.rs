@@ -1,6 +1,7 @@
 //! Gemma 4: layers with and without a window have heads of different lengths, values have a norm, and each layer ends
-//! with a scale. The largest models take keys as values in layers without a window; the smallest have an input for each
-//! layer, and their last layers read the keys and values of earlier ones. A model with experts has them beside the MLP.
+//! with a scale. In the largest models, layers without a window use the projected keys as values. The smallest models
+//! have an input for each layer, and their last layers read the keys and values of earlier layers. In models with
+//! experts, layers have the experts beside an MLP.
 
 use super::base::{self, Base};
 use super::field::{Field, Fields, Source};
@@ -168,8 +169,8 @@ fn set_attention(
     Ok(())
 }
 
-/// The number of KV heads of a layer, and their length. Published files give them by the type of the layer; files
-/// written by Transformers, by its number.
+/// The number of KV heads of a layer, and their length. Published files give both by the layer's type, files written by
+/// Transformers by its index.
 fn heads(
     config: &JsonObject<'_>,
     of_sliding: &AttentionSpec,

@@ -7,9 +7,9 @@ use crate::{HeadActivation, LayerTensor, Mlp};
 /// The places of a model's tensors. Names are without `.weight` and `.bias`.
 #[derive(Clone, Copy)]
 pub struct Layout {
-    /// The source of the shapes of the tensors, for error messages.
+    /// The file or part that gives the tensors' shapes, for error messages.
     pub described_by: &'static str,
-    /// The prefixes of all tensor names except the head's, with the head's name. Folders of multimodal models keep
+    /// Pairs of a prefix of all tensor names except the head's, and the head's name. Folders of multimodal models keep
     /// their decoder behind a prefix, and folders of embedding models may be a decoder alone, without a prefix. Empty
     /// for a family that is not read from this format.
     pub bodies: &'static [(&'static str, &'static str)],
@@ -22,22 +22,22 @@ pub struct Layout {
     pub embedding_norm: &'static str,
     /// The layers' own inputs: a table, the projection of embeddings and its norm.
     pub per_layer: [&'static str; 3],
-    /// The norm before the head. `{last}` stands for the number of the last layer, whose output norm it is in some
-    /// families.
+    /// The norm before the head. `{last}` stands for the index of the last layer: in some families, its output norm is
+    /// the norm before the head.
     pub norm: &'static str,
     /// The prefix before a layer's number and the name of one of its tensors.
     pub layers: &'static str,
     pub of_layer: fn(LayerTensor) -> Stored,
-    /// Another place of a tensor of a layer, which counts in files that have it: other writers of the same models store
-    /// the matrices of all experts as one tensor, and rename some tensors beside them.
+    /// Another place of a layer's tensor, used in files that have a tensor there. Some writers of the same models store
+    /// the matrices of all experts as one tensor, and rename some other tensors.
     pub elsewhere: fn(LayerTensor) -> Option<Stored>,
     /// Whether norms multiply by 1 plus their weights.
     pub norms_lack_one: bool,
-    /// Whether the value heads of gated delta networks are sorted by their place among the heads that share a key head,
-    /// and then by the key head.
+    /// Whether the value heads of gated delta networks are sorted first by their index among the heads that share a key
+    /// head, and then by the key head.
     pub tiles_value_heads: bool,
-    /// Whether the rates of gated delta networks are stored as the factor of the projected decays instead of its
-    /// logarithm.
+    /// Whether files store the rates of gated delta networks as the factor of the projected decays, instead of the
+    /// factor's logarithm.
     pub has_plain_rates: bool,
     /// Whether rows of queries and keys that RoPE rotates together are neighbours. Otherwise they are half of the
     /// rotated elements apart.
@@ -49,9 +49,9 @@ pub struct Layout {
     /// The layers that turn the pooled hidden state of a text into scores of classes, in order, in encoders. Empty for
     /// families without them.
     pub class_head: &'static [HeadPart],
-    /// Whether layers behind the last one belong to a part that guesses further tokens.
+    /// Whether layers behind the decoder's last one belong to a part that guesses further tokens.
     pub has_more_layers: bool,
-    /// The suffixes of tensors without weights.
+    /// The suffixes of the names of tensors that are no weights.
     pub buffers: &'static [&'static str],
 }
 
@@ -71,7 +71,7 @@ pub struct Stored {
     pub parts: &'static [LayerTensor],
     /// Whether the matrix is stored as `[in, out]`.
     pub is_transposed: bool,
-    /// The number of the expert, if the matrices of all experts are stored as one tensor.
+    /// The index of the expert, if the matrices of all experts are stored as one tensor.
     pub expert: Option<usize>,
     /// The matrix's place, 0 or 1, if the outputs of two matrices alternate.
     pub alternate: Option<usize>,
@@ -187,7 +187,8 @@ impl Layout {
         format!("{body}{}.{layer}.", self.layers)
     }
 
-    /// The name of a layer's matrix, or of a bias's owner, behind `body`.
+    /// The name of a layer's tensor behind `body`, without `.weight`; for a bias, the name of the tensor that it
+    /// belongs to.
     pub fn name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
         let stored = (self.of_layer)(tensor.owner().unwrap_or(tensor));
         self.prefix(body, layer) + &stored.name
@@ -238,7 +239,7 @@ impl Stored {
         }
     }
 
-    /// Matrices stored as one, which include the requested one.
+    /// Several matrices stored as one. The requested matrix is among `parts`.
     pub fn fused(name: &'static str, parts: &'static [LayerTensor]) -> Self {
         Self {
             parts,
@@ -246,7 +247,7 @@ impl Stored {
         }
     }
 
-    /// Matrices stored as one, in which each head has a block of each of them.
+    /// Several matrices stored as one that has, for each head, a block of each matrix.
     pub fn by_head(name: &'static str, parts: &'static [LayerTensor]) -> Self {
         Self {
             takes_turns: true,
@@ -329,8 +330,8 @@ pub fn folder_name(tensor: LayerTensor) -> Stored {
     })
 }
 
-/// The place of an expert's matrix in the modules of Transformers 5, whose `save_pretrained` stores them as they are if
-/// asked to. `experts` is the name of the module with all experts of the layer.
+/// The place of an expert's matrix in the modules of Transformers 5. `save_pretrained` can store the modules in this
+/// form. `experts` is the name of the module with all experts of the layer.
 pub fn fused_expert(tensor: LayerTensor, experts: &str) -> Option<Stored> {
     use LayerTensor::{Down, Gate, Up};
     Some(match tensor {

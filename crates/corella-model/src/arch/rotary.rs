@@ -52,7 +52,7 @@ pub fn spec(
 }
 
 /// The object that describes RoPE. Transformers 5 puts `rope_theta` and `rope_scaling` into one object,
-/// `rope_parameters`. It ignores that object in a folder with both.
+/// `rope_parameters`. In a folder with both, Transformers ignores `rope_parameters`.
 pub fn parameters<'a>(config: &JsonObject<'a>) -> Result<Option<JsonObject<'a>>, CheckpointError> {
     let older = config.try_object("rope_scaling")?;
     match older.filter(|scaling| !scaling.is_empty()) {
@@ -117,7 +117,7 @@ pub fn of_folder(
     })
 }
 
-/// RoPE of layers with a window, and of layers without; `None` where config.json has no object for them.
+/// RoPE of layers with a window, and of layers without; `None` if config.json has no object for the type.
 #[derive(Default)]
 pub struct ByType {
     pub local: Option<RotarySpec>,
@@ -143,7 +143,7 @@ pub fn by_type(
         found.local = Some(of_type(&scaling, local)?);
     }
     if let Some(scaling) = parameters.try_object("full_attention")? {
-        // Next to it, the older `rope_scaling` changes the fields that it has.
+        // Fields of the older `rope_scaling` override those of this object.
         let older = config.try_object("rope_scaling")?;
         let fields = older.map(|older| scaling.fields_with(&older));
         let changed = fields.as_ref().map(|fields| scaling.with_fields(fields));
@@ -298,14 +298,14 @@ fn file_scaling(
             };
             let magnitude = file.try_number(ATTENTION_FACTOR)?.unwrap_or(1.0);
             let mscale = |weight: f64| 1.0 + 0.1 * weight * factor.max(1.0).ln();
-            // The weight of the divisor of YaRN's own factor, in models with "mscale_all_dim".
+            // The weight in the divisor of YaRN's own factor, in models with "mscale_all_dim".
             let divisor = number("rope.scaling.yarn_log_multiplier", 0.0)?;
             RotaryScaling::Yarn {
                 factor,
                 original_max_position: original as f64,
                 beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
-                // GGUF files give an additional factor to YaRN's own.
+                // The factor in GGUF files is multiplied with YaRN's own.
                 attention_factor: magnitude * mscale(1.0) / mscale(divisor),
                 truncate: true,
             }
@@ -353,7 +353,7 @@ fn divisors(
 
 fn linear_scaling(file: &FileFields<'_>) -> Result<RotaryScaling, CheckpointError> {
     let is_none = file.try_text(SCALING_TYPE)? == Some("none");
-    // The second name is the one in older files.
+    // Older files use the second name.
     for name in ["rope.scaling.factor", "rope.scale_linear"] {
         let field = Field::of_file(name);
         match file.try_number(field)? {

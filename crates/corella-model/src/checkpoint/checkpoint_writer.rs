@@ -12,13 +12,13 @@ use serde_json::{Map, Value, json};
 use crate::CheckpointError;
 use crate::json::file_name::{INDEX, SINGLE};
 
-/// A folder during writing. All files go to a folder beside the target, which is renamed at the end
-/// and otherwise removed; only a killed process leaves it behind.
+/// A folder during writing. All files go to a temporary folder beside the target. `finish` renames it to the target;
+/// without `finish`, it is removed. Only a killed process leaves it behind.
 pub struct CheckpointWriter {
     target: PathBuf,
     partial: PathBuf,
     shards: Vec<File>,
-    /// For each tensor, the shard, the offset of its next byte, and the number of missing bytes.
+    /// For each tensor, the index of its shard, the offset of its next byte there, and the number of its missing bytes.
     places: HashMap<String, (usize, u64, u64)>,
     num_bytes: u64,
 }

@@ -21,15 +21,15 @@ pub struct SentenceConfig {
     pub head: VectorHead,
     /// Whether vectors are normalised to the length 1 at the end; `None` if the folder does not set it.
     pub is_normalised: Option<bool>,
-    /// The texts before a text, by their names.
+    /// The prompts that are put before a text, by name.
     pub prompts: BTreeMap<String, String>,
     /// The name of the default prompt.
     pub default_prompt: Option<String>,
-    /// The most tokens of a text for which the model was made, if fewer than its positions.
+    /// The largest number of tokens in a text for which the model was made, if the folder gives one.
     pub max_len: Option<usize>,
     /// The scores of classes; `None` for models without them.
     pub classes: Option<ClassHead>,
-    /// Whether a decoder that scores pairs begins a reply behind them.
+    /// Whether a decoder that scores pairs of texts begins a reply behind a pair.
     pub adds_generation_prompt: bool,
 }
 

@@ -17,7 +17,7 @@ use crate::{CheckpointError, Storage};
 
 const TOKENIZER: &str = "tokenizer.json";
 
-/// The most bytes of a file that is read as a whole. The largest tokenizers have 35 MB.
+/// The largest size, in bytes, of a file that is read as a whole. The largest tokenizers have 35 MB.
 const MAX_READ_BYTES: u64 = 256 << 20;
 
 /// The place of a checkpoint's files.
@@ -263,7 +263,7 @@ impl Source {
     }
 }
 
-/// Returns the model folder of a file that is only a part of a model.
+/// Returns the folder of a model, given a file that is only a part of the model.
 fn folder_of_part(path: &Path) -> Option<PathBuf> {
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let is_part = ["safetensors", "json", "jinja", "bin", "model"].contains(&extension);
@@ -373,7 +373,7 @@ fn check_is_fetched(bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// A device never ends, and opening a pipe waits for its other end.
+/// Other files are refused: reading a device may never end, and opening a pipe waits for a writer.
 fn open_regular(path: &Path) -> io::Result<File> {
     match fs::metadata(path)?.is_file() {
         true => File::open(path),

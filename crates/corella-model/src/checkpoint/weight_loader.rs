@@ -249,7 +249,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(weights)
     }
 
-    /// The place of a layer's tensor in these files, whose names begin with a prefix.
+    /// The place of a layer's tensor in these files. `prefix` begins the names of the layer's tensors.
     fn stored(&self, prefix: &str, tensor: LayerTensor) -> Stored {
         let elsewhere = (self.layout.elsewhere)(tensor);
         let is_there = |stored: &Stored| {
@@ -260,7 +260,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         found.unwrap_or_else(|| (self.layout.of_layer)(tensor))
     }
 
-    /// Takes a matrix, which may be stored as integers if the configuration quantises any.
+    /// Takes a matrix, which may be stored as integers if the configuration describes a quantisation.
     fn take_matrix(
         &mut self,
         name: &str,
@@ -299,7 +299,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         let Some(quantization) = &self.config.quantization else {
             return Ok(None);
         };
-        // In this format, only the matrices of experts are not `[in, out]`.
+        // MXFP4 is only for matrices that are transposed or of experts, and no other integer format is for those.
         let is_mxfp4 = *quantization == Quantization::Mxfp4;
         if (stored.is_transposed || stored.expert.is_some()) != is_mxfp4 {
             return Ok(None);
@@ -366,8 +366,8 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             })
             .collect();
         let is_harmless = |name: &str, file: &S| {
-            // A copy of the tied matrix is harmless, and so are the zero biases that GPTQ exporters add to layers
-            // without biases.
+            // A copy of the tied matrix is harmless. So are the zero biases that GPTQ exporters add to layers without
+            // biases.
             name.strip_suffix(".weight") == Some(self.head)
                 || self.layout.buffers.iter().any(|end| name.ends_with(end))
                 || self.is_unused_bias(name, file)
@@ -440,7 +440,7 @@ fn columns_of(stored: FileTensor, part: &Part, expert: Option<usize>) -> Option<
     };
     let num_bytes = num_inputs * num_outputs * dtype.size();
     let start = stored.range.start + expert.unwrap_or(0) * num_bytes;
-    // Behind the matrices of other experts, the outputs count from the first one again.
+    // The outputs of each expert are counted from 0, although its matrix lies behind those of other experts.
     let first = expert.map_or(part.first, |expert| part.first - expert * num_outputs);
     Some(Tensor::of_columns(
         stored.storage,

@@ -28,7 +28,7 @@ pub struct Plan {
     pub chunk: usize,
     /// The number of steps between arrivals; with 0, all scripts start together.
     pub stagger: usize,
-    /// Whether pages are taken in another than ascending order.
+    /// Whether pages are taken in a pseudo-random order instead of ascending order.
     pub shuffled: bool,
     /// The number of steps in flight. With more than one, decode inputs are `FromStep`.
     pub depth: usize,
@@ -56,7 +56,7 @@ pub struct Sequence {
     pub samples: Vec<Sample>,
     /// The log-probabilities of the prompt, if the script asks for them.
     pub logprobs: Vec<PromptLogprob>,
-    /// The hidden state of the prompt, if the script asks for it. It then draws no token.
+    /// The hidden state of the prompt, if the script asks for it. Such a script draws no token.
     pub hidden_state: Option<HiddenState>,
     num_asked: usize,
     last_asked_step: u64,
@@ -81,13 +81,13 @@ pub struct Driver {
 /// A step in flight.
 struct Inflight {
     step: u64,
-    /// The slots with a sample, with the most additional ones behind drafts.
+    /// The slots with a sample, each with the largest number of additional samples behind drafts.
     asked: Vec<(SlotId, usize)>,
     /// The starts of the slots' spans.
     starts: Vec<(SlotId, u32)>,
 }
 
-/// The content that overwrites pages behind a window: finite, and no key or value of any model.
+/// The byte that fills pages behind a window. It makes finite numbers that are no key or value of any model.
 const OVERWRITTEN: u8 = 0x44;
 
 impl Driver {
@@ -166,9 +166,9 @@ impl Driver {
         self.begin_from(slot, script, &[], &script.prompt, 0)
     }
 
-    /// Begins a sequence at the end of `tokens`. The KV of the first `num_cached` is in the pages of `tables`, one for
-    /// each KV group or none. Their last pages may lack rows that are to be copied or computed. The executor is not
-    /// given pages behind a window.
+    /// Begins a sequence at the end of `tokens`. The KV of the first `num_cached` tokens is in the pages of `tables`.
+    /// There is one table for each KV group, or none. The last page of a table may lack rows, which are copied or
+    /// computed later. The executor is not given pages behind a window.
     pub fn begin_from(
         &mut self,
         slot: u32,
@@ -246,7 +246,7 @@ impl Driver {
         }
     }
 
-    /// Records that the next step draws a token for the sequence, and possibly more behind drafts.
+    /// Records that the next step draws a token for the sequence, and possibly `num_drafts` more behind drafts.
     pub fn ask(&mut self, sequence: &mut Sequence, num_drafts: usize) {
         sequence.num_asked += 1;
         sequence.last_asked_step = self.next_step;
@@ -317,7 +317,7 @@ impl Driver {
             .expect("the pool has too few pages for the suite")
     }
 
-    /// Reads pages layer by layer, page by page. Only between steps.
+    /// Reads pages layer by layer, page by page. Call it only while no step is in flight.
     pub fn read_pages(&self, pages: &[u32], form: PageForm) -> Vec<Vec<u8>> {
         let kv = self.executor.kv_pages();
         let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
@@ -336,7 +336,7 @@ impl Driver {
         let kv = self.executor.kv_pages();
         let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
         for (layer, bytes) in layers.iter().enumerate() {
-            // SAFETY: the pages were taken, and are in no batch so far.
+            // SAFETY: the driver has taken the pages, and no batch has named them yet.
             unsafe { kv.write(layer as u32, &pages, form, bytes) };
         }
     }

@@ -9,20 +9,20 @@ use crate::{DecoderSpec, LayerSpec};
 /// The division of a decoder's layers into KV groups.
 ///
 /// A page holds the layers of one group, and one pool of pages of one size serves all groups. So groups have equal
-/// numbers of layers, as far as these divide: a page has room for the layers of the largest group, and smaller groups
-/// waste the rest of their pages. Among the divisions that the scheduler supports, `by_window` takes the one with the
-/// least memory for a request of the longest context, so windows are not used where they would cost more than they
-/// save.
+/// numbers of layers where the numbers divide evenly: a page has room for the layers of the largest group, and smaller
+/// groups waste the rest of their pages. Among the divisions that the scheduler supports, `by_window` takes the one
+/// with the least memory for a request of the longest context, so windows are not used where they would cost more than
+/// they save.
 ///
-/// A page has places for a number of layers with the widest rows. Layers with narrower rows share a place, within its
-/// room.
+/// Each place in a page has room for a layer with the widest rows. Several layers with narrower rows share a place, as
+/// far as it has room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroups {
     groups: Vec<KvGroup>,
     /// `None` for recurrent layers, which have no keys and values.
     of_layers: Vec<Option<GroupLayer>>,
-    /// Whether the layers take turns with the same rows of a page. An encoder needs the keys and values of a layer only
-    /// until the next layer.
+    /// Whether all layers use the same rows of a page, one after the other. An encoder needs the keys and values of a
+    /// layer only until the next layer overwrites them.
     are_shared: bool,
 }
 
@@ -32,9 +32,9 @@ pub struct KvLayer {
     pub group: usize,
     /// The layer's place in a page of its group.
     pub in_page: usize,
-    /// The layer's number within the place.
+    /// The layer's index within the place.
     pub in_place: usize,
-    /// The number of such layers with room in the place.
+    /// The number of layers with rows of this width that fit into the place.
     pub num_in_place: usize,
 }
 
@@ -91,7 +91,7 @@ impl KvGroups {
             }
         }
         let num_layers: usize = kinds.iter().map(|kind| kind.num_layers).sum();
-        // Rows of one layer each that a request of the longest context keeps.
+        // The number of rows, each of one layer, that a request of the longest context keeps.
         let num_rows_kept = |num_page_layers: usize| {
             let of_kind = |kind: &Kind| {
                 let num_layers = kind.num_groups(num_page_layers) * num_page_layers;
@@ -145,7 +145,7 @@ impl KvGroups {
     /// A layer that reads the keys and values of another shares its place, so the range must contain both.
     pub fn layers(&self, layers: Range<usize>) -> Vec<Option<KvLayer>> {
         let mut num_places = vec![0; self.groups.len()];
-        // For each group and width, the next layer's place if an open one has room.
+        // For each group and width with a place that is not full, the place of the next layer.
         let mut open: Vec<(GroupLayer, KvLayer)> = Vec::new();
         let mut places: Vec<Option<KvLayer>> = Vec::new();
         for index in layers.clone() {
@@ -197,7 +197,7 @@ impl KvGroups {
         layers.map(|layer| layer.in_page + 1).max().unwrap_or(0)
     }
 
-    /// Whether these groups fit a decoder: each layer is in one that keeps all positions that the layer reads.
+    /// Whether these groups fit a decoder: each layer's group keeps all positions that the layer reads.
     pub fn are_of(&self, spec: &DecoderSpec) -> bool {
         let keeps = |(of_layer, layer): (&Option<GroupLayer>, &LayerSpec)| {
             let Some(GroupLayer { group, .. }) = *of_layer else {
@@ -229,7 +229,8 @@ impl GroupLayer {
     }
 }
 
-/// Gives each layer with keys and values of its own a group. Layers that read them are in the same one.
+/// Gives each layer with keys and values of its own a group. Layers that read the keys and values of another layer are
+/// in its group.
 fn of_layers(
     spec: &DecoderSpec,
     mut group_of: impl FnMut(&LayerSpec) -> usize,
@@ -434,7 +435,7 @@ mod tests {
         assert_eq!(place(5), Some((5, 0, 0)));
         assert_eq!(place(11), Some((5, 0, 1)));
         assert_eq!(place(10), Some((4, 1, 0)));
-        // All in one group: ten places, and one for both full layers.
+        // With all layers in one group, a page has ten places, and one more for both full layers.
         assert_eq!(KvGroups::one(&mixed).num_page_layers(0..12), 11);
 
         mixed.layers[11].attention.kv_source = Some(5);

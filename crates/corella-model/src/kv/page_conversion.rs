@@ -118,7 +118,7 @@ impl Rows {
         at(positions.start)..at(positions.end)
     }
 
-    /// Empty for formats without scales.
+    /// The bytes of the scales; empty for formats without scales.
     fn scales(&self, positions: Range<usize>) -> Range<usize> {
         let at = |position| self.first_scale + position * self.scale_bytes;
         at(positions.start)..at(positions.end)
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Half of a page may come first, and the rest into the same page later.
+    /// Half of a page may be converted first, and the rest into the same page later.
     #[test]
     fn a_sequence_may_come_in_pieces() {
         let (from, to) = (geometry(F32, 4), geometry(F32, 16));

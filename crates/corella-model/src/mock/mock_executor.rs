@@ -2,9 +2,9 @@
 //! that history back through the slot's pages.
 //!
 //! A row of a page records its token, its position and a hash of all earlier tokens, and each KV group has rows of its
-//! own. A span that finds a row of another history within a group's window fails its step and names the row, so wrong
-//! page handling cannot go unnoticed. So does a slot that starts with the recurrent state of other tokens. The batch is
-//! checked just as strictly, also against the steps that have not returned (`batch_check.rs`).
+//! own. If a span finds a row of another history within a group's window, its step fails, and the error names the row.
+//! So wrong page handling cannot go unnoticed. A step also fails if a slot starts with the recurrent state of other
+//! tokens. The batch is checked just as strictly, also against the steps that have not returned (`batch_check.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ struct Inflight {
     checked: Result<(), String>,
     masks: Option<Vec<TokenMask>>,
     time: StepTime,
-    /// Planned before an earlier step's failure was known: it may read void rows of that step, and its results will be
-    /// dropped.
+    /// Whether the step was planned before the failure of an earlier step was known. Such a step may read void rows of
+    /// the earlier one, and its results are dropped.
     precedes_bad_news: bool,
     begun: Option<Begun>,
 }
@@ -57,10 +57,10 @@ struct Begun {
 
 struct Slot {
     sequence: Sequence,
-    /// The page table of each KV group. Entries that were never given are behind its window.
+    /// The page table of each KV group. Entries that were never given are `None`; they are behind the group's window.
     tables: Vec<Vec<Option<PageId>>>,
     drawn: Option<(StepId, TokenId)>,
-    /// Holds results of a failed step.
+    /// Whether the slot depends on results of a failed step.
     undefined: bool,
     mean: MeanPool,
 }
@@ -81,7 +81,7 @@ impl MockExecutor {
         }
     }
 
-    /// The bookkeeping of a batch. Applies even when its computation fails, because the scheduler relies on it.
+    /// Does the bookkeeping of a batch, even if its computation fails: the scheduler relies on it.
     fn apply(&mut self, batch: &Batch) -> Result<(), String> {
         let mut result = Ok(());
         let mut note = |outcome: Result<(), String>| {
@@ -148,7 +148,7 @@ impl MockExecutor {
         }
         let table = &mut slot_mut(&mut self.slots, slot)?.tables[group];
         if table.is_empty() && window.is_some() {
-            // The slot starts with cached tokens, and the pages before these are never read.
+            // The slot starts with cached tokens, and no span reads the pages before `first`.
             table.resize(first as usize, None);
         }
         if first as usize > table.len() {
@@ -274,7 +274,7 @@ impl MockExecutor {
             })
     }
 
-    /// Attends and draws after all rows have been stored.
+    /// Computes attention and draws, after all rows have been stored.
     fn finish(&mut self, inflight: Inflight) -> Result<BatchOutput, ExecutorError> {
         self.check.end_step();
         let Some(masks) = &inflight.masks else {
@@ -533,7 +533,7 @@ impl MockExecutor {
         Ok(drawn)
     }
 
-    /// After a failure: the rows of the step are void, and steps already planned on top of it must still run.
+    /// Handles the failure of a step: its rows become void, and steps that were planned after it must still run.
     fn undo(&mut self, batch: &Batch) {
         for span in &batch.spans {
             let Ok(slot) = slot_mut(&mut self.slots, span.slot) else {
@@ -561,7 +561,7 @@ impl MockExecutor {
     }
 }
 
-/// Ends the waits for its steps at any end of the executor.
+/// Ends the waits for the executor's steps, however the executor ends.
 impl Drop for MockExecutor {
     fn drop(&mut self) {
         self.kv.counter.close();

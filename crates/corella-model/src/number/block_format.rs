@@ -214,8 +214,8 @@ impl BlockFormat {
         }
     }
 
-    /// The form of blocks as groups of integers. `None` for formats whose values are unevenly
-    /// spaced, FP4 aside, or have other than 4 or 8 bits.
+    /// The form of blocks as groups of integers. `None` for formats with unevenly spaced values, except FP4, and for
+    /// formats whose values have neither 4 nor 8 bits.
     pub fn group_format(self) -> Option<GroupFormat> {
         let (bits, has_minimum) = match self {
             Self::Q4_0 | Self::Mxfp4 => (4, false),
@@ -332,7 +332,7 @@ fn q2_k(block: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Q2_K with a third bit of all parts in the first 32 bytes, and 6-bit scales without offsets.
+/// Like Q2_K, but the first 32 bytes hold a third bit of each value, and the scales have 6 bits and no offsets.
 fn q3_k(block: &[u8], values: &mut [f32]) {
     let (third, codes, scales) = (&block[..32], &block[32..96], &block[96..108]);
     let scale_of_scales = half_at(block, 108);

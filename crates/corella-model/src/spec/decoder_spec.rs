@@ -33,17 +33,18 @@ pub struct DecoderSpec {
 /// `x += scale * after(attention(before(x)))`, then the same with the feed-forward part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// In a recurrent layer, the attention of the other layers; the layer itself computes none.
+    /// The attention. A recurrent layer has the shape of the other layers' attention here, and computes no attention.
     pub attention: AttentionSpec,
-    /// Replaces attention by a state for each sequence instead of keys and values.
+    /// In a recurrent layer, the part that replaces attention: it keeps a state for each sequence instead of keys and
+    /// values.
     pub recurrent: Option<RecurrentSpec>,
     pub attention_norms: BranchNorms,
     pub feed_forward: FeedForward,
     pub feed_forward_norms: BranchNorms,
     /// The factor of additions to the residual stream (Granite); otherwise 1.
     pub residual_scale: f32,
-    /// Whether the feed-forward part has the input of attention, so that both are added to the same residual stream
-    /// (GPT-J, Cohere). Such a layer has only the norm before attention.
+    /// Whether the feed-forward part has the same input as attention, so that both outputs are added to the same
+    /// residual stream (GPT-J, Cohere). Such a layer has only the norm before attention.
     pub is_parallel: bool,
     /// The addition behind the feed-forward part, from the layer's own embedding of the token (Gemma 4).
     pub per_layer: Option<PerLayerSpec>,
@@ -66,9 +67,9 @@ pub struct PerLayerSpec {
 /// The norms of a layer's branch beside the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BranchNorms {
-    /// The norm of its input (all except OLMo 2).
+    /// The norm of the branch's input (all except OLMo 2).
     pub before: Option<NormSpec>,
-    /// The norm of its output, before it is added (OLMo 2, Gemma 2 and 3).
+    /// The norm of the branch's output, before the output is added to the residual stream (OLMo 2, Gemma 2 and 3).
     pub after: Option<NormSpec>,
 }
 
@@ -92,7 +93,7 @@ pub enum NormKind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
     pub num_heads: usize,
-    /// The number of KV heads. Query heads from `h * num_heads / num_kv_heads` on share KV head
+    /// The number of KV heads. With `n = num_heads / num_kv_heads`, the query heads `h * n..(h + 1) * n` share KV head
     /// `h`.
     pub num_kv_heads: usize,
     pub head_dim: usize,
@@ -104,8 +105,8 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
-    /// A query sees itself and the `window - 1` positions before it, and the same number behind it unless attention is
-    /// causal.
+    /// A query sees itself and the `window - 1` positions before it. Unless attention is causal, it also sees the
+    /// `window - 1` positions behind it.
     pub window: Option<usize>,
     /// Whether a query sees no position behind it. In encoders it sees the whole text.
     pub is_causal: bool,
@@ -122,7 +123,8 @@ pub struct AttentionSpec {
     pub has_output_gate: bool,
     /// The norm of each head of the values. It has no weights (Gemma 4).
     pub value_norm: Option<NormSpec>,
-    /// Whether the values are projected like the keys. They differ from the norms on (Gemma 4).
+    /// Whether the values have the same projection as the keys. They differ only in the norms and RoPE that follow
+    /// (Gemma 4).
     pub values_are_keys: bool,
     /// The layer whose keys and values this layer reads instead of its own (Gemma 4).
     pub kv_source: Option<usize>,
@@ -145,7 +147,7 @@ pub enum QkNorm {
     Whole(NormSpec),
 }
 
-/// The part of a layer that computes each token alone.
+/// The part of a layer that computes each token independently of the others.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForward {
     Mlp(MlpSpec),
@@ -159,7 +161,8 @@ pub struct MlpSpec {
     pub activation: Activation,
     pub is_gated: bool,
     pub bias: bool,
-    /// The upper limit of gates, and of the magnitude of the gated values, to which 1 is added (gpt-oss).
+    /// The upper limit of gates, and of the magnitude of the values that they gate. 1 is added to these values
+    /// (gpt-oss).
     pub gate_limit: Option<f32>,
 }
 
@@ -188,12 +191,12 @@ pub struct ExpertSpec {
     pub shared: Option<SharedExpert>,
     /// The function from the router's outputs for all experts to scores.
     pub scoring: ExpertScoring,
-    /// Whether a bias for each expert counts for their choice, but not for their weights.
+    /// Whether each expert has a bias that counts in the choice of experts, but not in their weights.
     pub selection_bias: bool,
     /// Whether the weights of the chosen experts are divided by their sum. (Mixtral's softmax over
     /// the chosen ones is the same.)
     pub normalises: bool,
-    /// The addition to that sum; otherwise 0.
+    /// The number added to the sum by which the weights are divided; usually 0.
     pub weight_sum_eps: f32,
     /// The factor of the weights; otherwise 1.
     pub weight_scale: f32,
@@ -208,7 +211,7 @@ pub struct ExpertSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedExpert {
     pub mlp: MlpSpec,
-    /// Whether its output is multiplied by the sigmoid of a product with a vector (Qwen2-MoE).
+    /// Whether the MLP's output is multiplied by the sigmoid of the product of its input and a vector (Qwen2-MoE).
     pub is_weighed: bool,
 }
 
@@ -301,7 +304,8 @@ impl LayerSpec {
         self.recurrent.is_none() && self.attention.kv_source.is_none()
     }
 
-    /// The number of elements of a token between the mixing of tokens and its output projection.
+    /// The number of elements of a token behind attention, or behind the recurrent part, and before the output
+    /// projection.
     pub fn mixed_len(&self) -> usize {
         match &self.recurrent {
             None => self.attention.query_len(),
@@ -372,7 +376,7 @@ impl AttentionSpec {
         of_window.unwrap_or(0).max(usize::from(self.skips_first))
     }
 
-    /// The end of the positions that a query sees in a sequence of `num_positions`.
+    /// The end, exclusive, of the positions that a query sees in a sequence of `num_positions`.
     pub fn end_seen(&self, position: usize, num_positions: usize) -> usize {
         match (self.is_causal, self.window) {
             (true, _) => position + 1,
@@ -386,7 +390,7 @@ impl AttentionSpec {
         self.num_heads * self.head_dim
     }
 
-    /// The number of elements of all keys of a token, and of all its values.
+    /// The number of elements of a token's keys, over all heads; its values have as many.
     pub fn kv_len(&self) -> usize {
         self.num_kv_heads * self.head_dim
     }

@@ -26,7 +26,7 @@ pub enum LayerTensor {
     KNorm,
     /// A score for each query head.
     Sinks,
-    /// The projection to the gates of each query head's output.
+    /// The projection of the layer's input to gates for the output of each query head.
     AttentionGate,
     AttentionGateBias,
     O,
@@ -44,7 +44,7 @@ pub enum LayerTensor {
     DeltaDecayBias,
     /// The logarithm of the decays' factor.
     DeltaRate,
-    /// The norm of the outputs. Its weights are never stored without 1.
+    /// The norm of the outputs. Files always store its whole weights, never the weights minus 1.
     DeltaNorm,
     DeltaO,
     /// The projection of a short convolution's input: input gates, output gates, and the convolved values, in this
@@ -73,22 +73,21 @@ pub enum LayerTensor {
     /// The norms of the experts' input and output, if they differ from the feed-forward part's.
     ExpertNorm,
     ExpertOutputNorm,
-    /// The norm of the router's input. Its weights are stored without their division by the root of
-    /// their number.
+    /// The norm of the router's input. The stored weights are not yet divided by the square root of their number.
     RouterNorm,
     /// A number for each expert.
     ExpertScales,
     /// The matrix that scores the experts.
     Router,
     RouterBias,
-    /// A bias for each expert that counts for their choice.
+    /// A bias for each expert that counts in the choice of experts, but not in their weights.
     SelectionBias,
     /// The vector whose product with a row, through a sigmoid, weighs the shared expert.
     SharedWeight,
     /// The norm of the feed-forward part's output.
     MlpOutputNorm,
     MlpOutputNormBias,
-    /// The projections to the gates of the layer's own input, and back.
+    /// The projection of the residual stream to gates for the layer's own input, and the projection back.
     PerLayerGate,
     PerLayerOutput,
     /// The norm of the addition from the layer's own input.
@@ -179,7 +178,7 @@ impl LayerTensor {
         matches!(self.role(), TensorRole::Matrix(_))
     }
 
-    /// Whether these are the weights of a norm.
+    /// Whether the tensor has the weights of a norm.
     pub fn is_norm(self) -> bool {
         matches!(
             self,
@@ -220,7 +219,7 @@ impl LayerTensor {
         })
     }
 
-    /// The number of heads by which a matrix alternates with others in the same stored tensor.
+    /// The number of heads of a matrix in a stored tensor where it alternates with other matrices head by head.
     pub fn num_stored_heads(self, layer: &LayerSpec) -> usize {
         match (&layer.recurrent, self) {
             (_, Self::Q | Self::AttentionGate) => layer.attention.num_heads,

@@ -27,8 +27,8 @@ pub enum RecurrentSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedDeltaSpec {
     pub num_key_heads: usize,
-    /// The number of value heads. Heads from `h * num_value_heads / num_key_heads` on share the queries and keys of key
-    /// head `h`.
+    /// The number of value heads. With `n = num_value_heads / num_key_heads`, the value heads `h * n..(h + 1) * n` use
+    /// the queries and keys of key head `h`.
     pub num_value_heads: usize,
     pub key_dim: usize,
     pub value_dim: usize,
@@ -41,7 +41,7 @@ pub struct GatedDeltaSpec {
 /// A gated short convolution (LFM2).
 ///
 /// The layer's input is projected to b, c and x. In each channel, `b * x` goes through a convolution over the last
-/// `kernel_len` tokens, and the result is multiplied by c. The state is `b * x` of the tokens that later ones read.
+/// `kernel_len` tokens, and the result is multiplied by c. The state is `b * x` of the last `kernel_len - 1` tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConvolutionSpec {
     pub num_channels: usize,
@@ -52,7 +52,7 @@ pub struct ShortConvolutionSpec {
 }
 
 impl GatedDeltaSpec {
-    /// The number of elements of all queries of a token, and of all its keys.
+    /// The number of elements of a token's queries, over all heads; its keys have as many.
     pub fn key_len(&self) -> usize {
         self.num_key_heads * self.key_dim
     }

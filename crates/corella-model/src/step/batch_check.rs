@@ -14,9 +14,9 @@ pub struct BatchCheck {
     unfinished: VecDeque<UnfinishedStep>,
 }
 
-/// The time between a slot's start and its release.
+/// A request's use of a slot, from the slot's start to its release.
 struct Tenancy {
-    /// The number of this start, among all starts of slots.
+    /// The index of this start among all starts of slots.
     start: u64,
     /// The page table of each KV group. Entries that were never given are `None`.
     tables: BTreeMap<KvGroupId, Vec<Option<PageId>>>,
@@ -26,9 +26,9 @@ struct Tenancy {
 struct UnfinishedStep {
     step: StepId,
     slots: BTreeSet<SlotId>,
-    /// The pages that its spans read, each with the number of the slot's start.
+    /// The pages that the step's spans read, each with the index of the slot's start.
     pages: BTreeSet<(PageId, u64)>,
-    /// The pages from which it copies rows.
+    /// The pages from which the step copies rows.
     sources: BTreeSet<PageId>,
 }
 
@@ -71,7 +71,7 @@ impl BatchCheck {
         self.unfinished.pop_front();
     }
 
-    /// Whether a page may be written outside of a step.
+    /// Checks that a page may be written outside of a step.
     pub fn check_write(&self, page: PageId) -> Result<(), String> {
         self.check_fence(page, None)
     }
@@ -177,7 +177,7 @@ impl BatchCheck {
         })
     }
 
-    /// Checks that no unfinished step of another writer reads a written page.
+    /// Checks that no unfinished step reads a page that is written, except for the spans of the writer itself.
     fn check_fence(&self, page: PageId, writer: Option<u64>) -> Result<(), String> {
         for step in &self.unfinished {
             let mut readers = step.pages.range((page, 0)..=(page, u64::MAX));
@@ -221,7 +221,7 @@ mod tests {
 
     const GREEDY: SamplingParams = SamplingParams::GREEDY;
 
-    /// Two slots that share page 0 and have one page of their own each, in an unfinished step each.
+    /// Two unfinished steps, each of one slot. The slots share page 0, and each has one other page.
     fn two_steps() -> (BatchCheck, BatchBuilder) {
         let mut check = BatchCheck::new(4, &[KvGroup::default()]);
         let mut batch = BatchBuilder::new(0);

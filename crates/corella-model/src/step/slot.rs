@@ -17,8 +17,8 @@ pub struct Slot<A> {
     num_prompt_tokens: u32,
     min_tokens: u32,
     masked_until_min_tokens: Arc<[TokenId]>,
-    /// Every token whose KV is in the pages, or will be after the current step. It may end in rejected drafts until the
-    /// request's next span overwrites them.
+    /// Every token whose KV is in the pages, or will be after the current step. The history may end in rejected drafts,
+    /// which the request's next span overwrites.
     history: Vec<TokenId>,
     /// The page table of each KV group.
     tables: Vec<SlotTable>,
@@ -28,7 +28,7 @@ pub struct Slot<A> {
     pub mean: MeanPool,
 }
 
-/// The pages of a slot in one KV group. Pages behind the group's window may belong to other slots by now.
+/// The pages of a slot in one KV group. Pages behind the group's window may already belong to other slots.
 struct SlotTable {
     group: KvGroup,
     page_size: u32,
@@ -95,8 +95,8 @@ impl SlotTable {
 }
 
 impl<A> Slot<A> {
-    /// The page tables of all KV groups, restricted to the pages that a span reads and writes. The span, which starts
-    /// at `start`, was appended before.
+    /// The page tables of all KV groups, restricted to the pages that a span reads and writes. The span starts at
+    /// `start`, and has already been appended.
     pub fn tables(&self, start: u32) -> impl Iterator<Item = PageTable<'_>> {
         self.tables.iter().map(move |table| table.read_from(start))
     }
@@ -133,7 +133,7 @@ impl<A> Slot<A> {
     }
 }
 
-/// The limits for checks of a batch, because the kernels do not check it.
+/// The limits against which a batch is checked, because the kernels do not check it.
 #[derive(Clone, Debug)]
 pub struct SlotLimits {
     pub max_num_seqs: u32,
@@ -157,12 +157,12 @@ pub struct Slots<A> {
     adapters: Option<Arc<dyn AdapterSource<A>>>,
     /// Recent failed steps, which a later step may still name as the source of a token.
     failed_steps: Vec<StepId>,
-    /// Whether this account learns drawn tokens before steps that compute them are planned. In a pipeline, only the
-    /// first and the last stage do.
+    /// Whether these slots learn a drawn token before a step that computes it is planned. In a pipeline, only those of
+    /// the first and the last stage do.
     knows_drawn: bool,
 }
 
-/// Larger than the most steps in flight.
+/// A number larger than that of the steps that can be in flight.
 const MAX_FAILED_STEPS: usize = 16;
 
 impl<A> Slots<A> {
@@ -203,8 +203,8 @@ impl<A> Slots<A> {
         self.failed_steps.push(step);
     }
 
-    /// Keeps the histories as if the step had succeeded, because steps in flight behind it continue there. Their
-    /// results for its requests are discarded.
+    /// Keeps the histories as if the step had succeeded, because the steps in flight after it continue them. The
+    /// results of these steps for the failed step's requests are discarded.
     pub fn handle_step_failed(&mut self, batch: &Batch) {
         self.note_failed(batch.step);
         for span in &batch.spans {

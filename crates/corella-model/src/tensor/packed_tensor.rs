@@ -59,7 +59,7 @@ pub enum PackedLayout {
     /// GPTQ: eight inputs of an output per word, `[in / 8, out]`. Zero points of eight outputs per
     /// word, `[groups, out / 8]`, are stored reduced by `zero_offset`; scales are `[groups, out]`.
     Gptq { zero_offset: u32 },
-    /// AWQ: eight outputs of an input per word, `[in, out / 8]`, the even ones in its lower half.
+    /// AWQ: eight outputs of an input per word, `[in, out / 8]`, with the even outputs in the lower half of the word.
     /// Zero points are packed in the same way, `[groups, out / 8]`; scales are `[groups, out]`.
     Awq,
     /// gpt-oss: 4-bit floats along a row, the first of two in the lower half of a byte. Scales are
@@ -71,7 +71,7 @@ pub enum PackedLayout {
 /// bf16.
 pub struct PackedTensor {
     layout: PackedLayout,
-    /// The stored rows; the tensor may be a reordered subset.
+    /// The number of stored rows. The tensor may have only some of them, in another order.
     num_rows: usize,
     view: RowView,
     num_columns: usize,
@@ -186,7 +186,7 @@ impl PackedTensor {
         }
     }
 
-    /// Reads a row's integers: signed ones for symmetric weights, otherwise from 0 on.
+    /// Reads a row's integers. They are signed for symmetric weights, and unsigned otherwise.
     fn read_integers(&self, row: usize, out: &mut [i8]) {
         let middle = match (self.num_bits, self.has_minimum) {
             (4, true) => 0,
@@ -251,7 +251,7 @@ impl PackedTensor {
         })
     }
 
-    /// The integer that encodes 0, counted from the smallest one.
+    /// The integer that encodes 0, as a distance from the smallest integer.
     fn zero(&self, row: usize, group: usize) -> u32 {
         let Some(zeros) = &self.zeros else {
             return MIDDLE;

@@ -1,12 +1,13 @@
-//! The forms of tools that a chat template reads. Clients leave out what has no meaning for a tool, but some templates
-//! fail without it, so tools with a mark are rendered as a test.
+//! The forms of tools that a chat template reads. Clients leave out members that a tool does not need, but some
+//! templates fail without them. A test shows which: it renders a tool without the member, and looks for the tool's name
+//! in the prompt.
 
 use serde_json::{Value, json};
 
 use crate::chat_template::template_support::ToolSupport;
 use crate::chat_template::{ChatInput, ChatTemplate};
 
-/// The name and the mark of the tool.
+/// The tool's name, which is searched for in the prompt.
 const NAME: &str = "probe_tool";
 
 impl ChatTemplate {
@@ -17,7 +18,7 @@ impl ChatTemplate {
 }
 
 impl ToolSupport {
-    /// A template that does not print the complete tool takes any.
+    /// A template that does not print even the complete tool counts as one that reads all forms.
     pub fn of(template: &ChatTemplate) -> Self {
         let is_taken = |remove: &dyn Fn(&mut Value)| {
             let mut function = json!({

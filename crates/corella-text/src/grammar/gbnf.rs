@@ -1,13 +1,13 @@
-//! GBNF, the notation of llama.cpp's grammars, in Lark's notation.
+//! Translates grammars from GBNF, llama.cpp's notation, to Lark's.
 //!
-//! A rule that leads to itself becomes a rule of Lark. Other rules become terminals: each is one regular expression, so
-//! that a mask takes little work, and it matches as much text as it can.
+//! Recursive rules, and rules that use them, become rules of Lark. All others become terminals. A terminal is one
+//! regular expression, which takes little work for a mask, and it matches as much text as it can.
 
 use std::collections::HashMap;
 
 use crate::GrammarError;
 
-/// Whether a grammar is in GBNF: a line begins with a name and `::=`.
+/// Whether a grammar is in GBNF, which has lines that begin with a name and `::=`.
 pub(crate) fn is_gbnf(grammar: &str) -> bool {
     let begins_rule = |line: &str| {
         let line = line.trim_start();
@@ -273,7 +273,7 @@ fn is_of_name(c: char) -> bool {
 /// The class of all characters.
 const ANY: &str = "[\\u{0}-\\u{10ffff}]";
 
-/// Writes the rules under names of their own, because Lark tells rules and terminals apart by their letters.
+/// Writes the rules with new names, because in Lark the case of the letters tells terminals from rules.
 fn written(rules: &[Rule], root: usize) -> String {
     let is_terminal = terminals(rules);
     let name = |rule: usize| match is_terminal[rule] {
@@ -296,7 +296,7 @@ fn written(rules: &[Rule], root: usize) -> String {
     lark
 }
 
-/// Returns for each rule whether it is a terminal, which leads to terminals only, and never to itself.
+/// Returns for each rule whether it becomes a terminal: it is not recursive, and uses only terminals.
 fn terminals(rules: &[Rule]) -> Vec<bool> {
     let mut users = vec![Vec::new(); rules.len()];
     let mut num_open = vec![0; rules.len()];

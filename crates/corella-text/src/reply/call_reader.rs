@@ -10,17 +10,17 @@ use super::tool_set::ToolSet;
 /// Finds calls in a growing text.
 pub(crate) trait CallReader: Send {
     /// Reads from the beginning of `text`, which no earlier step has read, and returns the number of bytes read. `None`
-    /// asks for more text: the reader cannot classify `text` yet. `at_end` means that no more follows; the rest after
-    /// `None` is then dropped.
+    /// asks for more text: the reader cannot classify `text` yet. `at_end` means that no more text follows. If the
+    /// reader then returns `None`, the rest is dropped.
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize>;
 
-    /// Its place in the reply. Most formats mark reasoning separately from calls.
+    /// The phase of the reply that the reader is in. Most formats mark reasoning separately from calls.
     fn phase(&self) -> ReplyPhase {
         ReplyPhase::Answer
     }
 }
 
-/// Reads replies without calls: all of it is text.
+/// Reads replies without calls, which are all text.
 pub(crate) struct PlainReader;
 
 impl CallReader for PlainReader {
@@ -30,8 +30,8 @@ impl CallReader for PlainReader {
     }
 }
 
-/// Returns the text before the first of `tags`, or the part that belongs to no tag. Returns the number of bytes read,
-/// including the tag, and the index of the tag in the list.
+/// Adds the text before the first of `tags` to `out`. Without a tag, adds the text that cannot be the beginning of one.
+/// Returns the number of bytes read, including the tag, and the index of the tag in the list.
 pub(crate) fn read_text(
     text: &str,
     tags: &[&str],

@@ -51,9 +51,9 @@ enum Kind {
 
 /// The largest number of keys; models have some dozens.
 const MAX_KEYS: u64 = 1 << 16;
-/// The smallest entry: the length of a key, one byte of key, a type and a value.
+/// The size of the smallest entry: the length of the key, a key of one byte, a type, and a value of one byte.
 const MIN_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
-/// The most levels of nested arrays.
+/// The largest depth of nested arrays.
 const MAX_DEPTH: usize = 4;
 const WHAT: &str = "the metadata";
 
@@ -206,7 +206,7 @@ impl Metadata {
         }))
     }
 
-    /// The elements of an array of an accepted type; `must` describes these for the error message.
+    /// The elements of an array of an accepted type. `must` describes the accepted types in the error message.
     fn elements(
         &self,
         key: &str,
@@ -261,7 +261,7 @@ impl Metadata {
     }
 }
 
-/// The defect: of the file, or of the value of one key.
+/// A defect of the file, or of the value of one key.
 enum Problem {
     File(String),
     Value(String),
@@ -295,7 +295,7 @@ impl Value {
         let kind = Kind::parse(cursor)?;
         let len = cursor.u64(WHAT)?;
         let start = cursor.position();
-        // A text takes at least its length; an array takes at least a type and a length.
+        // A text takes at least the bytes of its length, an array those of a type and a length.
         let min_bytes = kind.num_bytes().unwrap_or(match kind {
             Kind::Text => 8,
             _ => 12,
