@@ -17,8 +17,8 @@ pub struct LoadedAdapter {
 pub struct AdapterIndex(Mutex<Vec<Weak<LoadedAdapter>>>);
 
 impl LoadedAdapter {
-    /// Gives an adapter to an executor. No other loaded adapter may have its name: requests share cached prefixes by
-    /// it.
+    /// Gives an adapter to an executor. No other loaded adapter may have the same name, because requests share cached
+    /// prefixes by adapter name.
     pub fn new(name: &str, adapter: &Adapter, adapters: Arc<dyn Adapters>) -> Self {
         adapters.add(name, adapter);
         Self {
@@ -32,7 +32,7 @@ impl LoadedAdapter {
         &self.name
     }
 
-    /// Equal for equal adapters, under any name.
+    /// Equal adapters have equal fingerprints, whatever their names.
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
     }

@@ -45,11 +45,11 @@ pub struct EngineConfig {
     pub scheduler: SchedulerConfig,
     /// A step that runs longer than this is reported in the log.
     pub step_timeout: Duration,
-    /// After this time a step counts as hung for ever, and the engine is lost.
+    /// A step that runs longer than this counts as hung for ever, and the engine is lost.
     pub step_deadline: Duration,
     /// The number of batches kept for a dump after a panic.
     pub step_log_len: usize,
-    /// The file of the dump. Each dump replaces the previous one.
+    /// The file of that dump. Each dump replaces the previous one.
     pub step_log_path: PathBuf,
     /// A disk that keeps blocks of the prefix cache.
     pub kv_disk: Option<KvDiskConfig>,
@@ -69,8 +69,8 @@ impl EngineConfig {
     }
 }
 
-/// A handle to the engine, which runs one model. Clones share one engine. It stops when its last handle and its last
-/// stream are dropped.
+/// A handle to the engine, which runs one model. Clones share one engine. The engine stops when its last handle and its
+/// last stream are dropped.
 #[derive(Clone)]
 pub struct Engine {
     commands: CommandSender,
@@ -97,7 +97,7 @@ impl Engine {
         Self::start_with(config, executor, Some(draft_model))
     }
 
-    // Long: the parts of an engine, each behind those that it needs.
+    // Long: makes the parts of an engine, each after the parts that it needs.
     fn start_with(
         config: EngineConfig,
         mut executor: Box<dyn Executor>,
@@ -136,14 +136,14 @@ impl Engine {
             let error = ConfigError::new("max_queued_requests", " and ").then("max_num_seqs", text);
             return Err(EngineError::Config(error));
         }
-        // Twice the scheduler's limit: requests that were aborted or are about to be refused count until the loop has
-        // seen them, and must not exclude others.
+        // Twice the scheduler's limit: requests that were aborted, or that the scheduler will refuse, count as live
+        // until the loop has handled them. Meanwhile they must not exclude others.
         let max_live_requests = 2 * max_live_requests as usize;
 
         let shared = Arc::new(Shared::new(config.scheduler, max_live_requests));
         // Between two drains the channel may hold an add and an abort for each live request, and at most as many aborts
-        // of requests that have ended since. So sending never blocks. A driver of loads that asks for more than the
-        // room waits for the loop, which waits for no driver.
+        // of requests that have ended since. So submitting and aborting never block. A driver of loads may fill the
+        // channel, and then waits for the loop, which waits for no driver.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
         let kv_pages = executor.kv_pages();
         let adapters = executor.adapters();
@@ -264,10 +264,10 @@ impl Engine {
         Ok(streams)
     }
 
-    /// Takes KV pages for one choice whose prompt another node computes, and whose KV must arrive within `timeout`. The
-    /// stream's first event comes within milliseconds, outputs after [`KvExchange::handle_kv_arrived`]. If the stream
-    /// ends or is dropped before all KV has arrived, the caller still has to call [`KvExchange::handle_kv_lost`] when
-    /// all writes to the pages have ended.
+    /// Reserves KV pages for one choice whose prompt another node computes. The KV must arrive within `timeout`. The
+    /// stream's first event comes within milliseconds, and outputs come after [`KvExchange::handle_kv_arrived`]. If the
+    /// stream ends or is dropped before all KV has arrived, the caller still has to call [`KvExchange::handle_kv_lost`]
+    /// when all writes to the pages have ended.
     pub fn reserve(
         &self,
         submission: Submission,
@@ -299,22 +299,22 @@ impl Engine {
         })
     }
 
-    /// Reports on KV that others bring or fetch.
+    /// Returns the handle for reports on KV that other nodes bring or fetch.
     pub fn kv_exchange(&self) -> KvExchange {
         KvExchange {
             commands: self.commands.clone(),
         }
     }
 
-    /// KV facts of requests that export KV, for a single reader: the facts of its predecessor end. Without a reader,
-    /// exported pages are released together with their request.
+    /// Subscribes to facts about requests that export KV. A new reader ends the previous subscription. Without a
+    /// reader, exported pages are released together with their request.
     pub fn subscribe_kv_facts(&self) -> FeedReader<KvFact> {
         let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands.send(Command::SubscribeKvFacts(subscriber));
         facts
     }
 
-    /// Holds blocks for other nodes, and fetches blocks from them.
+    /// Returns the handle that holds blocks for other nodes and fetches blocks from them.
     pub fn block_exchange(&self) -> BlockExchange {
         BlockExchange {
             commands: self.commands.clone(),
@@ -322,7 +322,7 @@ impl Engine {
         }
     }
 
-    /// The transfers that the driver of fetches has to stop, for a single reader: the facts of its predecessor end.
+    /// Subscribes to the transfers that the driver of fetches has to stop. A new reader ends the previous subscription.
     /// Without a reader, blocks are released when their hold ends.
     pub fn subscribe_block_facts(&self) -> FeedReader<BlockFact> {
         let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
@@ -385,7 +385,7 @@ impl Engine {
         }
     }
 
-    /// Subscribes to KV events, which list the full pages of the prefix cache, beginning with the present ones. `salt`
+    /// Subscribes to KV events, which list the full pages of the prefix cache, beginning with those cached now. `salt`
     /// seeds the page hashes and must be the same in the whole fleet. A new subscriber ends the stream of the previous
     /// one. A slow subscriber misses no event that still applies.
     pub fn subscribe_kv_events(&self, salt: u64) -> FeedReader<KvEvent> {
@@ -395,7 +395,7 @@ impl Engine {
         events
     }
 
-    /// Begins to watch the engine. The previous watch ends.
+    /// Begins to watch the engine, and ends the previous watch.
     pub fn watch(&self) -> EngineWatch {
         let (watch, end) = watch(self.commands.doorbell());
         self.commands.send(Command::Watch(end));
@@ -441,7 +441,7 @@ impl Engine {
         }
     }
 
-    /// Waits until every request has ended. Returns false if that takes longer than the timeout.
+    /// Waits until every request has ended. Returns false if that takes longer than `timeout`.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         let is_busy = |inner: &Inner| inner.stats.num_live_requests > 0;
         !self.shared.wait_while(timeout, is_busy)
@@ -465,7 +465,7 @@ const MAX_UNREAD_KV_NEWS: usize = 1024;
 /// The most requests that may be live, which limits the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;
 
-/// Blocks are held for the disk and fetched from it as for other nodes.
+/// The disk holds and fetches blocks as other nodes do, so the same limits must allow it.
 fn check_disk_limits(limits: &SchedulerConfig) -> Result<(), ConfigError> {
     let has_blocks = limits.enable_prefix_caching && limits.recurrent_state.is_none();
     match has_blocks && limits.max_served_pages > 0 && limits.max_fetched_pages > 0 {

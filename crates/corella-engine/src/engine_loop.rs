@@ -1,4 +1,4 @@
-//! The loop of the engine's thread: commands in, steps through the executor, outputs out.
+//! The loop of the engine's thread: takes commands, has the executor compute steps, and emits outputs.
 
 pub(crate) mod block_feed;
 pub(crate) mod in_flight;
@@ -38,7 +38,7 @@ use spill_thread::SpillThread;
 pub(crate) struct EngineLoop {
     pub(crate) scheduler: Scheduler,
     pub(crate) executor: Box<dyn Executor>,
-    /// `None` without a draft model or a draft head, or once it has failed.
+    /// `None` without a draft model or a draft head, or after a failure of it.
     pub(crate) drafter: Option<DraftSource>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
@@ -52,7 +52,7 @@ pub(crate) struct EngineLoop {
     /// `None` without a disk for blocks.
     pub(crate) kv_disk: Option<KvDisk>,
     pub(crate) masks: MaskTable,
-    /// The last submitted step, if it waits for its masks.
+    /// The last submitted step, while it waits for its masks.
     pub(crate) unsampled: Option<StepId>,
     pub(crate) in_flight: InFlight,
     /// `None` without a watch.
@@ -138,8 +138,8 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Plans and submits steps up to the limit of steps in flight. A step that waits for its masks is computed
-    /// meanwhile, and the next one is planned when it has them.
+    /// Plans and submits steps up to the limit of steps in flight. The executor computes a step while its masks are
+    /// being made. The next step is planned when the masks are there.
     fn drive_step(&mut self) -> Result<(), Stopped> {
         if self.masks.is_awaiting() {
             // Deadlines do not wait for masks.
@@ -179,8 +179,8 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Asks the draft model, or the draft head, to guess tokens for the next step to check. Guesses are optional: if it
-    /// fails, requests continue without it.
+    /// Asks the draft model, or the draft head, to guess tokens for the next step to check. Guesses are optional: if
+    /// the draft model or head fails, requests continue without it.
     fn draft(&mut self) {
         let Some(drafter) = &mut self.drafter else {
             return;
@@ -244,7 +244,7 @@ impl EngineLoop {
         }
     }
 
-    /// Makes the requested snapshot, if any.
+    /// Makes a snapshot if the watcher has asked for one.
     fn show_watcher(&mut self) {
         let Some(watch) = &mut self.watch else {
             return;
@@ -296,7 +296,7 @@ impl EngineLoop {
         Ok(self.poll_event()?.unwrap_or(Event::Nothing))
     }
 
-    /// The oldest step in flight, if it has returned, or else a command.
+    /// Returns the oldest step in flight if it has returned, or else the next command, if any.
     fn poll_event(&mut self) -> Result<Option<Event>, Stopped> {
         if let Some(event) = self.take_returned()? {
             return Ok(Some(event));
@@ -329,7 +329,7 @@ impl EngineLoop {
             let num_prefill_tokens = self.scheduler.num_prefill_tokens(step);
             watch.note_step(&batch, num_prefill_tokens, self.shared.now(), step_time);
         }
-        // A step may fail before it could draw.
+        // A step may fail before it has drawn its tokens.
         self.unsampled.take_if(|unsampled| *unsampled == step);
         match returned {
             Err(reason) => Ok(Some(Event::StepFailed { step, reason })),

@@ -5,9 +5,9 @@ use crate::request::submission::Submission;
 use crate::request::token_stream::TokenStream;
 use crate::state::engine_error::SubmitError;
 
-/// Takes submissions. A server knows only this interface of their source.
+/// Takes submissions and generates tokens. A server knows only this interface of the source of tokens.
 pub trait Generate: Send + Sync {
-    /// One stream for each choice, all or none. Never blocks.
+    /// Returns a stream for each choice: all of them or none. Never blocks.
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError>;
 }
 

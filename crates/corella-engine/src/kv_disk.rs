@@ -10,7 +10,7 @@
 //! * A request whose prefix continues on the disk begins a fetch before it is queued, if that is quicker than computing
 //!   by the closed form for loads from other nodes, with the measured speed of the disk. It then waits for the fetch like
 //!   a follower, until the time in which it could have computed the blocks.
-//! * Of layers with a window, only the pages are stored and read that a query after the path reads.
+//! * In groups with a window, only the pages that a query after the path reads are stored and read.
 //! * Only blocks without salt and adapter are stored and looked up, of models without recurrent layers.
 //! * An error of the disk switches the tier off until the disk works again. Fetches under way are lost, so that their
 //!   requests compute; nothing else changes.
@@ -60,7 +60,7 @@ pub(crate) struct KvDisk {
     path: Option<StoredPath>,
     /// The hold whose blocks are being copied.
     hold: Option<HoldId>,
-    /// Until then, no path is stored: requests need the pages.
+    /// No path is stored before this time, because requests need the pages.
     pause_until_us: u64,
     /// The fetches under way, with a flag that stops their reads.
     fetches: HashMap<FetchId, Arc<AtomicBool>>,
@@ -75,28 +75,28 @@ pub(crate) struct KvDisk {
 
 struct StoredPath {
     list: BlockList,
-    /// Whether a part of it is being copied or written.
+    /// Whether a part of the path is being copied or written.
     is_busy: bool,
-    /// The path's time in the store, and the store's epoch at its beginning.
+    /// The time of the path's use in the store, and the store's epoch when the path was begun.
     time: u64,
     epoch: u64,
 }
 
-/// Memory for one copy to the disk.
+/// The limit of bytes for one copy to the disk.
 const MAX_COPY_BYTES: usize = 16 << 20;
-/// A hold of blocks is for a copy in memory.
+/// The lease of a hold for a copy. The copy in memory takes milliseconds.
 const HOLD_US: u64 = 10_000_000;
-/// After a hold was refused.
+/// The pause in storing after a hold was refused.
 const PAUSE_US: u64 = 100_000;
-/// The most reports that wait for the loop.
+/// The limit of reports that wait for the loop.
 const MAX_REPORTS: usize = 64;
-/// The most fetches that wait for the reader.
+/// The limit of fetches that wait for the reader.
 const MAX_READS: usize = 16;
-/// Requests wait at least this long for blocks, or as long as computing them would take.
+/// Requests wait for blocks as long as computing them would take, and at least this long.
 const LEAST_WAIT_US: u64 = 200_000;
-/// The longest wait, also while the speed of computing is unknown.
+/// The longest wait. It also applies while the speed of computing is unknown.
 const LONGEST_WAIT_US: u64 = 30_000_000;
-/// When fetches do not pay, the disk is measured at most this often.
+/// When fetches do not pay, the disk is measured at most once in this time.
 const MEASURE_AFTER_US: u64 = 10_000_000;
 
 impl KvDisk {
@@ -211,8 +211,8 @@ impl KvDisk {
         }
     }
 
-    /// Reads the last block of a path for its time alone: without it, a disk that was slow once would never be used
-    /// again.
+    /// Reads the last block of a path only to time the read. Without such reads, a disk that was slow once would never
+    /// be used again.
     fn measure(&mut self, list: BlockList, now_us: u64) {
         if now_us.saturating_sub(self.paced_us) < MEASURE_AFTER_US {
             return;
@@ -230,7 +230,7 @@ impl KvDisk {
             list,
             is_stopped: Arc::default(),
         };
-        // If the reader is busy, its fetches measure.
+        // If the reader is busy, its fetches are timed anyway.
         self.try_read(task);
     }
 
@@ -241,7 +241,7 @@ impl KvDisk {
             .is_some_and(|reads| reads.try_send(task).is_ok())
     }
 
-    /// Stops the reads of a cancelled fetch. Returns false if another driver has it.
+    /// Stops the reads of a cancelled fetch. Returns false if the fetch belongs to another driver.
     pub(crate) fn handle_fetch_cancelled(&self, id: FetchId) -> bool {
         let fetch = self.fetches.get(&id);
         if let Some(is_stopped) = fetch {
@@ -309,7 +309,7 @@ impl KvDisk {
         }
     }
 
-    /// Begins to store the next blocks that are worth it.
+    /// Begins to store the next blocks that are worth a copy.
     pub(crate) fn store_next(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         let tier = self.tier.clone();
         let Some(store) = tier.store_to_write() else {
@@ -363,7 +363,7 @@ impl KvDisk {
         let geometry = self.pages.geometry();
         let max_pages = (MAX_COPY_BYTES / geometry.page_bytes()).max(1);
         let mut list = path.list.clone();
-        // Pages of a window are here at the end of the path alone.
+        // Groups with a window have pages only at the end of the path, so the list must not be cut.
         if geometry
             .layers
             .groups()
@@ -406,7 +406,7 @@ impl KvDisk {
     }
 }
 
-/// The whole blocks of a request's tokens. The last token is always computed, because its logits are needed.
+/// The whole blocks of a request's tokens, without its last token, which is always computed for its logits.
 fn known_blocks(request: &Request, hasher: &BlockHasher, page_size: u32) -> BlockList {
     let tokens = request.prompt.iter().chain(&request.output);
     let mut tokens: Vec<_> = tokens.copied().collect();
@@ -415,13 +415,14 @@ fn known_blocks(request: &Request, hasher: &BlockHasher, page_size: u32) -> Bloc
     BlockList::new(Namespace::default(), tokens, hasher, page_size)
 }
 
-/// The time in which blocks would be computed.
+/// The time that computing `num_blocks` blocks would take.
 fn compute_us(stats: &SchedulerStats, num_blocks: u32, page_size: u32) -> u64 {
     let num_tokens = u64::from(num_blocks) * u64::from(page_size);
     stats.prefill_us.saturating_mul(num_tokens) / 1024
 }
 
-/// A grant may be shorter than the path that was asked for, and then need other pages in groups with windows.
+/// Shortens a grant to the blocks that the disk has. A grant may be shorter than the requested path, and then needs
+/// other pages in groups with windows.
 fn shorten_to_usable(
     grant: FetchGrant,
     list: &BlockList,
@@ -443,7 +444,7 @@ impl Drop for KvDisk {
             is_stopped.store(true, Ordering::Relaxed);
         }
         (self.writes, self.reads) = (None, None);
-        // The threads must find no reader for their reports.
+        // The threads must not wait for room for their reports.
         self.reports = crossbeam_channel::never();
         for thread in self.threads.drain(..) {
             let _ = thread.join();

@@ -1,11 +1,11 @@
-//! Constraints on answers, token by token. Their implementation lies outside of the engine, which sees only ids.
+//! Constraints on answers, token by token. They are implemented outside the engine, which sees only token ids.
 
 use std::fmt;
 use std::sync::Arc;
 
 use corella_core::TokenId;
 
-/// A constraint on whole answers, for example that they are JSON. Each choice of a request starts from it anew.
+/// A constraint on whole answers, for example that they are JSON. Each choice of a request starts an answer of its own.
 pub trait TokenConstraint: fmt::Debug + Send + Sync {
     /// The beginning of an answer. Called on the thread that makes masks.
     ///
@@ -21,7 +21,7 @@ pub trait TokenConstraint: fmt::Debug + Send + Sync {
 
 /// Makes constraints from another node's text.
 pub trait ConstraintMaker: Send + Sync {
-    /// May take a tenth of a second.
+    /// Makes a constraint from its `source`. This may take a tenth of a second.
     ///
     /// # Errors
     /// The reason for which this node cannot apply the constraint.
@@ -33,8 +33,7 @@ pub trait ConstraintMaker: Send + Sync {
 pub trait ConstrainedAnswer: Send {
     /// Takes the next token. It was allowed, unless it was drawn on another node.
     ///
-    /// # Errors
-    /// The reason for which the answer cannot continue with it.
+    /// # Errors The reason why the answer cannot continue with this token.
     fn push(&mut self, token: TokenId) -> Result<(), String>;
 
     /// The tokens that may come next.

@@ -74,7 +74,7 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// The keys of a hasher are random, and differ for all hashers of a process.
+/// Returns a random number above 0. Each hasher of a process has random keys of its own.
 fn random() -> u64 {
     RandomState::new().hash_one(0).max(1)
 }
@@ -124,9 +124,9 @@ impl Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
     Internal,
-    /// It answers a request of another process.
+    /// The span answers a request of another process.
     Server,
-    /// It waits for another process.
+    /// The span waits for another process.
     Client,
 }
 
@@ -148,7 +148,7 @@ impl From<u32> for Attribute {
     }
 }
 
-/// Takes ended spans. It neither waits nor fails: spans beyond its room are lost.
+/// Takes ended spans. A sink neither waits nor fails: it loses the spans for which it has no room.
 pub trait SpanSink: Send + Sync {
     fn record(&self, span: Span);
 }
@@ -209,7 +209,7 @@ impl TraceScope {
         self.context
     }
 
-    /// Ends the span; `describe` adds to it.
+    /// Ends the span, and records it after `describe` has added to it.
     pub fn finish(
         &self,
         name: &str,

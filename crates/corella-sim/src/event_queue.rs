@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Events by time, and at one time in the order of insertion.
+/// Events sorted by time. Events at the same time keep the order of insertion.
 pub struct EventQueue<E> {
     events: BinaryHeap<Queued<E>>,
     num_events: u64,

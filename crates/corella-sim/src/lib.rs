@@ -2,8 +2,8 @@
 //!
 //! A seed determines a [`Workload`]: limits (often far too small), requests with their arrival times and aborts, and
 //! the rate of failed steps. [`simulate`] plays it against an executor that distrusts every batch, while checkers
-//! watch. The first broken rule ends the run. The idea comes from FoundationDB and TigerBeetle: years of bad luck,
-//! played in seconds and repeatable.
+//! watch. The first broken rule ends the run. The idea comes from FoundationDB and TigerBeetle: years of bad luck in
+//! seconds, and repeatable.
 //!
 //! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
 //!

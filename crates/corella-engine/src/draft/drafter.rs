@@ -27,8 +27,8 @@ pub struct DraftModel {
 /// speculative decoding (Leviathan et al., 2023). It draws with the request's own sampling parameters and generator, so
 /// that two models that agree on the probabilities also draw the same token.
 ///
-/// It keeps its own KV of a request in the request's slot from one round to the next. If the request has continued with
-/// other tokens than the drafter's, it overwrites them.
+/// The drafter keeps its own KV of a request in the request's slot from one round to the next. If the request has
+/// continued with other tokens than the drafts, the drafter overwrites their KV.
 pub(crate) struct Drafter {
     model: DraftModel,
     page_size: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Drafter {
     sequences: Vec<Option<Sequence>>,
     free_pages: Vec<PageId>,
     round: u64,
-    /// The batch of the next step. Released slots wait in it until it has spans.
+    /// The batch of the next step. Released slots wait in the batch until it has spans.
     batch: Batch,
     watchdog: Watchdog,
 }
@@ -47,9 +47,9 @@ struct Sequence {
     /// The tokens with KV in the pages.
     tokens: Vec<TokenId>,
     pages: Vec<PageId>,
-    /// The last round in which it was asked for drafts.
+    /// The last round in which drafts were requested for the sequence.
     round: u64,
-    /// No token can be drawn for it, because its logits are not numbers.
+    /// No token can be drawn for the sequence, because its logits are not numbers.
     is_spoilt: bool,
 }
 
@@ -80,16 +80,16 @@ impl Drafter {
         self.model.executor.warm_up()
     }
 
-    /// Drafts tokens for each request, up to the number that it can use. Pages, context or the steps of a round may
-    /// allow fewer, or none. After an error the drafter must not be used again.
+    /// Drafts tokens for each request, up to the number that the request can use. The limits of pages, context length
+    /// or steps in a round may allow fewer, or none. After an error the drafter must not be used again.
     pub(crate) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Drafts>, String> {
         catch_unwind(AssertUnwindSafe(|| self.play_round(requests)))
             .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_message(&*panic))))
     }
 
-    /// The first step computes the requests' new tokens within its budget. A request that is not
-    /// finished then continues in the next round, so that no prompt holds up the others for long.
-    /// After that, each step draws a token for all requests that still want one.
+    /// The first step computes the requests' new tokens, within the budget of a step. A request that is not finished
+    /// then continues in the next round, so that no prompt holds up the others for long. After that, each step draws a
+    /// token for all requests that still want one.
     fn play_round(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Drafts>, String> {
         self.round += 1;
         let mut nearest_first: Vec<_> = requests
@@ -122,7 +122,7 @@ impl Drafter {
                 }
                 let drawn = samples.next_if(|(of, _)| of == slot);
                 let Some((_, sample)) = drawn else {
-                    // It was left out of this step, or no token could be drawn for it.
+                    // The request was left out of this step, or no token could be drawn for it.
                     let is_undrawn = output.undrawn.iter().any(|(of, _)| of == slot);
                     self.sequence(*slot).is_spoilt |= is_undrawn;
                     continue;
@@ -137,7 +137,7 @@ impl Drafter {
     }
 
     /// Finds the request's sequence in its slot, and drops the slot's sequence if it belongs to another request.
-    /// Returns the number of the request's tokens that it holds, at most all but the last.
+    /// Returns the number of the request's tokens whose KV the sequence has, without the last token.
     fn take_up(&mut self, request: &DraftRequest<'_>) -> usize {
         let DraftRequest { start, tokens, .. } = request;
         let slot = start.slot.0 as usize;
@@ -162,8 +162,8 @@ impl Drafter {
         }
     }
 
-    /// Plans the request's next tokens behind the first `kept` ones. Returns true if these are all
-    /// of its tokens, so that a token is drawn.
+    /// Plans the request's next tokens after the first `kept` ones. Returns true if the step computes all of the
+    /// request's tokens, so that a token is drawn.
     fn catch_up(
         &mut self,
         request: &DraftRequest<'_>,
@@ -182,10 +182,10 @@ impl Drafter {
         }
         let num_pages = tokens.len().div_ceil(self.page_size);
         let had = self.sequences[slot].as_ref().map(|it| it.pages.len());
-        // Its sequence may have been dropped for another request since `kept` was counted.
+        // The sequence may have been dropped for another request since `kept` was counted.
         let kept = had.map_or(0, |_| kept);
         if !self.make_room(num_pages - had.unwrap_or(0).min(num_pages)) {
-            // A part of a sequence is useless, and another request may use its pages.
+            // A part of a sequence is useless, and another request can use the pages.
             self.drop_sequence(slot);
             return false;
         }
@@ -221,7 +221,7 @@ impl Drafter {
         draws
     }
 
-    /// Plans to draw behind a draft as well, if it has room for the row.
+    /// Plans to draw after a draft as well, if the sequence has room for the draft's row.
     fn go_on(&mut self, slot: SlotId, draft: TokenId) {
         let sequence = self.sequence(slot);
         let (num_rows, num_pages) = (sequence.tokens.len(), sequence.pages.len());
@@ -239,8 +239,8 @@ impl Drafter {
         self.add_span(slot, &[draft], true);
     }
 
-    /// Makes sure that `num_pages` pages are free, if possible by dropping sequences that were not
-    /// asked for in this round, the longest unused first. If that would not be enough, drops none.
+    /// Makes sure that `num_pages` pages are free, if possible by dropping sequences without a request in this round,
+    /// the longest unused first. Drops none if that would free too few pages.
     fn make_room(&mut self, num_pages: usize) -> bool {
         let idle = |it: &&Sequence| it.round < self.round;
         let sequences = || self.sequences.iter().flatten();

@@ -12,19 +12,19 @@ use crate::wake::feed::{Feed, Subscriber};
 #[derive(Default)]
 pub(crate) struct BlockFeed {
     facts: Feed<BlockFact>,
-    /// Holds whose end was reported to the subscriber, and that are not released.
+    /// Holds whose end was reported to the subscriber and that it has not released yet.
     ended: Vec<HoldId>,
 }
 
 impl BlockFeed {
-    /// Ends a hold whose reads have ended. Returns whether it was live until now.
+    /// Releases a hold whose reads have ended. Returns whether the hold was live until now.
     pub fn release(&mut self, id: HoldId, scheduler: &mut Scheduler, now_us: u64) -> bool {
         scheduler.note_time(now_us);
         self.ended.retain(|&other| other != id);
         scheduler.release_blocks(id, now_us).unwrap_or(false)
     }
 
-    /// Replaces the earlier subscriber, if any. Holds of its loads end by their leases.
+    /// Replaces the earlier subscriber, if any. Holds for the earlier subscriber's loads end by their leases.
     pub fn subscribe(
         &mut self,
         subscriber: Subscriber<BlockFact>,
@@ -35,7 +35,7 @@ impl BlockFeed {
         self.facts.subscribe(subscriber);
     }
 
-    /// Passes pending facts to the subscriber, within its room.
+    /// Passes pending facts to the subscriber, as many as the channel has room for.
     ///
     /// Without a subscriber, pages are released when their hold ends. Later reads are void:
     /// [`BlockExchange::release`](crate::BlockExchange::release) reports that the hold had ended. A cancelled fetch

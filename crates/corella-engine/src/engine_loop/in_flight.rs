@@ -22,7 +22,7 @@ pub(crate) struct InFlight {
 pub(super) struct InFlightStep {
     pub(super) batch: Arc<Batch>,
     requests: Arc<[RequestId]>,
-    /// The reason if it failed at submission. It is reported when it becomes the oldest step.
+    /// The reason, if the step failed at submission. The failure is reported when the step is the oldest.
     pub(super) failure: Option<String>,
 }
 

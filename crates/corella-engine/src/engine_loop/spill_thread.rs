@@ -26,11 +26,11 @@ enum EndedCopy {
     Restored { request: RequestId, is_done: bool },
 }
 
-/// The most waiting tasks, and the most waiting ends of copies. Further tasks wait in the scheduler.
+/// The limit of waiting tasks, and of waiting reports of ended copies. Further tasks wait in the scheduler.
 const MAX_UNREAD: usize = 16;
 
 impl SpillThread {
-    /// Host memory is allocated at its first use, at most `max_pages` pages, and kept.
+    /// Starts the thread. It allocates host memory when it is first used, up to `max_pages` pages, and keeps it.
     pub(crate) fn start(
         pages: Arc<dyn KvPages>,
         max_pages: u32,
@@ -52,7 +52,7 @@ impl SpillThread {
         })
     }
 
-    /// Passes the scheduler's tasks to the thread, within its room.
+    /// Passes the scheduler's tasks to the thread, as many as the channel has room for.
     pub(crate) fn forward_tasks(&mut self, scheduler: &mut Scheduler) {
         self.tasks.forward(|| scheduler.poll_spill_task());
     }
@@ -73,7 +73,7 @@ impl SpillThread {
 impl Drop for SpillThread {
     fn drop(&mut self) {
         self.tasks = Feed::default();
-        // The thread must find no reader for its reports.
+        // The thread must not wait for room for its reports.
         self.ended = crossbeam_channel::never();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,5 +1,4 @@
-//! Blocks that other nodes load from this one, and blocks that this one fetches: the questions to the engine, and its
-//! facts.
+//! Blocks that other nodes load from this one, and blocks that this one fetches: questions and reports to the engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +34,8 @@ impl BlockExchange {
             .collect()
     }
 
-    /// Returns the whole blocks of a sequence. `hashes` has theirs first, and may have those of later blocks.
+    /// Returns the whole blocks of a sequence. `hashes` begins with their hashes, and may also have hashes of later
+    /// blocks.
     pub fn list(
         &self,
         namespace: &Namespace,
@@ -57,7 +57,7 @@ impl BlockExchange {
             .await
     }
 
-    /// Returns the number of settled blocks at the beginning of a list, for a node that borrows those from
+    /// Returns the number of settled blocks at the beginning of a list, for a node that would load the blocks from
     /// `first_block` on.
     pub async fn look_up_lendable(&self, list: BlockList, first_block: u32) -> Option<u32> {
         self.ask(move |scheduler| scheduler.look_up_lendable(&list, first_block))
@@ -89,7 +89,7 @@ impl BlockExchange {
         answer.await
     }
 
-    /// Reports that all reads of a hold's blocks have ended. Returns whether the hold was live until now.
+    /// Reports that all reads of a hold's blocks have ended. Returns whether the hold was live until this call.
     pub async fn release(&self, id: HoldId) -> Option<bool> {
         self.ask_release(id).await
     }
@@ -151,7 +151,7 @@ impl BlockExchange {
         });
     }
 
-    /// Asks a question without side effects: nothing has to be undone if the caller has left.
+    /// Asks a question without side effects. Nothing has to be undone if the caller drops the future.
     fn ask<T: Send + 'static>(
         &self,
         call: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
@@ -173,7 +173,8 @@ impl BlockExchange {
     }
 }
 
-/// Updates the scheduler's clock first: it may still show the time of the last step, and leases begin now.
+/// Updates the scheduler's clock before `call`: leases begin now, and the clock may still show the time of the last
+/// step.
 fn timed(call: impl FnOnce(&mut Scheduler, u64) + Send + 'static) -> Command {
     Command::scheduler(move |scheduler, now_us| {
         scheduler.note_time(now_us);

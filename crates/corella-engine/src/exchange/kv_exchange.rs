@@ -1,5 +1,4 @@
-//! KV of requests that are prefilled on one node and decoded on another: the reports to the engine
-//! of either node, and its facts.
+//! KV of requests that are prefilled on one node and decoded on another: the reports to the engine of either node.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,7 +8,7 @@ use corella_core::{LostKv, RequestId, Reservation, Scheduler, TokenId};
 use crate::request::command::{Command, CommandSender};
 use crate::request::token_stream::TokenStream;
 
-/// Reports on KV that others bring or fetch.
+/// Reports to the engine on KV that other nodes bring or fetch.
 #[derive(Clone)]
 pub struct KvExchange {
     pub(crate) commands: CommandSender,
@@ -54,7 +53,7 @@ impl KvExchange {
         });
     }
 
-    /// Reports that all writes to the reserved pages have ended, before all rows have arrived.
+    /// Reports that all writes to the reserved pages have ended although some rows have not arrived.
     pub fn handle_kv_lost(&self, request: RequestId, how: LostKv) {
         self.tell(move |scheduler, _| {
             scheduler.handle_kv_lost(request, how);

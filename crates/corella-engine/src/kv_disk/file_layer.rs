@@ -8,9 +8,10 @@ pub(super) trait FileLayer: Send + Sync {
     /// Fills `bytes`. A file that is too short is an error of kind `UnexpectedEof`.
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
-    /// All earlier writes survive a crash from then on. Without it, any part of them may.
+    /// When this returns, all earlier writes survive a crash. Without it, any part of them may be lost.
     fn sync(&self) -> io::Result<()>;
-    /// Takes room for `len` bytes, so that later writes find it. Bytes of an earlier, shorter file stay.
+    /// Makes the file `len` bytes long and reserves the disk space, so that later writes have room. Existing bytes up
+    /// to `len` stay.
     fn resize(&self, len: u64) -> io::Result<()>;
 }
 

@@ -31,7 +31,7 @@ pub(super) fn open(folder: &Path, layout: u128) -> io::Result<File> {
         Err(TryLockError::Error(error)) => return Err(error),
     }
     file.set_permissions(Permissions::from_mode(0o600))?;
-    // The last use, by which old files go first.
+    // The time of modification is the file's last use, by which `remove_oldest` chooses.
     file.set_modified(SystemTime::now())?;
     Ok(file)
 }
@@ -78,7 +78,7 @@ mod tests {
         let other = folder.join("notes.txt");
         fs::write(&other, "").unwrap();
         let path = |layout: u128| folder.join(format!("{layout:032x}.{SUFFIX}"));
-        // The oldest is in use, and so are those that stay open.
+        // All files are in use, the oldest too.
         assert_eq!(remove_oldest(&folder).unwrap(), None);
         let [first, second, third, fourth] = files.try_into().unwrap();
         drop((second, third));

@@ -9,7 +9,8 @@ use super::slot::PageKey;
 pub(super) struct PageIndex {
     by_key: HashMap<PageKey, u32>,
     slots: Vec<Option<Entry>>,
-    /// Least recently used first, and of one path the last block's page first: a block is useless without those before it.
+    /// Sorted by last use, and within a path from the last block to the first, because a block is useless without the
+    /// blocks before it.
     by_use: BTreeSet<(u64, Reverse<u32>, u32)>,
     free: Vec<u32>,
     /// The time of the newest use.
@@ -46,7 +47,7 @@ impl PageIndex {
         self.clock
     }
 
-    /// Enters a page that a slot has. If two slots have it, the newer one counts.
+    /// Enters a page that a slot has. If two slots have the page, the one with the later use counts.
     pub fn insert(&mut self, slot: u32, key: PageKey, depth: u32, used: u64) {
         if let Some(there) = self.by_key.get(&key).copied() {
             let there_used = self.slots[there as usize].map_or(0, |entry| entry.used);
@@ -78,7 +79,8 @@ impl PageIndex {
         }
     }
 
-    /// A slot for another page: a free one, or the least recently used before `time`, whose page is forgotten.
+    /// Returns a slot for another page: a free slot, or the least recently used one if its last use was before `time`.
+    /// The index forgets the page in that slot.
     pub fn take_slot(&mut self, time: u64) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
@@ -94,7 +96,7 @@ impl PageIndex {
         self.free.push(slot);
     }
 
-    /// Forgets a page that proved absent, unless its slot has another one by now.
+    /// Forgets a page that proved absent, unless its slot has another page by now.
     pub fn forget(&mut self, key: PageKey, slot: u32) {
         if self.by_key.get(&key) == Some(&slot) {
             self.remove(slot);
@@ -131,7 +133,7 @@ mod tests {
         }
     }
 
-    /// Three slots: a path of two blocks, and a later one of one block.
+    /// Four slots: a path of two blocks, a later path of one block, and a free slot.
     fn index() -> PageIndex {
         let mut index = PageIndex::new(4);
         index.insert(2, key(20), 0, 5);

@@ -7,7 +7,7 @@ use super::slot::{PageKey, PageName};
 /// A page of the pool, and the place of its rows in a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PathPage {
-    /// The number of blocks before it.
+    /// The number of blocks before the page's block.
     pub block: u32,
     pub group: u32,
     pub page: PageId,
@@ -33,7 +33,7 @@ impl PathPage {
     }
 }
 
-/// The pages of the tables of each group, in order of their blocks.
+/// The pages of all groups' tables, in order of their blocks.
 pub(super) fn path_pages(tables: &[PageTable]) -> Vec<PathPage> {
     let groups = (0..).zip(tables);
     let pages = groups.flat_map(|(group, table)| {

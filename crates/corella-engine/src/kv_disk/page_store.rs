@@ -1,7 +1,7 @@
 //! The pages in a file: how they are written, found again and read.
 //!
 //! A page is right or absent, whatever is lost when the process or the machine stops: its rows are synchronised before
-//! its header is written, and a reader compares the header's tokens and the checksums of both.
+//! its header is written, and a reader compares the header's tokens, and checks the checksums of header and rows.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,12 +30,13 @@ pub(super) struct PageStore<F> {
 pub(super) enum Found<'a> {
     Rows(&'a [u8]),
     Nothing,
-    /// The slot has something else than it should.
+    /// The slot does not hold the page that the index expects there.
     Damaged,
 }
 
 impl<F: FileLayer> PageStore<F> {
-    /// An empty store; [`scan`](Self::scan) finds the pages of the file. At most `max_bytes` are used.
+    /// Returns an empty store that uses at most `max_bytes` of the file. [`scan`](Self::scan) finds the pages in the
+    /// file.
     pub fn new(file: F, shape: SlotShape, groups: Vec<KvGroup>, max_bytes: u64) -> Self {
         let num_slots = max_bytes / shape.slot_bytes() as u64;
         let num_slots = u32::try_from(num_slots).unwrap_or(u32::MAX);
@@ -62,12 +63,12 @@ impl<F: FileLayer> PageStore<F> {
         self.index().len()
     }
 
-    /// Takes all room that the pages may need.
+    /// Reserves the disk space for all slots.
     pub fn preallocate(&self) -> io::Result<()> {
         self.file.resize(self.at(self.num_slots))
     }
 
-    /// Finds the pages in the file, one after the other. Until it returns, nothing may be stored.
+    /// Finds the pages in the file, one after the other. Nothing may be stored before the scan has returned.
     pub fn scan(&self, is_stopping: &AtomicBool) -> io::Result<()> {
         let mut header = vec![0; self.shape.header_bytes()];
         for slot in 0..self.num_slots {
@@ -89,8 +90,8 @@ impl<F: FileLayer> PageStore<F> {
         Ok(())
     }
 
-    /// The number of first blocks of a path after which a request can continue that has the blocks before `first` and
-    /// reads the others from here.
+    /// The largest number of first blocks of a path after which a request can continue, if it has the blocks before
+    /// `first` and reads the others from this store.
     pub fn num_usable(&self, hashes: &[PageHash], first: u32) -> u32 {
         let index = self.index();
         let is_missing = |at: usize, group: u32| {
@@ -109,7 +110,8 @@ impl<F: FileLayer> PageStore<F> {
                 let first_read = self.first_block_read(*kv_group, end).max(first as usize);
                 (first_read..end).rev().find(|&at| is_missing(at, group))
             });
-            // A query anywhere between the last missing page and the end reads it, too.
+            // Queries at every position from there to the end also read this missing page, so no longer prefix is
+            // usable.
             match missing.min() {
                 Some(missing) => end = missing,
                 None => return end as u32,
@@ -117,7 +119,8 @@ impl<F: FileLayer> PageStore<F> {
         }
     }
 
-    /// The number of first blocks of a path before the first page that is missing to continue after all of it.
+    /// The number of blocks of a path before the first missing page, among the pages that a query after the whole path
+    /// reads.
     pub fn num_before_missing(&self, hashes: &[PageHash]) -> u32 {
         let index = self.index();
         let missing = self
@@ -155,13 +158,14 @@ impl<F: FileLayer> PageStore<F> {
         time
     }
 
-    /// A number that changes when the store is erased.
+    /// A count that grows when the store is erased.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Stores the pages that are not stored yet, with the time of their path. `rows` has the rows of all `pages`, one
-    /// after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new pages.
+    /// Stores those of `pages` that are not stored yet, with the time of their path. `rows` has the rows of all
+    /// `pages`, one after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new
+    /// pages.
     pub fn store(&self, pages: &[PageName], rows: &[u8], time: u64, epoch: u64) -> io::Result<u32> {
         let _writing = self.lock_writing();
         if self.epoch() != epoch {
@@ -205,7 +209,7 @@ impl<F: FileLayer> PageStore<F> {
         self.file.sync()
     }
 
-    /// Reads a page into `slot`, which has the bytes of one.
+    /// Reads a page into `slot`, a buffer of [`slot_bytes`](Self::slot_bytes) bytes.
     pub fn read<'a>(&self, page: &PageName, slot: &'a mut [u8]) -> io::Result<Found<'a>> {
         let Some(at) = self.index().slot(page.key) else {
             return Ok(Found::Nothing);
@@ -230,7 +234,7 @@ impl<F: FileLayer> PageStore<F> {
         })
     }
 
-    /// Forgets all pages, in the file as well. A crash may leave some of them.
+    /// Forgets all pages, in memory and in the file. After a crash meanwhile, the file may still have some of them.
     pub fn erase(&self) -> io::Result<()> {
         let _writing = self.lock_writing();
         self.epoch.fetch_add(1, Ordering::Relaxed);
@@ -240,7 +244,7 @@ impl<F: FileLayer> PageStore<F> {
         self.file.sync()
     }
 
-    /// Writes the first header once more as it is, to see whether the disk takes writes.
+    /// Rewrites the first header unchanged, to see whether the disk takes writes.
     pub fn try_to_write(&self) -> io::Result<()> {
         let _writing = self.lock_writing();
         self.preallocate()?;

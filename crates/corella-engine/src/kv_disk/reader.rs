@@ -22,11 +22,11 @@ pub(super) struct ReadTask {
     pub fetch: Option<FetchId>,
     /// The path up to the last block of the task.
     pub list: BlockList,
-    /// The number of blocks before the first to read.
+    /// The number of blocks before the first block to read.
     pub first: u32,
     /// The pages to fill, in order of their blocks.
     pub pages: Vec<PathPage>,
-    /// Set when no further page may be written.
+    /// Set when the reader must write no further page.
     pub is_stopped: Arc<AtomicBool>,
 }
 

@@ -5,11 +5,11 @@ use crossbeam_channel::Sender;
 
 /// A report of the threads to the loop.
 pub(super) enum Report {
-    /// Pages were copied to memory. The answer says whether they stayed unchanged meanwhile.
+    /// Pages were copied to memory. The answer by `is_valid` says whether the pages stayed unchanged meanwhile.
     Copied {
         is_valid: Sender<bool>,
     },
-    /// A part of the path was written, or could not be.
+    /// A part of a path of the prefix tree was written to the disk, or writing failed.
     Written {
         is_done: bool,
     },
@@ -21,7 +21,7 @@ pub(super) enum Report {
         id: FetchId,
         end: FetchEnd,
     },
-    /// The time of some reads.
+    /// The measured duration of reading `num_blocks` blocks.
     Timed {
         num_blocks: u32,
         elapsed_us: u64,

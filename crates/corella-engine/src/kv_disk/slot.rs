@@ -24,10 +24,11 @@ const TOKENS_AT: usize = 104;
 const CHECKSUM_AT: usize = 96;
 const SECTOR: usize = 512;
 
-/// The measures that all slots of a file share.
+/// The layout that all slots of a file share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotShape {
-    /// Different where a block has other bits: model, arithmetic, KV format, page size and order of elements.
+    /// A digest of everything that decides the bits of a block: model, arithmetic, KV format, page size and order of
+    /// elements.
     pub layout: u128,
     pub page_size: u32,
     pub row_bytes: usize,
@@ -39,12 +40,12 @@ pub(super) struct PageName<'a> {
     pub key: PageKey,
     /// `None` for the first block of a sequence.
     pub parent: Option<PageHash>,
-    /// The number of blocks before it.
+    /// The number of blocks before the page's block.
     pub depth: u32,
     pub tokens: &'a [TokenId],
 }
 
-/// A page among those of a file.
+/// The key of a page within a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PageKey {
     pub hash: PageHash,
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn each_changed_bit_makes_a_page_absent() {
         let slot = slot();
-        // After the tokens, and after the rows, is padding.
+        // Only bytes of the header's fields, the tokens and the rows count. The other bytes are padding.
         for at in (0..104 + 16).chain(512..612) {
             let mut damaged = slot.clone();
             damaged[at] ^= 1 << (at % 8);

@@ -1,4 +1,4 @@
-//! The tier beside a scheduler whose time is the test's.
+//! The tier with a scheduler whose clock the test sets.
 
 use std::fs;
 use std::path::PathBuf;
@@ -119,7 +119,7 @@ fn a_prompt_on_the_disk_is_fetched_before_it_is_known_to_be_slow() {
     bench.store();
     bench.begin_fetch();
     assert_eq!(bench.disk.fetches.len(), 1);
-    // A request with the same prompt waits for it.
+    // A request with the same prompt waits for the fetch.
     let request = bench.request();
     bench.scheduler.add_requests(vec![request]).unwrap();
     assert!(bench.scheduler.schedule(bench.now_us).is_none());

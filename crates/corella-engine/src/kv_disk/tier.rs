@@ -1,4 +1,4 @@
-//! The part of the tier that the loop, its threads and callers share.
+//! The part of the disk tier that the engine's loop, the disk's threads and callers share.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ pub struct KvDiskConfig {
     pub folder: PathBuf,
     /// The size of the model's file.
     pub max_bytes: u64,
-    /// A digest of the model and of the arithmetic by which its rows are computed.
+    /// A digest of the model and of the arithmetic that computes its rows.
     pub identity: u128,
 }
 
@@ -67,7 +67,8 @@ pub struct KvDiskStats {
 
 impl Tier {
     pub(super) fn new(config: &KvDiskConfig, geometry: &KvGeometry) -> Self {
-        // All that decides the meaning of a page's bytes. Any number of pages may be in use.
+        // The digest covers everything that decides the meaning of a page's bytes, and not the number of pages in
+        // memory.
         let geometry = KvGeometry {
             num_pages: 0,
             ..geometry.clone()
@@ -98,7 +99,7 @@ impl Tier {
         }
     }
 
-    /// Returns whether the disk works again after an error.
+    /// Tries the disk again after an error. Returns whether it works.
     pub(super) fn try_again(&self) -> bool {
         if !self.is_off.load(Ordering::Relaxed) {
             return false;

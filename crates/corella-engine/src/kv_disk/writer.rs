@@ -25,7 +25,7 @@ pub(super) struct WriteTask {
     pub epoch: u64,
 }
 
-/// After an error, the disk is tried again this much later.
+/// The time after an error until the disk is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
 
@@ -38,7 +38,7 @@ pub(super) fn start(
     let thread = thread::Builder::new().name("corella-kv-write".to_owned());
     thread.spawn(move || {
         tier.open();
-        // Blocks may have been offered meanwhile.
+        // Blocks may have been offered during the scan.
         report.doorbell().ring();
         let mut rows = Vec::new();
         let mut retry_after = RETRY_AFTER;

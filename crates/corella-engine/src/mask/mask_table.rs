@@ -13,8 +13,8 @@ use crate::mask::mask_thread::{Answer, MadeMask, MaskThread, Next, WantedMask};
 use crate::token_constraint::TokenConstraint;
 use crate::wake::doorbell::Doorbell;
 
-/// Asks for the masks of one step at a time. The scheduler plans no step behind a token that a masked request has not
-/// drawn. So a batch has all tokens that a mask depends on: its span ends in the newest token.
+/// Asks for the masks of one step at a time. For a masked request, the scheduler plans no step before the newest token
+/// is drawn. So the batch has all tokens that the mask depends on.
 pub(crate) struct MaskTable {
     thread: MaskThread,
     requests: HashMap<RequestId, Masked>,
@@ -25,9 +25,9 @@ pub(crate) struct MaskTable {
 
 struct Masked {
     num_prompt_tokens: u32,
-    /// `None` while the thread has it.
+    /// `None` while the thread has the answer.
     answer: Option<Answer>,
-    /// Tokens that were drawn on another node, before the first mask.
+    /// Tokens that another node drew, until the first mask is requested.
     drawn: Vec<TokenId>,
     /// The number of output tokens that the answer has taken.
     num_taken: u32,

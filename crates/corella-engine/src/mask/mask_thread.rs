@@ -41,7 +41,8 @@ pub(crate) enum Next {
     Nothing,
 }
 
-/// The constrained answer of one request. The thread holds it while it makes its mask, and the loop holds it otherwise.
+/// The constrained answer of one request. The thread owns the answer while it makes the answer's mask. Otherwise the
+/// loop owns it.
 pub(crate) struct Answer {
     state: AnswerState,
     /// The tokens that may end the request.
@@ -76,7 +77,7 @@ impl MaskThread {
         assert!(is_sent, "the thread that makes masks has ended");
     }
 
-    /// The masks of the step, in the order of the request, when all have been made.
+    /// Returns the masks of the step when all have been made, in the order in which they were requested.
     pub(crate) fn take_made(&self) -> Option<Vec<MadeMask>> {
         self.made.try_recv().ok()
     }

@@ -1,4 +1,4 @@
-//! Facts about transfers of blocks.
+//! Facts about the holds and fetches of blocks.
 
 use corella_core::{FetchId, HoldId};
 

@@ -25,7 +25,7 @@ pub(crate) enum Command {
         constraint: Option<Arc<dyn TokenConstraint>>,
         is_accepted: bool,
     },
-    /// Its pages are to be filled within `timeout`.
+    /// The request's pages must be filled within `timeout`.
     Reserve {
         request: Box<Request>,
         timeout: Duration,
@@ -49,7 +49,7 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// A call of the scheduler on the loop's thread, with the time there.
+/// A call of the scheduler on the loop's thread, with the engine's time in microseconds.
 type SchedulerCall = Box<dyn FnOnce(&mut Scheduler, u64) + Send>;
 
 impl Command {

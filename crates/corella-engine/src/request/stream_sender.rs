@@ -93,7 +93,7 @@ impl StreamSender {
         let terminal = event.is_terminal().then(|| event.clone());
         self.ended = terminal.is_some();
         self.queue.push(event);
-        // This comes last, because a process that waits for an idle engine may exit after it.
+        // This call comes last, because a process that waits for an idle engine may exit after it.
         if let Some(event) = terminal {
             self.shared.handle_request_end(&event);
         }

@@ -16,10 +16,10 @@ pub struct Submission {
     pub prompt: Vec<TokenId>,
     /// Tokens that were drawn on another node: they count as output, and are not emitted again.
     pub output: Vec<TokenId>,
-    /// Another node reads the KV of its prompt: [`Engine::subscribe_kv_facts`](crate::Engine::subscribe_kv_facts)
+    /// Another node reads the KV of the prompt: [`Engine::subscribe_kv_facts`](crate::Engine::subscribe_kv_facts)
     /// reports the rows.
     pub exports_kv: bool,
-    /// Parameters of the first choice. The others differ in `choice`, which counts up from it.
+    /// The parameters of the first choice. The other choices differ in `choice`, which counts up from the first one's.
     pub sampling: SamplingParams,
     pub num_choices: u32,
     pub stopping: StoppingCriteria,
@@ -31,14 +31,14 @@ pub struct Submission {
     pub constraint: Option<Arc<dyn TokenConstraint>>,
     /// The adapter for the tokens, if any.
     pub adapter: Option<Arc<LoadedAdapter>>,
-    /// Its name in logs, on every node that serves it.
+    /// The name of the submission in the logs of every node that serves it.
     pub trace_id: Option<Arc<str>>,
-    /// The parent span of its generation, if it is traced.
+    /// The parent span of the generation, if the submission is traced.
     pub trace: Option<TraceScope>,
 }
 
 impl Submission {
-    /// The most likely tokens behind a prompt, `max_tokens` at most.
+    /// Generates the most likely tokens after a prompt, at most `max_tokens`.
     pub fn new(prompt: Vec<TokenId>, max_tokens: u32) -> Self {
         Self {
             prompt,
@@ -82,7 +82,7 @@ impl Submission {
 }
 
 /// A submission of one choice without a constraint and without an adapter. The request's id and time of arrival are
-/// left out, because an engine assigns them.
+/// dropped, because an engine assigns them.
 impl From<Request> for Submission {
     fn from(request: Request) -> Self {
         Self {

@@ -19,7 +19,7 @@ pub struct TokenStream {
     abort: Abort,
 }
 
-/// The receiver of the notice that a stream was dropped.
+/// The receiver of the notice that a stream was dropped before its end.
 enum Abort {
     Engine(CommandSender),
     Relay(Option<Box<dyn FnOnce() + Send + Sync>>),
@@ -125,7 +125,7 @@ pub fn relayed_stream(
     (StreamRelay { id, queue }, stream)
 }
 
-/// Feeds a stream. Dropped before a terminal event it ends the stream with an error.
+/// Feeds a stream. If the relay is dropped before a terminal event, the stream ends with an error.
 pub struct StreamRelay {
     id: RequestId,
     queue: Arc<EventQueue>,

@@ -22,7 +22,7 @@ pub struct EngineStats {
     /// Requests that the scheduler refused, for any reason.
     pub num_refused: u64,
     pub num_steps: u64,
-    /// The tokens of these steps.
+    /// The tokens of all steps, as a histogram.
     pub step_tokens: StepTokens,
     pub num_failed_steps: u64,
     /// Steps that ran longer than `EngineConfig::step_timeout`.

@@ -9,7 +9,7 @@ pub trait OutputMeter: Send + Sync {
     fn begin(&self, num_received_tokens: u32, adapter: Option<&str>) -> Box<dyn OutputCount>;
 }
 
-/// Counts the outputs of one request. A request is aborted if this is dropped before the last of them.
+/// Counts the outputs of one request. If this is dropped before the last output, the request counts as aborted.
 pub trait OutputCount: Send {
     fn handle_output(&mut self, output: &RequestOutput);
 }

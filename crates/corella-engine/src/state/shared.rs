@@ -35,9 +35,10 @@ impl EngineState {
 pub enum Entry {
     /// No commitment yet.
     New,
-    /// The node took it before it drained. Limits of the queue still refuse it.
+    /// The node took the request before the node drained. Limits of the queue may still refuse it.
     Taken,
-    /// An engine of this node accepted it, and it returns: neither draining nor limits of the queue refuse it.
+    /// An engine of this node accepted the request before, and it comes back: neither draining nor limits of the queue
+    /// refuse it.
     Accepted,
 }
 
@@ -78,7 +79,7 @@ impl Shared {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits while `is_awaited` holds, for the timeout at most. Returns whether it still holds.
+    /// Waits while `is_awaited` holds, but no longer than `timeout`. Returns whether it still holds.
     pub(crate) fn wait_while(
         &self,
         timeout: Duration,
@@ -120,8 +121,8 @@ impl Shared {
         self.next_id.fetch_add(num_ids.into(), Ordering::Relaxed)
     }
 
-    /// Counts requests as live. The scheduler decides about the queue; this limit is higher than any queue that
-    /// it allows, and only bounds the command channel. The limit of sessions bounds accepted requests.
+    /// Counts requests as live. The scheduler decides about the queue; this limit is higher than any queue that it
+    /// allows, and only bounds the command channel. Accepted requests are bounded by the limit of sessions instead.
     pub(crate) fn count_live(&self, num_choices: u32, entry: Entry) -> Result<(), SubmitError> {
         let mut inner = self.lock();
         let is_taken = inner.state == EngineState::Draining && entry != Entry::New;

@@ -1,4 +1,4 @@
-//! The numbers of tokens of steps, for a histogram.
+//! A histogram of the steps' numbers of tokens.
 
 const NUM_BOUNDS: usize = 13;
 
@@ -7,8 +7,8 @@ const NUM_BOUNDS: usize = 13;
 pub struct StepTokens {
     /// The tokens of all steps.
     pub num_tokens: u64,
-    /// The number of steps by bucket: more tokens than the previous bound, and at most this bound. The last bucket has
-    /// no bound.
+    /// The number of steps in each bucket. A bucket counts steps with more tokens than the previous bound, and at most
+    /// its own bound. The last bucket has no bound.
     pub num_steps: [u64; NUM_BOUNDS + 1],
 }
 

@@ -9,8 +9,8 @@ use corella_core::{Batch, RequestId, StepId};
 
 use crate::state::shared::Shared;
 
-/// Logs a step when it has run for the timeout, and again each time that this has doubled. Gives up
-/// the engine when a step has run for the deadline.
+/// Logs a step when it has run for the timeout, and again each time its running time has doubled. Gives up the engine
+/// when a step has run for the deadline.
 pub(crate) struct Watchdog {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
@@ -45,7 +45,7 @@ impl Watchdog {
         })
     }
 
-    /// Watches this step from now on: it has become the oldest in flight.
+    /// Watches `step` from now on, which has become the oldest in flight.
     pub(crate) fn watch(&self, step: Option<WatchedStep>) {
         self.watch.lock().step = step;
     }
@@ -122,13 +122,13 @@ impl Watch {
     }
 }
 
-/// Decides about a step by its running time.
+/// Decides by a step's running time whether to report it or to give up.
 struct Patience {
     timeout: Duration,
     deadline: Duration,
     /// The last step that was reported.
     reported: Option<StepId>,
-    /// The running time at its next report.
+    /// The running time at which that step is reported next.
     due: Duration,
     has_given_up: bool,
 }

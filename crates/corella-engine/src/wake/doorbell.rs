@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
-/// Wakes the loop. Rings before the loop looks count as one.
+/// Wakes the loop. All rings before the loop looks count as one.
 #[derive(Clone)]
 pub(crate) struct Doorbell(SyncSender<()>);
 
@@ -23,7 +23,7 @@ pub(crate) fn doorbell() -> (Doorbell, WakeReceiver) {
 
 impl Doorbell {
     pub(crate) fn ring(&self) {
-        // When it is full, an earlier ring is still pending.
+        // When the channel is full, an earlier ring is still pending.
         let _ = self.0.try_send(());
     }
 }

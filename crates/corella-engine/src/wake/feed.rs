@@ -6,7 +6,8 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
 use crate::wake::doorbell::Doorbell;
 
-/// One subscriber. News beyond its room waits in the scheduler, which has a bound of its own.
+/// Passes news to one subscriber. News that the channel has no room for waits in the scheduler, which has a limit of
+/// its own.
 pub(crate) struct Feed<T> {
     subscriber: Option<Subscriber<T>>,
     /// The next news, while the subscriber has no room for it.
@@ -66,8 +67,8 @@ impl<T> FeedReader<T> {
         Some(news)
     }
 
-    /// If the loop fills the place before it is counted here, it is awake, and holds news back only
-    /// while the channel is full again, so that the next call rings.
+    /// The loop may fill the place before this method counts. Then it is awake, and holds news back only while the
+    /// channel is full again, so that the next call rings.
     fn note_taken(&self) {
         if self.news.len() + 1 >= self.max_unread {
             self.doorbell.ring();
@@ -95,7 +96,8 @@ impl<T> Feed<T> {
         self.subscriber.is_some()
     }
 
-    /// Passes pending news to the subscriber, within its room. Returns true if the subscriber has gone.
+    /// Passes pending news to the subscriber, as much as the channel has room for. Returns true if the subscriber has
+    /// gone.
     pub(crate) fn forward(&mut self, mut poll: impl FnMut() -> Option<T>) -> bool {
         let Some(subscriber) = &self.subscriber else {
             return false;

@@ -19,10 +19,10 @@ pub struct EngineSnapshot {
     pub page_map: PageMap,
 }
 
-/// The most requests that a snapshot describes.
+/// The limit of requests that a snapshot describes.
 pub const MAX_REQUESTS: usize = 128;
 
-/// The most cells of its page map.
+/// The limit of cells in a snapshot's page map.
 pub const MAX_CELLS: u32 = 2048;
 
 /// The work of a step, or of several successive steps that had to be merged.
@@ -30,15 +30,15 @@ pub const MAX_CELLS: u32 = 2048;
 pub struct StepRecord {
     pub first: StepId,
     pub num_steps: u32,
-    /// The time at which the last of them returned.
+    /// The time at which the last of these steps returned.
     pub ended: Duration,
-    /// Their total time. A step's time begins when the step before it has returned.
+    /// The total time of these steps. A step's time begins when the step before it has returned.
     pub step_time: Duration,
     pub num_prefill_tokens: u64,
     /// Tokens of requests that decode, without drafts.
     pub num_decode_tokens: u64,
     pub num_draft_tokens: u64,
-    /// The most requests in one of them.
+    /// The largest number of requests in one of these steps.
     pub max_requests: u32,
 }
 

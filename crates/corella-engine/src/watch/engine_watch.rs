@@ -17,7 +17,7 @@ use crate::watch::engine_snapshot::{EngineSnapshot, StepRecord, StepRecords};
 /// Asks for snapshots. The watch ends when it is dropped.
 pub struct EngineWatch {
     mailbox: Arc<Mailbox>,
-    /// Rings when it is dropped, behind the mailbox, so that the loop notices the end of the watch.
+    /// Rings when it is dropped, after the mailbox, so that the loop notices the end of the watch.
     doorbell: Doorbell,
 }
 

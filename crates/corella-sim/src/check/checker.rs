@@ -121,7 +121,7 @@ impl Checker for OneEnd {
             FinishReason::Error(RequestError::PreemptedTooOften { num_preemptions }) => {
                 *num_preemptions > self.max_preemptions
             }
-            // The checker `Lateness` judges whether it was late.
+            // The checker `Lateness` judges whether the request was late.
             FinishReason::Error(RequestError::ObjectiveMissed(_)) => true,
             FinishReason::Error(_) => false,
         };
@@ -204,7 +204,7 @@ struct Order {
 }
 
 impl Order {
-    /// With the cache on, a follower waits for its leader, and others may start meanwhile.
+    /// With the cache on, a follower waits for its leader, and later requests may start before it.
     fn new(workload: &Workload) -> Self {
         let config = &workload.config;
         let is_by_priority = policy::is_by_priority(config);
@@ -268,8 +268,8 @@ impl Checker for Order {
     }
 }
 
-/// Rule 28: without end tokens, hits, preemption and faults, a request computes exactly prompt + output − 1 rows, and
-/// without output those of its prompt.
+/// Rule 28: without end tokens, hits, preemption and faults, a request computes exactly prompt + output − 1 rows, or as
+/// many as its prompt has tokens if it has no output.
 #[derive(Default)]
 struct Billing {
     num_rows: u64,
@@ -288,7 +288,7 @@ impl Checker for Billing {
         self.num_rows += (answer.request.prompt.len() + answer.output.len().max(1) - 1) as u64;
     }
 
-    /// A request without a draw may start over, because its drafts may be the cause.
+    /// A request for which nothing could be drawn may start over, because its drafts may be the cause.
     fn step_failed(&mut self, requests: &BTreeSet<RequestId>) {
         self.is_exact = self
             .is_exact

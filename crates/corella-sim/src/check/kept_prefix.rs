@@ -7,9 +7,9 @@ use corella_core::{Namespace, PinError, Scheduler, SchedulerConfig, TokenId};
 use crate::check::verdict::{Verdict, ensure};
 use crate::workload::Pin;
 
-/// All prefixes that were pinned in a run. Without windows or recurrent layers, these are all prefixes in whole blocks
-/// of a pinned one. With windows, queries after another prefix read other pages, and with recurrent layers they need
-/// another state.
+/// All prefixes that were pinned in a run. Without windows and recurrent layers, pinning a prefix also pins each
+/// shorter prefix of whole blocks. With windows, queries after a shorter prefix read other pages, and with recurrent
+/// layers they need another state.
 #[derive(Default)]
 pub struct KeptPrefixes {
     prefixes: BTreeSet<(Namespace, Vec<TokenId>)>,
@@ -45,7 +45,7 @@ impl KeptPrefixes {
         ensure(is_right, || {
             format!("pinning {num_whole} blocks returned {result:?}, and {num_new} are new")
         })?;
-        // After a prefix, a window of one token reads none of its rows, so none are kept.
+        // With a window of one token, a query after a prefix reads none of the prefix's rows, so no page is pinned.
         if result.is_ok() && (num_new > 0 || !is_kept_alone) {
             let prefixes = (first..=num_whole).map(|num| pin.tokens[..num * page_size].to_vec());
             let prefixes = prefixes.map(|prefix| (pin.namespace.clone(), prefix));
@@ -54,9 +54,9 @@ impl KeptPrefixes {
         Ok(result.is_ok() && num_new > 0)
     }
 
-    /// Checks, at the end of a run, that all pinned prefixes are cached and pinned, unless `may_be_lost`. Unless some
-    /// are kept alone, each has one pinned page of its own in each group, and no other page is pinned. The check pins
-    /// them again, which changes the scheduler, so it comes last.
+    /// Checks, at the end of a run, that all pinned prefixes are cached and pinned, unless `may_be_lost`. If pinning
+    /// also pins the shorter prefixes, each prefix has one more pinned page in each group, and no other page is pinned.
+    /// The check pins the prefixes again, which changes the scheduler, so it comes last.
     pub fn check(&self, scheduler: &mut Scheduler, may_be_lost: bool) -> Verdict {
         let num_pinned = scheduler.stats().num_pinned_pages;
         let num_groups = scheduler.config().kv_groups.len();
@@ -75,7 +75,7 @@ impl KeptPrefixes {
     }
 }
 
-/// Whether a pinned prefix stays without the shorter ones that it begins with.
+/// Whether a prefix can be pinned without its shorter prefixes.
 fn is_kept_alone(config: &SchedulerConfig) -> bool {
     config.has_windows() || config.recurrent_state.is_some()
 }

@@ -11,12 +11,12 @@ use crate::check::verdict::{Checker, Planned, Verdict, ensure};
 use crate::workload::policy;
 use crate::workload::{Answer, Workload};
 
-/// With `enable_slo_admission`, a request that cannot be in time ends at once, and no other request does. Steps are
-/// assumed to be no slower than the slowest so far.
+/// With `enable_slo_admission`, a request that cannot be in time ends at once, and no other request ends for lateness.
+/// Steps are assumed to be no slower than the slowest so far.
 pub struct Lateness {
     config: SchedulerConfig,
     slowest_step_us: u64,
-    /// The time of 1,024 tokens in the slowest step so far, in microseconds.
+    /// The largest time per 1,024 tokens of any step so far, in microseconds.
     slowest_pace_us: u64,
     requests: BTreeMap<RequestId, Watched>,
 }
@@ -99,8 +99,7 @@ impl Checker for Lateness {
         );
     }
 
-    /// The work before a new request is that of the waiting requests, if they go first, and the rest of the running
-    /// ones.
+    /// The work before a new request: all tokens of the running requests and, if these go first, of the waiting ones.
     fn refused(&mut self, answer: &Answer, missed: &MissedObjective) -> Verdict {
         let request = &answer.request;
         let is_in_order = policy::starts_in_order(&self.config);

@@ -2,7 +2,7 @@
 
 use crate::check::verdict::{Verdict, ensure};
 
-/// More events than any run has at one time.
+/// A limit above the number of events of any run at one time.
 const MAX_EVENTS_AT_ONCE: u64 = 20_000;
 
 #[derive(Default)]

@@ -8,8 +8,8 @@ use crate::check::verdict::{Checker, Planned, Verdict, ensure};
 use crate::workload::policy;
 use crate::workload::{Answer, Workload};
 
-/// Rules 8 and 9: a decoding request is in every step, or alternates with others if decodes are limited. A waiting
-/// request is passed over a limited number of times.
+/// Rules 8 and 9: a decoding request is in every step, or takes turns with others if more decode than
+/// `max_decode_seqs`. A waiting request is passed over a limited number of times.
 pub struct NoStarvation {
     config: SchedulerConfig,
     longest_prompt: usize,
@@ -18,22 +18,23 @@ pub struct NoStarvation {
 
 struct Waiting {
     rank: (u64, RequestId),
-    /// The number of requests that were queued later and go before this one, because they arrived earlier.
+    /// The number of requests that were queued after this one but go before it, because they arrived earlier.
     num_put_before: usize,
     num_prompt_tokens: u32,
     num_told_tokens: u32,
-    /// The number of tokens at its last start: a request that starts again computes its output like a prompt.
+    /// The number of known tokens when the request last started. Up to there it prefills, also output from before a
+    /// preemption.
     num_start_tokens: u32,
     num_final_rows: u32,
     is_new: bool,
     is_running: bool,
     /// The number of rows planned so far.
     num_rows: u32,
-    /// The number of consecutive steps without the request that should have had it.
+    /// The number of consecutive steps that should have had the request and did not.
     num_missed_steps: usize,
-    /// The number of steps that it may miss, by the most crowded of those.
+    /// The largest bound of missed steps among those steps.
     max_missed_steps: usize,
-    /// The number of steps in which a later request of that order started.
+    /// The number of steps in which a request with a later rank started before this one.
     num_passed_over: usize,
 }
 
@@ -48,8 +49,8 @@ impl NoStarvation {
         }
     }
 
-    /// Returns an upper bound of the steps until all running requests have ended. Until then, others may start before
-    /// an aged one.
+    /// Returns an upper bound of the number of steps after which all running requests have ended. Before that, others
+    /// may start before an aged request.
     fn max_steps_to_make_room(&self) -> usize {
         let num_round_steps = self
             .config
@@ -131,7 +132,8 @@ impl Checker for NoStarvation {
             let is_passed_over = waiting.is_new && Some(waiting.rank) < newest;
             if is_passed_over && !batch.started.iter().any(|start| start.request == *id) {
                 waiting.num_passed_over += 1;
-                // Packing counts only for the head of the queue, and each earlier request was the head for a time.
+                // With packing, only the head of the queue counts as passed over, and each request put before this one
+                // was the head first.
                 let bound = bound * (1 + waiting.num_put_before);
                 ensure(waiting.num_passed_over <= bound, || {
                     let times = waiting.num_passed_over;
@@ -159,7 +161,7 @@ impl Checker for NoStarvation {
         for span in &batch.spans {
             let id = slots[&span.slot];
             in_step.insert(id);
-            // A request that has ended may be computed once more.
+            // A step in flight may still compute a request that has ended.
             if let Some(waiting) = self.requests.get_mut(&id) {
                 waiting.num_rows = span.start + span.tokens.len() as u32 - span.num_drafts;
             }

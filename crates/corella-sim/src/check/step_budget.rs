@@ -1,4 +1,4 @@
-//! The limits of a step, and the rule that drafts take only the rest.
+//! The limits of a step, and the rule that drafts take only tokens and pages that the step has left over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,9 +12,9 @@ use crate::workload::{Answer, Workload};
 pub struct StepLimits {
     config: SchedulerConfig,
     prompts: BTreeMap<RequestId, u32>,
-    /// The lengths of prompts without a draw after them.
+    /// The prompt lengths of requests that draw no token.
     undrawn_prompts: BTreeMap<RequestId, u32>,
-    /// Slots whose request was cut short at its branch in the prefix tree, since its start.
+    /// Slots whose request has used its one cut at a branch of the prefix tree since it took the slot.
     branched: BTreeSet<SlotId>,
 }
 
@@ -29,7 +29,7 @@ impl StepLimits {
     }
 
     /// Returns whether a snapshot may be due after a span: at a multiple of the interval, after the last block that an
-    /// equal prompt would find, and once after each start elsewhere.
+    /// equal prompt would find, and once after each start at any other block.
     fn ends_at_snapshot(&mut self, span: &Span, id: RequestId) -> bool {
         let page_size = self.config.page_size;
         let num_rows = span.start + span.tokens.len() as u32;
@@ -114,8 +114,8 @@ impl Checker for StepLimits {
     }
 }
 
-/// Drafts take only the rest of a step: no request is preempted for them. [`StepLimits`] checks that no prompt is cut
-/// short for them.
+/// Drafts take only what a step has left over: no request is preempted for them. [`StepLimits`] checks that no prompt
+/// is cut short for them.
 pub struct Drafts {
     config: SchedulerConfig,
     num_preemptions: u64,

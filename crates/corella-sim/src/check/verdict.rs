@@ -1,4 +1,4 @@
-//! What a checker sees of a run, and its verdict.
+//! The facts of a run that a checker sees, and its verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ pub struct Planned<'a> {
     pub batch: &'a Batch,
     /// The request that holds each slot.
     pub slots: &'a BTreeMap<SlotId, RequestId>,
-    /// Slots without a draw before the step: their spans are prefill.
+    /// Slots whose requests have drawn no token before the step: their spans are prefill.
     pub prefilling: &'a BTreeSet<SlotId>,
     pub now_us: u64,
     pub stats: SchedulerStats,

@@ -10,7 +10,7 @@ use crate::workload::{Answer, Workload};
 /// A request of any length holds no more pages than its windows and its rows in flight need.
 pub struct WindowBound {
     config: SchedulerConfig,
-    /// The final number of tokens of each request.
+    /// The final length of each request, in tokens.
     lengths: BTreeMap<RequestId, u32>,
     /// The number of row copies in each step that may be in flight.
     num_copies: VecDeque<usize>,
@@ -25,7 +25,7 @@ impl WindowBound {
         }
     }
 
-    /// Returns the most pages that a request with `num_rows` rows may hold.
+    /// Returns the largest number of pages that a request with `num_rows` rows may hold.
     fn num_pages(&self, num_rows: u32) -> usize {
         let config = &self.config;
         let num_step_rows = match config.enable_chunked_prefill {
@@ -54,7 +54,7 @@ impl Checker for WindowBound {
     }
 
     fn planned(&mut self, step: &Planned<'_>) -> Verdict {
-        // Requests whose KV is copied to host memory and back, fetches and loads of others hold pages without a slot.
+        // Spilled requests, fetches and loads of other nodes hold pages without a slot.
         let num_loads = step.stats.num_fetching_pages + step.stats.num_block_holds;
         let holds_others = self.config.max_spilled_pages > 0 || num_loads > 0;
         if !self.config.has_windows() || holds_others {

@@ -19,7 +19,7 @@ pub struct HostMemory {
     /// Copies to make. The first is running if `is_copying`.
     tasks: VecDeque<SpillTask>,
     is_copying: bool,
-    /// The rows of the pages that are being stored, at the begin of the copy.
+    /// The rows of the pages that are being stored, as they were when the copy began.
     source: Vec<Vec<Row>>,
     /// Requests whose rows were restored and that have no slot yet, with the filled pages.
     restored: BTreeMap<RequestId, Vec<PageId>>,
@@ -48,8 +48,9 @@ impl HostMemory {
         self.num_failed
     }
 
-    /// Returns whether a request that starts with these pages continues after restored rows. It may have lost the pages
-    /// again before its start. `None` if the prefix cache had all pages, so that no page was filled.
+    /// Returns whether a request that starts with these pages continues after restored rows. Returns false if the
+    /// request lost those pages again before this start, and `None` if no page was filled, because the prefix cache had
+    /// all of them.
     pub fn take_restored(&mut self, request: RequestId, table: &[PageId]) -> Option<bool> {
         let Some(pages) = self.restored.remove(&request) else {
             return Some(false);
@@ -57,7 +58,7 @@ impl HostMemory {
         (!pages.is_empty()).then(|| pages.iter().all(|page| table.contains(page)))
     }
 
-    /// Returns whether no rows are kept and no copies are left.
+    /// Returns whether no rows are stored and no copies are left.
     pub fn is_empty(&self) -> bool {
         self.stored.is_empty() && self.tasks.is_empty()
     }

@@ -16,21 +16,21 @@ pub struct StateTable {
 }
 
 struct SlotStates {
-    /// The number of this start, among all starts of slots.
+    /// The index of this start among all starts of slots.
     start: u64,
-    /// The number of tokens before the first state.
+    /// The number of tokens up to the first state.
     num_cached_tokens: usize,
     /// The state at the start, and after each token since.
     states: Vec<Row>,
 }
 
 struct Snapshot {
-    /// The start of the slot whose state it is, or `OUTSIDE`.
+    /// The `start` of the slot whose state this is, or `OUTSIDE`.
     start: u64,
     state: Row,
 }
 
-/// The start of a state that another node has computed.
+/// The value of `start` for a state that another node has computed.
 const OUTSIDE: u64 = u64::MAX;
 
 impl StateTable {

@@ -16,7 +16,7 @@ use crate::pair::pair_workload::{
 use crate::random::Random;
 
 impl PairWorkload {
-    /// Two to four nodes that open no sessions: they compute, load, crash and restart.
+    /// Returns a workload of two to four nodes that open no sessions: they compute, load, crash and restart.
     pub fn blocks_from_seed(seed: u64) -> Self {
         let mut random = Random(seed ^ 0xf1ee7);
         let num_nodes = 2 + random.below(3);
@@ -136,7 +136,7 @@ fn shrink_fetches(nodes: &mut [NodePlan], seed: u64) {
 }
 
 impl Writer {
-    /// Writes calls and loads. Returns the time of the last.
+    /// Plans calls and loads. Returns the time of the last one.
     fn write(&mut self, nodes: &[NodePlan]) -> u64 {
         let num_calls = 5 + self.random.below(40);
         let max_pause_us = self.random.pick(&[100, 2_000, 10_000]);

@@ -36,7 +36,7 @@ impl SimulatedPrefillNode {
         let (call, fleet) = (&world.workload.calls[index], &world.workload.fleet);
         world.totals.num_requests += 1;
         let fetching = match call.deadline_us {
-            // A call with a deadline is watched from its beginning.
+            // A call with a deadline is submitted at once, so that the checks time it from its arrival.
             Some(_) => Fetching::Never,
             None if fleet.pulls_always => Fetching::Always,
             None => self.fetching(world),
@@ -87,7 +87,7 @@ impl SimulatedPrefillNode {
             stopping,
             max_tpot_us: objectives.tpot_us,
             hashes: &hashes,
-            // Here each choice is a call.
+            // In the simulation, each choice is a call.
             num_choices: 1,
             sibling: planned.siblings.filter(|&first| first != session),
             stays: (!planned.goes_remote).then_some(StayReason::PromptOutputs),
@@ -135,7 +135,7 @@ impl SimulatedPrefillNode {
         }
     }
 
-    /// Returns a peer with its number in the network.
+    /// Returns a peer under its node number in the simulated network.
     fn place_of(&self, peer: NodeIncarnation) -> NodeIncarnation {
         let node = self.peers.place(peer.node);
         NodeIncarnation { node, ..peer }
@@ -220,8 +220,8 @@ impl SimulatedPrefillNode {
         [ComputePlace::Here, ComputePlace::There].map(|place| self.machine.num_decisions(place))
     }
 
-    /// Carries out the actions of loads, and continues the calls whose load has begun or ended. Returns whether there
-    /// were any.
+    /// Carries out the actions of loads, and continues the calls whose load has begun or ended. Returns whether it did
+    /// anything.
     pub(super) fn settle_loads(&mut self, world: &mut World<'_>) -> Result<bool, Violation> {
         let exchange = &mut self.exchange;
         if exchange.settle(&mut self.engine, world)? {

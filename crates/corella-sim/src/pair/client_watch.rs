@@ -23,9 +23,9 @@ struct Client {
     num_seen: usize,
     last_event_us: u64,
     cancelled: bool,
-    /// Its prefill node's engine has accepted it.
+    /// The engine of the prefill node has accepted the request.
     is_accepted: bool,
-    /// A step that computed it on its prefill node has failed.
+    /// A step that computed the request on the prefill node has failed.
     has_failed: bool,
     state: State,
 }
@@ -34,7 +34,7 @@ struct Client {
 enum State {
     Waiting,
     Ended,
-    /// Its node died.
+    /// The prefill node died.
     Lost,
 }
 
@@ -193,7 +193,7 @@ fn max_silence_us(workload: &PairWorkload) -> u64 {
     let token_us = nodes.map(|node| node.per_step_us + node.per_token_us).max();
     let sessions = &workload.sessions;
     let attempt_us = sessions.allocate_budget_us + sessions.lost_after_us;
-    // A choice may wait for its sibling's rows before it loads its own.
+    // A choice may wait for its sibling's rows before it loads rows itself.
     let load_us = sessions.load_timeout_us(60);
     // Requests wait for blocks that their node loads.
     let blocks_us = if workload.fleet.fetches { 1_000_000 } else { 0 };

@@ -1,4 +1,4 @@
-//! A node's own engine: the real scheduler and an executor that distrusts it.
+//! A node's engine: the real scheduler and an executor that distrusts the scheduler.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,9 +24,9 @@ pub struct Engine {
     /// The rows that steps in flight still have to compute.
     pub progress: StepProgress,
     last_return_us: u64,
-    /// The time as the scheduler knows it.
+    /// The time that the scheduler was last given.
     scheduled_us: u64,
-    /// Requests that were in a step that failed.
+    /// Requests that were in a failed step.
     failed: BTreeSet<RequestId>,
 }
 

@@ -15,7 +15,7 @@ use crate::violation::Violation;
 const PROBE_TIMEOUT_US: u64 = 1_000_000;
 
 impl Fleet<'_> {
-    /// Plays a list of the registry, or its failure.
+    /// Plays a list of the registry, or the registry's failure.
     pub(super) fn list(&mut self) -> Result<(), Violation> {
         let world = &mut self.world;
         let plan = &world.workload.fleet;
@@ -28,7 +28,7 @@ impl Fleet<'_> {
         let records = world.workload.decode_nodes().map(|node| PeerRecord {
             instance_id: SimulatedPeers::instance(node),
             incarnation: knows_starts.then(|| world.registry[&node].0),
-            // A registry of addresses does not know the incarnation.
+            // A registry that knows only addresses does not know the longest prompt.
             max_prompt_tokens: { world.workload.nodes[node.0 as usize].max_prompt_tokens }
                 .filter(|_| knows_starts)
                 .unwrap_or(u32::MAX),
@@ -133,7 +133,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// Has a node fetch the blocks of a prompt from any other.
+    /// Has a node fetch the blocks of a prompt from the node in the plan.
     pub(super) fn fetch_prompt(&mut self, index: usize) -> Result<(), Violation> {
         let world = &mut self.world;
         let fetch = &world.workload.fleet.prompt_fetches[index];

@@ -17,7 +17,7 @@ pub struct FleetPlan {
     pub peer_table: PeerTableConfig,
     /// The most entries in a prefill node's map of blocks that it has sent.
     pub max_sent: usize,
-    /// The pause between two lists of the registry.
+    /// The time between two lists of the registry.
     pub list_interval_us: u64,
     /// One in this many lists fails, and one in as many is empty.
     pub lists_fail_once_in: u64,
@@ -28,7 +28,7 @@ pub struct FleetPlan {
     pub kv_bytes_per_token: u64,
     pub links: Links,
     pub loads: LoadConfig,
-    /// Loads between any two nodes.
+    /// Fetches of a prompt's blocks between any two nodes, apart from placement.
     pub prompt_fetches: Vec<PromptFetch>,
 }
 
@@ -37,7 +37,7 @@ pub struct PromptFetch {
     pub at_us: u64,
     pub node: NodeId,
     pub from: NodeId,
-    /// The call with the prompt.
+    /// The index of the call with the prompt.
     pub call: usize,
     pub soft_us: u64,
     pub hard_us: u64,
@@ -111,7 +111,7 @@ impl FleetPlan {
             lists_fail_once_in: 0,
             fetches: false,
             pulls_always: false,
-            // Links are measured by transfers of a megabyte and more.
+            // Only transfers of at least a megabyte measure a link.
             kv_bytes_per_token: 1 << 20,
             loads: load_config(page_size, num_layers, random),
             links: Links::drawn(random),

@@ -10,13 +10,13 @@ use crate::check::verdict::{Verdict, ensure};
 pub struct LeaseWatch {
     /// The end of each hold's lease.
     leases: BTreeMap<RequestId, u64>,
-    /// Holds whose lease has ended, and the latest time of their release.
+    /// Holds whose lease has ended, each with the latest time of its release.
     ended: BTreeMap<RequestId, u64>,
     released: BTreeSet<RequestId>,
 }
 
 impl LeaseWatch {
-    /// Notes that pages are held from now on, unless they were released before this report.
+    /// Notes that a request's pages are held until `until_us`, unless they were released before this report.
     pub fn held(&mut self, request: RequestId, until_us: u64) {
         if !self.released.contains(&request) {
             self.leases.insert(request, until_us);
@@ -41,7 +41,7 @@ impl LeaseWatch {
         self.released.insert(request);
     }
 
-    /// Checks the holds after all due work.
+    /// Checks the holds, when all due work is done.
     pub fn check(&self, now_us: u64) -> Verdict {
         let mut leases = self.leases.iter();
         let endless = leases.find(|&(_, &until_us)| until_us <= now_us);

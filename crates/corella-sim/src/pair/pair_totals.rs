@@ -23,13 +23,13 @@ counts! {
         num_without_decode_node,
         num_too_many_sessions,
         num_failed,
-        /// Requests whose prefill node died.
+        /// Requests whose prefill node died before they had ended.
         num_clients_lost,
         num_attempts,
         num_second_attempts,
-        /// Runs that continued after tokens that the client had.
+        /// Runs that began with output tokens that the client already had.
         num_resumed,
-        /// Such runs for another decode node.
+        /// Runs among these that export their rows to another decode node.
         num_moved,
         num_suspects,
         num_incompatible,
@@ -53,23 +53,24 @@ counts! {
         num_leases_ended,
         num_reads_of_failed_steps,
         num_cached_rows,
-        /// Cached rows of a prefill node with another arithmetic than the decode node.
+        /// Cached rows on decode nodes that come from prefill nodes of another arithmetic.
         num_mixed_cached_rows,
         /// Sessions that decode nodes ended early, and sessions that they refused.
         num_aborts,
         num_refusals,
         num_unanswered_reservations,
-        /// Requests that decode nodes spilled to host memory, restored, or could not keep.
+        /// Requests whose KV decode nodes spilled to host memory, restored, or could not keep.
         num_spills,
         num_restores,
         num_handed_back,
         /// Choices that waited for a sibling.
         num_waiting_choices,
-        /// Prompts with pages on a decode node before the choice of the computing node, and prompts computed by decode
+        /// Prompts whose decode node had pages before the computing node was chosen, and prompts computed by decode
         /// nodes.
         num_asked_first,
         num_computed_there,
-        /// Requests that continued here after tokens of a decode node that had computed the prompt.
+        /// Requests that the prefill node continued after a decode node had computed the prompt, sent tokens, and was
+        /// lost.
         num_lost_after_compute,
     }
 }
@@ -82,18 +83,19 @@ counts! {
         num_empty_lists,
         num_probes,
         num_silent_probes,
-        /// Calls placed on the node that has a part of their prompt, and on others.
+        /// Calls placed on the node that has a part of their prompt, and calls placed on other nodes.
         num_near,
         num_elsewhere,
         /// Calls that stay on their prefill node, and calls that no node takes.
         num_here,
         num_nobody,
-        /// Decisions by predicted cost.
+        /// Choices of the computing node by predicted cost: the prefill node, or the decode node.
         num_decided_here,
         num_decided_there,
         /// Calls that name a node with a part of their prompt.
         num_hinted,
-        /// Fetches from the node that has a part of a prompt, before its prefill, and others.
+        /// Fetches before a prefill from the node that has a part of the prompt, and planned fetches between any two
+        /// nodes.
         num_prompt_fetches,
         num_other_pulls,
         num_transfers,
@@ -104,7 +106,7 @@ counts! {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PairTotals {
     pub sessions: SessionTotals,
-    /// Only in fleets.
+    /// All 0 except in fleets.
     pub placement: PlacementTotals,
     pub loads: FetchTotals,
 }

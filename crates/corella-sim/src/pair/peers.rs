@@ -1,4 +1,4 @@
-//! The peers of a prefill node: their numbers in the simulated network, and their answers to probes.
+//! The peers of a prefill node: their ids in the simulated network, and their answers to probes.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use corella_core::{NodeId, PeerChange, PeerFacts, PeerRecord, PrefillNode};
 
 use crate::pair::fleet_plan::Answer;
 
-/// Maps the directory's numbers, which are of incarnations in the order of discovery, to the network's, which are of
+/// Maps the directory's ids to the network's. The directory numbers incarnations in the order of discovery, the network
 /// nodes from 0 on.
 pub struct SimulatedPeers {
     until_us: u64,
-    /// The network's number of each peer. Peers that have left stay, because late messages name them.
+    /// The network's id of each peer. Peers that have left stay, because late messages name them.
     places: BTreeMap<NodeId, NodeId>,
 }
 
@@ -43,7 +43,7 @@ impl SimulatedPeers {
         (next_us < self.until_us).then_some(next_us)
     }
 
-    /// Returns a peer to probe, and its number in the network.
+    /// Returns a peer to probe, and its id in the network.
     pub fn poll_probe(&mut self, node: &mut PrefillNode, now_us: u64) -> Option<(NodeId, NodeId)> {
         if now_us >= self.until_us {
             return None;

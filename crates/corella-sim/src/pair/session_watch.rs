@@ -1,4 +1,4 @@
-//! The checks of sessions' timeouts, from outside of the machines.
+//! The checks of sessions' timeouts, from outside the machines.
 
 use std::collections::BTreeMap;
 
@@ -66,14 +66,15 @@ impl SessionWatch {
         }
     }
 
-    /// Notes that the scheduler was asked for pages. It answers at any time.
+    /// Notes that the scheduler was asked for pages. Its answer has no deadline.
     pub fn reserving(&mut self, key: SessionKey) {
         if let Some(end) = self.ends.get_mut(&(DECODE, key)) {
             end.load_by_us = None;
         }
     }
 
-    /// Notes that pages are reserved or that the session waits for a sibling, or the message that says so.
+    /// Notes that the decode node has reserved pages or waits for a sibling, or that the prefill node has the message
+    /// about it.
     pub fn allocated(&mut self, side: Direction, key: SessionKey, now_us: u64) {
         let Some(end) = self.ends.get_mut(&(side, key)) else {
             return;
@@ -86,7 +87,7 @@ impl SessionWatch {
         end.load_by_us = (side == DECODE).then_some(now_us + time_us);
     }
 
-    /// Notes that the computing node is undecided, for no longer than the search time.
+    /// Notes that the computing node is undecided. The decision must come within the search time.
     pub fn undecided(&mut self, key: SessionKey) {
         if let Some(end) = self.ends.get_mut(&(PREFILL, key)) {
             end.is_allocated = false;

@@ -1,4 +1,4 @@
-//! The rows that steps in flight compute, and their computed layers.
+//! The rows that steps in flight compute, and the number of layers that each step has computed.
 //!
 //! The executor writes all rows of a step when the step begins. A device computes them layer by layer, so a reader of
 //! an unfinished layer would read missing rows.

@@ -10,9 +10,9 @@ use crate::check::verdict::{Verdict, ensure};
 pub struct ToldTokens {
     /// By session, the number of sent tokens.
     ends: BTreeMap<SessionKey, u32>,
-    /// By session, the number of tokens that other nodes have sent before.
+    /// By session, the number of tokens that other nodes sent before this node's first.
     num_earlier_tokens: BTreeMap<SessionKey, u32>,
-    /// Sessions whose request has ended here, and whose end was not sent.
+    /// Sessions whose request has ended on this node without a message about the end so far.
     untold: BTreeSet<SessionKey>,
 }
 

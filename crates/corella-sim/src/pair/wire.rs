@@ -1,4 +1,4 @@
-//! Connections between two nodes. Messages keep their order within a connection, and not between two.
+//! Connections between two nodes. Messages keep their order within a connection, but not across connections.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -69,7 +69,7 @@ pub struct Connection {
     /// Ends that have closed the connection, or know that it is closed.
     closed: BTreeSet<Direction>,
     pub is_broken: bool,
-    /// The incarnation that accepted it, after the first arrival.
+    /// The incarnation that accepted the connection, once a packet has arrived.
     accepted_by: Option<Incarnation>,
 }
 
@@ -142,8 +142,8 @@ impl Network {
         until_us.is_some_and(|&until_us| now_us < until_us)
     }
 
-    /// Returns whether the connection's process runs. The first process that answers at an address accepts the
-    /// connection, and may be a later incarnation than its opener expects.
+    /// Returns whether the process at the connection's end on `node` still runs. The first process that answers at an
+    /// address accepts the connection. It may be a later incarnation than the opener expects.
     pub fn has_process(&mut self, id: ConnectionId, node: NodeId, direction: Direction) -> bool {
         if self.down.contains(&node) {
             return false;

@@ -1,4 +1,4 @@
-//! The state that nodes share: time, the network, random numbers and watchers.
+//! The state that the simulated nodes share: time, the network, random numbers and watchers.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub enum Event {
     Call(usize),
     Cancel(usize),
     Fault(usize),
-    /// A node's process restarts.
+    /// A node's process starts again.
     Start(NodeId),
     /// The registry reports a start to all nodes.
     Registered(NodeId, Incarnation),
@@ -37,7 +37,7 @@ pub enum Event {
         peer: NodeId,
         node: NodeId,
     },
-    /// The answer to a probe arrives, or a timeout passes.
+    /// The answer to a probe arrives, or the probe times out.
     Probed {
         by: (NodeId, Incarnation),
         peer: NodeId,
@@ -180,7 +180,7 @@ impl<'a> World<'a> {
         self.push(at_us, Event::Arrive(id, direction, packet));
     }
 
-    /// Closes one end, after its sent messages.
+    /// Closes one end of a connection. Messages that it has sent still arrive.
     pub fn close(&mut self, id: ConnectionId, direction: Direction) {
         self.send(id, direction, Packet::Closed);
         if let Some(connection) = self.network.connections.get_mut(&id) {
@@ -206,7 +206,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Returns what is delivered of an arriving packet.
+    /// Returns an arriving packet, unless it is lost or has to wait.
     pub fn arrive(
         &mut self,
         id: ConnectionId,
@@ -237,7 +237,7 @@ impl<'a> World<'a> {
         Some(packet)
     }
 
-    /// Takes the packets that have waited for a link. They are delivered first.
+    /// Takes the packets that have waited for a blocked link. They are delivered before later packets.
     pub fn unblock(&mut self, from: NodeId, to: NodeId) -> Vec<(ConnectionId, Direction, Packet)> {
         let mut stalled = Vec::new();
         if self.network.is_blocked(from, to, self.now_us) {

@@ -34,7 +34,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Returns the number of first blocks that are whole.
+    /// Returns the number of whole blocks before the first incomplete one.
     fn num_whole(&self) -> u32 {
         let first_left = self.left.iter().map(|&(_, block, _)| block).min();
         first_left.unwrap_or(self.num_blocks) - self.first_block

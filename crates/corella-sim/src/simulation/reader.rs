@@ -50,7 +50,7 @@ impl Reader {
         self.num_ended
     }
 
-    /// Begins to read a sequence, whose last tokens may not match its last hashes. If the scheduler holds some of its
+    /// Begins to read a sequence. Its last tokens may not match its last hashes. If the scheduler holds some of its
     /// blocks, returns the hold and the time until its reader acts.
     pub fn begin(
         &mut self,

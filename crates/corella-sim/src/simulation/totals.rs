@@ -1,4 +1,4 @@
-//! Counts of events in several runs, which prove something only if each event happened often enough.
+//! Counts of events in several runs. Runs prove something only if each event happened often enough.
 
 use std::collections::BTreeMap;
 
@@ -28,19 +28,19 @@ pub struct Totals {
     /// Fetches that got pages for only a part of their blocks.
     pub num_part_fetches: u64,
     pub num_fetched_blocks: u64,
-    /// Holds whose blocks were read, and holds that ended before.
+    /// All holds, and holds that ended before their reader had finished.
     pub num_holds: u64,
     pub num_ended_holds: u64,
     pub num_evicted_pages: u64,
     pub num_prefix_hit_tokens: u64,
-    /// Log-probabilities of prompts, and requests that wanted nothing else.
+    /// Log-probabilities of prompt tokens, and requests without output tokens.
     pub num_prompt_logprobs: u64,
     pub num_scored_only: u64,
     pub num_hidden_states: u64,
-    /// Hit tokens in models with windows.
+    /// Prefix hits, in tokens, in models with windows.
     pub num_window_hit_tokens: u64,
     pub num_row_copies: u64,
-    /// Snapshots that were kept, and snapshots from which a request continued.
+    /// Snapshots that were taken, and starts of a slot from a snapshot.
     pub num_snapshots: u64,
     pub num_restored_states: u64,
     pub num_resets: u64,
@@ -120,7 +120,7 @@ impl Totals {
         self.num_prefix_hit_tokens = stats.num_prefix_hit_tokens;
     }
 
-    /// Returns the names of events that a large number of runs should have had and had not.
+    /// Returns the names of events that never happened, although many runs should have had them.
     pub fn missing(&self) -> Vec<String> {
         let counts = [
             ("refused requests", self.num_refused),

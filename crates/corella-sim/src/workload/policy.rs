@@ -1,8 +1,9 @@
-//! What checkers may expect of a policy. The scheduler has answers of its own; these are told by what the policies promise.
+//! The properties of policies that checkers expect. They follow from the documented policies, not from the scheduler's
+//! code.
 
 use corella_core::{PrefillAdmissionPolicy, SchedulerConfig, SchedulingPolicy};
 
-/// Whether a request starts before all that arrive after it.
+/// Whether each request starts before all later arrivals.
 pub fn starts_in_order(config: &SchedulerConfig) -> bool {
     config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo && ranks_by_arrival(config)
 }

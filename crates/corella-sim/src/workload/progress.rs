@@ -6,10 +6,10 @@ pub(crate) struct Progress {
     pub abort: Option<Station>,
     pub num_prompt_tokens: u32,
     pub num_output_tokens: u32,
-    /// The number of its planned rows after the last step with the request.
+    /// The number of the request's planned rows, up to the last step that contains it.
     pub num_rows: u32,
     pub num_seen: u32,
-    /// Whether the last step with the request had drafts of it.
+    /// Whether the last step that contains the request has drafts for it.
     pub has_drafts: bool,
     pub has_slot: bool,
     pub was_started: bool,
@@ -31,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// Returns whether the request is at `station`. It is `in_flight` if a step in flight names it.
+    /// Returns whether the request is at `station`. `in_flight`: a step in flight names the request.
     pub fn is_at(&self, station: Station, in_flight: bool) -> bool {
         if self.has_ended {
             return station == Station::Ended;

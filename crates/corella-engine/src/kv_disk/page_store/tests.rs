@@ -30,7 +30,7 @@ struct LossyFile(Mutex<Content>);
 struct Content {
     bytes: Vec<u8>,
     synced: Vec<u8>,
-    /// The number of operations until all fail.
+    /// The number of operations before all further ones fail.
     num_left: u64,
 }
 
@@ -58,7 +58,7 @@ impl LossyFile {
         let content = self.0.lock().unwrap();
         let mut bytes = content.synced.clone();
         bytes.resize(content.bytes.len(), 0);
-        // Devices write sectors; most crashes keep most of them, and some few.
+        // Devices write whole sectors. Most crashes keep most of the written sectors, and some crashes keep few.
         let num_kept_of_four = random.below(5);
         let sectors = bytes.chunks_mut(512).zip(content.bytes.chunks(512));
         for (sector, written) in sectors {
@@ -106,7 +106,7 @@ impl FileLayer for LossyFile {
     }
 }
 
-/// A path of blocks that is known by the number of its first token.
+/// A path of blocks, identified by its first token.
 struct Path {
     tokens: Vec<u32>,
     hashes: Vec<PageHash>,
@@ -206,7 +206,7 @@ fn after_a_crash_at_any_write_each_block_is_right_or_absent() {
             assert!(num_right <= NUM_SLOTS as usize);
             counts[0] += num_right;
             counts[1] += paths.values().map(|path| path.hashes.len()).sum::<usize>() - num_right;
-            // The interrupted path may have replaced blocks of the one before it, but only when it needed their slots.
+            // The interrupted path may have replaced blocks of the previous path, but only when it needed their slots.
             if let Some(last) = last {
                 counts[2] += usize::from(check(&reopened, &paths[&last]) > 0);
             }
@@ -257,7 +257,7 @@ fn the_least_recently_used_path_makes_room() {
     assert_eq!(store_path(&store, &paths[2]).unwrap(), 5);
     assert_eq!(check(&store, &paths[0]), 5);
     assert_eq!(check(&store, &paths[2]), 5);
-    // Three of its blocks went, from its end on.
+    // The last three blocks of the path were replaced.
     assert_eq!(store.num_usable(&paths[1].hashes, 0), 2);
     assert_eq!(store.num_usable(&paths[1].hashes, 2), 2);
     // A path that is longer than the file keeps its beginning.
@@ -324,7 +324,7 @@ fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
     assert_eq!(check(&store, &path), 4);
 }
 
-/// Two groups: of the second, a query after block n reads the pages of the last two blocks before it.
+/// In the second of two groups, a query after n blocks reads the pages of the last two of them.
 #[test]
 fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
     let groups = vec![KvGroup::default(), KvGroup { window: Some(4) }];

@@ -79,7 +79,7 @@ fn a_failed_write_switches_the_tier_off() {
     assert_eq!(tier.stats().num_errors, 1);
 }
 
-/// Another process had the file, and has ended.
+/// Another process has the file open at first.
 #[test]
 fn the_tier_comes_back_when_its_file_can_be_opened() {
     let folder = std::env::temp_dir();
@@ -102,7 +102,7 @@ fn the_tier_comes_back_when_its_file_can_be_opened() {
     let stats = tier.stats();
     assert_eq!((stats.is_on, stats.num_errors), (true, 1));
     assert!(!tier.try_again(), "it is on");
-    // A disk that fails and works again has the blocks from before.
+    // When a failed disk works again, it has the blocks that it had before.
     tier.switch_off("a test", &io::Error::other("it is pulled out"));
     assert!(tier.store().is_none());
     assert!(tier.try_again());

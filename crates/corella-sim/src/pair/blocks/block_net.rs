@@ -21,11 +21,11 @@ pub struct Links {
     pub reads_memory: bool,
     /// The transport has an order of rows and a credit of its own.
     pub loads_whole: bool,
-    /// The longest time of reading or writing one part.
+    /// The longest duration of reading or writing one part.
     pub max_part_us: u64,
-    /// One in this many parts is torn. One in this many; 0 means never.
+    /// One in this many parts is torn; 0 means never.
     pub tears_once_in: u64,
-    /// The longest time of an engine's answer.
+    /// The longest time that an engine takes to answer.
     pub max_answer_us: u64,
     /// A node that lies about loads.
     pub liar: Option<NodeId>,
@@ -46,7 +46,7 @@ impl Links {
         }
     }
 
-    /// Makes one node a liar, in some fleets.
+    /// Makes one node a liar, in one of three fleets.
     pub fn draw_liar(&mut self, num_nodes: u64, random: &mut Random) {
         let is_there = random.once_in(3);
         self.liar = is_there.then(|| NodeId(random.below(num_nodes) as u32));
@@ -76,7 +76,7 @@ impl BlockNet {
     pub fn new(links: &Links, config: &LoadConfig) -> Self {
         let mut config = config.clone();
         if links.loads_whole {
-            // As in production, the source hears only of the end.
+            // As in production, the source hears only that all has landed.
             config.credit_blocks = u32::MAX;
         }
         Self {

@@ -13,7 +13,7 @@ counts! {
         num_loaded,
         num_not_found,
         num_without_pages,
-        /// Computing was chosen.
+        /// Fetches that ended because computing is as quick.
         num_not_worth,
         num_cancelled,
         num_timed_out,
@@ -24,14 +24,14 @@ counts! {
         num_stalled,
         num_unknown,
         num_sources_lost,
-        /// Loads whose node died.
+        /// Loads that were open when the loading node died.
         num_fetchers_lost,
         num_fetched_blocks,
-        /// Lookups whose answer had fewer blocks than the source had.
+        /// Lookups that offered fewer blocks than the source has cached.
         num_part_offers,
         /// Fetches that got pages for only a part of their blocks.
         num_part_grants,
-        /// Lies, and lies about loads of others.
+        /// All lies, and the lies about loads between two other nodes.
         num_lies,
         num_lies_for_others,
         /// Loads that continued with fewer blocks than they had asked for.
@@ -39,7 +39,7 @@ counts! {
         /// Blocks that were published before the end of their load.
         num_early_blocks,
         num_window_blocks,
-        /// Parts that were read in the source's memory after their release there.
+        /// Parts that were read in the source's memory after the source had released their blocks.
         num_read_late,
     }
 }

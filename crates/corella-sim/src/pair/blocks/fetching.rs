@@ -57,7 +57,7 @@ impl Exchange {
                 self.tell_of_fetch(LocalEvent::Publish(fetch, num_blocks), world);
             }
             FetcherAction::StopRows { key } => {
-                // Named parts in transit end by themselves.
+                // Parts that the machine knows by name end by themselves.
                 if let Some(load) = self.whole.get_mut(&key) {
                     load.stop();
                     self.end_whole(key, world.now_us());
@@ -74,7 +74,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Checks that a node asks for the blocks for which it has pages.
+    /// Checks that a node asks for exactly the blocks for which it has pages.
     fn check_asked(
         &self,
         key: LoadKey,

@@ -1,9 +1,8 @@
 //! A node that lies where the protocol has checks: about the blocks that it wants, their number, and the owner of a
 //! load.
 //!
-//! It sends its lies in addition to its machines' messages, about loads of other nodes, so that it is served like other
-//! nodes and has right blocks itself. The rows of a block that both ends name are true, because nodes trust each
-//! other's rows.
+//! Its machines also send their correct messages, so the liar is served like other nodes and has right blocks itself.
+//! The liar never falsifies the rows of a block that both ends name, because nodes trust each other's rows.
 
 use corella_core::session::{BlockPart, LoadFailure, LoadKey, ToFetcher, ToSource};
 use corella_core::{BlockList, NodeId, PageHash};
@@ -14,7 +13,7 @@ use crate::random::Random;
 /// The number of the first invented load.
 const FIRST_MADE_UP: u64 = 1 << 40;
 
-/// Has the liar hear a message of any node, to which it may react.
+/// Shows the liar a message of any node. The liar may answer with a lie.
 pub fn hear<S: Surroundings + ?Sized>(
     world: &mut S,
     liar: NodeId,
@@ -26,7 +25,7 @@ pub fn hear<S: Surroundings + ?Sized>(
         Packet::ToSource(ToSource::LoadBlocks(load)) if to == liar => {
             confirm(world, liar, (from, key), load.list.hashes.len() as u32);
         }
-        // The rows may have been read after the end of their hold.
+        // The hold may have ended before the rows were read.
         Packet::ToSource(ToSource::Landed { num_blocks }) if to != liar && from != liar => {
             world.net().totals.num_lies_for_others += 1;
             confirm(world, liar, (from, key), *num_blocks);
@@ -87,7 +86,7 @@ fn tell<S: Surroundings + ?Sized>(
     world.push_packet(at_us, (liar, to, key), packet);
 }
 
-/// Returns a request that differs from a sensible one.
+/// Returns a changed copy of a message to a source.
 fn other_request(message: &ToSource, random: &mut Random) -> ToSource {
     match message {
         ToSource::Lookup { list, first_block } => ToSource::Lookup {
@@ -132,7 +131,7 @@ fn other_list(list: &BlockList, random: &mut Random) -> BlockList {
     list
 }
 
-/// Returns an answer of the liar to a node that loads from it, about blocks and parts of other loads.
+/// Returns a false answer to a node that loads from the liar, with blocks and parts that the node has not asked for.
 fn other_answer(packet: &Packet, random: &mut Random) -> Packet {
     let num_blocks = random.below(14) as u32;
     match packet {

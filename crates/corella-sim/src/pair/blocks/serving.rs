@@ -1,4 +1,4 @@
-//! The loads that other nodes make from a node: the reads, and the answers.
+//! The loads of other nodes from this one: the reads, and the answers.
 
 use corella_core::session::{LoadId, SourceAction, ToFetcher};
 
@@ -93,7 +93,7 @@ impl Exchange {
         Err(world.violation("blocks are lent that are held", what))
     }
 
-    /// Checks that a hold ends only at its time or with a report of its end.
+    /// Checks that a hold ends only at its deadline, or with a report of its earlier end.
     pub(super) fn check_end(
         &self,
         load: LoadId,
@@ -124,7 +124,7 @@ impl Exchange {
         self.push(at_us, LocalEvent::PartRead(load), world);
     }
 
-    /// Handles a read part: its rows, or their location, go to the loading node.
+    /// Handles the end of reading a part: sends its rows, or their location, to the loading node.
     pub(super) fn part_read(
         &mut self,
         load: LoadId,

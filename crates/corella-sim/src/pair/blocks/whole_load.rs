@@ -12,7 +12,7 @@ pub struct WholeLoad {
     /// Parts that have not landed.
     left: BTreeSet<BlockPart>,
     num_writing: u32,
-    /// No part is written any more.
+    /// No further part may be written.
     is_stopped: bool,
 }
 
@@ -61,7 +61,7 @@ impl WholeLoad {
         self.is_stopped = true;
     }
 
-    /// Returns whether all parts have landed, when nothing more is written.
+    /// When nothing is being written any more, returns whether all parts have landed.
     pub fn outcome(&self) -> Option<bool> {
         let is_whole = self.left.is_empty();
         let is_at_rest = self.num_writing == 0 && (is_whole || self.is_stopped);
