@@ -128,7 +128,7 @@ impl Repository {
         Ok(first.filter(|_| commits.next().is_none()))
     }
 
-    /// Records the newest commit of a branch or tag.
+    /// Records the current commit of a branch or tag.
     pub fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         if revision == commit || self.commit(revision)?.as_deref() == Some(commit) {
             return Ok(());

@@ -59,7 +59,7 @@ impl Failure {
     }
 }
 
-/// The newest commit of a revision, and its files.
+/// The current commit of a revision, and its files.
 pub struct Listing {
     pub commit: String,
     /// The identifier of the licence, such as `apache-2.0`.

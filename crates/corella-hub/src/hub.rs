@@ -68,7 +68,7 @@ impl Hub {
         }))
     }
 
-    /// Fetches the files of the hub's newest commit that the cache lacks.
+    /// Fetches the files of the hub's current commit that the cache lacks.
     pub fn fetch(&self, name: &ModelName, observer: Observer<'_>) -> Result<Fetched, HubError> {
         if self.config.is_offline {
             return Err(HubError::Offline(format!(

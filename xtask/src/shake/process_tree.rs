@@ -43,8 +43,8 @@ struct Process {
 pub struct StoppedTree(Vec<i32>);
 
 impl StoppedTree {
-    /// Stops the processes of a tree, each before its children. A process that a test has stopped itself is left out,
-    /// so that it does not continue when this value is dropped.
+    /// Stops the processes of a tree, each before its children. A process that is already stopped, by a test, is left
+    /// out, so that it does not continue when this value is dropped.
     pub fn stop(root: i32) -> Self {
         let mut stopped = Vec::new();
         let mut next = vec![root];

@@ -187,8 +187,8 @@ impl Call<'_> {
         self.tile_rows?.unit
     }
 
-    /// Whether to prefetch panels in software: with many rows a kernel alternates between two cache
-    /// lines of a panel, a pattern that hardware prefetchers do not follow.
+    /// Whether to prefetch panels in software. With many rows every processor needs it: a kernel alternates between two
+    /// cache lines of a panel, a pattern that hardware prefetchers do not follow.
     fn fetches_ahead(&self) -> bool {
         self.tiles.num_rows() > FEW_ROWS || wants_prefetch()
     }

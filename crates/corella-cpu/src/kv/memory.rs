@@ -181,7 +181,7 @@ impl KvMemory {
         NonNull::slice_from_raw_parts(self.region.start(), num_bytes)
     }
 
-    /// A page's memory in a place, as two parts: see [`KvRows::native_parts`]. If layers have heads of different
+    /// A page's memory in a place, as two parts: see `KvRows::native_parts`. If layers have heads of different
     /// shapes, the first part is the whole memory, and the second is empty.
     pub fn native_parts(&self, place: usize, page: usize) -> [NonNull<[u8]>; 2] {
         match &self.rows[..] {

@@ -76,7 +76,8 @@ impl ConvolutionLayer<'_> {
         ConvolutionInput::new(self.states, self.layer, span, self.projected)
     }
 
-    /// # Safety No other thread uses these channels of the span's rows, or writes these channels of the span's record.
+    /// # Safety
+    /// No other thread uses these channels of the span's rows, or writes these channels of the span's record.
     unsafe fn convolve(&self, index: usize, channels: &Range<usize>) {
         let span = &self.spans[index];
         let inputs_of_span = self.inputs(index);
