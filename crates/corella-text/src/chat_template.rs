@@ -1,7 +1,8 @@
 //! Chat templates: a Jinja template turns messages into a prompt, with the same text as in Transformers.
 //!
-//! minijinja renders it. If its output would differ, `template_source` rewrites the source, and functions of this crate
-//! replace minijinja's (`jinja_builtin`, `python_*`). `template_cost` bounds work, memory and depth.
+//! minijinja renders the template. Where minijinja's output would differ from Transformers', `template_source` rewrites
+//! the source, and functions of this crate replace minijinja's (`jinja_builtin`, `python_*`). `template_cost` bounds
+//! work, memory and depth.
 
 pub(crate) mod role_support;
 pub(crate) mod special_tokens;
@@ -29,8 +30,9 @@ use crate::template::jinja_builtin::add_builtins;
 use crate::template::strftime::strftime;
 use crate::template::template_source::rewritten_source;
 
-/// The fuel of a conversation, which pays for steps and memory of the template engine: so much for any, and more for
-/// each byte of it. A message or a tool takes some hundreds, but some templates look at all messages for each.
+/// The fuel that a conversation gives the template engine, which pays with it for steps and memory: a fixed amount, and
+/// more for each byte of the conversation. A message or a tool takes some hundreds, but some templates look at all
+/// messages again for each message.
 const LEAST_FUEL: u64 = 1_000_000;
 const FUEL_PER_BYTE: u64 = 200;
 const MOST_FUEL: u64 = 20_000_000;
@@ -47,22 +49,22 @@ pub struct ChatTemplate {
     /// The original template of conversations without tools.
     source: String,
     special: SpecialTokens,
-    /// The variable of tools: `tools`, or SmolLM3's.
+    /// The name of the template's variable for tools: `tools`, or the one of SmolLM3.
     tools_name: &'static str,
-    /// Variables of conversations that do not set them.
+    /// Default values of variables that a conversation does not set.
     default_kwargs: Map<String, Json>,
     has_tool_use: bool,
-    /// Whether it needs the arguments of calls as text, after the first query.
+    /// Whether the template needs the arguments of calls as text. Found at the first query.
     needs_text_arguments: OnceLock<bool>,
-    /// The accepted roles, after the first query.
+    /// The accepted roles. Found at the first query.
     role_support: OnceLock<RoleSupport>,
-    /// The accepted turns, after the first query.
+    /// The accepted turns. Found at the first query.
     turn_support: OnceLock<TurnSupport>,
-    /// The accepted tools, after the first query.
+    /// The accepted tools. Found at the first query.
     tool_support: OnceLock<ToolSupport>,
 }
 
-/// The contents of a checkpoint's files for its chat template, as far as there are any.
+/// The contents of those of a checkpoint's files that may have its chat template.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TemplateFiles<'a> {
     pub tokenizer_config_json: Option<&'a [u8]>,
@@ -110,7 +112,7 @@ impl ChatTemplate {
     }
 
     /// The chat template of a checkpoint folder: `chat_template.jinja`, or otherwise `chat_template` of
-    /// tokenizer_config.json, or of chat_template.json. `None` without all of them.
+    /// tokenizer_config.json, or of chat_template.json. `None` if there is no template in any of them.
     pub fn from_files(files: TemplateFiles) -> Result<Option<Self>, TextError> {
         let config = json_of(files.tokenizer_config_json, "tokenizer_config.json")?;
         let of_processor = json_of(files.chat_template_json, "chat_template.json")?;
@@ -199,7 +201,7 @@ impl ChatTemplate {
         &self.special
     }
 
-    /// Whether conversations with tools have a template, or one that reads `tools`.
+    /// Whether a template reads tools: a separate one for conversations with tools, or the only one.
     pub fn reads_tools(&self) -> bool {
         self.has_tool_use || self.reads(self.tools_name)
     }
@@ -259,8 +261,8 @@ impl ChatTemplate {
         default.is_ok_and(|template| template.undeclared_variables(false).contains(name))
     }
 
-    /// Renders a conversation as a prompt. The prompt already contains its special tokens, so
-    /// encode it without adding them.
+    /// Renders a conversation as a prompt. The prompt already contains its special tokens, so encode it without adding
+    /// special tokens.
     pub fn render(&self, input: ChatInput) -> Result<String, TextError> {
         self.render_within(input, RenderLimit::NONE)
     }
@@ -503,11 +505,13 @@ fn reason(error: &Error) -> String {
     }
 }
 
-/// Marks the end of a message that is continued. A template that trims contents removes the space from its end.
+/// Marks the end of a message that is continued. A template that trims contents removes the space at the end of the
+/// mark.
 const END_MARK: &str = "corella_message_ends_here ";
 
-/// The conversation with the mark behind the last message's text. The mark shows the message's end in the prompt, as in
-/// Transformers: a search for the text itself could find it in the template's text behind it.
+/// The conversation with the mark behind the last message's text. The mark shows where the message ends in the prompt,
+/// as in Transformers. A search for the message's text could find the same text in a part that the template adds behind
+/// the message.
 fn with_end_mark(messages: &[Json]) -> Result<Vec<Json>, TextError> {
     let mut messages = messages.to_vec();
     let Some(last) = messages.last_mut() else {

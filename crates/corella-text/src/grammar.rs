@@ -34,16 +34,17 @@ use crate::{GrammarSource, Tokenizer};
 pub struct GrammarCompiler {
     factory: ParserFactory,
     vocab_size: usize,
-    /// By the grammar as JSON, in which the order of a schema's properties counts: answers follow it.
+    /// The key is the grammar as JSON. The order of a schema's properties counts in it, because answers follow that
+    /// order.
     cache: RecentCache<Arc<str>, Grammar>,
 }
 
 /// A compiled grammar. Clones share it.
 #[derive(Clone)]
 pub struct Grammar {
-    /// As JSON.
+    /// The source of the grammar, as JSON.
     source: Arc<str>,
-    /// Never advanced; every answer starts from a copy of it.
+    /// The state before the first token. It is never advanced: every answer starts from a copy of it.
     start: Arc<Mutex<Matcher>>,
     vocab_size: usize,
 }
@@ -57,8 +58,8 @@ pub struct GrammarState {
     max_work: u64,
 }
 
-/// The memory of a compiled grammar grows with its source, so the sources of all cached ones are bounded; with
-/// `GRAMMAR_BYTES` for each, the cache holds some hundred at most.
+/// The limit of the total size of cached sources: the memory of a compiled grammar grows with its source. Each grammar
+/// also counts for `GRAMMAR_BYTES`, so that the cache holds at most some hundred grammars.
 const MAX_CACHED_BYTES: usize = 2 * MAX_SOURCE_BYTES;
 const GRAMMAR_BYTES: usize = 4 << 10;
 /// Compiling recurses along chains of definitions, which `MAX_SOURCE_BYTES` limits.
@@ -66,20 +67,21 @@ const COMPILE_STACK_BYTES: usize = 256 << 20;
 /// The whitespace between two parts of JSON: a space or two, or one line break and 31 levels of two spaces. Otherwise a
 /// confused model could write empty lines for ever.
 const JSON_WHITESPACE: &str = r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,62}";
-/// The symbols of a compiled schema. An answer's first row of the parser has an item for each that may come first, and
-/// the items of a row are compared with each other.
+/// The largest number of symbols in a compiled schema. The parser's first row for an answer has an item for each symbol
+/// that may come first, and the items of a row are compared with each other.
 const MAX_SYMBOLS: usize = 250_000;
 const MAX_LARK_SYMBOLS: usize = 8_000;
-/// The items in a row of the parser. The work for a row of an ambiguous grammar grows with their third power, and that
-/// of a schema only with the second: a schema has few ways to read an answer.
+/// The largest number of items in a row of the parser. The work for a row grows with the third power of this number in
+/// an ambiguous grammar, but only with the second in a schema, which has few ways to read an answer.
 const MAX_ROW_ITEMS: usize = 2_000;
 const MAX_LARK_ROW_ITEMS: usize = 500;
-/// The items that one mask may take.
+/// The largest number of items that one mask may take.
 const MAX_MASK_ITEMS: usize = 50_000;
 const MAX_LARK_MASK_ITEMS: usize = 20_000;
 /// The work that all masks of an answer may take, as comparisons of items: at its beginning, and in addition for each
-/// token. A usual mask takes some thousands. A step waits for its masks, so these limits decide how much one answer slows
-/// down others: 16 ns were measured for a comparison, so a step is at most 3.2 ms longer on average.
+/// token. A usual mask takes some thousands. A step waits for its masks, so these limits decide how much one answer
+/// slows down others. A comparison took 16 ns in a measurement, so one answer makes a step at most 3.2 ms longer on
+/// average.
 const FIRST_WORK: u64 = 15_000_000;
 const WORK_PER_TOKEN: u64 = 200_000;
 /// llguidance packs the length of a token in 10 bits.
@@ -96,7 +98,7 @@ impl GrammarCompiler {
         let mut words: Vec<_> = (0..vocab_size as u32)
             .map(|id| word(tokenizer, id))
             .collect();
-        // The end of an answer is separate from its tokens, so the end has a token of its own here, behind the model's.
+        // The end of an answer is none of the model's tokens, so it has a token of its own here, behind the model's.
         let end = words.len() as u32;
         words.push(special_word("<end of the answer>"));
         let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
@@ -108,7 +110,7 @@ impl GrammarCompiler {
         factory.quiet();
         let limits = factory.limits_mut();
         limits.verbose_errors = false;
-        // A state of the lexer takes some 2 kB, and each request has its own.
+        // A state of the lexer takes some 2 kB, and each request has states of its own.
         limits.max_lexer_states = 20_000;
         limits.max_grammar_size = MAX_SYMBOLS;
         limits.max_items_in_row = MAX_ROW_ITEMS;
@@ -131,8 +133,7 @@ impl GrammarCompiler {
 
     /// Compiles a grammar while its result is wanted.
     ///
-    /// # Errors
-    /// Those of [`GrammarCompiler::compile`], or any one when the result is not wanted any more.
+    /// # Errors Those of [`GrammarCompiler::compile`]. If the result is no longer wanted, the error has no meaning.
     pub fn compile_while(
         &self,
         source: &GrammarSource,
@@ -209,7 +210,7 @@ impl GrammarCompiler {
         })
     }
 
-    /// The first error of a single part, or else of the whole.
+    /// The first error of a part that is compiled alone, or otherwise the error of the whole.
     fn error_of_part(
         &self,
         composed: &ComposedGrammar,
@@ -271,7 +272,7 @@ impl GrammarCompiler {
         let allowed = first.allowed()?;
         let token = allowed.iter().zip(0u32..).find(|(word, _)| **word != 0);
         match token {
-            // A row that is too long is seen behind it only.
+            // A row that is too long is noticed only after the next token.
             Some((word, at)) => first.push(at * 32 + word.trailing_zeros())?,
             None if first.may_end()? => {}
             None => return Err("no answer can follow it".to_owned()),
@@ -281,7 +282,7 @@ impl GrammarCompiler {
 }
 
 impl Grammar {
-    /// Its source, for [`GrammarCompiler::compile_again`].
+    /// The grammar's source, for [`GrammarCompiler::compile_again`].
     pub fn source(&self) -> &Arc<str> {
         &self.source
     }
@@ -315,8 +316,7 @@ impl GrammarState {
     /// The tokens that may come next, as bits: bit `t % 32` of word `t / 32`. Empty behind a complete answer that no
     /// token can follow.
     ///
-    /// # Errors
-    /// The grammar takes too many steps for this token or for all of them, or too much memory.
+    /// # Errors The grammar takes too much work for this token or for the whole answer, or too much memory.
     pub fn allowed(&mut self) -> Result<Box<[u32]>, String> {
         let num_words = self.vocab_size.div_ceil(32);
         if self.matcher.is_stopped() && !self.matcher.is_error() {
@@ -368,8 +368,8 @@ impl GrammarState {
     }
 }
 
-/// The bytes of a token. Special tokens have a mark that no text has, so that only a grammar that names them allows
-/// them.
+/// The bytes of a token. The bytes of a special token begin with a mark that no text has, so that only a grammar that
+/// names the token allows it.
 fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = match tokenizer.is_special(id) {
         true => tokenizer.id_to_token(id).map(|name| special_word(&name)),
@@ -440,7 +440,8 @@ fn single(source: &GrammarSource) -> GrammarWithLexer {
         GrammarSource::JsonSchema(schema) => json_grammar(schema.clone()),
         GrammarSource::Regex(regex) => GrammarWithLexer::from_regex(regex),
         GrammarSource::Choice(texts) => {
-            // One terminal: the parser would have an item for each of several. No terminal is empty.
+            // All texts make one terminal, because the parser would have an item for each of several. A terminal cannot
+            // be empty.
             let (empty, texts): (Vec<_>, Vec<_>) = texts.iter().partition(|text| text.is_empty());
             let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
             let lark = match (&empty[..], &texts[..]) {

@@ -2,10 +2,10 @@
 //!
 //! A parser takes pieces of text from the detokenizer, and returns the parts that are certain. It holds back only text
 //! that may still prove to be markup, or the beginning of a call whose name is not complete. The joined parts do not
-//! depend on the division of the text.
+//! depend on how the text was divided into pieces.
 //!
-//! Each format has a parser, which the chat template decides (`reply_format`), and a grammar for the replies that a
-//! request demands (`reply_grammar`).
+//! The chat template decides the format (`reply_format`). Each format has a parser, and a grammar for the replies that
+//! a request demands (`reply_grammar`).
 
 mod call_grammar;
 mod call_list;
@@ -159,8 +159,8 @@ impl ReplyParser {
         }
     }
 
-    /// Returns the held-back text. Call it once, after the last text. The beginning of a tag, where a limit cut the reply
-    /// off, is no text.
+    /// Returns the held-back text. Call it once, after the last text. If a limit cut the reply off within a tag, the
+    /// beginning of the tag is dropped.
     pub fn finish(&mut self, is_cut_off: bool) -> Vec<ReplyPart> {
         self.read("", !is_cut_off || self.has_plain_calls);
         self.out.finish();

@@ -40,7 +40,7 @@ pub struct Tokenizer {
 struct Inner {
     model: tokenizers::Tokenizer,
     pieces: PieceTable,
-    /// `None` for kinds of tokenizers that have to tokenise a text as a whole.
+    /// `None` for tokenizers that can tokenise a text only as a whole.
     words: Option<Words>,
     max_bytes_per_token: Option<usize>,
     /// Computed for the first word that needs it.
@@ -88,9 +88,10 @@ pub struct EncodedPair {
 const MAX_WORD_BYTES: usize = 1 << 20;
 /// Words from this length on are cut, if possible.
 const LONG_WORD_BYTES: usize = 16 << 10;
-/// Shorter sections are tokenised as fast as they are found.
+/// The least size of a section whose tokens are kept. Shorter sections are tokenised as fast as they are found in the
+/// cache.
 const MIN_KEPT_BYTES: usize = 256;
-/// Sections and their tokens.
+/// The largest size of the kept sections and their tokens.
 const MAX_KEPT_BYTES: usize = 16 << 20;
 
 /// The number of pieces that the package `tokenizers` may keep in each thread, for tokenizers without `Words`.
@@ -155,7 +156,7 @@ impl Tokenizer {
         }
     }
 
-    /// The most bytes of a text that can become one token, if bounded.
+    /// The largest number of bytes of a text that can become one token; `None` if unbounded.
     pub fn max_bytes_per_token(&self) -> Option<usize> {
         self.inner.max_bytes_per_token
     }

@@ -4,14 +4,14 @@ use crate::grammar::schema::LOOK_AROUND;
 
 const TOO_LARGE: &str = "it is too large: use fewer parts, and smaller counts and lengths";
 
-/// Whether a grammar failed by its size.
+/// Whether a grammar failed because it is too large.
 pub(crate) fn is_too_large(reason: &str) -> bool {
     reason.ends_with(TOO_LARGE)
 }
 
 /// The reason in llguidance's message of one or a few lines.
 pub(crate) fn caller_reason(error: &str) -> String {
-    // llguidance's state follows the reason, and a backtrace follows a panic's.
+    // llguidance's state follows the reason of an error, and a backtrace follows that of a panic.
     let error = error.split("\n<").next().unwrap_or_default().trim();
     if error.starts_with("panic: ") {
         return "it cannot be compiled: make it simpler".to_owned();

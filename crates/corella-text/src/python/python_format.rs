@@ -21,9 +21,9 @@ struct Field {
     precision: Option<usize>,
 }
 
-/// The values behind `%`.
+/// The values on the right side of `%`.
 enum Given<'v> {
-    /// A tuple, or the one value.
+    /// The items of a tuple, or a single value.
     Positional {
         values: Vec<Value>,
         num_taken: usize,
@@ -87,7 +87,7 @@ pub fn formatted(state: &State, text: &str, given: &Value) -> Result<String, Err
     }
     out.push_str(rest);
     if let Given::Positional { values, num_taken } = &values {
-        // One list or mapping may stay unused.
+        // A single list or mapping may stay unused.
         let is_container =
             !given.is_tuple() && matches!(given.kind(), ValueKind::Map | ValueKind::Seq);
         if *num_taken < values.len() && !is_container {
@@ -266,7 +266,7 @@ fn float(value: &Value) -> Option<f64> {
     }
 }
 
-/// A precision is the least number of digits.
+/// Adds zeros in front: the precision of an integer is the least number of its digits.
 fn with_digits(field: &Field, digits: String) -> String {
     format!("{digits:0>width$}", width = field.precision.unwrap_or(0))
 }

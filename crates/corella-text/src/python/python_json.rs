@@ -10,7 +10,7 @@ use crate::python::python_iterable::check_indexed;
 use crate::python::python_number::{LongInteger, python_float};
 use crate::python::template_cost::{MAX_DEPTH, charge, weigh};
 
-/// The output is paid in pieces of this size.
+/// The output is charged in pieces of this size.
 const MAX_UNPAID_BYTES: usize = 4096;
 /// The longest separator or indentation.
 const MAX_SEPARATOR_BYTES: usize = 64;
@@ -71,7 +71,7 @@ pub(crate) fn filter(
 struct Writer<'a, 't, 'env> {
     state: &'a State<'t, 'env>,
     out: String,
-    /// The bytes of the output that are paid.
+    /// The number of bytes of the output that are already charged.
     num_charged: usize,
     indent: Option<String>,
     item_separator: String,

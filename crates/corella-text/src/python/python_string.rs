@@ -190,7 +190,7 @@ fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// Each run of letters begins with an upper-case one, behind an apostrophe too.
+/// Makes each run of letters begin with an upper-case letter, also behind an apostrophe.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut is_within = false;
@@ -251,8 +251,8 @@ pub fn lines(text: &str) -> Vec<(&str, &str)> {
     lines
 }
 
-/// The text between two characters, which count from the end if negative, and the number of characters before it.
-/// `None` if it would begin behind its end.
+/// The number of characters before the range `start..end`, and the text of the range. Negative indices count from the
+/// end. The text is `None` if the range would begin behind its end.
 fn ranged(text: &str, start: Option<i64>, end: Option<i64>) -> (usize, Option<&str>) {
     let len = text.chars().count();
     let place = |at: i64| {
@@ -353,7 +353,7 @@ fn zero_filled(text: &str, args: &[Value]) -> Result<Value, Error> {
     )))
 }
 
-/// Each tab ends at the next multiple of the size.
+/// Replaces each tab by spaces up to the next multiple of the size.
 fn with_spaces(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
     let (size, named): (Option<i64>, Kwargs) = from_args(args)?;
     let size = optional(size, &named, "tabsize")?.unwrap_or(8);
@@ -385,7 +385,8 @@ fn with_spaces(state: &State, text: &str, args: &[Value]) -> Result<Value, Error
     Ok(Value::from(out))
 }
 
-/// Digits of any script. Rust only classifies them as numbers, which include superscripts and fractions.
+/// Whether all characters are decimal digits of any script. Rust's own test is for numbers, which include superscripts
+/// and fractions.
 fn is_decimal(text: &str) -> bool {
     let is_digit = |c: char| {
         let has_other_form =

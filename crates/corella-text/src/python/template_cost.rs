@@ -1,9 +1,9 @@
 //! The work, the memory and the depth of values in templates. The engine charges fuel for its steps and for the data
-//! that they make. Functions and filters of this crate charge here for theirs, before they make it.
+//! that they make. Functions and filters of this crate charge here for the data that they make, before they make it.
 //!
 //! A value can grow deeper, without limit, only within a list, a mapping, a tuple or a namespace. So the source is
-//! rewritten (`template_nesting`): each of these is checked when it is made. Lists that the engine would make lazily, one
-//! around the other, are made at once.
+//! rewritten (`template_nesting`): each of these is checked when it is made. The engine would nest lazy lists in each
+//! other, so lists are made at once.
 
 use minijinja::functions;
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
@@ -75,7 +75,7 @@ pub fn charge_items(state: &State, num_items: usize) -> Result<(), Error> {
     charge(state, num_items.saturating_mul(SLOT_BYTES))
 }
 
-/// Charges for a value and all values in it, and refuses one that is too deep. Returns its bytes.
+/// Charges for a value and all values in it, and refuses a value that is too deep. Returns the value's size in bytes.
 pub fn weigh(state: &State, value: &Value) -> Result<usize, Error> {
     let mut scale = Scale {
         state,
@@ -132,8 +132,7 @@ impl Scale<'_, '_, '_> {
     }
 }
 
-/// Whether it can change after other values have got it. Within another value, it could make that deeper, or contain
-/// it.
+/// Whether a value can change after other values contain it. It could then make these deeper, or contain them itself.
 fn is_shared(value: &Value) -> bool {
     has_type(value, &["Namespace", "Loop"])
 }
@@ -150,7 +149,7 @@ fn equality(state: &State, left: &Value, operator: &str, right: &Value) -> Resul
     Ok((left == right) == (operator == "=="))
 }
 
-/// The value, or a list of a lazy list's items.
+/// The value itself, or for a lazy list, a list of its items.
 pub fn whole(state: &State, value: Value) -> Result<Value, Error> {
     if is_unindexed(&value) {
         let reason = "a generator or view can be neither added nor multiplied";

@@ -58,7 +58,7 @@ impl GrammarWriter {
                 return (begin, Some(self.text(", ")), self.text("]"));
             }
             CallFormat::Granite => ("<|tool_call|>[", Some(", "), "]"),
-            // The token behind a call ends the reply.
+            // A token behind a call ends the reply, so there is only one call.
             CallFormat::Harmony => ("", None, ""),
             CallFormat::DeepSeekV3 => {
                 ("<｜tool▁calls▁begin｜>", Some("\n"), "<｜tool▁calls▁end｜>")
@@ -152,7 +152,7 @@ fn may_be_object(schema: &Value) -> bool {
 }
 
 /// The schema of a call's arguments, which are an object. A tool without a schema has no parameters. If a schema lists
-/// properties and does not mention others, a call has no others.
+/// properties and says nothing of additional ones, a call has no additional ones.
 pub(crate) fn arguments_schema(schema: &Value) -> Value {
     let mut members = match schema {
         Value::Object(members) => members.clone(),

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::json_extent::JsonExtent;
 use super::part_list::PartList;
 
-/// Reads `{"name": …, "arguments": {…}}`, in any order and among other members. The name may also be named `tool_name`,
-/// and the arguments `parameters`, and these may be JSON within a string.
+/// Reads `{"name": …, "arguments": {…}}`, in any order and among other members. The key `tool_name` may stand for
+/// `name`, and `parameters` for `arguments`. The arguments may be JSON within a string.
 pub(crate) struct CallObject {
     state: State,
     extent: JsonExtent,
@@ -42,12 +42,12 @@ enum Member {
     Other,
 }
 
-/// What has become of an object.
+/// The state of an object after reading.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Progress {
     More,
     Done,
-    /// It is no call.
+    /// The object is no call.
     Text,
 }
 
@@ -66,7 +66,7 @@ impl CallObject {
     }
 
     /// Reads more of the object, and returns the number of bytes read; `None` if it needs more. `out` gets no part of a
-    /// call before a name that `accepts`. An object that is no call becomes text.
+    /// call before `accepts` is true for its name. An object that is no call becomes text.
     pub(crate) fn read(
         &mut self,
         text: &str,

@@ -1,5 +1,5 @@
 //! Arguments in the format of Gemma 4: `{city:<|"|>Paris<|"|>,days:3,units:[<|"|>c<|"|>]}`. Keys have no quotes, and
-//! the quotes of strings are a token of their own. They are converted to JSON during their arrival.
+//! the quotes of strings are a token of their own. The arguments are converted to JSON as they arrive.
 
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ impl Gemma4Arguments {
         }
     }
 
-    /// Returns the JSON read since the last call.
+    /// Returns the JSON that was read since the last call of this function.
     pub(crate) fn take(&mut self) -> String {
         self.json.take()
     }
@@ -213,7 +213,7 @@ impl Gemma4Arguments {
                 };
                 return Some(len);
             }
-            // Brackets in place of a key have no meaning.
+            // Brackets at the place of a key are skipped.
             _ if is_key => {}
             bracket => {
                 self.json.open(bracket == "{");

@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 8;
 const MAX_ITEMS: u64 = 64;
 const ANY: &str = "gemma4_any";
 
-/// The tool of the arguments.
+/// The tool whose arguments are written.
 struct Arguments<'a> {
     tool: &'a str,
     /// The whole schema of the tool.
@@ -31,9 +31,9 @@ struct Arguments<'a> {
 /// A value among the arguments.
 #[derive(Clone)]
 struct SchemaPath {
-    /// The path of its schema.
+    /// The path of the value's schema.
     path: String,
-    /// The prefix of its rules' names.
+    /// The prefix of the names of the value's rules.
     rule: String,
     depth: usize,
 }
@@ -99,7 +99,7 @@ impl GrammarWriter {
         self.part(source, origin, at.path.clone())
     }
 
-    /// A value in the model's own notation; `None` if that cannot be followed.
+    /// A value in the model's own notation; `None` if the schema cannot be followed in that notation.
     fn gemma4_followed(
         &mut self,
         arguments: &mut Arguments,
@@ -173,7 +173,7 @@ impl GrammarWriter {
             return Some(format!("{quote} {quote}"));
         }
         let is_special = self.is_special(QUOTE);
-        // A textual end belongs to the terminal, so that the first occurrence ends it.
+        // An end that is ordinary text belongs to the terminal, so that its first occurrence ends the string.
         let (min_len, end) = match is_special {
             true => (1, String::new()),
             false => (0, Value::from(QUOTE).to_string()),

@@ -1,5 +1,4 @@
-//! Arguments of calls in Python: `city='Paris', days=3, units=['c', None])`. They are converted to JSON during their
-//! arrival.
+//! Arguments of calls in Python: `city='Paris', days=3, units=['c', None])`. They are converted to JSON as they arrive.
 //!
 //! Chat templates write strings without escaping quotes in them, and so do models. A quote ends a string only if the
 //! text behind it can follow a value.
@@ -9,7 +8,8 @@ use super::python_reader::PythonBlock;
 use super::python_string::{Escape, Quote, Unescaped, unescape};
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
-/// The possible texts behind a value without quotes, and behind a name. The last stands for the end of all calls.
+/// The possible texts behind a value without quotes, and behind a name. The last text of each list stands for the end
+/// of all calls.
 const BARE_ENDS: [&str; 6] = [",", ")", "]", "}", ":", ""];
 const NAME_ENDS: [&str; 11] = ["=", ":", ",", ")", "(", "[", "{", "'", "\"", "]", ""];
 
@@ -44,7 +44,7 @@ enum State {
 #[derive(Clone, Debug, PartialEq)]
 enum Position {
     Value,
-    /// First behind a curly bracket, with the text of a string so far.
+    /// The first string or value behind a curly bracket, with the text of a string so far.
     First(String),
     Key(String),
 }
@@ -52,7 +52,7 @@ enum Position {
 /// A complete value that may be a key.
 enum Scalar {
     Text,
-    /// The model's own text.
+    /// A value without quotes, as the model wrote it.
     Bare(String),
 }
 
@@ -68,7 +68,7 @@ impl PythonArguments {
         }
     }
 
-    /// Returns the JSON read since the last call.
+    /// Returns the JSON that was read since the last call of this function.
     pub(crate) fn take(&mut self) -> String {
         self.json.take()
     }
@@ -114,7 +114,7 @@ impl PythonArguments {
                 let (settled, end) = end_of(text, NAME_ENDS, block_end);
                 name.push_str(&text[..settled]);
                 match end {
-                    // A colon has the same meaning.
+                    // A colon means the same as an equals sign.
                     Some("=" | ":") => {
                         self.json.key(name.trim());
                         self.state = State::Value;
@@ -350,8 +350,8 @@ impl PythonArguments {
     }
 }
 
-/// The number of bytes before the first of `ends`, or before a possible one, and the end. The last of `ends` stands for
-/// `block_end`.
+/// The number of bytes before the first of `ends`, or before a text that may become one, and the end that was found.
+/// The last of `ends` stands for `block_end`.
 fn end_of<const N: usize>(
     text: &str,
     ends: [&'static str; N],

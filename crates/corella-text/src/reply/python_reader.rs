@@ -1,5 +1,5 @@
 //! Calls in Python: LFM2's list `<|tool_call_start|>[name(key='text', …), …]<|tool_call_end|>`, and Olmo 3's lines
-//! between `<function_calls>` and `</function_calls>`. If its prompt asks for it, LFM2 writes objects in JSON instead.
+//! between `<function_calls>` and `</function_calls>`. LFM2 writes objects in JSON instead if its prompt asks for JSON.
 
 use super::call_object::{CallObject, Progress};
 use super::call_reader::{
@@ -12,7 +12,7 @@ use super::tag::{Beginning, begins_with, find_tag};
 /// The texts around the calls of a format.
 #[derive(Clone, Copy)]
 pub(crate) struct PythonBlock {
-    /// Its beginning and its end.
+    /// The tags that begin and end the block.
     pub tags: &'static [&'static str; 2],
     /// Whether each call is on a line of its own, and not in a list.
     pub has_lines: bool,
@@ -80,7 +80,7 @@ impl PythonReader {
         }
     }
 
-    /// The model sometimes repeats the list behind its end, without the first of its tags.
+    /// Skips a repetition: the model sometimes repeats the list behind the end tag, without the tag that begins it.
     fn skip_repetition(&mut self, text: &str, at_end: bool) -> Option<usize> {
         let (rest, end) = (text.trim_start(), self.block.end());
         let len = text.len() - rest.len();
@@ -132,7 +132,7 @@ impl CallReader for PythonReader {
                         Some(settled + 1)
                     }
                     None if may_become_name(name) => (settled > 0).then_some(settled),
-                    // This is no call, and becomes text.
+                    // What was read is no call, and becomes text.
                     _ => {
                         out.text(name);
                         self.state = State::Text;

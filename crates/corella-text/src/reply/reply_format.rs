@@ -61,7 +61,8 @@ impl ChatTemplate {
 }
 
 impl ReplyFormat {
-    /// The format in which a chat template prints a call. Templates that do not print one may tell it in their source.
+    /// The format in which a chat template prints a call. If a template does not print a call, its source may show the
+    /// format.
     pub(crate) fn of_template(template: &ChatTemplate, source: &str) -> Self {
         Self {
             calls: match printed_call(template) {
@@ -329,7 +330,7 @@ impl ReasoningFormat {
         })
     }
 
-    /// Whether a prompt for a new reply has already ended the reasoning, which was left out.
+    /// Whether a prompt for a new reply has ended the reasoning, so that the reply has none.
     pub fn is_closed_by(self, prompt: &str) -> bool {
         let prompt = prompt.trim_end();
         self.tags().is_some_and(|tags| prompt.ends_with(tags.close))
@@ -371,7 +372,8 @@ fn printed_call(template: &ChatTemplate) -> Option<String> {
         "type": "function",
         "function": {"name": "probe_offered", "description": "A probe.", "parameters": parameters},
     }]);
-    // Some templates read the turn only behind its result, or tools only in a place of their own.
+    // Some templates print the turn only if the call's result follows, and others read tools only from a variable of
+    // their own.
     let printed = |tools: Option<&Value>| {
         let prompt = template.render(ChatInput {
             messages: &messages,
@@ -379,7 +381,7 @@ fn printed_call(template: &ChatTemplate) -> Option<String> {
             ..ChatInput::default()
         });
         let prompt = prompt.ok()?;
-        // Instructions before it may have examples.
+        // Instructions before the user's text may contain examples of calls.
         let (_, turn) = prompt.rsplit_once(ASKED)?;
         (turn.contains(CALLED) && turn.contains(ARGUMENT)).then(|| turn.to_owned())
     };

@@ -10,7 +10,7 @@ use super::{CallFormat, ReasoningFormat, ReplyContext};
 use crate::grammar::grammar_source::{ComposedGrammar, GrammarSource};
 use crate::{Grammar, GrammarCompiler, GrammarError, Tokenizer};
 
-/// The required reply behind the reasoning. If both members are set, it is one of them.
+/// The required reply behind the reasoning. If both members are set, the reply is either calls or a text.
 #[derive(Clone, Debug, Default)]
 pub struct WantedReply {
     pub calls: Option<WantedCalls>,

@@ -39,7 +39,7 @@ pub(crate) const ALTERNATIVES: [&str; 2] = ["anyOf", "oneOf"];
 pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// The longest chain of references to a schema.
 const MAX_REFERENCES: usize = 16;
-/// The most schemas of a parameter, including references.
+/// The largest number of schemas in a parameter, including those of references.
 pub(crate) const MAX_SCHEMAS: usize = 256;
 
 /// The parameter of the current grammar.
@@ -146,7 +146,8 @@ impl GrammarWriter {
         let (text, json) = split_by_text(schema);
         let origin = || GrammarOrigin::Tool(parameter.tool.to_owned());
         if let Some(text) = text {
-            // Text never contains a special token. Otherwise its end belongs to the same terminal.
+            // Text never contains a special token. If the end tag is ordinary text, it belongs to the same terminal as
+            // the value.
             let end = parameter.tags.end_value();
             let (inner, outer) = match self.is_special(parameter.tags.value[1]) {
                 true => (String::new(), self.text(&end)),
@@ -244,8 +245,8 @@ pub(crate) fn split_by_text(schema: &Value) -> (Option<Value>, Option<Value>) {
     }
 }
 
-/// A string without quotes and the end of its tag. Both are one terminal, so that the first occurrence of the end
-/// counts.
+/// A string without quotes and the end of its tag. String and end are one terminal, so that the first occurrence of the
+/// end ends the string.
 fn text_grammar(schema: &Value, tags: &CallTags, end: &str) -> Result<String, String> {
     let known = |key: &str| STRING_KEYWORDS.contains(&key) || is_annotation(key);
     if let Some(key) = unknown_keyword(schema, known) {

@@ -102,7 +102,7 @@ impl TaggedReader {
         match beginning {
             Beginning::Tag(tag) => self.handle_outer_tag(outside[tag]),
             Beginning::Undecided => {}
-            // This is no call, and becomes text.
+            // What was read is no call, and becomes text.
             Beginning::Other => self.state = State::Text,
         }
         read
@@ -119,7 +119,8 @@ impl TaggedReader {
                 out.start_call(&self.name);
                 out.arguments("{");
                 self.state = State::Function;
-                // The tag of a parameter, or the outer one, is still to be read.
+                // If the name has no end tag of its own, the found tag is a parameter's or the outer one, which is read
+                // later.
                 let is_its_own = self.tags.function.is_some();
                 Some(end + if is_its_own { ends[tag].len() } else { 0 })
             }
@@ -252,13 +253,13 @@ impl CallReader for TaggedReader {
 enum ValueEnd {
     /// The first byte of the tag, and the length of the tag.
     At { start: usize, len: usize },
-    /// No end before this byte.
+    /// No end begins before this byte.
     Behind(usize),
 }
 
-/// Looks for the end of a value. The model sometimes omits its tag. The value then ends with the function, or where
-/// another parameter of the tool begins. A value may contain such tags, as files do: the end of a function counts only
-/// before the end of the call, the next call or the end of the reply.
+/// Looks for the end of a value. The model sometimes omits the tag that ends the value. The value then ends with the
+/// function, or where another parameter of the tool begins. A value, such as a file, may contain these tags: the end of
+/// a function counts only if the end of the call, the next call or the end of the reply follows.
 fn value_end(
     tags: &CallTags,
     text: &str,

@@ -71,7 +71,7 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
         max,
         pprint
     );
-    // Jinja2 does not have these, and some nest values or print much.
+    // Jinja2 does not have these functions, and some of them nest values or print much.
     environment.remove_global("debug");
     for name in ["chain", "zip", "lines", "split", "bool"] {
         environment.remove_filter(name);
@@ -120,12 +120,12 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_function("joiner", joiner);
 }
 
-/// Whether Python's `iter` accepts it: it rejects `none`, and accepts an undefined name.
+/// Whether Python's `iter` accepts a value. It rejects `none`, and accepts an undefined name.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && (value.is_undefined() || value.try_iter().is_ok())
 }
 
-/// Whether it has a length and items; true for strings and mappings.
+/// Whether a value has a length and items; true for strings and mappings.
 fn is_sequence(value: &Value) -> bool {
     let kinds = [
         ValueKind::String,
@@ -234,7 +234,7 @@ fn iterated(state: &State, value: Value) -> Result<Value, Error> {
     }
 }
 
-/// Values with a last item. A generator has none.
+/// Refuses a generator, which has no last item.
 fn indexed(_: &State, value: Value) -> Result<Value, Error> {
     match is_generator(&value) {
         true => Err(Error::new(
@@ -254,7 +254,7 @@ fn weighed(state: &State, value: Value) -> Result<Value, Error> {
     weigh(state, &value).map(|_| value)
 }
 
-/// A text or a generator gives a text or a list. Other values give a generator.
+/// Reverses a text to a text, and a generator to a list. Reversing any other value gives a generator.
 fn reverse(state: &State, value: Value) -> Result<Value, Error> {
     charge_items(state, value.len().unwrap_or(0))?;
     let is_text = value.kind() == ValueKind::String;
@@ -266,7 +266,7 @@ fn reverse(state: &State, value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The iterable where Jinja2 treats every false value as an empty list.
+/// The iterable of filters for which Jinja2 treats every false value as an empty list.
 fn iterated_if_any(state: &State, value: Value) -> Result<Value, Error> {
     match value.is_true() {
         true => iterated(state, value),
@@ -274,7 +274,7 @@ fn iterated_if_any(state: &State, value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The text that text filters read in other values.
+/// The text of a value for filters of text.
 fn text_of(state: &State, value: Value) -> Result<Value, Error> {
     Ok(match value.kind() {
         ValueKind::String => value,
@@ -282,7 +282,7 @@ fn text_of(state: &State, value: Value) -> Result<Value, Error> {
     })
 }
 
-/// Values that can be sliced. `none`, undefined names, and generators cannot.
+/// Refuses values that cannot be sliced: `none`, undefined names, and generators.
 fn sliced(state: &State, value: Value) -> Result<Value, Error> {
     match value.is_none() || value.is_undefined() || is_unindexed(&value) {
         true => Err(Error::new(
@@ -327,7 +327,7 @@ fn replace(
     value.call_method(state, "replace", &args)
 }
 
-/// The engine's filter, with floats and lists in Python's notation.
+/// The engine's filter `join`, with floats and lists in Python's notation.
 fn join(
     state: &mut State,
     value: Value,
@@ -352,7 +352,7 @@ fn join(
 
 /// A break behind the text begins one more line, without an indent.
 fn indent(state: &State, text: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
-    /// A wider one would fill the memory.
+    /// The widest indent. A wider one would fill the memory.
     const MAX_WIDTH: usize = 1000;
     type Given = (Option<Value>, Option<bool>, Option<bool>, Kwargs);
     let args = args.into_values();
@@ -492,7 +492,7 @@ fn plain_number(value: &Value) -> Option<f64> {
     }
 }
 
-/// `left + right` with one side marked as safe. The other one is escaped.
+/// `left + right` with one side marked as safe. The other side is escaped.
 fn safe_sum(state: &State, left: &Value, right: &Value) -> Result<Value, Error> {
     let mut sum = String::new();
     for part in [left, right] {

@@ -3,7 +3,7 @@
 //!
 //! * `a % b` formats, if `a` is a string.
 //! * `a ~ b` writes floats as Python does.
-//! * `a + b` escapes the other one, if `a` or `b` is marked as safe.
+//! * `a + b` escapes one operand, if the other one is marked as safe.
 //! * `a[b:c]` fails if `a` is `none` or undefined.
 //! * `a.items`, not called, is the method of a mapping (`python_attribute`).
 //! * `a < b` fails where Python has no order (`python_order`).
@@ -22,7 +22,7 @@ pub const SAFE_SUM: &str = "corella_safe_sum";
 pub const CONTAINMENT: &str = "corella_containment";
 pub const SLICED: &str = "corella_sliced";
 
-/// The deepest nesting of brackets. The engine refuses more.
+/// The deepest nesting of brackets. The engine refuses deeper ones.
 const MAX_DEPTH: usize = 100;
 
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ fn is_string(text: &str) -> bool {
     text.starts_with(['\'', '"'])
 }
 
-/// The tokens up to `close`, and its end. A `close` within brackets does not count.
+/// The tokens before `close`, and the end of `close` in the text. A `close` within brackets does not count.
 pub fn tokens_until<'s>(text: &'s str, close: &str) -> Option<(Vec<Token<'s>>, usize)> {
     const OPERATORS: [&str; 6] = ["==", "!=", "<=", ">=", "//", "**"];
     let mut tokens = Vec::new();
@@ -116,7 +116,7 @@ pub fn rewritten(tokens: &[Token<'_>]) -> Option<String> {
     rewrite(tokens, Parser::expression)
 }
 
-/// The same where commas may make a tuple.
+/// Like `rewritten`, for a place where commas may make a tuple.
 pub fn rewritten_tuple(tokens: &[Token<'_>]) -> Option<String> {
     rewrite(tokens, Parser::tuple)
 }
@@ -151,9 +151,9 @@ const SAFE_FILTERS: [&str; 4] = ["safe", "escape", "e", "forceescape"];
 /// A rewritten expression.
 struct Node {
     text: String,
-    /// Whether it is a string marked as safe.
+    /// Whether the expression is a string marked as safe.
     is_safe: bool,
-    /// Whether it is one string or number of the source.
+    /// The kind of constant, if the expression is a single string or number of the source.
     constant: Option<Constant>,
 }
 
@@ -443,7 +443,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// Filters and tests, which bind tighter than every operator.
+    /// Reads filters and tests, which bind more tightly than every operator.
     fn filters(&mut self, mut node: Node) -> Option<Node> {
         loop {
             if self.takes("|") {
@@ -476,7 +476,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// Whether the argument of a test comes next, which needs no brackets.
+    /// Whether the argument of a test comes next. Such an argument needs no brackets.
     fn begins_argument(&self) -> bool {
         let next = self.peek();
         let is_keyword = ["else", "or", "and", "is", "if", "in", "not"].contains(&next);

@@ -4,7 +4,7 @@
 use crate::python::template_cost::{MEMBER, NESTED};
 use crate::template::template_expression::{Token, is_name};
 
-/// Words before a bracket that begins a value. Behind another name, it begins arguments or an index.
+/// Words behind which a bracket begins a value. Behind any other name, a bracket begins arguments or an index.
 const KEYWORDS: [&str; 14] = [
     "in",
     "not",
@@ -22,10 +22,10 @@ const KEYWORDS: [&str; 14] = [
     "recursive",
 ];
 
-/// A text to put in, before the byte at this index.
+/// A text to insert, and the index of the byte before which it is inserted.
 type Insertion = (usize, String);
 
-/// The text of a tag's tokens with checks. `None` if it needs none.
+/// The text of a tag's tokens with checks. `None` if the tag needs no checks.
 pub fn checked(inner: &str, tokens: &[Token<'_>], is_statement: bool) -> Option<String> {
     let keyword = match is_statement {
         true => tokens.first()?.text,

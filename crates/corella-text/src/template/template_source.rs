@@ -14,8 +14,9 @@ use crate::template::template_nesting::checked;
 /// The filter around the iterable of a `for`.
 pub const ITERATED: &str = "corella_iterated";
 
-/// The largest source, the most tokens of a tag, and the most `elif`, so that neither this module nor the engine needs
-/// much time or stack for a template. Templates of models have some ten thousand bytes, and some hundred tokens in a tag.
+/// The limits of a source's size, of the tokens in a tag, and of the number of `elif`, so that neither this module nor
+/// the engine needs much time or stack for a template. Templates of models have some ten thousand bytes, and some
+/// hundred tokens in a tag.
 const MAX_BYTES: usize = 1 << 20;
 const MAX_TOKENS: usize = 1000;
 const MAX_ELIFS: usize = 500;
@@ -29,7 +30,7 @@ struct Extent {
 
 /// The rewritten source, or the reason for which a template is refused.
 pub fn rewritten_source(source: &str) -> Result<String, String> {
-    // Jinja2 reads all line breaks so.
+    // Jinja2 also reads every line break as `\n`.
     let source = &source.replace("\r\n", "\n").replace('\r', "\n");
     if source.len() > MAX_BYTES {
         return Err(format!("it has more than {MAX_BYTES} bytes"));
@@ -48,8 +49,8 @@ pub fn rewritten_source(source: &str) -> Result<String, String> {
     }))
 }
 
-/// Copies a source, with tags that are no comments as `push` writes them. It returns the length of its tag, or `None` if
-/// that has no end.
+/// Copies a source, with its tags, except comments, as `push` writes them. `push` returns the length of the tag, or
+/// `None` if the tag has no end.
 fn with_tags(source: &str, mut push: impl FnMut(&str, &mut String) -> Option<usize>) -> String {
     let mut out = String::with_capacity(source.len() + source.len() / 8);
     let mut rest = source;
@@ -71,7 +72,7 @@ fn with_tags(source: &str, mut push: impl FnMut(&str, &mut String) -> Option<usi
     out
 }
 
-/// A tag with checks of the values that it makes (`template_nesting`). Measures it.
+/// Writes a tag with checks of the values that it makes (`template_nesting`), and adds its counts to `extent`.
 fn push_checked(tag: &str, out: &mut String, extent: &mut Extent) -> Option<usize> {
     let open = opening(tag);
     let inner = &tag[open.len()..];
@@ -154,7 +155,7 @@ fn push_statement(tag: &str, out: &mut String) -> Option<usize> {
     Some(len)
 }
 
-/// The place of the tag that ends a raw block. `len` is the length of its first tag.
+/// The place of the tag that ends a raw block. `len` is the length of the tag that begins the block.
 fn raw_end(tag: &str, len: usize) -> Option<usize> {
     tag[len..].match_indices("{%").find_map(|(at, _)| {
         let behind = &tag[len + at + 2..];
@@ -166,7 +167,7 @@ fn raw_end(tag: &str, len: usize) -> Option<usize> {
     })
 }
 
-/// Copies a raw block. The engine drops a line break behind its tag.
+/// Copies a raw block. The engine would drop a line break behind the tag.
 fn push_raw(tag: &str, len: usize, out: &mut String) -> Option<usize> {
     let end = raw_end(tag, len)?;
     out.push_str(&tag[..len]);

@@ -1,7 +1,8 @@
-//! The normalizer of a tokenizer, which changes a text before it is split, for the kinds that need little memory.
+//! The normalizer of a tokenizer, which changes a text before it is split. Only kinds that need little memory are
+//! supported.
 //!
-//! The `tokenizers` crate also records the origin of each byte, which takes sixteen bytes for each
-//! and is not needed here.
+//! The `tokenizers` crate also records the origin of each byte. That takes sixteen bytes for each byte, and is not
+//! needed here.
 
 use std::borrow::Cow;
 
@@ -23,7 +24,7 @@ enum Step {
 const CHUNK_BYTES: usize = 4096;
 
 impl Normalizer {
-    /// Reads a normalizer of tokenizer.json. `None` if it is of another kind.
+    /// Reads a normalizer of tokenizer.json. `None` if its kind is not supported.
     pub(crate) fn new(json: &Value) -> Option<Self> {
         let mut steps = Vec::new();
         append_steps(json, &mut steps)?;
@@ -93,7 +94,8 @@ fn nfc(text: &str) -> String {
     out
 }
 
-/// The most bytes of a text that can become one byte of its normalised form. `None` if unlimited or unknown.
+/// The largest number of bytes of a text that can become one byte of its normalised form. `None` if unlimited or
+/// unknown.
 pub(crate) fn max_shrinkage(json: &Value) -> Option<usize> {
     match json["type"].as_str() {
         None if json.is_null() => Some(1),

@@ -1,10 +1,10 @@
 //! The bytes that each token adds to a text, computed once when the tokenizer is read.
 //!
 //! The `tokenizers` crate decodes a list of tokens at once, and a token's text may depend on its neighbours (`▁` at the
-//! start, byte tokens, halves of a character). Decoding everything again for each new token takes O(n), or a guess of
-//! the needed context. But the decoder of every generating model is a function of the token, of whether it is the
-//! first, and of a final reading of the joined bytes as UTF-8. That function is kept here. Other decoders are refused
-//! when the file is read.
+//! start, byte tokens, halves of a character). To decode again for each new token takes O(n), or a guess of the needed
+//! context. But the decoder of every generating model gives each token bytes that depend only on the token and on
+//! whether it is the first one, and reads the joined bytes as UTF-8 at the end. Those bytes are kept here. Other
+//! decoders are refused when the file is read.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -53,7 +53,7 @@ impl PieceTable {
             .chain(added_tokens.keys())
             .max()
             .map_or(0, |&largest| largest as usize + 1);
-        // A small file must not make this allocate gigabytes.
+        // A small file with a large token id must not lead to an allocation of gigabytes.
         if len > 16 * (vocab.len() + added_tokens.len()) + 65_536 {
             return Err(TextError::TokenizerFile(format!(
                 "the largest token id, {}, is far beyond the {} tokens",
@@ -120,7 +120,7 @@ impl PieceTable {
 /// The decoder of tokenizer.json, applied to one token at a time.
 pub(crate) struct PieceDecoder {
     steps: Vec<Step>,
-    /// A character that is removed from the start of the whole text, and the most removals.
+    /// A character that is removed from the start of the whole text, and the largest number of removals.
     strip_start: Option<(char, usize)>,
 }
 

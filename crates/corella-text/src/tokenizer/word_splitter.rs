@@ -1,5 +1,5 @@
-//! Splits a text into the words that the vocabulary's model then splits into tokens: one after the other, and the same
-//! as the `tokenizers` crate.
+//! Splits a text, word by word, into the same words as the `tokenizers` crate. The vocabulary's model then splits words
+//! into tokens.
 //!
 //! The crate splits a whole text before the first word is tokenised, and keeps hundreds of bytes
 //! for each of its bytes. Here the caller may stop after any word.
@@ -37,7 +37,7 @@ enum PreTokenizer {
 #[derive(Clone, Copy, PartialEq)]
 enum Prepend {
     Never,
-    /// Only before a section at the beginning of the text.
+    /// A replacement character is added only before a section at the beginning of the text.
     First,
     Always,
 }

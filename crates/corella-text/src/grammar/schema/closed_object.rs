@@ -26,8 +26,8 @@ pub(super) fn closed(mut schema: Value) -> Result<Value, GrammarError> {
     Ok(schema)
 }
 
-/// The most names and parts that are visited for the members of objects with several parts. Parts that refer to each
-/// other are visited for each of them.
+/// The largest number of names and parts that are visited to find the members of objects with several parts. Parts that
+/// refer to each other are visited once for each of them.
 const MAX_VISITS: usize = 100_000;
 
 /// Keywords whose schemas describe the same value as the schema around them.
@@ -43,8 +43,8 @@ fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     root.pointer(reference.strip_prefix('#')?)
 }
 
-/// Records the targets of references that describe only a part of a value: closed, they would exclude the members of
-/// the other parts.
+/// Records the targets of references that describe only a part of a value. If such a target were closed, it would
+/// exclude the members of the other parts.
 fn find_parts(schema: &Value, root: &Value, is_part: bool, open: &mut BTreeSet<String>) {
     let Some(fields) = schema.as_object() else {
         return;
@@ -227,7 +227,8 @@ impl Closing<'_> {
 struct Names {
     list: Vec<String>,
     known: HashSet<String>,
-    /// The followed references, each once: definitions that refer to others twice would take exponential time.
+    /// The references that were followed. Each is followed only once, because definitions that refer to others twice
+    /// would take exponential time.
     references: HashSet<String>,
     num_visits: usize,
 }
@@ -241,7 +242,7 @@ impl Names {
     }
 }
 
-/// Whether an answer needs more members than are named.
+/// Whether `minProperties` asks for more members than the schema names.
 fn is_too_few(schema: &Value, num_names: usize) -> bool {
     let least = schema.get("minProperties").and_then(Value::as_u64);
     least.is_some_and(|least| least > num_names as u64)

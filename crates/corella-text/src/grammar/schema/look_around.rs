@@ -1,12 +1,12 @@
-//! Regular expressions with look-aheads, rewritten without them. Validation libraries put conditions on a text before
-//! its form: `^(?!\.)(?!.*\.\.)[a-z.]+$`. Such a text matches each of several patterns without look-ahead.
+//! Regular expressions with look-aheads, rewritten without them. Validation libraries write conditions on a text before
+//! the text's form: `^(?!\.)(?!.*\.\.)[a-z.]+$`. Such a text matches each of several patterns without look-ahead.
 
-/// Advice for every other look-around.
+/// The error for every other look-around.
 pub(crate) const LOOK_AROUND: &str = "the regular expression looks ahead or behind in a way that cannot be \
      followed: `(?=…)`, and `(?!…)` of up to two characters or a fixed beginning or end, are taken \
      directly behind `^`; write it without `(?=`, `(?!`, `(?<=` and `(?<!`, or use `format`";
 
-/// Patterns of libraries that look ahead further inside, and equal patterns without look-ahead.
+/// Patterns of libraries with a look-ahead that is not at the beginning, each with an equal pattern without look-ahead.
 const KNOWN: [(&str, &str); 2] = [
     // Zod's `z.iso.duration()`: each unit once, in order, and at least one of them.
     (
@@ -30,8 +30,7 @@ const MAX_UNWANTED_CHARS: usize = 64;
 
 /// The patterns that together equal `pattern`. `None` if it has no look-around.
 ///
-/// # Errors
-/// The pattern has another kind of look-around. The text explains the change.
+/// # Errors The pattern has another kind of look-around. The error says what to change.
 pub(crate) fn without_look_ahead(pattern: &str) -> Result<Option<Vec<String>>, String> {
     if !looks_around(pattern) {
         return Ok(None);

@@ -1,7 +1,7 @@
-//! Conditions on numbers in a form that llguidance follows without an error. It computes with doubles and 64-bit
-//! integers: exclusive bounds let the bound itself through, and large numbers overflow. So the bounds of a schema are
-//! made inclusive, and moved inwards to the next double that is shown as a number within them. This loses numbers that
-//! doubles do not tell from the bound, numbers very near to zero, and numbers beyond 64 bits.
+//! Conditions on numbers in a form that llguidance follows without an error. llguidance computes with doubles and
+//! 64-bit integers: it accepts the bound itself for exclusive bounds, and large numbers overflow. So the bounds of a
+//! schema are made inclusive, and moved inwards to the next double whose decimal form is within the bounds. This
+//! excludes numbers whose double equals the bound, numbers very near to zero, and numbers beyond 64 bits.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -14,14 +14,15 @@ use super::schema_error::shortened;
 
 /// The largest double below 2^63.
 const MAX_BOUND: f64 = 9_223_372_036_854_774_784.0;
-/// llguidance counts up to one more digit than a bound has. Beyond this, that is more than 64 bits have.
+/// The largest bound of a range that is open at the other side. For such a bound, llguidance counts with one more digit
+/// than the bound has, which must fit into 64 bits.
 const MAX_OPEN_BOUND: f64 = 1e18;
 /// The least distance from zero of a bound: llguidance nests a group for each of its digits.
 const MIN_BOUND: f64 = 1e-30;
 /// llguidance's steps through the digits of a multiple are 32-bit integers.
 const MAX_REMAINDER: u64 = u32::MAX as u64;
-/// The lexer has a state for each remainder, and looks at all of them for a way to the end of a number. The remainders
-/// by a divisor of a power of ten are fewer.
+/// The lexer has a state for each remainder, and searches all states for a way to the end of a number. A divisor of a
+/// power of ten leads to fewer remainders.
 const MAX_DIVISOR: u64 = 4_096;
 const MAX_ROUND_DIVISOR: u64 = 10_000;
 const MAX_SCALE: i64 = 8;
@@ -96,7 +97,7 @@ pub(super) fn set_numbers(fields: &mut Map<String, Value>) -> Result<(), String>
 }
 
 impl Side {
-    /// The stricter of both keywords. Other values than numbers are left to the compiler's check.
+    /// The stricter of the bounds of both keywords. Values that are no numbers are left to the compiler's check.
     fn bound(self, fields: &Map<String, Value>) -> Option<Bound> {
         let read = |keyword, is_exclusive| {
             let value = Decimal::of(fields.get(keyword)?.as_number()?);
@@ -131,7 +132,7 @@ impl Side {
 }
 
 impl Bound {
-    /// The double to which the bound moves.
+    /// The double to which the bound is moved.
     fn double(&self, step: Option<&Step>) -> Result<f64, String> {
         let mut double = self.value.nearest();
         if let Some(step) = step
@@ -184,7 +185,7 @@ impl Bound {
 struct Step {
     coefficient: u64,
     scale: u32,
-    /// The double that llguidance takes apart.
+    /// The step as a double, which llguidance converts to a coefficient and a scale.
     value: f64,
 }
 
@@ -225,7 +226,7 @@ fn step_reason(number: impl std::fmt::Display) -> String {
 }
 
 impl Step {
-    /// The step between its multiples that are integers.
+    /// The step between those multiples of this step that are integers.
     fn whole(self) -> Self {
         let unit = 10u64.pow(self.scale);
         let divisor = gcd(self.coefficient.into(), unit.into()) as u64;
@@ -239,7 +240,7 @@ impl Step {
 
     fn check(&self) -> Result<(), String> {
         let most = (self.coefficient.saturating_mul(10)).saturating_add(9 * 10u64.pow(self.scale));
-        // llguidance moves the decimal point of a double, which is exact for some only.
+        // llguidance moves the decimal point by multiplying a double, which is exact only for some doubles.
         let (mut double, mut scale) = (self.value, 0);
         while double.fract() != 0.0 && scale < MAX_SCALE as u32 {
             double *= 10.0;
@@ -314,7 +315,7 @@ fn set_steps(fields: &mut Map<String, Value>, step: &Step, lower: &Bound, upper:
     fields.shift_remove("multipleOf");
     let only = Decimal::scaled(first, step.scale);
     if first > last || !only.is_shown(only.nearest()) {
-        // The range of no number.
+        // A range that contains no number.
         LOWER.set(fields, 1.0);
         UPPER.set(fields, 0.0);
     }

@@ -15,7 +15,7 @@ use crate::GrammarError;
 /// Keywords without an effect on the answer.
 const ANNOTATIONS: [&str; 4] = ["title", "description", "$comment", "examples"];
 
-/// The values of `format` that llguidance follows. `unknown` is its own name for any text.
+/// The values of `format` that llguidance follows. `unknown` is llguidance's name for any text.
 const KNOWN_FORMATS: [&str; 10] = [
     "date-time",
     "time",
@@ -178,8 +178,8 @@ fn check_required(fields: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// Removes formats that narrow nothing, or that a pattern beside them spells out: Zod writes both `"format": "cuid"`
-/// and its pattern.
+/// Removes formats that any text has, and formats that llguidance lacks beside a pattern: Zod writes `"format": "cuid"`
+/// together with the pattern of cuids.
 fn set_format(fields: &mut Map<String, Value>) {
     let Some(format) = fields.get("format").and_then(Value::as_str) else {
         return;
@@ -190,7 +190,7 @@ fn set_format(fields: &mut Map<String, Value>) {
     }
 }
 
-/// Makes separate patterns of a pattern's look-aheads.
+/// Replaces a pattern's look-aheads by separate patterns.
 fn set_pattern(fields: &mut Map<String, Value>) -> Result<(), String> {
     let Some(pattern) = fields.get("pattern").and_then(Value::as_str) else {
         return Ok(());
@@ -243,7 +243,8 @@ fn set_property_names(fields: &mut Map<String, Value>) -> Result<(), String> {
     Ok(())
 }
 
-/// The pattern of the names that a schema allows: `Some(None)` if it allows all, `None` if unknown.
+/// The pattern of the names that a schema allows: `Some(None)` if the schema allows all names, `None` if the pattern is
+/// unknown.
 fn names_pattern(names: &Value) -> Option<Option<String>> {
     let names = match names {
         Value::Bool(true) => return Some(None),

@@ -12,21 +12,23 @@ use super::rewrite::{LISTS, MAPS, SINGLES};
 use super::schema_error::error;
 use crate::GrammarError;
 
-/// Members of an object that may be left out. Any of them may be the next.
+/// The largest number of optional members in an object. Any of them may come next.
 const MAX_OPTIONAL: usize = 500;
-/// Optional members of an object with `minProperties` or `maxProperties`: each number of them is a case of its own.
+/// The same limit for an object with `minProperties` or `maxProperties`, where each number of members is a case of its
+/// own.
 const MAX_COUNTED: usize = 64;
-/// Members in `required` alone. Each repeats the schema of further members.
+/// The largest number of members that only `required` names. Each repeats the schema of additional members.
 const MAX_UNNAMED: usize = 200;
-/// Pairs of patterns in all `patternProperties`, which are compared.
+/// The largest number of pairs of patterns in all `patternProperties`. The patterns of a pair are compared.
 const MAX_PATTERN_PAIRS: usize = 4_000;
-/// The digits of all ranges of numbers: each digit is a case of a regular expression.
+/// The largest number of digits in all ranges of numbers. Each digit is a case of a regular expression.
 const MAX_RANGE_DIGITS: usize = 10_000;
-/// The bytes of schema that merging may copy.
+/// The largest number of bytes that merging schemas may copy.
 const MAX_COPIED_BYTES: usize = 8 << 20;
-/// The bytes that a pattern counts for where it is merged with another: whether any text has both takes long to tell.
+/// The bytes that a pattern counts for where it is merged with another one: it takes long to find whether a text
+/// matches both.
 const MERGED_PATTERN_BYTES: usize = 32 << 10;
-/// The patterns that one text may have to match.
+/// The largest number of patterns that one text may have to match.
 const MAX_PATTERNS: usize = 12;
 
 /// The requirements of all parts of a schema.
@@ -38,7 +40,7 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// Counts one schema, without those inside.
+    /// Counts one schema, without the schemas inside it.
     ///
     /// # Errors
     /// The keyword that asks for too much.
@@ -141,7 +143,8 @@ pub(super) fn check_merging(root: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// The keywords that describe the same value as the schema around them.
+/// The number of parts of a schema that describe one value: each schema in `allOf`, then `anyOf`, `oneOf` and `$ref`,
+/// and all other keywords together.
 fn num_parts(fields: &Map<String, Value>) -> usize {
     let others = [
         "properties",
@@ -240,7 +243,7 @@ impl<'a> Merging<'a> {
         };
         match self.known.get(&ptr::from_ref(schema)) {
             Some(Some(merged)) => return *merged,
-            // References in a circle are refused elsewhere.
+            // Circular references are refused elsewhere.
             Some(None) => return nothing,
             None => {}
         }
