@@ -33,13 +33,13 @@ use crate::registry::Role;
 use crate::tls::ClusterTls;
 use crate::transport::TransferThreads;
 
-/// Time between two checks of a drain for running sessions.
+/// Time between two checks whether a drain has sessions left.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
 /// Time between two checks whether an earlier role has obligations left.
 const RETIRED_POLL: Duration = Duration::from_secs(1);
 
-/// Runs a role beside a server's engine. The server submits to it in every role.
+/// A role beside a server's engine. The server submits requests to this node in every role.
 #[derive(Clone)]
 pub struct ClusterNode(Arc<Node>);
 
@@ -47,17 +47,17 @@ struct Node {
     config: NodeConfig,
     model: ServedModel,
     tls: Option<ClusterTls>,
-    /// Counts the outputs of a decode node.
+    /// Counts the outputs of other nodes' requests on a decode node.
     meter: Arc<dyn OutputMeter>,
     threads: TransferThreads,
     runtime: Handle,
-    /// Limits the time in which a role finishes its obligations before the next role begins.
+    /// The limit of the time in which a role finishes its obligations before the next role begins.
     drain_timeout: Duration,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Bound when the first role needs it and kept, so that the port stays the same.
+    /// The port is bound when the first role needs it, and then kept, so that it stays the same.
     listener: Option<NodePort>,
     role: Arc<RunningRole>,
     changing_to: Option<Role>,
@@ -68,12 +68,12 @@ struct State {
     is_leaving: bool,
 }
 
-/// Why a node cannot have a role now, in a sentence.
+/// Why a node cannot take on a role now, in a sentence.
 #[derive(Debug)]
 pub struct RoleConflict(pub String);
 
 impl ClusterNode {
-    /// Starts this node's role on the caller's runtime. `listener` is required unless the role needs none.
+    /// Starts this node's role on the caller's runtime. `listener` may be absent only for a role that needs none.
     pub fn start(
         config: NodeConfig,
         tls: Option<ClusterTls>,
@@ -111,7 +111,7 @@ impl ClusterNode {
         Ok(cluster)
     }
 
-    /// Collects its part of the server's metrics.
+    /// Returns the collector of this node's part of the server's metrics.
     pub fn collector(&self) -> Box<dyn Collector> {
         Box::new(NodeMetrics(self.clone()))
     }
@@ -124,7 +124,7 @@ impl ClusterNode {
         self.0.lock().role.clone()
     }
 
-    /// Returns the role, and the next one during a change.
+    /// Returns the present role, and the next role during a change.
     pub fn roles(&self) -> (Role, Option<Role>) {
         let state = self.0.lock();
         (state.role.role(), state.changing_to)
@@ -155,7 +155,8 @@ impl ClusterNode {
         self.running_role().deregister().await;
     }
 
-    /// Begins to change at once. The future ends when the role has changed; dropping it does not stop the change.
+    /// Begins the change at once. The future ends when the role has changed. Dropping the future does not stop the
+    /// change.
     pub fn change(
         &self,
         to: Role,
@@ -166,7 +167,7 @@ impl ClusterNode {
             if !begun? {
                 return Ok(());
             }
-            // A task of its own continues when the caller leaves.
+            // A separate task continues the change when the caller leaves.
             let runtime = node.runtime.clone();
             let change = runtime.spawn(async move { node.change(to).await });
             change
@@ -194,7 +195,7 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether the role differs. Refuses other changes until `change` has ended.
+    /// Returns whether `to` differs from the role. If so, refuses other changes until this one has ended.
     fn begin_change(&self, to: Role) -> Result<bool, RoleConflict> {
         let mut state = self.lock();
         if let Some(other) = state.changing_to {
@@ -322,7 +323,7 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// Waits until the count is zero, for at most `limit` or until given up. Returns the remaining count.
+/// Waits until the count is zero, for up to `limit` or until the wait is given up. Returns the remaining count.
 async fn wait_for_none(
     count: impl Fn() -> usize,
     limit: Duration,

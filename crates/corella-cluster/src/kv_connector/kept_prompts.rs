@@ -31,8 +31,8 @@ pub struct KeepConfig {
     pub model_fingerprint: u128,
     pub arithmetic: Arithmetic,
     pub site: Site,
-    /// The lease after the last fetched rows. Before a fetch has begun, the engine's own lease bounds how long rows are
-    /// kept.
+    /// How long rows are kept after the last progress of a fetch. Before a fetch has begun, the engine's own lease
+    /// decides.
     pub lease: Duration,
 }
 
@@ -45,12 +45,12 @@ pub struct KeptPrompts {
 }
 
 /// The parameters of a kept prompt, for the answer. Dropping an unredeemed ticket releases the prompt, because no other
-/// node can know its session.
+/// node can know the prompt's session.
 #[derive(Default)]
 pub struct KeptTicket(Mutex<Option<(Arc<KeptPrompts>, KeptRows)>>);
 
 impl KeptTicket {
-    /// Returns the parameters for the node that decodes, once. Returns `None` when nothing is kept.
+    /// Returns the parameters for the decode node, at the first call only. Returns `None` when nothing is kept.
     pub fn redeem(&self) -> Option<Map<String, Value>> {
         let (prompts, rows) = self.lock().take()?;
         prompts.source(rows).map(|source| source.to_params())
@@ -70,8 +70,8 @@ impl Drop for KeptTicket {
 }
 
 impl KeptPrompts {
-    /// Must be called within a tokio runtime. The engine's facts must reach it: by
-    /// [`follow`](Self::follow), or from another reader of them.
+    /// Must be called within a tokio runtime. The engine's facts must be passed on by [`follow`](Self::follow), or by
+    /// another reader of the facts.
     pub fn new(engine: Engine, sender: Arc<KvSender>, config: KeepConfig) -> Arc<Self> {
         let geometry = engine.kv_pages().geometry();
         Arc::new(Self {
@@ -106,7 +106,7 @@ impl KeptPrompts {
         self.lock().num_kept_ended(how)
     }
 
-    /// Computes a prompt and keeps its rows. `ticket` then gives their parameters.
+    /// Computes a prompt and keeps the prompt's rows. `ticket` then gives the rows' parameters.
     pub(super) fn submit(
         self: &Arc<Self>,
         submission: Submission,
@@ -244,7 +244,7 @@ async fn watch_fetch(
         let Some(prompts) = prompts.upgrade() else {
             return;
         };
-        // Ending the session changes its status, which must not be borrowed then.
+        // Ending the session changes its status, so the status must not stay borrowed.
         let now = *status.borrow_and_update();
         match now {
             SendStatus::Received => {

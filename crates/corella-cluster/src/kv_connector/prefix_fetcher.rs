@@ -1,5 +1,5 @@
-//! Requests whose prefix another node has cached. The node loads the blocks, and the request waits for them like a
-//! follower of a request with the same prefix. If the load fails, the prompt is computed here.
+//! Requests whose prefix another node has cached. This node loads the blocks, and the request waits for them like a
+//! follower of a request with the same prefix. If the load fails, this node computes the prompt.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use super::params::Site;
 use crate::blocks::{FetchConfig, FetchStart, FetcherNode};
 use crate::transport::PeerAddress;
 
-/// The outcome of beginning a request's fetch.
+/// How the fetch for a request began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchOutcome {
     /// The blocks are being loaded.
@@ -29,7 +29,8 @@ pub enum FetchOutcome {
     Failed,
     /// No pages were free, or too many fetches run.
     NoRoom,
-    /// The prompt is shorter than a block, or the request has an adapter or asks for prompt outputs: these never fetch.
+    /// A request that never fetches: its prompt is shorter than a block, it has an adapter, or it asks for prompt
+    /// outputs.
     Unsuitable,
 }
 
@@ -86,7 +87,7 @@ pub struct PrefixFetcher {
     engine: Engine,
     exchange: BlockExchange,
     node: Arc<FetcherNode>,
-    /// The name of this host, if rows may be loaded inside it.
+    /// The name of this host, if rows may be loaded inside the host.
     machine: Option<String>,
     allowed: AllowedPeers,
     config: FetchConfig,
@@ -124,7 +125,7 @@ impl PrefixFetcher {
         &self.node
     }
 
-    /// Returns the name of this host, if rows may be loaded inside it.
+    /// Returns the name of this host, if rows may be loaded inside the host.
     pub fn machine(&self) -> Option<&str> {
         self.machine.as_deref()
     }
@@ -223,7 +224,8 @@ impl PrefixFetcher {
         let computing = Duration::from_micros(computing_us);
         let FetchConfig { wait, limit, .. } = self.config;
         let wait = match prefill_us {
-            // Before the first computed prompt, the computing time is unknown. A load that stalls ends long before.
+            // Before the first computed prompt, the computing time is unknown. A load that stalls ends long before
+            // `limit`.
             0 => limit,
             _ => computing.max(wait).min(limit),
         };
@@ -256,7 +258,7 @@ impl<'a> Prefix<'a> {
 }
 
 enum Source {
-    /// With the hashes of the prompt's blocks.
+    /// The source, with the hashes of the prompt's blocks.
     Known(PeerAddress, Arc<[PageHash]>),
     Named(Site),
 }

@@ -1,7 +1,7 @@
 //! A registry in a folder that all nodes can write to. Each node has one file there, whose
 //! modification time is the node's heartbeat.
 //!
-//! The folder is polled and not watched, so that it may lie on any file system.
+//! The folder is polled and not watched, so that it may be on any file system.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File, Metadata};
@@ -17,8 +17,8 @@ const EXTENSION: &str = "json";
 
 pub(super) struct Folder {
     timing: FolderTiming,
-    /// File operations may hang, so this value is moved to a blocking thread for each one and moved
-    /// back afterwards. `None` while it is away.
+    /// File operations may hang, so the state is moved to a blocking thread for each operation and moved back
+    /// afterwards. `None` during the operation.
     state: Option<FolderState>,
     path: PathBuf,
 }
@@ -38,7 +38,7 @@ struct FolderState {
     own: Option<NodeRecord>,
     /// This node's record, as last written to the folder.
     written: Option<NodeRecord>,
-    /// Whether the folder has been read. One that vanishes after that has lost its nodes, and is not made anew.
+    /// Whether the folder has been read. If it vanishes after that, its nodes are lost, and it is not created again.
     has_read: bool,
     files: BTreeMap<PathBuf, NodeFile>,
 }
@@ -127,7 +127,7 @@ impl FolderState {
             }
         }
         if !self.has_read {
-            // The first node finds no folder, and may read before it has something to publish.
+            // The first node finds no folder. It may read the folder before it has something to publish.
             fs::create_dir_all(&self.path)?;
         }
         let Some(own) = &self.own else {

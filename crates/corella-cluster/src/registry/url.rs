@@ -19,7 +19,7 @@ const DEFAULT_KUBERNETES_API: &str = "127.0.0.1:8001";
 /// The place where nodes are listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistryUrl {
-    /// Addresses of sessions.
+    /// The addresses of the nodes' sessions.
     Static(Vec<String>),
     File(PathBuf),
     Dns {
@@ -27,17 +27,17 @@ pub enum RegistryUrl {
         port: u16,
     },
     Etcd {
-        /// HOST:PORT of members of one cluster.
+        /// HOST:PORT of each member of one etcd cluster.
         endpoints: Vec<String>,
         prefix: String,
     },
     Kubernetes {
-        /// The pod's own namespace if absent.
+        /// `None` means the pod's own namespace.
         namespace: Option<String>,
         service: String,
-        /// The slices' only port if absent.
+        /// `None` means the only port of the slices.
         port_name: Option<String>,
-        /// HOST:PORT of the API without TLS.
+        /// HOST:PORT of the API, without TLS.
         api: String,
     },
 }

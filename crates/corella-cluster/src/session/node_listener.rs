@@ -1,7 +1,7 @@
 //! Connections that other nodes open for their sessions.
 //!
-//! Their number is bounded, so that the node's own API keeps descriptors. A connection that does not begin with HTTP/2
-//! is closed soon; the server's pings find silent ones.
+//! The number of connections is limited, so that the node's own API keeps descriptors. A connection that does not begin
+//! with HTTP/2 is closed soon. The server's pings find silent connections.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,7 +23,7 @@ use crate::tls::{ClusterTls, SecureStream};
 
 /// The first bytes of every HTTP/2 client: its preface and the head of a settings frame (RFC 9113, 3.4).
 const OPENING_BYTES: usize = 24 + 9;
-/// Limits concurrent TLS handshakes. Further ones wait, within the time that a connection has to begin.
+/// The limit of concurrent TLS handshakes. Further handshakes wait, within the time that a connection has to begin.
 const MAX_HANDSHAKES: usize = 64;
 /// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -32,9 +32,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct NodeListener {
     pub listener: TcpListener,
     pub tls: Option<ClusterTls>,
-    /// Further ones wait in the system's queue.
+    /// The limit of open connections. Further ones wait in the system's queue.
     pub max_num_connections: usize,
-    /// Further connections of the same address are closed. Nodes behind one NAT share an address.
+    /// The limit of open connections for each address. Further ones are closed. Nodes behind one NAT share an address.
     pub max_per_address: usize,
     /// Limits the wait for a connection's first 33 bytes, the opening of HTTP/2, and for the TLS handshake before them.
     pub opening_timeout: Duration,
@@ -51,7 +51,7 @@ impl NodeListener {
         }
     }
 
-    /// Accepts connections until the stream is dropped. A slow handshake holds up no other.
+    /// Accepts connections until the stream is dropped. A slow handshake delays no other connection.
     pub(super) fn connections(self) -> ReceiverStream<io::Result<NodeStream>> {
         let (sender, accepted) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -81,7 +81,7 @@ impl NodeListener {
             let (stream, address) = match self.listener.accept().await {
                 Ok((stream, peer)) => (stream, peer.ip()),
                 Err(error) => {
-                    // Usually no descriptor is left; closing connections frees some.
+                    // Usually no descriptor is left. Closed connections free some.
                     rare_line!(warn, "cannot accept a connection of another node: {error}");
                     sleep(ACCEPT_PAUSE).await;
                     continue;

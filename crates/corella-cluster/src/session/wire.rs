@@ -40,7 +40,7 @@ impl KvAddress {
         if is_near && !self.socket.is_empty() {
             return Some(PeerAddress::Unix(self.socket.clone()));
         }
-        // A peer on another host has no use for the socket's name.
+        // The address must not name a socket of this host.
         self.address
             .parse()
             .ok()

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Older seconds of sending count half after this many newer ones.
+/// After this much newer sending time, older samples count half.
 const HALF_LIFE: Duration = Duration::from_secs(2);
-/// Older samples do not describe the link any more. Placement tries a slow link again after this time, and must then
-/// learn how fast it has become.
+/// The age at which samples no longer describe the link. Placement tries a slow link again after this time, and must
+/// then learn the link's new speed.
 const LIFETIME: Duration = Duration::from_mins(1);
 /// The interval between samples while the peer always has work.
 const SAMPLE_TIME: Duration = Duration::from_millis(50);
@@ -21,16 +21,16 @@ const SAMPLE_TIME: Duration = Duration::from_millis(50);
 #[derive(Default)]
 pub struct BandwidthMeter {
     num_unacknowledged: u64,
-    /// Loads that have something to send.
+    /// The number of loads that have something to send.
     num_working: usize,
-    /// The beginning of the time that no sample contains yet.
+    /// When the next sample begins.
     busy_since: Option<Instant>,
-    /// The bytes acknowledged in that time, and its end so far.
+    /// The bytes acknowledged since `busy_since`, and the last acknowledgement.
     num_acknowledged: u64,
     acknowledged_at: Option<Instant>,
-    /// In that time, no load had anything to send for a while.
+    /// Since `busy_since`, there was a while without any load that had something to send.
     ran_out: bool,
-    /// Decayed sums.
+    /// Decayed sums over the samples.
     num_bytes: f64,
     num_seconds: f64,
     sampled_at: Option<Instant>,
@@ -42,7 +42,7 @@ impl BandwidthMeter {
         self.busy_since.get_or_insert(now);
     }
 
-    /// A load has something to send, until it pauses.
+    /// Counts a load that has something to send, until `handle_pause`.
     pub fn handle_work(&mut self) {
         self.num_working += 1;
     }
@@ -92,15 +92,15 @@ impl BandwidthMeter {
         self.acknowledged_at = None;
     }
 
-    /// The time until the last acknowledgement that no sample contains, and its end.
+    /// The duration of the next sample so far, and the last acknowledgement.
     fn unsampled(&self) -> Option<(Duration, Instant)> {
         let (since, at) = (self.busy_since?, self.acknowledged_at?);
-        // A clock may not have moved since the bytes were sent.
+        // The clock may have stood still since the bytes were sent.
         let time = at.saturating_duration_since(since);
         Some((time.max(Duration::from_nanos(1)), at))
     }
 
-    /// The sums with the bytes acknowledged in a time that ends at `at`.
+    /// The sums together with the next sample, which takes `time` and ends at `at`.
     fn sums_with(&self, time: Duration, at: Instant) -> (f64, f64) {
         let sample = (self.num_acknowledged as f64, time.as_secs_f64());
         let is_forgotten = |then| at.saturating_duration_since(then) > LIFETIME;

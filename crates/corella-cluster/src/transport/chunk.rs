@@ -23,7 +23,7 @@ pub struct ChunkWriter {
     /// Buffer for pages in their canonical form, for regions and for recurrent states.
     copy: Vec<u8>,
     hasher: Checksum,
-    /// The receiver reads native pages from this node's memory.
+    /// Whether the receiver reads native pages from this node's memory.
     sends_regions: bool,
     /// A peer that takes nothing for this long is given up.
     stall_timeout: Duration,
@@ -47,9 +47,9 @@ impl ChunkWriter {
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
-    /// Sends native pages straight from the KV pool. A receiver that reads this node's memory gets only their
-    /// addresses, and copies the pages itself. If the session ends meanwhile, the frame is withdrawn. A receiver that
-    /// copies the pages only afterwards sees by the checksum if they have changed.
+    /// Sends native pages straight from the KV pool. A receiver that reads this node's memory gets only the pages'
+    /// addresses and copies the pages itself. If the session ends during the call, the frame is withdrawn. If it ends
+    /// later, the checksum shows the receiver whether the pages have changed.
     pub async fn write(
         &mut self,
         socket: &Socket,
@@ -81,7 +81,7 @@ impl ChunkWriter {
         // SAFETY: header, trailer and copy stay for this call, pages as long as their gate is open.
         let rest = unsafe { self.send(socket, gate, TRAILER_BYTES).await? };
         if rest == 0 || rest == num_bytes {
-            // The whole frame is out, or nothing of it.
+            // The whole frame is out, or no byte of it.
             return Ok(());
         }
         let trailer = Trailer::Withdrawn.encode();
@@ -153,7 +153,7 @@ impl ChunkWriter {
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
-    /// Called inside the gate.
+    /// Must be called inside the gate.
     fn push_pages(&mut self, outgoing: &Outgoing, run: PageRun, pages: &[PageId]) {
         let Self {
             parts,
@@ -183,8 +183,8 @@ impl ChunkWriter {
         }
     }
 
-    /// Sends the bytes of `parts`. If the gate closes, it stops before the last `num_own` bytes,
-    /// which are the caller's own, and returns the number of unsent bytes before them.
+    /// Sends the bytes of `parts`. If the gate closes, stops before the last `num_own` bytes, which belong to the
+    /// caller, and returns the number of unsent bytes before these.
     ///
     /// # Safety
     /// The parts are not written to until this has returned, or while the gate is open.

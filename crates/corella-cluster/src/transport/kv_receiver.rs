@@ -29,7 +29,8 @@ pub enum LoadRejection {
     /// Loads from `max_peers` peers are running already.
     #[error("loads of too many peers run")]
     TooManyPeers,
-    /// The table has fewer pages than the rows need, a page does not exist, or the first row begins no page.
+    /// The table has fewer pages than the rows need, a page does not exist, or the first row is not the first of a
+    /// page.
     #[error("the rows and the pages of a load do not fit each other")]
     Rows,
 }
@@ -38,7 +39,7 @@ pub enum LoadRejection {
 pub struct ReceiverStats {
     pub num_loads: usize,
     pub num_peers: usize,
-    /// Frames since the start whose loads were over.
+    /// The number of frames, since the start, whose loads were over.
     pub num_unknown_frames: u64,
     pub num_corrupt_frames: u64,
 }
@@ -51,7 +52,7 @@ pub struct KvReceiver {
     threads: TransferThreads,
 }
 
-/// A load, running or over. Dropping it cancels it.
+/// A load, running or over. Dropping the handle cancels the load.
 pub struct LoadHandle {
     load: Arc<Incoming>,
     status: watch::Receiver<LoadStatus>,
@@ -100,7 +101,7 @@ impl KvReceiver {
         self.state.config.arithmetic
     }
 
-    /// Connects to a node whose rows have the bits of this node's, and returns the incarnation that it greets with.
+    /// Connects to a node whose rows have the same bits as this node's. Returns the incarnation in the node's greeting.
     pub async fn incarnation_of(&self, address: &PeerAddress) -> Result<Incarnation, LoadFailure> {
         let Some(peer) = self.senders.get(address) else {
             let reason = LoadRejection::TooManyPeers.to_string();
@@ -128,15 +129,15 @@ impl KvReceiver {
             .map(Incarnation)
     }
 
-    /// Sends a message to a source of cached blocks. Messages to one node keep their order. A lost connection loses
-    /// them, and [`BlockClient`] is told. Returns false for a message that cannot be sent.
+    /// Sends a message to a source of cached blocks. Messages to one node keep their order. If the connection is lost,
+    /// so are the messages, and [`BlockClient`] is told. Returns false for a message that cannot be sent.
     pub fn send_blocks(&self, address: &PeerAddress, key: LoadKey, message: ToSource) -> bool {
         let bytes = block_message::encode(key, &BlockMessage::ToSource(message));
         let (Some(bytes), Some(peer)) = (bytes, self.senders.get(address)) else {
             return false;
         };
         let slot = peer.message_slot();
-        // Another incarnation of the node may have the address by now, which would not know the load.
+        // The address may belong to another incarnation of the node by now, which would not know the load.
         let is_source =
             move |connection: &ReceiverConnection| connection.hello.incarnation == key.source.0;
         if let Some(connection) = slot.ready_connection() {
@@ -244,7 +245,7 @@ impl LoadHandle {
         self.status.borrow().clone()
     }
 
-    /// Returns a receiver of the status, which also works while others cancel the load.
+    /// Returns a receiver of the status, which works even while another task cancels the load.
     pub fn watch(&self) -> watch::Receiver<LoadStatus> {
         self.status.clone()
     }

@@ -23,7 +23,7 @@ pub enum PeerAddress {
     /// HOST:PORT with a host name, which is looked up for each connection.
     Name(String),
     /// The name of a socket for peers on this host. The socket is in Linux's abstract namespace: it vanishes with its
-    /// process however that ends, and belongs to one network namespace.
+    /// process, however the process ends, and belongs to one network namespace.
     Unix(String),
 }
 
@@ -81,9 +81,9 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Connects with TLS over the network, if configured; the certificate at the other end must
-    /// name the address's host. Inside the host the listening process must have this one's user,
-    /// because any process may take a name there.
+    /// Connects with TLS over the network, if TLS is configured. The certificate at the other end must then name the
+    /// address's host. Inside the host, the listening process must have the user of this process, because any process
+    /// may take a name.
     pub async fn connect(address: &PeerAddress, tls: Option<&ClusterTls>) -> io::Result<Self> {
         let stream = match address {
             PeerAddress::Tcp(address) => TcpStream::connect(address).await?,
@@ -111,8 +111,8 @@ impl Socket {
         }
     }
 
-    /// Refuses a connection inside the host with a process of another user. Abstract sockets have no permissions, and
-    /// the kernel reports the user at the other end.
+    /// Refuses a connection inside the host if the process at the other end has another user. Abstract sockets have no
+    /// permissions, but the kernel reports that user.
     fn of_own_user(self) -> io::Result<Self> {
         match self.has_own_user() {
             true => Ok(self),
@@ -128,7 +128,7 @@ impl Socket {
     }
 
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
-        // Frames are written whole, and the last one of a burst should not wait for another.
+        // Frames are written whole, and the last frame of a burst should not wait for another one.
         stream.set_nodelay(true)?;
         Ok(Self::Tcp(stream))
     }
@@ -137,8 +137,8 @@ impl Socket {
         matches!(self, Self::Unix(_))
     }
 
-    /// The process at the other end of a connection inside the host, or `None` if it is in a PID
-    /// namespace that this process cannot see.
+    /// The process at the other end of a connection inside the host. `None` if the process is in a PID namespace that
+    /// this process cannot see.
     pub fn peer_pid(&self) -> Option<libc::pid_t> {
         match self {
             Self::Tcp(_) | Self::Tls(_) => None,
@@ -146,7 +146,7 @@ impl Socket {
         }
     }
 
-    /// Returns whether the process at the other end of a connection inside the host has this one's user.
+    /// Returns whether the process at the other end of a connection inside the host has the user of this process.
     fn has_own_user(&self) -> bool {
         match self {
             Self::Tcp(_) | Self::Tls(_) => false,
@@ -200,7 +200,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Returns whether the other end is known to send nothing more, for callers that do not read meanwhile.
+    /// Returns whether the other end is known to send nothing more. For callers that do not read at the same time.
     pub async fn has_ended(&self) -> bool {
         let ready = async {
             match self {
@@ -257,7 +257,7 @@ impl Socket {
         }
     }
 
-    /// Sends from the next pieces, and returns the number of bytes. Some of them may not be out before
+    /// Sends from the next pieces, and returns the number of accepted bytes. Some of these may not be out before
     /// [`try_flush`](Self::try_flush) succeeds.
     ///
     /// # Safety
@@ -275,7 +275,7 @@ impl Socket {
         }
     }
 
-    /// Succeeds when all bytes are out; fails with `WouldBlock` before.
+    /// Succeeds when all accepted bytes are out. Until then fails with `WouldBlock`.
     pub fn try_flush(&self) -> io::Result<()> {
         match self {
             Self::Tls(socket) => socket.try_flush(),

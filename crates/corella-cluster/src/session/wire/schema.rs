@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-/// One message of a session, in either direction. The first one carries the key.
+/// One message of a session, in either direction. The first message carries the key.
 #[derive(Clone, PartialEq, Message)]
 pub struct Envelope {
     #[prost(message, optional, tag = "1")]
@@ -194,12 +194,12 @@ pub struct Sampling {
 /// Rules about single tokens.
 #[derive(Clone, PartialEq, Message)]
 pub struct Rules {
-    /// Tokens with a bias, and the bias of each in the same order.
+    /// Tokens with a bias. `biases` has their biases in the same order.
     #[prost(uint32, repeated, tag = "1")]
     pub biased_tokens: Vec<u32>,
     #[prost(float, repeated, tag = "2")]
     pub biases: Vec<f32>,
-    /// The only tokens that may be drawn. Absent when all may be, because an empty list looks the same as none.
+    /// The only tokens that may be drawn. Absent if all tokens may be drawn, because an empty list looks like no list.
     #[prost(message, optional, tag = "3")]
     pub allowed: Option<TokenList>,
     /// Sequences that must not appear in the output.
@@ -237,7 +237,7 @@ pub struct Allocated {
 pub struct Refused {
     #[prost(enumeration = "RefusalKind", tag = "1")]
     pub kind: i32,
-    /// The facts of a node that refuses because it is incompatible. The other end compares them with its own.
+    /// The facts of a node that refuses because it is incompatible. The other node compares them with its own facts.
     #[prost(message, optional, tag = "2")]
     pub hello: Option<Hello>,
     /// The time per token of a node that refuses because it is too slow, and the objective.
@@ -273,7 +273,7 @@ pub struct FirstToken {
 pub struct DrawnToken {
     #[prost(uint32, tag = "1")]
     pub token: u32,
-    /// The token's own log-probability; absent when none were asked for.
+    /// The token's own log-probability. Absent if no log-probabilities were asked for.
     #[prost(float, optional, tag = "2")]
     pub logprob: Option<f32>,
     #[prost(uint32, repeated, tag = "3")]
@@ -299,7 +299,7 @@ pub struct Finish {
     pub kind: i32,
     #[prost(uint32, tag = "2")]
     pub num_output_tokens: u32,
-    /// Why it failed, for a reader.
+    /// Why the request failed, for a reader.
     #[prost(string, tag = "3")]
     pub error: String,
 }

@@ -15,39 +15,39 @@ use super::library::{
 use super::staging::Staging;
 use crate::transport::memory_region::Canary;
 
-/// UCX chooses among the networks of the machine; `UCX_TLS` and its other variables are for the operator.
+/// UCX chooses among the machine's networks. The operator may set `UCX_TLS` and UCX's other variables.
 const BACKEND: &CStr = c"UCX";
-/// NIXL's thread sleeps until an event, but no longer than this, because some of its networks wake no thread. 0 would
-/// have it never sleep.
+/// NIXL's thread sleeps until an event, but no longer than this, because some networks wake no thread. With 0, the
+/// thread would never sleep.
 const PROGRESS_DELAY_US: u64 = 10_000;
-/// Tells the canary from other memory that has the incarnation.
+/// Tells the canary from other memory that happens to hold the incarnation.
 const CANARY: u64 = 0x3c6e_f372_fe94_f82b;
-/// Limits unfinished reads of connections that were given up. Each has its own memory.
+/// The limit of unfinished reads of connections that were given up. Each of these reads has its own memory.
 const MAX_UNFINISHED: usize = 64;
 
-/// One for each incarnation of a node: NIXL never forgets the state of a name, so the name has the incarnation. Sender
-/// and receiver of a node share it.
+/// An agent of NIXL. Each incarnation of a node has one with the incarnation in its name, because NIXL never forgets
+/// the state of a name. The node's sender and receiver share the agent.
 pub struct NixlAgent {
     functions: Arc<Functions>,
     agent: NonNull<Agent>,
     incarnation: u64,
     peers: Mutex<HashMap<u64, KnownPeer>>,
     num_unfinished: AtomicUsize,
-    /// Pages that others may read. They stay as long as the agent, because a read may come late.
+    /// Pages that other nodes may read. The agent keeps the pages as long as it lives, because a read may come late.
     offered: Mutex<Vec<Arc<dyn KvPages>>>,
     canary: Canary,
 }
 
 /// An incarnation of a peer that NIXL knows.
 struct KnownPeer {
-    /// Number of handles to it. NIXL forgets it with the last one.
+    /// The number of `NixlPeer`s of this peer. With the last one, NIXL forgets the peer.
     num_users: usize,
     state: Arc<PeerState>,
 }
 
 #[derive(Default)]
 struct PeerState {
-    /// A read from it has failed: new connections use their sockets.
+    /// A read from the peer has failed. New connections use their sockets.
     is_broken: AtomicBool,
     /// Memory of failed reads, unused once NIXL has closed its connection to the peer.
     quarantine: Mutex<Vec<Staging>>,
@@ -107,7 +107,7 @@ impl NixlAgent {
             );
             (self.functions.destroy_params)(params);
             check(WHAT, created)?;
-            // This frees only the handle.
+            // This call frees only the handle.
             (self.functions.destroy_backend)(backend);
         }
         Ok(())
@@ -125,7 +125,7 @@ impl NixlAgent {
         &self.canary
     }
 
-    /// Registers a node's KV memory, so that others may read it as long as the agent lives.
+    /// Registers a node's KV memory, so that other nodes may read it as long as the agent lives.
     pub(super) fn register_pages(&self, pages: &Arc<dyn KvPages>) -> Result<(), NixlError> {
         let mut regions = pages.regions();
         regions.push(self.canary.memory());
@@ -199,7 +199,7 @@ impl NixlAgent {
         lock(&self.peers)
     }
 
-    /// Loads a peer's metadata, unless another connection has.
+    /// Loads a peer's metadata, unless another connection has loaded it.
     pub(super) fn meet(
         self: &Arc<Self>,
         incarnation: u64,
@@ -240,7 +240,7 @@ impl NixlAgent {
                 &mut name,
             );
             if let Err(error) = check("use the peer's description", loaded) {
-                // NIXL may have loaded a part.
+                // NIXL may have loaded a part of the metadata.
                 (self.functions.invalidate_remote_md)(self.as_ptr(), expected.as_ptr());
                 return Err(error);
             }
@@ -271,7 +271,8 @@ impl fmt::Debug for NixlAgent {
     }
 }
 
-/// A peer whose memory this node's agent can read. NIXL forgets the peer with the last of these.
+/// A peer whose memory this node's agent can read. When the last `NixlPeer` of a peer is dropped, NIXL forgets the
+/// peer.
 pub struct NixlPeer {
     pub(super) agent: Arc<NixlAgent>,
     incarnation: u64,
@@ -286,7 +287,7 @@ impl NixlPeer {
         lock(&self.state.quarantine).push(staging);
     }
 
-    /// Counts a read that is left behind, or one that has ended since.
+    /// Counts an abandoned read when it begins, and when it has ended.
     pub(super) fn count_unfinished(&self, begins: bool) {
         let num_unfinished = &self.agent.num_unfinished;
         match begins {
@@ -333,7 +334,7 @@ fn agent_name(incarnation: u64) -> CString {
     CString::new(format!("corella-{incarnation:x}")).expect("no zero byte")
 }
 
-/// Joins adjacent regions, because a piece of memory that is read must lie within one registration.
+/// Joins adjacent regions, because each piece of memory that is read must lie within one registration.
 fn joined(mut regions: Vec<NonNull<[u8]>>) -> Vec<NonNull<[u8]>> {
     regions.sort_by_key(|region| region.cast::<u8>());
     let mut joined: Vec<NonNull<[u8]>> = Vec::new();

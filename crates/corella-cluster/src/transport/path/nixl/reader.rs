@@ -15,8 +15,8 @@ use crate::transport::memory_region::MemoryRegion;
 use crate::transport::row_path::{BoxFuture, RowReader, Target};
 use crate::transport::socket::Socket;
 
-/// NIXL does not report the end of a read, so it is polled after growing pauses. Short ones block the thread, because
-/// the runtime's timers are too coarse for them.
+/// NIXL does not report the end of a read, so the read is polled after growing pauses. Short pauses block the thread,
+/// because the runtime's timers are too coarse for them.
 const FIRST_PAUSE: Duration = Duration::from_micros(10);
 const MAX_BLOCKING_PAUSE: Duration = Duration::from_micros(200);
 const MAX_PAUSE: Duration = Duration::from_millis(4);
@@ -31,7 +31,7 @@ pub struct NixlReader {
     peer: NixlPeer,
     regions: Vec<MemoryRegion>,
     num_bytes: usize,
-    /// As large as the largest read so far.
+    /// The staging memory is as large as the largest read so far.
     staging: Option<Staging>,
 }
 
@@ -97,7 +97,7 @@ impl RowReader for NixlReader {
         num_bytes > 0 && sum == Some(num_bytes as u64)
     }
 
-    /// A read in progress cannot be cancelled, so it never goes to the pieces themselves.
+    /// A read in progress cannot be cancelled, so it never writes to the pieces themselves.
     unsafe fn read<'a>(
         &'a mut self,
         target: Target<'a>,
@@ -228,7 +228,7 @@ impl Drop for Flight<'_> {
         };
         let peer = self.peer.clone();
         peer.count_unfinished(true);
-        // Without a runtime to wait on, the memory is never freed, because the read may still write to it.
+        // Without a runtime on which to wait, the memory is never freed, because the read may still write to it.
         let left = ManuallyDrop::new((reading, peer));
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(end(left));
