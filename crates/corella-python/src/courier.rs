@@ -17,14 +17,14 @@ enum State {
     Awake {
         sender: Sender<Message>,
         thread: JoinHandle<()>,
-        /// The process of the thread. A fork has a copy of this state, and no thread.
+        /// The process that has the thread. A fork has a copy of this state, but no thread.
         process: u32,
     },
     Stopped,
 }
 
 impl State {
-    /// Forgets the thread of the parent process in a fork.
+    /// In a fork, forgets the thread of the parent process.
     fn leave_fork(&mut self) {
         if let Self::Awake { process, .. } = self
             && *process != std::process::id()
@@ -39,7 +39,7 @@ enum Message {
     Stop,
 }
 
-/// Each job has at most one waiting delivery, so the number of jobs bounds theirs.
+/// An item for a callback. Each job has at most one waiting delivery, so there are no more deliveries than jobs.
 pub struct Delivery {
     pub callback: Py<PyAny>,
     /// `None` at the end of a job.
@@ -68,12 +68,12 @@ pub fn deliver(delivery: Delivery) {
         }
     }
     if let State::Awake { sender, .. } = &*state {
-        // It fails if the thread has found that Python has ended, and then no caller waits.
+        // Sending fails if the thread has found that Python has ended. No caller waits then.
         let _ = sender.send(Message::Deliver(delivery));
     }
 }
 
-/// Ends the thread, and waits for it. Call it before Python ends, without holding its lock.
+/// Ends the thread, and waits for its end. Must be called before Python ends, without holding Python's lock.
 pub fn stop() {
     let mut state = COURIER.lock().unwrap_or_else(PoisonError::into_inner);
     state.leave_fork();

@@ -18,7 +18,7 @@ pub const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The state that the engine and its jobs share.
 pub struct Shared {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     threads: Option<Threads>,
     handle: Handle,
     is_closed: AtomicBool,
@@ -26,7 +26,7 @@ pub struct Shared {
     process: u32,
 }
 
-/// State that is only useful in the process of its threads.
+/// State that is of use only in the process that has the threads.
 struct Threads {
     server: LocalServer,
     runtime: Runtime,
@@ -55,7 +55,7 @@ impl Shared {
         &self.handle
     }
 
-    /// The reason for which this process cannot ask or await, if it is a fork of the one that loaded the model.
+    /// Returns why this process cannot use the engine, if it is a fork of the process that loaded the model.
     pub fn why_elsewhere(&self) -> Option<&'static str> {
         (self.process != std::process::id()).then_some(
             "this LLM was loaded before the process forked, and its threads are in the other process: load \
@@ -83,7 +83,7 @@ pub struct Engine {
 
 #[pymethods]
 impl Engine {
-    /// Loads the model in `keywords`, a JSON object. Signals are handled meanwhile.
+    /// Loads a model with the options `keywords`, a JSON object. Handles signals while it waits.
     #[new]
     fn new(py: Python<'_>, keywords: &str) -> PyResult<Self> {
         let keywords = serde_json::from_str(keywords);
@@ -97,7 +97,7 @@ impl Engine {
         let thread = std::thread::Builder::new().name("corella-load".to_owned());
         thread.spawn(load)?;
         loop {
-            // Another thread may wait for it, but only one.
+            // A `Receiver` is `Send` but not `Sync`, so the closure borrows it mutably.
             let loaded = &mut loaded;
             match py.detach(move || loaded.recv_timeout(SIGNAL_INTERVAL)) {
                 Ok(Ok(shared)) => {
@@ -165,7 +165,7 @@ impl Engine {
         Ok(Job::stream(self.shared.clone(), path, body))
     }
 
-    /// The text of each token, which may be a part of a character.
+    /// Returns the text of each token. A text may be a part of a character.
     fn token_texts(&self, token_ids: Vec<u32>) -> Vec<String> {
         let tokenizer = &self.shared.server().tokenizer;
         let bytes = |id: u32| tokenizer.token_bytes(id).unwrap_or_default();

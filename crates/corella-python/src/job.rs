@@ -12,12 +12,12 @@ use tokio::time::timeout;
 use crate::courier::{self, Delivery};
 use crate::engine::{SIGNAL_INTERVAL, Shared};
 
-/// The most items that wait for Python. Beyond them the producer waits.
+/// The limit of items that wait for Python. At the limit, the producer waits.
 const MAX_UNREAD_ITEMS: usize = 64;
 
 /// An answer or a part of one.
 pub struct Item {
-    /// The index of its request.
+    /// The index of the request.
     index: usize,
     /// The HTTP status: 200 for answers and events. With 0, `body` is the reason for a missing answer.
     status: u16,
@@ -39,7 +39,7 @@ impl Item {
     }
 }
 
-/// One call of Python. Dropping it aborts its requests.
+/// One call from Python. Dropping the job aborts its requests.
 #[pyclass(frozen, module = "corella._corella")]
 pub struct Job {
     /// Keeps the engine and its threads while a caller may wait for them.
@@ -77,13 +77,13 @@ impl Job {
         }
     }
 
-    /// The item for a fork, which would otherwise wait for ever for threads that it does not have.
+    /// Returns the item for a fork, which has no threads and would otherwise wait for ever.
     fn fork_failure(&self) -> Option<Item> {
         let reason = self.shared.why_elsewhere()?;
         Some(Item::failure(0, reason.to_owned()))
     }
 
-    /// A fork does not abort the task: a thread that it does not have may hold a lock of the runtime for ever.
+    /// Aborts the task, except in a fork: there, a thread of the parent may hold a lock of the runtime for ever.
     fn abort(&self) {
         if self.shared.why_elsewhere().is_none() {
             self.task.abort();
@@ -93,8 +93,8 @@ impl Job {
 
 #[pymethods]
 impl Job {
-    /// Waits for the next item: the number of its request, the HTTP status, and JSON; `None` at the end.
-    /// Signals are handled meanwhile.
+    /// Waits for the next item: the index of its request, the HTTP status, and JSON. Returns `None` at the end.
+    /// Handles signals while it waits.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(usize, u16, Bound<'py, PyBytes>)>> {
         if let Some(item) = self.fork_failure() {
             return Ok(Some(item.into_tuple(py)));
@@ -136,7 +136,7 @@ impl Drop for Job {
     fn drop(&mut self) {
         self.abort();
         if self.shared.why_elsewhere().is_some() {
-            // Closing the channel takes a lock, which a thread that a fork does not have may hold for ever.
+            // Closing the channel takes a lock, which in a fork a thread of the parent process may hold for ever.
             std::mem::forget(self.items.clone());
         }
     }
@@ -205,7 +205,7 @@ async fn stream(client: PatientClient, path: String, body: String, sender: mpsc:
                     status: refusal.status,
                     body: refusal.body,
                 };
-                // It fails if the receiver has gone, here and below.
+                // Sending fails if the receiver is gone, here and below.
                 let _ = sender.send(item).await;
                 return Ok(());
             }

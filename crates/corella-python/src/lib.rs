@@ -17,7 +17,7 @@ fn run_command(py: Python<'_>, words: Vec<OsString>) {
     py.detach(|| -> () { corella::run_command(words) });
 }
 
-/// The names of the options of a model, and whether each is a `switch`, a `value` or a `list`.
+/// Returns the names of the options of a model, each with its kind: `switch`, `value` or `list`.
 #[pyfunction]
 fn keywords() -> Vec<(String, &'static str)> {
     let kind = |kind| match kind {
@@ -29,7 +29,7 @@ fn keywords() -> Vec<(String, &'static str)> {
     keywords.map(|(name, of)| (name, kind(of))).collect()
 }
 
-/// The names of vLLM's options that a model takes, too, besides those of Corella's options.
+/// Returns the names of vLLM's options that a model also takes, besides the names of Corella's options.
 #[pyfunction]
 fn foreign_keywords() -> Vec<String> {
     corella::foreign_keywords()

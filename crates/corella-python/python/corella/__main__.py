@@ -7,8 +7,8 @@ from corella._corella import run_command
 
 
 def main() -> None:
-    """Runs the command in this process, which ends with it."""
-    # Python's own handler waits for the interpreter, which does not run meanwhile.
+    """Runs the command in this process. The process ends with the command."""
+    # Python's own signal handler runs in the interpreter, which is blocked during the command.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     run_command(["corella", *sys.argv[1:]])
 

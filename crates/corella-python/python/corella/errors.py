@@ -1,4 +1,4 @@
-"""What can go wrong, in words for whoever can change it."""
+"""The errors of this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class CorellaError(Exception):
 
 
 class OptionError(CorellaError, ValueError):
-    """The model cannot be loaded as it was asked for: a wrong option, or a wrong model.
+    """The model cannot be loaded, because an option or the model is wrong.
 
     >>> from corella import LLM
     >>> LLM(max_num_seq=8)
@@ -21,8 +21,8 @@ class OptionError(CorellaError, ValueError):
 class RequestError(CorellaError, ValueError):
     """A request that cannot be answered: a wrong value, a prompt that is too long.
 
-    `param` is the field that is wrong, if it is one, `code` a name for what is wrong, and `index` the number of
-    the prompt among those of the call.
+    `param` is the wrong field, if a field is wrong. `code` names the kind of error. `index` is the place of the prompt
+    among the prompts of the call, from 0 on.
     """
 
     # All but the message have defaults, so that the error can be copied and sent to another process.
@@ -47,4 +47,4 @@ class EngineError(CorellaError, RuntimeError):
 
 
 class UnsupportedError(CorellaError, NotImplementedError):
-    """Something that vLLM's `LLM` has and this one has not. The message says what to do instead."""
+    """A feature of vLLM's `LLM` that Corella's `LLM` lacks. The message says what to do instead."""

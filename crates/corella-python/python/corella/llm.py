@@ -57,13 +57,12 @@ class LLM:
     """A model that is loaded and ready.
 
     `model` is a folder in the format of Hugging Face, a GGUF file, or the name of a model on the Hugging Face hub,
-    which is fetched if it is not there. Without it, the small model that is part of the package is loaded.
-    Further options are those of the command line, with `_` for `-`, and mean the same: `corella.options.Options`
-    lists them.
+    which is fetched if this machine does not have it. Without `model`, the small model that is part of the package is
+    loaded. `corella.options.Options` lists the further options, which are those of the command line with `_` for `-`.
 
-    Threads may share an `LLM`. Calls that run at the same time share steps, and each gets the tokens that it would
-    get alone. `close`, or leaving a `with` block, ends all requests and frees the memory; so does dropping the last
-    reference.
+    Threads may share an `LLM`. Calls that run at the same time share steps, and each call gets the tokens that it
+    would get alone. `close`, the end of a `with` block, and dropping the last reference end all requests and free the
+    memory.
 
     >>> from corella import LLM, SamplingParams
     >>> with LLM(kv_cache_memory="64M", max_num_seqs=8) as llm:
@@ -96,11 +95,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues each prompt, and returns the answers in the order of the prompts.
 
-        All prompts are one batch: the engine computes as many at once as it has room for. `sampling_params` are
-        for all prompts, or a list with those of each. With `use_tqdm`, a bar on standard error shows how many prompts
-        are answered: tqdm's, if it is installed. `fields` are further fields of `/v1/completions`.
+        All prompts are one batch: the engine computes as many at once as it has room for. `sampling_params` apply to
+        all prompts, or are a list with one for each prompt. With `use_tqdm`, a progress bar on standard error shows how
+        many prompts are answered; it is tqdm's if tqdm is installed. `fields` are further fields of `/v1/completions`.
 
-        Raises a `RequestError` if a prompt cannot be answered; the others are cancelled then.
+        Raises a `RequestError` if a prompt cannot be answered. The other prompts are then cancelled.
         """
         requests = completion_requests(prompts, sampling_params, fields)
         return self._answer(COMPLETIONS, requests, use_tqdm)
@@ -113,7 +112,7 @@ class LLM:
         use_tqdm: UseTqdm = False,
         **fields: Any,
     ) -> list[RequestOutput]:
-        """The same as `generate`, without blocking the event loop. Cancelling the task ends its requests."""
+        """The same as `generate`, without blocking the event loop. Cancelling the task ends the requests."""
         requests = completion_requests(prompts, sampling_params, fields)
         return await self._answer_async(COMPLETIONS, requests, use_tqdm)
 
@@ -129,7 +128,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Writes the next message of a conversation, or of each of several.
 
-        `use_tqdm` is as in `generate`. `fields` are further fields of `/v1/chat/completions`, such as `tool_choice` and `response_format`.
+        `use_tqdm` is as in `generate`. `fields` are further fields of `/v1/chat/completions`, such as `tool_choice` and
+        `response_format`.
 
         >>> from corella import LLM, SamplingParams
         >>> with LLM(kv_cache_memory="64M") as llm:
@@ -158,7 +158,7 @@ class LLM:
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None, **fields: Any
     ) -> Stream:
-        """Answers a prompt, or a conversation, and hands on text as it comes. The request begins at once.
+        """Answers a prompt or a conversation, and returns the text as it arrives. The request begins at once.
 
         >>> from corella import LLM, SamplingParams
         >>> with LLM(kv_cache_memory="64M") as llm:
@@ -181,9 +181,10 @@ class LLM:
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = False, **fields: Any
     ) -> list[EmbeddingRequestOutput]:
-        """Makes a vector of each prompt, in the order of the prompts.
+        """Returns a vector for each prompt, in the order of the prompts.
 
-        `use_tqdm` is as in `generate`. `fields` are further fields of `/v1/embeddings`, such as `pooling`, `dimensions` and `normalize`.
+        `use_tqdm` is as in `generate`. `fields` are further fields of `/v1/embeddings`, such as `pooling`, `dimensions`
+        and `normalize`.
 
         >>> from corella import LLM
         >>> with LLM(kv_cache_memory="64M") as llm:
@@ -204,7 +205,7 @@ class LLM:
         use_tqdm: UseTqdm = False,
         **fields: Any,
     ) -> list[PoolingRequestOutput]:
-        """The numbers of `embed`, or of `classify`, in vLLM's general form."""
+        """Returns the vectors of `embed`, or the probabilities of `classify`, in vLLM's general form."""
         if pooling_task == "embed":
             vectors = self.embed(prompts, use_tqdm=use_tqdm, **fields)
             return [_pooled(output, output.outputs.embedding) for output in vectors]
@@ -217,7 +218,9 @@ class LLM:
     def classify(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = False, **fields: Any
     ) -> list[ClassificationRequestOutput]:
-        """Tells how likely each class of a prompt is, with a model whose class ends in `ForSequenceClassification`.
+        """Returns the probability of each class for each prompt.
+
+        The model's architecture must be one whose name ends in `ForSequenceClassification`.
 
         `use_tqdm` is as in `generate`. `fields` are further fields of `/classify`.
         """
@@ -234,7 +237,7 @@ class LLM:
         use_tqdm: UseTqdm = False,
         **fields: Any,
     ) -> list[ScoringRequestOutput]:
-        """Rates how well one text fits each of several, or each of a list the one at its place in the other.
+        """Scores how well texts fit: one text with each of a list, or the texts of two lists pair by pair.
 
         A cross-encoder or a reranker reads both texts at once. With other models the score is the cosine of the angle
         between their vectors. `fields` are further fields of `/score`, such as `pooling`.
@@ -254,7 +257,7 @@ class LLM:
         raise UnsupportedError(f"there is no beam search; {instead}")
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's files recommend, or `generation_config` and `override_generation_config` say.
+        """The sampling parameters of the model's files, or of `generation_config` and `override_generation_config`.
 
         >>> from corella import LLM
         >>> with LLM(kv_cache_memory="64M") as llm:
@@ -278,9 +281,9 @@ class LLM:
         return Tokenizer(self._open_engine(), lambda body: self.post("/tokenize", body))
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Asks any endpoint of the API that takes JSON, without a socket, and returns what it answers.
+        """Posts JSON to an endpoint of the API, without a socket, and returns the answer.
 
-        Answers are whole: `stream` must be false, which at `/api/chat` and `/api/generate` has to be said.
+        Answers are whole, so `stream` must be false. `/api/chat` and `/api/generate` stream unless the body says so.
 
         >>> from corella import LLM
         >>> with LLM(kv_cache_memory="64M") as llm:
@@ -295,26 +298,26 @@ class LLM:
 
     @property
     def name(self) -> str:
-        """The model's name: that of its folder or file."""
+        """The model's name, which is the name of its folder or file."""
         return self._open_engine().name
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a prompt and its answer together."""
+        """The limit of tokens of a prompt and its answer together."""
         return self._open_engine().max_model_len
 
     @property
     def summary(self) -> str:
-        """What runs, in one line: model, instruction set, threads, memory."""
+        """The engine's configuration in one line: model, instruction set, threads, memory."""
         return self._open_engine().summary
 
     @property
     def num_live_requests(self) -> int:
-        """How many requests wait or run."""
+        """The number of requests that wait or run."""
         return self._open_engine().num_live_requests
 
     def close(self) -> None:
-        """Ends all requests and frees the memory. What waits for an answer gets an `EngineError`."""
+        """Ends all requests and frees the memory. Calls that wait for an answer raise an `EngineError`."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
@@ -349,7 +352,7 @@ class LLM:
         return answers.in_order()
 
     def _post_all(self, path: str, bodies: list[str], use_tqdm: UseTqdm) -> list[dict[str, Any]]:
-        """The whole answers to bodies, in their order."""
+        """Returns the whole answers, in the order of the bodies."""
         job = _start_all(self._open_engine(), path, bodies)
         answers: dict[int, dict[str, Any]] = {}
         try:
@@ -367,7 +370,7 @@ class LLM:
     def _pool(
         self, path: str, prompts: Prompt | Sequence[Prompt], fields: Mapping[str, Any], use_tqdm: UseTqdm
     ) -> list[tuple[tuple[str, str | None, list[int]], dict[str, Any]]]:
-        """For each prompt what `PooledRequestOutput` has, and its row of the answer."""
+        """Returns for each prompt the fields of `PooledRequestOutput`, and the prompt's row of the answer."""
         requests = pooling_requests(prompts, fields)
         answers = self._post_all(path, [body for body, _ in requests], use_tqdm)
         tokenizer = self.get_tokenizer()
@@ -398,7 +401,7 @@ class LLM:
 
 
 class _Answers:
-    """Answers that come in any order."""
+    """Collects answers, which arrive in any order."""
 
     def __init__(self, engine: Engine, requests: list[tuple[str, str | None]]) -> None:
         self._engine = engine

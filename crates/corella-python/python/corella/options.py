@@ -18,10 +18,10 @@ _Any = object
 
 
 class ForeignOptions(TypedDict, total=False):
-    """Options of vLLM's `LLM` that change nothing here, or have another name, so that its scripts run as they are.
+    """Options of vLLM's `LLM` that have no effect here, or have another name. They let vLLM's scripts run unchanged.
 
-    Those that change nothing are told in a warning. Where a value would change something, the model is not loaded:
-    `tensor_parallel_size=2`, for example.
+    A warning names the options that have no effect. A value that would need an effect, such as
+    `tensor_parallel_size=2`, is an error: the model is not loaded.
     """
 
     # Other names of options of Corella.
@@ -83,7 +83,7 @@ class ForeignOptions(TypedDict, total=False):
     swap_space: float
     use_v2_block_manager: bool
     watermark: float
-    # Devices. Only one is used.
+    # Devices. Corella uses one.
     cp_kv_cache_interleave_size: int
     cpu_distributed_timeout_seconds: _Any
     cpu_offload_gb: float
@@ -206,7 +206,7 @@ class ForeignOptions(TypedDict, total=False):
     profiler_config: _Any
     show_hidden_metrics_for_version: str | None
     watchdog_config: _Any
-    # What Corella does not have: only `False`, the default, is accepted.
+    # Features that Corella lacks: only `False`, the default, is accepted.
     allow_credentials: bool
     allow_deprecated_quantization: bool
     data_parallel_external_lb: bool
@@ -238,8 +238,8 @@ class ForeignOptions(TypedDict, total=False):
 class Options(ForeignOptions, total=False):
     """Options of the command line (`corella batch --help` describes them), with `_` for `-`.
 
-    Sizes are numbers of bytes, or texts such as `"512M"`. What is left out, or is `None`, has the default of the
-    command line.
+    Sizes are numbers of bytes, or texts such as `"512M"`. An option that is left out, or is `None`, has the default of
+    the command line.
     """
 
     # The model.

@@ -1,4 +1,4 @@
-"""What answers look like."""
+"""The classes of answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Logprob:
 
     logprob: float
     decoded_token: str
-    """Its text, which may be a part of a character."""
+    """The token's text, which may be a part of a character."""
     rank: int | None = None
-    """Its place among all tokens of the vocabulary: 1 for the most likely one."""
+    """The token's place among all tokens of the vocabulary: 1 is the most likely token."""
 
 
 @dataclass
@@ -27,21 +27,21 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    """All tokens that were drawn, with those of the end or of a stop string, which are not part of the text."""
+    """All drawn tokens, including an end token and the tokens of a stop string, which the text lacks."""
     finish_reason: str | None = None
-    """`"stop"`, `"length"` or `"tool_calls"`; `None` while the answer is written."""
+    """`"stop"`, `"length"` or `"tool_calls"`. `None` until the answer has ended."""
     stop_reason: int | str | None = None
     """The stop string or the stop token that ended the answer, if one did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """Of each token of the answer: the token itself, and the most likely alternatives."""
+    """Log-probabilities for each token of the answer, by token id: of the token and of the likeliest alternatives."""
     reasoning: str | None = None
-    """What the model thought before it answered, in a chat."""
+    """The model's reasoning before its answer, in a chat."""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     """Calls of tools, as in OpenAI's API."""
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The sum over all tokens of the answer, if `logprobs` were asked for."""
+        """The sum of the log-probabilities of the answer's tokens, if `logprobs` was set."""
         if self.logprobs is None:
             return None
         return sum(row[token].logprob for token, row in zip(self.token_ids, self.logprobs))
@@ -55,13 +55,13 @@ class RequestMetrics:
     queued_ts: float
     """When the prompt was tokenised and began to wait."""
     scheduled_ts: float
-    """When its computation began."""
+    """When the computation of the prompt began."""
     first_token_ts: float
     last_token_ts: float
     first_token_latency: float
-    """From the arrival to the first token."""
+    """The time from the arrival to the first token, in seconds."""
     num_generation_tokens: int
-    """Of all answers together."""
+    """The number of tokens of all answers together."""
 
     def joined(self, other: RequestMetrics | None) -> RequestMetrics:
         """The metrics of two groups of answers to one prompt."""
@@ -88,10 +88,10 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
-    """How many tokens of the prompt were found in the prefix cache."""
+    """The number of prompt tokens that were found in the prefix cache."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = field(default=None, compare=False)
-    """When it was computed; `None` before the end of an answer, and without a token."""
+    """When the answers were computed. `None` before the end of the first answer, and without a token."""
 
     @property
     def finished(self) -> bool:
@@ -106,10 +106,10 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class Delta:
-    """What was added to one of the answers to a prompt."""
+    """A part of an answer, as it arrives in a stream."""
 
     text: str
-    """May be empty, in the middle of a character or of what may become a stop string."""
+    """May be empty in the middle of a character, or of a text that may become a stop string."""
     index: int = 0
     """The number of the answer, if there are several."""
     token_ids: list[int] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Delta:
     logprobs: list[dict[int, Logprob]] | None = None
     reasoning: str | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    """Parts of calls, as in OpenAI's API: those with the same `index` belong together."""
+    """Parts of tool calls, as in OpenAI's API. Parts with the same `index` belong to one call."""
 
 
 def read_answer(answer: dict[str, Any], prompt: str | None, token_texts: TokenTexts) -> RequestOutput:
@@ -140,7 +140,7 @@ def read_answer(answer: dict[str, Any], prompt: str | None, token_texts: TokenTe
 
 
 def add_metrics(output: RequestOutput, choice: dict[str, Any]) -> None:
-    """Adds what a choice, or its last part, says about its times."""
+    """Adds the times of a choice, or of the last part of a choice, to the metrics."""
     if (metrics := choice.get("metrics")) is not None:
         output.metrics = RequestMetrics(**metrics).joined(output.metrics)
 
@@ -161,13 +161,13 @@ def read_delta(choice: dict[str, Any], token_texts: TokenTexts) -> Delta:
 
 
 def read_num_cached_tokens(usage: dict[str, Any]) -> int:
-    """The number of tokens of the prompt that were found in the prefix cache."""
+    """Returns the number of prompt tokens that were found in the prefix cache."""
     details: dict[str, int] = usage.get("prompt_tokens_details") or {}
     return details.get("cached_tokens", 0)
 
 
 def add_delta(output: CompletionOutput, delta: Delta) -> None:
-    """Adds to an answer what has come of it."""
+    """Appends a delta to its answer."""
     output.text += delta.text
     output.token_ids += delta.token_ids
     output.finish_reason = delta.finish_reason or output.finish_reason
@@ -226,11 +226,11 @@ def _read_logprobs(logprobs: dict[str, Any] | None, token_texts: TokenTexts) -> 
 def _read_row(
     token: int, logprob: float, rank: int | None, top: list[tuple[int, float]], token_texts: TokenTexts
 ) -> dict[int, Logprob]:
-    """The drawn token comes first, then the others of `top`, which is in order."""
+    """Puts the drawn token first, and after it the other tokens of `top`, which begins with the likeliest token."""
     others = [pair for pair in top if pair[0] != token]
     texts = token_texts([token, *(other for other, _ in others)])
     row = {token: Logprob(logprob, texts[0], rank)}
-    # The drawn token has its place among the others, or one behind all of them.
+    # The drawn token's rank is a place among the other tokens, or after all of them.
     places = (place for place in range(1, len(others) + 2) if place != rank)
     for (other, value), text, place in zip(others, texts[1:], places):
         row[other] = Logprob(value, text, None if rank is None else place)

@@ -1,4 +1,4 @@
-"""What models tell about a text without generating any: vectors, classes and scores."""
+"""Results of models that generate no text: vectors, classes and scores."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PooledRequestOutput:
-    """What the results for a prompt have in common."""
+    """The common part of all results for a prompt."""
 
     request_id: str
     prompt: str | None
     """The prompt if it was a text."""
     prompt_token_ids: list[int]
-    """Its tokens, without those of the model's own prompt that `prompt_name` writes before it."""
+    """The tokens of the prompt, without those of the model's own prompt that `prompt_name` writes before it."""
 
     @property
     def finished(self) -> bool:
@@ -29,7 +29,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers the vector has."""
+        """The number of elements of the vector."""
         return len(self.embedding)
 
 
@@ -42,7 +42,7 @@ class EmbeddingRequestOutput(PooledRequestOutput):
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """How likely each class of a prompt is."""
+    """The probability of each class, for one prompt."""
 
     probs: list[float]
     label: str
@@ -62,7 +62,7 @@ class ClassificationRequestOutput(PooledRequestOutput):
 
 @dataclass(frozen=True)
 class PoolingOutput:
-    """The numbers of a prompt."""
+    """The vector of a prompt, or the probabilities of its classes."""
 
     data: list[float]
 
@@ -76,7 +76,7 @@ class PoolingRequestOutput(PooledRequestOutput):
 
 @dataclass(frozen=True)
 class ScoringOutput:
-    """How well two texts fit."""
+    """How well two texts fit together."""
 
     score: float
 

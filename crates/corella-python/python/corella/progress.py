@@ -1,4 +1,4 @@
-"""A progress bar, as vLLM shows one."""
+"""A progress bar like vLLM's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any, Callable, Union
 
 UseTqdm = Union[bool, Callable[..., Any]]
-"""Whether there is a bar, or what makes one as `tqdm` does."""
+"""Whether to show a progress bar, or a function that makes one, with the arguments of `tqdm`."""
 
 
 @contextlib.contextmanager
 def progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[], None]]:
-    """Yields what advances the bar by one of `total` prompts."""
+    """Yields a function that advances the bar by one of `total` prompts."""
     make = _maker(use_tqdm)
     if make is None:
         yield lambda: None
@@ -45,7 +45,7 @@ def _maker(use_tqdm: UseTqdm) -> Callable[..., Any] | None:
 
 
 class PlainBar:
-    """A bar on standard error, where tqdm is not installed. Where that is no terminal, there is one line at the end."""
+    """A bar on standard error, if tqdm is not installed. Without a terminal, it is one line at the end."""
 
     _WIDTH = 20
     _INTERVAL_S = 0.1

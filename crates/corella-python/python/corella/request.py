@@ -1,4 +1,4 @@
-"""Requests of the API, from what methods of `LLM` are given."""
+"""Makes requests of the API from the arguments of the methods of `LLM`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 def completion_requests(
     prompts: Prompt | Sequence[Prompt], sampling_params: Params, fields: Mapping[str, Any]
 ) -> list[tuple[str, str | None]]:
-    """The bodies of requests, and their prompts where they are texts."""
+    """Returns the body of each request, with the prompt if the prompt is a text."""
     contents = contents_of(prompts)
     params = _params_of_each(sampling_params, len(contents))
     given = _given(fields)
@@ -57,7 +57,7 @@ def chat_requests(
 def stream_request(
     prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None, fields: Mapping[str, Any]
 ) -> tuple[str, str, str | None]:
-    """The path and the body of a request, and the prompt where it is a text."""
+    """Returns the path and the body of a request, and the prompt if the prompt is a text."""
     [params] = _params_of_each(sampling_params, 1)
     streamed = {**_given(fields), "stream": True, "stream_options": {"include_usage": True}}
     if _is_conversation(prompt):
@@ -69,7 +69,7 @@ def stream_request(
 
 
 def pooling_requests(prompts: Prompt | Sequence[Prompt], fields: Mapping[str, Any]) -> list[tuple[str, str | list[int]]]:
-    """The bodies of requests about one prompt each, and the prompts."""
+    """Returns the body of a request for each prompt, with the prompt."""
     contents, given = contents_of(prompts), _given(fields)
     bodies = _bodies([{**given, "input": content} for content in contents])
     return list(zip(bodies, contents))
@@ -78,7 +78,7 @@ def pooling_requests(prompts: Prompt | Sequence[Prompt], fields: Mapping[str, An
 def score_requests(
     data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt], fields: Mapping[str, Any]
 ) -> list[str]:
-    """The bodies of requests about one pair each."""
+    """Returns the body of a request for each pair of texts."""
     first, second = contents_of(data_1), contents_of(data_2)
     if len(first) == 1:
         first = first * len(second)
@@ -90,7 +90,7 @@ def score_requests(
 
 
 def contents_of(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
-    """What each prompt is: a text or token ids."""
+    """Returns the text or the token ids of each prompt."""
     if hasattr(prompts, "columns"):
         raise TypeError("prompts are a table: give one of its columns")
     is_one = isinstance(prompts, (str, bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable)
@@ -107,7 +107,7 @@ def _is_conversation(messages: object) -> bool:
 
 
 def _check_conversation(messages: object, index: int) -> None:
-    """Names a missing cell of a table, which would be a number or an object without a form in JSON."""
+    """Checks for a missing cell of a table, which is a number or an object that JSON cannot represent."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
         raise _wrong(f"prompt {index}", messages, "a conversation is a list of messages")
     for message in messages:
@@ -163,7 +163,7 @@ def _wrong(place: str, value: object, wanted: str) -> TypeError:
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that are `None`, by which vLLM's scripts mean "not given"."""
+    """Removes fields that are `None`, by which vLLM's scripts mean "not given"."""
     given = {name: value for name, value in fields.items() if value is not None}
     if "lora_request" in given:
         raise UnsupportedError("lora_request: a model in Python has no adapters; `corella serve --lora-modules` has")
@@ -177,7 +177,7 @@ def _sampled(params: SamplingParams | None) -> dict[str, Any]:
 
 
 def _sampled_chat(params: SamplingParams | None) -> dict[str, Any]:
-    """A chat has two fields where a completion has one."""
+    """For log-probabilities, a chat has two fields where a completion has one."""
     fields = _sampled(params)
     num_logprobs = fields.pop("logprobs", None)
     if num_logprobs is not None:
@@ -189,7 +189,7 @@ _TOLD = {"return_token_ids": True, "return_tokens_as_token_ids": True, "return_m
 
 
 def _bodies(requests: Sequence[Mapping[str, object]]) -> list[str]:
-    """The bodies of requests. Errors begin with the number of the prompt if there are several."""
+    """Returns the bodies of requests. With several prompts, errors begin with the index of the prompt."""
     bodies = []
     for index, fields in enumerate(requests):
         place = f"prompt {index}: " if len(requests) > 1 else ""
@@ -216,14 +216,14 @@ def _value_json(name: str, value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """What JSON has no form for: paths, sequences and mappings of other kinds, and Pydantic's classes."""
+    """Converts a value that `json` cannot encode: a path, another kind of sequence or mapping, or a Pydantic class."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
-    # Arrays and numbers of NumPy and PyTorch have the first, Pydantic's classes the second.
+    # NumPy's and PyTorch's arrays and numbers have `tolist`, Pydantic's classes `model_json_schema`.
     for name in ("tolist", "model_json_schema"):
         convert: object = getattr(value, name, None)
         if callable(convert):

@@ -1,4 +1,4 @@
-"""How answers are drawn, and what is told about them."""
+"""How answers are drawn, and which log-probabilities are returned."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypedDict
 
 
 class StructuredOutputsParams(TypedDict, total=False):
-    """What an answer must look like, by one of these.
+    """The form that an answer must have, by one of these fields.
 
     >>> StructuredOutputsParams(choice=["yes", "no"])
     {'choice': ['yes', 'no']}
     """
 
     json: str | Mapping[str, Any] | type[Any]
-    """JSON that this schema describes: its text, a dict, or a class of Pydantic."""
+    """JSON that follows this schema. The schema is a text, a dict or a Pydantic class."""
     json_object: bool
     """Any JSON object."""
     regex: str
@@ -25,7 +25,7 @@ class StructuredOutputsParams(TypedDict, total=False):
     choice: Sequence[str]
     """One of these texts."""
     grammar: str
-    """A text of a grammar in Lark's notation."""
+    """A text that this grammar, in Lark's notation, allows."""
 
 
 _OF_VLLM = {
@@ -42,8 +42,8 @@ _OF_VLLM = {
 class SamplingParams:
     """How answers are drawn. The names are those of vLLM and of the server's API.
 
-    A field that is `None` has the default of the API: most are the model's own, `max_tokens` is 16 for
-    `generate` and what fits for `chat`. The same prompt with the same `seed` has the same answer.
+    A field that is `None` has the default of the API. Most defaults are the model's own. `max_tokens` is 16 for
+    `generate`, and as many as fit for `chat`. The same prompt with the same `seed` has the same answer.
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, seed=1, max_tokens=64, stop=["\\n\\n"])
     SamplingParams(seed=1, max_tokens=64, temperature=0.7, top_p=0.9, stop=['\\n\\n'])
@@ -54,25 +54,25 @@ class SamplingParams:
     best_of: int | None = None
     """Generates this many answers and returns the `n` most likely ones."""
     seed: int | None = None
-    """The same seed draws the same answer. Without it, each is another one, unless the `LLM` has a `seed`."""
+    """The same seed draws the same answer. Without a seed here or in the `LLM`, each answer is different."""
     max_tokens: int | None = None
-    """Most tokens of an answer."""
+    """The limit of tokens for each answer."""
     min_tokens: int | None = None
-    """No end and no stop string ends an answer before it has so many tokens."""
+    """No end token or stop string ends an answer before it has this many tokens."""
     temperature: float | None = None
-    """0 takes the most likely token each time."""
+    """0 always takes the most likely token."""
     top_p: float | None = None
-    """Above 0 and at most 1: draws from the most likely tokens that together have this probability."""
+    """Above 0, up to 1: draws from the most likely tokens that together have this probability."""
     top_k: int | None = None
     """Draws from this many most likely tokens; 0 and -1 draw from all."""
     min_p: float | None = None
     """0 to 1: draws from tokens that are at least this many times as likely as the most likely one."""
     presence_penalty: float | None = None
-    """-2 to 2: subtracted from the logit of each token that the answer has already."""
+    """-2 to 2: subtracted from the logit of each token that is already in the answer."""
     frequency_penalty: float | None = None
-    """-2 to 2: the same, times how often the answer has it."""
+    """-2 to 2: subtracted from a token's logit once for each time that the token is already in the answer."""
     repetition_penalty: float | None = None
-    """Above 0: makes tokens less likely that the prompt or the answer has already, if it is above 1."""
+    """Above 0. A value above 1 makes tokens that are already in the prompt or the answer less likely."""
     stop: str | Sequence[str] | None = None
     """The first of these texts to appear ends an answer, and is not part of it."""
     stop_token_ids: Sequence[int] | None = None
@@ -80,29 +80,29 @@ class SamplingParams:
     include_stop_str_in_output: bool | None = None
     """Whether the stop string stays in the text."""
     ignore_eos: bool | None = None
-    """Goes on behind the model's end token."""
+    """Continues after the model's end token."""
     bad_words: Sequence[str] | None = None
     """Texts that do not appear in an answer."""
     logit_bias: Mapping[int, float] | None = None
-    """What is added to the logits of tokens, -100 to 100, by their ids."""
+    """Numbers from -100 to 100 that are added to the logits of tokens, by token id."""
     allowed_token_ids: Sequence[int] | None = None
-    """No other tokens are drawn."""
+    """The only tokens that may be drawn."""
     logprobs: int | None = None
-    """Tells the log-probability of each token of the answer, and of this many alternatives."""
+    """Returns the log-probability of each token of the answer, and of this many alternatives."""
     prompt_logprobs: int | None = None
-    """The same of each token of the prompt."""
+    """Returns the log-probability of each token of the prompt, and of this many alternatives."""
     skip_special_tokens: bool | None = None
     """Whether special tokens are left out of the text, as they are by default."""
     structured_outputs: Mapping[str, Any] | None = None
-    """What the answer must look like: `StructuredOutputsParams`, or such a dict."""
+    """The form that the answer must have: `StructuredOutputsParams`, or a dict with its fields."""
     priority: int | None = None
-    """Smaller is more urgent, with `scheduling_policy="priority"`."""
+    """With `scheduling_policy="priority"`, a request with a smaller number is more urgent."""
     cache_salt: str | None = None
     """Only prompts with the same salt share cached keys and values."""
     ttft_slo_ms: int | None = None
-    """The first token should come within so many milliseconds, with `slo_admission`."""
+    """The objective for the time to the first token, in milliseconds. Needs `slo_admission`."""
     tpot_slo_ms: int | None = None
-    """Likewise each further token."""
+    """The objective for the time per further token, in milliseconds. Needs `slo_admission`."""
 
     def __new__(cls, *_: object, **names: object) -> SamplingParams:
         for name in names.keys() - cls.__dataclass_fields__.keys():
@@ -118,7 +118,7 @@ class SamplingParams:
         return f"SamplingParams({', '.join(shown)})"
 
     def clone(self) -> SamplingParams:
-        """A copy that shares nothing with this one: changes of either leave the other as it is.
+        """Returns a copy that shares nothing with the original: a change of one does not change the other.
 
         >>> params = SamplingParams(temperature=0.7, stop=["a"])
         >>> other = params.clone()
@@ -129,7 +129,7 @@ class SamplingParams:
         return copy.deepcopy(self)
 
     def to_fields(self) -> dict[str, Any]:
-        """The fields of a request of the API."""
+        """Returns the fields for a request of the API."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.logit_bias is not None:
             given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}

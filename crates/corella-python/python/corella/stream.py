@@ -33,13 +33,13 @@ class _Reader:
         self._waiting: list[Delta] = []
         self._has_usage = False
         self.output = RequestOutput(request_id="", prompt=prompt, prompt_token_ids=[], outputs=[])
-        """All that has come so far; after the last delta, the whole answer."""
+        """The answer so far. After the last delta, it is complete."""
 
     def _next_waiting(self) -> Delta | None:
         return self._waiting.pop(0) if self._waiting else None
 
     def _read(self, item: Item | None) -> None:
-        """Reads an item of the job. At the end there are no more deltas, and the job is over."""
+        """Reads an item of the job. `None` ends the job: no more deltas come."""
         if item is None:
             self._job = None
             if not self._has_usage:
@@ -69,7 +69,7 @@ class _Reader:
 
 
 class Stream(_Reader, Iterator[Delta]):
-    """Deltas of an answer, as they come. Leaving the loop and dropping the stream ends the request.
+    """The deltas of an answer as they arrive. Dropping the stream ends the request.
 
     >>> from corella import LLM, SamplingParams
     >>> with LLM(kv_cache_memory="64M") as llm:
@@ -91,7 +91,7 @@ class Stream(_Reader, Iterator[Delta]):
         return delta
 
     def close(self) -> None:
-        """Ends the request, if it has not ended."""
+        """Ends the request, if it still runs."""
         self._cancel()
 
     def __enter__(self) -> Stream:
@@ -104,7 +104,7 @@ class Stream(_Reader, Iterator[Delta]):
 
 
 class AsyncStream(_Reader, AsyncIterator[Delta]):
-    """Deltas of an answer, as they come, for `async for`. Dropping the stream ends the request."""
+    """The deltas of an answer as they arrive, for `async for`. Dropping the stream ends the request."""
 
     async def __anext__(self) -> Delta:
         while (delta := self._next_waiting()) is None:
@@ -118,7 +118,7 @@ class AsyncStream(_Reader, AsyncIterator[Delta]):
         return delta
 
     async def aclose(self) -> None:
-        """Ends the request, if it has not ended."""
+        """Ends the request, if it still runs."""
         self._cancel()
 
     async def __aenter__(self) -> AsyncStream:
@@ -131,7 +131,7 @@ class AsyncStream(_Reader, AsyncIterator[Delta]):
 
 
 async def next_item(job: Job) -> Item | None:
-    """The next item of a job, without blocking the event loop."""
+    """Waits for the next item of a job, without blocking the event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Item | None] = loop.create_future()
 
@@ -154,11 +154,11 @@ async def next_item(job: Job) -> Item | None:
 
 
 _WAKE_INTERVAL_S = 0.25
-"""The longest time that an event loop sleeps while answers are awaited."""
+"""The longest time that an event loop sleeps while it awaits an answer."""
 
 
 def read_item(item: Item, num_requests: int = 1) -> dict[str, Any]:
-    """The JSON object of an item, which is raised if it is an error."""
+    """Returns the JSON object of an item. Raises an item that is an error."""
     index, status, body = item
     if status == 0:
         raise EngineError(body.decode())
@@ -169,17 +169,17 @@ def read_item(item: Item, num_requests: int = 1) -> dict[str, Any]:
     except ValueError:
         message = "stream: must be false here; `stream` and `astream` read answers as they are written"
         raise RequestError(message, param="stream", index=index) from None
-    # Some answers have an `error` that is null.
+    # In some answers `error` is null.
     if (error := answer.get("error")) is not None:
         raise _error(error, status, index, f"prompt {index}: " if num_requests > 1 else "")
     return answer
 
 
 def _error(error: dict[str, Any] | str, status: int, index: int, place: str) -> CorellaError:
-    # Ollama's API has a text where the others have an object.
+    # In Ollama's API an error is a text, in the other APIs an object.
     fields: dict[str, Any] = {"message": error} if isinstance(error, str) else error
     message = place + fields["message"]
-    # A stream may find out that a request cannot be answered when its status has long been 200.
+    # A stream may fail after its status, 200, was sent.
     if status == 200 and fields.get("type") == "invalid_request_error":
         status = 400
     if 400 <= status < 500:

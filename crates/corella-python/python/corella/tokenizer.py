@@ -12,7 +12,7 @@ Message = Mapping[str, Any]
 
 
 class Tokenizer:
-    """Turns texts into token ids and back. Its methods are those of Hugging Face's tokenizers.
+    """Turns texts into token ids and back. The methods have the names of those of Hugging Face's tokenizers.
 
     >>> from corella import LLM
     >>> with LLM(kv_cache_memory="64M") as llm:
@@ -74,7 +74,7 @@ class Tokenizer:
         tokenize: bool = True,
         **chat_template_kwargs: Any,
     ) -> list[int] | str:
-        """The prompt of a conversation: token ids, or its text with `tokenize=False`.
+        """Returns the prompt of a conversation: its token ids, or its text with `tokenize=False`.
 
         `chat_template_kwargs` are variables of the template, such as `enable_thinking`.
         """
