@@ -41,7 +41,7 @@ fn is_of_module(path: &str) -> bool {
 /// The quantisation that is chosen among several by default, as in other programs.
 pub const DEFAULT_QUANTISATION: &str = "Q4_K_M";
 
-/// The mark of quantisations whose formats differ from layer to layer, before the quantisation in a name.
+/// In a name, the mark before a quantisation whose formats differ from layer to layer.
 const MARK: &str = "UD-";
 
 /// The files of one model.

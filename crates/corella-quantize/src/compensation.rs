@@ -64,8 +64,8 @@ impl InverseFactor {
         })
     }
 
-    /// Rounds rows of weights to codes. The scale of a group is fitted to its weights as they are
-    /// when the first of them is rounded.
+    /// Rounds rows of weights to codes. The scale of a group is fitted when the group's first weight is rounded, to the
+    /// weights as they are then.
     pub(super) fn round_rows(
         &self,
         codes: &Codes,

@@ -187,8 +187,8 @@ fn is_below(module: &str, other: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with("::"))
 }
 
-/// Divides code into the paths of its imports, with whether they are re-exports, and the rest without declarations of
-/// modules.
+/// Divides code into the paths of its imports, each with whether it is a re-export, and the other code without
+/// declarations of modules.
 fn divide(code: &str) -> (Vec<(bool, &str)>, String) {
     let mut imports = Vec::new();
     let mut body = String::with_capacity(code.len());
@@ -219,7 +219,7 @@ fn without_visibility(line: &str) -> &str {
     }
 }
 
-/// The places where paths of several names begin, except those that limit a visibility.
+/// The places where paths of several names begin, except paths that limit a visibility.
 fn path_starts(code: &str) -> impl Iterator<Item = usize> {
     code.match_indices("::").filter_map(|(end, _)| {
         let name = code[..end].rfind(|c| !is_part(c)).map_or(0, |at| at + 1);
@@ -253,7 +253,7 @@ fn is_part(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// A path, and the name that an import of it has; `None` for all names.
+/// A path, and the name under which a `use` imports it; `None` for all names.
 struct Import {
     path: Vec<String>,
     name: Option<String>,

@@ -8,7 +8,7 @@
 //! (`in_place_attention`).
 //!
 //! The positions of a tile of keys lie in one page. Pages of other sizes get attention row by row
-//! (`Kernels::attends_through_tiles`), and so do models with heads of another length in a layer.
+//! (`Kernels::attends_through_tiles`), and so do models with a layer whose heads fill no tiles.
 
 use std::ops::Range;
 

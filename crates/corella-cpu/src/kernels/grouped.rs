@@ -170,7 +170,7 @@ impl GroupedTile {
 /// The panel stores `q + middle` for integers q from -8 to 7 or from -128 to 127. If q is one of `FP4_LEVELS`, the
 /// panel stores the index of the level. With minimums it stores q itself, from 0 to 15, and
 /// `minimum[g][lane] * Σ_k rows[row][k]` is added for each group. Where a processor fuses multiply and add, each of
-/// these additions is rounded once. With `fetch_ahead` the panel comes from memory, and the kernel prefetches the memory
-/// after it. Without it, a kernel may prefetch if that is faster.
+/// these additions is rounded once. With `fetch_ahead` the panel comes from memory, and the kernel prefetches the
+/// memory after it. Without `fetch_ahead`, a kernel may prefetch if that is faster.
 pub type GroupedGemm =
     unsafe fn(tiles: &[GroupedTile], panel: *const u8, shape: GroupedShape, fetch_ahead: bool);

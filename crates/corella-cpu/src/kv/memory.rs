@@ -1,10 +1,10 @@
 //! The pages of keys and values.
 //!
-//! One region: layer by layer, page by page, KV head by KV head, so that a sequence uses little memory at first. With
-//! several KV groups, a page holds the layers of its group. If heads differ between layers, a page has places for
-//! layers of the widest rows, and several layers of narrower rows share a place. A head's part of a page is its keys,
-//! and then its values. The parts of a head move by one place from page to page: parts at distances of powers of two
-//! would share a few sets of the caches.
+//! The pages lie in one region: layer by layer, then page by page, then KV head by KV head. So a sequence uses little
+//! memory at first. With several KV groups, a page holds the layers of its group. If heads differ between layers, a
+//! page has places for layers of the widest rows, and several layers of narrower rows share a place. A head's part of a
+//! page is its keys, and then its values. The parts of a head move by one place from page to page: parts at distances
+//! of powers of two would share a few sets of the caches.
 
 use std::io;
 use std::ops::Range;

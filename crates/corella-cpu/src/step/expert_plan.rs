@@ -10,7 +10,7 @@ use corella_model::{ExpertScoring, ExpertSpec};
 use crate::dense::Tiles;
 use crate::system::Region;
 
-/// An expert of a row, and the factor of its output.
+/// An expert of a row, and the factor of the expert's output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Choice {

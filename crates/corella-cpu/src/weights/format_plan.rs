@@ -12,8 +12,8 @@
 //! | int8-grouped | anything | groups of 8-bit integers, rounded here |
 //! | int4 | the matrix in groups of 4 bits | these groups |
 //! | int4 | anything else | groups of 4-bit integers, rounded here |
-//! | nothing | groups worth keeping in a matrix of these rows | these groups; others as for int8 |
-//! | nothing | integers in all matrices of these rows | integers with a scale per output channel |
+//! | nothing | groups worth keeping in a matrix with the same input rows | these groups; other matrices as for int8 |
+//! | nothing | integers in all matrices with the same input rows | integers with a scale per output channel |
 //! | nothing | anything else | floats of the stored type; f32 if the types of its parts differ |
 //!
 //! * Groups worth keeping have 4 bits, or 8 bits and a length of at least 128 but less than the row. Scaling shorter

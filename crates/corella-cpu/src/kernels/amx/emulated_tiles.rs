@@ -414,8 +414,8 @@ fn flushed(x: __m512) -> __m512 {
     _mm512_castsi512_ps(_mm512_mask_and_epi32(bits, is_small, bits, sign))
 }
 
-/// Adds the products of four bytes, two at a time: 32 bits hold the sum of two products without overflow. Longer sums wrap
-/// around, as the manual says.
+/// Adds the products of four bytes, two at a time: 32 bits hold the sum of two products without overflow. Longer sums
+/// wrap around, as the manual says.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn add_signed_bytes(
     sums: [__m512i; ROWS_AT_ONCE],
