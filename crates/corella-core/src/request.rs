@@ -18,11 +18,11 @@ use crate::{
 pub struct Request {
     pub id: RequestId,
     pub prompt: Vec<TokenId>,
-    /// Tokens that another node drew for it. They count as output, and are never emitted again.
+    /// Tokens that another node drew for the request. They count as output, and are never emitted again.
     pub output: Vec<TokenId>,
-    /// Another node reads the KV of its prompt: see [`poll_kv_fact`](crate::Scheduler::poll_kv_fact).
+    /// Another node reads the KV of the prompt: see [`poll_kv_fact`](crate::Scheduler::poll_kv_fact).
     pub exports_kv: bool,
-    /// Each of its tokens is drawn through a mask that depends on all tokens before it. So no step is planned after a
+    /// Each output token is drawn through a mask that depends on all tokens before it. So no step is planned after a
     /// token that has not been drawn yet, and no drafts are made.
     pub is_masked: bool,
     pub sampling: SamplingParams,
@@ -35,8 +35,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether rows of its prompt may come from the cache. All poolings except the last token's need other hidden
-    /// states, and cached pages hold none.
+    /// Whether rows of the prompt may come from the cache. All poolings except the last token's also need hidden states
+    /// of other tokens, and cached pages hold no hidden states.
     pub(crate) fn takes_hits(&self) -> bool {
         matches!(self.sampling.pooling, None | Some(Pooling::LastToken))
     }
@@ -65,8 +65,8 @@ impl Request {
 /// The end of a request. Checked in this order: end tokens, stop tokens, length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoppingCriteria {
-    /// The most output tokens; `None` allows the rest of the context and the pool. 0 is for requests that want only
-    /// log-probabilities of their prompt, or its hidden state.
+    /// The limit of output tokens; with `None`, only the context length and the pool limit them. 0 is for requests that
+    /// want only log-probabilities of their prompt, or its hidden state.
     pub max_tokens: Option<u32>,
     /// End and stop tokens are masked until this many output tokens have been drawn.
     pub min_tokens: u32,
@@ -109,13 +109,13 @@ impl StoppingCriteria {
 pub struct Namespace {
     pub lora: Option<Arc<str>>,
     pub cache_salt: Option<Arc<str>>,
-    /// The arithmetic of the node that computes the prompt, if other bits come of it than here. Only rows that this
-    /// node has received are published in such a namespace, and requests of its own clients are in none.
+    /// The arithmetic of the node that computes the prompt, if it gives other bits than this node's. Only rows that
+    /// this node has received are published in such a namespace. Requests of this node's own clients have `None`.
     pub arithmetic: Option<Arithmetic>,
 }
 
-/// A digest of everything that decides the bits of KV rows apart from the model and the tokens. Nodes with equal ones
-/// compute the same rows. It salts the hashes of blocks, so that a node finds no block of other bits.
+/// A digest of everything that decides the bits of KV rows apart from the model and the tokens. Nodes with equal
+/// digests compute the same rows. The digest salts the hashes of blocks, so that a node finds no block of other bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arithmetic(pub u64);
 
@@ -154,10 +154,10 @@ pub struct RequestOutput {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end token was drawn. It is this event's sample and not part of the text. The event has no sample if the
-    /// request ended because no token may follow.
+    /// An end token was drawn. The token is this event's sample and not part of the text. The event has no sample if
+    /// the request ended because no token may follow.
     EndToken,
-    /// One of the caller's stop tokens was drawn. It is this event's sample.
+    /// One of the caller's stop tokens was drawn. The token is this event's sample.
     StopToken,
     Length,
     Aborted,
@@ -172,25 +172,25 @@ pub const NOT_MASKED: &str = "what may come next cannot be worked out";
 pub enum RequestError {
     /// The executor failed in a step that computed this request.
     StepFailed(Box<str>),
-    /// No token could be drawn from its logits.
+    /// No token could be drawn from the logits.
     NotDrawn(Box<str>),
-    /// Its hidden state has elements that are not numbers.
+    /// The hidden state has elements that are not numbers.
     NoHiddenState(Box<str>),
-    /// No mask could be made for its next token.
+    /// No mask could be made for the next token.
     NotMasked(Box<str>),
-    /// Its KV does not fit in the pool even when it runs alone.
+    /// The request's KV does not fit into the pool even when the request runs alone.
     PoolExhausted { num_pages: u32 },
-    /// It was preempted more often than the configuration allows.
+    /// The request was preempted more often than the configuration allows.
     PreemptedTooOften { num_preemptions: u32 },
-    /// It waited until it could no longer meet its latency objectives.
+    /// The request waited until it could no longer meet its latency objectives.
     ObjectiveMissed(MissedObjective),
     /// The other node has not filled its KV pages.
     KvNotReceived(Box<str>),
-    /// Its prompt was computed on another node, and this one cannot keep its KV.
+    /// The prompt was computed on another node, and this node cannot keep the KV.
     KvNotKept(Box<str>),
-    /// It failed on another node, which reports this reason.
+    /// The request failed on another node, which reports this reason.
     Elsewhere(Box<str>),
-    /// Its decode node was lost, and no other node may continue it.
+    /// The decode node was lost, and no other node may continue the request.
     DecodeLost(Box<str>),
     /// The engine stopped before the request had ended.
     EngineLost(Box<str>),
@@ -201,7 +201,7 @@ pub enum RequestError {
 pub enum AdmissionError {
     EmptyPrompt,
     ZeroMaxTokens,
-    /// The tokens that other nodes drew have reached its limit.
+    /// The tokens that other nodes drew have reached the request's limit.
     OutputComplete {
         num_output_tokens: u32,
         max_tokens: u32,
@@ -234,14 +234,14 @@ pub enum AdmissionError {
         num_queued_tokens: u64,
         limit: u64,
     },
-    /// It could not meet its latency objectives.
+    /// The request could not meet its latency objectives.
     ObjectiveMissed(MissedObjective),
     /// No KV pages can be reserved now for a prompt that another node computes.
     NoRoom {
         num_needed_pages: usize,
         num_available_pages: usize,
     },
-    /// No decode node takes it, and the prefill node must not decode it.
+    /// No decode node takes the request, and the prefill node must not decode it.
     NoDecodeNode,
 }
 

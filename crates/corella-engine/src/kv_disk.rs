@@ -3,13 +3,13 @@
 //! * One preallocated file for each model and layout (`kv_disk/folder.rs`), locked by its process, with a slot for each
 //!   page (`slot.rs`). A torn, damaged or foreign slot is an absent page (`page_store.rs`).
 //! * A thread opens and scans the file while requests are served, and then stores. Another thread reads.
-//! * Blocks are stored that a request used again, and those next to be evicted
-//!   ([`poll_copy_offer`](Scheduler::poll_copy_offer)). The core holds them while they are copied to memory, as it holds
-//!   blocks for other nodes: the hold is given up when requests need the pages, and the copy is then void. The disk is
-//!   written after the hold.
-//! * A request whose prefix continues on the disk begins a fetch before it is queued, if that is quicker than computing
-//!   by the closed form for loads from other nodes, with the measured speed of the disk. It then waits for the fetch like
-//!   a follower, until the time in which it could have computed the blocks.
+//! * Blocks are stored if a request used them again, or if they are next to be evicted
+//!   ([`poll_copy_offer`](Scheduler::poll_copy_offer)). The core holds them while they are copied to memory, as it
+//!   holds blocks for other nodes: the hold is given up when requests need the pages, and the copy is then void. The
+//!   disk is written after the hold.
+//! * If the prefix of a request continues on the disk, a fetch begins before the request is queued, unless computing
+//!   is as quick (by the formula for loads from other nodes, with the measured speed of the disk). The request then
+//!   waits for the fetch like a follower, for as long as computing the blocks would take.
 //! * In groups with a window, only the pages that a query after the path reads are stored and read.
 //! * Only blocks without salt and adapter are stored and looked up, of models without recurrent layers.
 //! * An error of the disk switches the tier off until the disk works again. Fetches under way are lost, so that their
@@ -262,7 +262,8 @@ impl KvDisk {
         }
     }
 
-    /// Waits until no copy holds blocks. Copies in memory take milliseconds, and a thread that has died reports nothing.
+    /// Waits until no copy holds blocks. Copies in memory take milliseconds, and a thread that has died reports
+    /// nothing.
     pub(crate) fn end_copy(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         while self.hold.is_some()
             && let Ok(report) = self.reports.recv_timeout(Duration::from_micros(HOLD_US))

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! A reserved page is in no page table, batch or hold before its block is published. Blocks are published in order,
-//! below a path whose pages the fetch locks. If a request has computed a block meanwhile, its page stays, and the
-//! fetched page is given back with the end of the fetch. The pages of a cancelled fetch stay reserved until the writer
-//! has stopped, because it may still write to them.
+//! below a path whose pages the fetch locks. If a request has computed a block meanwhile, the request's page stays in
+//! the tree, and the fetched page is given back when the fetch ends. The pages of a cancelled fetch stay reserved until
+//! the writer has stopped, because it may still write to them.
 //!
 //! In a group with a window, a fetch brings only the pages that a query after the last block reads.
 
@@ -29,7 +29,7 @@ pub struct FetchRequest {
     pub namespace: Namespace,
     /// The blocks' tokens, from the beginning of the sequence. An incomplete last block is left out.
     pub tokens: Vec<TokenId>,
-    /// Until then, requests wait for the blocks.
+    /// Requests wait for the blocks until this time.
     pub soft_us: u64,
     /// The fetch is cancelled at this time.
     pub hard_us: u64,
@@ -39,7 +39,7 @@ pub struct FetchRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchGrant {
     pub id: FetchId,
-    /// The number of blocks that are already cached. Fetched blocks are counted from there.
+    /// The number of blocks that are already cached. The fetched blocks follow them.
     pub num_found: u32,
     /// The end of the granted blocks, counted from the beginning of the sequence. It is before the end of the requested
     /// blocks if their pages exceed the bound of fetched pages.
@@ -48,7 +48,7 @@ pub struct FetchGrant {
     pub tables: Vec<PageTable>,
 }
 
-/// The reason against a fetch.
+/// The reason why a fetch does not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchRefusal {
     /// Prefix caching is off.
@@ -92,10 +92,10 @@ enum FetchPhase {
 pub(crate) struct Fetch {
     request: FetchRequest,
     num_found: u32,
-    /// The number of blocks of the path in the tree, and the last of them.
+    /// The number of the sequence's blocks in the tree, and the last of these blocks.
     num_published: u32,
     end: Option<BlockId>,
-    /// The number of blocks with pages of the fetch. Requests computed the others meanwhile.
+    /// The number of published blocks with pages of the fetch. Requests computed the other blocks meanwhile.
     num_brought: u32,
     /// The pages that the writer fills, published or not.
     reserved: PageTables,
@@ -107,7 +107,7 @@ pub(crate) struct Fetch {
 }
 
 impl Fetch {
-    /// Begins after a path of the tree, whose pages are `found`. `reserved` has the pages to fill.
+    /// Begins a fetch after a path of the tree, whose pages are `found`. `reserved` has the pages to fill.
     pub fn new(
         request: FetchRequest,
         path: &[BlockId],
@@ -211,7 +211,7 @@ pub(crate) struct Fetches {
     num_pages: usize,
     /// Fetches whose writer has to stop.
     cancelled: VecDeque<FetchId>,
-    /// A request could not start for want of pages. Until one starts, no fetch and no hold of blocks begins.
+    /// A request could not start for lack of pages. No fetch and no hold of blocks begins before a request starts.
     is_barred: bool,
 }
 
@@ -252,7 +252,8 @@ impl Fetches {
         self.is_barred = false;
     }
 
-    /// The number of blocks in the tree before a live fetch of more than `num_blocks` that has published none.
+    /// The number of blocks in the tree before a fetch, if the fetch is live, has published nothing, and is for more
+    /// than `num_blocks` blocks.
     pub fn num_found_before(&self, id: FetchId, num_blocks: u32, page_size: u32) -> Option<u32> {
         let fetch = self.by_id.get(&id)?;
         let num_all = fetch.request.tokens.len() as u32 / page_size;
@@ -262,8 +263,8 @@ impl Fetches {
         (is_shorter && !has_published && !is_over).then_some(fetch.num_found)
     }
 
-    /// Replaces the pages of a fetch by pages of its first blocks. Each of the new tables has its beginning and no
-    /// page. In a group with a window, other blocks get pages, but no more than before.
+    /// Replaces the pages of a fetch by pages for its first blocks only. `reserved` are the tables for these pages,
+    /// still empty. In a group with a window, other blocks get pages, but no more than before.
     pub fn shorten(
         &mut self,
         id: FetchId,
@@ -292,8 +293,8 @@ impl Fetches {
         id
     }
 
-    /// Publishes the first `num_fetched` of a fetch's blocks. Returns the new number of blocks of its path, or `None`
-    /// if the fetch is cancelled or unknown.
+    /// Publishes the first `num_fetched` of a fetch's blocks. Returns the number of blocks of its path in the tree
+    /// afterwards, or `None` if the fetch is cancelled or unknown.
     pub fn publish(
         &mut self,
         id: FetchId,
@@ -352,8 +353,8 @@ impl Fetches {
             .map(|&(deadline_us, _)| deadline_us)
     }
 
-    /// Moves the first fetch with an expired deadline to its next phase, and returns its id. Requests no longer wait
-    /// for it.
+    /// Moves the first fetch with an expired deadline to its next phase, and returns its id. From then on, no request
+    /// waits for the fetch.
     pub fn end_deadline(&mut self, now_us: u64) -> Option<FetchId> {
         let &(deadline_us, id) = self.by_deadline.first()?;
         if deadline_us > now_us {
@@ -378,8 +379,8 @@ impl Fetches {
         newest.find(is_running).map(|(&id, _)| id)
     }
 
-    /// Whether a cancelled fetch will free its pages soon. A writer that has not stopped by the hard deadline no longer
-    /// counts.
+    /// Whether a cancelled fetch will free its pages soon. A fetch whose writer has not stopped by the hard deadline no
+    /// longer counts.
     pub fn frees_pages_soon(&self, now_us: u64) -> bool {
         let mut fetches = self.by_id.values();
         fetches.any(|fetch| fetch.phase == FetchPhase::Cancelled && now_us < fetch.request.hard_us)
@@ -406,7 +407,7 @@ impl Fetches {
     }
 
     /// The fetch that a request may follow, and the number of blocks to wait for. The tree has `num_found` blocks of
-    /// the request's `tokens`. With windows, only the end of a fetch can be hit.
+    /// the request's `tokens`. With windows, a request can use only the whole fetch.
     pub fn leader_of(
         &self,
         namespace: &Namespace,
@@ -429,8 +430,8 @@ impl Fetches {
         leaders.next()
     }
 
-    /// Cuts every path through removed blocks back to `end`. Returns the number of these paths. Their fetches publish
-    /// nothing more.
+    /// Cuts the path of each fetch that leads through removed blocks back to `end`. Returns these fetches, which
+    /// publish nothing more.
     pub fn set_back_paths(&mut self, kv: &mut KvCache, end: Option<BlockId>) -> Vec<FetchId> {
         let mut set_back = Vec::new();
         for (&id, fetch) in &mut self.by_id {

@@ -1,4 +1,4 @@
-//! All KV pages: their writers, their readers, and the order of their eviction.
+//! All KV pages: free ones, those in use, and cached ones in the order of their eviction.
 
 mod announcement;
 mod copy_offer;
@@ -57,14 +57,15 @@ pub struct KvCache {
 /// The cached part of a token sequence.
 #[derive(Debug, PartialEq)]
 pub(crate) struct FoundPrefix {
-    /// The blocks of the tokens found.
+    /// The blocks of the cached tokens.
     pub path: Vec<BlockId>,
     /// The pages that queries after those tokens read.
     pub tables: PageTables,
     pub donor: Option<Donor>,
-    /// The number of blocks of the tokens in the tree. Blocks after the last snapshot have to be computed again.
+    /// The number of the sequence's blocks in the tree. Of these, blocks after the last snapshot have to be computed
+    /// again.
     pub num_matched: usize,
-    /// The number of blocks that the next step finds if it restores a snapshot of this step.
+    /// The number of blocks that the next step would find, when it can restore the snapshots that this step takes.
     pub num_found_next: usize,
 }
 
@@ -149,8 +150,8 @@ impl KvCache {
         self.tree.match_prefix(namespace, tokens, known)
     }
 
-    /// The cached prefix of a token sequence. `known` is the result of an earlier look-up of the same tokens.
-    /// Only pages filled before `step` lend rows, and only snapshots taken before it are restored.
+    /// The cached prefix of a token sequence. `known` is the result of an earlier look-up of the same tokens. Rows are
+    /// copied only from pages filled before `step`, and only snapshots taken before `step` are restored.
     pub(crate) fn find_prefix(
         &self,
         namespace: &Namespace,
@@ -231,8 +232,8 @@ impl KvCache {
         true
     }
 
-    /// Extends each group's table to the number of entries that `end` gives. If the pool has too few pages for all,
-    /// returns false and changes nothing.
+    /// Extends each group's table to the length that `end` gives. If the pool has too few pages for all groups, returns
+    /// false and changes nothing.
     pub(crate) fn try_extend(
         &mut self,
         tables: &mut PageTables,
@@ -273,8 +274,8 @@ impl KvCache {
         }
     }
 
-    /// Enters a block with its locked pages, by the index of their group, in the prefix tree. Their rows may
-    /// be read after `filled_by` has returned, and by other spans of that step.
+    /// Enters a block in the prefix tree, with its locked pages, indexed by group. The pages' rows may be read after
+    /// `filled_by` has returned, and by other spans of that step.
     ///
     /// If the tree has a block with these tokens, that block takes only the pages that it lacks in groups with windows.
     /// `Err` names it when it already has pages in groups without a window; the caller then keeps its own.

@@ -55,7 +55,7 @@ struct Totals {
     num_donors: u64,
     num_refused: u64,
     num_removals_told: u64,
-    /// Pages that were not yet computed when events were read.
+    /// Pages without an event so far, because they were not computed when events were read.
     num_held_events: u64,
     /// Pages that were unpublished while they were pinned.
     num_lost_pins: u64,
@@ -76,7 +76,7 @@ struct Table {
     pages: Vec<PageId>,
     num_published: usize,
     donor: Option<PageId>,
-    /// Some of its pages were unpublished, so it publishes no more.
+    /// Some of the table's pages were unpublished, so it publishes no more.
     is_undefined: bool,
 }
 
@@ -218,7 +218,7 @@ impl Pair {
             if !entry.path.len().is_multiple_of(self.page_size) {
                 continue;
             }
-            // A page before it may have been computed later, for another request.
+            // A page before this one may have been computed later, for another request.
             let is_before = |other: &&Entry| {
                 other.namespace == entry.namespace
                     && other.path.len().is_multiple_of(self.page_size)

@@ -34,10 +34,11 @@ impl PageDemand {
     }
 }
 
-/// The numbers that one request adds to a forecast. The request keeps them, so that exactly these are subtracted.
+/// The numbers that one request adds to a forecast. The request keeps them, so that exactly these numbers are
+/// subtracted later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Contribution {
-    /// The turn in which the request ends, and the last turn of its cohort's window.
+    /// The turn in which the request ends, and then the last turn of its cohort's window.
     end: u64,
     window_end: u64,
     /// The request's rows less the turns of the clock.
@@ -50,25 +51,25 @@ pub(crate) struct Contribution {
     pub max_rows: u32,
 }
 
-/// A request is counted anew when it has filled half of the rows that it was expected to fill, or this many. By then
-/// its end is so much nearer that a narrower window is due. Counting anew also corrects for rows that drafts have added
-/// and for turns that the request has missed.
+/// A request is counted anew when it has filled half of the rows that it was expected to fill, or this number of rows.
+/// By then its end is so much nearer that a narrower window is due. Counting anew also corrects for rows that drafts
+/// have added and for turns that the request has missed.
 const MAX_UNCOUNTED_ROWS: u32 = 64;
 
 /// A window is an eighth as long as the time to its end, or less.
 const WINDOW_BITS: u32 = 3;
 
 /// The error of a predicted length is about as large as the length, so the error of a sum over n requests is the sum
-/// divided by √n. A third of that is kept as a margin. Replays of traces were fastest with it: a larger margin leaves
-/// pages idle, and a smaller one leads to more preemptions.
+/// divided by √n. A third of that error is kept as a margin. Replays of traces were fastest with it: a larger margin
+/// leaves pages idle, and a smaller one leads to more preemptions.
 const MARGIN_DIVISOR: u64 = 3;
 
 /// Forecasts the most pages that the running requests will hold at any later step, beyond those held now.
 ///
-/// A request that ends gives back pages, which others then take. So the sum of all pages that they will need is far
-/// larger than their peak. As in the Past-Future scheduler (Gong et al., ASPLOS 2025), the number of pages held is
-/// largest just before some request ends, so only the ends count, in their order. Requests that end at about the same
-/// time form a cohort, which ends with the last of them.
+/// A request that ends gives back pages, which others then take. So the peak of the requests' pages is far below the
+/// sum of the pages that all of them will need. As in the Past-Future scheduler (Gong et al., ASPLOS 2025), the number
+/// of pages held is largest just before some request ends, so only the ends count, in their order. Requests that end at
+/// about the same time form a cohort, which ends with the last of them.
 #[derive(Clone, Debug)]
 pub(crate) struct PageForecast {
     page_size: i64,
@@ -146,7 +147,7 @@ impl PageForecast {
         }
     }
 
-    /// Records that a step gives a row to `num_decodes` of the `num_decoding` requests that want one.
+    /// Records that a step computes a row for `num_decodes` of the `num_decoding` requests that decode.
     pub fn advance(&mut self, num_decodes: usize, num_decoding: usize) {
         self.num_turn_rows += num_decodes;
         if self.num_turn_rows >= num_decoding {
@@ -290,7 +291,7 @@ impl PageForecast {
         (spread / MARGIN_DIVISOR) as usize
     }
 
-    /// The number of steps after which at least `num_pages` of `num_available` are left.
+    /// The number of steps after which at least `num_pages` of the `num_available` pages are left.
     pub fn num_steps_until(&self, num_pages: usize, num_available: usize) -> u32 {
         let is_there = |station: &Station| station.after + num_pages as i64 <= num_available as i64;
         let mut stations = self.stations();
@@ -298,7 +299,7 @@ impl PageForecast {
         found.map_or(0, |station| station.num_steps)
     }
 
-    /// Pages beyond those held now after all requests that end within `num_steps` steps.
+    /// Pages held beyond those held now, once all requests that end within `num_steps` steps have ended.
     pub fn pages_after(&self, num_steps: u32) -> i64 {
         let ended = self
             .stations()
@@ -318,7 +319,7 @@ impl PageForecast {
             later.num_window_pages -= cohort.num_window_pages;
             // On average half of a request's last page is free.
             let num_rows = later.first_rows + later.num_requests * (at as i64 + self.page_size / 2);
-            // The other requests hold at most their final pages, so these hold at least the rest.
+            // The other requests hold at most their final pages, so the later ones hold at least the rest.
             let num_others_pages = self.total.num_final_pages - later.num_final_pages;
             let num_held_now = (self.num_held_pages - num_others_pages).max(0);
             let num_row_pages = num_rows * self.num_growing_groups / self.page_size;

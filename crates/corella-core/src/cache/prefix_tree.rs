@@ -15,10 +15,10 @@ use crate::{BlockId, Namespace, TokenId};
 const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 
 /// A radix tree over tokens, one root per namespace. A node is one of two kinds:
-/// * a run of whole blocks: `tokens.len() == blocks.len() * page_size`. Its successors are its children, and it is only
-///   ever cut between blocks.
-/// * a tail: one block of fewer tokens, whose pages are filled in part. It has no children, and other requests use its
-///   rows only by copying them.
+/// * a run of whole blocks: `tokens.len() == blocks.len() * page_size`. Runs that follow it are its children, and it is
+///   only ever cut between blocks.
+/// * a tail: one block of fewer tokens, whose pages are filled in part. A tail has no children, and other requests use
+///   its rows only by copying them.
 ///
 /// No node's first block is a prefix of a sibling's first block. So each token sequence has one path, and the longest
 /// match of a key is one of its two neighbours in sorted order.
@@ -34,11 +34,12 @@ pub(crate) struct PrefixTree {
     /// At most twice as many nodes as blocks: each node has at least one block, or is the root above one.
     nodes: Vec<Node>,
     unused_nodes: Vec<TreeNodeId>,
-    /// The roots by namespace. A hash comes first, so that a search seldom compares the names themselves.
+    /// The roots by namespace. The keys begin with a hash of the namespace, so that a search seldom compares the names
+    /// themselves.
     roots: BTreeMap<(u64, Namespace), TreeNodeId>,
     /// The position of each block, or `None` if the block is not in the tree.
     positions: Vec<Option<TreePosition>>,
-    /// Numbers of blocks that have left the tree.
+    /// The ids of blocks that have left the tree, for reuse.
     unused_blocks: Vec<BlockId>,
     /// The number of the next insertion.
     next_insertion: NonZeroU64,
@@ -66,7 +67,7 @@ impl KnownPath {
     }
 }
 
-/// The parent of the next block of a sequence.
+/// The position after which the next block of a sequence follows.
 #[derive(Clone, Copy, Debug)]
 pub enum Parent<'a> {
     Root(&'a Namespace),
@@ -82,7 +83,7 @@ struct TreePosition {
     index: u32,
     /// The number of the insertion, which distinguishes this use of the block from earlier ones.
     insertion: NonZeroU64,
-    /// The number of requests' paths that end at the block. Above 0, the block stays even without pages.
+    /// The number of requests' paths that end at the block. While it is above 0, the block stays even without pages.
     num_ends: u32,
 }
 
@@ -131,7 +132,7 @@ impl Node {
 }
 
 impl PrefixTree {
-    /// `num_pages` is the least number of blocks that the tree has room for.
+    /// Reserves room for `num_pages` blocks. The tree may grow beyond that.
     pub fn new(num_pages: u32, page_size: u32) -> Self {
         Self {
             page_size: page_size as usize,
@@ -145,10 +146,10 @@ impl PrefixTree {
         }
     }
 
-    /// Finds the longest match, to the token.
+    /// Finds the longest match of a token sequence, up to a position within a block.
     ///
-    /// `known` is the result of an earlier call for the same tokens, and is updated to this one. Blocks that the tree
-    /// still has are not compared again.
+    /// `known` is the path that an earlier call found for the same tokens, and is updated. The known blocks that are
+    /// still in the tree are not compared again.
     pub fn match_prefix(
         &self,
         namespace: &Namespace,
@@ -201,8 +202,8 @@ impl PrefixTree {
     }
 
     /// Inserts a block of `tokens` after `parent`; fewer tokens than a page has rows make a tail. If the tree already
-    /// has these tokens there, nothing changes and `Err` names their block. A tail that the new block covers leaves the
-    /// tree and is appended to `superseded`.
+    /// has these tokens after `parent`, nothing changes, and `Err` names their block. A tail that the new block covers
+    /// leaves the tree and is appended to `superseded`.
     pub fn insert(
         &mut self,
         parent: Parent,
@@ -433,8 +434,8 @@ impl PrefixTree {
         self.positions.len() - self.unused_blocks.len()
     }
 
-    /// The child whose first block shares the most tokens with the front of `key`, and their number. It sorts directly
-    /// before or after the key.
+    /// The child whose first block shares the most tokens with the front of `key`, and the number of these tokens. The
+    /// child sorts directly before or after the key.
     fn closest_child(&self, node: TreeNodeId, key: &[TokenId]) -> Option<(TreeNodeId, usize)> {
         let children = &self.node(node).children;
         if children.is_empty() {

@@ -1,7 +1,7 @@
 //! Compares the KV cache of models with one or several KV groups with a simple model of it: a map from each group's
-//! pages to the whole token sequence that leads to them. Some groups are sparse: only some blocks have a page, as in
-//! layers whose page is a snapshot of the state after its block, and a query reads only the last block's page. The
-//! model of one group in `kv_cache_model.rs` also has partly filled pages, namespaces and pins.
+//! pages to the whole token sequence that leads to them. Some groups are sparse: only some blocks have a page, and a
+//! query reads only the last block's page, as in layers whose pages are snapshots of a state. The model of one group in
+//! `kv_cache_model.rs` also has partly filled pages, namespaces and pins.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -95,14 +95,14 @@ struct Holder {
     path_end: Option<BlockId>,
     num_published: usize,
     num_computed: u32,
-    /// Some of its blocks were unpublished, so it publishes no more.
+    /// Some of the holder's blocks were unpublished, so it publishes no more.
     is_undefined: bool,
 }
 
 struct Pair {
     cache: KvCache,
     groups: Vec<KvGroup>,
-    /// By group, whether it has a page only at every second block.
+    /// By group, whether only every second block has a page.
     is_sparse: Vec<bool>,
     page_size: usize,
     free: BTreeSet<PageId>,
@@ -273,8 +273,9 @@ impl Pair {
         self.groups.iter().any(|group| group.window.is_none())
     }
 
-    /// Evicts pages: in groups with a window alone, in others with their block and only where no block follows. Among
-    /// pages with a window and the same last use, the one with the longest path goes first.
+    /// Evicts pages. In groups with a window, a page is evicted alone. In others, a page is evicted with its block, and
+    /// only if no block follows. Among pages with a window and the same last use, the one with the longest path goes
+    /// first.
     fn evict_for(&mut self, num_pages: usize) {
         while self.free.len() < num_pages {
             let is_evictable = |(group, path): &(usize, Vec<TokenId>)| {

@@ -1,8 +1,8 @@
 //! The other nodes: listed by the registry, probed, and judged by the sessions with them.
 //!
-//! The registry lists the nodes, and the nodes report their state. A failing registry removes no node. A registry that
-//! has restarted without its memory gets time until the nodes have registered again. A restarted node is another peer,
-//! so that no message for its earlier incarnation reaches it.
+//! The registry lists the nodes, and the nodes report their state. A failing registry removes no node. After a registry
+//! has restarted without its data, nodes that are missing from its lists are kept for a while, so that they can
+//! register again. A restarted node is another peer, so that no message for its earlier incarnation reaches it.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
@@ -15,14 +15,14 @@ use crate::{DecodeCandidate, LoadReport, NodeId, PeerStanding};
 pub struct PeerTableConfig {
     pub max_peers: usize,
     pub probe_interval_us: u64,
-    /// This many successive probes without an answer make a healthy node suspect.
+    /// The number of successive probes without an answer that makes a healthy node suspect.
     pub max_failed_probes: u32,
-    /// The pause before the next probe of a suspect node: at first, and at most.
+    /// The first and the longest pause before the next probe of a suspect node.
     pub min_retry_us: u64,
     pub max_retry_us: u64,
-    /// An incompatible node changes only by a restart.
+    /// The time between two probes of an incompatible node, which changes only by a restart.
     pub incompatible_interval_us: u64,
-    /// An empty list is believed after this many in a row, with at least `empty_lists_us` between the first and the
+    /// Empty lists are believed after this number in a row, with at least `empty_lists_us` between the first and the
     /// last.
     pub num_empty_lists: u32,
     pub empty_lists_us: u64,
@@ -55,9 +55,9 @@ impl Default for PeerTableConfig {
 /// A node's entry in the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerRecord {
-    /// Stays when the node is restarted.
+    /// The id of the node, which a restart does not change.
     pub instance_id: String,
-    /// A registry that lists only addresses does not know it; the node's own answer does.
+    /// `None` from a registry that lists only addresses. The node's own answer then gives the incarnation.
     pub incarnation: Option<u64>,
     pub max_prompt_tokens: u32,
     pub is_draining: bool,
@@ -87,7 +87,7 @@ pub struct PeerTable {
     peers: BTreeMap<NodeId, Peer>,
     by_instance: BTreeMap<String, Instance>,
     next_peer: u32,
-    /// The begin of the current run of empty lists, and its number of lists so far.
+    /// The time of the first list in the current run of empty lists, and the number of lists in that run.
     empty_lists: Option<(u64, u32)>,
     last_outage_us: Option<u64>,
     /// Changes that `poll_change` has not returned yet.
@@ -114,7 +114,8 @@ impl PeerTable {
         }
     }
 
-    /// The next node that was added, removed or restarted. Read it until `None` after each `handle_*`.
+    /// The next change: a node was added, removed or restarted. After each `handle_*`, call this until it returns
+    /// `None`.
     pub fn poll_change(&mut self) -> Option<PeerChange> {
         self.changes.pop_front()
     }
@@ -229,7 +230,7 @@ impl PeerTable {
         self.empty_lists = None;
     }
 
-    /// A node to probe now. It is due again later, with or without an answer.
+    /// Returns a node to probe now. The node's next probe is due later, with or without an answer.
     pub fn poll_probe(&mut self, now_us: u64) -> Option<NodeId> {
         let due = self
             .peers
@@ -278,7 +279,7 @@ impl PeerTable {
         is_due
     }
 
-    /// The peer of a node that has given its incarnation; `None` if the peer that was asked is known to have ended.
+    /// The peer with the incarnation that a node has given; `None` if the table no longer has the peer that was asked.
     fn identify(&mut self, peer_id: NodeId, incarnation: u64, now_us: u64) -> Option<NodeId> {
         let peer = self.peers.get_mut(&peer_id)?;
         let known = *peer.incarnation.get_or_insert(incarnation);
@@ -325,8 +326,8 @@ impl PeerTable {
         was_unknown.then(|| peer.bandwidth())
     }
 
-    /// Counts pages as taken before the node reports them. Call it when asking for pages, and
-    /// [`release`](Self::release) when the request is refused or ends.
+    /// Counts pages as taken before the node reports them. Call this when a session asks for pages, and
+    /// [`release`](Self::release) when the session is refused or ends.
     pub fn reserve(&mut self, peer_id: NodeId, num_pages: u32) -> Option<ReservationId> {
         let number = self.peers.get_mut(&peer_id)?.reserve(num_pages);
         Some(ReservationId { peer_id, number })

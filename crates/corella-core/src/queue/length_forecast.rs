@@ -8,14 +8,14 @@ use crate::queue::output_length::OutputLengths;
 use crate::request_state::{Phase, RequestState};
 use crate::{FinishReason, HeadRoom, SchedulerConfig};
 
-/// After a preemption, the share covers this many more tokens for each running request.
+/// The number of further tokens for each running request that the share covers after a preemption.
 const HORIZON: u32 = 20;
 /// A request that was preempted should not be preempted again, so its output is expected to have the length that nine
 /// in ten outputs do not exceed. The quantile is given in units of 1/2^32.
 const RETURNING_QUANTILE: u32 = (1 << 31) / 10 * 18;
 
-/// The lengths that outputs are expected to have, and the pages for them: of running requests, and of requests whose KV
-/// another node or host memory fills.
+/// Forecasts the lengths of outputs and the pages for them, over running requests and requests whose KV another node or
+/// host memory fills.
 #[derive(Debug)]
 pub(crate) struct LengthForecast {
     config: SchedulerConfig,
@@ -52,7 +52,7 @@ impl LengthForecast {
         self.share
     }
 
-    /// Lowers the share after a step, so that more requests start after a longer time without a preemption.
+    /// Lowers the share after a step. The longer no request is preempted, the more requests start.
     pub fn lower_share(&mut self) {
         if let HeadRoom::Share {
             share,
@@ -104,8 +104,8 @@ impl LengthForecast {
         state.expect_output(self.output_at(state, quantile));
     }
 
-    /// The length at this quantile, in units of 1/2^32, of outputs at least as long as the request's, within its own
-    /// limits.
+    /// The output length at `quantile`, in units of 1/2^32, among outputs at least as long as the request's so far. The
+    /// request's own limits bound the result.
     pub fn output_at(&self, state: &RequestState, quantile: u32) -> u32 {
         let request = state.request();
         self.lengths.expected_within(
@@ -141,8 +141,8 @@ impl LengthForecast {
         }
     }
 
-    /// The most pages of all groups that a request holds until it has `num_rows` rows. In groups with a window, the
-    /// peak may be during prefill.
+    /// The largest number of pages, in all groups, that a request holds until it has `num_rows` rows. In groups with a
+    /// window, the peak may be during prefill.
     fn num_group_pages(&self, state: &RequestState, num_rows: u32) -> u32 {
         let config = &self.config;
         let num_pages = config.num_pages_of(num_rows, config.max_inflight_steps);
@@ -171,7 +171,7 @@ impl LengthForecast {
                 let rest = rest.saturating_sub(1);
                 let share = u64::from(rest) * u64::from(self.share);
                 let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
-                // A preempted request gets time to generate as many tokens again as before.
+                // A preempted request gets pages for as many further tokens as it had drawn before.
                 let returning = match state.num_preemptions() {
                     0 => 0,
                     _ => num_drawn.min(rest),

@@ -9,8 +9,8 @@ use crate::request_state::{Leader, Phase, Rank, RequestIndex, RequestState, Requ
 use crate::scheduler_config::policy::Policy;
 use crate::{AdmissionError, Request, SchedulerConfig};
 
-/// The order of the queue. Policies that look ahead sort its first requests by their present keys, and packing picks the
-/// ones that fit.
+/// The order of the queue. Policies that look ahead sort its first requests by their present keys, and packing picks
+/// the ones that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct WaitingRank {
     /// False for requests that were preempted, which are sorted before new ones, and for all requests under a policy
@@ -27,7 +27,7 @@ pub(crate) struct WaitingQueue {
     resumes_first: bool,
     /// Whether requests are sorted by their keys. Otherwise they are sorted by arrival.
     has_keys: bool,
-    /// A request that was preempted this often has aged.
+    /// A request that was preempted this number of times has aged.
     max_passed_over: u32,
     by_rank: BTreeMap<WaitingRank, RequestIndex>,
     by_ticket: BTreeMap<u64, RequestIndex>,
@@ -35,7 +35,7 @@ pub(crate) struct WaitingQueue {
     followers: BTreeSet<(Leader, u32, RequestIndex)>,
     next_ticket: u64,
     rounds: PassingRounds,
-    /// The number of requests that wait for their first admission, and their prompt tokens.
+    /// The number of requests that wait for their first admission, and the sum of their prompt tokens.
     num_new: usize,
     num_new_tokens: u64,
     /// The number of admission rounds in which at least one request was waiting.
@@ -81,7 +81,8 @@ impl WaitingQueue {
         self.num_new_tokens
     }
 
-    /// Whether the queue has room for the requests of one API call. One prompt may wait alone at any length.
+    /// Whether the queue has room for the requests of one API call. If no other request waits, a prompt of any length
+    /// has room.
     pub fn check_room(
         &self,
         requests: &[Request],
@@ -123,7 +124,7 @@ impl WaitingQueue {
         }
     }
 
-    /// Adds a request that may start. A new one may become too late from now on.
+    /// Adds a request that may start. If the request is new, watches whether it becomes too late.
     pub fn add(&mut self, index: RequestIndex, state: &mut RequestState, pace: &Pace) {
         // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from now on.
         if state.num_preemptions() >= self.max_passed_over {
@@ -163,7 +164,7 @@ impl WaitingQueue {
         self.by_ticket.remove(&state.ticket());
     }
 
-    /// A new request that may have become too late.
+    /// Returns a new request that may have become too late.
     pub fn first_late(&self, now_us: u64, expected_tpot_us: u64) -> Option<RequestIndex> {
         self.deadlines.first_late(now_us, expected_tpot_us)
     }
@@ -234,7 +235,7 @@ impl WaitingQueue {
         self.in_order().find(|index| !barred.contains(index))
     }
 
-    /// The first preempted request, if these start before new ones.
+    /// The first preempted request, if preempted requests start before new ones.
     pub fn first_preempted(&self) -> Option<RequestIndex> {
         let (rank, &index) = self.by_rank.first_key_value()?;
         (self.resumes_first && !rank.is_new).then_some(index)
@@ -255,7 +256,7 @@ impl WaitingQueue {
         (self.is_aged(ticket) || requests[index].is_aged()).then_some(index)
     }
 
-    /// A follower of `leader` that needs at most its first `num_blocks` blocks.
+    /// A follower of `leader` that needs at most the leader's first `num_blocks` blocks.
     fn follower_up_to(&self, leader: Leader, num_blocks: u32) -> Option<RequestIndex> {
         let last = (leader, num_blocks, RequestIndex::LAST);
         let mut found = self
@@ -375,7 +376,7 @@ mod tests {
         assert_eq!(queue.oldest_aged(&requests), Some(added[0]));
     }
 
-    /// A request is late only after its time, and never after it has left the queue.
+    /// A request is late only after its deadline, and never after it has left the queue.
     #[test]
     fn a_request_that_leaves_is_watched_no_longer() {
         let (mut queue, mut requests) = (queue(2), RequestTable::default());

@@ -15,8 +15,8 @@ use crate::{
     PageId,
 };
 
-/// Fetches blocks from another node: looks them up, reserves pages for them, and publishes each block when its rows have
-/// landed and the source has confirmed its hold.
+/// Fetches blocks from another node: looks them up, reserves pages for them, and publishes each block when its rows
+/// have landed and the source has confirmed its hold.
 ///
 /// ```text
 /// start ─▶ LookingUp ── Found ─▶ Choosing ── some ─▶ Reserving ── grant ─▶ Loading ── Complete of all ─▶ done
@@ -29,11 +29,11 @@ use crate::{
 /// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
 ///
-/// Each fetch ends once, with [`FetcherAction::Ended`]. It ends in the scheduler when no part is being written. Blocks are
-/// published when all of their layers have landed and the source has confirmed that it kept them meanwhile.
+/// Each fetch ends once, with [`FetcherAction::Ended`]. The fetch ends in the scheduler when no part is being written.
+/// Blocks are published when all of their layers have landed and the source has confirmed that it kept them meanwhile.
 ///
-/// If the source can lend fewer blocks, it says how many. The fetch then continues with these under a new key, so that
-/// late messages of the first key are recognised.
+/// If the source can lend only some of the blocks, it says how many. The fetch then continues with these blocks under a
+/// new key, so that late messages with the first key are recognised.
 #[derive(Debug)]
 pub struct BlockFetcher {
     config: LoadConfig,
@@ -54,12 +54,12 @@ pub enum FetcherAction {
         key: LoadKey,
         message: ToSource,
     },
-    /// The source has `num_offered` blocks. The driver answers with the number worth fetching, by
+    /// Asks how many of the source's `num_offered` blocks are worth fetching. The driver answers by
     /// [`BlockFetcher::handle_chosen`].
     Choose { key: LoadKey, num_offered: u32 },
-    /// Asks the scheduler for pages. It answers by [`BlockFetcher::handle_fetch_begun`].
+    /// Asks the scheduler for pages. The driver passes on the answer by [`BlockFetcher::handle_fetch_begun`].
     BeginFetch { key: LoadKey, request: FetchRequest },
-    /// Asks the scheduler to end a fetch after `num_blocks` blocks. It answers by
+    /// Asks the scheduler to shorten a fetch to its first `num_blocks` blocks. The driver passes on the answer by
     /// [`BlockFetcher::handle_fetch_shortened`].
     ShortenFetch {
         key: LoadKey,
@@ -118,9 +118,10 @@ pub struct WantedBlocks {
 #[derive(Debug)]
 struct Fetch {
     request: WantedBlocks,
-    /// The number of times that the source had fewer blocks than this node had asked for.
+    /// The number of times that the source could lend fewer blocks than this node had asked for.
     num_shortened: u32,
-    /// The time at which the present question was sent: the lookup, and after the grant the request for the blocks.
+    /// The time at which the last question was sent to the source: the lookup or, after the grant, the request for the
+    /// blocks.
     asked_us: u64,
     phase: FetcherPhase,
 }
@@ -163,9 +164,9 @@ enum Next {
 struct Loading {
     id: FetchId,
     landing: Landing,
-    /// The number of landed blocks that the source knows of.
+    /// The end of the landed blocks that this node has reported to the source.
     end_told: u32,
-    /// The number of blocks that the source has confirmed.
+    /// The end of the blocks that the source has confirmed.
     end_confirmed: u32,
 }
 
@@ -377,8 +378,8 @@ impl BlockFetcher {
         }
     }
 
-    /// Begins writing all rows of a fetch, by a transport with an order and a credit of its own. Returns false if
-    /// nothing may be written.
+    /// Begins writing all rows of a fetch, by a transport that chooses the order and pace of the parts itself. Returns
+    /// false if nothing may be written.
     pub fn begin_rows(&mut self, key: LoadKey) -> bool {
         match self.fetches.get_mut(&key).map(|fetch| &mut fetch.phase) {
             Some(FetcherPhase::Loading(loading)) => {
@@ -491,7 +492,7 @@ impl BlockFetcher {
         let FetcherPhase::Loading(loading) = &mut fetch.phase else {
             return;
         };
-        // A source confirms only blocks that this node has reported as landed. Other confirmations are of another fetch.
+        // A source confirms only blocks that this node has reported as landed. Other confirmations are false.
         if num_blocks <= loading.end_confirmed || num_blocks > loading.landing.end_whole() {
             return;
         }

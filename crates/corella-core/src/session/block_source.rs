@@ -1,4 +1,4 @@
-//! The loads that other nodes make from this node: the blocks that they read, and until when.
+//! The loads of other nodes from this one: the blocks that they read, and the end of each load.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use crate::session::tombstone::Tombstones;
 use crate::session::{LoadBlocks, LoadConfig, LoadFailure, LoadKey, RowPart, ToFetcher, ToSource};
 use crate::{BlockList, HeldBlocks, HoldId, HoldRefusal, Incarnation, NodeId, PageTable};
 
-/// Answers lookups, holds blocks while other nodes load them, and confirms that the hold lived throughout.
+/// Answers lookups, holds blocks while other nodes load them, and confirms that the hold lived throughout the load.
 ///
 /// ```text
 /// LoadBlocks ─▶ Holding ── held ─▶ Sending ── all has landed ─▶ Stopping ── at rest ─▶ Releasing ─▶ Complete or Failed
@@ -20,9 +20,9 @@ use crate::{BlockList, HeldBlocks, HoldId, HoldRefusal, Incarnation, NodeId, Pag
 /// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
 ///
-/// A hold is released when the transport reports that nothing reads its pages any more. Fetchers that read the memory
-/// themselves are not waited for: blocks count only when they are confirmed, and none is confirmed after the end of the
-/// hold.
+/// A hold is released when the transport reports that nothing reads its pages any more. The source does not wait for
+/// fetchers that read its memory themselves: blocks count only when they are confirmed, and none is confirmed after the
+/// end of the hold.
 #[derive(Debug)]
 pub struct BlockSource {
     config: LoadConfig,
@@ -47,14 +47,15 @@ pub enum SourceAction {
         load: LoadId,
         message: ToFetcher,
     },
-    /// Asks the scheduler how many blocks it has, for a node that lacks those from `first_block` on. It answers by
-    /// [`BlockSource::handle_looked_up`].
+    /// Asks the scheduler how many blocks it has, for a node that lacks the blocks from `first_block` on. The driver
+    /// passes on the answer by [`BlockSource::handle_looked_up`].
     LookUp {
         load: LoadId,
         list: BlockList,
         first_block: u32,
     },
-    /// Asks the scheduler to hold the blocks from `first_block` on. It answers by [`BlockSource::handle_held`].
+    /// Asks the scheduler to hold the blocks from `first_block` on. The driver passes on the answer by
+    /// [`BlockSource::handle_held`].
     Hold {
         load: LoadId,
         list: BlockList,
@@ -102,7 +103,7 @@ enum SourcePhase {
     },
     /// Sending stops. All blocks have landed if the load `is_whole`.
     Stopping { hold: HoldId, is_whole: bool },
-    /// The scheduler releases the hold, and says whether it lived.
+    /// The scheduler releases the hold, and says whether the hold lived until then.
     Releasing,
 }
 
@@ -288,7 +289,7 @@ impl BlockSource {
             self.stop(load, true);
             return;
         }
-        // Only this node releases the hold, so its pages are still locked.
+        // Only this node releases the hold, so the pages were locked until now.
         self.send(load, ToFetcher::Complete { num_blocks });
         self.read_more(load);
         self.set_stall(load);
@@ -372,7 +373,7 @@ impl BlockSource {
         self.loads.len()
     }
 
-    /// Ends a load. `failure` tells the fetcher why, unless it has ended the load itself.
+    /// Ends a load. `failure` is the reason for the fetcher, or `None` if the fetcher has ended the load itself.
     fn end(&mut self, load: LoadId, failure: Option<LoadFailure>) {
         self.deadlines.set(load, None);
         let Some(begun) = self.loads.get_mut(&load) else {

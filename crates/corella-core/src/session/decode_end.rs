@@ -47,12 +47,12 @@ pub enum DecodeAction {
     Send { key: SessionKey, message: ToPrefill },
     /// Closes the stream after all sent messages. Later messages from it are ignored.
     CloseStream { key: SessionKey },
-    /// Asks the scheduler for pages. It answers by [`DecodeEnd::handle_reserved`].
+    /// Asks the scheduler for pages. The driver passes on the answer by [`DecodeEnd::handle_reserved`].
     Reserve {
         key: SessionKey,
         allocate: Box<Allocate>,
-        /// After this time the scheduler ends the request in any case. It is later than the timeouts of rows and first
-        /// token.
+        /// At this time the scheduler ends the request in any case. The deadline is later than the timeouts of rows and
+        /// first token.
         deadline_us: u64,
     },
     /// Loads the session's rows from `first_row` on, from its prefill node.
@@ -68,8 +68,8 @@ pub enum DecodeAction {
     CancelLoad { key: SessionKey },
     /// Has the scheduler compute the request from its cached prefix. No rows come, and nothing writes to the pages.
     Compute { key: SessionKey },
-    /// Gives the scheduler the first token: all rows have arrived. If the scheduler has ended the request meanwhile,
-    /// its pages can be released.
+    /// Gives the scheduler the first token, when all rows have arrived. If the scheduler has ended the request
+    /// meanwhile, the driver releases the request's pages.
     Arrived {
         key: SessionKey,
         first_token: Box<FirstToken>,
@@ -78,7 +78,7 @@ pub enum DecodeAction {
     AbortLocal { key: SessionKey },
     /// Releases the pages of an ended request. Nothing writes to them any more.
     Release { key: SessionKey },
-    /// Has the node probed, because it does not answer.
+    /// Has a node that does not answer probed.
     MarkSuspect { node: NodeId },
 }
 
@@ -445,7 +445,7 @@ impl DecodeEnd {
         } else if let Some(reason) = load {
             self.end(key, Some(reason));
         } else if has_waited {
-            // The other choice may be waiting for its turn, so this one loads rows of its own.
+            // The other choice may still be waiting, so this session stops waiting for it and loads rows itself.
             self.leave_siblings(key);
             self.stop_waiting(key);
         } else if is_due(session.heartbeat.due_us(&self.config)) {
@@ -464,7 +464,8 @@ impl DecodeEnd {
         }
     }
 
-    /// Ends a session whose stream is open. `told` is the reason for the prefill node, unless it knows the end.
+    /// Ends a session whose stream is open. `told` is the reason to send to the prefill node, or `None` if the prefill
+    /// node knows of the end.
     pub(super) fn end(&mut self, key: SessionKey, told: Option<AbortReason>) {
         if self.open_session(key).is_none() {
             return;

@@ -30,10 +30,10 @@ pub struct ExportBook {
     page_size: u32,
     num_layers: u32,
     runs: BTreeMap<(SessionId, u32), Run>,
-    /// The runs that the engine has accepted.
+    /// The run of each request that the engine has accepted.
     run_of: BTreeMap<RequestId, (SessionId, u32)>,
-    /// Steps that compute exported rows, with each request and the end of its rows in the step. A step is removed when
-    /// its last layer is done.
+    /// Steps that compute exported rows, with their requests and the end of each request's rows in the step. A step is
+    /// removed when its last layer is done.
     steps: BTreeMap<StepId, Vec<(RequestId, u32)>>,
     num_exports: usize,
     num_kept_ended: [u64; KeptEnd::ALL.len()],
@@ -76,7 +76,7 @@ pub enum ExportTask {
     ReleaseHold { request: RequestId },
 }
 
-/// A reason for which a run's rows cannot be exported any more.
+/// The reason why a run's rows cannot be exported any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExportFault {
     /// The run had to give its pages back, or exports nothing because too many pages are held.
@@ -229,7 +229,7 @@ impl ExportBook {
         }
     }
 
-    /// Holds the pages of a run until this time.
+    /// Holds the pages of a run until `until_us`.
     pub(super) fn renew(&mut self, session: SessionId, run: u32, until_us: u64) {
         if let Some(entry) = self.runs.get(&(session, run))
             && let Some(request) = entry.request.filter(|_| entry.is_held)
@@ -239,7 +239,7 @@ impl ExportBook {
         }
     }
 
-    /// Releases the pages of a run when its last reader has stopped.
+    /// Releases the pages of a run, once its last reader has stopped.
     pub(super) fn release(&mut self, session: SessionId, run: u32) {
         if let Some(entry) = self.runs.get_mut(&(session, run)) {
             entry.wants_release = true;
@@ -300,7 +300,8 @@ impl ExportBook {
         Some((at.0, at.1, fault))
     }
 
-    /// Handles the end of a layer in a step: the step's rows may be read in it. The layers of a step end in order.
+    /// Handles the end of a layer in a step. The step's rows may now be read in this layer. The layers of a step end in
+    /// order.
     pub fn handle_layer_done(&mut self, step: StepId, layer: u32) {
         for &(request, end_row) in self.steps.get(&step).into_iter().flatten() {
             let run = self.run_of.get(&request);

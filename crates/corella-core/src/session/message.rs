@@ -18,7 +18,7 @@ pub enum ToDecode {
     /// The prompt is computed. If a step of the prompt fails, this message is never sent.
     FirstToken(Box<FirstToken>),
     /// The decode node computes the rest of the prompt and draws the first token; no rows come. Sent only after
-    /// `Allocated`, and to nodes that [know it](Hello::knows_compute).
+    /// `Allocated`, and only to nodes that [know the message](Hello::knows_compute).
     Compute,
     Heartbeat,
     Abort(AbortReason),
@@ -38,14 +38,14 @@ pub enum ToPrefill {
     Abort(AbortReason),
 }
 
-/// Describes a node. Each node checks that the other fits before it reserves pages or sends rows.
+/// Describes a node. Each node checks the other's description before it reserves pages or sends rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The node's name in the registry.
     pub instance: Box<str>,
     pub incarnation: Incarnation,
     pub protocol_major: u32,
-    /// May differ: minor versions add only fields and messages that others may ignore.
+    /// Nodes may differ in it: minor versions add only fields and messages that older nodes can ignore.
     pub protocol_minor: u32,
     /// Identifies the published architecture and weights, in any format in memory.
     pub model_fingerprint: u128,
@@ -71,13 +71,13 @@ pub struct KvShape {
     pub num_layers: u32,
     pub num_kv_heads: u32,
     pub head_dim: u32,
-    /// The number of nodes over which the heads are split.
+    /// The number of ranks over which the KV heads are split.
     pub num_ranks: u32,
     /// A digest of the layers' windows, outside which rows are not sent; 0 without windows.
     pub window_digest: u64,
 }
 
-/// The reason why two healthy nodes cannot serve a request together: our value, then theirs.
+/// The reason why two healthy nodes cannot serve a request together: this node's value, then the other's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
     Protocol(u32, u32),
@@ -93,16 +93,16 @@ pub enum Mismatch {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocate {
     pub prompt: Vec<TokenId>,
-    /// Tokens that were drawn before another decode node was lost. Their rows come with those of the prompt. Only for
-    /// nodes that [know it](Hello::knows_output).
+    /// Tokens that were drawn before another decode node was lost. Their rows come with those of the prompt. Sent only
+    /// to nodes that [know the field](Hello::knows_output).
     pub output: Vec<TokenId>,
     pub sampling: SamplingParams,
-    /// Without a limit of the client, `max_tokens` is the prefill node's own, so that each node would decode an answer
-    /// of the same length.
+    /// If the client sets no limit, `max_tokens` is the prefill node's, so that every node stops the answer at the same
+    /// length.
     pub stopping: StoppingCriteria,
     pub priority: i32,
     pub namespace: Namespace,
-    /// The time left, because clocks differ. `None` means no limit.
+    /// The time left until the request's deadline, because clocks differ. `None` means no deadline.
     pub remaining_us: Option<u64>,
     /// The longest useful time per output token. A decode node that would take longer refuses the request.
     pub max_tpot_us: Option<u64>,
@@ -123,8 +123,9 @@ pub struct Allocate {
 pub struct Allocated {
     /// The number of leading rows that the decode node has cached. They are not sent.
     pub num_cached_rows: u32,
-    /// The number of this reservation among all that the node has granted since its start, counted from 1. Load reports
-    /// with at least this number count its pages. `None` while it waits for another choice: a second message follows.
+    /// The index of this reservation among all that the node has granted since its start, counted from 1. Load reports
+    /// with at least this number of reservations count its pages. `None` while the request waits for another choice: a
+    /// second message follows.
     pub granted_as: Option<u64>,
 }
 
@@ -190,7 +191,7 @@ pub struct Finish {
     pub num_output_tokens: u32,
 }
 
-/// The reason why a node ends an attempt. Both nodes then free its pages.
+/// The reason why a node ends an attempt. Both nodes then free the attempt's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AbortReason {
     /// The client has cancelled the request or left.
@@ -207,7 +208,7 @@ pub enum AbortReason {
     FirstTokenTimedOut,
     LoadFailed,
     LoadTimedOut,
-    /// Nothing was loaded until the hold on the pages expired.
+    /// The hold on the pages expired before anything was loaded.
     HoldExpired,
     /// The decode node has no pages left for the request, and gives it back.
     OutOfPages,

@@ -58,7 +58,7 @@ pub struct Submission {
     pub session: SessionId,
     /// The request. Its id is unused, because the driver gives each run an id.
     pub request: Request,
-    /// The most tokens that this node could generate, within the request's own limit.
+    /// The largest number of output tokens that the request's own limit and this node allow.
     pub max_tokens: u32,
     pub deadline_us: Option<u64>,
     /// The session of the first choice, if the prompt has several.
@@ -77,12 +77,12 @@ pub struct Submission {
 /// A task for the driver. Tasks are carried out in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PrefillAction {
-    /// Asks placement for a decode node that is not in `tried`. It answers by [`PrefillEnd::handle_placement`].
+    /// Asks placement for a decode node that is not in `tried`. The driver answers by [`PrefillEnd::handle_placement`].
     TryNext {
         session: SessionId,
         tried: Vec<NodeId>,
     },
-    /// Opens the attempt's stream. Messages wait until it is open.
+    /// Opens the attempt's stream. Messages wait until the stream is open.
     OpenStream {
         key: SessionKey,
         node: NodeId,
@@ -125,7 +125,7 @@ pub enum PrefillAction {
         session: SessionId,
         event: ClientEvent,
     },
-    /// Has the node probed before it is asked again, because it does not answer.
+    /// Has a node that does not answer probed before any session asks it again.
     MarkSuspect {
         node: NodeId,
     },
@@ -161,10 +161,10 @@ pub struct ClientEvent {
 pub enum SessionFinish {
     /// The request has finished, on either node.
     Finished(FinishReason),
-    /// This node's engine has no room for it; or no decode node has, and the node does not fall back.
+    /// This node's engine has no room for the request; or no decode node has room, and this node does not fall back.
     Refused(AdmissionError),
     DeadlinePassed,
-    /// Its decode node was lost, and the request must not continue here.
+    /// The decode node was lost, and the request must not continue here.
     DecodeLost(AbortReason),
 }
 
@@ -177,7 +177,7 @@ pub enum SubmissionError {
     DuplicateSession,
     /// No node serves the request.
     Refused(AdmissionError),
-    /// It was cancelled before its submission, or it has ended.
+    /// The session was cancelled before its submission, or has ended.
     Ended,
 }
 
@@ -233,8 +233,8 @@ impl PrefillEnd {
         Ok(())
     }
 
-    /// Ends a session for its client. A later submission of it will be refused. Returns false if no such session is
-    /// open.
+    /// Ends a session for its client. A later submission of the session will be refused. Returns false if no such
+    /// session is open.
     pub fn cancel(&mut self, id: SessionId, now_us: u64) -> bool {
         self.note_time(now_us);
         let is_known = self.with(id, |session, context| {
@@ -404,7 +404,7 @@ impl PrefillEnd {
         namespace: &Namespace,
         stopping: &StoppingCriteria,
     ) -> u32 {
-        // An output without a stopping criterion has the greatest length.
+        // An output that no token can end has the largest length.
         let max_tokens = match stopping.is_length_known() {
             true => stopping.max_tokens.unwrap_or(0),
             false => stopping.max_tokens.unwrap_or(u32::MAX),

@@ -42,16 +42,16 @@ pub(super) struct PrefillSession {
     pub(super) can_export: bool,
     /// The reason why the last decode node was lost, until another one draws a token.
     lost: Option<AbortReason>,
-    /// A decode node is unable to serve such requests. So this node may serve it, even without fallback.
+    /// A decode node cannot serve such requests. So this node may serve the request, even without fallback.
     pub(super) was_unsuitable: bool,
     /// The objective that decode nodes would miss.
     pub(super) missed: Option<MissedObjective>,
-    /// The tokens that the client has, and the figures reported with them in `accounting`.
+    /// The tokens that the client has. `accounting` has the figures that are reported with them.
     pub(super) output: Vec<TokenId>,
     pub(super) accounting: Option<Accounting>,
     /// The token after the exported rows.
     pub(super) first_token: Option<Box<FirstToken>>,
-    /// The number of first tokens of `output` whose rows are exported with those of the prompt.
+    /// The number of tokens at the beginning of `output` whose rows are exported with the prompt's.
     pub(super) num_earlier_tokens: u32,
     has_ended: bool,
 }
@@ -133,7 +133,7 @@ pub(super) struct Accounting {
     pub queue_us: u64,
 }
 
-/// The parts of its node that a session uses.
+/// The parts of the prefill node that a session uses.
 pub(super) struct Context<'a> {
     pub config: &'a SessionConfig,
     pub hello: &'a Hello,
@@ -182,7 +182,7 @@ impl Context<'_> {
         }
     }
 
-    /// Releases the pages of a run when nothing reads them any more.
+    /// Releases the pages of a run. They become free when nothing reads them any more.
     pub fn release(&mut self, session: SessionId, run: u32) {
         self.export(|exports| exports.release(session, run));
     }
@@ -263,7 +263,7 @@ impl PrefillSession {
         }
     }
 
-    /// Handles a message. Returns the node if it turns out to have restarted.
+    /// Handles a message. Returns the decode node if the message shows that it has restarted.
     pub fn handle_message(
         &mut self,
         key: SessionKey,
@@ -375,7 +375,7 @@ impl PrefillSession {
             Local::Nothing => {}
             Local::Prefilling { run } => {
                 context.abort_locally(session, run);
-                // The run may have drawn its token already.
+                // The run may already have drawn its token, and then its pages are held.
                 context.release(session, run);
             }
             Local::Held { run, .. } => {
@@ -423,8 +423,8 @@ impl PrefillSession {
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
-        // This may precede the engine's report of the last rows, because the transport reads rows as soon as they are
-        // computed.
+        // The decode node may report this before the engine reports the last rows, because the transport reads rows as
+        // soon as they are computed.
         if link.is_undecided() {
             link.has_loaded = true;
             return;
@@ -493,7 +493,7 @@ impl PrefillSession {
         if !is_ready || !matches!(self.local, Local::Held { .. }) {
             return;
         }
-        // The next decode node gets it again if this one is lost before it has the rows.
+        // If this decode node is lost before it has the rows, the next one gets the first token again.
         if let Some(first_token) = self.first_token.clone() {
             link.has_first_token = true;
             self.send(ToDecode::FirstToken(first_token), context);
@@ -535,7 +535,7 @@ impl PrefillSession {
         self.request.prompt.len() as u32 + self.num_earlier_tokens
     }
 
-    /// Ends the attempt, and sends the decode node `told` as the reason, if any.
+    /// Ends the attempt. If `told` is a reason, sends it to the decode node.
     pub(super) fn unlink(&mut self, told: Option<AbortReason>, context: &mut Context<'_>) {
         let Remote::Linked(link) = core::mem::replace(&mut self.remote, Remote::Nothing) else {
             return;
@@ -551,7 +551,7 @@ impl PrefillSession {
         }
     }
 
-    /// Computes the rest here, if the configuration allows it. No decode node is left.
+    /// Computes the rest of the request here, if the configuration allows it, because no decode node is left.
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
         let reason = self.lost.take().unwrap_or(reason);

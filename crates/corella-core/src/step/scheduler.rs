@@ -1,6 +1,6 @@
 //! The scheduler: decides what the next step computes.
 //!
-//! This file has the sequence of a step. Each part owns its state and is changed only through its methods:
+//! This file has the sequence of a step. Each part owns its state, and only the part's methods change it:
 //!
 //! | part | owns |
 //! |---|---|
@@ -16,7 +16,7 @@
 //! | [`Pace`] | the time, and the duration of steps |
 //! | [`Journal`] | outputs and counts |
 //!
-//! Subjects that concern several parts have files below this one, which call the methods of the parts:
+//! Work that concerns several parts is in the files of `scheduler/`, which call the methods of the parts:
 //!
 //! * `admission.rs` counts what a waiting request needs, and starts it; `ageing.rs` gives every request its turn;
 //!   `start_order.rs` starts requests in the order of the policy's keys, `packing.rs` packs them, and `preemption.rs`
@@ -28,9 +28,9 @@
 //! * `publication.rs` enters computed blocks in the prefix tree, and removes void ones
 //! * `feedback.rs` processes a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
-//! * `remote_kv.rs` accepts requests whose prompt another node computes, `hold.rs` exports to other nodes, and `spill.rs`
-//!   stores KV of preempted requests; `fetch.rs` fetches blocks, `block_hold.rs` keeps blocks that others load, and
-//!   `copy_offer.rs` offers blocks to a lower tier
+//! * `remote_kv.rs` accepts requests whose prompt another node computes, `hold.rs` exports to other nodes, and
+//!   `spill.rs` stores KV of preempted requests; `fetch.rs` fetches blocks, `block_hold.rs` keeps blocks that others
+//!   load, and `copy_offer.rs` offers blocks to a lower tier
 //! * `poll.rs` answers a driver's polls, in a fixed order; `view.rs` shows requests and pages
 //! * `invariant.rs` checks that the parts agree
 
@@ -164,8 +164,8 @@ impl Scheduler {
         self.queue_requests(requests, Self::check_objectives)
     }
 
-    /// Queues requests that this node accepted before and that return to it, for example from a lost decode node.
-    /// Neither queue limits nor latency objectives refuse them.
+    /// Queues requests that this node had accepted and that come back, for example from a lost decode node. Neither
+    /// queue limits nor latency objectives refuse them.
     pub fn add_accepted_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
         self.queue_requests(requests, |_, _| Ok(()))
     }
@@ -195,7 +195,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Creates the state of a request after `num_before` others of its call.
+    /// Creates the state of a request. `num_before` requests of the same call come before it.
     fn new_state(
         &self,
         request: Request,
@@ -279,7 +279,7 @@ impl Scheduler {
         loop {
             let num_running = self.running.len();
             self.continue_decodes(&mut plan);
-            // Every request chosen for this step may have been preempted. The others then get the step.
+            // All requests chosen for this step may have been preempted. Then the step is planned again for the others.
             if !plan.batch.is_empty() || self.running.len() == num_running {
                 break;
             }
@@ -300,8 +300,8 @@ impl Scheduler {
         self.commit(plan)
     }
 
-    /// Ends all deadlines up to `now_us`. [`schedule`](Self::schedule) does so, too. Between two steps, a driver calls
-    /// this before facts that begin a time.
+    /// Sets the time, and handles all deadlines up to `now_us`. [`schedule`](Self::schedule) does so, too. Between two
+    /// steps, a driver calls this before it reports a fact with which a lease or timeout begins.
     pub fn note_time(&mut self, now_us: u64) {
         self.pace.set_now(now_us);
         self.end_late_remote_kv();
@@ -310,8 +310,8 @@ impl Scheduler {
         self.end_late_fetches();
     }
 
-    /// Plans the next chunk of every started prompt. Its pages were allocated at admission, except pages of groups with
-    /// windows.
+    /// Plans the next chunk of every started prompt. The prompt's pages were allocated at admission, except pages of
+    /// groups with windows.
     fn continue_prefills(&mut self, plan: &mut StepPlan) {
         let prefills = self.running.prefilling().to_vec();
         for &index in &prefills {
@@ -378,8 +378,8 @@ impl Scheduler {
         self.note_planned(index, was_prefilling, plan);
     }
 
-    /// Publishes the blocks that a request's span fills, and takes a snapshot after it if due. A request with a chunk
-    /// of its prompt may finish prefilling.
+    /// Publishes the blocks that a request's span fills, and takes a snapshot after the span if one is due. A request
+    /// with a chunk of its prompt may finish prefilling.
     fn note_planned(&mut self, index: RequestIndex, is_chunk: bool, plan: &mut StepPlan) {
         if is_chunk && !self.requests[index].is_prefilling() {
             self.running.end_prefill(index);
@@ -496,8 +496,8 @@ impl Scheduler {
         }
     }
 
-    /// The pages that a rule without regard to time keeps change with every token, so they are added up before each
-    /// use. Requests without a slot are counted anew: the clock advances, and they take no rows.
+    /// Adds up the pages that a rule without regard to time keeps. They change with every token, so the sum is made
+    /// before each use. Requests without a slot are counted anew: the clock advances, and they take no rows.
     fn keep_pages_of_running(&mut self) {
         for index in self.remote_kv.iter() {
             self.forecast.recount(&mut self.requests[index]);
@@ -527,7 +527,7 @@ mod tests {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)
     }
 
-    /// Returns a step in which all spans draw the same token.
+    /// Returns a step to the scheduler, in which all spans draw the same token.
     fn return_step(scheduler: &mut Scheduler, batch: &Batch) {
         let samples = batch
             .spans
@@ -567,7 +567,7 @@ mod tests {
         ends
     }
 
-    /// Admission prevents this, so the test takes pages away behind the scheduler's back.
+    /// Admission refuses such a request, so the test takes pages away behind the scheduler's back.
     #[test]
     fn request_too_large_for_pool_ends_and_server_goes_on() {
         let mut config = SchedulerConfig::new(4, 4, 64);

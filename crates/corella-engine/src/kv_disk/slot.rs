@@ -1,4 +1,5 @@
-//! A slot of the file: a header that names a page, and the page's rows. A page has the rows of one block in one KV group.
+//! A slot of the file: a header that names a page, and the page's rows. A page has the rows of one block in one KV
+//! group.
 //!
 //! | bytes | field |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! The workload of nodes that load each other's cached blocks and decode all requests themselves, made from a seed. Pages
-//! are few, and hashes have 8 bits, so that different blocks often collide.
+//! The workload of nodes that load each other's cached blocks and decode all requests themselves, made from a seed.
+//! Pages are few, and hashes have 8 bits, so that different blocks often collide.
 
 use corella_core::session::SessionConfig;
 use corella_core::{

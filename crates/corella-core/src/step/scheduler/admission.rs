@@ -8,18 +8,17 @@ use crate::request_state::{Leader, RequestIndex, RequestState};
 use crate::step::step_plan::{StepBudget, StepPlan};
 use crate::{PageCopy, PageId, Scheduler, StepId};
 
-/// The most followers that one step may find. A follower leaves the queue, so that later steps need not look at it
-/// again.
+/// The limit of followers that one step finds. A follower leaves the queue, so later steps do not look at it again.
 pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 /// The reason why a waiting request does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// The step has no tokens left for it, or too few pages or no slot is free.
+    /// The step has no tokens left, too few pages are free, or no slot is free.
     NoRoom,
-    /// Another request, or a fetch, is about to publish its next block.
+    /// Another request, or a fetch, is about to publish the next block that this request needs.
     ByLeader,
-    /// It would delay a request that was passed over too often.
+    /// The request would delay another one that was passed over too often.
     ByAged,
 }
 
@@ -28,7 +27,8 @@ pub(crate) struct Candidate {
     pub index: RequestIndex,
     pub found: FoundPrefix,
     num_matched_tokens: u32,
-    /// The rows that are present when the request starts or, if others fill its pages, when the pages are filled.
+    /// The number of rows that are ready when the request starts or, if others fill its pages, when the pages are
+    /// filled.
     num_ready_rows: u32,
     pub num_uncached_tokens: u32,
     /// Pages that are available now and no longer once the request has started.
@@ -84,7 +84,7 @@ impl Scheduler {
                 <= num_available
     }
 
-    /// The number of the `rest` prompt tokens of one request that the step may compute.
+    /// How many of a request's `rest` remaining prompt tokens the step may compute.
     pub(super) fn chunk_len(&self, rest: u32, budget: &StepBudget) -> u32 {
         let room = budget.prefill_room();
         if !self.config.enable_chunked_prefill {
@@ -99,8 +99,8 @@ impl Scheduler {
         }
     }
 
-    /// Looks a waiting request up in the prefix tree and counts its pages. A follower waits for its leader from then
-    /// on.
+    /// Looks a waiting request up in the prefix tree and counts its pages. If the request has a leader, it becomes a
+    /// follower and waits.
     pub(super) fn candidate(
         &mut self,
         index: RequestIndex,
@@ -109,7 +109,7 @@ impl Scheduler {
         let state = &self.requests[index];
         let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
         if self.spills.has(state.id()) {
-            // Rows after those that another node has computed are its own, and the tree may have other bits for them.
+            // The request computes the rows after the received ones itself, and the tree may have them with other bits.
             found = self.ready_prefix(index, state.num_rows().min(state.num_publishable_rows()));
         } else if self.config.enable_prefix_caching {
             found = self.find_waiting(index, plan.batch.step);
@@ -132,14 +132,14 @@ impl Scheduler {
         if num_cached == 0 || self.has_pages_for(&candidate) {
             return Ok(candidate);
         }
-        // The request can compute those rows itself, in pages that it takes in any case.
+        // Without the donor, the request computes those rows itself, in pages that it takes in any case.
         let mut found = candidate.found;
         found.donor = None;
         found.tables = self.kv.tables_of(&found.path);
         Ok(self.count_candidate(index, found, num_restored_rows))
     }
 
-    /// The prefilling request or the fetch, if any, that is about to publish the next block of this one, and the number
+    /// The prefilling request or the fetch, if any, that is about to publish this request's next block, and the number
     /// of blocks to wait for.
     fn leader_of(
         &self,
@@ -173,7 +173,7 @@ impl Scheduler {
     }
 
     /// Counts the pages that a request needs after its found prefix. Another node or host memory fills `num_given_rows`
-    /// of its rows before it starts.
+    /// of the request's rows before the request starts.
     pub(super) fn count_candidate(
         &self,
         index: RequestIndex,
@@ -212,8 +212,8 @@ impl Scheduler {
         state.find_prefix(&self.kv, step)
     }
 
-    /// The number of the pages found for a candidate that are in use, and of those that other requests still hold when
-    /// it ends.
+    /// How many of the pages found for a candidate are in use, and how many of them other requests will still hold when
+    /// the candidate ends.
     fn num_found_in_use(&self, found: &PageTables) -> (usize, usize) {
         let (mut num_in_use, mut num_shared) = (0, 0);
         for (group, table) in self.config.kv_groups.iter().zip(found.iter()) {
@@ -294,7 +294,7 @@ impl Scheduler {
         for page in found.tables.pages() {
             self.kv.lock(page);
         }
-        // Its blocks stay when pages are evicted for it.
+        // The request's path is set first, so that the eviction of pages for the request leaves its blocks in the tree.
         let state = &mut self.requests[*index];
         let num_blocks = found.path.len() as u32;
         state.begin_path(&mut self.kv, found.path.last().copied(), num_blocks);

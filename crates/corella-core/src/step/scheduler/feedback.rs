@@ -15,10 +15,9 @@ type Drawn = (SlotId, Sample);
 impl Scheduler {
     /// Processes the results of the oldest step in flight.
     ///
-    /// # Panics
-    /// Panics when `output` does not belong to that step. Steps return in order. Each span that draws has one sample,
-    /// and one for each accepted draft. Each span also has its log-probabilities and its hidden state, or the reason
-    /// for which it has no result.
+    /// # Panics Panics when `output` does not belong to that step. Steps return in order. Each span that draws has one
+    /// sample, and one more for each accepted draft. Each span also has the log-probabilities and the hidden state that
+    /// it yields, or the reason why it has no result.
     pub fn update_from_output(&mut self, output: &BatchOutput) {
         let returned = self.take_oldest(output.step);
         let mut undrawn = output.undrawn.iter().peekable();
@@ -74,7 +73,7 @@ impl Scheduler {
         );
     }
 
-    /// Splits off the samples of a span that draws. The others belong to later spans.
+    /// Splits off the samples of a span that draws. The remaining samples belong to later spans.
     fn split_samples<'a>(
         &self,
         span: &InflightSpan,
@@ -97,16 +96,17 @@ impl Scheduler {
         (own, others)
     }
 
-    /// Ends the requests whose logits are not numbers with an error. All blocks that they have computed since they took
-    /// their slots may be void too and are unpublished, and requests that have read them start over. If such a request
-    /// had drafts in its span, a draft may be the cause, because even an attention weight of 0 lets a NaN through. So
-    /// it starts over without speculation instead of ending.
+    /// Ends the requests whose logits are not numbers with an error. All blocks that these requests have computed since
+    /// they took their slots may be void too. The blocks are unpublished, and requests that have read them start over.
+    /// If such a request had drafts in its span, a draft may be the cause, because even an attention weight of 0 lets a
+    /// NaN through. So the request starts over without speculation instead of ending.
     fn handle_undrawn(&mut self, failed: &[(&InflightSpan, &str)], step: StepId) {
         if failed.is_empty() {
             return;
         }
         let mut undefined = Undefined::new(self.config.num_pages);
-        // Other requests can have read those pages only since then, possibly before a preemption.
+        // Other requests can have read the void pages only since the first of these starts, possibly before a
+        // preemption.
         let mut first_started = step;
         for (span, _) in failed {
             self.forget_span(span, step);
@@ -131,7 +131,7 @@ impl Scheduler {
             others = rest;
         }
         for (span, reason) in failed {
-            // It may itself have started from pages of one of those readers.
+            // The request may itself have started from pages of one of those readers.
             self.unpublish_undefined(span.index, first_started, &mut undefined);
             self.end_undrawn(span, reason);
         }
@@ -208,8 +208,8 @@ impl Scheduler {
         self.release_if_drained(index);
     }
 
-    /// Appends tokens one by one, as if separate steps had drawn them, until one ends the request. All but the last
-    /// were drafts in the step, so their rows are in the pages. Tokens after the end are dropped.
+    /// Appends tokens one by one, as if separate steps had drawn them, until one ends the request. All tokens but the
+    /// last were drafts in the step, so their rows are in the pages. Tokens after the end are dropped.
     fn append_tokens(&mut self, index: RequestIndex, samples: &[Drawn]) {
         for (at, (_, sample)) in samples.iter().enumerate() {
             if at > 0 {
@@ -276,7 +276,7 @@ impl Scheduler {
         }
     }
 
-    /// Requeues a request without its KV and without the results of steps in flight.
+    /// Requeues a request. Its KV and the results of steps in flight are dropped.
     fn reset(&mut self, index: RequestIndex) {
         let reason = "what it shares with other requests is undefined";
         let state = &self.requests[index];

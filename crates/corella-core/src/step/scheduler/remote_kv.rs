@@ -11,8 +11,8 @@
 //! [`handle_kv_arrived`](Scheduler::handle_kv_arrived), and the last row is computed again for its logits.
 //!
 //! A reservation takes all pages of the prompt at once, so that two requests with half of their pages each never wait
-//! for each other. It counts in the page forecast like a running request. Received pages are in no batch and not in the
-//! prefix tree before all of them have arrived.
+//! for each other. The page forecast counts a reservation like a running request. Received pages are in no batch and
+//! not in the prefix tree before all of them have arrived.
 
 use alloc::vec::Vec;
 
@@ -27,24 +27,25 @@ use crate::{
 /// The pages of a request whose KV another node will fill.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// The page table of each KV group, up to the request's last token. Pages that it does not read are left out.
+    /// The page table of each KV group, up to the request's last token. Pages that the request will not read are left
+    /// out.
     pub tables: Vec<PageTable>,
     /// For models with recurrent layers, the snapshot for the state after all rows.
     pub state: Option<SnapshotId>,
     /// The first rows, in whole pages, are already present and must not be written.
     pub num_cached_rows: u32,
-    /// The number of this reservation among all granted ones, counted from 1.
-    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) reaches it together with the page
-    /// counts that include its pages.
+    /// The index of this reservation among all granted ones, counted from 1. When
+    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) is at least this, the page counts
+    /// beside it include the reservation's pages.
     pub granted_as: u64,
 }
 
 /// The fate of a request whose KV does not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LostKv {
-    /// It waits to be computed here.
+    /// The request waits, and is computed here.
     Recompute,
-    /// It ends with this reason.
+    /// The request ends with this reason.
     End(alloc::boxed::Box<str>),
 }
 
@@ -56,8 +57,8 @@ impl Scheduler {
     /// [`handle_kv_lost`](Self::handle_kv_lost) reports that all writes to them have ended.
     ///
     /// [`AdmissionError::NoRoom`] means that another node may have room. [`AdmissionError::NoDecodeNode`] means that
-    /// this node cannot serve the request, because it asks for log-probabilities or a hidden state of the prompt, which
-    /// only the node that computes it has.
+    /// this node cannot serve the request, because the request asks for log-probabilities or a hidden state of the
+    /// prompt, which only the node that computes the prompt has.
     pub fn reserve(
         &mut self,
         request: Request,
@@ -79,7 +80,7 @@ impl Scheduler {
         self.forecast.expect_output(state);
         state.limit_rows_at_once(self.config.num_rows_at_once(num_rows));
         state.enter(Phase::Receiving);
-        // Its last row may be computed again.
+        // The last row may be computed again, so it does not count as given.
         let candidate = self.count_candidate(index, found, num_rows - 1);
         self.keep_pages_of_running();
         let num_new_pages = candidate.num_new_pages;
@@ -122,7 +123,7 @@ impl Scheduler {
         self.forecast.count(state);
     }
 
-    /// The whole computed pages of its first `num_rows` tokens in the prefix tree.
+    /// The prefix of a request's first `num_rows` tokens that is cached in whole pages and computed by returned steps.
     pub(super) fn ready_prefix(&self, index: RequestIndex, num_rows: u32) -> FoundPrefix {
         let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
         if !self.config.enable_prefix_caching {
@@ -269,7 +270,7 @@ impl Scheduler {
     }
 
     /// Makes sure that the page table of a request without a slot has room for its next position. If no page is free
-    /// and no running or leaving request could free one, the youngest arrived requests are preempted for their pages.
+    /// and no running or leaving request could free one, preempts the youngest arrived requests for their pages.
     fn has_page_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         loop {
             let state = &mut self.requests[index];
@@ -321,7 +322,8 @@ impl Scheduler {
         self.plan_span(index, 1, plan);
         self.forecast.recount(&mut self.requests[index]);
     }
-    /// Counts the prompt of a request with KV when it first gets a slot, or loses its pages before that.
+    /// Counts the prompt of a request whose KV has arrived, when the request first gets a slot or loses its pages
+    /// before that.
     pub(super) fn note_admitted(&mut self, index: RequestIndex) {
         let now_us = self.pace.now_us();
         let state = &mut self.requests[index];
