@@ -1,5 +1,5 @@
-//! The kernels' registers and shared memory, as the assembler reports them for the architectures that differ. It needs
-//! NVRTC, but neither a GPU nor a driver.
+//! The kernels' registers and shared memory, as the assembler reports them for the architectures that differ. Reading
+//! them needs NVRTC, but neither a GPU nor a driver.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use recording_device::{RecordedModule, RecordingDevice};
 /// The generations whose code differs: Ampere, Hopper and Blackwell.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
-/// For all compilers except the first, Hopper represents the others: everything compiles, and its costs are known.
+/// The generations that are compiled with other versions of NVRTC than the first. Hopper represents the others there.
 const ARCHITECTURES_OF_OTHERS: [&str; 1] = ["sm_90a"];
 
 /// The major version of NVRTC with known code for every architecture.
@@ -117,7 +117,7 @@ impl KernelTable {
         self.kernels.len()
     }
 
-    /// The costs above the recorded ones, one line each.
+    /// The costs that exceed the recorded ones, one line each.
     pub fn complaints(&self, recorded: &Self) -> Vec<String> {
         let mut complaints = Vec::new();
         if self.nvrtc_version != recorded.nvrtc_version {

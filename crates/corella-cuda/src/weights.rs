@@ -109,7 +109,7 @@ impl Weights {
         self.num_bytes
     }
 
-    /// All matrices.
+    /// All matrices of the layers, and the head.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         let of_layers = self
             .layers
@@ -128,7 +128,7 @@ struct Upload<'a> {
     num_bytes: usize,
 }
 
-/// The pinned memory for tensors: enough for a copy to run at full speed.
+/// The size of the pinned memory for tensors, which is enough for copies at full speed.
 const STAGING_BYTES: usize = 16 << 20;
 
 impl<'a> Upload<'a> {
@@ -292,8 +292,8 @@ impl<'a> Upload<'a> {
         self.with_kernels(weights, bias.into_iter().chain(buffers).collect())
     }
 
-    /// The kernels' layout for the integers of tensors; `None` if they are multiplied as floats: in f32, and if the
-    /// parts have no common layout.
+    /// The kernels' layout for the integers of tensors; `None` if the tensors are multiplied as floats: in f32, and if
+    /// they have no common layout.
     fn layout(&self, parts: &[(&Tensor, usize)], k: usize) -> Option<WeightLayout> {
         if self.element == Element::F32 {
             return None;
@@ -431,7 +431,7 @@ fn layout_of(tensor: &Tensor, k: usize) -> Option<WeightLayout> {
     }
 }
 
-/// The layout in which rows of both can be multiplied.
+/// The layout in which rows of both layouts can be multiplied.
 fn common_layout(a: WeightLayout, b: WeightLayout) -> Option<WeightLayout> {
     use WeightLayout::{Int4Groups, Int8Channels, Int8Groups};
     match (a, b) {

@@ -2,22 +2,22 @@
 //!
 //! The division of a step never changes a result: the positions at which the context of a query is cut into splits
 //! depend only on the query's position and the model, and the kernels merge splits in their order, from any block
-//! (`kernels/attention_item.cuh`). So all other choices here may suit the step.
+//! (`kernels/attention_item.cuh`). So all other choices here may differ from step to step.
 
 use std::ops::Range;
 
 /// Rows of a tile for decoding. A row is a token's query head.
 pub const SMALL_TILE_ROWS: usize = 16;
 
-/// A span with more rows than this is computed in large tiles. Two small tiles read keys and values twice, which costs
-/// less than a mostly empty large tile.
+/// A span with more rows than this is computed in large tiles. For fewer rows, two small tiles, which both read all
+/// keys and values, cost less than a mostly empty large tile.
 const MAX_ROWS_IN_SMALL_TILES: usize = 2 * SMALL_TILE_ROWS;
 
-/// The shortest split: two blocks of keys. A block of threads needs more than a microsecond before its first keys
-/// arrive, about its time for a few blocks of keys.
+/// The shortest split: two blocks of keys. A thread block waits more than a microsecond for its first keys, about as
+/// long as it takes to compute a few blocks of keys.
 const MIN_SPLIT_SHIFT: u32 = 7;
 
-/// Results of an item alone need no partials.
+/// The value for an item that is alone in its task: its results need no partials.
 const NO_PARTIALS: u32 = u32::MAX;
 
 /// One KV head's share of an item is the work of one thread block. The fields match `attention_item.cuh`.
@@ -82,7 +82,7 @@ pub struct AttentionPlan {
 /// Rows of a tile with all splits of their contexts.
 #[derive(Clone, Copy, Debug)]
 struct Task {
-    /// Without a division.
+    /// The undivided task, as one item.
     item: AttentionItem,
     is_large: bool,
     /// Positions read.
@@ -95,8 +95,8 @@ impl AttentionShape {
         self.num_heads / self.num_kv_heads
     }
 
-    /// The most splits of a context without a window. Few KV heads need many splits to keep a device busy with one
-    /// sequence: an H100 has 132 multiprocessors, and 8 KV heads with 16 splits are 128 blocks.
+    /// The largest number of splits in a context without a window. Few KV heads need many splits to keep a device busy
+    /// with one sequence: an H100 has 132 multiprocessors, and 8 KV heads with 16 splits are 128 blocks.
     fn max_splits(&self) -> usize {
         (128 / self.num_kv_heads).next_power_of_two().clamp(16, 64)
     }
@@ -135,14 +135,14 @@ impl AttentionShape {
         self.large_tile_rows_for(1).is_some()
     }
 
-    /// The most items of a step of `num_rows` rows, of small and of large tiles together.
+    /// The largest number of items in a step of `num_rows` rows, of small and of large tiles together.
     pub fn max_items(&self, num_rows: usize, limits: &PlanLimits) -> usize {
         // Dividing tasks adds at most one item for each share of the work.
         self.max_tasks(num_rows) + limits.num_blocks
     }
 
-    /// The most tasks of a step of `num_rows` rows: one for every token, or several if a token has more heads than a
-    /// tile. A task may have a counter for each KV head.
+    /// The largest number of tasks in a step of `num_rows` rows: one for every token, or several if a token has more
+    /// heads than a tile has rows. A task may have a counter for each KV head.
     pub fn max_tasks(&self, num_rows: usize) -> usize {
         num_rows * self.group().div_ceil(SMALL_TILE_ROWS)
     }
@@ -298,7 +298,7 @@ mod tests {
                 let shift = item.split_shift;
                 assert_eq!(shift, shape.split_shift(position));
                 for split in item.first_split..item.first_split + item.num_splits {
-                    // Splits of a tile that its row does not see are not its work.
+                    // The tile may have splits that this row does not see. They are not the row's work.
                     let seen = shape.first_seen(position) >> shift..=position >> shift;
                     if seen.contains(&(split as usize)) {
                         let first_row = item.first_row as usize;

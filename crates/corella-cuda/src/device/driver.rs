@@ -38,7 +38,8 @@ pub struct GpuDevice {
     workspace: DevicePointer,
     /// Whether blocks of a kernel may start while the previous kernel still runs.
     overlaps_kernels: bool,
-    /// The library is large, and most executors do not need it: it is loaded at its first use.
+    /// The vendor's library for products. It is large, and most executors do not need it, so it is loaded at its first
+    /// use.
     products: OnceLock<Result<Products, DeviceError>>,
     modules: Modules,
     graphs: RwLock<Vec<sys::CUgraphExec>>,
@@ -50,7 +51,7 @@ unsafe impl Send for GpuDevice {}
 // SAFETY: as above; mutable state lies behind locks.
 unsafe impl Sync for GpuDevice {}
 
-/// Events by the number in `Event`, and the unused ones among them.
+/// Events by the index in `Event`, and the indices of unused events.
 #[derive(Debug, Default)]
 struct EventPool {
     events: Vec<sys::CUevent>,
@@ -58,7 +59,7 @@ struct EventPool {
 }
 
 impl GpuDevice {
-    /// Opens the GPU with this number, as the driver counts them.
+    /// Opens the GPU with this index, in the driver's order.
     pub fn open(ordinal: usize) -> Result<SharedDevice, DeviceError> {
         let driver_version = calls::load()?;
         let nvrtc = Nvrtc::open()?;
@@ -66,7 +67,7 @@ impl GpuDevice {
         let properties = properties(device, &nvrtc)?;
         let architecture = &properties.architecture;
         let max_shared_bytes = properties.max_shared_bytes;
-        // From here on, dropping the value closes the device.
+        // From here on, dropping `opened` closes the device.
         let mut opened = Self {
             modules: Modules::new(nvrtc, architecture, driver_version, max_shared_bytes),
             properties,
@@ -248,7 +249,7 @@ fn launch_attribute(id: Id, value: sys::CUlaunchAttributeValue) -> sys::CUlaunch
     sys::CUlaunchAttribute { id, pad, value }
 }
 
-/// All properties except the sizes of its memory.
+/// All properties of the device except the sizes of its memory.
 fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, DeviceError> {
     let attribute = |attribute| {
         let mut value = 0;
@@ -306,7 +307,7 @@ impl Device for GpuDevice {
     }
 
     unsafe fn free(&self, pointer: DevicePointer) {
-        // Memory that cannot be freed is lost with the device, which is then unusable.
+        // If the memory cannot be freed, the device is unusable, and the memory is lost with it.
         if self.bind().is_ok() {
             // SAFETY: the caller's promise.
             let _ = unsafe { sys::cuMemFree_v2(pointer.0) };
@@ -522,7 +523,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_driver_says_so_in_a_line() {
-        // On a machine with a GPU, opening a missing one gives that error.
+        // On a machine with a GPU, the error says that there is no GPU with this index.
         let error = GpuDevice::open(4096).unwrap_err().0;
         let reasons = [
             "no NVIDIA driver was found (libcuda.so.1): ",

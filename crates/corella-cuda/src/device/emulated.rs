@@ -28,7 +28,7 @@ mod tests;
 use guarded_memory::GuardedMemory;
 use library::{Function, Library};
 
-/// The reported size of its memory.
+/// The size of memory that the device reports.
 const TOTAL_BYTES: usize = 1 << 30;
 /// The limit of the smallest supported device, `sm_80`.
 const MAX_SHARED_BYTES: usize = 163 << 10;

@@ -2,12 +2,12 @@
 //
 // The threads of a block are fibers of one host thread. A fiber runs until it waits for others, at a barrier or for an
 // exchange within its warp; the last to arrive does the exchange for all. Fibers run alternately in rising and in
-// falling order, so that a kernel without a needed barrier gives another result in one of them. So do the blocks of
-// successive launches, none of which may wait for another. Shared memory holds NaN before each block, and so does the
-// destination of an asynchronous copy before its wait.
+// falling order, so that a kernel that lacks a barrier gives a wrong result in one of the orders. The order of blocks
+// alternates from launch to launch, and no block may wait for another. Shared memory holds NaN before each block. The
+// destination of an asynchronous copy holds NaN until the kernel waits for the copy.
 //
-// All state belongs to one copy of the shared object, which runs one launch at a time. None of it may lie in .bss,
-// which is the static shared memory: CUDA has no other variables without initialiser in a kernel's source.
+// All state belongs to one copy of the shared object, which runs one launch at a time. No state may lie in .bss,
+// because .bss is the static shared memory: in a kernel's source, only shared variables have no initialiser.
 #pragma once
 #define EMULATED_DEVICE
 
@@ -55,10 +55,10 @@ struct EmulatedLaunch {
     unsigned shared_bytes;
     // Dynamic shared memory, aligned to 128 bytes, with inaccessible memory behind it.
     unsigned char* shared;
-    // A stack for each thread, this many bytes after the previous one.
+    // The stacks of threads, at a distance of `stack_stride` bytes.
     unsigned char* stacks;
     size_t stack_stride;
-    // The present block and thread, for the handler of a fault.
+    // The block and the thread that run now, for the handler of a fault.
     unsigned now[4];
     char error[512];
 };
@@ -84,7 +84,7 @@ struct Fiber {
 #else
     void* stack_pointer;
 #endif
-    // The operation that it waits at, "" while it need not wait.
+    // The operation at which the fiber waits; "" while the fiber can run.
     const char* waits_at;
     PendingCopy* copies;
     unsigned num_copies, max_copies;
@@ -182,8 +182,8 @@ static void prepare(Fiber& fiber, unsigned char* stack, size_t num_bytes, void (
     __builtin_unreachable();
 }
 
-// Names a waiting thread and one that it waits for; within a warp, if such a pair exists, because threads of other
-// warps may wait at a barrier only for that reason.
+// Names a waiting thread, and a thread that it waits for. A pair within one warp comes first: threads of other warps
+// may wait at a barrier only because of such a pair.
 static void report_deadlock() {
     const unsigned num_threads = state.block_size.x;
     auto place = [](unsigned thread) { return state.fibers[thread].waits_at; };
@@ -200,7 +200,7 @@ static void report_deadlock() {
          place(missing));
 }
 
-// Runs another fiber, one that need not wait.
+// Runs another fiber that need not wait.
 static void run_next() {
     const unsigned last = state.thread_index.x;
     unsigned warp = last / WARP;
@@ -228,7 +228,7 @@ static void wait_at(const char* place) {
     state.fibers[thread].waits_at = "a place before";
 }
 
-// Waits until all lanes of the warp have arrived, each with a value. The last calls `act` with all of them.
+// Waits until all lanes of the warp have arrived, each with a value. The last lane calls `act` with all values.
 template <class Value, class Act>
 static inline void exchange(const char* name, Value& value, Act act) {
     const unsigned thread = state.thread_index.x;
@@ -273,7 +273,7 @@ static inline void check_shared(const void* pointer, const char* what) {
 
 static void run_block() {
     EmulatedLaunch& launch = *state.launch;
-    // Whole pages may follow the section's end, but no more of the section.
+    // The memory behind the section's end, up to the end of its page, belongs to no variable.
     memset(&__bss_start, 0xff, &_end - &__bss_start);
     memset(launch.shared, 0xff, launch.shared_bytes);
     const Dimensions& block = state.block_index;
@@ -414,7 +414,7 @@ static inline void prefetch(const void*) {}
 
 static inline unsigned char* dynamic_shared() { return emulation::state.launch->shared; }
 
-// As in the device's conversions: to the nearest, ties to even, and every NaN to the same.
+// Rounds as the device's conversions do: to the nearest number, ties to even, and every NaN to the same NaN.
 static inline unsigned short bf16_bits(float value) {
     const unsigned bits = __float_as_uint(value);
     if (value != value) return 0x7fff;

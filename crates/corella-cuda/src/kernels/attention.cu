@@ -5,17 +5,17 @@
 // values (for the sums). Two shapes of this are compiled:
 //
 // * 16 rows and 4 column warps, for decoding. Memory is the limit: an H100 brings a multiprocessor about 14 bytes per
-//   clock, thus a block of keys and values with 128 dimensions in bf16 (32 KiB) every 2300 clocks. One warp alone
-//   would take about as long for its products, addresses and softmax; four take a third, so that two or three thread
-//   blocks on a multiprocessor hide each other's latencies. Padding 4 heads to 16 rows costs nothing: the tensor cores
-//   are idle for most of the time.
+//   clock, thus a block of keys and values with 128 dimensions in bf16 (32 KiB) every 2300 clocks. One warp alone would
+//   take about as long for products, addresses and softmax. Four warps take a third of that time, so that two or three
+//   thread blocks on a multiprocessor hide each other's latencies. Padding 4 heads to 16 rows costs nothing: the tensor
+//   cores are idle for most of the time.
 // * 128 rows and 4 row warps with 2 row tiles each, for prompts. The tensor cores are the limit: 1620 clocks for a
 //   block of 64 keys at the rate of mma.sync. Each warp reads all keys and values from shared memory: at 128 bytes per
 //   clock that is 1024 clocks with 32 rows in a warp, and would be 2048 with 16.
 //
-// A row's operations are the same in both shapes, and so are its bits: scores sum over dimensions 16 by 16, a block's
-// weights are summed separately for each 16 keys, values sum over keys 16 by 16. The shapes differ in the threads that
-// do the work and in the places of intermediate results.
+// A row's operations, and so the bits of its results, are the same in both shapes: scores sum over dimensions 16 by 16,
+// a block's weights are summed separately for each 16 keys, values sum over keys 16 by 16. The shapes differ in the
+// threads that do the work and in the places of intermediate results.
 #include "attention_staging.cuh"
 
 constexpr int WARP_ROWS = 16 * ROW_TILES;
@@ -29,10 +29,10 @@ constexpr int WARP_DIM_RUNS = (DIM_RUNS + COLUMN_WARPS - 1) / COLUMN_WARPS;
 constexpr bool IS_DIVIDED = COLUMN_WARPS > 1;
 // Elements from one row's weights in shared memory to the next one's.
 constexpr int WEIGHT_STRIDE = KEYS + 8;
-// A block's weights lie in place of its keys, which are no longer read. They must not where zeros pad the keys: NaN
-// would stay there for other requests.
+// A block's weights replace its keys, which are no longer read. Where zeros pad the keys, weights have memory of their
+// own: a NaN among them would stay in the padding for other requests.
 constexpr bool HAS_WEIGHTS = IS_DIVIDED && !IS_CONVERTED && DIMS > HEAD_DIM;
-// Registers suffice for this many blocks on a multiprocessor.
+// The number of blocks on a multiprocessor for which registers suffice.
 constexpr int BLOCKS_AT_ONCE = IS_DIVIDED && DIMS <= 128 ? 3 : 1;
 
 // The place of a lane. Matrices of scores and sums of values have mma's layout: of each tile of 16 rows, lane l has
@@ -51,13 +51,14 @@ struct Place {
     __device__ bool has_dims(int run) const {
         return DIM_RUNS % COLUMN_WARPS == 0 || column * WARP_DIM_RUNS + run < DIM_RUNS;
     }
-    // The begin of the lane's row of the four matrices that make 16 rows and 16 columns of an operand.
+    // The begin of the row whose address this lane gives, in the four matrices that make 16 rows and 16 columns of an
+    // operand.
     __device__ u32 matrix_row(u32 first_row, u32 first_column, u32 stride) const {
         return (first_row + lane % 16) * stride + first_column + lane / 16 * 8;
     }
 };
 
-// Scores of a block, later its weights.
+// The scores of a block, and later the block's weights.
 using Scores = float[ROW_TILES][WARP_KEY_RUNS][2][4];
 
 // The sums over a run of keys, except the weights.
@@ -76,7 +77,8 @@ struct Sums {
     }
 };
 
-// Begins to read the tile's queries if they can be copied 16 bytes at a time; otherwise reads them.
+// Begins to copy the tile's queries, 16 bytes at a time. If the head's length does not allow that, reads the queries at
+// once.
 DEVICE void load_queries(const AttentionArgs& args, const AttentionItem& item, u32 kv_head, bf16* queries) {
     if constexpr (HEAD_DIM % 8 == 0) {
         constexpr int CHUNKS = DIMS / 8;
@@ -245,7 +247,8 @@ DEVICE void weigh(const AttentionArgs& args, const float (&largest)[ROW_TILES][2
     }
 }
 
-// Adds a block's weighed values. If warps divide the keys, each needs the weights of all, in `shared`.
+// Adds a block's weighed values. If warps divide the keys, each warp needs the weights of all warps, which are in
+// `shared`.
 DEVICE void add_values(const Place& place, const bf16* values, const float* value_scales, bf16* shared,
                        Scores& weights, Sums& sums) {
     // The warp's own weights as the first operand: 16 rows and 16 keys in 4 registers.
@@ -433,7 +436,7 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
         const u32 kv_head = unit % args.num_kv_heads;
         const KeyRange range = key_range(args, item, KEYS);
         const u32 num_blocks = (range.end - range.begin + KEYS - 1) / KEYS;
-        // Before it, no row sees a key that another does not see at its other end.
+        // Every row sees the keys from here on, up to the row's own position.
         const u32 all_see_from = first_seen(args, range.last_position);
 
         // The shared memory of the previous unit is no longer read.
@@ -481,7 +484,8 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
                 // The block has arrived for all threads, and none reads the previous one any more.
                 __syncthreads();
 
-                // Begins the next block's copies, and the lookup of the one behind it, which ends after the products.
+                // Begins the copies of a later block, and the look-up of the pages of the block behind that one, which
+                // ends after the products.
                 const u32 next = block + NUM_STAGES - 1;
                 if (next < num_blocks) {
                     staging.begin(next % NUM_STAGES);
@@ -507,7 +511,7 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
                 float largest[ROW_TILES][2];
                 multiply_keys(place, queries, keys, scores);
                 finish_scores(args, place, scales[stage][0], scores);
-                // All rows see most blocks as a whole.
+                // Most blocks need no mask, because every row sees all their keys.
                 if (block_position + KEYS - 1 > item.position || block_position < all_see_from) {
                     mask(args, place, block_position, positions, scores);
                 }

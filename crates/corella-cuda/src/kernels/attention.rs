@@ -18,12 +18,12 @@ mod tests;
 /// Threads of a block, in all kernels.
 const NUM_THREADS: u32 = 128;
 
-/// Static shared memory of a kernel beside the dynamic one, where it is scarce.
+/// The largest static shared memory, in bytes, of the kernels whose dynamic shared memory may reach the limit.
 const STATIC_BYTES: usize = 2816;
 
-/// Rows of partial results in a device's memory, 32 MiB with 128 dimensions. One sequence of 8192 positions with 8 KV
-/// heads of 4 heads each takes 512, and a tile of its prompt 16384; with enough tiles to keep the device busy, none are
-/// needed.
+/// Rows of partial results in a device's memory, 32 MiB with 128 dimensions. To decode one sequence of 8192 positions
+/// with 8 KV heads of 4 query heads each takes 512 rows, and a tile of its prompt takes 16384. With enough tiles to
+/// keep the device busy, no rows are needed.
 const NUM_PARTIAL_ROWS: usize = 1 << 16;
 
 /// The kernels of one kind of attention.
@@ -62,10 +62,10 @@ pub struct ItemList {
     pub items: DevicePointer,
     /// The capacity in items, at least 1.
     pub max_items: usize,
-    /// The address of their number, a `u32`.
+    /// The address of the number of items, a `u32`.
     pub count: DevicePointer,
-    /// Their number, if known when the launch is recorded: each item and KV head then has a thread block of its own.
-    /// Otherwise the device's concurrent blocks share them.
+    /// The number of items, if known when the launch is recorded: each item and KV head then has a thread block of its
+    /// own. Otherwise the device's concurrent blocks share them.
     pub num_items: Option<usize>,
 }
 
@@ -74,7 +74,7 @@ pub struct ItemList {
 pub struct AttentionStep<'a> {
     pub queries: DevicePointer,
     pub out: DevicePointer,
-    /// The layer within page 0.
+    /// The address of the layer's keys and values in page 0.
     pub kv: DevicePointer,
     /// The page tables of the layer's KV group, `[slot][table_len]`.
     pub tables: DevicePointer,
@@ -304,7 +304,8 @@ impl Tiling {
         row_tiles: 1,
     };
 
-    /// Two row tiles take twice the registers, and the sums for more than 128 dimensions leave too few of them.
+    /// Two row tiles take twice the registers, and the sums for more than 128 dimensions leave too few registers for
+    /// that.
     fn large(head_dim: usize) -> Self {
         Self {
             row_warps: 4,
@@ -330,8 +331,8 @@ impl Tiling {
     }
 }
 
-/// The number of concurrent blocks of a multiprocessor with this much dynamic shared memory. It has 1 KiB more than a
-/// block may have, and keeps 1 KiB of it for each block. Registers suffice for three blocks.
+/// The number of concurrent blocks of a multiprocessor with this much dynamic shared memory. A multiprocessor has 1 KiB
+/// more than a block may have, and reserves 1 KiB for each block. Registers suffice for three blocks.
 fn blocks_at_once(max_shared_bytes: usize, shared_bytes: usize) -> usize {
     const RESERVED_BYTES: usize = 1024;
     ((max_shared_bytes + RESERVED_BYTES) / (shared_bytes + STATIC_BYTES + RESERVED_BYTES))

@@ -73,7 +73,7 @@ enum Kernels {
     },
 }
 
-/// For more rows than `NARROW_ROWS`.
+/// The kernels for more rows than the last of `NARROW_ROWS`.
 #[derive(Clone, Debug)]
 enum ManyRows {
     Wide {
@@ -100,14 +100,14 @@ struct WideTile {
 /// The number of gates before the values that they gate in a tile (`channel_row` of `linear_args.cuh`).
 const GATE_RUN: usize = 8;
 
-/// The most rows of a block in each kind of `linear_narrow.cu`.
+/// The largest number of rows in a block, for each variant of `linear_narrow.cu`.
 const NARROW_ROWS: [usize; 3] = [8, 16, 32];
 const NARROW_CHANNELS: usize = 16;
 /// Words from one column of sums to the next.
 const NARROW_STRIDE: usize = NARROW_CHANNELS + 4;
 
-/// The most tiles of rows that are walked side by side. An H100 has room for 264 large blocks: 16 tiles of rows and as
-/// many of channels, which read least.
+/// The largest number of tiles of rows in a band. An H100 has room for 264 large blocks, about 16 tiles of rows by 16
+/// of channels, and equal numbers read the fewest bytes.
 const BAND_TILES: usize = 16;
 
 const EXACT_CHANNELS: usize = 4;
@@ -146,8 +146,9 @@ impl Linear {
         Self::load_kernels(device, weights, element, None, uses_wgmma)
     }
 
-    /// The same for a layer whose first half of outputs, activated, is multiplied by the second half: outputs are
-    /// `[row][n / 2]`. Gates are not rounded before that, so the bits differ from `ActivationKernel`.
+    /// The same for a gated layer: the activated first half of the outputs is multiplied by the second half, and
+    /// outputs are `[row][n / 2]`. Gates are not rounded before they are activated, so the bits differ from those of
+    /// `ActivationKernel`.
     pub fn load_gated(
         device: &SharedDevice,
         weights: LinearWeights,
@@ -214,7 +215,8 @@ impl Linear {
         else {
             return 0;
         };
-        // Only few tiles are divided, and more rows in the same tiles need more memory.
+        // Only launches with few tiles divide them. Among row counts with the same number of tiles, the largest needs
+        // the most memory.
         let last_rows =
             (1..=max_rows.div_ceil(small.tile.rows)).map(|tiles| tiles * small.tile.rows);
         let divided = last_rows
@@ -275,8 +277,8 @@ impl Linear {
         unsafe { device.launch(Stream::Compute, self.finish, grid, args_bytes(args)) }
     }
 
-    /// The kernel for a number of rows, its launch, and the number of blocks that share the splits of a tile. Several
-    /// blocks leave partial sums in scratch.
+    /// The kernel for a number of rows, its launch, and the number of blocks that share the splits of a tile. If there
+    /// are several such blocks, they leave partial sums in `scratch`.
     fn plan(&self, num_rows: usize) -> (Kernel, Grid, usize) {
         let (n, splits) = (self.weights.n, self.num_splits);
         let threads = 32 * splits as u32;
@@ -386,7 +388,7 @@ impl Linear {
 /// Loads the kernels of a layer.
 struct KernelLoader<'a> {
     device: &'a SharedDevice,
-    /// The macros of all of them.
+    /// The macros that all kernels of the layer have.
     shape: Vec<(&'static str, String)>,
 }
 
@@ -470,7 +472,7 @@ impl<'a> KernelLoader<'a> {
 
 impl WideTile {
     const NUM_THREADS: u32 = 128;
-    /// Bytes of a channel's weights in a stage, and of a row's inputs in a block of 32.
+    /// The number of bytes of a channel's weights in a stage, and of a row's inputs in a block of 32.
     const LOADED_BYTES: usize = 64;
 
     fn count(self, num_rows: usize, n: usize) -> usize {
@@ -489,10 +491,10 @@ impl WideTile {
     }
 }
 
-/// The tile for few tiles in all. Memory is then the limit, as for fewer rows. A multiprocessor needs 20 KB of weights
-/// under way (`linear_narrow.cu`), and warps that multiply while others wait. Four blocks of floats share it: one stage
-/// of each is multiplied, and every other stage has 4 KiB under way. Stages of integers have more inputs in proportion,
-/// and two blocks share a multiprocessor.
+/// The tile for launches with few tiles. Memory is then the limit, as for fewer rows. A multiprocessor needs 20 KB of
+/// weights under way (`linear_narrow.cu`), and warps that multiply while others wait. Four blocks of floats share it:
+/// one stage of each is multiplied, and every other stage has 4 KiB under way. Stages of integers have more inputs in
+/// proportion, and two blocks share a multiprocessor.
 fn small_tile(layout: WeightLayout) -> WideTile {
     WideTile {
         channels: 64,
@@ -506,8 +508,8 @@ fn small_tile(layout: WeightLayout) -> WideTile {
 }
 
 /// Integers have tiles of half the size: stages of integers have more inputs, and scales of groups need a second set of
-/// sums in registers. GPUs for workstations give a block 99 KiB of shared memory, too little for the large tiles of
-/// floats and of 4 bits: there all tiles are small.
+/// sums in registers. GPUs for workstations give a block 99 KiB of shared memory. That is too little for the large
+/// tiles of floats and of 4-bit integers, so these layers have only small tiles there.
 fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
     let tile = WideTile {
         channels: 128,
@@ -523,9 +525,9 @@ fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
     }
 }
 
-/// The number of runs of inputs that are summed separately. It is part of the arithmetic, and so the same on all
-/// devices: with few rows, it gives each of an H100's multiprocessors about 12 warps. It is at most 16, the limit of a
-/// block, and a run has at least two units, because the sums of shorter runs cost prompts more than they gain.
+/// The number of runs of inputs that are summed separately. It determines the bits of results, and so is the same on
+/// all devices. With few rows, it gives each multiprocessor of an H100 about 12 warps. It is at most 16, the limit of a
+/// block. A run has at least two units, because shorter runs would slow down prompts more than they speed up decoding.
 fn num_splits(n: usize, k: usize) -> usize {
     const WANTED_WARPS: usize = 12 * 132;
     const MOST: usize = 16;

@@ -1,13 +1,12 @@
 // A linear layer of bf16 weights for more than 32 rows on sm_90a: tiles go through shared memory by tensor maps, and are
 // multiplied there by `wgmma`.
 //
-// The arithmetic of an output equals linear_narrow.cu's: `wgmma` adds the products of 16 inputs to a sum as `mma.sync`
-// does, in the same bits, if both take the same 16. That was measured (bench/cuda/wgmma_bits.cu), and so was that their
-// order among the 16 does not matter.
+// The arithmetic of an output equals linear_narrow.cu's: if `wgmma` and `mma.sync` add the products of the same 16
+// inputs to a sum, the bits are the same, in any order of the 16. Both facts were measured (bench/cuda/wgmma_bits.cu).
 //
-// A block has a warpgroup for each 64 channels of its tile, and one with a thread that begins all copies. Copies of
-// NUM_STAGES stages of 64 inputs are under way or wait to be multiplied. A multiplying warpgroup has two sets of sums
-// in registers: the chain of the present split, and the total of earlier splits.
+// A block has a warpgroup for each 64 channels of its tile, and one more warpgroup, of which one thread begins all
+// copies. Copies of NUM_STAGES stages of 64 inputs are under way or wait to be multiplied. A multiplying warpgroup has
+// two sets of sums in registers: the chain of the present split, and the total of earlier splits.
 //
 // * Whole tiles, `num_parts` 1: a block computes tile after tile where IS_PERSISTENT, and copies of the next run while a
 //   tile's results are written.
@@ -29,13 +28,13 @@ constexpr u32 STAGE_INPUTS = 64, STAGE_ROW = 128;
 constexpr u32 WEIGHT_BYTES = CHANNEL_TILE * STAGE_ROW;
 constexpr u32 STAGE_BYTES = WEIGHT_BYTES + ROW_TILE * STAGE_ROW;
 constexpr u32 UNIT_STAGES = UNIT / STAGE_INPUTS;
-// Swizzled rows repeat after this.
+// The number of bytes after which the pattern of swizzled rows repeats.
 constexpr u32 ALIGNMENT = 1024;
 // Results of whole tiles change places 32 rows at a time, separately for each warpgroup. The distance between rows, in
 // words: lanes write rows 2 t and channels g.
 constexpr u32 RESULT_ROWS = 32, RESULT_STRIDE = 64 + 4;
 constexpr u32 RESULT_BYTES = RESULT_ROWS * RESULT_STRIDE * 4;
-// The same for the sums of splits that a cluster adds up.
+// The layout of the sums of splits that a cluster adds up.
 constexpr u32 SUM_STRIDE = CHANNEL_TILE + 4;
 constexpr u32 SUM_BYTES = ROW_TILE * SUM_STRIDE * 4;
 static_assert(IS_PERSISTENT || 2 * SUM_BYTES <= NUM_STAGES * STAGE_BYTES, "sums of two splits are in place of stages");
@@ -91,7 +90,7 @@ struct Ring {
     }
 };
 
-// The tiles of a cluster, of which the blocks differ in `block`.
+// The tiles of a cluster. Its blocks differ in `block`.
 struct Tiles {
     u32 row_tiles, channel_tiles, block, next, stride;
     u32 first_channel, first_row;
@@ -250,7 +249,7 @@ struct Consumer {
                 write(tiles, totals);
                 continue;
             }
-            // Results replace stages, which are no longer read.
+            // Results are written over the stages, which are no longer read.
             sync_threads(1 + NUM_CONSUMERS, NUM_CONSUMERS * WARPGROUP);
             if (args.num_parts == 1) {
                 write(tiles, totals);

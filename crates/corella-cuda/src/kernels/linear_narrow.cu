@@ -5,7 +5,7 @@
 // 4 KiB in bf16. Registers, at most 128 of a thread, allow 16 warps, and so 64 KiB; integers, which are smaller, have
 // more units under way. Shared memory would add a copy without a gain, because no two warps read the same weights.
 //
-// Every block reads the inputs, which are thus mostly in the cache of the multiprocessor; weights do not displace them.
+// Every block reads the inputs, so these are mostly in the cache of the multiprocessor; weights do not displace them.
 // Rows of inputs are the 8 columns of `mma`, so 1 row costs tensor cores the same as 8, and that is little: the 512
 // bytes of weights of one `mma` take a multiprocessor 35 clocks to get, and one of its four tensor cores about 4 to
 // multiply.
@@ -20,8 +20,8 @@ constexpr u32 UNIT_BYTES = UNIT_LOADS * LOADED_BYTES;
 constexpr u32 UNIT_GROUPS = UNIT / GROUP_LEN;
 // COLUMN_TILES, a macro, is the number of tiles of 8 rows of a block: 1, 2 or 4.
 constexpr u32 ROWS = 8 * COLUMN_TILES;
-// The registers of a unit, and the number of units that fit into registers; in bf16 two exceed them, but one would not
-// suffice.
+// The registers of a unit, and the number of units that registers should hold. In bf16 two units need more registers
+// than that, but one unit would not suffice.
 constexpr u32 UNIT_REGISTERS = 8 * UNIT_LOADS + (IS_GROUPED ? (UNIT_GROUPS + 1) / 2 * 2 * (1 + HAS_MINIMUM) : 0);
 constexpr u32 MOST_UNITS = (COLUMN_TILES == 4 ? 32 : 56) / UNIT_REGISTERS;
 constexpr u32 DEPTH = MOST_UNITS < 2 ? 2 : MOST_UNITS;
@@ -35,7 +35,7 @@ struct Unit {
 };
 
 // A lane's inputs. Inputs of 8 rows are read a unit ahead: as soon as a block is multiplied, its registers get that
-// block of the next unit. For more rows the registers do not suffice, and inputs are read in their turn.
+// block of the next unit. For more rows the registers do not suffice, and inputs are read when they are needed.
 struct Inputs {
     static constexpr bool IS_AHEAD = COLUMN_TILES == 1;
     // The begin of the lane's inputs of the current unit, in a row and in memory.
@@ -134,7 +134,7 @@ struct Sums {
     }
 
     __device__ __forceinline__ void add(const LinearArgs& args, const Unit& unit, Inputs& inputs, bool is_last) {
-        // After the last unit, it is read again, and ignored.
+        // After the last unit, the same unit is read again and ignored.
         if (Inputs::IS_AHEAD && !is_last) inputs.advance();
 #pragma unroll
         for (u32 block = 0; block < UNIT_BLOCKS; block++) {

@@ -6,8 +6,8 @@
 // warp tile of half the rows would read 48 clocks' worth for 32 `mma`.
 //
 // Copies of NUM_STAGES - 1 stages are under way while one is multiplied. Two blocks share a multiprocessor, so that one
-// multiplies while the other waits for a barrier or writes its results. Small tiles have more stages, because so few of
-// them may exist that a block is alone there, and memory is the limit.
+// multiplies while the other waits for a barrier or writes its results. Small tiles have more stages: there may be so
+// few tiles that a block is alone on a multiprocessor, and memory is then the limit.
 //
 // The arithmetic of an output equals linear_narrow.cu's. A chain of products of the present split is in registers; the
 // total of earlier splits is needed once per split, and waits in shared memory, because a second set of registers would
@@ -38,7 +38,7 @@ DEVICE u32 row_tile(const LinearArgs& args) {
     return args.num_parts == 1 ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.x;
 }
 
-// The begin of a warp's part of the tile, and a lane's place in it.
+// The begin of a warp's part of the tile, and a lane's place in that part.
 struct Place {
     u32 first_channel, first_row, warp_channel, warp_row, g, t;
     // The lane's first 16 bytes of weights and of inputs in a stage.
@@ -57,10 +57,10 @@ struct Place {
     }
 };
 
-// A thread's copies: 16 bytes, `threadIdx.x % 4` of 4, of every 32nd channel and every 32nd row.
+// A thread's copies: part `threadIdx.x % 4` of the four parts of 16 bytes, of every 32nd channel and every 32nd row.
 struct Copies {
     static constexpr u32 PARTS = LOADED_BYTES / 16, STRIDE = NUM_THREADS / PARTS;
-    // The first channel and the first row of the tile, and bytes from there.
+    // The addresses of the tile's first channel and first row, and the offsets of the copied bytes from there.
     const u8 *weights, *inputs;
     u32 weight_offsets[CHANNEL_TILE / STRIDE], input_offsets[ROW_TILE / STRIDE];
 
@@ -130,7 +130,7 @@ DEVICE uint4 load_shared(const u8* from) {
     return *reinterpret_cast<const uint4*>(from);
 }
 
-// A thread's results: `[A_TILES][B_TILES][4]` of a kind.
+// A thread's results of one kind, `[A_TILES][B_TILES][4]`.
 struct Tile {
     float at[A_TILES][B_TILES][4];
 
@@ -333,7 +333,7 @@ KERNEL_AHEAD(linear_wide, LinearArgs, NUM_THREADS, 2) {
         sums.clear();
     }
     if (!is_whole) return;
-    // Results change places, so that rows are written in neighbouring bytes.
+    // Results change places between threads, so that neighbouring threads write neighbouring bytes of a row.
     copy_async_wait<0>();
     __syncthreads();
     float* results = reinterpret_cast<float*>(stages);

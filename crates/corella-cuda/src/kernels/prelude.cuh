@@ -20,14 +20,15 @@ constexpr u32 WARP_SIZE = 32;
 
 constexpr u32 ALL_LANES = 0xffffffffu;
 
-// `KERNEL(name, NameArgs) { ... }` defines a kernel whose body sees `args`, its only parameter. A launch may have any
-// number of threads, for which the compiler leaves each at most 64 registers; KERNEL_OF sets the most threads of a
-// block, so that each may have 65536 / threads, and the number of such blocks that must fit on a multiprocessor.
+// `KERNEL(name, NameArgs) { ... }` defines a kernel whose body sees `args`, its only parameter. A block of such a
+// kernel may have any number of threads, so the compiler gives each thread at most 64 registers. KERNEL_OF sets the
+// largest number of threads in a block, so that each thread may have 65536 / threads registers, and the number of such
+// blocks that must fit on a multiprocessor.
 //
 // From sm_90 on, a kernel's blocks start on multiprocessors when the last blocks of the previous kernel have ended,
-// before its writes are visible. Bodies begin when they are visible, except those of KERNEL_AHEAD, which call
-// `wait_for_kernel_before` themselves before they touch memory that any kernel writes: they read weights until then.
-// Every kernel must wait: the next kernel takes its end as the end of all earlier ones. No kernel calls
+// before its writes are visible. Bodies begin when those writes are visible. Only bodies of KERNEL_AHEAD begin earlier,
+// and read weights first: they call `wait_for_kernel_before` themselves before they touch memory that any kernel
+// writes. Every kernel must wait: the next kernel takes its end as the end of all earlier ones. No kernel calls
 // griddepcontrol.launch_dependents, which would start blocks while others still run: they crowd the multiprocessors
 // that are free first, and a step of Llama 3 8B took 1.3 times as long.
 #define KERNEL(name, Args) KERNEL_OF(name, Args, 1024, 1)
@@ -91,7 +92,7 @@ DEVICE float exp2_fast(float x) {
     return result;
 }
 
-// The value of another lane of the warp. All 32 lanes must call each of these together.
+// The value of another lane of the warp. All 32 lanes must call this function, and the other shuffles, together.
 template <class T>
 DEVICE T shuffle(T value, u32 lane) {
     static_assert(sizeof(T) == 4, "shuffles exchange 32 bits");
@@ -168,7 +169,7 @@ DEVICE void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(shared)), "l"(global) : "memory");
 }
 
-// The same, or 16 zeros for no read. `global` must be an address even then.
+// The same, or 16 zeros if `reads` is false. `global` must be a valid address even without a read.
 DEVICE void copy_async_16(void* shared, const void* global, bool reads) {
     const u32 num_bytes = reads ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"

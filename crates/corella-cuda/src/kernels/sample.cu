@@ -4,7 +4,7 @@
 constexpr u32 IS_FORBIDDEN = 1u << 30;
 constexpr u32 OCCURS = 1u << 31;
 
-// Whether an output ends with the tokens of a banned sequence before its last.
+// Whether the output ends with all tokens of a banned sequence except its last one.
 DEVICE bool bans(const u32* sequence, u32 len, const u32* history, u32 num_prompt_tokens,
                             u32 num_tokens) {
     u32 num_before = len - 1;
@@ -32,7 +32,7 @@ DEVICE float penalise(float logit, u32 num_in_output, const SlotParams& params) 
 // Applies masks, token rules and penalties, and finds the largest logit. A logit of minus infinity absorbs additions,
 // so bans may be applied last. Grid: (ranges of RANGE tokens, draws).
 KERNEL_OF(sample_maximum, SampleArgs, THREADS, 4) {
-    // Whether a token occurs or is forbidden, and its number of occurrences in the output.
+    // For each token, whether it occurs or is forbidden, and how often it occurs in the output.
     __shared__ u32 states[RANGE];
     __shared__ u64 best_of_thread[THREADS];
     __shared__ u32 bad_of_thread[THREADS];
@@ -92,7 +92,7 @@ KERNEL_OF(sample_maximum, SampleArgs, THREADS, 4) {
             u32 num_prompt = min(params.num_prompt_tokens, draw.num_tokens);
             for (u32 i = thread; i < num_prompt; i += THREADS) {
                 u32 token = history[i] - first;
-                // All concurrent writes here are equal.
+                // All threads that write here concurrently write the same value.
                 if (token < len) states[token] |= OCCURS;
             }
             __syncthreads();
@@ -287,7 +287,7 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
     const double* sums = args.sums + (u64)index * 2 * num_blocks;
     double* block_sums = (double*)dynamic_shared();
 
-    // Every thread has copied the work by now, which is reset for the next launch.
+    // Every thread has copied the draw's work by now, so the work is reset for the next launch.
     __syncthreads();
     if (thread == 0) {
         DrawWork* next = &args.work[index];
@@ -327,7 +327,7 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
         chosen = block;
         rest = left;
     }
-    // Another warp does this meanwhile.
+    // The second warp does this while the first one continues.
     if (error == OK && needs.has_logprobs && thread == 32) {
         double total = 0.0;
         for (u32 i = 0; i < num_blocks; i++) total += block_sums[num_blocks + i];
@@ -373,7 +373,7 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
     }
     __syncthreads();
 
-    // A drawn token is known only now; most are the first one.
+    // A drawn token is known only now. In most cases it is the most likely one.
     const bool is_ranked = error == OK && needs.has_logprobs && draw.kind == DRAW;
     if (is_ranked && drawn != token_of(work.best)) {
         const float own = logits[drawn];

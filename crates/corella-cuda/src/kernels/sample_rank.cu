@@ -5,14 +5,14 @@
 constexpr u32 NO_CLASS = ~0u;
 constexpr u64 NO_BOUND = ~0ull;
 
-// Finds the highest bin from which on upwards the bins hold `num_wanted`, or bin 0. Writes the bin to found[0], and the
-// total of the bins above it to found[1]. `groups` has room for NUM_BINS / 32.
+// Finds the highest bin that, with all bins above it, holds at least `num_wanted` tokens, or else bin 0. Writes the bin
+// to found[0], and the number of tokens in the bins above it to found[1]. `groups` has room for NUM_BINS / 32.
 DEVICE void find_from_top(const u32* bins, u32 num_wanted, u32* groups, u32* found) {
     const u32 num_groups = NUM_BINS / 32;
     const u32 thread = threadIdx.x;
     if (thread < num_groups) {
         u32 sum = 0;
-        // Neighbours begin with different banks.
+        // Neighbouring threads begin with different banks.
         for (u32 i = 0; i < 32; i++) sum += bins[thread * 32 + (i + thread) % 32];
         groups[thread] = sum;
     }
@@ -70,7 +70,7 @@ KERNEL_OF(sample_select, SampleArgs, THREADS, 4) {
             work->collects_leading = found[1] + bins[found[0]] <= LIST;
         }
     }
-    // Another warp does this meanwhile.
+    // The second warp does this while the first one continues.
     if (needs.has_nucleus && thread == 32) {
         double total = 0.0;
         for (u32 i = 0; i < num_classes; i++) total += class_sums[i];
@@ -176,7 +176,7 @@ struct Search {
 };
 
 // Puts the largest keys below `bound` into the list, in order, and returns their number: `num_wanted`, or fewer if the
-// row has fewer. It finds the least of them digit by digit.
+// row has fewer. It finds the least of these keys digit by digit.
 template <class Keys>
 DEVICE u32 next_keys(const Keys& keys, u32 vocab_size, u64 bound, u32 num_wanted,
                          const Search& search) {
@@ -261,7 +261,7 @@ KERNEL_OF(sample_refine, SampleArgs, THREADS, 4) {
             } else {
                 count = next_keys(keys, vocab_size, bound, LIST, search);
             }
-            // Only the first thread follows the sum; the others need the bound.
+            // Only the first thread adds up the weights; the other threads need the bound.
             if (thread == 0) {
                 u32 i = 0;
                 while (i < count) {
@@ -300,7 +300,7 @@ KERNEL_OF(sample_refine, SampleArgs, THREADS, 4) {
     u32 drawn = 0;
     for (u32 sweep = 0; sweep < num_sweeps; sweep++) {
         u64 bound = NO_BOUND;
-        // Tokens of the sweep's earlier lists.
+        // The number of tokens in earlier lists of this sweep.
         u32 num_before = 0;
         const double target = (double)params.top_p * total;
         // All threads have seen the end of the previous sweep.

@@ -18,9 +18,9 @@ use super::{median, random_bytes, random_weights};
 const PAGE_SIZE: u32 = 16;
 /// Steps in flight.
 const DEPTH: usize = 2;
-/// Timed prompts of a length, after an untimed one.
+/// The number of timed prompts of a length, after an untimed one.
 const NUM_PROMPTS: usize = 5;
-/// Pages whose numbers are made on the host; the others are copies.
+/// The number of pages whose contents are made on the host. The other pages are copies of these.
 const NUM_RANDOM_PAGES: u32 = 64;
 
 /// The least costs of steps.
@@ -78,8 +78,8 @@ pub struct ModelBench {
 }
 
 impl ModelBench {
-    /// Memory for these batches of contexts, or for the smaller ones that fit into the device; for prompts of up to
-    /// `max_prompt_len` tokens; and for `num_steps` decode steps of each batch. The second half of the steps is timed.
+    /// Takes memory for these batches of contexts, or for those of them that fit into the device, for prompts of up to
+    /// `max_prompt_len` tokens, and for `num_steps` decode steps of each batch. The second half of the steps is timed.
     pub fn new(
         device: &SharedDevice,
         spec: DecoderSpec,

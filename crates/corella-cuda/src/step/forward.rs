@@ -1,7 +1,7 @@
 //! The forward pass: interprets a `DecoderSpec` as launches of kernels.
 //!
-//! No call here waits for the device. A step's rows, page tables and work of attention are in `StepArrays`, so that the
-//! launches of a decode step depend only on its number of rows, and can be captured once and replayed.
+//! No call here waits for the device. `StepArrays` holds a step's rows, page tables and work of attention. So the
+//! launches of a decode step depend only on the step's number of rows, and can be captured once and replayed.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub struct Forward {
     pages: PageKernels,
     embed: EmbedKernel,
     norm: NormKernel,
-    /// The norm of fetched hidden states.
+    /// The norm that is applied to hidden states when they are fetched.
     state_norm: NormKernel,
     progress: ProgressKernel,
     /// The memory of linear layers' partial sums.
@@ -70,11 +70,11 @@ pub struct ForwardParts<'a> {
     pub config: &'a CudaConfig,
 }
 
-/// The most rows whose logits are computed at once.
+/// The largest number of rows whose logits are computed at once.
 const MAX_LOGIT_ROWS: usize = 256;
 
-/// The least number of rows for the vendor's library, where permitted. Products of fewer rows stream the weights, which
-/// the kernels here do as fast.
+/// The least number of rows for which the vendor's library multiplies, where permitted. With fewer rows, a product
+/// takes the time of reading the weights, and the kernels here are as fast.
 const MIN_ROWS_OF_VENDOR: usize = 64;
 
 impl Forward {
@@ -170,7 +170,7 @@ impl Forward {
         &self.spec
     }
 
-    /// The most rows of one call of `logits`.
+    /// The largest number of rows for one call of `logits`.
     pub fn logit_rows(&self) -> usize {
         MAX_LOGIT_ROWS.min(self.max_head_rows)
     }
@@ -191,7 +191,7 @@ impl Forward {
             .copy_rows(batch, kv, &self.pages, &mut step.staging)
     }
 
-    /// The end of all work so far.
+    /// Records an event behind all work so far.
     pub fn record(&self) -> Result<Event, DeviceError> {
         self.device.record(Stream::Compute)
     }
@@ -234,7 +234,7 @@ impl Forward {
         }
     }
 
-    /// Gives the device the number of the step whose layers it counts.
+    /// Gives the device the id of the step whose layers it counts.
     fn upload_number(
         &self,
         id: Option<StepId>,
@@ -301,8 +301,8 @@ impl Forward {
         Ok(states)
     }
 
-    /// Runs a step of one row and one of several, and captures the graphs of decode steps, with the slot and the page
-    /// of no request.
+    /// Runs a step of one row and a step of several rows, and captures the graphs of decode steps. All use a slot and a
+    /// page that belong to no request.
     pub fn warm_up(
         &mut self,
         slot: SlotId,
@@ -498,7 +498,7 @@ impl Forward {
                     key_norm: norm(&layer.key_norm),
                 },
             )?;
-            // The layers of a decode step do not justify a launch each: they count when the step is over.
+            // A decode step is too short for a launch at each layer: its layers count when the step is over.
             if !in_graph {
                 let (step, progress) = (memory.step.pointer(), self.kv.progress());
                 self.progress

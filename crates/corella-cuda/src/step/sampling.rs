@@ -29,11 +29,11 @@ pub struct SamplingLimits {
     pub vocab_size: usize,
     pub max_num_seqs: usize,
     pub max_model_len: usize,
-    /// The most draws and scores of a step.
+    /// The largest number of draws and scores in a step.
     pub max_draws: usize,
-    /// The most of them in a launch, which has logits for them at a time.
+    /// The largest number of draws and scores in a launch, whose logits are in memory at a time.
     pub max_rows: usize,
-    /// The most alternatives whose log-probabilities a request may ask for.
+    /// The largest number of alternatives whose log-probabilities a request may ask for.
     pub max_top: usize,
 }
 
@@ -194,12 +194,12 @@ impl DeviceSampler {
         self.upload_words(step, to, &words_of(&params))?;
         let max_model_len = self.limits.max_model_len;
         let first = slot * max_model_len * size_of::<u32>();
-        // Spans of a slot with more tokens are not computed.
+        // A slot with more tokens than `max_model_len` has no spans that are computed.
         let cached = &start.cached_tokens[..start.cached_tokens.len().min(max_model_len)];
         self.upload_words(step, self.args.history.add(first), cached)
     }
 
-    /// Gives a slot the mask of its next draw. Tokens beyond its end are not allowed.
+    /// Gives a slot the mask of its next draw. Tokens beyond the mask's end are not allowed.
     pub fn set_mask(&self, step: &mut SamplingStep, mask: &TokenMask) -> Result<(), DeviceError> {
         let num_words = self.limits.vocab_size.div_ceil(32);
         let mut words = mask.allowed.to_vec();
@@ -225,7 +225,7 @@ impl DeviceSampler {
         }
     }
 
-    /// Adds a draw or a score to a step. Its slot has been started and is within the limits, and so is its position. The
+    /// Adds a draw or a score to a step. The slot has been started, and slot and position are within the limits. The
     /// token of a score is in the vocabulary.
     pub fn plan(&self, step: &mut SamplingStep, draw: Draw) -> Result<(), DeviceError> {
         let slot = &self.slots[draw.slot as usize];

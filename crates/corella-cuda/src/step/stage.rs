@@ -50,7 +50,7 @@ pub struct Stage {
     pub kv: Arc<KvMemory>,
     pub commands: Receiver<Command>,
     pub completions: SyncSender<Completion>,
-    /// Memory of finished steps.
+    /// The memory of finished steps, for reuse.
     pub free_steps: Receiver<StepInFlight>,
     pub max_num_batched_tokens: u32,
     /// Commands that arrived while a step waited for its masks.
@@ -90,9 +90,9 @@ impl Stage {
                         return;
                     }
                 }
-                // The step of these masks failed before it could draw.
+                // The step that these masks are for failed before it could draw.
                 Command::Sample(..) => {}
-                // A caller that no longer waits for its answer needs none.
+                // If the caller no longer waits for the answer, sending fails, which is harmless.
                 Command::WarmUp(reply) => {
                     let warmed_up = without_panic(|| Ok(self.warm_up()?));
                     let _ = reply.send(match warmed_up {
@@ -152,7 +152,8 @@ impl Stage {
         self.completions.send(completion).is_ok()
     }
 
-    /// Submits all work of a step to the device. Returns the event behind it, and the known part of the output.
+    /// Submits all work of a step to the device. Returns an event behind this work, and the part of the output that is
+    /// known.
     fn launch(
         &mut self,
         batch: &Batch,
@@ -225,7 +226,7 @@ impl Stage {
             .add_spans(batch, &mut self.slots, max_num_rows, |_, span, _| {
                 let tokens = batch.span_tokens(span).iter().map(|token| match *token {
                     InputToken::Known(token) => token as i32,
-                    // The device knows the slot's draw.
+                    // The device itself reads the slot's draw.
                     InputToken::FromStep { .. } => -1,
                 });
                 arrays.add_span(span.slot, span.start as usize, tokens);
@@ -359,12 +360,12 @@ impl Stage {
     }
 }
 
-/// Ends the waits for its steps at any end of the stage.
+/// Ends the waits for the stage's steps, however the stage ends.
 impl Drop for Stage {
     fn drop(&mut self) {
         self.kv.counter.close();
-        // The device may still compute untaken steps, in memory that is freed with the stage. A lost device computes no
-        // more.
+        // The device may still compute steps whose results nobody takes, in memory that is freed with the stage. A lost
+        // device computes no more.
         let _ = self.forward.synchronize();
     }
 }

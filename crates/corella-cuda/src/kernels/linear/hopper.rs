@@ -69,11 +69,11 @@ const WARPGROUP_CHANNELS: usize = 64;
 const WARPGROUP_THREADS: usize = 128;
 /// The memory in which a warpgroup's results change places: 32 rows of 64 channels in f32, each row 16 bytes longer.
 const RESULT_BYTES: usize = 32 * (WARPGROUP_CHANNELS + 4) * size_of::<f32>();
-/// Stages begin at a multiple of it; the compiler's alignment of shared memory is smaller.
+/// The alignment of stages in bytes. The compiler's alignment of shared memory is smaller.
 const ALIGNMENT: usize = 1024;
-/// Blocks of a cluster on every GPU that has clusters.
+/// The largest number of blocks in a cluster that every GPU with clusters supports.
 const MAX_CLUSTER: usize = 8;
-/// The most splits in the memory of a block of a cluster.
+/// The largest number of splits whose sums fit into the shared memory of a block of a cluster.
 const MAX_KEPT_SPLITS: usize = 2;
 
 #[repr(C, align(64))]
@@ -174,14 +174,14 @@ impl HopperTile {
         num_rows.div_ceil(self.rows) * n.div_ceil(self.channels)
     }
 
-    /// Whether `num_rows` rows justify these tiles: most multiprocessors have one, and a channel would have several
-    /// small tiles.
+    /// Whether these tiles suit `num_rows` rows: most multiprocessors have a tile, and the rows would not fit into one
+    /// small tile.
     fn fills_device(self, num_rows: usize, n: usize, num_multiprocessors: usize) -> bool {
         num_rows > SMALL.rows && 4 * self.count(num_rows, n) >= 3 * num_multiprocessors
     }
 
-    /// The number of blocks that share the splits of a tile: as the free places for twice the blocks, and the memory of
-    /// a block, allow.
+    /// The number of blocks that share the splits of a tile. The room for blocks on the device, counted twice, and the
+    /// memory of a block limit it.
     fn num_parts(
         self,
         num_rows: usize,
@@ -312,7 +312,7 @@ mod tests {
             shared_bytes: 215_136,
         };
         assert_eq!(grid, expected);
-        // 99 of 132 multiprocessors have a tile, and 98.
+        // With 99 tiles, three quarters of the 132 multiprocessors have a tile; with 98, fewer.
         assert!(LARGE.fills_device(65, 99 * 128, MULTIPROCESSORS));
         assert!(!LARGE.fills_device(65, 98 * 128, MULTIPROCESSORS));
         // The head of Llama 3 8B, whose rows would leave half of the tiles empty.
@@ -328,7 +328,7 @@ mod tests {
         let parts = |rows, n, splits| SMALL.num_parts(rows, n, splits, MULTIPROCESSORS);
         // Llama 3 8B, o and down: 32 tiles, 8 splits, 528 places.
         assert_eq!(parts(64, 4096, 8), 8);
-        // Qkv has 48 tiles. With 8 blocks each, there would be 384.
+        // The matrix of queries, keys and values has 48 tiles, and so 384 blocks with 8 for each tile.
         assert_eq!(parts(64, 6144, 8), 8);
         // Gate and up: 224 tiles have places for 2 blocks each, and 4 splits need no more.
         assert_eq!(parts(64, 28_672, 4), 2);
