@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::clock::Clock;
 
-/// The timer's task sleeps no longer than this, because it must notice that its node was dropped.
+/// The timer's task sleeps no longer than this, because it must notice when its node has been dropped.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// A node that drives one end of its sessions.

@@ -33,8 +33,8 @@ pub use peers::{NodeList, PeerBook, Peers};
 pub(crate) use url::host_and_port;
 pub use url::{RegistryUrl, RegistryUrlError};
 
-/// A registry that was followed for longer than this has worked. Its next failure is a new outage,
-/// after which it is asked again soon.
+/// A registry that was followed for longer than this counts as working. Its next failure is a new outage, after which
+/// the registry is soon asked again.
 const STEADY: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub struct RegistryConfig {
     pub peer_role: Role,
     /// The group of this node and of its peers.
     pub group: String,
-    /// Time for which a node stays listed after its last renewal.
+    /// The time for which a node stays listed after the last renewal of its entry.
     pub lease_ttl: Duration,
     /// Time between two reads of a folder.
     pub file_interval: Duration,
@@ -76,8 +76,8 @@ impl RegistryConfig {
 #[error("{0}")]
 pub struct RegistryError(String);
 
-/// This node's part in a registry. If it is dropped without [`deregister`](Self::deregister), the
-/// other nodes must find out for themselves, as if this node had been killed.
+/// This node's part in a registry. If the part is dropped without [`deregister`](Self::deregister), the other nodes
+/// must notice the loss themselves, as if this node had been killed.
 pub struct Registry {
     url: RegistryUrl,
     own: watch::Sender<Option<NodeRecord>>,
@@ -117,8 +117,8 @@ impl Registry {
         })
     }
 
-    /// Returns whether the other nodes can find this one. Fixed addresses, DNS and Kubernetes list
-    /// it without its help, and this stays false.
+    /// Returns whether the other nodes can find this node. Stays false with fixed addresses, DNS and Kubernetes, which
+    /// list the node without its help.
     pub fn is_published(&self) -> bool {
         *self.published.borrow()
     }
@@ -130,14 +130,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Tells the other nodes that this one takes no new sessions. Registries of addresses alone cannot, and Kubernetes
-    /// knows it already.
+    /// Tells the other nodes that this node takes no new sessions. A registry of addresses alone cannot tell them, and
+    /// Kubernetes knows it already.
     pub fn drain(&self) {
         let drain = |own: &mut NodeRecord| own.is_draining = true;
         self.own.send_modify(|own| own.iter_mut().for_each(drain));
     }
 
-    /// Takes this node off the list and waits until it is gone. The other nodes stay known.
+    /// Removes this node from the registry and waits until it is removed. The other nodes stay known.
     pub async fn deregister(&self, timeout: Duration) -> Result<(), RegistryError> {
         self.own.send_replace(None);
         let mut published = self.published.clone();
@@ -208,7 +208,7 @@ impl Driver {
             let began_at = Instant::now();
             let error = self.source.follow(&mut self.exchange).await;
             self.nodes.handle_outage();
-            // A registry that fails right after each list has not worked.
+            // A registry that fails right after each list does not count as working.
             if began_at.elapsed() > STEADY {
                 self.backoff.reset();
             }

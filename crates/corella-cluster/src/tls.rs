@@ -38,7 +38,7 @@ pub struct ClusterTls(Arc<Inner>);
 struct Inner {
     files: TlsFiles,
     own_host: String,
-    /// The last usable contents of the files. Read once for each connection.
+    /// The last usable contents of the files, which every connection reads once.
     current: RwLock<(Identity, Ends)>,
     complaints: PeerLog,
 }
@@ -60,7 +60,7 @@ impl fmt::Debug for ClusterTls {
 }
 
 impl ClusterTls {
-    /// Reads the files, and checks this node's certificate as other nodes will, which reach it by `own_host`.
+    /// Reads the files. Checks this node's certificate as other nodes will, which reach this node by `own_host`.
     pub fn load(files: &TlsFiles, own_host: &str) -> Result<Self, TlsError> {
         let identity = files.read()?;
         let ends = Ends::new(&identity, files, own_host)?;
@@ -92,7 +92,7 @@ impl ClusterTls {
         Ok(true)
     }
 
-    /// Looks for renewed files at intervals, for as long as it is polled.
+    /// Checks for renewed files at intervals, as long as the future is polled.
     pub async fn follow_files(self) {
         let mut said = None;
         loop {
@@ -107,7 +107,7 @@ impl ClusterTls {
                     said = None;
                     tracing::info!("new connections use the renewed --cluster-tls files");
                 }
-                // One file may be renewed a little before the others.
+                // One file may be renewed slightly before the others.
                 Err(error) => {
                     let reason = Some(error.to_string());
                     if said != reason {
@@ -137,21 +137,21 @@ impl ClusterTls {
         let peer = stream.peer_addr()?.ip().to_string();
         let secured = in_time(self.0.ends().acceptor.accept(stream)).await;
         secured.map(TlsStream::Server).inspect_err(|error| {
-            // A peer that sends nothing at all only checks that the port is open.
+            // A peer that sends nothing at all only wants to know whether the port is open.
             if error.kind() != io::ErrorKind::UnexpectedEof {
                 self.complain(&peer, error);
             }
         })
     }
 
-    /// A peer that refuses this node's certificate reports it only after the handshake.
+    /// Logs a refusal of this node's certificate, which a peer reports only after the handshake.
     pub(crate) fn note_refusal(&self, peer: &str, error: &io::Error) {
         if failure::of_tls(error).is_some() {
             self.complain(peer, error);
         }
     }
 
-    /// Logs why a peer is refused, or refuses this node, once a minute for each peer.
+    /// Logs why this node refuses a peer, or is refused by it, once a minute for each peer.
     fn complain(&self, peer: &str, error: &io::Error) {
         if !self.0.complaints.is_due(peer, Instant::now()) {
             return;

@@ -26,7 +26,7 @@ pub struct SourceNode {
 
 pub(crate) struct State {
     end: BlockSource,
-    /// The last connection of each loading node.
+    /// For each loading node, the connection of its last message.
     replies: HashMap<Incarnation, BlockReply>,
     stats: SourceStats,
 }
@@ -66,7 +66,7 @@ impl SourceNode {
         geometry: &KvGeometry,
     ) -> Arc<Self> {
         let config = load_config(geometry);
-        // The fetcher sees the progress. The source hears only of the end, or of a lost connection.
+        // The fetcher sees the progress. The source hears only of the end or of a lost connection.
         let stall_us = config.lease_us;
         let end = BlockSource::new(LoadConfig { stall_us, ..config }, incarnation);
         let node = Arc::new(Self {
@@ -100,7 +100,7 @@ impl SourceNode {
     }
 }
 
-/// The node as its sender sees it, which outlives the node.
+/// The node from the view of its sender, which outlives the node.
 struct Server(Weak<SourceNode>);
 
 impl BlockServer for Server {

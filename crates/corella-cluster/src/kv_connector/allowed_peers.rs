@@ -1,5 +1,5 @@
-//! The addresses that a request may name for its KV rows. Without a bound, a request could make a node connect
-//! anywhere in its network.
+//! The addresses that a request may name for its KV rows. Without this limit, a request could make a node connect to
+//! any address in the node's network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -110,7 +110,7 @@ mod tests {
         for own in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             assert!(allow(&[], own), "{own}");
         }
-        // Clouds serve credentials at the last address.
+        // At the last of these addresses, clouds serve credentials.
         for other in [
             "10.0.0.1",
             "0.0.0.0",

@@ -1,4 +1,4 @@
-//! The stream of a request that is submitted to the engine after its reader has received the stream.
+//! The stream of a request whose reader receives the stream before the request is submitted to the engine.
 
 use std::future::poll_fn;
 
@@ -20,8 +20,8 @@ pub type Cancelled = oneshot::Receiver<()>;
 pub struct Answers(pub Vec<(Answer, Cancelled)>);
 
 impl Answers {
-    /// Returns the answers of several choices, and their readers' streams. All have one number, which means nothing to
-    /// their readers.
+    /// Returns the answers of several choices, and their readers' streams. All choices have the same id, which means
+    /// nothing to the readers.
     pub fn new(id: RequestId, num_choices: u32) -> (Self, Vec<TokenStream>) {
         let choices = (0..num_choices).map(|_| {
             let (answer, cancelled, stream) = Answer::new(id);
@@ -31,7 +31,7 @@ impl Answers {
         (Self(answers), streams)
     }
 
-    /// Passes the streams of a submission on, or the reason why it was refused.
+    /// Passes on the streams of a submission, or the reason why the submission was refused.
     pub fn relay(self, submitted: Result<Vec<TokenStream>, SubmitError>, runtime: &Handle) {
         match submitted {
             Ok(streams) => {
@@ -69,7 +69,7 @@ impl Answer {
         }
     }
 
-    /// Passes an event on. Acceptance is sent once, and a refusal after it becomes an error.
+    /// Passes on an event. Acceptance is sent only once, and a refusal after acceptance becomes an error.
     pub fn pass(&mut self, event: StreamEvent) {
         match event {
             StreamEvent::Accepted => self.accept(),

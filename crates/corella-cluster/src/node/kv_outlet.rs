@@ -1,4 +1,4 @@
-//! The outlet from which other nodes load this one's KV rows.
+//! The outlet from which other nodes load this node's KV rows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::transport::{KvReceiver, KvSender, PeerAddress, RowPath, SenderConfig}
 pub struct KvOutlet {
     pub sender: Arc<KvSender>,
     pub address: KvAddress,
-    /// The same address in the form that requests use.
+    /// The address in the form that requests use.
     pub site: Site,
 }
 
@@ -101,7 +101,7 @@ impl Node {
         let exchange = engine.block_exchange();
         let source = SourceNode::start(incarnation, exchange, &outlet.sender, geometry);
         let fetches = self.config.fetches.unwrap_or_default();
-        // Blocks are of no use without the recurrent states after them, which only sessions move.
+        // Blocks are useless without the recurrent states after them, and only sessions move such states.
         let has_states = engine.kv_pages().states().is_some();
         let fetches_blocks = self.config.fetches.is_some() && !has_states;
         let node = FetcherNode::start(incarnation, engine.clone(), receiver, geometry, fetches);

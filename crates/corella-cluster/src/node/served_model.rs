@@ -10,20 +10,20 @@ use corella_model::KvGeometry;
 
 use super::config::NodeConfig;
 
-/// The protocol between nodes of a cluster. Nodes of another major version do not work together. Version 3 has
-/// constraints on whole answers, which a node that skipped them would break, and adapters named by their contents. Version 4
-/// greets KV connections with the arithmetic of rows.
+/// The version of the protocol between nodes of a cluster. Nodes of different major versions do not work together.
+/// Version 3 has constraints on whole answers, which a node that skipped them would break, and names adapters by their
+/// contents. In version 4, greetings of KV connections contain the arithmetic of rows.
 const PROTOCOL: (u32, u32) = (4, 3);
 
 pub struct ServedModel {
     pub engine: Engine,
     /// Makes the constraints of requests from other nodes.
     pub constraints: Arc<dyn ConstraintMaker>,
-    /// Without the node's name and incarnation.
+    /// The greeting without the node's name and incarnation.
     hello: Hello,
 }
 
-/// The facts by which nodes check that they have the same model, or report the difference.
+/// The facts by which nodes check that they have the same model, or name the difference.
 pub struct ModelFacts {
     pub model_fingerprint: u128,
     pub tokenizer_digest: u128,
@@ -91,7 +91,7 @@ impl ServedModel {
         }
     }
 
-    /// The recurrent state of one sequence at its largest, in the middle of a chunk.
+    /// The bytes of the recurrent state of one sequence at its largest, in the middle of a chunk.
     fn state_bytes(&self) -> u64 {
         let states = self.engine.kv_pages().states();
         states.map_or(0, |states| states.total_bytes(u32::MAX) as u64)

@@ -1,7 +1,7 @@
 //! Nodes in etcd: a key for each, which vanishes with the node's lease.
 //!
-//! Requests are the JSON that every etcd from 3.4 on accepts beside gRPC, on the same port: a client
-//! over gRPC would need `protoc` at build time.
+//! Requests are the JSON that every etcd from 3.4 on accepts on the port of gRPC. A gRPC client would need `protoc` at
+//! build time.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl Etcd {
     }
 
     async fn follow_member(&mut self, exchange: &mut Exchange) -> Result<(), String> {
-        // A lease from before an outage may be about to expire, and the key with it.
+        // A lease from before an outage may be about to expire, and the key would vanish with the lease.
         self.publish(exchange, Renewal::NewLease).await?;
         let mut watch = self.watch().await?;
         let period = self.lease_ttl / 3;
@@ -68,8 +68,8 @@ impl Etcd {
                 }
                 () = exchange.own_changed() => self.publish(exchange, Renewal::SameLease).await?,
             }
-            // The list is small, so every change reads it whole. The first answer to a watch only
-            // says that it has begun, so no change between the two is missed.
+            // The list is small, so it is read whole after every change. The first answer to a watch only says that the
+            // watch has begun, so no change between the two is missed.
             let list = self.list().await?;
             exchange.give(list);
         }
@@ -129,7 +129,7 @@ impl Etcd {
         };
         let lease = json!({ "ID": lease_id });
         let answer = self.client().post("/v3/lease/keepalive", &lease).await?;
-        // Numbers that are 0 may be left out, and an expired lease has 0 seconds to live.
+        // Numbers that are 0 may be missing, and an expired lease has 0 seconds to live.
         let ttl_s = answer["result"]["TTL"].as_str().unwrap_or("0");
         Ok(ttl_s != "0")
     }

@@ -12,9 +12,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-/// Limits a server's answer. A slower registry counts as unreachable.
+/// The limit of the wait for a server's answer. A slower registry counts as unreachable.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The most bytes of one answer, which holds a whole list of nodes.
+/// The limit of bytes of one answer, which contains a whole list of nodes.
 const MAX_BODY_BYTES: usize = 64 << 20;
 const MAX_SHOWN_CHARS: usize = 200;
 
@@ -61,7 +61,7 @@ impl HttpClient {
         }
     }
 
-    /// Begins an answer of JSON lines, which may last any time.
+    /// Begins an answer of JSON lines, which may last for any time.
     pub async fn get_lines(&self, path: &str) -> Result<JsonLines, String> {
         self.lines(Method::GET, path, String::new()).await
     }
@@ -100,7 +100,7 @@ impl HttpClient {
         let stream = self.in_time("", TcpStream::connect(&self.address)).await?;
         let handshake = http1::handshake(TokioIo::new(stream));
         let (mut sender, connection) = self.in_time("", handshake).await?;
-        // The task ends when the answer has been read or dropped. The reader sees its errors.
+        // The task ends when the answer has been read or dropped. The answer's reader gets the connection's errors.
         tokio::spawn(connection);
         let response = self.in_time(path, sender.send_request(request)).await?;
         let status = response.status();
@@ -142,8 +142,8 @@ pub(super) struct JsonLines {
 }
 
 impl JsonLines {
-    /// Returns the next line, after any time. Returns `None` when the server has ended the answer.
-    /// A caller that stops waiting loses nothing.
+    /// Waits for the next line for any time, and returns it. Returns `None` when the server has ended the answer. A
+    /// caller that stops waiting loses nothing.
     pub async fn next(&mut self) -> Result<Option<Value>, String> {
         loop {
             if let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {

@@ -17,7 +17,7 @@ use super::source::{Exchange, Following, Source};
 /// The folder of a pod's service account.
 const ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The pause before the next list, so that a server that ends every watch at once is not flooded.
+/// The pause before the next list. Without it, a server that ends every watch at once would be flooded with requests.
 const PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) struct Kubernetes {
@@ -90,7 +90,7 @@ struct Port {
 impl Kubernetes {
     async fn follow_slices(&self, exchange: &mut Exchange) -> Result<(), String> {
         let path = self.path();
-        // Without TLS the token must not leave this machine. It is read each time because Kubernetes renews it.
+        // Without TLS the token must not leave this machine. The token is read each time because Kubernetes renews it.
         let is_local = self.api.starts_with("127.") || self.api.starts_with("[::1]");
         let token = match is_local {
             true => account_file("token"),

@@ -1,4 +1,4 @@
-//! A node's record for the others, from before they connect to it.
+//! A node's record, which the other nodes read before they connect to the node.
 
 use std::collections::BTreeMap;
 
@@ -49,10 +49,10 @@ pub struct NodeRecord {
     pub role: Option<Role>,
     /// HOST:PORT of gRPC sessions.
     pub session_address: String,
-    /// HOST:PORT of KV transfers. If absent, the node's greeting has it.
+    /// HOST:PORT of KV transfers. If absent, the node's greeting has the address.
     #[serde(default)]
     pub kv_address: Option<String>,
-    /// The operator's name for the group of nodes that this one belongs to.
+    /// The operator's name for the group of nodes that this node belongs to.
     #[serde(default)]
     pub group: String,
     /// The longest prompt of requests that the node takes.
@@ -70,7 +70,7 @@ fn any_length() -> u32 {
 }
 
 impl NodeRecord {
-    /// A node with an address and no other facts.
+    /// Returns a record with an address and no other facts.
     pub fn at(instance_id: &str, session_address: &str) -> Self {
         Self {
             instance_id: instance_id.to_owned(),
@@ -85,7 +85,7 @@ impl NodeRecord {
         }
     }
 
-    /// Checks that it can be written to every registry: an instance id becomes a file name and a key.
+    /// Checks that the record can be written to every registry: an instance id becomes a file name and a key.
     pub(super) fn check(&self) -> Result<(), String> {
         let id = &self.instance_id;
         let may_stand = |c: char| c.is_ascii_alphanumeric() || "._-:[]".contains(c);

@@ -1,4 +1,4 @@
-//! The listed nodes by the registry's records: their addresses, and connections to them.
+//! The nodes that the registry lists: their records, and connections to them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,12 +9,12 @@ use tonic::transport::Channel;
 use super::NodeRecord;
 use crate::clock::Clock;
 
-/// Takes a registry's lists.
+/// Receives the lists of a registry.
 pub trait NodeList: Send + Sync + 'static {
-    /// Takes a complete list, without this node.
+    /// Handles a complete list, without this node.
     fn handle_list(&self, list: Vec<NodeRecord>);
 
-    /// The registry cannot be read.
+    /// Handles that the registry cannot be read.
     fn handle_outage(&self);
 }
 
@@ -27,12 +27,12 @@ pub struct PeerBook {
     records: BTreeMap<NodeId, NodeRecord>,
     /// Connections to peers in the table.
     channels: BTreeMap<NodeId, Channel>,
-    /// Listed peers that have not answered yet. A list of addresses also names nodes that do not run.
+    /// Listed peers that have not answered yet. A list of addresses also names nodes that are not running.
     unreached: BTreeMap<NodeId, String>,
 }
 
 impl PeerBook {
-    /// Takes the registry's list, and returns it for the table.
+    /// Stores the registry's list, and returns the list in the form of the peer table.
     pub fn handle_list(&mut self, list: Vec<NodeRecord>) -> Vec<PeerRecord> {
         let records = list.iter().map(NodeRecord::peer_record).collect();
         let listed = list
@@ -47,7 +47,7 @@ impl PeerBook {
         records
     }
 
-    /// Follows the changes of the table.
+    /// Applies the changes of the peer table.
     pub fn follow(&mut self, changes: Vec<PeerChange>, table: &PeerTable) {
         for change in changes {
             match change {
@@ -115,7 +115,7 @@ impl PeerBook {
         &self.records
     }
 
-    /// Returns the connection to a peer. The first call makes it by `connect`, and it is kept.
+    /// Returns the connection to a peer. The first call makes the connection by `connect`, and later calls reuse it.
     pub fn channel(
         &mut self,
         peer_id: NodeId,
@@ -130,7 +130,7 @@ impl PeerBook {
     }
 }
 
-/// The peers of a node that chooses none of them.
+/// The peers of a node that sends no requests to them.
 #[derive(Debug)]
 pub struct Peers {
     clock: Clock,
@@ -200,7 +200,7 @@ mod tests {
         });
     }
 
-    /// Fixed addresses also list nodes that do not run.
+    /// A list of fixed addresses also names nodes that are not running.
     #[test]
     fn a_node_joins_when_it_answers() {
         let peers = Peers::new(PeerTableConfig::default());

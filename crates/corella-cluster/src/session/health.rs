@@ -22,12 +22,12 @@ const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// Time between two checks for changes that watchers must hear.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
-/// Streams of `Watch` at a time.
+/// The limit of concurrent streams of `Watch`.
 const MAX_WATCHES: usize = 256;
 
 #[derive(Clone, PartialEq, Message)]
 struct HealthCheckRequest {
-    /// Empty for the whole server.
+    /// The name of a service, or an empty text for the whole server.
     #[prost(string, tag = "1")]
     service: String,
 }
@@ -52,11 +52,11 @@ enum ServingStatus {
 pub struct HealthService(Arc<Inner>);
 
 struct Inner {
-    /// The server's one service.
+    /// The name of the server's only service.
     name: &'static str,
     is_serving: Box<dyn Fn() -> bool + Send + Sync>,
     watches: Arc<Semaphore>,
-    /// Closed when the server stops, which waits for no watcher.
+    /// Closed when the server stops. The server does not wait for watchers.
     stopping: watch::Receiver<()>,
 }
 
@@ -74,7 +74,7 @@ impl HealthService {
         }))
     }
 
-    /// The server and its one service have the same status.
+    /// Returns the status, which is the same for the server and for its only service.
     fn status_of(&self, service: &str) -> ServingStatus {
         match service.is_empty() || service == self.0.name {
             true if (self.0.is_serving)() => ServingStatus::Serving,

@@ -1,6 +1,6 @@
 //! The gRPC server: one bidirectional stream for each session, and the standard health service.
 //!
-//! Written by hand: it has one method, and building Corella should need no generator.
+//! The service is written by hand: it has one method, and building Corella should need no generator.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -35,7 +35,7 @@ pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 const SESSIONS: &str = "corella.cluster.v1.Sessions";
 const METHOD: &str = "/corella.cluster.v1.Sessions/Serve";
 
-/// Larger than the largest prompt: a token takes at most five bytes.
+/// Larger than the message of the largest prompt: a token takes at most five bytes.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// Opens a stream at a decode node and sends it the messages of `outgoing`.

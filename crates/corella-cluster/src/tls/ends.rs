@@ -21,7 +21,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Checks this node's certificate as other nodes will, which reach it by `own_host`. Errors name the file in
+    /// Checks this node's certificate as other nodes will, which reach this node by `own_host`. Errors name the file in
     /// `files`.
     pub fn new(identity: &Identity, files: &TlsFiles, own_host: &str) -> Result<Self, TlsError> {
         let Identity {
@@ -76,7 +76,7 @@ impl Ends {
             .with_client_cert_verifier(clients)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(wrong_key)?;
-        // gRPC's own clients require it. KV sockets ask for nothing.
+        // gRPC's own clients require this protocol name. KV sockets ask for none.
         server.alpn_protocols.push(b"h2".to_vec());
         let client = client_config(provider, roots)
             .map_err(|error| unusable(&error))?

@@ -11,7 +11,7 @@ use prost::Message;
 
 use super::frame::{BlockFrame, BlockVerb, FRAME_BYTES, Frame};
 
-/// The largest payload of a block message: a list of two million tokens in blocks of one token stays below.
+/// The largest payload of a block message. A list of two million tokens in blocks of one token is smaller.
 pub const MAX_LIST_BYTES: u32 = 48 << 20;
 
 const HASH_BYTES: usize = size_of::<u128>();
@@ -43,7 +43,7 @@ struct ListMessage {
     hashes: Vec<u8>,
     #[prost(string, optional, tag = "3")]
     cache_salt: Option<String>,
-    /// Older nodes omit it from lookups, and skip it there.
+    /// Older nodes omit this field from lookups, and skip it in them.
     #[prost(uint32, tag = "5")]
     first_block: u32,
     #[prost(uint32, tag = "6")]
@@ -60,8 +60,8 @@ struct ListMessage {
     credit: u32,
 }
 
-/// Writes a message as its frame and payload. Returns `None` for one without a form on this wire: the rows of a block,
-/// blocks of an adapter, or a list that is too long.
+/// Writes a message as its frame and payload. Returns `None` for a message without a form on this
+/// wire: one with the rows of a block, one about blocks of an adapter, or one with a list that is too long.
 pub fn encode(key: LoadKey, message: &BlockMessage) -> Option<Vec<u8>> {
     let (verb, num_blocks, payload) = match message {
         BlockMessage::ToSource(message) => match message {
@@ -164,8 +164,8 @@ pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'stat
     })
 }
 
-/// Adapters have other names on other nodes, so their blocks have no form here. Nor have blocks of rows that a node of
-/// another arithmetic has computed, which their holder does not lend on.
+/// Returns `None` for blocks of an adapter, because adapters have other names on other nodes. Also for blocks whose
+/// rows a node of another arithmetic has computed, because their holder does not lend them.
 fn list_message(list: &BlockList) -> Option<ListMessage> {
     if list.namespace.lora.is_some() || list.namespace.arithmetic.is_some() {
         return None;

@@ -11,9 +11,9 @@ use super::gate::Gate;
 use super::io_parts::IoParts;
 use super::socket::Socket;
 
-/// Limits the time for a list of blocks, which its sender has in memory.
+/// The limit of the time to receive a list of blocks, which the sender has in memory.
 const PAYLOAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The memory of a longer list grows with the bytes received, because a peer may lie about its length.
+/// A longer list gets its memory as the bytes arrive, because a peer may lie about the length.
 const FIRST_LIST_BYTES: usize = 64 << 10;
 
 pub fn violation(what: &'static str) -> io::Error {
@@ -25,7 +25,7 @@ pub struct FrameReader {
     /// A trailer and the frame after it, which one call receives together with the end of a payload.
     ahead: Box<[u8; TRAILER_BYTES + FRAME_BYTES]>,
     num_ahead: usize,
-    /// Takes payloads that are discarded.
+    /// A buffer for payloads that are discarded.
     rubbish: Vec<u8>,
 }
 
@@ -38,7 +38,7 @@ impl FrameReader {
         }
     }
 
-    /// The future may be dropped while it waits, and loses nothing.
+    /// Reads the next frame. The future may be dropped while it waits, and then loses nothing.
     pub async fn next(&mut self, socket: &Socket) -> io::Result<Frame> {
         while self.num_ahead < FRAME_BYTES {
             // The read ends here, because pages may follow.
@@ -82,8 +82,8 @@ impl FrameReader {
         }
     }
 
-    /// Fills the parts, reads the trailer, and hashes the payload. When the gate closes meanwhile, the rest is
-    /// discarded.
+    /// Fills the parts, reads the trailer, and hashes the payload. If the gate closes during the call, the rest of the
+    /// payload is discarded.
     ///
     /// # Safety
     /// The parts' memory has no other user until this has returned, or while the gate is open.

@@ -8,7 +8,7 @@ use super::path::{PathSet, own_paths};
 
 /// The bytes after the kind, `C`.
 const MAGIC: [u8; 3] = *b"KVT";
-/// Peers of another version are refused.
+/// The version of the protocol. Peers of another version are refused.
 const PROTOCOL_VERSION: u32 = 4;
 
 const FORMATS: [KvFormat; 4] = [
@@ -19,8 +19,8 @@ const FORMATS: [KvFormat; 4] = [
 ];
 const ORDERS: [ElementOrder; 3] = [ElementOrder::Plain, ElementOrder::Tiles, ElementOrder::Rows];
 
-/// Limits the elements of a page within a layer: more than any model has, and few enough that no
-/// product of a peer's numbers overflows.
+/// The limit of elements of a page within a layer: more than any model has, and so few that no product of a peer's
+/// numbers overflows.
 const MAX_PAGE_ELEMENTS: u64 = 1 << 24;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -28,9 +28,10 @@ pub struct Hello {
     pub protocol_version: u32,
     pub incarnation: u64,
     pub model_fingerprint: u128,
-    /// May differ: each load says which one its rows must have.
+    /// May differ between the nodes: each load says which arithmetic its rows must have.
     pub arithmetic: Arithmetic,
-    /// As if a page had all layers of the model. The number of pages is always 0 here, because a peer does not need it.
+    /// The geometry, as if a page had all layers of the model. The number of pages is always 0, because peers do not
+    /// need it.
     pub geometry: KvGeometry,
     /// `KvLayers::window_digest`.
     pub window_digest: u64,
@@ -61,10 +62,10 @@ impl Hello {
         }
     }
 
-    /// Returns the form in which pages travel between the two; both ends come to the same answer. The receiver converts
-    /// page size (except with windows, where its first page would lack rows), KV format and element order. Pages in
-    /// `ElementOrder::Rows` are in the memory of a GPU, which sockets cannot read, and have their canonical form there,
-    /// so they are copied.
+    /// Returns the form in which pages travel between two nodes, which both compute equally. The receiver converts page
+    /// size (except with windows, where its first page would lack rows), KV format and element order. Pages in
+    /// `ElementOrder::Rows` are in the memory of a GPU, which sockets cannot read. Their form there is canonical, so
+    /// they are copied.
     pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {
         let (own, theirs) = (&self.geometry, &other.geometry);
         let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);

@@ -4,11 +4,11 @@ use std::ptr::NonNull;
 
 use libc::iovec;
 
-/// A call takes no more pieces (`UIO_MAXIOV` of Linux).
+/// The limit of pieces in one call (`UIO_MAXIOV` of Linux).
 pub const MAX_PARTS_PER_CALL: usize = 1024;
 
-/// Kept between calls, so that a transfer allocates nothing. The caller that passes the pieces to a
-/// socket promises that their memory may be used.
+/// Pieces of memory for a socket. The list is kept between calls, so that a transfer allocates nothing. A caller that
+/// passes the pieces to a socket promises that their memory may be used.
 #[derive(Default)]
 pub struct IoParts {
     parts: Vec<iovec>,

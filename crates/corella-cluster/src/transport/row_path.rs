@@ -17,32 +17,32 @@ use super::socket::Socket;
 
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A kind of row path. Each path's file has one, which `path.rs` lists.
+/// A kind of row path. The file of each path has one, and `path.rs` lists them.
 #[derive(Clone, Copy, Debug)]
 pub struct PathKind {
-    /// Its name in the greeting.
+    /// The path's name in the greeting.
     pub name: PathName,
-    /// The value of `--transport` that chooses it.
+    /// The value of `--transport` that chooses the path.
     pub option: &'static str,
-    /// Whether nodes that choose it meet inside their host only, or over the network only.
+    /// Whether nodes that choose the path meet only inside their host. Otherwise, they meet only over the network.
     pub is_local: bool,
-    /// Whether other hosts cannot read its rows between nodes with certificates.
+    /// Whether rows on the path are hidden from other hosts, between nodes with certificates.
     pub is_private: bool,
-    /// Loads the parts of the machine that it needs. Every node has a path that needs none.
+    /// Loads the parts of the machine that the path needs. Every node has the paths that need none.
     pub load: Option<fn() -> Result<(), PathError>>,
     /// Makes the path for an incarnation of a node.
     pub start: fn(u64) -> Result<Arc<dyn RowPath>, PathError>,
 }
 
-/// A node has the same path for its sender and its receiver.
+/// A path between memories. A node's sender and receiver share it.
 pub trait RowPath: fmt::Debug + Send + Sync {
     /// The path's name in the greeting.
     fn name(&self) -> PathName;
 
-    /// True if nodes that both have the path try it on a connection of this kind.
+    /// True if two nodes that have the path try it on a connection of this kind.
     fn suits(&self, link: Link) -> bool;
 
-    /// True if the greetings settle the path, so that no offer is made.
+    /// True if the greetings agree on the path, so that the sender makes no offer.
     fn is_agreed_by_greeting(&self) -> bool {
         false
     }
@@ -53,7 +53,7 @@ pub trait RowPath: fmt::Debug + Send + Sync {
     /// Plays the sender's part, before a receiver gets the offer.
     fn meet_receiver(&self, _socket: &Socket) {}
 
-    /// Plays the receiver's part. The inner error says why rows must follow their frames on the socket. The outer one
+    /// Plays the receiver's part. The inner error says why rows must follow their frames on the socket. The outer error
     /// ends the connection.
     fn meet_sender<'a>(
         self: Arc<Self>,
@@ -72,8 +72,8 @@ pub trait RowReader: Send {
         num_bytes: usize,
     ) -> bool;
 
-    /// Copies from the regions. Returns whether the bytes were read and have the checksum, or `None` if the gate was
-    /// closed. An error ends the connection. The future's allocation is one for each chunk.
+    /// Copies from the regions. Returns whether the bytes were read and match the checksum, or `None` if the gate was
+    /// closed. An error ends the connection. Each chunk allocates one future.
     ///
     /// # Safety
     /// While the gate is open, the memory of `to` has no other user. It is as large as the regions.
@@ -102,7 +102,7 @@ pub struct Target<'a> {
     pub gate: &'a Gate,
     pub hasher: &'a mut Checksum,
     pub checksum: u64,
-    /// The connection, which may end meanwhile.
+    /// The connection, which may end during the read.
     pub socket: &'a Socket,
     pub stall_timeout: Duration,
 }

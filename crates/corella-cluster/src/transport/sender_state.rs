@@ -20,9 +20,9 @@ use super::sender_config::SenderConfig;
 use super::timed_exports::TimedExports;
 use super::token_bucket::TokenBucket;
 
-/// Limits a chunk under a limited bandwidth, so that its connection's other frames do not wait for it.
+/// The limit of a chunk's sending time under a limited bandwidth, so that the connection's other frames need not wait.
 const CHUNK_TIME: f64 = 0.02;
-/// Limits the peers whose speed is remembered.
+/// The limit of peers whose bandwidth is remembered.
 const MAX_METERS: usize = 1024;
 
 pub struct SenderState {
@@ -87,7 +87,7 @@ impl SenderState {
         self.offers.iter().find(|(path, _)| path.name() == name)
     }
 
-    /// Takes bytes from the limit, and returns the time to wait before sending them.
+    /// Takes bytes from the bandwidth limit, and returns the time to wait before sending the bytes.
     pub fn take_bandwidth(&self, num_bytes: usize) -> Duration {
         self.num_bytes_sent
             .fetch_add(num_bytes as u64, Ordering::Relaxed);
@@ -101,7 +101,7 @@ impl SenderState {
     pub fn new_queue(&self, peer_incarnation: u64) -> ConnectionQueue {
         let mut meters = self.meters();
         if meters.len() >= MAX_METERS {
-            // The meter of a connected peer has two owners.
+            // The meter of a connected peer has a second owner.
             meters.retain(|_, meter| Arc::strong_count(meter) > 1);
         }
         let meter = meters.entry(peer_incarnation).or_default().clone();

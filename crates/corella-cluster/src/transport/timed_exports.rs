@@ -13,7 +13,7 @@ use super::frame::{Frame, LoadFrame, Refusal};
 use super::outgoing::Outgoing;
 use super::sender_config::SenderConfig;
 
-/// The exports of a sender and the loads that wait for one. Each of its parts is bounded.
+/// The exports of a sender, and the loads that wait for an export. The number of each is limited.
 pub struct TimedExports {
     exports: ExportTable<Arc<Outgoing>, WaitingLoad>,
     start: Instant,
@@ -42,7 +42,7 @@ impl WaitingLoad {
 pub enum Lookup {
     Exported(Arc<Outgoing>),
     Refused(Refusal),
-    /// The load waits; the task that watches the deadlines must look again.
+    /// The load waits. The task that watches the deadlines must look again.
     Waits,
 }
 

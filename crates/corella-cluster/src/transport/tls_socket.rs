@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 use tokio_rustls::rustls::Connection;
 
-/// Reader and writer share the session's state. Both are tasks of one thread, so neither waits for the lock.
+/// The reader and the writer share the TLS session. Both are tasks of one thread, so neither waits for the lock.
 pub struct TlsSocket {
     stream: TcpStream,
     session: Mutex<Connection>,
@@ -43,7 +43,7 @@ impl TlsSocket {
         self.stream.as_raw_fd()
     }
 
-    /// Received bytes may have been deciphered before a caller asked for them.
+    /// Received bytes may have been decrypted before a caller asked for them.
     pub async fn readable(&self) -> io::Result<()> {
         if process(&mut self.session())? > 0 {
             return Ok(());
@@ -103,7 +103,7 @@ impl TlsSocket {
         unsafe { self.try_send(&[part]) }
     }
 
-    /// Accepts bytes. Some may stay here until [`try_flush`](Self::try_flush).
+    /// Accepts bytes, some of which may stay in this socket until [`try_flush`](Self::try_flush).
     ///
     /// # Safety
     /// The pieces' memory is not written to meanwhile.
@@ -126,7 +126,7 @@ impl TlsSocket {
         }
     }
 
-    /// Sends the accepted bytes; fails with `WouldBlock` while some of them are left.
+    /// Sends the accepted bytes. Fails with `WouldBlock` while some of them are left.
     pub fn try_flush(&self) -> io::Result<()> {
         self.flush(&mut self.session())
     }
@@ -139,7 +139,7 @@ impl TlsSocket {
     }
 }
 
-/// Deciphers the received bytes, and returns the number of readable ones.
+/// Decrypts the received bytes, and returns the number of readable bytes.
 fn process(session: &mut Connection) -> io::Result<usize> {
     let state = session.process_new_packets();
     let state = state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;

@@ -16,7 +16,7 @@ use crate::session::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use crate::session::wire::{self, Body, Envelope, KvAddress};
 use crate::tls::SecureConnector;
 
-/// Limits a node's answer to a probe.
+/// The limit of the wait for a node's answer to a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
 /// The pause between two rounds of probes.
@@ -37,7 +37,7 @@ impl NodeList for PrefillNode {
 }
 
 impl Node {
-    /// Changes the table of peers, and follows its changes.
+    /// Changes the table of peers, and applies the resulting changes.
     pub(super) fn change_peers<T>(
         self: &Arc<Self>,
         state: &mut State,

@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use crate::session::link::Link;
 use crate::session::wire::Envelope;
 
-/// A session is removed when it has no client, stream or task left.
+/// The sessions. A session is removed when it has no client, stream or task left.
 #[derive(Default)]
 pub struct SessionTable(HashMap<SessionId, Session>);
 
@@ -20,7 +20,7 @@ pub struct SessionTable(HashMap<SessionId, Session>);
 struct Session {
     client: Option<Client>,
     attempts: Vec<Attempt>,
-    /// Tasks that read the outputs of its runs.
+    /// Tasks that read the outputs of the session's runs.
     readers: Vec<(RequestId, AbortHandle)>,
 }
 
@@ -43,7 +43,7 @@ pub struct ClientFacts {
 pub struct Attempt {
     key: SessionKey,
     pub link: Link<Envelope>,
-    /// The time at which the decode node was told the first token, until it draws one.
+    /// When the decode node was told the first token. `None` again once the decode node has drawn a token.
     pub handed_over_at: Option<Instant>,
 }
 

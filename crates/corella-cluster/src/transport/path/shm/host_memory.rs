@@ -1,8 +1,8 @@
 //! Memory of another process on this host.
 //!
-//! Between two such processes rows are copied once, from pages to pages (`process_vm_readv` of Linux). The sender's KV
-//! pool stays private memory in huge pages. A pool mapped by both sides would not: shared memory has huge pages only
-//! where the host's administrator allows them.
+//! Between such processes rows are copied once, from pages to pages (`process_vm_readv` of Linux). The sender's KV pool
+//! stays private memory in huge pages. A pool that both processes map would have no huge pages unless the host's
+//! administrator allows them for shared memory.
 
 use std::io;
 use std::ptr::NonNull;
@@ -13,8 +13,8 @@ use crate::transport::io_parts::{IoParts, MAX_PARTS_PER_CALL};
 use crate::transport::memory_region::MemoryRegion;
 use crate::transport::row_path::{BoxFuture, RowReader, Target};
 
-/// Lets another process read this one's memory where the kernel otherwise lets only ancestors do so. One process at a
-/// time has this permission. It is needed only if `kernel.yama.ptrace_scope` is 1.
+/// Lets another process read this process's memory where the kernel otherwise lets only ancestors do so. Only one
+/// process at a time has this permission. It is needed only if `kernel.yama.ptrace_scope` is 1.
 pub fn allow_reader(pid: pid_t) {
     // SAFETY: a call with numbers. Kernels that do not know it do not need it.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong, 0, 0, 0) };
