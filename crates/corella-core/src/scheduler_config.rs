@@ -24,15 +24,15 @@ pub struct SchedulerConfig {
     /// `None` for a model without recurrent layers. See [`set_recurrent_state`](Self::set_recurrent_state).
     pub recurrent_state: Option<RecurrentState>,
     pub max_model_len: u32,
-    /// The number of slots, and so the most requests that hold KV for a step at the same time.
+    /// The number of slots, and so the limit of running requests.
     pub max_num_seqs: u32,
     /// The most tokens that one step computes, prefill and decode together.
     pub max_num_batched_tokens: u32,
     /// The most prefill tokens of one step, over all requests. Without chunked prefill a longer
     /// prompt is computed as the only prefill of its step.
     pub max_prefill_tokens: u32,
-    /// The most prefill tokens of one request in one step, with chunked prefill. `u32::MAX` means no bound beside those
-    /// of the step.
+    /// The most prefill tokens of one request in one step, with chunked prefill. `u32::MAX` means that only the limits
+    /// of the step apply.
     pub max_chunk_tokens: u32,
     /// The most prefill tokens that one request gets in a step while other requests want some; 0 means no bound.
     pub long_prefill_token_threshold: u32,
@@ -41,23 +41,23 @@ pub struct SchedulerConfig {
     /// The most requests that decode in one step. If more want to, they take turns.
     pub max_decode_seqs: u32,
     pub max_queued_requests: u32,
-    /// The most prompt tokens of all requests that wait for their first admission. A single request may wait at any
-    /// length.
+    /// The limit of prompt tokens over all requests that wait for their first admission. A request that waits alone may
+    /// have any length.
     pub max_queued_tokens: u64,
     /// The most pages that pinned prefixes may occupy. Requests must fit into the others.
     pub max_pinned_pages: u32,
-    /// Pages that other nodes may be reading. A request that would exceed the limit exports nothing.
+    /// The limit of pages that are held for other nodes' reads. A request that would exceed the limit exports nothing.
     pub max_held_pages: u32,
     /// The most pages that running fetches may hold. A fetch of a longer sequence brings the first blocks that fit.
     pub max_fetched_pages: u32,
-    /// Pages of blocks that other nodes may be loading, each counted once for each load.
+    /// The limit of pages of blocks that other nodes load, each counted once for each load.
     pub max_served_pages: u32,
     /// The hash function that names blocks to other nodes.
     pub block_hasher: BlockHasher,
-    /// Pages of KV that preempted requests may keep in host memory. A request beyond the limit is computed again or, if
-    /// another node computed its prompt, returns to that node.
+    /// The limit of KV pages that preempted requests keep in host memory. A request beyond the limit is computed again
+    /// or, if another node computed its prompt, returns to that node.
     pub max_spilled_pages: u32,
-    /// The time for which pages are held without a word from their reader.
+    /// The time for which pages are held without a renewal by their reader.
     pub hold_lease_us: u64,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
@@ -66,7 +66,7 @@ pub struct SchedulerConfig {
     pub enable_slo_admission: bool,
     pub scheduling_policy: SchedulingPolicy,
     pub prefill_admission_policy: PrefillAdmissionPolicy,
-    /// A waiting request that was passed over in this many steps is owed the next turn.
+    /// A waiting request that was passed over in this number of steps has aged, and gets the next turn.
     pub max_passed_over: u32,
     pub head_room: HeadRoom,
     /// A request that is preempted more often than this ends with an error.
@@ -75,7 +75,7 @@ pub struct SchedulerConfig {
     pub max_inflight_steps: u32,
     /// The number of stages that the executor's layers are split over. With more than one stage, a step cannot wait for
     /// a token of another step. So requests in flight are skipped, and the decodes are divided among
-    /// `max_inflight_steps` steps, so that every stage has one to work on. One more step than stages hides the time
+    /// `max_inflight_steps` steps, so that every stage has a step to work on. One more step than stages hides the time
     /// between the return of a step and the start of the next.
     pub num_pipeline_stages: u32,
     pub speculation: Speculation,
@@ -103,13 +103,14 @@ pub enum Speculation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadRoom {
     /// The most pages that the running requests are expected to need at once, in any later step. The lengths of ended
-    /// outputs predict their lengths.
+    /// outputs predict the lengths of running ones.
     Estimate,
     /// The pages that each request needs at its limit. No request is ever preempted for lack of pages.
     Limit,
-    /// A share of the tokens that each request may still generate, in units of 1/65536. It decreases from `share` to
-    /// `min_share` within `num_decay_steps` steps, or not at all if that is 0. A preemption raises it to the share that
-    /// the running requests have needed, as in SGLang. A constant share of 0 is vLLM's rule.
+    /// A share of the tokens that each request may still generate, in units of 1/65536. The share decreases from
+    /// `share` to `min_share` within `num_decay_steps` steps, or not at all if `num_decay_steps` is 0. A preemption
+    /// raises it to the share that the running requests have needed, as in SGLang. A constant share of 0 is vLLM's
+    /// rule.
     Share {
         share: u32,
         min_share: u32,
@@ -118,7 +119,7 @@ pub enum HeadRoom {
 }
 
 impl HeadRoom {
-    /// The share for all remaining tokens.
+    /// The share 1: all remaining tokens.
     pub const ONE: u32 = 1 << 16;
 
     /// A rule whose share never changes.
@@ -132,7 +133,7 @@ impl HeadRoom {
 }
 
 impl SchedulerConfig {
-    /// A draft that takes this many hundredths of a step to draw, or more, never pays: together with the row that
+    /// A draft that takes this number of hundredths of a step to draw, or more, never pays: together with the row that
     /// checks it, it takes the time of the step that it may save.
     pub const MAX_DRAW_COST: u32 = 75;
     /// The largest `max_draft_tokens`. With more rows, a decode would take the share of a prefill in a step.
@@ -284,7 +285,8 @@ impl SchedulerConfig {
     }
 }
 
-/// Executors queue this many steps, so that submitting one never blocks the loop that also waits for returns.
+/// The number of steps that executors queue, so that submitting a step never blocks the loop that also waits for
+/// returns.
 const MAX_INFLIGHT_STEPS: u32 = 16;
 
 /// The queue remembers the steps in which a request may have been passed over, so their number must be bounded.

@@ -1,14 +1,15 @@
-//! Blocks that other nodes load: which pages stay as they are until the load has ended.
+//! Holds of blocks that other nodes load: the pages that stay unchanged until the load has ended.
 //!
 //! ```text
 //! hold ──▶ Live ──until_us, or given up, or undefined──▶ Ended
 //!            └────── its readers have stopped ── release ──┘
 //! ```
 //!
-//! A hold lends the pages that the loading node lacks of those that a query after its last block reads. It locks the
-//! others, too, because no page is locked after one that may be evicted. It belongs to one load and ends at a fixed
-//! time. The driver hears of its end, stops the readers in this process, and releases the pages. A node that reads this
-//! one's memory directly cannot be stopped, so a load is complete only if its hold is still live after the last read.
+//! A query after the hold's last block reads certain pages. The hold lends those that the loading node lacks. It locks
+//! the others, too, because a page before a locked page must not be evicted. A hold belongs to one load and ends at a
+//! fixed time. The driver hears of the end, stops the readers in this process, and releases the pages. A node that
+//! reads this one's memory directly cannot be stopped, so a load is complete only if its hold is still live after the
+//! last read.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -18,14 +19,14 @@ use crate::{BlockHasher, HoldId, Namespace, PageHash, PageId, PageTable, TokenId
 /// The most holds at a time.
 pub(crate) const MAX_BLOCK_HOLDS: usize = 64;
 
-/// Whole blocks from the beginning of a sequence, as one node names them to another.
+/// A sequence's whole blocks, from its beginning on, as one node names them to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockList {
     pub namespace: Namespace,
     /// A part of a block at the end is left out.
     pub tokens: Vec<TokenId>,
-    /// One for each block. Equal hashes mean the same model, KV format and page size; only the tokens identify a block's
-    /// content.
+    /// A hash for each block. Equal hashes show that model, KV format and page size are the same. The tokens identify a
+    /// block's content.
     pub hashes: Vec<PageHash>,
 }
 
@@ -50,7 +51,7 @@ impl BlockList {
         self.tokens.truncate((num_blocks * page_size) as usize);
     }
 
-    /// The tokens of the blocks whose hashes are those that `hasher` gives them.
+    /// The tokens of the blocks before the first whose hash differs from the one that `hasher` gives.
     pub(crate) fn known_tokens(&self, hasher: &BlockHasher, page_size: u32) -> &[TokenId] {
         let hashes = hasher.hashes(&self.namespace, &self.tokens, page_size);
         let is_equal = |(ours, theirs): &(PageHash, &PageHash)| ours == *theirs;
@@ -59,23 +60,23 @@ impl BlockList {
     }
 }
 
-/// Blocks that stay as they are while their hold is live.
+/// Blocks that stay unchanged while their hold is live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBlocks {
     pub id: HoldId,
     /// The number of blocks from the beginning of the list.
     pub num_blocks: u32,
-    /// The pages of each KV group that are lent: those that a query after those blocks reads and the loading node
-    /// lacks. Entries are blocks, counted from the beginning of the sequence.
+    /// The lent pages of each KV group: those that a query after the held blocks reads and that the loading node lacks.
+    /// Entries are blocks, counted from the beginning of the sequence.
     pub tables: Vec<PageTable>,
 }
 
-/// Why no blocks are held.
+/// The reason why no blocks are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldRefusal {
-    /// Not even the first block that is wanted is here, or its hash means something else.
+    /// The first wanted block is not cached here, or has another hash here.
     NothingHere,
-    /// As many holds are live as may be.
+    /// `MAX_BLOCK_HOLDS` holds exist already.
     TooMany,
     /// With the first block that is wanted, more pages would be lent than
     /// [`max_served_pages`](crate::SchedulerConfig::max_served_pages).
@@ -85,7 +86,7 @@ pub enum HoldRefusal {
         num_needed_pages: usize,
         num_available_pages: usize,
     },
-    /// The time until which they are wanted is over.
+    /// The time at which the hold would end has passed.
     Late,
 }
 
@@ -117,12 +118,12 @@ impl BlockHolds {
         self.by_id.is_empty()
     }
 
-    /// The number of pages that are lent, each counted as often as it is.
+    /// The number of lent pages. A page counts once for each hold that lends it.
     pub fn num_lent_pages(&self) -> usize {
         self.num_lent_pages
     }
 
-    /// The pages of all holds, each as often as it is locked.
+    /// The pages of all holds. A page comes once for each hold that locks it.
     pub fn pages(&self) -> impl Iterator<Item = PageId> {
         self.by_id.values().flat_map(|hold| &hold.pages).copied()
     }
@@ -188,8 +189,8 @@ impl BlockHolds {
         }
     }
 
-    /// Ends the newest live hold. Returns whether pages of one are about to be released. A reader that has not stopped by
-    /// the time that its hold was to end is waited for no longer.
+    /// Ends the newest live hold. Returns whether pages of a hold are about to be released. A hold whose readers have
+    /// not stopped by its planned end no longer counts.
     pub fn give_up(&mut self, now_us: u64) -> bool {
         let is_stopping = |hold: &BlockHold| !hold.is_live && now_us < hold.until_us;
         if self.by_id.values().any(is_stopping) {
@@ -232,7 +233,7 @@ mod tests {
     use super::*;
     use crate::cache::kv_cache_model::below;
 
-    /// A hold as the model knows it: its number, pages and end, and whether it has been told to have ended.
+    /// A hold as the model knows it: its id, pages and end, and whether its end was reported.
     #[derive(Clone, Debug)]
     struct Known {
         id: u64,
@@ -242,8 +243,8 @@ mod tests {
         has_ended: bool,
     }
 
-    /// Compares random operations with a plain list. Each hold is told to have ended at most once, and lives exactly as
-    /// long as its time is not over and nothing has ended it.
+    /// Compares random operations with a plain list. The end of each hold is reported at most once. A hold is live
+    /// until its time is over or something else ends it.
     #[test]
     fn holds_live_like_their_model() {
         let mut counts = [0; 4];

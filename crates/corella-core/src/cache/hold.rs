@@ -16,8 +16,8 @@ use crate::{KvGroup, PageId, PageTable, RequestId, SnapshotId, StepId};
 /// News about KV, for the driver that moves it to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvFact {
-    /// A planned step computes the last of these rows. Earlier steps have computed the others, or do so while in
-    /// flight. When the step is done with a layer, the rows of that layer may be read until
+    /// A planned step computes the last of these rows. Earlier steps have computed the other rows, or are in flight.
+    /// When the step is done with a layer, the rows of that layer may be read until
     /// [`Scheduler::release_hold`](crate::Scheduler::release_hold). If the step fails, the rows are void.
     Exported {
         request: RequestId,
@@ -36,8 +36,8 @@ pub enum KvFact {
     ExportEnded {
         request: RequestId,
         num_rows: u32,
-        /// The recurrent state after the last exported row, in a snapshot that stays unchanged until then. `None` for
-        /// models without recurrent layers, and when rows are missing.
+        /// The recurrent state after the last exported row, in a snapshot that stays unchanged until the release, too.
+        /// `None` for models without recurrent layers, and when rows are missing.
         state: Option<SnapshotId>,
     },
     /// The hold's lease is over, or a running request needs the pages. The reader must stop and call
@@ -65,7 +65,7 @@ pub(crate) struct Holds {
     by_request: BTreeMap<RequestId, Hold>,
     by_lease: BTreeSet<(u64, RequestId)>,
     num_pages: usize,
-    /// Pages of running requests that export KV. They will be held.
+    /// Pages of running requests that export KV. The pages count now, because they will be held.
     num_exporting_pages: usize,
     facts: VecDeque<KvFact>,
     fetches: Fetches,
@@ -75,7 +75,7 @@ pub(crate) struct Holds {
 /// The KV that one request exports to other nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
-    /// 0 without a reader.
+    /// The number of exported pages; 0 without a reader.
     num_pages: u32,
     /// The number of announced rows, from the first on.
     num_rows: u32,
@@ -107,8 +107,8 @@ impl Export {
         self.state.take()
     }
 
-    /// The entries of each group's table for the rows after the announced ones, up to `end_row`, as far as other nodes
-    /// read them.
+    /// The entries of each group's table for the rows from the announced ones to `end_row`, without entries that other
+    /// nodes do not read.
     fn next_tables(
         &self,
         end_row: u32,
@@ -219,7 +219,7 @@ impl Holds {
         self.facts.pop_front()
     }
 
-    /// Extends the lease of a hold to `lease_us`. Returns false for an unknown hold, or after its lease.
+    /// Extends the lease of a hold to `lease_us`. Returns false for an unknown hold, or after the end of its lease.
     pub fn renew(&mut self, request: RequestId, lease_us: u64) -> bool {
         let hold = self.by_request.get_mut(&request);
         let Some(lease) = hold.and_then(|hold| hold.lease_us.as_mut()) else {
@@ -282,8 +282,8 @@ impl Holds {
         self.num_exporting_pages -= core::mem::take(&mut export.num_pages) as usize;
     }
 
-    /// Holds the pages of an exporting request until `lease_us`, when the request gives them up. The first
-    /// `num_computed_rows` of its rows are computed.
+    /// When an exporting request gives up its pages, holds them until `lease_us`. The first `num_computed_rows` rows of
+    /// the request are computed.
     pub fn hold_exported(
         &mut self,
         request: RequestId,

@@ -7,8 +7,8 @@
 //!
 //! The driver of the scheduler makes the copies that [`SpillTask`] lists, in order. Pages that are being copied out are
 //! free only when that copy has ended. Meanwhile the requests that lack one of them wait, and no other request is
-//! preempted. A stored request comes back when all its rows have room at once, so that two of them never wait for each
-//! other's pages. Blocks of it that the prefix tree still has are not copied.
+//! preempted. A stored request comes back when all its rows have room at once, so that two such requests never wait for
+//! each other's pages. Blocks of the request that the prefix tree still has are not copied back.
 //!
 //! When host memory is full or a copy fails, a request is computed again, as without spilling. If another node computed
 //! its prompt, it ends with [`RequestError::KvNotKept`](crate::RequestError::KvNotKept) instead, and that node
@@ -23,14 +23,14 @@ use crate::{PageId, RequestId};
 /// A copy between KV pages and host memory. The driver carries out tasks in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpillTask {
-    /// Copy these pages to host memory, then call [`Scheduler::handle_stored`](crate::Scheduler::handle_stored).
-    /// They do not change until then.
+    /// Copy these pages to host memory, then call [`Scheduler::handle_stored`](crate::Scheduler::handle_stored). The
+    /// pages do not change before that call.
     Store {
         request: RequestId,
         pages: Vec<PageId>,
     },
-    /// Fill pages, each from the stored page of this number, forget all stored pages of the request, then call
-    /// [`Scheduler::handle_restored`](crate::Scheduler::handle_restored). The pages are not read until then.
+    /// Fill pages, each from the stored page with the given index, forget all stored pages of the request, then call
+    /// [`Scheduler::handle_restored`](crate::Scheduler::handle_restored). The pages are not read before that call.
     Restore {
         request: RequestId,
         pages: Vec<(u32, PageId)>,
@@ -57,9 +57,9 @@ struct Spill {
     is_wanted: bool,
     /// Pages of host memory.
     num_pages: u32,
-    /// The pages that were copied. Once they are stored, their content may change.
+    /// The pages that are copied to host memory. After the copy, their content may change.
     source: PageTables,
-    /// Locked until the copy out has ended or, if the request has ended, the copy in.
+    /// Pages that are locked until the copy to host memory has ended or, if the request has ended, the copy back.
     locked: Vec<PageId>,
 }
 
@@ -85,7 +85,7 @@ impl Spills {
         self.num_pages
     }
 
-    /// Returns whether a copy is running at whose end pages become free.
+    /// Returns whether a copy to host memory is running. When it ends, pages become free.
     pub fn is_storing(&self) -> bool {
         self.num_storing > 0
     }

@@ -1,7 +1,7 @@
 //! The place where a request decodes: one of the decode nodes, or the node that prefills it.
 //!
 //! Many prefill nodes choose among the same decode nodes, each by reports that may be about a second old. If each took
-//! the best node, all would choose the same one at once. So `Weighted` draws in proportion to free pages, minus the
+//! the best node, all would choose the same one at once. So `Weighted` draws in proportion to free pages, less the
 //! pages that this node has reserved and that no report counts yet.
 
 use alloc::vec::Vec;
@@ -26,12 +26,12 @@ pub struct PlacementConfig {
     pub policy: PeerPolicy,
     /// A shorter prompt decodes where it was prefilled, because it disturbs other requests only briefly.
     pub disaggregate_min_tokens: u32,
-    /// The node that computes the rest of a prompt that a decode node has in part. `None` compares the costs.
+    /// The node that computes the rest of a prompt when a decode node has a part of it. With `None`, the costs decide.
     pub compute_place: Option<ComputePlace>,
-    /// An older report is ignored.
+    /// The age beyond which a report is ignored.
     pub max_report_age_us: u64,
-    /// While fewer of the healthy nodes report, nodes take turns: weights would send all requests to the few that
-    /// report.
+    /// While a smaller share of the healthy nodes reports, nodes take turns: weights would send all requests to the few
+    /// that report.
     pub min_reporting_percent: u32,
 }
 
@@ -51,11 +51,11 @@ impl Default for PlacementConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerStanding {
     Healthy,
-    /// It has not answered yet, or has stopped answering.
+    /// The node has not answered yet, or has stopped answering.
     Suspect,
-    /// It answers, but serves another model or speaks another protocol.
+    /// The node answers, but serves another model or speaks another protocol.
     Incompatible,
-    /// It finishes its requests and takes no new ones.
+    /// The node finishes its requests and takes no new ones.
     Draining,
 }
 
@@ -66,8 +66,8 @@ pub struct LoadReport {
     pub num_running: u32,
     /// Requests that have all their KV and lack a slot.
     pub num_waiting: u32,
-    /// Reservations that the node has granted to all peers since it started. From this number a peer knows which of its
-    /// own reservations `num_free_pages` already counts.
+    /// Reservations that the node has granted to all peers since it started. By this number, a peer knows which of the
+    /// peer's reservations `num_free_pages` already counts.
     pub num_reservations: u64,
     pub is_draining: bool,
     /// The node's time for 1,024 prompt tokens, in microseconds; 0 before the node has computed any.
@@ -101,7 +101,7 @@ pub struct DecodeCandidate {
     pub peer_id: NodeId,
     pub standing: PeerStanding,
     pub page_size: u32,
-    /// Longer prompts go to other nodes; `u32::MAX` is no limit. Nodes with the same limit are a group.
+    /// The longest prompt that the node takes; `u32::MAX` means no limit.
     pub max_prompt_tokens: u32,
     pub report: Option<LoadReport>,
     pub report_age_us: u64,
@@ -116,7 +116,7 @@ pub struct DecodeCandidate {
 /// The input of a placement, besides the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Fleet<'a> {
-    /// The order must not change from one call to the next.
+    /// The decode nodes. Their order must not change from one call to the next.
     pub nodes: &'a [DecodeCandidate],
     /// Whether this node may decode the request itself, and has room in its queue.
     pub falls_back: bool,
@@ -134,8 +134,8 @@ pub struct PlacementRequest {
 }
 
 impl PlacementRequest {
-    /// Pages that a node must have free. Cached pages count as well: a node counts those without a lock among its free
-    /// pages.
+    /// Pages that a node must have free. The request's cached pages count as well, because a node counts unlocked
+    /// cached pages among its free pages.
     pub fn num_pages(&self, page_size: u32) -> u64 {
         let num_tokens =
             u64::from(self.num_prompt_tokens) + u64::from(self.num_expected_output_tokens);
@@ -209,7 +209,8 @@ impl Choice<'_> {
         )
     }
 
-    /// Whether a node has room and time. A node without a report may have them, and refuses the request if not.
+    /// Whether a node has room and time. A node without a report counts as having both, and refuses the request if it
+    /// has not.
     fn fits(&self, node: &DecodeCandidate) -> bool {
         let has_room = self.num_free_pages(node).is_none_or(|num_free_pages| {
             u64::from(num_free_pages) >= self.request.num_pages(node.page_size)
@@ -225,7 +226,7 @@ impl Choice<'_> {
     }
 
     /// Whether sending the rows that the node lacks would take longer than computing them. A link of unknown speed is
-    /// tried: only a transfer can tell how fast it is, and one transfer does.
+    /// tried, because a single transfer shows its speed.
     fn is_far(&self, node: &DecodeCandidate) -> bool {
         let Some(bandwidth) = node.bandwidth.filter(|_| self.fleet.prefill_us > 0) else {
             return false;
@@ -256,7 +257,7 @@ impl Choice<'_> {
         if nodes.iter().any(is_idle) {
             nodes.retain(is_idle);
         }
-        // Nodes that take long prompts are reserved for them.
+        // Nodes that take long prompts are kept for these, so only nodes with the shortest limit remain.
         let shortest_limit = nodes.iter().map(|node| node.max_prompt_tokens).min()?;
         nodes.retain(|node| node.max_prompt_tokens == shortest_limit);
 

@@ -27,7 +27,7 @@ pub struct PrefillNode {
     directory: Directory,
     /// The sessions whose client waits.
     calls: BTreeMap<SessionId, PlacedCall>,
-    /// This node's engine, as of the last call.
+    /// The state of this node's engine at the last call.
     here: SchedulerStats,
     num_decisions: [u64; 2],
 }
@@ -50,17 +50,17 @@ pub struct Call<'a> {
     pub max_tpot_us: Option<u64>,
     /// The hashes of the whole blocks of its prompt.
     pub hashes: &'a [PageHash],
-    /// Choices of the same prompt, each with its own session.
+    /// The number of choices of the prompt, each with its own session.
     pub num_choices: u32,
-    /// The session of the first choice, for another one.
+    /// The session of the first choice, if this call is for another choice.
     pub sibling: Option<SessionId>,
-    /// Why it cannot leave this node, if so.
+    /// The reason why the request cannot leave this node, if there is one.
     pub stays: Option<StayReason>,
     /// `None` after a fetch.
     pub fetching: Option<Fetching>,
 }
 
-/// The leading rows of a prompt that two nodes have.
+/// The number of leading rows of a prompt that each of two nodes has cached.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRows {
     pub num_here: u32,
@@ -115,7 +115,7 @@ impl PrefillNode {
         route
     }
 
-    /// Begins the session of a call by its route. After an error nothing is kept of it.
+    /// Begins the session of a call by its route. After an error, nothing of the call is kept.
     pub fn submit(
         &mut self,
         submission: Submission,
@@ -178,9 +178,9 @@ impl PrefillNode {
         self.end.handle_message(key, message, now_us);
     }
 
-    /// Takes the engine's answer to how much of the prompt of [`PrefillAction::Decide`] it has cached, and chooses the node
-    /// that computes the rest. `here` is the state of this node's engine. Returns the decode node if its blocks are to be
-    /// fetched first; [`handle_fetch_begun`](Self::handle_fetch_begun) follows then.
+    /// Handles the engine's answer about the cached part of a prompt, after [`PrefillAction::Decide`], and chooses the
+    /// node that computes the rest. `here` is the state of this node's engine. Returns the decode node if its blocks
+    /// are to be fetched first; [`handle_fetch_begun`](Self::handle_fetch_begun) follows then.
     pub fn handle_looked_up(
         &mut self,
         key: SessionKey,
@@ -208,7 +208,7 @@ impl PrefillNode {
         None
     }
 
-    /// Blocks of the prompt are on their way, for which its run waits, or none come.
+    /// Handles that the fetch of a prompt's blocks has begun, for which the run waits, or that no blocks come.
     pub fn handle_fetch_begun(&mut self, key: SessionKey, now_us: u64) {
         self.end.handle_decision(key, ComputePlace::Here, now_us);
     }
@@ -245,7 +245,7 @@ impl PrefillNode {
         self.calls.get(&session).map(|call| &call.hashes)
     }
 
-    /// The number of prompts whose rest was given to the node at `place`, where a decode node had a part.
+    /// The number of prompts that a decode node had in part and whose rest was given to the node at `place`.
     pub fn num_decisions(&self, place: ComputePlace) -> u64 {
         self.num_decisions[place as usize]
     }

@@ -1,4 +1,5 @@
-//! The way of a request: computed and decoded here, decoded by another node, or after a fetch of cached blocks.
+//! The route of a request: computed and decoded here, decoded by another node, or chosen after a fetch of cached
+//! blocks.
 
 use alloc::vec::Vec;
 
@@ -16,25 +17,26 @@ use crate::{
 pub enum Route {
     /// This node computes and decodes it.
     Here(StayReason),
-    /// `peer` decodes it. It may compute the rest of the prompt, too, and is asked first how much it has if `asks_first`.
+    /// `peer` decodes it. If `asks_first`, that node may also compute the rest of the prompt, and is asked first how
+    /// much of the prompt it has.
     Session {
         peer: NodeIncarnation,
         asks_first: bool,
     },
-    /// The blocks that this node has are fetched first. Then the request takes another route.
+    /// The blocks that the holder has are fetched first. Then the request takes another route.
     Fetch(Holder),
-    /// It needs a decode node, and none has room.
+    /// The request needs a decode node, and none has room.
     Refused,
-    /// Its tokens would come too slowly from all that have room.
+    /// The request's tokens would come too slowly from every node with room.
     TooSlow(MissedObjective),
 }
 
-/// Why a prefill node sends a request to no decode node.
+/// The reason why a prefill node sends a request to no decode node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StayReason {
     /// The prompt is shorter than [`PlacementConfig::disaggregate_min_tokens`](crate::PlacementConfig).
     Short,
-    /// Sending its KV rows would take longer than computing the prompt.
+    /// Sending the KV rows would take longer than computing the prompt.
     SlowLink,
     /// No decode node has room.
     NoRoom,
@@ -42,7 +44,7 @@ pub enum StayReason {
     TooSlow,
     /// The client asks for outputs of the prompt, which only the node that computes it has.
     PromptOutputs,
-    /// No other node can enforce its constraint.
+    /// No other node can enforce the request's constraint.
     Constraint,
 }
 
@@ -69,7 +71,7 @@ impl StayReason {
     }
 }
 
-/// A request that looks for its route.
+/// A request whose route is to be chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteQuery<'a> {
     pub session: SessionId,
@@ -77,34 +79,34 @@ pub struct RouteQuery<'a> {
     pub num_expected_output_tokens: u32,
     /// The longest useful time per output token, in microseconds.
     pub max_tpot_us: Option<u64>,
-    /// The hashes of the whole blocks of its prompt.
+    /// The hashes of the prompt's whole blocks.
     pub hashes: &'a [PageHash],
-    /// Choices of the same prompt. A decode node has no pages yet for choices that wait for the first one.
+    /// The number of choices of the prompt. A decode node has no pages yet for choices that wait for the first one.
     pub num_choices: u32,
-    /// Why it cannot leave this node, if so.
+    /// The reason why the request cannot leave this node, if there is one.
     pub stays: Option<StayReason>,
     /// Nodes that must not be asked again.
     pub tried: &'a [NodeId],
     /// The node of another choice.
     pub sibling: Option<NodeId>,
-    /// Whether a node with a part of the prompt counts. It does not after a fetch.
+    /// Whether a node that has a part of the prompt is preferred. It is not after a fetch.
     pub seeks_holder: bool,
     pub fetching: Fetching,
     /// The state of this node.
     pub here: &'a SchedulerStats,
 }
 
-/// Whether this node fetches the blocks of a prompt from its decode node.
+/// Whether this node fetches a prompt's blocks from the decode node that has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetching {
     Never,
-    /// Unless the decode node would compute the rest sooner.
+    /// Fetches, unless the decode node would compute the rest sooner.
     IfQuicker(FetchPace),
-    /// Even if computing is quicker.
+    /// Fetches even if computing is quicker.
     Always,
 }
 
-/// The prompt of a session whose decode node has told how much of it it has.
+/// The prompt of a session whose decode node has reported how many of the prompt's rows it has.
 #[derive(Clone, Copy, Debug)]
 pub struct ComputeQuery {
     pub node: NodeId,
@@ -150,7 +152,8 @@ impl Directory {
         }
     }
 
-    /// The rows that were sent to the holder are most likely still here.
+    /// Whether this node fetches blocks from the holder. Rows that this node sent to the holder are most likely still
+    /// here.
     fn fetches_from(&self, holder: Holder, query: &RouteQuery<'_>, now_us: u64) -> bool {
         match query.fetching {
             Fetching::Never => false,
@@ -169,7 +172,7 @@ impl Directory {
         }
     }
 
-    /// Chooses a decode node: `near` if it has room, which has rows of the prompt or will have them.
+    /// Chooses a decode node: `near`, which has rows of the prompt or will have them, if it has room.
     fn place(
         &mut self,
         query: &RouteQuery<'_>,
@@ -228,7 +231,7 @@ impl Directory {
         let node = match chosen {
             Placement::Remote(node) => node,
             Placement::Full => return Err(too_slow().map_or(Route::Refused, Route::TooSlow)),
-            // It stays because of a slow link if it would go to a node behind that otherwise.
+            // The reason is the slow link if the request would otherwise go to a node behind that link.
             Placement::Local => {
                 return Err(Route::Here(match place(&nodes, false) {
                     Placement::Remote(_) => StayReason::SlowLink,
@@ -270,7 +273,7 @@ impl Directory {
         let cost = self.compute_cost(query, now_us);
         let fixed = self.config.placement.compute_place;
         let place = fixed.unwrap_or_else(|| cost.place());
-        // Less than a block is not fetched.
+        // Nothing is fetched if the decode node has less than a block more than this node.
         let num_here = query.here.num_cached_rows;
         let has_more = num_here.saturating_add(self.config.page_size) <= query.num_cached_rows;
         ComputeDecision {
@@ -282,7 +285,7 @@ impl Directory {
     fn compute_cost(&self, query: &ComputeQuery, now_us: u64) -> ComputeCost {
         let known = self.node(query.node, now_us);
         let report = known.and_then(|node| node.report).unwrap_or_default();
-        // The lengths of the waiting requests are unknown: each counts as a prompt of this length.
+        // The prompt lengths of the waiting requests are unknown: each counts as long as this request's prompt.
         let num_queued_tokens = u64::from(report.num_waiting) * u64::from(query.num_prompt_tokens);
         let num_missing = query
             .num_cached_rows

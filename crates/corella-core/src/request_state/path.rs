@@ -1,8 +1,8 @@
 //! The path of a request: the blocks that it has found in the prefix tree or published there.
 //!
-//! In groups without a window it holds a lock on all their pages, so they stay. If the tree already has the next block
-//! with another request's pages, the path ends until the request gives up its own pages. The request is then a *guest*
-//! of the following blocks: it gives them the pages that they lack because of windows.
+//! In groups without a window, the request locks all pages of these blocks, so the blocks stay. If the tree already has
+//! the next block with another request's pages, the path ends until the request gives up its own pages. The request is
+//! then a *guest* of the following blocks: it gives these blocks the pages that they lack in groups with windows.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -16,19 +16,20 @@ use crate::{BlockId, Namespace, PageId, StepId};
 
 #[derive(Debug, Default)]
 pub(super) struct Path {
-    /// The number of its blocks. In groups without a window, their pages are the pages of the request's tables.
+    /// The number of the path's blocks. In groups without a window, their pages are the first pages of the request's
+    /// tables.
     num_blocks: u32,
-    /// The last of those blocks.
+    /// The last block of the path.
     end: Option<BlockId>,
     /// The blocks of other requests after the path.
     guest: Option<Box<Guest>>,
 }
 
-/// The extent of a request after its path.
+/// The blocks after a request's path to which it has offered pages.
 #[derive(Clone, Copy, Debug)]
 struct Guest {
-    /// The last block to which it has offered its pages, and the number of the block's insertion, which tells it from
-    /// later uses of the block.
+    /// The last block to which the request has offered its pages, and the number of the block's insertion, which
+    /// differs for later uses of the block id.
     block: BlockId,
     insertion: u64,
     /// The number of blocks up to the end of `block`.
@@ -40,8 +41,8 @@ struct Guest {
 /// Blocks to which a request has given pages since some step.
 #[derive(Default)]
 pub(crate) struct FilledBlocks {
-    /// Earlier blocks, most of them of other requests. They lacked those pages in groups with windows, or had no
-    /// snapshot.
+    /// Blocks that were in the tree before, most of them of other requests. They lacked the given pages in groups with
+    /// windows, or a snapshot.
     pub earlier: Vec<BlockId>,
     /// The first new block. All blocks after it are new.
     pub first_new: Option<BlockId>,
@@ -55,8 +56,8 @@ impl Path {
         }
     }
 
-    /// Its last block or, for a guest, the last block to which it has offered its pages, and the number of blocks up to
-    /// there.
+    /// The last block of the path or, for a guest, the last block to which it has offered its pages, and the number of
+    /// blocks up to there.
     fn offered(&self) -> (Option<BlockId>, u32) {
         match &self.guest {
             Some(guest) => (Some(guest.block), guest.num_blocks),
@@ -78,12 +79,12 @@ impl RequestState {
         self.path.num_blocks
     }
 
-    /// The number of blocks up to the last block to which it has offered its pages.
+    /// The number of blocks up to the last block to which the request has offered its pages.
     pub fn num_offered_blocks(&self) -> u32 {
         self.path.offered().1
     }
 
-    /// The block after which it publishes the next, and the number of blocks up to there.
+    /// The block after which the request publishes its next block, and the number of blocks up to there.
     pub fn frontier(&self) -> Option<(Option<BlockId>, u32)> {
         let guest = self.path.guest.as_ref();
         let goes_on = guest.is_none_or(|guest| !guest.is_at_end);
@@ -105,7 +106,7 @@ impl RequestState {
         self.begin_path(kv, None, 0);
     }
 
-    /// Cuts a path through removed blocks back before them. Returns whether it did.
+    /// If the path leads through removed blocks, cuts it back before them. Returns whether it did.
     pub fn set_back_path(
         &mut self,
         kv: &mut KvCache,
@@ -121,7 +122,8 @@ impl RequestState {
         true
     }
 
-    /// Extends the path to `num_blocks` blocks. Returns false where the tree has another request's block.
+    /// Extends the path to `num_blocks` blocks. Stops and returns false where the tree already has another request's
+    /// block.
     pub fn publish_path(&mut self, kv: &mut KvCache, num_blocks: u32, step: StepId) -> bool {
         let page_size = kv.page_size() as usize;
         let before = self.path.end;
@@ -153,8 +155,9 @@ impl RequestState {
         is_whole
     }
 
-    /// Offers the request's pages to blocks after its path, up to `num_blocks` blocks. Returns false where such a block
-    /// is missing, or when no block can lack a page or a snapshot.
+    /// Offers the request's pages to blocks after its path, up to `num_blocks` blocks. Stops and returns false where
+    /// such a block is missing. Also returns false if the model has neither windows nor recurrent layers, so that no
+    /// block lacks anything.
     pub fn offer_as_guest(&mut self, kv: &mut KvCache, num_blocks: u32, step: StepId) -> bool {
         if !kv.has_windows() && !kv.is_recurrent() {
             return false;
@@ -190,8 +193,8 @@ impl RequestState {
         true
     }
 
-    /// The block at the end of its first `num_blocks` blocks, within its path and the blocks to which it has offered
-    /// its pages.
+    /// The last of the request's first `num_blocks` blocks, if it is on the path or among the blocks to which the
+    /// request has offered its pages.
     pub fn block_at(&self, kv: &KvCache, num_blocks: u32) -> Option<BlockId> {
         let guest = self.path.guest.as_ref();
         if guest.is_some_and(|guest| kv.insertion(guest.block) != Some(guest.insertion)) {
@@ -205,7 +208,7 @@ impl RequestState {
         Some(block)
     }
 
-    /// Gives its snapshot to its block, once the prefix tree has the block.
+    /// Gives the request's snapshot to the snapshot's block, once the prefix tree has the block.
     pub fn give_snapshot(&mut self, kv: &mut KvCache) {
         if let Some(HeldSnapshot { id, num_blocks }) = self.snapshot()
             && let Some(block) = self.block_at(kv, num_blocks)
@@ -215,7 +218,8 @@ impl RequestState {
         }
     }
 
-    /// Gives up its snapshot. Its block gets the snapshot if the prefix tree has the block and its rows are computed.
+    /// Gives up the request's snapshot. The snapshot's block gets it if the prefix tree has the block and its rows are
+    /// computed.
     pub fn leave_snapshot(&mut self, kv: &mut KvCache) {
         let Some(HeldSnapshot { id, num_blocks }) = self.take_snapshot() else {
             return;
@@ -234,13 +238,13 @@ impl RequestState {
     }
 
     /// Publishes the rest of the computed rows before the request gives up its pages: blocks after one that the tree
-    /// already has, and the filled rows of the last page. If its pages stay locked, it publishes none after such a
-    /// block, whose pages may be without a lock.
+    /// already has, and the filled rows of the last page. If the request's pages stay locked, it publishes nothing
+    /// after such a block, because the block's pages may be unlocked.
     pub fn publish_computed(&self, kv: &mut KvCache, last_returned: StepId) {
         let num_rows = self.num_computed_tokens().min(self.num_publishable_rows()) as usize;
         let page_size = kv.page_size() as usize;
         let stays_locked = self.num_spill_pages() + self.export().num_pages() > 0;
-        // No request continues in the middle of a block without the state there.
+        // With recurrent layers, no request can continue within a block, because it would lack the state there.
         let num_blocks = match kv.is_recurrent() {
             true => num_rows / page_size,
             false => num_rows.div_ceil(page_size),
@@ -266,7 +270,7 @@ impl RequestState {
         }
     }
 
-    /// The blocks to which it has given pages that `step` or a later one fills.
+    /// The blocks to which the request has given pages that `step` or a later step fills.
     pub fn filled_since(&self, kv: &KvCache, step: StepId) -> FilledBlocks {
         let mut filled = FilledBlocks::default();
         if !kv.has_windows() {
@@ -296,7 +300,7 @@ impl RequestState {
         filled
     }
 
-    /// Whether its tokens show that it has read the rows of any of these blocks.
+    /// Whether the request's tokens lead through any of these blocks, so that it may have read their rows.
     pub fn leads_through(&self, kv: &KvCache, blocks: &BTreeSet<BlockId>) -> bool {
         if blocks.is_empty() {
             return false;
