@@ -47,12 +47,12 @@ impl DevicePointer {
     }
 }
 
-/// For the start-up line, and for the division of work.
+/// The properties of a device, for the start-up line and for the division of work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProperties {
     /// The driver's name, e.g. `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// Such as `sm_90a`; `emulated` for the device in host memory.
+    /// The architecture, such as `sm_90a`; `emulated` for the device in host memory.
     pub architecture: String,
     pub num_multiprocessors: usize,
     /// The most dynamic shared memory of a block, in bytes.
@@ -79,7 +79,7 @@ pub enum Stream {
 pub struct ModuleSource {
     /// The name of a file in `src/kernels`, for errors.
     pub name: &'static str,
-    /// Its text, in which every `#include` names another file in `src/kernels`.
+    /// The file's text, in which every `#include` names another file in `src/kernels`.
     pub text: &'static str,
     /// Macros, such as `("HEAD_DIM", "128")`.
     pub defines: Vec<(&'static str, String)>,
@@ -126,7 +126,7 @@ pub struct Product {
     pub input: DevicePointer,
     pub weight: DevicePointer,
     pub out: DevicePointer,
-    /// Elements from one row of the output to the next.
+    /// The number of elements from one row of the output to the next.
     pub out_stride: usize,
     /// The type of input and weight.
     pub element: Element,
@@ -167,8 +167,8 @@ impl Element {
     }
 }
 
-/// A device. All calls except `synchronize` and allocations return before their work is done. An error of that work
-/// comes from a later call, and the device is then unusable.
+/// A device. All calls except `synchronize` and allocations return before their work is done. If the work fails, a
+/// later call returns the error, and the device is unusable from then on.
 pub trait Device: Send + Sync + fmt::Debug {
     fn properties(&self) -> &DeviceProperties;
 
@@ -191,7 +191,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// kernel.
     fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError>;
 
-    /// Waits for all compilations. Their errors come from here, or from a launch.
+    /// Waits for all compilations. Errors of compilations are returned here, or by a launch.
     fn finish_loading(&self) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -236,7 +236,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// As for `launch`.
     unsafe fn multiply(&self, product: &Product) -> Result<(), DeviceError>;
 
-    /// Copies between pinned or device memory, in either direction.
+    /// Copies between pinned memory and device memory, or within either.
     ///
     /// # Safety
     /// Both ranges are memory of this device or pinned. Until the stream has passed this copy, no other work writes the

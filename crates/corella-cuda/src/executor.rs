@@ -55,7 +55,7 @@ pub struct CudaExecutor {
     threads: StepThreads<Command>,
 }
 
-/// Steps with memory on the device at a time.
+/// The number of steps that have memory on the device at a time.
 const MAX_STEPS_IN_FLIGHT: usize = 4;
 
 impl CudaExecutor {
@@ -240,14 +240,14 @@ fn sampling_limits(spec: &DecoderSpec, config: &CudaConfig, logit_rows: usize) -
         // Warm-up has a slot of its own.
         max_num_seqs: config.max_num_seqs as usize + 1,
         max_model_len: config.max_model_len as usize,
-        // Every row may be scored, and drawn from besides.
+        // Every row may be scored, and also drawn from.
         max_draws: 2 * config.max_num_batched_tokens as usize,
         max_rows: logit_rows,
         max_top: config.max_logprobs as usize,
     }
 }
 
-/// The memory of steps, which goes round between the two threads.
+/// The memory of steps, which passes from one of the two threads to the other and back.
 fn free_steps(
     device: &SharedDevice,
     sampler: &DeviceSampler,

@@ -1,4 +1,4 @@
-//! The executor's properties before its construction, for planning its memory.
+//! The properties of an executor that does not exist yet, for planning its memory.
 
 use corella_core::SchedulerConfig;
 use corella_model::{
@@ -15,9 +15,9 @@ use crate::executor::{CudaExecutor, activation_bytes};
 pub struct CudaOptions {
     /// The share of the GPU's memory that may be used, from 0 to 1.
     pub memory_utilization: f64,
-    /// Whether the bits of a row depend only on its own sequence.
+    /// Whether the bits of a row depend only on the row's sequence.
     pub is_batch_invariant: bool,
-    /// The most alternatives whose log-probabilities a request may ask for.
+    /// The largest number of alternatives whose log-probabilities a request may ask for.
     pub max_logprobs: u32,
 }
 
@@ -28,7 +28,7 @@ pub struct CudaFactory {
 }
 
 impl CudaFactory {
-    /// Opens the GPU with this number, as the driver counts them.
+    /// Opens the GPU with this index, in the driver's order.
     pub fn open(ordinal: usize, options: CudaOptions) -> Result<Self, DeviceError> {
         Ok(Self::new(GpuDevice::open(ordinal)?, options))
     }
@@ -50,7 +50,7 @@ impl ExecutorFactory for CudaFactory {
         }
     }
 
-    /// The checkpoint's own, with f16 as bf16.
+    /// The checkpoint's own format, with bf16 in place of f16.
     fn weight_format(
         &self,
         asked: Option<WeightFormat>,
@@ -106,7 +106,7 @@ impl ExecutorFactory for CudaFactory {
     }
 }
 
-/// Other programs use no part of the usable share.
+/// Assumes that other programs use no part of the usable share.
 fn memory(properties: &DeviceProperties, utilization: f64) -> DeviceMemory {
     let usable = properties.total_bytes as f64 * utilization;
     DeviceMemory {

@@ -1,5 +1,5 @@
-//! The executor's speed beside its device's limits: decode steps and prompts of models with random weights, because
-//! speed depends on shapes and not on values.
+//! Measures the executor's speed, and the device's limits for comparison. Decode steps and prompts run on models with
+//! random weights, because speed depends on shapes and not on values.
 //!
 //! No data is read from disk, and contexts are pages with random numbers, so that minutes on a GPU suffice for all
 //! measurements.
@@ -53,7 +53,7 @@ mod tests {
         assert!(limits.copied_bytes_per_s > 0.0 && limits.flops_per_s > 0.0);
 
         let spec = shape("tiny").unwrap();
-        // 4 steps of warm-up and 4 that are timed take a page of their own behind 16 positions.
+        // 4 steps of warm-up and 4 timed steps take another page behind the one with 16 positions.
         let mut bench = ModelBench::new(&device, spec.clone(), true, &[(2, 16)], 20, 8).unwrap();
         assert!(bench.decode(2, 16).unwrap().unwrap() > 0.0);
         assert!(bench.decode(1, 16).unwrap().unwrap() > 0.0);

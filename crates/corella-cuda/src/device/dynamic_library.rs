@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use corella_model::DeviceError;
 
 pub struct DynamicLibrary {
-    /// In the order of the bindings.
+    /// The names of the library's file, in the order in which the bindings try them.
     file_names: &'static [&'static str],
-    /// Its places in NVIDIA's Python packages, below `nvidia`: for CUDA 13, then for CUDA 12.
+    /// The library's folders in NVIDIA's Python packages, below `nvidia`: for CUDA 13, then for CUDA 12.
     python_folders: &'static [&'static str],
-    /// The prefix of the files that the library loads by their names alone, although they lie beside it.
+    /// The prefix of the names of files beside the library that it loads by name alone.
     companions: Option<&'static str>,
     /// The missing library, and the remedy; `ERROR` stands for the loader's reason.
     missing: &'static str,
-    /// Its name in errors.
+    /// The library's name in errors.
     name: &'static str,
 }
 
@@ -30,7 +30,7 @@ pub const DRIVER: DynamicLibrary = DynamicLibrary {
 pub const NVRTC: DynamicLibrary = DynamicLibrary {
     file_names: &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"],
     python_folders: &["cu13", "cuda_nvrtc"],
-    // NVRTC 12 looks for it in its own folder, and NVRTC 13 does not.
+    // NVRTC 12 looks for this file in its own folder, and NVRTC 13 does not.
     companions: Some("libnvrtc-builtins.so."),
     missing: "NVRTC, which compiles kernels, was not found (libnvrtc.so.12): ERROR; \
               install nvidia-cuda-nvrtc-cu12 with pip in the environment that is active, or cuda-nvrtc-12-8 with apt, \
@@ -73,13 +73,13 @@ impl DynamicLibrary {
                 Err(reason) => error = reason,
             }
         }
-        // A library loaded by its path is found by its name from then on, if that has a version.
+        // Once a library has been loaded by its path, the bindings find it by its name, if the name has a version.
         let versioned = &self.file_names[1..];
         for path in (self.folders().iter())
             .flat_map(|folder| versioned.iter().map(|name| folder.join(name)))
         {
             if path.is_file() {
-                // A companion that does not load is reported at its use.
+                // If a companion does not load, its first use reports that.
                 for companion in self.companions_in(path.parent()) {
                     let _ = open(&companion);
                 }

@@ -11,14 +11,14 @@ use super::{
     SharedDevice, Stream, Tensor, TensorMap, test_device,
 };
 
-/// The faults from now on.
+/// The kind of fault that occurs from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Launches on a stream are refused.
     Launches(Stream),
     /// Launches are refused while a graph is captured, which invalidates the graph.
     Captures,
-    /// The device accepts work and fails in it, as in all work behind it.
+    /// The device accepts work, but this work and all later work fails.
     Work,
 }
 

@@ -1,4 +1,4 @@
-//! Kernel sources as machine code of a GPU, from NVRTC. It needs no GPU and no driver.
+//! Kernel sources as machine code of a GPU, from NVRTC. NVRTC needs no GPU and no driver.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -56,7 +56,7 @@ impl Nvrtc {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
-    /// The toolkit's major version, the least one of a driver.
+    /// The toolkit's major version, which is the least version that the driver must have.
     pub fn major_version(&self) -> i32 {
         self.version.0
     }
@@ -85,7 +85,7 @@ impl Nvrtc {
         })
     }
 
-    /// All inputs of the code of a source: the key of a cache.
+    /// A hash of everything that the code of a source depends on, as the key of a cache.
     pub fn key(&self, source: &ModuleSource, architecture: &str) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         let mut add = |part: &[u8]| {
@@ -152,9 +152,9 @@ impl Nvrtc {
     }
 }
 
-/// The compilation target for a compute capability among known architectures, such as 90: its own, or the first of its
-/// generation, because a GPU runs code for earlier members of its generation. Some instructions exist only in 9.0, and
-/// have to be requested.
+/// The compilation target for a compute capability, among known architectures such as 90: the capability itself, or the
+/// first of its generation, because a GPU runs code for earlier members of its generation. Some instructions exist only
+/// in 9.0, and have to be requested.
 fn architecture_of(known: &[i32], (major, minor): (i32, i32)) -> Option<String> {
     let of_generation = 10 * major;
     let found = [of_generation + minor, of_generation]

@@ -18,7 +18,7 @@ pub struct RecordingDevice {
     modules: Mutex<Modules>,
 }
 
-/// In the order of their first request.
+/// The set of modules, and the same modules in the order of their first request.
 type Modules = (HashSet<ModuleSource>, Vec<RecordedModule>);
 
 /// A module, and its requested kernels.
@@ -102,7 +102,7 @@ impl Device for RecordingDevice {
         refused()
     }
 
-    /// Kernels that are only compiled read none.
+    /// Kernels are only compiled here, and read no tensor map.
     fn tensor_map(&self, _: &Tensor) -> Result<TensorMap, DeviceError> {
         Ok(TensorMap::default())
     }

@@ -12,7 +12,7 @@ constexpr int NUM_THREADS = 32 * NUM_WARPS;
 constexpr int WARP_ROWS = 4;
 constexpr int TILE_ROWS = WARP_ROWS * NUM_WARPS;
 constexpr int PARTS = (DIMS + 31) / 32;
-// An odd number of floats, so that the same dimension of 32 keys lies in 32 banks.
+// The distance between keys: an odd number of floats, so that the same dimension of 32 keys lies in 32 banks.
 constexpr int KEY_STRIDE = HEAD_DIM + 1;
 
 KERNEL_OF(attention, AttentionArgs, NUM_THREADS, 1) {
@@ -66,7 +66,7 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, 1) {
             }
 
             for (u32 block = begin; block < end; block += KEYS) {
-                // The block is no longer read.
+                // No thread reads the block of keys any more.
                 __syncthreads();
                 for (u32 i = threadIdx.x; i < KEYS * HEAD_DIM; i += NUM_THREADS) {
                     const u32 key = i / HEAD_DIM, dim = i % HEAD_DIM;

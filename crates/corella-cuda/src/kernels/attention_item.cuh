@@ -14,16 +14,16 @@ constexpr u32 NO_PARTIALS = 0xffffffffu;
 // One KV head of a run of rows and a range of splits. A row is a pair of a token and a query head that
 // reads this KV head, token by token, so that decoding fills a tile with the heads of its group.
 struct AttentionItem {
-    // The row in the step of the first token, its position and its slot.
+    // The first token's row in the step, its position and its slot.
     u32 first_row;
     u32 position;
     u32 slot;
-    // Query heads of the first token that belong to the previous tile.
+    // The number of query heads of the first token that belong to the previous tile.
     u32 first_head;
     u32 num_rows;
     // The binary logarithm of the number of positions in a split.
     u32 split_shift;
-    // The splits of this item, and of its task.
+    // The splits of this item, and those of its task.
     u32 first_split;
     u32 num_splits;
     u32 task_first_split;
@@ -39,7 +39,7 @@ struct AttentionArgs {
     // `[row][num_heads][HEAD_DIM]`.
     const ELEMENT* queries;
     ELEMENT* out;
-    // The layer within page 0.
+    // The address of the layer's keys and values in page 0.
     const u8* kv;
     // The page tables of the layer's KV group, `[slot][table_len]`.
     const u32* tables;
@@ -48,7 +48,7 @@ struct AttentionArgs {
     // `[partial row][DIMS]`, and `[partial row][largest score, sum of weights]`.
     float* partials;
     float* partial_stats;
-    // Zeros, for each counter and KV head. The last item leaves zeros, too.
+    // A counter for each task and KV head, all 0 before a launch. The last item of a task sets the counter to 0 again.
     u32* counters;
     u64 page_bytes;
     u32 head_bytes;
@@ -58,7 +58,7 @@ struct AttentionArgs {
     u32 max_items;
     u32 num_heads;
     u32 num_kv_heads;
-    // Positions that a query sees, including itself.
+    // The number of positions that a query sees, including its own.
     u32 window;
     // A product becomes `soft_cap * tanh(product * score_scale)` if `soft_cap` is not 0. Weights are
     // 2 to the power of `exponent_scale` times the difference of two scores.
@@ -85,8 +85,8 @@ DEVICE u64 partial_row(const AttentionArgs& args, const AttentionItem& item, u32
     return item.partial_row + before * item.num_rows;
 }
 
-// The first unit's item, a unit being a KV head of an item. It is read before its existence is known, so that the
-// number of items and the item arrive at the same time.
+// The first unit's item, a unit being a KV head of an item. The item is read before it is known whether it exists, so
+// that it arrives at the same time as the number of items.
 DEVICE AttentionItem first_item(const AttentionArgs& args) {
     return args.items[min(blockIdx.x / args.num_kv_heads, args.max_items - 1)];
 }
@@ -96,7 +96,8 @@ DEVICE u32 first_seen(const AttentionArgs& args, u32 position) {
     return position + 1 > args.window ? position + 1 - args.window : 0;
 }
 
-// The positions whose keys an item reads, in blocks of `block_len` from `begin` on, and the one that its last row sees.
+// The positions of the item's first and last row, and the range of positions whose keys the item reads, in blocks of
+// `block_len`.
 struct KeyRange {
     u32 first_position, last_position, begin, end;
 };
@@ -139,8 +140,8 @@ DEVICE Merge merge_weights(const AttentionArgs& args, float first, float second)
     };
 }
 
-// A sum of weighed values, divided by the sum of the weights. Adding 0 makes every zero positive: whether a vanished
-// product leaves a negative one may depend on the tile.
+// A sum of weighed values, divided by the sum of the weights. Adding 0 makes every zero positive: whether a product
+// that rounds to zero leaves a negative zero may depend on the tile.
 DEVICE float quotient(float sum, float inverse) {
     return sum * inverse + 0.0f;
 }
@@ -174,7 +175,7 @@ DEVICE void combine(const AttentionArgs& args, const AttentionItem& item, u32 kv
             float2 stats[SPLITS_AT_ONCE];
 #pragma unroll
             for (int i = 0; i < SPLITS_AT_ONCE; i++) {
-                // Behind the last split, that one is read again, and ignored.
+                // Behind the last split, the last split is read again and ignored.
                 const u32 split = item.task_first_split + min(first + i, item.task_num_splits - 1);
                 const u64 at = partial_row(args, item, kv_head, split) + row;
                 stats[i] = ((const float2*)args.partial_stats)[at];

@@ -12,7 +12,7 @@ constexpr int NUM_THREADS = 32 * NUM_WARPS;
 // that 8 rows of one column lie in different banks, as ldmatrix needs.
 constexpr int STRIDE = DIMS + 8;
 
-// Keys and values that are not bf16 are staged unchanged, and converted in their turn.
+// Keys and values that are not bf16 are staged unchanged, and converted when they are used.
 constexpr bool IS_CONVERTED = !is_bf16<KV_ELEMENT>;
 constexpr int ROW_BYTES = HEAD_DIM * sizeof(KV_ELEMENT);
 constexpr int STAGED_STRIDE = IS_CONVERTED ? (ROW_BYTES + 15) / 16 * 16 : STRIDE * 2;
@@ -22,7 +22,8 @@ constexpr int CONVERTED_BYTES = IS_CONVERTED ? KEYS * STRIDE * 2 : 0;
 
 static_assert(KEYS <= NUM_THREADS, "a thread looks up one key's page");
 
-// A thread's key of a block: its page, and its place there. Pages of unread keys are not looked up.
+// A thread's key in a block: the key's page, and the position in the page. Pages of keys that are not read are not
+// looked up.
 struct PlacedKey {
     u32 page, in_page;
     bool is_read;
@@ -32,8 +33,8 @@ struct Staging {
     const AttentionArgs& args;
     const u32* table;
     u32 kv_head;
-    // Positions outside are not looked up and count as zeros: the table may be stale there, and the pages may contain
-    // NaN.
+    // Positions outside of this range are not looked up, and their keys count as zeros: the table may be stale there,
+    // and the pages may contain NaN.
     u32 first_position, end_position;
     // `[stage][key or value][KEYS][STAGED_STRIDE]`.
     u8* stages;

@@ -33,7 +33,8 @@ DEVICE void barrier_expect(u32 barrier, u32 num_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(barrier), "r"(num_bytes) : "memory");
 }
 
-// Waits for the end of a phase; the first has parity 0. The phase before the first has ended, with parity 1.
+// Waits for the end of a phase. The first phase has parity 0; the phase before it, which has always ended, has parity
+// 1.
 DEVICE void barrier_wait(u32 barrier, u32 parity) {
     asm volatile("{.reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -43,7 +44,8 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
                  : "memory");
 }
 
-// Among `num_threads` threads that name the same one of a block's 16 barriers; 0 is the barrier of __syncthreads.
+// A barrier among `num_threads` threads. `which` is one of a block's 16 barriers, of which 0 is the one of
+// __syncthreads.
 DEVICE void sync_threads(u32 which, u32 num_threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(which), "r"(num_threads) : "memory");
 }
@@ -66,7 +68,8 @@ DEVICE void copy_box(u32 to, const TensorMap& map, u32 barrier, u32 x, u32 y, u3
                  : "memory");
 }
 
-// The same into the same place of several blocks, with a bit each in `blocks`, and with the same barrier in each.
+// Like `copy_box`, but into the same place of several blocks, each with a bit in `blocks`, and with the same barrier in
+// each block.
 DEVICE void copy_box_to(u32 blocks, u32 to, const TensorMap& map, u32 barrier, u32 x, u32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%4, %5}], [%2], %3;"
@@ -83,10 +86,10 @@ DEVICE void copy_box_to(u32 blocks, u32 to, const TensorMap& map, u32 barrier, u
                  : "memory");
 }
 
-// Later copies may replace earlier writes of other kinds.
+// Orders earlier ordinary accesses before later copies to the same memory.
 DEVICE void copy_fence() { asm volatile("fence.proxy.async;" : : : "memory"); }
 
-// The number of a block in its cluster.
+// The index of a block in its cluster.
 DEVICE u32 cluster_block() {
     u32 block;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
@@ -114,7 +117,8 @@ DEVICE float4 load_from_cluster(u32 address) {
     return value;
 }
 
-// Sets the number of registers of a warpgroup's threads. All its threads call it, those that need fewer first.
+// Sets the number of registers of a warpgroup's threads. All threads of the warpgroup call it. Warpgroups that need
+// fewer registers call it first.
 template <u32 NUM>
 DEVICE void give_up_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(NUM));

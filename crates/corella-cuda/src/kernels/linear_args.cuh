@@ -2,8 +2,8 @@
 //
 // The bits of an output may not depend on the number of rows. So every kernel computes an output in this way:
 //
-// * Inputs come in units of 128, and units in `num_splits` runs, which depend only on n and k. A split's products are
-//   summed in the order of inputs, by one chain of `mma` (or of `fmaf`).
+// * Inputs are divided into units of 128, and units into `num_splits` splits. The division depends only on n and k. A
+//   split's products are summed in the order of inputs, by one chain of `mma` (or of `fmaf`).
 // * If groups of inputs have scales of their own, a chain covers a group, and its end is multiplied by the scale and
 //   added to the split's sum.
 // * The sums of splits are added to 0 in their order, and `output_value` does the rest.
@@ -49,11 +49,11 @@ struct LinearArgs {
     u32 num_splits;
     u32 epilogue;
     float scale;
-    // 0 for none.
+    // The soft cap; 0 for none.
     float soft_cap;
     // The number of blocks that share the splits of a tile.
     u32 num_parts;
-    // 0, unknown to the compiler.
+    // Always 0, but the compiler does not know it.
     u32 zero;
     u32 padding;
 };

@@ -1,8 +1,8 @@
 // A linear layer in f32, for any number of rows: for comparisons with other implementations, and for small models.
 //
-// A lane has every 32nd run of 4 inputs, so that a warp reads 512 neighbouring bytes of f32, and sums their products by
-// one chain of `fmaf`; then lanes are summed as a butterfly. A warp computes one split of 4 channels and 8 rows, so
-// that 12 loads serve 128 `fmaf`.
+// A lane has every 32nd run of 4 inputs, so that a warp reads 512 neighbouring bytes of f32. The lane sums the products
+// of its inputs by one chain of `fmaf`; then lanes are summed as a butterfly. A warp computes one split of 4 channels
+// and 8 rows, so that 12 loads serve 128 `fmaf`.
 #define GATE_RUN 2
 #include "linear_args.cuh"
 

@@ -42,7 +42,7 @@ DEVICE float sum_of_squares(const Part& part, float mean, u32 hidden) {
     for (u32 i = 0; i < CHUNKS; i++) {
 #pragma unroll
         for (u32 j = 0; j < CHUNK; j++) {
-            // Elements beyond the row are 0, which are neutral only if the mean is 0.
+            // Elements beyond the row are 0, and would add to the sum if the mean is not 0.
             const bool is_inside = chunk_begin(i) + j < hidden;
             const float difference = is_inside ? part.chunks[i].at[j] - mean : 0.0f;
             sum = fmaf(difference, difference, sum);
@@ -87,7 +87,7 @@ DEVICE void normalise(Part& part, const NormWeights& norm, u32 hidden) {
     }
 }
 
-// One block computes one row and reads it once: at 4096 elements, 512 threads hold 8 of them each. The order of sums
+// One block computes one row and reads it once: for 4096 elements, each of 512 threads holds 8. The order of sums
 // depends only on the length of the row.
 KERNEL_AHEAD(residual_norm, NormArgs, 1024, 1) {
     const u32 hidden = args.hidden;

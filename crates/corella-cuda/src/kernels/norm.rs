@@ -36,18 +36,18 @@ pub struct DeviceNorm {
 pub struct Branch {
     /// `[row][hidden]`, in the type that the kernel was loaded for.
     pub values: DevicePointer,
-    /// The norm that is applied to them first.
+    /// The norm that is applied to the values first.
     pub after: Option<DeviceNorm>,
-    /// Their factor after that.
+    /// The factor of the values after that norm.
     pub residual_scale: f32,
 }
 
 /// The rows to norm.
 #[derive(Clone, Copy, Debug)]
 pub enum NormRows {
-    /// The first ones.
+    /// The first rows.
     First(usize),
-    /// The rows with the numbers in `index`, `u32`s. With a branch, none may occur twice.
+    /// The rows with the numbers in `index`, `u32`s. With a branch, no row may occur twice.
     Selected { index: DevicePointer, len: usize },
 }
 
@@ -59,8 +59,8 @@ pub struct NormStep {
     pub branch: Option<Branch>,
     /// The norm of the sum. Without one, the sum is only converted.
     pub before: Option<DeviceNorm>,
-    /// `[row][hidden]`, or a row for each selected one, in their order; `DevicePointer::NULL` for the residual stream
-    /// alone.
+    /// `[row][hidden]`, with only the selected rows in the order of `index`; `DevicePointer::NULL` if only the residual
+    /// stream changes.
     pub out: DevicePointer,
 }
 

@@ -17,11 +17,11 @@ use half::f16;
 #[cfg(test)]
 mod tests;
 
-/// Inputs of a unit (`linear_args.cuh`).
+/// The number of inputs in a unit (`linear_args.cuh`).
 pub const UNIT: usize = 128;
-/// Inputs of a block.
+/// The number of inputs in a block.
 const BLOCK: usize = 32;
-/// Inputs that a lane has of a block.
+/// The number of inputs in a block that one lane has.
 const LANE_INPUTS: usize = 8;
 
 /// The layout of a linear layer's weights.
@@ -62,8 +62,8 @@ impl WeightLayout {
         }
     }
 
-    /// The longest supported groups that lie within groups of `stored_len` inputs; `None` if even 32 inputs may have
-    /// two scales.
+    /// The length of the longest supported groups that lie within groups of `stored_len` inputs; `None` if even 32
+    /// inputs may have two scales.
     pub fn group_len_within(stored_len: usize, k: usize) -> Option<usize> {
         let is_within = |len: &usize| stored_len >= k || stored_len.is_multiple_of(*len);
         [UNIT, 64, BLOCK].into_iter().find(is_within)
@@ -116,7 +116,7 @@ impl PackedWeight {
         };
         let scales: Vec<f32> = (0..num_groups).map(|g| stored(&row.scales, g)).collect();
         let minimums: Vec<f32> = match self.layout.has_minimum() {
-            // Other rows have minimums, so this one needs them too.
+            // Other rows have minimums, so this row needs minimums too.
             true if row.minimums.is_empty() => scales.iter().map(|scale| -8.0 * scale).collect(),
             true => (0..num_groups).map(|g| stored(&row.minimums, g)).collect(),
             false => Vec::new(),

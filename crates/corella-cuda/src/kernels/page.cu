@@ -1,8 +1,8 @@
 // Operations on whole pages: rows of one page copied to another, changes of page tables, and pages gathered in, or
 // spread from, host memory.
 //
-// All of this is copying, so each kernel is a loop over 16 bytes at a time where addresses allow, which a
-// multiprocessor needs to keep enough bytes under way.
+// All of this is copying, so each kernel is a loop over 16 bytes at a time where addresses allow: smaller copies would
+// not keep enough bytes under way.
 #include "prelude.cuh"
 
 struct PageCopy {
@@ -18,7 +18,7 @@ struct CopyRowsArgs {
     u32 num_kv_heads;
     u32 head_bytes;
     u32 page_size;
-    // A key without its scale, and its scale.
+    // The bytes of a key without its scale, and those of the scale.
     u32 row_bytes;
     u32 scale_bytes;
 };
@@ -79,10 +79,10 @@ KERNEL(change_tables, ChangeTablesArgs) {
 }
 
 struct MovePagesArgs {
-    // The layer within page 0.
+    // The address of the layer's keys and values in page 0.
     u8* kv;
     const u32* pages;
-    // The pages within the layer, one after the other.
+    // The layer's parts of the pages, one after the other.
     u8* staging;
     u64 page_bytes;
     u64 layer_bytes;

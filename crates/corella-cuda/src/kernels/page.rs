@@ -110,8 +110,8 @@ impl PageKernels {
         })
     }
 
-    /// Copies the first rows of pages, in all layers of a page: `num_copies` of `RowCopy`. No copy reads the target of
-    /// another.
+    /// Copies the first rows of pages, in all layers of a page. `copies` has `num_copies` of `RowCopy`. No copy reads
+    /// the target of another.
     ///
     /// # Safety
     /// `kv` is the KV region; see also `Device::launch`.

@@ -1,10 +1,10 @@
 // The operations on queries, keys and values between their projection and attention: norms of queries and keys, RoPE,
 // and writes of keys and values to pages.
 //
-// HEAD_LANES lanes of a warp have one head of one row: 16 with 128 dimensions, each with 4 pairs of elements (i, i +
-// HEAD_DIM / 2), so that a pair is rotated within a lane and memory is read 8 bytes at a time. A prompt of 8192 tokens
-// with 48 heads is 100 MB read and the same written, 60 us on an H100: one element at a time, the instructions alone
-// would take longer. For few rows, only the chain of loads counts: row, page, store.
+// HEAD_LANES lanes of a warp share one head of one row. With 128 dimensions these are 16 lanes, each with 4 pairs of
+// elements (i, i + HEAD_DIM / 2), so that a pair is rotated within a lane and memory is read 8 bytes at a time. For a
+// prompt of 8192 tokens with 48 heads, 100 MB are read and as many written, which takes an H100 60 us. With one element
+// at a time, the instructions alone would take longer. For few rows, only the chain of loads counts: row, page, store.
 #include "step_row.cuh"
 
 constexpr int NUM_THREADS = 128;
@@ -14,7 +14,8 @@ constexpr int HALF = HEAD_DIM / 2;
 constexpr int ROUNDS = (HALF / PAIRS_AT_ONCE + HEAD_LANES - 1) / HEAD_LANES;
 constexpr int PAIRS = ROUNDS * PAIRS_AT_ONCE;
 
-// Queries and keys have no norm, or one of all heads together; any other number is a norm of each head.
+// The kinds of norms of queries and keys: none, or one of all heads together. Any other number means a norm of each
+// head.
 constexpr u32 NO_NORM = 0, WHOLE_NORM = 2;
 
 struct RotaryArgs {
@@ -22,7 +23,7 @@ struct RotaryArgs {
     const ELEMENT* qkv;
     // `[row][num_heads * HEAD_DIM]`.
     ELEMENT* queries;
-    // The layer within page 0.
+    // The address of the layer's keys and values in page 0.
     u8* kv;
     const Row* rows;
     // `[slot][table_len]`.
@@ -96,7 +97,7 @@ DEVICE void store(const Pairs& x, T* head, Convert convert) {
     }
 }
 
-// Sum and largest of the lanes of a head, the same bits for all of them.
+// The sum and the maximum over the lanes of a head. All these lanes get the same bits.
 DEVICE float head_sum(float value) {
 #pragma unroll
     for (int distance = HEAD_LANES / 2; distance > 0; distance /= 2) value += shuffle_xor(value, distance);
@@ -109,8 +110,8 @@ DEVICE u32 head_max(u32 value) {
     return value;
 }
 
-// Norms queries and keys, over a head's own elements or those of all heads of its kind. All lanes of a warp call this;
-// other heads stay unchanged.
+// Norms queries and keys, over the elements of one head, or of all query heads or all key heads. All lanes of a warp
+// call this; other heads stay unchanged.
 DEVICE void apply_norm(const RotaryArgs& args, const ELEMENT* qkv, u32 head, bool is_normed, Pairs& x) {
     const bool is_query = head < args.num_heads;
     const u32 first_head = is_query ? 0 : args.num_heads;
@@ -174,7 +175,7 @@ DEVICE Scale scale_for(const Pairs&, const T*) {
 // As `int8_scale` of corella-model.
 DEVICE Scale scale_for(const Pairs& x, const i8*) {
     constexpr u32 INFINITE = 0x7f800000;
-    // Bits of magnitudes have the order of the numbers, and a NaN is above all.
+    // As integers, the bits of magnitudes have the order of the numbers, and NaN is above all others.
     u32 bits = 0;
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
@@ -220,7 +221,7 @@ KERNEL_OF(rotary, RotaryArgs, NUM_THREADS, 8) {
     load(qkv + head * HEAD_DIM, x);
 
     // A row that only pads the step has position -1, and writes nothing to pages. Data that depend on the position are
-    // read before the norm, which does not.
+    // read before the norm, which does not depend on it.
     const u32 position = row.position < 0 ? 0 : u32(row.position);
     const bool is_stored = exists && !is_query && row.position >= 0;
     const u32 page_index = position / args.page_size;

@@ -29,7 +29,7 @@ pub struct RotaryStep {
     pub qkv: DevicePointer,
     /// `[row][num_heads][head_dim]`.
     pub queries: DevicePointer,
-    /// The layer within page 0.
+    /// The address of the layer's keys and values in page 0.
     pub kv: DevicePointer,
     /// The step's rows: token, position, slot, span. A row of position -1 writes no key and no value.
     pub rows: DevicePointer,
@@ -80,7 +80,7 @@ impl RotaryKernel {
                 "the norm of queries and keys has a bias, which the CUDA executor does not compute yet",
             )));
         }
-        // Lanes take up to 4 pairs of elements at a time, and a head has the lanes needed for all pairs.
+        // A lane takes up to 4 pairs of elements at a time, and a head has as many lanes as its pairs need.
         let pairs = spec.head_dim / 2;
         let pairs_at_once = [4, 2, 1]
             .into_iter()

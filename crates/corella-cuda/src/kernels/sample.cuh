@@ -8,17 +8,17 @@
 // The reference sums weights in blocks of 256, each in 16 lanes that are then added in order.
 constexpr u32 BLOCK = 256;
 constexpr u32 LANES = 16;
-// The tokens of a thread block if several share a row.
+// The number of tokens of a thread block if several blocks share a row.
 constexpr u32 RANGE = 4096;
 constexpr u32 BLOCKS_PER_RANGE = RANGE / BLOCK;
 // The threads of every kernel here: a thread for each lane of a range's blocks.
 constexpr u32 THREADS = BLOCKS_PER_RANGE * LANES;
-// Size classes of weights, of which the last is zero.
+// The number of size classes of weights. The last class has the weight zero.
 constexpr u32 NUM_CLASSES = (127 << 4) + 1;
 constexpr u32 CLASS_STRIDE = 2048;
-// Divisions of the logits below the maximum, the best last.
+// The number of bins of logits, by their distance from the maximum. The bin of the maximum is the last.
 constexpr u32 NUM_BINS = 2048;
-// The most tokens that are sorted at once.
+// The largest number of tokens that are sorted at once.
 constexpr u32 LIST = 2048;
 
 // Kinds of draws.
@@ -34,7 +34,7 @@ struct Draw {
     // The row of logits.
     u32 row;
     u32 slot;
-    // The tokens before the one to draw.
+    // The number of tokens before the one to draw.
     u32 num_tokens;
     u32 flags;
     // The token to score.
@@ -74,25 +74,25 @@ struct SlotParams {
 struct DrawWork {
     // The key of the first token with the largest logit.
     u64 best;
-    // The probability that the nucleus lacks with all classes before the last.
+    // The part of the probability that all classes before the last one do not reach.
     double missing;
     // The complement of the first token whose logit is NaN or infinite, or 0.
     u32 bad;
-    // The tokens that rank before the scored one.
+    // The number of tokens that rank before the scored one.
     u32 num_before;
     // The size class in which the nucleus ends.
     u32 last_class;
     // The lowest bin with a token that must be sorted.
     u32 last_bin;
-    // Whether lists of the members of that class, and of the tokens down to that bin, are collected.
+    // Whether the members of `last_class`, and the tokens down to `last_bin`, are collected in lists.
     u32 collects_members;
     u32 collects_leading;
     u32 num_members;
     u32 num_leading;
-    // Weights below this are cut off, and so are equal ones behind this token.
+    // Weights below `cut_weight` are cut off, and so are weights equal to it of tokens behind `cut_last`.
     float cut_weight;
     u32 cut_last;
-    // The draw from the tokens of top-k.
+    // The token drawn with top-k.
     u32 token;
     u32 num_top;
 };
@@ -127,7 +127,7 @@ struct SampleArgs {
     // [slots][ceil(vocab_size / 32)]
     const u32* masks;
     DrawWork* work;
-    // [draws][2][num_blocks]: sums of blocks of weights, then those at a temperature of 1.
+    // [draws][2][num_blocks]: the sums of blocks of weights, then the same sums at a temperature of 1.
     double* sums;
     // [draws][CLASS_STRIDE]: the number of weights above bit 40, and the sum of their distances below
     // the largest weight of the class.
@@ -272,7 +272,7 @@ DEVICE u32 bin_of(float logit, float max) {
     return below < (float)(NUM_BINS - 1) ? NUM_BINS - 1 - (u32)below : 0;
 }
 
-// The parts that a draw needs.
+// The parts of the work that a draw needs.
 struct Needs {
     bool is_drawn;
     // Sums of weights at the temperature, over the whole vocabulary or the tokens of top-p and min-p.

@@ -1,9 +1,9 @@
 //! Kernels that draw tokens like the reference sampler, with the same bits, and their data.
 //!
 //! A launch takes a row of logits for each draw through three kernels: one finds the largest logit (and applies masks,
-//! rules and penalties), one sums weights, one draws. Draws that need sorted tokens take four more in between. If a row
-//! is divided among thread blocks, all combined values are exact (maxima, counts, integers), and sums of floats lie
-//! within one block of weights of the reference, so the division changes no bit.
+//! rules and penalties), one sums weights, one draws. Draws that need sorted tokens take four more in between. A row
+//! may be divided among thread blocks. The values that blocks combine are exact (maxima, counts, integers), and each
+//! sum of floats lies within one of the reference's blocks of weights, so the division changes no bit.
 
 use corella_core::TokenId;
 use corella_model::DeviceError;
@@ -17,7 +17,7 @@ use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Str
 pub struct Draw {
     /// `DRAW`, `SCORE`, or 0 for an empty entry.
     pub kind: u32,
-    /// The row of logits within the launch. A score may share it only with scores.
+    /// The row of logits within the launch. A score may share its row only with other scores.
     pub row: u32,
     pub slot: u32,
     /// The number of tokens before a draw.
@@ -99,12 +99,12 @@ pub struct TopToken {
 
 /// Bytes of `DrawWork`.
 pub const WORK_BYTES: usize = 64;
-/// Entries of a draw in `SampleArgs::classes`.
+/// The number of entries of a draw in `SampleArgs::classes`.
 pub const CLASS_STRIDE: usize = 2048;
 pub const NUM_BINS: usize = 2048;
-/// The most tokens that are sorted at once.
+/// The largest number of tokens that are sorted at once.
 pub const LIST: usize = 2048;
-/// Weights of a block of the reference.
+/// The number of weights in a block of the reference.
 pub const BLOCK: usize = 256;
 
 const RANGE: usize = 4096;
@@ -133,7 +133,7 @@ pub struct SampleArgs {
     pub num_blocks: u32,
 }
 
-/// The passes that draws need. Draws that need fewer give the same result with more.
+/// The passes that draws need. Additional passes do not change the result of a draw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Passes {
     /// Only the most likely token is wanted.

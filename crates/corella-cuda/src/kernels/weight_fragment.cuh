@@ -2,9 +2,9 @@
 //
 // A warp multiplies 16 output channels by inputs in blocks of 32. Lane 4 g + t holds inputs 8 t to 8 t + 7 of a block
 // for channels g and g + 8, which is 16 bytes in bf16, so that weights and activations can be read by 16-byte loads of
-// neighbouring lanes without ldmatrix. `mma` wants inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16 in that lane; a sum
-// does not depend on the choice of inputs if both operands agree. So the first `mma` of a block takes the lane's inputs
-// 0 to 3, the second 4 to 7.
+// neighbouring lanes without ldmatrix. `mma` expects inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16 in that lane, but a
+// sum is the same with other inputs if both operands have the same ones. So the first `mma` of a block takes the lane's
+// inputs 0 to 3, the second 4 to 7.
 //
 // Integers are packed so that 16 bytes also belong to one lane: two blocks of 8 bits, or four of 4 bits
 // (`packed_weight.rs`). They become bf16 exactly, and are multiplied by their scales after the sum.
@@ -49,8 +49,8 @@ DEVICE u32 add2_bf16(u32 a, u32 b) {
 #endif
 }
 
-// `(a & b) | c` in one instruction. The compiler takes two for constant b and c, and integer weights need it for every
-// two of them.
+// `(a & b) | c` in one instruction. The compiler takes two instructions for constant b and c, and this is needed for
+// every two integer weights.
 DEVICE u32 and_or(u32 a, u32 b, u32 c) {
 #ifdef EMULATED_DEVICE
     return (a & b) | c;
@@ -65,9 +65,8 @@ DEVICE u32 word_at(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// The blocks of floats whose first `mma` takes inputs 0 to 15 and whose second the others, as `wgmma` does
-// (linear_hopper.cu), where LANES_EXCHANGE. Lanes t and t ^ 2 exchange halves: those of the first half of a block get
-// inputs of the first half for what they give of it, and keep inputs 0 to 3 of their own.
+// With LANES_EXCHANGE, the first `mma` of a block of floats takes inputs 0 to 15 and the second inputs 16 to 31, as
+// `wgmma` does (linear_hopper.cu). For that, lanes t and t ^ 2 exchange halves of their inputs.
 #ifndef LANES_EXCHANGE
 #define LANES_EXCHANGE 0
 #endif
@@ -77,7 +76,7 @@ DEVICE uint4 exchange(const uint4& words, u32 t) {
     return is_first ? make_uint4(words.x, words.y, low, high) : make_uint4(low, high, words.z, words.w);
 }
 
-// The contribution of one channel, or one row of inputs, to the operands of one `mma`: four of the lane's inputs.
+// The lane's part of an operand of one `mma`, for one channel or one row of inputs: four inputs.
 struct Operand {
     u32 low, high;
 };
@@ -91,8 +90,8 @@ DEVICE Operand weight_operand(const uint4& words, u32 block, u32 half) {
 #if WEIGHT == FLOATS
     return input_operand(words, half);
 #elif WEIGHT == INT4_GROUPS
-    // With the exponent of 128, the last bit of a bf16 is worth 1. So a nibble put there is 128 + q, and an
-    // addition leaves q, or q - 8 where there are no minimums.
+    // In a bf16 with the exponent of 128, the last bit of the mantissa has the value 1. So a nibble q in the last bits
+    // makes 128 + q, and an addition leaves q, or q - 8 for formats without minimums.
     const u32 offset = HAS_MINIMUM ? 0xc300c300u : 0xc308c308u;
     const u32 word = word_at(words, block) >> (8 * half);
     return {
@@ -118,7 +117,8 @@ DEVICE u32 weight_row_bytes(const LinearArgs& args) {
 #endif
 }
 
-// The begin of a channel's weights. Channels beyond the last read the last one's, and their results are not stored.
+// The begin of a channel's weights. Channels beyond the last one read the weights of the last one, and their results
+// are not stored.
 DEVICE const u8* weight_row(const LinearArgs& args, u32 channel) {
     return static_cast<const u8*>(args.weight) + u64(min(channel_row(args, channel), args.n - 1)) * weight_row_bytes(args);
 }

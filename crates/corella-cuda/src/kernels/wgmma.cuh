@@ -9,14 +9,14 @@ struct WarpgroupSums {
     float at[ROW_TILE / 2];
 };
 
-// Describes rows of 128 bytes in shared memory that TMA has swizzled. Eight rows are 1,024 bytes, the alignment of
-// `shared` apart from multiples of 32 bytes, by which the inputs of a product begin further along the rows.
+// Describes rows of 128 bytes in shared memory that TMA has swizzled. Eight rows have 1,024 bytes. `shared` is aligned
+// to that, plus a multiple of 32 bytes where the inputs of a product begin further along the rows.
 DEVICE u64 swizzled_rows(u32 shared) {
     const u64 SWIZZLE_128_BYTES = 1, NEXT_8_ROWS = 1024;
     return u64(shared >> 4 & 0x3fff) | u64(1) << 16 | (NEXT_8_ROWS >> 4) << 32 | SWIZZLE_128_BYTES << 62;
 }
 
-// Later products see the present registers.
+// Makes later products read the registers as they are now.
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }

@@ -13,11 +13,11 @@ use corella_model::{
 use crate::device::{DeviceBuffer, DevicePointer, PinnedBuffer, SharedDevice, Stream};
 use crate::kernels::page::{PageKernels, PageMove};
 
-/// The sleep of a thread that waits for a layer between two checks of the device's progress: shorter than a layer of a
-/// large model.
+/// The time between two checks of the device's progress by a thread that waits for a layer. It is shorter than the time
+/// of a layer in a large model.
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 
-/// The most bytes of one copy through pinned memory, unless a page within a layer has more.
+/// The largest size, in bytes, of a copy through pinned memory, unless a page within a layer has more.
 const STAGING_BYTES: usize = 4 << 20;
 
 /// Pages `[page][layer][head][K, V][position][dim]`, and for 8-bit pages the scales of a head behind its elements. The
@@ -28,11 +28,12 @@ pub struct KvMemory {
     region: DeviceBuffer,
     kernels: PageKernels,
     staging: Mutex<Staging>,
-    /// The device's count: the step in the upper bits, as in `LayerCounter`, and its finished layers.
+    /// The progress that the device counts: the step in the upper bits, as in `LayerCounter`, and below them the number
+    /// of the step's finished layers.
     progress: Progress,
     /// The reason for the first failed move of pages.
     failure: OnceLock<DeviceError>,
-    /// The host's count: finished steps, and the end.
+    /// The progress that the host counts: finished steps, and the end of all steps.
     pub counter: LayerCounter,
 }
 
@@ -48,7 +49,7 @@ struct Progress(PinnedBuffer<u64>);
 // SAFETY: the number is only read by atomic loads.
 unsafe impl Sync for Progress {}
 
-/// Bits of the number below the step.
+/// The number of bits below the step's id.
 const COUNT_BITS: u32 = 16;
 
 impl Progress {
@@ -58,7 +59,7 @@ impl Progress {
         unsafe { AtomicU64::from_ptr(number) }.load(Ordering::Acquire)
     }
 
-    /// Finished layers of the step on the device; `None` when the device has begun another.
+    /// The number of the step's layers that the device has finished; `None` when the device counts for another step.
     fn num_done(&self, step: StepId) -> Option<usize> {
         let state = self.load();
         match step.0.cmp(&(state >> COUNT_BITS)) {
@@ -138,8 +139,8 @@ impl KvMemory {
         self.region.pointer().add(offset)
     }
 
-    /// Calls `visit` for parts of `pages` that fit into pinned memory, with that memory, and with the position of the
-    /// part's bytes among the bytes of all pages.
+    /// Calls `visit` for each part of `pages` that fits into pinned memory, with that memory, and with the position of
+    /// the part's bytes among the bytes of all pages.
     fn in_parts(&self, pages: &[PageId], mut visit: impl FnMut(&[PageId], usize, &mut Staging)) {
         let layer_bytes = self.geometry.layer_bytes();
         let at_once = pages_at_once(&self.geometry);
@@ -150,8 +151,8 @@ impl KvMemory {
         }
     }
 
-    /// Moves pages within a layer between the region and pinned memory, and waits for that. If it fails, the moved
-    /// bytes are useless, and the next step reports the failure and is the last.
+    /// Moves pages within a layer between the region and pinned memory, and waits for that. If the move fails, the
+    /// moved bytes are useless, and the next step reports the failure and is the last one.
     ///
     /// # Safety
     /// As `KvPages::read` or `write`.

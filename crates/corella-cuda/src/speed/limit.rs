@@ -1,4 +1,4 @@
-//! The limits of a device: its speed of copying memory, and of the vendor's library for products.
+//! The limits of a device: the speed of copies in its memory, and the speed of products with the vendor's library.
 
 use std::time::Instant;
 
@@ -18,9 +18,9 @@ pub struct Limits {
 
 #[derive(Clone, Copy, Debug)]
 pub struct LimitSizes {
-    /// Far more than the caches hold.
+    /// The number of bytes per copy, far more than the caches hold.
     pub copied_bytes: usize,
-    /// Rows and columns of all matrices.
+    /// The number of rows, and of columns, of each matrix.
     pub product_len: usize,
 }
 

@@ -12,7 +12,7 @@ use crate::kernels::page::{PageKernels, RowCopy, TableChange};
 
 use super::sampling::{Staging, words_of_slice};
 
-/// The most changes of page tables, and the most copies, of one launch. More take several.
+/// The largest number of changes of page tables, or of copies, in one launch.
 const CHANGES_AT_ONCE: usize = 4096;
 
 /// The arrays of a step.
@@ -26,7 +26,7 @@ pub struct StepArrays {
     kinds: Vec<KindArrays>,
     /// The rows with wanted logits.
     head_rows: DeviceBuffer,
-    /// The rows in the layout of the upload.
+    /// The rows added so far, in the layout of the upload.
     uploaded: Vec<Row>,
     spans: Vec<AttentionSpan>,
 }
@@ -38,7 +38,7 @@ struct KindArrays {
     plan: AttentionPlan,
     small: DeviceBuffer,
     large: DeviceBuffer,
-    /// The numbers of items of both.
+    /// The numbers of items in both lists.
     counts: DeviceBuffer,
 }
 
@@ -48,7 +48,7 @@ pub struct ArraySizes {
     pub max_rows: usize,
     pub max_head_rows: usize,
     pub num_slots: usize,
-    /// Entries of a page table.
+    /// The number of entries in a page table.
     pub table_len: usize,
     pub num_groups: usize,
 }
@@ -108,7 +108,7 @@ impl StepArrays {
     }
 
     /// The work of a kind of attention, in tiles of few rows and of many. A graph must not depend on the amount of
-    /// work, but it serves decode steps, which hardly any model computes in tiles of many rows.
+    /// work. It serves decode steps, which hardly any model computes in tiles of many rows.
     pub fn items(&self, kind: usize, in_graph: bool) -> (ItemList, ItemList) {
         let kind = &self.kinds[kind];
         let list = |items: &DeviceBuffer, at: usize, num_items: Option<usize>| ItemList {
@@ -148,7 +148,7 @@ impl StepArrays {
                 page: page.0,
             }));
         }
-        // The last of several changes of one entry counts.
+        // Of several changes of one entry, the last one counts.
         changes.reverse();
         changes.sort_by_key(|change| change.index);
         changes.dedup_by_key(|change| change.index);
@@ -161,7 +161,7 @@ impl StepArrays {
         Ok(())
     }
 
-    /// Gives a slot one page in all groups.
+    /// Makes a page the first entry of a slot's page table in every group.
     pub fn set_only_page(
         &self,
         slot: SlotId,
@@ -208,8 +208,8 @@ impl StepArrays {
         self.spans.clear();
     }
 
-    /// Adds a span behind earlier ones. A negative token means the slot's last draw, which only the device may know
-    /// yet.
+    /// Adds a span behind earlier ones. A negative token means the slot's last draw, which perhaps only the device
+    /// knows yet.
     pub fn add_span(&mut self, slot: SlotId, position: usize, tokens: impl Iterator<Item = i32>) {
         let first_row = self.uploaded.len();
         let span = self.spans.len() as u32;
@@ -257,7 +257,7 @@ impl StepArrays {
         Ok(())
     }
 
-    /// Uploads the numbers of the rows with wanted logits: scored rows, then drawn ones.
+    /// Uploads the indices of the rows whose logits are wanted: scored rows, then rows that are drawn from.
     pub fn upload_head_rows(
         &self,
         rows: &StepRows,

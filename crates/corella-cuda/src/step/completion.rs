@@ -42,7 +42,7 @@ impl StepInFlight {
     }
 }
 
-/// A report that is due once the device has reached its event.
+/// A report that is due when the device has reached the report's event.
 pub enum Completion {
     Step {
         step: StepId,
@@ -66,7 +66,8 @@ pub struct CompletionThread {
     pub completions: Receiver<Completion>,
     pub free_steps: SyncSender<StepInFlight>,
     pub results: SyncSender<StepResult>,
-    /// Behind `results`: when this thread ends, its caller is woken and finds them closed.
+    /// Declared behind `results`, so that it is dropped later: when this thread ends, the caller is woken and finds
+    /// `results` closed.
     pub waker: CallerWaker,
 }
 
@@ -76,7 +77,7 @@ impl CompletionThread {
         while let Ok(completion) = self.completions.recv() {
             let (result, in_flight) = match completion {
                 Completion::WarmUp { event, in_flight } => {
-                    // An error stays with the device, and the first step reports it.
+                    // The device keeps an error, and the first step reports it.
                     let _ = self.device.synchronize(event);
                     (None, in_flight)
                 }
@@ -108,7 +109,7 @@ impl CompletionThread {
                 }
             };
             let is_lost = matches!(result, Some(Err(ExecutorError::Lost { .. })));
-            // The stage may have ended, and then needs no memory.
+            // If the stage has ended, it needs no memory, and the send fails.
             let _ = self.free_steps.send(in_flight);
             if let Some(result) = result {
                 if self.results.send(result).is_err() || is_lost {
@@ -131,7 +132,7 @@ fn output_of(mut output: StepOutput, step: &StepInFlight) -> BatchOutput {
     for (index, sample) in (step.scores.len()..).zip(&step.samples) {
         let drawn = results.sample(index);
         let is_masked = step.masked.contains(&sample.slot);
-        // The device itself has recorded the slot's draw.
+        // The result is not needed: the device itself has recorded the slot's draw.
         output.add_draw(sample, drawn.map_err(|error| error.to_string()), is_masked);
     }
     output.finish()

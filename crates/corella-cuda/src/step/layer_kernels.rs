@@ -10,9 +10,9 @@ use crate::kernels::attention::AttentionKernels;
 use crate::kernels::rotary::{RotaryKernel, rotary_angles};
 
 pub struct LayerKernels {
-    /// By layer.
+    /// The parts of each layer.
     pub layers: Vec<LayerParts>,
-    /// With the angles of each.
+    /// The kernels, each with its angles.
     pub rotaries: Vec<(RotaryKernel, DeviceBuffer)>,
     pub attentions: Vec<AttentionKernels>,
     pub activations: Vec<ActivationKernel>,
@@ -24,7 +24,7 @@ pub struct LayerParts {
     pub attention: usize,
     pub activation: usize,
     pub kv: KvLayer,
-    /// Layers of a page that are done in all KV groups once this one has its keys and values.
+    /// The number of layers of a page that are done in all KV groups once this layer has its keys and values.
     pub num_page_layers_done: usize,
 }
 

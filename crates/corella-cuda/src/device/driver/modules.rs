@@ -1,4 +1,5 @@
-//! The modules of a GPU: compiled concurrently from their request on, and loaded when a kernel of theirs is needed.
+//! The modules of a GPU. Requested modules are compiled concurrently, and a module is loaded when one of its kernels is
+//! needed.
 
 use std::ffi::CString;
 use std::ptr::null_mut;
@@ -17,7 +18,7 @@ use super::calls::check;
 #[derive(Debug)]
 pub struct Modules {
     nvrtc: Nvrtc,
-    /// The GPU's, such as `sm_90a`.
+    /// The GPU's architecture, such as `sm_90a`.
     architecture: Arc<str>,
     driver_version: i32,
     /// The most shared memory of a block, in bytes.
@@ -25,7 +26,7 @@ pub struct Modules {
     cache: Arc<CubinCache>,
     compiler: Arc<Compiler>,
     asked_for: LoadedKernels,
-    /// By the number in `Kernel`. No kernel is added while steps run, so that reading never waits.
+    /// The kernels, by the index in `Kernel`. No kernel is added while steps run, so that reading never waits.
     kernels: RwLock<Vec<KernelEntry>>,
 }
 
@@ -51,7 +52,7 @@ type Compiled = Result<Vec<u8>, DeviceError>;
 #[derive(Debug)]
 struct Module {
     source_name: &'static str,
-    /// Its code, until it is loaded.
+    /// The module's code, until the module is loaded.
     compilation: Mutex<Option<Compilation<Compiled>>>,
     loaded: OnceLock<Result<LoadedModule, DeviceError>>,
 }
@@ -148,7 +149,7 @@ impl Modules {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         for kernel in kernels.drain(..) {
-            // The last of a module's kernels unloads the module.
+            // A module is unloaded with the last of its kernels.
             if let Some(module) = Arc::into_inner(kernel.module)
                 && let Some(Ok(loaded)) = module.loaded.into_inner()
             {

@@ -1,4 +1,4 @@
-//! Matrix products with cuBLASLt. Its recommendation for a shape is queried once.
+//! Matrix products with cuBLASLt. The algorithm that it recommends for a shape is queried once.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use cudarc::cublaslt::sys;
 
 use crate::device::{DevicePointer, Element, Product, dynamic_library};
 
-/// NVIDIA's recommendation for its largest GPUs.
+/// The size of the workspace that NVIDIA recommends for its largest GPUs.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// `CUBLAS_OP_T` of the library's header, which the bindings lack.
@@ -44,7 +44,7 @@ unsafe impl Send for Products {}
 // SAFETY: as above.
 unsafe impl Sync for Products {}
 
-/// The parameters of the choice of an algorithm.
+/// The parameters by which an algorithm is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     m: usize,
@@ -140,8 +140,8 @@ impl Products {
         .map_err(|error| failed("multiply matrices", error))
     }
 
-    /// Matrices are column-major there: the computed product is `outᵀ[n][m] = weight[n][k] · input[m][k]ᵀ`, and the
-    /// weight's memory is its transpose.
+    /// Matrices of cuBLASLt are column-major: the computed product is `outᵀ[n][m] = weight[n][k] · input[m][k]ᵀ`, and
+    /// the weight's memory is its transpose.
     fn plan(&self, shape: &Shape) -> Result<Plan, CublasError> {
         let Shape { m, n, k, .. } = *shape;
         let data_type = |element| match element {

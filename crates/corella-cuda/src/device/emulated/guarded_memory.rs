@@ -1,5 +1,5 @@
-//! Memory with guarded surroundings: an inaccessible page on either side, and bytes up to those pages that are checked
-//! when it is freed.
+//! Memory with an inaccessible page on either side. The bytes between the memory and those pages are checked when the
+//! memory is freed.
 
 use corella_model::DeviceError;
 
@@ -20,7 +20,7 @@ pub struct GuardedMemory {
 unsafe impl Send for GuardedMemory {}
 
 impl GuardedMemory {
-    /// Zeroed memory. It ends as close to the page behind it as the alignment allows.
+    /// Zeroed memory. The memory ends as close to the page behind it as its alignment allows.
     pub fn new(num_bytes: usize) -> Result<Self, DeviceError> {
         let aligned = num_bytes.next_multiple_of(ALIGNMENT);
         let inner = (aligned + ALIGNMENT).next_multiple_of(PAGE_BYTES);
@@ -60,7 +60,7 @@ impl GuardedMemory {
         Ok(memory)
     }
 
-    /// The bytes around the memory, as offsets.
+    /// The ranges of bytes around the memory, as offsets.
     fn guards(&self) -> [(usize, usize); 2] {
         let end = self.mapped_bytes - PAGE_BYTES;
         [

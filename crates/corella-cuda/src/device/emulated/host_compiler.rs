@@ -16,7 +16,7 @@ use crate::kernel_include::INCLUDES;
 const EMULATION: &str = include_str!("../emulation.h");
 
 /// The path of the shared object of a source. Another process or thread may compile the same source at the same time.
-/// One result then replaces an equal one.
+/// One process then replaces the result of the other by an equal one.
 pub fn compile(source: &ModuleSource) -> Result<PathBuf, DeviceError> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let flags = flags(source);
@@ -77,7 +77,7 @@ fn flags(source: &ModuleSource) -> Vec<String> {
         "-fsanitize-undefined-trap-on-error",
         "-shared",
         "-fPIC",
-        // All of .bss is the kernels' shared memory, so start-up files must not have any.
+        // All of .bss is the kernels' shared memory, so start-up files, which may have .bss, are left out.
         "-nostartfiles",
         "-fmax-errors=20",
         "-w",

@@ -23,7 +23,7 @@ pub struct Library {
     name: &'static str,
     handle: *mut c_void,
     run: unsafe extern "C" fn(*mut EmulatedLaunch) -> bool,
-    /// Held during a launch: the object has the state of one.
+    /// Held during a launch, because the object has the state of a single launch.
     running: Mutex<()>,
 }
 
@@ -44,7 +44,7 @@ pub struct EmulatedLaunch {
     shared: *mut u8,
     stacks: *mut u8,
     stack_stride: usize,
-    /// The present block and thread.
+    /// The block and the thread that run now.
     now: [u32; 4],
     error: [c_char; 512],
 }
@@ -61,7 +61,7 @@ impl EmulatedLaunch {
 }
 
 impl Library {
-    /// Loads a copy of the file: the loader would return the same object again for the same file.
+    /// Loads a copy of the file, because for the same file the loader would return the same object again.
     pub fn open(name: &'static str, object: &Path) -> Result<Self, DeviceError> {
         let folder = object.parent().expect("the file is in a folder");
         let copy = unique_path(folder).with_extension("copy");
@@ -221,7 +221,7 @@ struct Stacks {
 // SAFETY: the mapping belongs to this value.
 unsafe impl Send for Stacks {}
 
-/// Unused stacks: at most the number of concurrent launches so far.
+/// Unused stacks. There are at most as many as there were concurrent launches.
 static IDLE_STACKS: Mutex<Vec<Stacks>> = Mutex::new(Vec::new());
 
 impl Stacks {

@@ -21,17 +21,17 @@ pub fn words_of_slice<T: Copy>(values: &[T]) -> &[u32] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values) / 4) }
 }
 
-/// Words in pinned memory whose addresses stay valid until all are given up.
+/// Words in pinned memory. Their addresses stay valid until `clear`.
 #[derive(Debug)]
 pub struct Staging {
     device: SharedDevice,
-    /// The last one has room behind `num_used` words.
+    /// The buffers. Only the last one has room, behind `num_used` words.
     buffers: Vec<PinnedBuffer<u32>>,
     len: usize,
     num_used: usize,
 }
 
-/// The least words of a buffer.
+/// The least number of words in a buffer.
 const MIN_STAGED: usize = 1 << 14;
 
 impl Staging {
@@ -77,8 +77,8 @@ pub struct RuleBlock {
     log_words: u32,
 }
 
-/// Blocks for token rules, in sizes that are powers of two. A freed block is reused at once: copies into it come behind
-/// the kernels that read it.
+/// Blocks for token rules, in sizes that are powers of two. A freed block may be reused at once: on the stream, copies
+/// into the block come behind the kernels that read it.
 #[derive(Debug)]
 pub struct RuleMemory {
     device: SharedDevice,

@@ -27,7 +27,7 @@ pub struct SamplingStep {
 }
 
 impl SamplingStep {
-    /// Forgets the step. Its work must be done.
+    /// Forgets the step. The step's work must be done.
     pub fn clear(&mut self) {
         self.planned.clear();
         self.passes = Passes::default();
@@ -90,7 +90,7 @@ impl StepResults<'_> {
         }
     }
 
-    /// The token drawn, at the index of a draw.
+    /// The token drawn by the draw at `index`.
     pub fn sample(&self, index: usize) -> Result<Sample, SampleError> {
         let Planned::Draw { has_logprobs } = self.planned[index] else {
             panic!("{index} is the index of a score");
@@ -102,7 +102,7 @@ impl StepResults<'_> {
         })
     }
 
-    /// The score of a known token, at the index of a score.
+    /// The result of the score at `index`.
     pub fn score(&self, index: usize) -> Result<PromptLogprob, SampleError> {
         let result = self.drawn(index)?;
         Ok(PromptLogprob {
