@@ -19,26 +19,26 @@ use corella_core::session::{LoadConfig, RowPart};
 use corella_engine::{BlockFact, FeedReader};
 use corella_model::KvGeometry;
 
-/// When blocks are fetched, and the timeouts of loads and of waiting requests.
+/// When blocks are fetched, and how long loads and waiting requests may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchConfig {
     /// Blocks are fetched even if computing them is as quick.
     pub is_forced: bool,
-    /// Limits the time for a connection to the source.
+    /// The limit of the time for a connection to the source.
     pub greeting: Duration,
-    /// Limits the time for the answer to a lookup.
+    /// The limit of the time for the answer to a lookup.
     pub lookup: Duration,
-    /// Limits the time until the next rows.
+    /// The limit of the time without new rows.
     pub stall: Duration,
-    /// The least time that requests wait for blocks. They wait for the time of computing them if that is longer, and up
-    /// to `limit` while that is unknown.
+    /// The least time that requests wait for blocks. They wait longer, up to `limit`, if computing the blocks would
+    /// take longer or for an unknown time.
     pub wait: Duration,
-    /// Limits the time of a whole load.
+    /// The limit of the time for a whole load.
     pub limit: Duration,
 }
 
 impl Default for FetchConfig {
-    /// A node that does not answer keeps a request from computing for half a second at most.
+    /// A source that does not answer delays a request by half a second at most.
     fn default() -> Self {
         Self {
             is_forced: false,
@@ -51,10 +51,11 @@ impl Default for FetchConfig {
     }
 }
 
-/// Keys of loads name both ends, and the transport checks them. So the machines need no numbers for nodes.
+/// The machines need no numbers for nodes: keys of loads name both ends, and the transport checks the keys.
 const OTHER_END: NodeId = NodeId(0);
 
-/// Tells both ends the scheduler's facts until the engine has stopped, has a newer subscriber, or both ends are gone.
+/// Passes the scheduler's facts to both ends, until the engine has stopped, has a newer subscriber, or both ends are
+/// gone.
 pub fn follow_facts(
     facts: FeedReader<BlockFact>,
     source: &Arc<SourceNode>,
@@ -77,7 +78,7 @@ pub fn follow_facts(
     thread.spawn(follow).map(drop)
 }
 
-/// All rows of a block: no node has only a part of them yet.
+/// All rows of a block, because no node has only a part of a block's rows yet.
 fn whole_rows(geometry: &KvGeometry) -> RowPart {
     RowPart {
         layers: 0..geometry.layers.num_layers(),
@@ -85,7 +86,7 @@ fn whole_rows(geometry: &KvGeometry) -> RowPart {
     }
 }
 
-/// The transport has an order of rows and a credit of its own.
+/// Leaves the order of rows and the credit to the transport.
 fn load_config(geometry: &KvGeometry) -> LoadConfig {
     let mut num_layers = vec![0; geometry.layers.groups().len()];
     for layer in 0..geometry.layers.num_layers() {

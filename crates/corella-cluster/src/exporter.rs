@@ -16,10 +16,10 @@ pub struct Exporter {
     pub clock: Clock,
 }
 
-/// The outcome of a task, for the owner of the books.
+/// The outcome of a task, for the owner of the export book.
 pub enum Exported {
     Nothing,
-    /// An export is open; the receiver follows its status.
+    /// An export is open. The receiver of the status follows the export.
     Opened(SessionKey, watch::Receiver<SendStatus>),
     /// The sender refused an export.
     Refused(SessionKey),

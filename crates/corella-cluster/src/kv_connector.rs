@@ -1,9 +1,9 @@
 //! The connector for proxies: a proxy has one node compute a prompt and another decode, and carries
 //! `kv_transfer_params` from the first answer to the second request.
 //!
-//! llm-d's sidecar (connector `nixlv2`) and vLLM's proxies work this way. The node that computes the prompt keeps its
-//! rows for a bounded time ([`KeptPrompts`]). The node that decodes fetches them ([`PromptFetcher`]), and computes the
-//! prompt itself when fetching fails. No session connects the two: `params.rs` has all that one must know about the
+//! llm-d's sidecar (connector `nixlv2`) and vLLM's proxies work this way. The prefill node keeps the prompt's rows for
+//! a bounded time ([`KeptPrompts`]). The decode node fetches the rows ([`PromptFetcher`]), and computes the prompt
+//! itself when fetching fails. No session connects the two nodes: `params.rs` has all that one node must know about the
 //! other.
 
 mod allowed_peers;
@@ -51,7 +51,8 @@ pub struct ConnectorCall {
 }
 
 impl KvConnector {
-    /// Reads the parameters of the request that its client calls `name`. Returns `None` when they ask for nothing.
+    /// Reads the parameters of a request, which the client calls `name`. Returns `None` when the parameters ask for
+    /// nothing.
     pub fn begin(
         &self,
         fields: &Map<String, Value>,

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Number of peers remembered. Lines about further peers within a minute are dropped.
+/// The number of peers remembered. Lines about further peers within a minute are dropped.
 const MAX_PEERS: usize = 1024;
 
 #[derive(Default)]

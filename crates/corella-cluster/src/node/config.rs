@@ -18,15 +18,15 @@ use crate::transport::PathKind;
 pub struct NodeConfig {
     /// The role at the start.
     pub role: Role,
-    /// The node listens for others in every role, so that proxies may pair it.
+    /// Whether the node listens for other nodes in every role, so that proxies may pair it.
     pub listens: bool,
     pub registry: Option<RegistryUrl>,
     pub listen: SocketAddr,
     /// Networks that requests may name for their KV rows, besides this machine.
     pub kv_peer_allow: Vec<Network>,
-    /// Limits the connections of other nodes to a decode node.
+    /// The limit of connections of other nodes to a decode node.
     pub max_connections: usize,
-    /// Limits the connections of one address to `listen`.
+    /// The limit of connections of one address to `listen`.
     pub max_connections_per_address: usize,
     /// The host that other nodes are told, if it differs from the host of `listen`.
     pub advertise: Option<String>,
@@ -34,7 +34,7 @@ pub struct NodeConfig {
     /// Exports the spans of other nodes' requests, if tracing is on.
     pub tracer: Option<Tracer>,
     pub node_id: Option<String>,
-    /// The nodes that work together; empty for those without a name.
+    /// The name of the group of nodes that work together. Empty for nodes without a name.
     pub group: String,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
@@ -45,13 +45,13 @@ pub struct NodeConfig {
     pub compute_place: Option<ComputePlace>,
     /// Whether a prefill node decodes requests that every decode node refuses.
     pub falls_back: bool,
-    /// Limits the search for a decode node that takes a request.
+    /// The limit of the search for a decode node that takes a request.
     pub search_timeout: Duration,
-    /// Limits the transfer of a computed prompt's KV rows, besides the time that their bytes need.
+    /// The limit of the transfer of a computed prompt's KV rows, in addition to the time that the bytes need.
     pub load_time: Duration,
     pub uses_network: bool,
     pub uses_host: bool,
-    /// The row paths besides those of every node.
+    /// The row paths in addition to those that every node has.
     pub row_paths: Vec<PathKind>,
     pub max_bandwidth: Option<u64>,
     pub num_threads: usize,
@@ -60,7 +60,7 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// Loads the TLS files for the host by which other nodes know this one, if there are any.
+    /// Loads the TLS files, if there are any, for the host at which other nodes reach this node.
     pub fn load_tls(&self) -> Result<Option<ClusterTls>, NodeError> {
         let Some(files) = &self.tls else {
             return Ok(None);
@@ -70,7 +70,7 @@ impl NodeConfig {
             .map_err(|error| NodeError::Config(error.to_string()))
     }
 
-    /// Loads the parts of the machine that its row paths need.
+    /// Loads the parts of the machine that the row paths need.
     pub fn load_paths(&self) -> Result<(), NodeError> {
         self.row_paths.iter().try_for_each(|kind| {
             let loaded = kind.load.map_or(Ok(()), |load| load());
@@ -78,7 +78,7 @@ impl NodeConfig {
         })
     }
 
-    /// Returns the host at which other nodes reach this one.
+    /// Returns the host at which other nodes reach this node.
     pub fn host(&self) -> String {
         self.advertise.clone().unwrap_or_else(|| match self.listen {
             SocketAddr::V4(address) => address.ip().to_string(),

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 use super::config::NodeConfig;
 use super::error::NodeError;
 
-/// Bound before the model is loaded, so that a port in use is noticed at once. A role gets a copy; connections wait
-/// while no role has one.
+/// The port is bound before the model is loaded, so that a port in use is noticed at once. Each role gets a copy. While
+/// no role has one, connections wait.
 pub struct NodePort {
     pub listener: TcpListener,
     pub address: SocketAddr,
@@ -28,7 +28,7 @@ impl NodePort {
         Ok(Self { listener, address })
     }
 
-    /// A free port of the same interface, for KV rows of a node whose own port takes sessions.
+    /// Binds a free port of the same interface, for the KV rows of a node whose own port takes sessions.
     pub fn beside(other: &Self) -> Result<Self, NodeError> {
         let address = SocketAddr::new(other.address.ip(), 0);
         let cannot_listen = |error| {

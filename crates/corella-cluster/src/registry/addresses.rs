@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::NodeRecord;
 use super::source::{Exchange, Following, Source};
 
-/// Limits a DNS look-up.
+/// The limit of the time for a DNS look-up.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct FixedAddresses(pub Vec<String>);

@@ -28,7 +28,7 @@ impl Backoff {
     pub fn next(&mut self) -> Duration {
         let wait = self.next;
         self.next = (wait * 2).min(self.max);
-        // Each `RandomState` has keys of its own.
+        // Each `RandomState` has its own keys.
         let random = RandomState::new().hash_one(()) % 1024;
         wait / 2 + wait / 2 * random as u32 / 1024
     }

@@ -8,14 +8,14 @@ use tokio::sync::watch;
 
 use super::{NodeList, NodeRecord, Role};
 
-/// Ends with the reason why a registry cannot be used now, for an operator.
+/// A future that ends with the reason why the registry cannot be used now, for an operator.
 pub(super) type Following<'a> = Pin<Box<dyn Future<Output = String> + Send + 'a>>;
 
 /// A list of nodes, which may include this one.
 pub(super) trait Source: Send {
     /// Publishes the record in `exchange` and follows the records of other nodes until an error. Then the driver calls
-    /// it again. `exchange` gets the list at every change, and every few seconds, because the peer table does not
-    /// always believe a single list.
+    /// this method again. `exchange` gets the list at every change, and every few seconds, because the peer table does
+    /// not always believe a single list.
     fn follow<'a>(&'a mut self, exchange: &'a mut Exchange) -> Following<'a>;
 }
 
@@ -24,10 +24,10 @@ pub(super) struct Exchange {
     own: watch::Receiver<Option<NodeRecord>>,
     published: watch::Sender<bool>,
     nodes: Arc<dyn NodeList>,
-    /// Nodes of other roles and groups are not peers. Nodes with an unknown role may be.
+    /// The role of this node's peers. Nodes of other roles or groups are not peers. Nodes with an unknown role may be.
     peer_role: Role,
     group: String,
-    /// This node as last published: it is never its own peer, not even when it leaves.
+    /// The last published record of this node. A node is never its own peer, not even while it leaves.
     last_own: Option<NodeRecord>,
     has_lists: bool,
     pub(super) is_outage_logged: bool,
@@ -60,12 +60,12 @@ impl Exchange {
     /// Waits until [`own`](Self::own) has changed.
     pub async fn own_changed(&mut self) {
         if self.own.changed().await.is_err() {
-            // The registry is being dropped, and this task with it.
+            // The registry is being dropped, and this task with the registry.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Must be called once the others can see the latest value of [`own`](Self::own), be it a record or none.
+    /// Must be called when the other nodes can see the latest value of [`own`](Self::own), which may be `None`.
     pub fn set_published(&self, is_published: bool) {
         self.published.send_replace(is_published);
     }
@@ -77,7 +77,7 @@ impl Exchange {
         }
         list.retain(|record| {
             let is_own = self.last_own.as_ref().is_some_and(|own| {
-                // A list of mere addresses allows no other comparison.
+                // A list of addresses alone allows no other comparison.
                 let is_same_address = own.session_address == record.session_address;
                 own.instance_id == record.instance_id
                     || record.incarnation.is_none() && is_same_address

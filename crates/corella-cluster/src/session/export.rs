@@ -1,4 +1,4 @@
-//! Follows the rows that this node's engine computes for others, step by step and layer by layer.
+//! Follows the rows that this node's engine computes for other nodes, step by step and layer by layer.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::prefill_node::Node;
 use crate::driver::Driver;
 use crate::kv_connector::KeptPrompts;
 
-/// Limits the wait for a layer, after which the thread checks that the node still exists.
+/// The limit of the wait for a layer. After it, the thread checks that the node still exists.
 const LAYER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The engine's facts, except those about prompts that are kept without a session.
@@ -36,7 +36,7 @@ impl SessionFacts {
     }
 }
 
-/// Passes the engine's facts to the node until either of them ends.
+/// Passes the engine's facts to the node until the engine or the node ends.
 pub(super) fn start_thread(
     node: &Arc<Node>,
     facts: FeedReader<KvFact>,

@@ -7,12 +7,12 @@ use tonic::Streaming;
 
 use super::wire::Envelope;
 
-/// Limits the messages that wait for a peer. A peer that takes none for that many counts as silent.
+/// The limit of messages that wait for a peer. A peer that takes no message while this many arrive counts as silent.
 pub const MAX_UNSENT: usize = 1024;
-/// Limits the time in which a closed stream sends its remaining messages.
+/// The limit of the time in which a closed stream sends its remaining messages.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// The sending half. Dropping it closes the stream after the messages already sent.
+/// The sending half of a stream. Dropping the link closes the stream after the messages already sent.
 pub struct Link<T> {
     outgoing: mpsc::Sender<T>,
     _open: watch::Sender<()>,
@@ -40,7 +40,7 @@ impl<T> Link<T> {
         (link, LinkClosed(closed))
     }
 
-    /// Returns false when the peer has left, or has taken nothing for so long that it counts as lost.
+    /// Returns false when the peer has left, or has taken no message for so long that it counts as lost.
     pub fn send(&self, message: T) -> bool {
         self.outgoing.try_send(message).is_ok()
     }
@@ -61,7 +61,7 @@ impl LinkClosed {
     }
 }
 
-/// Reads a stream that was closed on this side to its end. A reset would discard messages that have not gone out.
+/// Reads a stream that was closed on this side to its end. A reset would discard messages that are not out yet.
 pub async fn linger(mut incoming: Streaming<Envelope>) {
     let rest = async { while let Ok(Some(_)) = incoming.message().await {} };
     let _ = tokio::time::timeout(LINGER, rest).await;

@@ -15,13 +15,13 @@ pub struct PrefillTimes {
     pub allocate: Histogram,
     /// From the submission of a prompt to this node's engine to its first token.
     pub prefill: Histogram,
-    /// From the first byte of KV rows until the decode node reports that it has them all.
+    /// From the first byte of KV rows until the decode node reports that it has all rows.
     pub transfer: Histogram,
     /// The share of a transfer that was over when its last layer was computed: 1 − (last byte sent − last layer
     /// computed) / (bytes / measured bandwidth), and never below 0. The receiver's report comes too late for this: it
     /// waits for the end of the step.
     pub hidden_share: Histogram,
-    /// From the first token, drawn here, to the first one from the decode node.
+    /// From the first token, drawn by this node, to the first token from the decode node.
     pub handover: Histogram,
 }
 
@@ -30,9 +30,9 @@ pub struct PrefillTimes {
 pub struct DecodeTimes {
     /// From asking this node's engine for pages to its answer.
     pub reserve: Histogram,
-    /// From asking for KV rows, perhaps before they are computed, until all are here.
+    /// From asking for KV rows, perhaps before they are computed, until all rows have arrived.
     pub load: Histogram,
-    /// From having rows and first token to the first token drawn here.
+    /// From the arrival of the rows and the first token to the first token drawn here.
     pub first_decode: Histogram,
 }
 

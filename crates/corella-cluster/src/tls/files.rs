@@ -10,16 +10,16 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 /// Files in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// This node's certificate and the intermediate ones up to the authority.
+    /// This node's certificate, followed by the intermediate certificates up to the authority's.
     pub cert: PathBuf,
     pub key: PathBuf,
-    /// The authority of all nodes' certificates; several while one replaces another.
+    /// The certificate of the authority of all nodes. There are several while one authority replaces another.
     pub ca: PathBuf,
 }
 
 #[derive(PartialEq, Eq)]
 pub struct Identity {
-    /// This node's own certificate first.
+    /// The certificates, beginning with this node's own.
     pub chain: Vec<CertificateDer<'static>>,
     pub key: PrivateKeyDer<'static>,
     pub authorities: Vec<CertificateDer<'static>>,
@@ -55,7 +55,7 @@ fn certificates(option: &str, path: &Path) -> Result<Vec<CertificateDer<'static>
     }
 }
 
-/// Opens a file for its first 64 MiB. A device such as /dev/zero never ends.
+/// Opens a file, of which at most 64 MiB are read: a device such as /dev/zero never ends.
 fn pem_file(path: &Path) -> Result<Take<File>, pem::Error> {
     let file = File::open(path).map_err(pem::Error::Io)?;
     Ok(file.take(64 << 20))

@@ -14,7 +14,7 @@ use super::ClusterTls;
 pub struct SecureStream {
     stream: TlsStream<TcpStream>,
     tls: ClusterTls,
-    /// The operator's name of the node at the other end.
+    /// The name of the node at the other end, for the operator.
     peer: String,
 }
 
@@ -37,7 +37,7 @@ impl AsyncRead for SecureStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        // A refusal of this node's certificate comes only after the handshake.
+        // A refusal of this node's certificate arrives only after the handshake.
         if let Poll::Ready(Err(error)) = &read {
             self.tls.note_refusal(&self.peer, error);
         }

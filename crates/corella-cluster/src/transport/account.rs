@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferAccount {
     pub num_bytes: u64,
-    /// Each layer of a page counts.
+    /// The number of pages, which counts a page once for each layer.
     pub num_pages: u64,
     pub first_byte_at: Option<Instant>,
     pub last_byte_at: Option<Instant>,
-    /// The time when the executor had computed the last of the rows, if known.
+    /// When the executor had computed the last of the rows, if known.
     pub computed_at: Option<Instant>,
-    /// The time when the receiver reported that it had everything.
+    /// When the receiver reported that it had all rows.
     pub received_at: Option<Instant>,
 }
 

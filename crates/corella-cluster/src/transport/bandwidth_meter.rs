@@ -10,9 +10,9 @@ const LIFETIME: Duration = Duration::from_mins(1);
 /// The interval between samples while the peer always has work.
 const SAMPLE_TIME: Duration = Duration::from_millis(50);
 
-/// Divides the bytes that the peer acknowledges by the time in which it had unacknowledged bytes, or loads had something to
-/// send. The time in which the peer waits for the executor does not count. Receivers acknowledge each run of rows at once, so
-/// the time ends with the last of the bytes.
+/// Measures the bandwidth: the bytes that the peer acknowledges, by the time in which the peer had unacknowledged bytes
+/// or loads had something to send. The time in which the peer waits for the executor does not count. Receivers
+/// acknowledge each run of rows at once, so the time ends with the last of the bytes.
 ///
 /// If the sender ran out of rows, for example because a layer is sent while the next one is computed, the sample is a
 /// lower bound of the link's speed: it contains round trips and waits for a core. Such a sample counts if it is the
@@ -170,8 +170,8 @@ mod tests {
         assert!((found / (bytes / seconds) - 1.0).abs() < 1e-9, "{found}");
     }
 
-    /// A layer is sent while the next one is computed, which takes a hundred times as long. Each waits for a core, and the
-    /// quickest says the most of the link.
+    /// A layer is sent while the next one is computed, which takes a hundred times as long. Each layer waits for a
+    /// core, and the quickest one says the most about the link.
     #[test]
     fn the_quickest_layer_counts_where_all_are_followed_by_a_pause() {
         let mut meter = BandwidthMeter::default();

@@ -9,10 +9,10 @@ pub trait BlockClient: Send + Sync {
     /// Handles an answer of the node that `key` names as its source.
     fn handle_answer(&self, key: LoadKey, answer: ToFetcher);
 
-    /// Handles a lost message to the source of a load: the node is not there, or was restarted.
+    /// Handles that a message to the source of a load was lost, because the node is gone or was restarted.
     fn handle_unsent(&self, key: LoadKey);
 
-    /// Handles the loss of the connection for messages to a node, with its messages in either direction. A new
-    /// connection has carried none yet.
+    /// Handles the loss of the connection for messages to a node, with its messages in either direction. The next
+    /// connection has carried no message yet.
     fn handle_lost(&self, source: &PeerAddress);
 }

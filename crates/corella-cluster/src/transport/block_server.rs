@@ -9,10 +9,10 @@ use super::connection_queue::{ConnectionId, ConnectionQueue};
 
 /// Takes the messages of nodes that load cached blocks. Calls return at once.
 pub trait BlockServer: Send + Sync {
-    /// Handles a message of the node that made `key`; `from` answers it.
+    /// Handles a message of the node that made `key`. `from` sends the answers.
     fn handle_message(&self, from: &BlockReply, key: LoadKey, message: ToSource);
 
-    /// Handles the loss of a connection, which ends the loads begun over it.
+    /// Handles the loss of a connection, which ends the loads begun over the connection.
     fn handle_lost(&self, connection: ConnectionId);
 }
 
@@ -31,7 +31,7 @@ impl BlockReply {
         self.queue.id
     }
 
-    /// A lost connection takes no answer: the load ends at its deadline.
+    /// Sends an answer. Without the connection nothing is sent, and the load ends at its deadline.
     pub fn send(&self, key: LoadKey, message: ToFetcher) {
         if let Some(bytes) = block_message::encode(key, &BlockMessage::ToFetcher(message)) {
             self.queue.frames.push_bytes(&bytes);

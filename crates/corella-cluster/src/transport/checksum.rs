@@ -1,7 +1,7 @@
 //! The XXH3-64 checksum of payloads, with the processor's fastest instructions.
 //!
-//! Apart from copying, its checksum is the largest part of the work for each byte. `twox-hash` chooses its instructions
-//! when it runs, `xxhash-rust` when it is built, and so uses the oldest processor's.
+//! After copying, the checksum is the largest part of the work for each byte. `twox-hash` chooses its instructions when
+//! it runs. `xxhash-rust` chooses them when it is built, and so uses those of the oldest supported processor.
 
 use std::hash::Hasher as _;
 

@@ -9,11 +9,11 @@ use super::bandwidth_meter::BandwidthMeter;
 use super::frame::Frame;
 use super::frame_queue::FrameQueue;
 
-/// Tells a sender's connections apart, because their loads may have the same ids.
+/// Tells a sender's connections apart, because loads of different connections may have the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionId(pub u64);
 
-/// The tasks of a connection's writer. The queue outlives the connection; it is closed when the connection ends.
+/// The tasks of a connection's writer. The queue may outlive the connection, and is closed when the connection ends.
 pub struct ConnectionQueue {
     pub id: ConnectionId,
     pub frames: FrameQueue,
@@ -27,7 +27,7 @@ pub struct ConnectionQueue {
 struct Loads {
     /// The requested sessions, by load id.
     by_id: HashMap<u64, SessionKey>,
-    /// Loads with rows to send, each once and in turn.
+    /// Loads with rows to send. Each load is in the queue only once, and they take turns.
     ready: VecDeque<u64>,
     is_closed: bool,
 }
@@ -55,7 +55,7 @@ impl ConnectionQueue {
         self.frames.push(frame);
     }
 
-    /// Returns false when the connection is lost, or has its maximum of loads.
+    /// Returns false when the connection is lost, or has the maximum of loads.
     pub fn add_load(&self, load_id: u64, key: SessionKey) -> bool {
         let mut loads = self.loads();
         let has_room = !loads.is_closed && loads.by_id.len() < self.max_loads;
@@ -94,7 +94,7 @@ impl ConnectionQueue {
         self.frames.wake.notify_one();
     }
 
-    /// Queues a load again that the writer has served.
+    /// Queues a load again after the writer has served it.
     pub fn requeue(&self, load_id: u64) {
         let mut loads = self.loads();
         if loads.by_id.contains_key(&load_id) {
@@ -112,7 +112,7 @@ impl ConnectionQueue {
         None
     }
 
-    /// Closes the queue when the connection is lost. Returns its loads.
+    /// Closes the queue when the connection is lost. Returns the connection's loads.
     pub fn close(&self) -> HashMap<u64, SessionKey> {
         let mut loads = self.loads();
         loads.is_closed = true;

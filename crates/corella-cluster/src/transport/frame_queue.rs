@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use super::frame::Frame;
 
-/// The connection of a peer that does not read its answers is closed when this many frames wait.
+/// The limit of waiting frames. At the limit the connection is closed, because the peer does not read its answers.
 const MAX_FRAMES: usize = 4096;
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl FrameQueue {
         self.push_bytes(&frame.encode());
     }
 
-    /// Queues a frame and its payload, whose size its writer has bounded.
+    /// Queues a frame and its payload. The caller has limited the payload's size.
     pub fn push_bytes(&self, frame: &[u8]) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.num_frames >= MAX_FRAMES {
@@ -47,7 +47,7 @@ impl FrameQueue {
         io::Error::other("the peer does not read its answers")
     }
 
-    /// Takes all waiting bytes; `out` lends its memory.
+    /// Takes all waiting bytes. `out` is a reused buffer.
     pub fn take(&self, out: &mut Vec<u8>) {
         out.clear();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// A copy is made inside the gate, in pieces that take microseconds. When `close` has returned, no
-/// copy runs and none will: the pages may be given to another request.
+/// Copies are made inside the gate, in pieces that take microseconds. When `close` has returned, no copy runs and none
+/// will run: the pages may be given to another request.
 pub struct Gate {
     is_open: Mutex<bool>,
 }

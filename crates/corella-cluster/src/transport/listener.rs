@@ -14,7 +14,7 @@ use super::socket::Socket;
 
 pub enum Listener {
     Tcp(TcpListener),
-    /// The listener and its name.
+    /// The listener, and the name of its socket.
     Unix(UnixListener, String),
 }
 
@@ -38,7 +38,7 @@ impl Listener {
         Ok(Self::Tcp(TcpListener::from_std(listener)?))
     }
 
-    /// Returns the address, with the actual port when 0 was asked for.
+    /// Returns the address. With port 0, it has the actual port.
     pub fn address(&self) -> io::Result<PeerAddress> {
         Ok(match self {
             Self::Tcp(listener) => PeerAddress::Tcp(listener.local_addr()?),
@@ -46,7 +46,7 @@ impl Listener {
         })
     }
 
-    /// Accepts a connection for any thread.
+    /// Accepts a connection, which may then be attached to any thread.
     pub async fn accept(&self) -> io::Result<Accepted> {
         Ok(match self {
             Self::Tcp(listener) => Accepted::Tcp(listener.accept().await?.0.into_std()?),
@@ -55,14 +55,14 @@ impl Listener {
     }
 }
 
-/// A connection without a thread.
+/// A connection that belongs to no thread yet.
 pub enum Accepted {
     Tcp(StdTcpStream),
     Unix(StdUnixStream),
 }
 
 impl Accepted {
-    /// Moves it to the current thread, inside a runtime. Returns it with a name of its other end.
+    /// Moves the connection to the current thread, inside a runtime. Returns the socket, and a name of the other end.
     pub fn attach(self) -> io::Result<(Socket, String)> {
         match self {
             Self::Tcp(stream) => {

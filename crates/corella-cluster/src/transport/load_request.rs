@@ -12,9 +12,9 @@ use super::PeerAddress;
 pub struct LoadRequest {
     pub key: SessionKey,
     pub peer: PeerAddress,
-    /// The sender's arithmetic, as the caller knows it. Rows of another one are not taken.
+    /// The sender's arithmetic, as the caller knows it. Rows of another arithmetic are refused.
     pub arithmetic: Arithmetic,
-    /// The first row of a page. The rows before it are present.
+    /// The first row to load, which is the first row of a page. The rows before it are present.
     pub first_row: u32,
     pub num_rows: u32,
     /// The session's own pages, by KV group. A table has the pages of all rows, or of the rows within its group's
@@ -22,6 +22,6 @@ pub struct LoadRequest {
     pub tables: Vec<PageTable>,
     /// The destination of the recurrent state after all rows, if the model has one.
     pub state: Option<SnapshotId>,
-    /// The load fails if it is not done by then.
+    /// The load fails if it is not done at this time.
     pub deadline: Instant,
 }

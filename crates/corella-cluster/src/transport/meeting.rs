@@ -1,4 +1,4 @@
-//! Sender and receiver test their row path in a meeting.
+//! The meeting in which a sender and a receiver test their row path.
 //!
 //! The sender makes the path's offer, and the receiver names the path by which rows come to it. If the offered path
 //! fails, rows follow their frames on the socket.
@@ -13,9 +13,9 @@ use super::path::tcp;
 use super::row_path::{Offer, PathError, RowPath, RowReader};
 use super::socket::Socket;
 
-/// Agents with many networks and pieces of memory need some kilobytes to describe themselves.
+/// The limit of an offer. Agents with many networks and pieces of memory need some kilobytes to describe themselves.
 const MAX_OFFER_BYTES: u32 = 1 << 20;
-/// Limits the receiver's answer, which waits for its test.
+/// The limit of the wait for the receiver's answer, which comes after the receiver's test.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Plays the sender's part. Returns whether the receiver reads this node's memory.

@@ -7,7 +7,7 @@ use super::path_name::PathData;
 /// Bytes of a [`MemoryRegion`] on the wire.
 pub const REGION_BYTES: usize = 16;
 
-/// A piece of a process's memory, by its address there.
+/// A piece of a process's memory, by its address in that process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
     pub address: u64,

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::path_name::PathName;
 use super::row_path::{Link, PathKind, RowPath};
 
-/// Greetings have a bit for each place in the list, so a new path is appended. If two paths suit a connection, the
-/// later one is tried.
+/// The row paths. A greeting has a bit for each place in this list, so a new path is appended. If two paths suit a
+/// connection, the later one is tried.
 pub const ROW_PATHS: [PathKind; 3] = [tcp::KIND, shm::KIND, nixl::KIND];
 
 /// Returns the paths that every node has.
@@ -20,7 +20,7 @@ pub fn own_paths(incarnation: u64) -> Vec<Arc<dyn RowPath>> {
         .collect()
 }
 
-/// The paths of a node, as in its greeting. Bits of unknown paths are kept.
+/// The paths of a node, as in the node's greeting. Bits of unknown paths are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathSet(pub u8);
 
@@ -42,7 +42,7 @@ fn place_of(name: PathName) -> usize {
     place.expect("the list has every path")
 }
 
-/// Returns the path that two nodes try; both ends come to the same answer.
+/// Returns the path that two nodes try. Both nodes compute the same path.
 pub fn agreed<'a>(
     own: impl IntoIterator<Item = &'a Arc<dyn RowPath>>,
     theirs: PathSet,
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(name(PathSet::ALL, true), Some(shm::KIND.name));
         assert_eq!(name(PathSet::ALL, false), Some(tcp::NAME));
         assert_eq!(name(tcp_alone, true), Some(tcp::NAME));
-        // Only the other end knows these paths.
+        // This node does not know the other node's paths.
         assert_eq!(name(PathSet(0b1111_0000), true), None);
     }
 }

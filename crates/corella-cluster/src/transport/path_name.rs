@@ -5,7 +5,7 @@ use std::fmt;
 /// The content of an offer or an answer, besides the path's name.
 pub type PathData = [u8; 32];
 
-/// A row path's name in frames and logs: ASCII, filled up with zeroes.
+/// A row path's name in frames and logs, in ASCII. Zeroes fill the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PathName(pub [u8; 8]);
 

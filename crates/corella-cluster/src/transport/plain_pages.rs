@@ -7,7 +7,7 @@ use std::time::Duration;
 use corella_core::{PageId, StepId};
 use corella_model::{KvGeometry, KvPages, LayerProgress};
 
-/// The pages of a layer are contiguous, layer after layer.
+/// KV memory in which the pages of a layer are contiguous, and one layer follows another.
 pub struct PlainPages {
     geometry: KvGeometry,
     memory: NonNull<[u8]>,
@@ -19,7 +19,7 @@ unsafe impl Send for PlainPages {}
 unsafe impl Sync for PlainPages {}
 
 impl PlainPages {
-    /// All bytes are 0, and touched.
+    /// Allocates pages whose bytes are 0 and have been written to.
     pub fn new(geometry: KvGeometry) -> Self {
         let num_pages = geometry.num_layers as usize * geometry.num_pages as usize;
         let layout = layout(num_pages * geometry.layer_bytes());
@@ -63,7 +63,7 @@ impl PlainPages {
     }
 }
 
-/// Whole huge pages.
+/// The layout of whole huge pages for this many bytes.
 fn layout(num_bytes: usize) -> Layout {
     const HUGE_PAGE: usize = 2 << 20;
     assert!(num_bytes > 0);

@@ -18,14 +18,14 @@ pub struct ReceiverConfig {
     pub connections_per_peer: usize,
     pub max_loads: usize,
     pub max_peers: usize,
-    /// Bytes of one load that a sender may send before it receives credit.
+    /// The number of bytes of one load that a sender may send before it receives credit.
     pub window_bytes: u32,
-    /// Limits one attempt, greeting included: the other end answers at once, but may wait for a core.
+    /// The limit of one attempt, greeting included. The other end answers at once, but may wait for a core.
     pub connect_timeout: Duration,
     pub num_connect_attempts: usize,
     /// Used for connections that leave the host.
     pub tls: Option<ClusterTls>,
-    /// The paths by which rows may come from senders that have them, too.
+    /// The paths by which rows may come from senders that also have them.
     pub paths: Vec<Arc<dyn RowPath>>,
 }
 

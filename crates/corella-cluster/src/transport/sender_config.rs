@@ -18,23 +18,23 @@ pub struct SenderConfig {
     pub max_connections: usize,
     pub max_loads_per_connection: usize,
     pub max_exported: usize,
-    /// Limits the loads that arrive before their session.
+    /// The limit of loads that arrive before their session.
     pub max_waiting_loads: usize,
-    /// Limits the wait of a load, even if it asks for more.
+    /// The limit of a load's wait, even if the load asks for a longer one.
     pub max_wait: Duration,
     pub max_tombstones: usize,
     pub tombstone_time: Duration,
-    /// Limits the bytes per second over all connections.
+    /// The limit of bytes per second over all connections.
     pub max_bandwidth: Option<u64>,
-    /// Bytes of one session before the next session's turn. A single page may be larger.
+    /// The number of bytes of one session before the next session's turn. A single page may be larger.
     pub chunk_bytes: usize,
-    /// A connection that takes nothing for this long is closed.
+    /// A connection whose peer takes no bytes for this long is closed.
     pub stall_timeout: Duration,
     /// A connection without loads and frames is closed after this time.
     pub idle_timeout: Duration,
     /// Used for connections from other hosts.
     pub tls: Option<ClusterTls>,
-    /// The row paths offered to receivers that have them, too.
+    /// The row paths offered to receivers that also have them.
     pub paths: Vec<Arc<dyn RowPath>>,
 }
 
@@ -52,8 +52,8 @@ impl SenderConfig {
             max_tombstones: 16_384,
             tombstone_time: Duration::from_secs(60),
             max_bandwidth: None,
-            // Such a chunk stays in a core's cache at both ends. 256 KB cost a fifth of the speed inside a host,
-            // because threads are woken for every chunk.
+            // A chunk of this size stays in a core's cache at both ends. Chunks of 256 KB cost a fifth of the speed
+            // inside a host, because threads are woken for every chunk.
             chunk_bytes: 1 << 20,
             stall_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(600),

@@ -1,14 +1,14 @@
-//! A limit of the bytes that a node sends.
+//! The limit of the bytes per second that a node sends.
 
 use std::time::{Duration, Instant};
 
 /// Bytes that were left unsent for up to this long may be sent at once.
 const BURST: Duration = Duration::from_millis(20);
 
-/// Chunks take their bytes first and then wait, in their order.
+/// A bucket that may go below zero: chunks first take their bytes and then wait, in their order.
 pub struct TokenBucket {
     bytes_per_s: f64,
-    /// Below 0 while chunks wait.
+    /// The number of bytes that may be sent now. Negative while chunks wait.
     num_bytes: f64,
     filled_at: Instant,
 }

@@ -9,8 +9,8 @@ use std::thread;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 
-/// Few, because they compete with the executor's workers. Sender and receiver of a node may share them, and nothing
-/// else runs there: a task may copy for the length of a chunk.
+/// The threads are few, because they compete with the executor's workers. A node's sender and receiver may share them.
+/// Nothing else runs on them, because a task may copy for as long as a chunk takes.
 ///
 /// A connection stays on one thread with all of its tasks, so that no message needs another thread to be woken.
 #[derive(Clone)]
@@ -21,7 +21,7 @@ pub struct TransferThreads {
 struct Threads {
     handles: Vec<Handle>,
     next: AtomicUsize,
-    /// The threads end when this is dropped together with the last owner.
+    /// The threads end when the last owner drops this sender.
     _alive: watch::Sender<()>,
 }
 

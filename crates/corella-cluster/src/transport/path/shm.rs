@@ -25,7 +25,7 @@ pub const KIND: PathKind = PathKind {
     start: |incarnation| Ok(Arc::new(Shm::new(incarnation))),
 };
 
-/// Tells the canary from other memory that has the incarnation.
+/// Tells the canary from other memory that happens to hold the incarnation.
 const CANARY: u64 = 0x5bd1_e995_c0de_11a5;
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl RowPath for Shm {
         }
     }
 
-    /// A sender whose memory cannot be read is given up: the same node may be reached over TCP.
+    /// If the sender's memory cannot be read, the sender is given up: the same node may be reached over TCP.
     fn meet_sender<'a>(
         self: Arc<Self>,
         socket: &'a Socket,

@@ -23,7 +23,7 @@ pub const KIND: PathKind = PathKind {
     start: |incarnation| Ok(NixlAgent::start(&NixlLibrary::find()?, incarnation)?),
 };
 
-/// Limits the first read, before which networks connect.
+/// The limit of the first read, for which the networks connect.
 const TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl RowPath for NixlAgent {
@@ -31,12 +31,13 @@ impl RowPath for NixlAgent {
         KIND.name
     }
 
-    /// Reads would have to be converted by turns, so pages in their canonical form go over the socket.
+    /// True for native pages. Pages in canonical form go over the socket, because their reads would have to be
+    /// converted.
     fn suits(&self, link: Link) -> bool {
         !link.is_local && link.form == PageForm::Native
     }
 
-    /// Pages in a GPU's memory are not registered as the host's, and travel by sockets.
+    /// Returns `None` for pages in a GPU's memory. They cannot be registered as the host's, and travel by sockets.
     fn offer(&self, pages: &Arc<dyn KvPages>) -> Result<Option<Offer>, PathError> {
         if pages.geometry().order == ElementOrder::Rows {
             return Ok(None);

@@ -9,8 +9,8 @@ use super::library::NixlError;
 
 const ALIGNMENT: usize = 4096;
 
-/// Registered with the agent as long as it lives. The owner of a request in progress keeps it until
-/// the request is over.
+/// The memory is registered with the agent as long as this lives. The owner of a request in progress keeps the memory
+/// until the request is over.
 pub struct Staging {
     agent: Arc<NixlAgent>,
     memory: NonNull<[u8]>,

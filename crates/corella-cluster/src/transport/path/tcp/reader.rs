@@ -19,7 +19,7 @@ pub struct TcpReader {
     hasher: Checksum,
     /// A buffer for pages in their canonical form.
     copy: Vec<u8>,
-    /// A buffer for such pages in this node's form.
+    /// A buffer for the converted pages, in this node's form.
     own: Vec<u8>,
 }
 
@@ -34,8 +34,8 @@ impl TcpReader {
         }
     }
 
-    /// Reads a run of this many bytes. Returns whether all of it has arrived with its checksum, or `None` if the run is
-    /// withdrawn or its load has ended.
+    /// Reads a run of this many bytes. Returns whether the whole run has arrived and matches the checksum, or `None` if
+    /// the run is withdrawn or its load has ended.
     pub async fn read(
         &mut self,
         socket: &Socket,
