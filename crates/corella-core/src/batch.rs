@@ -42,8 +42,8 @@ pub struct SlotStart {
     pub sampling: SamplingParams,
     /// Length of the original prompt. Later tokens are output, for penalties and `min_tokens`.
     pub num_prompt_tokens: u32,
-    /// Tokens whose KV is already in the slot's pages (prefix hits). The slot's history starts with
-    /// them, and spans append to it.
+    /// Tokens whose KV is already in the slot's pages (prefix hits). The slot's history starts with these tokens, and
+    /// spans append to the history.
     pub cached_tokens: Vec<TokenId>,
     /// The tokens in `masked_until_min_tokens` are masked until the request has drawn this many output tokens.
     pub min_tokens: u32,
@@ -56,8 +56,8 @@ pub struct SlotStart {
 }
 
 /// A change of a slot's page table in one KV group: `pages` are its entries from `first` on. In a group with a window,
-/// a slot's table may begin with entries that are never given. They are outside the window. A slot also gives back
-/// pages outside the window without a notice. No query reads either.
+/// the entries before the first delta are missing, because they are outside the window. The scheduler also takes back
+/// pages outside the window without a delta. No query reads these entries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageTableDelta {
     pub slot: SlotId,
@@ -75,8 +75,9 @@ pub struct PageCopy {
     pub num_rows: u32,
 }
 
-/// Copies a slot's recurrent state after the span of this step to a snapshot and overwrites its old content. The span
-/// has no drafts. Steps run in order, so a later step may restore the state, and a step after that may overwrite it.
+/// Copies a slot's recurrent state after the span of this step to a snapshot, whose old content is overwritten. The
+/// span has no drafts. Steps run in order, so a later step may restore the state, and a step after that may overwrite
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSnapshot {
     pub slot: SlotId,
@@ -92,14 +93,14 @@ pub struct Span {
     /// The tokens to compute, as a range of `Batch::tokens`.
     pub tokens: Range<u32>,
     pub yields: Yield,
-    /// The number of drafts (guessed tokens) at the end of the span. A span with drafts also draws: one token after its
-    /// last token that is no draft, and one more after each draft that equals the token drawn before it. A slot with a
-    /// token mask draws only one. Rejected drafts leave void rows in the pages. The slot's next span is planned after
-    /// this one has returned, and overwrites them.
+    /// The number of drafts (guessed tokens) at the end of the span. A span with drafts also draws: one token after the
+    /// last token that is not a draft, and one more after each draft that equals the token drawn before it. A slot with
+    /// a token mask draws only one token. Rejected drafts leave void rows in the pages. The slot's next span is planned
+    /// after this step has returned, and overwrites these rows.
     pub num_drafts: u32,
 }
 
-/// The result of a span. A step computes the K and V of every span, also without a result.
+/// The result of a span. A step computes the K and V of every span, even of one without a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Yield {
     /// No result, as for every chunk of a prompt except the last.
@@ -194,9 +195,9 @@ pub const NOTHING_ALLOWED: &str = "no token is allowed here";
 pub struct BatchOutput {
     pub step: StepId,
     pub samples: Vec<(SlotId, Sample)>,
-    /// The log-probabilities of the spans that return some, in the order of their positions.
+    /// The log-probabilities of the spans that yield them, in the order of their positions.
     pub logprobs: Vec<(SlotId, Vec<PromptLogprob>)>,
-    /// One vector of the model's hidden size for each span that returns one.
+    /// A vector of the model's hidden size for each span that yields a hidden state.
     pub hidden_states: Vec<(SlotId, HiddenState)>,
     /// Spans without a token because of their logits (for example NaN), or without a hidden state because the vector
     /// has no numbers, and the reason. Bad logits after an accepted draft are not listed: the span then ends with the
@@ -217,8 +218,8 @@ pub struct Sample {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     pub token: f32,
-    /// 1 for the most likely token of the vocabulary. Equally likely tokens rank by id. 0 if a node of an earlier version
-    /// did not say it.
+    /// 1 for the most likely token of the vocabulary. Equally likely tokens rank by id. 0 if the rank comes from a node
+    /// of an earlier version, which does not send it.
     pub rank: u32,
     /// The most likely tokens, in descending order.
     pub top: Vec<(TokenId, f32)>,

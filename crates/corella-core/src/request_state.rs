@@ -63,7 +63,7 @@ pub(crate) struct RequestState {
     request: Request,
     rank: Rank,
     max_tokens: u32,
-    /// Whether only `max_tokens` can end it, so that its output length is known.
+    /// Whether only `max_tokens` can end the output, so that its length is known.
     is_length_known: bool,
     /// End and stop tokens, which must not be drawn before `min_tokens` output tokens.
     masked_until_min_tokens: Arc<[TokenId]>,
@@ -80,22 +80,22 @@ pub(crate) struct RequestState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Waiting,
-    /// Another node or host memory fills its pages, and it has no slot.
+    /// Another node or host memory fills the request's pages, and the request has no slot.
     Receiving,
-    /// Its KV has arrived, and it has no slot yet.
+    /// The request's KV has arrived, and the request has no slot yet.
     Arrived,
     Running,
-    /// It has left the running set, but steps in flight still name its slot and pages.
+    /// The request has left the running set, but steps in flight still name its slot and pages.
     Leaving(Leaving),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
-    /// Its terminal output has been emitted. Results that still return are dropped.
+    /// The terminal output has been emitted. Results of steps in flight are dropped.
     Finished,
-    /// It keeps the results that still return, then waits again.
+    /// The request keeps the results of steps in flight, then waits again.
     Preempted,
-    /// It has read void pages. Results that still return are dropped, then it waits again.
+    /// The request has read void pages. Results of steps in flight are dropped, then the request waits again.
     Reset,
 }
 
@@ -147,7 +147,7 @@ impl RequestState {
         &self.request
     }
 
-    /// Ends the export of its KV. Returns whether it exported any.
+    /// Ends the export of the request's KV. Returns whether the request was exporting.
     pub fn stop_exporting(&mut self) -> bool {
         core::mem::take(&mut self.request.exports_kv)
     }
@@ -156,7 +156,8 @@ impl RequestState {
         self.rank
     }
 
-    /// Changes its rank, while it is in no list that is sorted by rank, or before the list is sorted again.
+    /// Changes the request's rank. No list sorted by rank may contain the request, unless the list is sorted again
+    /// afterwards.
     pub fn set_key(&mut self, key: i64) {
         self.rank.key = key;
     }
@@ -186,14 +187,14 @@ impl RequestState {
         self.speculator.as_mut()
     }
 
-    /// Stops drafts for it.
+    /// Stops drafts for the request.
     pub fn stop_speculating(&mut self) {
         self.speculator = None;
     }
 
-    /// The number of its tokens that may come from the prefix cache, or be awaited from a leader.
-    /// The last token is always computed, because its logits or its hidden state are needed. So are
-    /// the tokens before one whose log-probability is wanted, and all tokens for a mean.
+    /// The number of the request's tokens that may come from the prefix cache or from a leader. The last token is
+    /// always computed, for its logits or its hidden state. Tokens are also computed if the log-probability of a token
+    /// after them is wanted, and all tokens for a mean.
     pub fn max_cached_tokens(&self) -> usize {
         let last = self.tokens().len() - 1;
         if !self.request.takes_hits() {
@@ -228,7 +229,7 @@ impl RequestState {
         }
     }
 
-    /// Whether its last token is yet to be computed and `max_tokens` allows another one.
+    /// Whether the request decodes: its newest token is still to be computed, and `max_tokens` allows another one.
     pub fn wants_decode(&self) -> bool {
         self.is_running()
             && !self.is_prefilling()

@@ -1,8 +1,8 @@
-//! Residency: the pages that hold the KV of each block, one of each KV group or none.
+//! Residency: the pages that hold the KV of each block, at most one in each KV group.
 //!
 //! In groups without a window, every block of the prefix tree has its page. In groups with a window, pages are evicted
-//! alone, so that a block may lack them. Only queries that do not read them can then use the block. If all groups have
-//! windows, a block without any page may lead to blocks with pages.
+//! alone, so that a block may lack them. Then only queries that do not read the missing pages can use the block. If all
+//! groups have windows, a block without any page may lead to blocks with pages.
 //!
 //! Recurrent layers have no pages. Some blocks have a snapshot of their state, and a prefix can be used only up to such
 //! a block.
@@ -13,7 +13,7 @@ use core::num::NonZeroU32;
 use crate::cache::snapshot::Snapshots;
 use crate::{BlockId, KvGroup, PageId, StepId};
 
-/// The bits of a time that order pages with the same last use.
+/// The number of low bits in a time of last use that order pages with the same use.
 const DEPTH_BITS: u32 = 31;
 
 #[derive(Debug)]
@@ -36,7 +36,8 @@ pub(crate) struct Resident {
     pub filled_by: StepId,
     /// The time at which the page's last lock was removed, if it has no lock.
     last_used: u64,
-    /// The number of blocks up to its end; 1 in a group without a window, where eviction does not depend on it.
+    /// The number of blocks up to the end of the page's block; 1 in a group without a window, where eviction does not
+    /// depend on it.
     num_blocks: NonZeroU32,
     group: u8,
 }
@@ -199,7 +200,8 @@ impl Residency {
                 }
                 let first = group.first_page_read(num_blocks as u32 * page_size, page_size);
                 let is_missing = |&at: &usize| self.page(path[at], index).is_none();
-                // A query anywhere between the last missing page and the end reads it, too.
+                // Queries at every position from there to the end also read this missing page, so no longer prefix is
+                // usable.
                 if let Some(missing) = (first as usize..num_blocks).rev().find(is_missing) {
                     num_blocks = missing;
                     is_shorter = true;
@@ -209,7 +211,8 @@ impl Residency {
         num_blocks
     }
 
-    /// The number of blocks up to the last one whose snapshot `step` can restore. A step restores before it takes any.
+    /// The number of blocks up to the last one whose snapshot `step` can restore. A step restores snapshots before it
+    /// takes any.
     fn num_restorable(&self, path: &[BlockId], step: StepId) -> usize {
         let Some(snapshots) = &self.snapshots else {
             return path.len();

@@ -1,8 +1,8 @@
 //! Snapshots: copies of recurrent state that the executor keeps, and the blocks after which they were taken.
 //!
-//! A snapshot belongs to the request that takes it until its block is in the prefix tree, and then to the block. The
-//! least recently used snapshot of a block is overwritten first. A step restores and takes each snapshot at most once,
-//! and never does both.
+//! A snapshot belongs to the request that takes it until the block before it is in the prefix tree, and then to that
+//! block. The least recently used snapshot of a block is overwritten first. A step restores and takes each snapshot at
+//! most once, and never does both.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -23,11 +23,11 @@ pub(crate) struct Snapshots {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     owner: Owner,
-    /// 0 without an owner.
+    /// The clock at the last use; 0 without an owner.
     last_used: u64,
-    /// The step whose return makes it ready.
+    /// The step whose return makes the snapshot ready.
     filled_by: StepId,
-    /// The last step that takes or restores it.
+    /// The last step that takes or restores the snapshot.
     named_by: Option<StepId>,
 }
 
@@ -75,14 +75,14 @@ impl Snapshots {
         idle.find(|&id| self.entry(id).named_by < Some(step))
     }
 
-    /// A snapshot to reserve for a later state. No step after `last_returned` names it, so other nodes may write to it
-    /// from now on.
+    /// A snapshot to reserve for a later state. No step after `last_returned` names the snapshot, so other nodes may
+    /// write to it from now on.
     pub fn next_at_rest(&self, last_returned: Option<StepId>) -> Option<SnapshotId> {
         let mut idle = self.idle.iter().map(|&(_, id)| id);
         idle.find(|&id| self.entry(id).named_by <= last_returned)
     }
 
-    /// Reserves a snapshot for a request. The caller has taken it from its block.
+    /// Reserves a snapshot for a request. The caller has taken the snapshot from its block.
     pub fn reserve(&mut self, id: SnapshotId) {
         self.idle.remove(&(self.entry(id).last_used, id));
         let entry = &mut self.entries[id.0 as usize];
@@ -96,7 +96,7 @@ impl Snapshots {
         self.entries[id.0 as usize].named_by = Some(step);
     }
 
-    /// Gives a request a snapshot that `step` takes. The caller has taken it from its block.
+    /// Gives a request a snapshot that `step` takes. The caller has taken the snapshot from its block.
     pub fn take(&mut self, id: SnapshotId, step: StepId) {
         self.idle.remove(&(self.entry(id).last_used, id));
         let entry = &mut self.entries[id.0 as usize];
@@ -114,7 +114,7 @@ impl Snapshots {
         }
     }
 
-    /// Gives a block without a snapshot the one that a request has taken after it.
+    /// Gives a block, which has no snapshot, the snapshot that a request has taken after the block.
     pub fn give(&mut self, id: SnapshotId, block: BlockId) {
         debug_assert_eq!(self.entry(id).owner, Owner::Request);
         debug_assert_eq!(self.of_block(block), None);
@@ -167,8 +167,8 @@ impl Snapshots {
         };
     }
 
-    /// Whether a block's snapshot can be taken from it: the block is not pinned, and no step after `last_returned`
-    /// names the snapshot.
+    /// Whether a snapshot can be taken from its block: the block is not pinned, and no step after `last_returned` names
+    /// the snapshot.
     pub fn is_at_rest(&self, id: SnapshotId, last_returned: Option<StepId>) -> bool {
         let entry = self.entry(id);
         entry.named_by <= last_returned && self.idle.contains(&(entry.last_used, id))

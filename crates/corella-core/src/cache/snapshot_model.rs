@@ -35,7 +35,7 @@ fn snapshots_are_kept_like_their_model() {
 struct Kept {
     id: SnapshotId,
     filled_by: StepId,
-    /// The number of the last use.
+    /// The clock at the last use.
     last_used: u64,
     named_by: StepId,
     is_pinned: bool,
@@ -44,7 +44,7 @@ struct Kept {
 struct Pair {
     cache: KvCache,
     num_snapshots: usize,
-    /// By the tokens before them.
+    /// Snapshots of blocks, by the tokens before them.
     kept: BTreeMap<Vec<TokenId>, Kept>,
     /// Snapshots without a block, with the step that named them last.
     free: BTreeMap<SnapshotId, StepId>,
@@ -141,7 +141,7 @@ impl Pair {
     }
 
     /// Publishes blocks after a path, and returns the path to the last. No other request holds pages, so each block
-    /// takes over the present ones.
+    /// that the tree already has takes over the new pages.
     fn publish(
         &mut self,
         tokens: &[TokenId],

@@ -4,16 +4,17 @@ use core::cmp::Ordering;
 
 use crate::stats::SchedulerStats;
 
-/// Bytes per second that are assumed of a link before its first transfer: a gigabit, the slowest network between servers.
-/// If the link is quicker, a decode node computes a prompt that it has in part, which costs little; sending rows over a
-/// link that turns out to be slow would cost any amount of time. Prompts that no decode node has in part are sent
-/// meanwhile, so the speed soon becomes known.
+/// The bandwidth, in bytes per second, that a link counts as having before its first transfer: a gigabit, the slowest
+/// network between servers. If the link is in fact quicker, a decode node may compute a prompt that it has in part
+/// although sending rows would be quicker, which costs little. Sending rows over a link that turns out to be slow would
+/// cost any amount of time. The rows of prompts that no decode node has in part are sent anyway, so the speed soon
+/// becomes known.
 pub(crate) const ASSUMED_BANDWIDTH: u64 = 125_000_000;
 
 /// A node that computes a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputePlace {
-    /// The prefill node, which then sends the rows that the decode node lacks.
+    /// The prefill node. It then sends the rows that the decode node lacks.
     Here,
     /// The decode node. No rows are sent.
     There,
@@ -31,7 +32,8 @@ pub struct ComputeSite {
 }
 
 impl ComputeSite {
-    /// Large steps show a node's speed. Before one was timed, all steps count.
+    /// Returns the site of a node by its engine's state. Large steps show a node's speed. Before a large step was
+    /// timed, all steps count.
     pub fn of(stats: &SchedulerStats, num_cached_rows: u32) -> Self {
         let prefill_us = match stats.bulk_prefill_us {
             0 => stats.prefill_us,
@@ -77,11 +79,11 @@ impl ComputeCost {
     /// ```
     ///
     /// The last token is always computed, for its logits. The chunked prefill of the rest delays each request that
-    /// decodes there, and that delay counts as much as this request's. The requests of a prefill node expect prompts
-    /// beside them. A decode node that has not timed a prompt counts as fast as this node. Before this node has timed
-    /// one, no cost can be predicted, and the prompt is computed here.
+    /// decodes there, and that delay counts as much as this request's. Delays of a prefill node's requests do not
+    /// count, because these expect prompts beside them. A decode node that has not timed a prompt counts as fast as
+    /// this node. Before this node has timed a prompt, no cost can be predicted, and the prompt is computed here.
     ///
-    /// If the costs are equal, a decode node that has rows of the prompt computes it, because none are sent then.
+    /// If the costs are equal, a decode node that has rows of the prompt computes it, because then no rows are sent.
     pub fn place(&self) -> ComputePlace {
         if self.here.prefill_us == 0 {
             return ComputePlace::Here;
@@ -97,7 +99,7 @@ impl ComputeCost {
         }
     }
 
-    /// In 1/1024 us, like the other cost: times per token may be less than a microsecond.
+    /// The cost here, in 1/1024 us like the other cost, because a token may take less than a microsecond.
     fn here_cost(&self) -> u128 {
         let ComputeSite {
             num_queued_tokens,

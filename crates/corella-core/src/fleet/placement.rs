@@ -8,8 +8,9 @@ use alloc::vec::Vec;
 
 use crate::{ComputePlace, NodeId, SchedulerStats};
 
-/// A transfer may take this much longer than computing its rows, or than a transfer to another node, before its link counts
-/// as slow. Round trips and waits for a core make up so much of a small transfer, whose speed says little of a large one.
+/// A transfer may take this much longer than computing its rows, or than a transfer to another node, before its link
+/// counts as slow. Round trips and waits for a core make up so much of a small transfer, whose speed says little of a
+/// large one.
 const TOLERATED_US: u128 = 50_000;
 
 /// The rule that chooses one of the decode nodes with room.

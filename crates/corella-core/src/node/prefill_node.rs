@@ -213,8 +213,8 @@ impl PrefillNode {
         self.end.handle_decision(key, ComputePlace::Here, now_us);
     }
 
-    /// The decode node of an attempt has received `num_bytes`, which takes `elapsed_ns` at the speed of its link. Returns
-    /// the speed in bytes per second when it becomes known.
+    /// The decode node of an attempt has received `num_bytes`, which takes `elapsed_ns` at the speed of its link.
+    /// Returns the speed in bytes per second when it becomes known.
     pub fn handle_transfer(
         &mut self,
         node: NodeId,

@@ -11,18 +11,18 @@ use alloc::collections::BTreeMap;
 use crate::queue::log_buckets::{NUM_LOG_BUCKETS, bucket_range, log_bucket};
 use crate::{FinishReason, Namespace, StoppingCriteria};
 
-/// Before any output has ended, all lengths up to this one count as equally likely.
+/// Before any output has ended, all lengths up to `PRIOR_LEN` count as equally likely.
 const PRIOR_LEN: u32 = 512;
-/// The prior has the weight of this many outputs.
+/// The number of outputs whose weight the prior has.
 const PRIOR_WEIGHT: u32 = 4;
-/// One output counts as this many, so that halving a count loses little.
+/// The count of one output. It is above 1, so that halving a count loses little.
 const ONE: u32 = 256;
-/// When this many outputs have begun, all counts are halved, so that old outputs lose weight.
+/// The count of begun outputs above which all counts are halved, so that old outputs lose weight.
 const MEMORY: u32 = 1024 * ONE;
-/// The most namespaces with a curve of their own. Clients choose the salts of namespaces, so the
-/// number must be bounded.
+/// The limit of namespaces with a curve of their own. Clients choose the salts of namespaces, so the number must be
+/// bounded.
 const MAX_NAMESPACES: usize = 64;
-/// A namespace's own curve is used once this many outputs have ended in it.
+/// The count of ended outputs from which a namespace's own curve is used.
 const MIN_ENDED: u32 = 32 * ONE;
 
 /// The survival curve of all outputs, and the curves of the most recently used namespaces.

@@ -1,4 +1,4 @@
-//! Sessions in random order, against a model that knows what each reader must have been told.
+//! Plays sessions in random order, against a model that knows each reader's expected tasks.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
@@ -11,7 +11,7 @@ use crate::{Incarnation, KvFact, PageId, PageTable, RequestId, SessionId, Snapsh
 
 const PAGE_SIZE: u32 = 4;
 const NUM_LAYERS: u32 = 3;
-/// The second has a window, in which only the last two pages of a prompt are.
+/// The second group has a window, which covers only the last two pages of a prompt.
 const NUM_GROUPS: usize = 2;
 
 /// Xorshift64*: the same order for the same seed.
@@ -41,7 +41,7 @@ struct Run {
     num_rows: u32,
     num_announced: u32,
     num_readable: [u32; NUM_LAYERS as usize],
-    /// A step that computes rows, and the layers of it that are done.
+    /// A step that computes rows, and the number of its layers that are done.
     step: Option<(StepId, u32)>,
     is_kept: bool,
     is_finished: bool,
@@ -60,7 +60,7 @@ struct Model {
     released: BTreeSet<RequestId>,
 }
 
-/// The part of a group's table that rows of a prompt of `num_rows` rows are in.
+/// The part of a group's table that holds `rows`, for a prompt of `num_rows` rows.
 fn part(request: RequestId, group: usize, rows: Range<u32>, num_rows: u32) -> PageTable {
     let first_read = match group {
         0 => 0,
@@ -156,7 +156,7 @@ impl Model {
             }
             (0..6, Some((step, layer))) => {
                 self.book.handle_layer_done(step, layer);
-                // The layers of a prompt that is kept are not followed.
+                // For a kept prompt, the book does not track layers.
                 if !run.is_kept {
                     run.num_readable[layer as usize] = run.num_announced;
                 }
@@ -212,7 +212,7 @@ impl Model {
         }
     }
 
-    /// Carries out what the book asks for. Some deletions take longer than others.
+    /// Carries out the book's tasks. Some deletions take longer than others.
     fn settle(&mut self, deleting: &mut Vec<SessionKey>) {
         while let Some(task) = self.book.poll_task() {
             match task {

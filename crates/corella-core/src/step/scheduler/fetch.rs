@@ -15,9 +15,9 @@ use crate::request_state::Leader;
 use crate::{FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, PageId, Scheduler, StepId};
 
 impl Scheduler {
-    /// Reserves pages for the blocks of a sequence that are not cached, or for the first of them if they have more
-    /// pages than fetches may hold. In a group with a window, these are the pages that a query after the last block
-    /// reads.
+    /// Reserves pages for the blocks of a sequence that are not cached, or only for the first of these blocks if all
+    /// would need more pages than fetches may hold. In a group with a window, these are the pages that a query after
+    /// the last block reads.
     pub fn begin_fetch(&mut self, mut request: FetchRequest) -> Result<FetchGrant, FetchRefusal> {
         if !self.config.enable_prefix_caching {
             return Err(FetchRefusal::NoPrefixCache);
@@ -79,8 +79,8 @@ impl Scheduler {
         })
     }
 
-    /// The number of a sequence's `num_blocks` blocks whose part after the first `num_found` takes no more pages than
-    /// fetches may hold.
+    /// The end of the blocks that can be fetched, at most `num_blocks`: the blocks after the first `num_found` take no
+    /// more pages than fetches may hold.
     fn num_fetchable(&self, num_found: usize, num_blocks: usize) -> Result<usize, FetchRefusal> {
         let limit = self.config.max_fetched_pages;
         let num_held_pages = self.holds.fetches().num_pages();
@@ -120,7 +120,7 @@ impl Scheduler {
         })
     }
 
-    /// The number of pages that such a node lacks.
+    /// The number of pages that a node with `num_found` blocks lacks to continue after `num_blocks`.
     pub(super) fn num_pages_behind(&self, num_found: usize, num_blocks: usize) -> usize {
         let first_pages = self.first_pages_behind(num_found, num_blocks);
         first_pages
@@ -128,9 +128,9 @@ impl Scheduler {
             .sum()
     }
 
-    /// Cuts off the blocks of a fetch that will not come, and grants the pages of the remaining blocks. Its pages are
-    /// not written and none is published. Returns `None` if the fetch is cancelled, has ended, or would not become
-    /// shorter.
+    /// Cuts off the blocks of a fetch that will not come, and grants the pages of the remaining blocks. No page of the
+    /// fetch may have been written, and no block published. Returns `None` if the fetch is cancelled, has ended, or
+    /// would not become shorter.
     pub fn shorten_fetch(&mut self, id: FetchId, num_blocks: u32) -> Option<FetchGrant> {
         let fetches = self.holds.fetches();
         let num_found = fetches.num_found_before(id, num_blocks, self.config.page_size)?;
@@ -173,7 +173,7 @@ impl Scheduler {
         true
     }
 
-    /// A step before which all present contents of pages are ready.
+    /// The last returned step. Everything that pages hold now is ready when it has returned.
     fn last_returned_step(&self) -> StepId {
         self.inflight.last_returned().unwrap_or_default()
     }
@@ -211,8 +211,8 @@ impl Scheduler {
         true
     }
 
-    /// Cancels fetches and holds of blocks, and begins none, while no request runs because they have the pages that the
-    /// first request needs.
+    /// If no request runs and the first waiting one lacks pages that fetches and holds of blocks have, cancels these,
+    /// and begins none.
     pub(super) fn give_up_loads_for_waiting(&mut self) {
         let is_idle = self.running.is_empty() && self.inflight.is_empty();
         let has_loads = !self.holds.fetches().is_empty() || !self.holds.of_blocks().is_empty();
@@ -222,7 +222,7 @@ impl Scheduler {
         }
     }
 
-    /// Cuts back the paths of fetches through removed blocks. Returns their number.
+    /// Cuts back the paths of fetches that lead through removed blocks. Returns the number of these paths.
     pub(super) fn set_back_fetches(&mut self, end: Option<crate::BlockId>) -> u32 {
         let fetches = self.holds.fetches_mut();
         let set_back = fetches.set_back_paths(&mut self.kv, end);

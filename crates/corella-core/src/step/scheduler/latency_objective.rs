@@ -7,8 +7,8 @@ use crate::request_state::RequestState;
 use crate::{AdmissionError, FinishReason, LatencyObjectives, Request, RequestError, Scheduler};
 
 impl Scheduler {
-    /// Refuses a new request that would be too late after the work before it. If the policy lets it overtake waiting
-    /// requests, only its own prompt and started prompts count.
+    /// Refuses a new request that would be too late, because other work comes first. If the policy lets it overtake
+    /// waiting requests, only its own prompt and started prompts count.
     pub(super) fn check_objectives(&mut self, request: &Request) -> Result<(), AdmissionError> {
         let objectives = request.objectives;
         if !self.config.enable_slo_admission || objectives == LatencyObjectives::default() {
@@ -51,7 +51,7 @@ impl Scheduler {
         }
         let tpot_us = self.expected_tpot_us();
         while let Some(index) = self.waiting.first_late(self.pace.now_us(), tpot_us) {
-            // Until now its prompt counted as uncached. Its cached prefix is looked up only now.
+            // So far, the whole prompt counted as uncached. The cached prefix is looked up only now.
             let mut num_cached = 0;
             if self.config.enable_prefix_caching {
                 let found = self.find_waiting(index, self.inflight.next_step());
@@ -90,7 +90,8 @@ impl Scheduler {
         found.path.len() as u64 * u64::from(self.config.page_size)
     }
 
-    /// Refuses a reservation whose tokens would come too slowly. The prefill node has checked that it wants to know.
+    /// Refuses a reservation whose tokens would come too slowly. The prefill node sets an objective only if it wants
+    /// this check.
     pub(super) fn check_reserved_pace(&mut self, request: &Request) -> Result<(), AdmissionError> {
         let expected = Expected {
             ttft_us: 0,
@@ -104,8 +105,8 @@ impl Scheduler {
             })
     }
 
-    /// Returns the time per output token of one more request: a decode step, times the steps until each request that
-    /// decodes, or waits for its KV, has been in one. It is 0 without such requests.
+    /// Returns the time per output token of one more request: the duration of a decode step, times the number of steps
+    /// in which each request that decodes or waits for its KV has one turn. It is 0 without such requests.
     pub(super) fn expected_tpot_us(&self) -> u64 {
         let decoding = self.running.iter().map(|index| &self.requests[index]);
         let num_decoding = decoding.filter(|state| !state.is_prefilling()).count();
@@ -157,7 +158,7 @@ mod tests {
                 now_us: 0,
                 ends: Vec::new(),
             };
-            // Before a step has returned, no time is known and no request is refused.
+            // Before the first step has returned, no duration is known, and no request is refused.
             run.add(0, 640, 1, 1).unwrap();
             run.steps(20);
             run.ends.clear();

@@ -30,9 +30,9 @@ impl VictimRoom {
 }
 
 impl Scheduler {
-    /// Preempts running requests that are less urgent than the first waiting one, if that frees the slot or the pages
-    /// that it needs. Aged requests, requests that this preemption would age, and requests at the limit of preemptions are
-    /// exempt: an aged victim would start again in place of the urgent request.
+    /// Preempts running requests that are less urgent than the most urgent waiting one, if that frees the slot or the
+    /// pages that the waiting request needs. Aged requests, requests that this preemption would age, and requests at
+    /// the limit of preemptions are exempt: an aged victim would start again in place of the urgent request.
     pub(super) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
         if !self.policy.preempts || self.running.num_leaving() > 0 || self.spills.is_storing() {
             return;
@@ -100,7 +100,7 @@ impl Scheduler {
             return None;
         }
         let num_pages_won = self.num_pages_won(&victims, &candidate.found.tables);
-        // This step's decodes come first, and may each begin a page.
+        // This step's decodes come first, and each may need a new page.
         let begins_page = |state: &RequestState| state.num_total_tokens().is_multiple_of(page_size);
         let num_begun = running().filter(|(_, state)| begins_page(state)).count();
         let num_groups = self.config.kv_groups.len();
@@ -122,7 +122,7 @@ impl Scheduler {
             room.num_begun -= usize::from(begins_page(state)) * num_groups;
             room.num_slots += 1;
         };
-        // Most attempts are in vain, so the sum of all victims is checked first.
+        // Most attempts are in vain, so the room after preempting all victims is checked first.
         let mut room = nobody_gone.clone();
         for at in 0..victims.len() {
             preempt(&mut room, at);
@@ -140,8 +140,8 @@ impl Scheduler {
         (num_victims > 0).then(|| victims.collect())
     }
 
-    /// Pages freed by each victim after the victims before it. Pages that are `matched`, which the candidate will lock,
-    /// are not freed, and pages of several victims only with the last of them.
+    /// The number of pages that each victim frees, when the victims before it are gone. Pages that are `matched` are
+    /// not freed, because the candidate will lock them. Pages of several victims are freed with the last of these.
     fn num_pages_won(
         &self,
         victims: &[(RequestIndex, &RequestState)],
@@ -173,8 +173,8 @@ impl Scheduler {
         victims.iter().map(|(_, state)| num_won(state)).collect()
     }
 
-    /// The pages of a victim, in a group without a window, that only victims hold, perhaps several of them. Preempting
-    /// the victim does not free the pages before them; the pages after them are its own.
+    /// The pages of a victim, in a group without a window, that several victims but no other requests hold. Preempting
+    /// the victims does not free the pages before them. The victim alone holds the pages after them.
     fn shared_pages(
         &self,
         state: &RequestState,

@@ -1,13 +1,13 @@
-//! Snapshots of recurrent state: the spans after which they are taken, and the requests that wait for one.
+//! Snapshots of recurrent state: the spans after which a request takes one, and the requests that wait for one.
 //!
-//! A request takes a snapshot after certain blocks ([`SnapshotPoints`]), so its spans end there. Its path or another
-//! request's path leads through the block, and the block gets the snapshot. A decode may be planned before the token
-//! that completes the block is known; the request then holds the snapshot until the block is in the prefix tree.
+//! A request takes a snapshot after certain blocks ([`SnapshotPoints`]), so its spans end there. The block, on the
+//! request's own path or another's, gets the snapshot. A decode may be planned before the token that completes the
+//! block is known; the request then holds the snapshot until the block is in the prefix tree.
 //!
-//! Requests that share a beginning diverge at any block. The second one finds that block in the tree without a
-//! snapshot, or shares it with a leader that computes. One of the two then takes a snapshot there, for the third. A
-//! decode has one snapshot that advances with it, so that the next turn of a conversation continues near the end of the
-//! answer, and a preempted request near its last position.
+//! Requests that share a beginning may diverge after any block. The second request finds the last shared block in the
+//! tree without a snapshot, or a leader is still computing it. One of the two requests then takes a snapshot there, for
+//! a third. A decode keeps replacing its one snapshot by a newer one, so that the next turn of a conversation continues
+//! near the end of the answer, and a preempted request near its last position.
 
 use alloc::vec::Vec;
 
@@ -18,11 +18,11 @@ use crate::scheduler_config::recurrent_state::{DecodePoints, SnapshotPoints};
 use crate::step::step_plan::StepPlan;
 use crate::{Scheduler, StateSnapshot, StepId};
 
-/// The most waiting requests whose tokens are compared with a starting one.
+/// The limit of waiting requests whose tokens are compared with those of a starting request.
 const MAX_COMPARED: usize = 16;
 
 impl Scheduler {
-    /// The number of a prompt's next `num_tokens` tokens in a span that ends at a snapshot.
+    /// How many of a prompt's next `num_tokens` tokens the span may have, so that it does not pass the next snapshot.
     pub(super) fn end_at_snapshot(
         &self,
         index: RequestIndex,
@@ -43,7 +43,7 @@ impl Scheduler {
             return None;
         }
         let page_size = self.config.page_size;
-        // Snapshots of answers leave at least as many to prompts.
+        // Snapshots of answers take at most half of all snapshots, and leave the others to prompts.
         let has_room = self.running.len() <= recurrent.num_snapshots as usize / 2;
         Some(SnapshotPoints {
             page_size,
@@ -65,8 +65,8 @@ impl Scheduler {
         Some(end - num_rows)
     }
 
-    /// A request that starts after the found blocks takes a snapshot where its tokens diverge from the tree, or else
-    /// where a waiting request diverges from it, if that saves enough.
+    /// Has a request that starts after the found blocks take a snapshot where its tokens diverge from the tree, or else
+    /// where a waiting request's tokens diverge from its own, if the snapshot saves enough.
     pub(super) fn set_branch(&mut self, index: RequestIndex, found: &FoundPrefix) {
         let Some(points) = self.snapshot_points(&self.requests[index]) else {
             return;
@@ -119,8 +119,8 @@ impl Scheduler {
         num_blocks <= points.end_of_prompt && num_blocks >= before.saturating_add(least)
     }
 
-    /// The number of drafts after a request's scheduled tokens after which the next span of one token ends at the next
-    /// snapshot or before it.
+    /// The largest number of drafts that lets a later span of one token, without drafts, still end at the next
+    /// snapshot.
     pub(super) fn num_drafts_before_snapshot(&self, index: RequestIndex) -> u32 {
         let num_rows = self.num_rows_to_snapshot(&self.requests[index]);
         num_rows.map_or(u32::MAX, |num_rows| num_rows - 1)
@@ -171,8 +171,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes the snapshot that another node reads, if the request's span ends at its last exported row. A span has one
-    /// snapshot, so no block gets one there.
+    /// Takes the snapshot that another node reads, if the request's span ends at the last exported row. A span has only
+    /// one snapshot, so no block gets one there.
     fn take_exported_state(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         let state = &self.requests[index];
         let export = state.export();
@@ -189,8 +189,8 @@ impl Scheduler {
     }
 
     /// Returns the leader that is about to take a snapshot after more blocks than `found`, and the number of blocks up
-    /// to the snapshot. A request waits for each number of blocks only once, so that it computes them itself if the
-    /// snapshot is gone.
+    /// to the snapshot. A request waits for each number of blocks only once. If the snapshot is then gone, the request
+    /// computes the blocks itself.
     pub(super) fn snapshot_leader_of(
         &self,
         index: RequestIndex,

@@ -8,14 +8,14 @@ use crate::step::scheduler::admission::Held;
 use crate::step::step_plan::StepPlan;
 use crate::{PrefillAdmissionPolicy, Scheduler};
 
-/// The most tokens that one step compares with the prefix tree. Requests beyond that keep the lengths that earlier steps
-/// found.
+/// The most tokens that one step compares with the prefix tree. Requests beyond that keep the prefix lengths that
+/// earlier steps found.
 const MAX_COMPARED_TOKENS: usize = 1 << 16;
 
-/// The most requests that one step may skip because they would delay the aged one.
+/// The limit of requests that one step skips because they would delay the aged request.
 const MAX_BARRED: usize = 64;
 
-/// The quantile that half of the outputs do not exceed, in units of 1/2^32.
+/// The median as a quantile, in units of 1/2^32.
 const MEDIAN: u32 = 1 << 31;
 
 impl Scheduler {
@@ -33,8 +33,8 @@ impl Scheduler {
         self.note_passed_over(plan);
     }
 
-    /// Starts preempted requests, unless they wait among the others. Requests that have aged follow, then those with the
-    /// smallest keys.
+    /// Starts preempted requests first, unless the policy sorts them among the others. Then starts aged requests, and
+    /// then the requests with the smallest keys.
     fn admit_by_policy(&mut self, plan: &mut StepPlan) {
         while let Some(index) = self.waiting.first_preempted() {
             let started = self.try_start(index, plan);
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(scheduler.stats().num_preemptions, 1);
     }
 
-    /// The earlier request has more tokens left. Only if keys rank running requests it gives way to the later one.
+    /// The earlier request has more tokens left. It gives way to the later one only if keys rank running requests.
     #[test]
     fn the_request_with_the_largest_key_is_preempted_for_pages() {
         let ranked = [(true, [6, 16]), (false, [16, 6])];
