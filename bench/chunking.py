@@ -24,7 +24,7 @@ MOCK = ["--device", "mock", "--mock-step-us", "4500", "--mock-token-us", "47", "
 
 
 def stream(prompt, max_tokens, times):
-    """Reads a stream and appends the time of every token."""
+    """Reads a stream and appends the arrival time of every token."""
     body = {"model": "it", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     request = urllib.request.Request(f"{URL}/completions", json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request) as lines:

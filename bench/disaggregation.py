@@ -187,7 +187,7 @@ def silence(bench, options):
 
 
 def hidden(bench, options):
-    """Runs first without a limit, to measure the prefill's time and the bytes sent."""
+    """The first run has no bandwidth limit, to measure the prefill's time and the bytes sent."""
     load = ("--prompt-tokens", options.prompt_tokens, "--max-tokens", 4, "--num-prompts", 10, "--max-concurrency", 1)
 
     def measure(transport, *limit):

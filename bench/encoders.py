@@ -58,7 +58,7 @@ def words():
 
 
 def make_text(num_tokens, rng):
-    """Returns a text of this many tokens, including those at its ends."""
+    """Returns a text of this many tokens, including the special tokens at both ends."""
     return " ".join(rng.choices(WORDS, k=num_tokens - 2))
 
 
@@ -103,7 +103,7 @@ def make_model(folder):
         SentenceTransformer(modules=modules).save(str(folder), create_model_card=False)
 
 
-# ---- what embeds texts
+# ---- the programs that embed texts
 
 
 class CorellaPeer:
@@ -328,7 +328,7 @@ def table(samples, options):
 
 
 def ahead_by(theirs, ours):
-    """Returns the median over the rounds of how many times as long the others take."""
+    """Returns the median, over the rounds, of the other program's time divided by Corella's."""
     return statistics.median(their["seconds"] / our["seconds"] for their, our in zip(theirs, ours))
 
 

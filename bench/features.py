@@ -77,7 +77,7 @@ def post(body):
 
 
 def stream(body, times):
-    """Reads a stream and appends the time of every token."""
+    """Reads a stream and appends the arrival time of every token."""
     with post({"stream": True, **body}) as lines:
         for line in lines:
             if line.startswith(b"data: {"):
@@ -85,7 +85,7 @@ def stream(body, times):
 
 
 def decode_speed(bodies):
-    """Returns tokens/s of all requests together, from the start of the last until the first ends."""
+    """Returns tokens/s of all requests together, from the start of the last request to the end of the first."""
     streams = [[] for _ in bodies]
     threads = [threading.Thread(target=stream, args=pair) for pair in zip(bodies, streams)]
     for thread in threads:

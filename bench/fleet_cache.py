@@ -48,7 +48,7 @@ class Request:
 
 
 def block(hash_id):
-    """Returns the tokens of an id: equal for equal ids, different for others."""
+    """Returns the tokens of a block id. Equal ids have equal tokens, and different ids have different ones."""
     draw = random.Random(hash_id)
     return [draw.randrange(300, 2000) for _ in range(PAGE_TOKENS)]
 
@@ -58,13 +58,13 @@ def read(trace, limit):
 
 
 def page_bytes(model):
-    """Returns the bytes of K and V of a page, which the mock counts in f32."""
+    """Returns the bytes of a page's keys and values, which the mock counts in f32."""
     config = json.loads((model / "config.json").read_text())
     return PAGE_TOKENS * 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
 
 
 class Router:
-    """Chooses nodes by their load, and remembers which has which block."""
+    """Chooses nodes by their load, and remembers which node has which block."""
 
     def __init__(self, nodes, names_holders):
         self._nodes = nodes
@@ -78,7 +78,7 @@ class Router:
         self._loads = [0] * len(self._nodes)
 
     def place(self, request):
-        """Returns a node, and the request's source of blocks, if it names one."""
+        """Returns a node for the request, and the fields by which the request names a source of blocks, if any."""
         self._turn += 1
         in_turn = lambda at: (self._loads[at], (at + self._turn) % len(self._nodes))
         chosen = min(range(len(self._nodes)), key=in_turn)
@@ -93,7 +93,7 @@ class Router:
 
 
 class Replay:
-    """The numbers of computed tokens, and their causes."""
+    """The counters of a replay, summed over the nodes."""
 
     def __init__(self, nodes, seconds):
         total = lambda name, **labels: sum(node.metric(name, **labels) for node in nodes)

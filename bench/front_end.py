@@ -39,7 +39,7 @@ TOOLS = [
     for name in ("weather", "population", "altitude", "timezone")
 ]
 SCHEMA = {"type": "array", "items": {"type": "string"}}
-# Longer than NUM_TOKENS.
+# The answer is longer than NUM_TOKENS.
 ANSWER = json.dumps(["the harbour of the old town", "ships that bring salt and wood"] * NUM_TOKENS)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA, "strict": True}}
 LOADS = {"plain": {}, "tools": {"tools": TOOLS}, "schema": {"response_format": FORMAT}, "tools and schema": {"tools": TOOLS, "response_format": FORMAT}}

@@ -54,7 +54,7 @@ class Run:
             result = subprocess.run(
                 [str(word) for word in words],
                 cwd=ROOT,
-                # The executor looks there for the CUDA libraries that PyTorch brought.
+                # Here the executor looks for the CUDA libraries of PyTorch.
                 env={"VIRTUAL_ENV": sys.prefix, **os.environ, **self.environment, **dict(environment)},
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -309,7 +309,7 @@ def transformers(run):
         run.say(f"Corella: {result['output_throughput']:.0f} tokens/s, ITL {result['median_itl_ms']:.3f} ms")
     workload = (NUM_PROMPTS, PROMPT_LEN, MAX_TOKENS)
     offline = {"HF_HUB_OFFLINE": "1"}
-    # Each runs alone, so that one failure leaves the other.
+    # Each one runs alone, so that a failure of one does not stop the other.
     batched = run.command(sys.executable, "-c", BATCHED, model, *workload, environment=offline)
     compiled = run.command(sys.executable, "-c", COMPILED, model, environment=offline)
     return passed and batched and compiled
@@ -356,7 +356,7 @@ for batch in (1, 8):
 # Requests Hopper's matrix kernel, which is off by default.
 WGMMA = {"CORELLA_CUDA_WGMMA": "1"}
 
-# By name: the function, the most seconds that it takes, and its environment.
+# By name: the function, the limit of its seconds, and its environment.
 STAGES = {
     "machine": (machine, 60, {}),
     "hopper": (hopper, 130, {}),

@@ -27,7 +27,7 @@ START_TIMEOUT_S = 120
 
 
 class Server:
-    """A server on the GPU, whose log is shown if it ends early."""
+    """A server on the GPU. If it ends early, its log is shown."""
 
     def __init__(self, binary, model, *arguments):
         with socket.socket() as probe:
@@ -69,7 +69,7 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")) and label in line)
 
     def stream(self, prompt):
-        """Returns a greedy answer, the seconds to its first piece, and whether it was complete."""
+        """Returns a greedy answer, the seconds to its first piece, and whether the answer was complete."""
         body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True, "ignore_eos": True}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
@@ -130,7 +130,7 @@ def pair(binary, model, lone, transport):
     with tempfile.TemporaryDirectory() as folder:
         arguments = ("--registry", f"file:{folder}", "--transport", transport, "--gpu-memory-utilization", 0.3)
         arguments += ("--decode-search-timeout", 60_000)
-        # The second node sees the memory that the first one left.
+        # The second node sees the memory that the first node has left free.
         with Server(binary, model, "--role", "decode", *arguments) as decode:
             with Server(binary, model, "--role", "prefill", *arguments) as prefill:
                 deadline = time.monotonic() + 30

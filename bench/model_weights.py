@@ -25,7 +25,7 @@ def llama_tensors(config):
     kv = config["num_key_value_heads"] * head_dim
     is_gemma = config["model_type"] == "gemma2"
     is_hybrid = config["model_type"] == "qwen3_5_text"
-    # Norms of Gemma and Qwen3.5 multiply by one more than their weights.
+    # The norms of Gemma and Qwen3.5 multiply by 1 + weight.
     gain = "matrix" if is_gemma or is_hybrid else "gain"
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden), "matrix"
     for layer in range(config["num_hidden_layers"]):
@@ -161,7 +161,7 @@ BYTES = {"blocks": (0, 255), "scales": (119, 121)}
 
 
 def draw(seed, name, shape, kind):
-    """Returns floats, or bytes."""
+    """Returns random floats, or random bytes."""
     generator = np.random.Generator(np.random.SFC64([seed, zlib.crc32(name.encode())]))
     if kind in BYTES:
         low, high = BYTES[kind]
@@ -179,7 +179,7 @@ def stored_bytes(array):
 
 
 def write_weights(path, config, seed):
-    """Writes the file with one tensor for each core in memory at a time."""
+    """Writes the file. Each core has one tensor in memory at a time."""
     plan = list(tensors(config))
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape, kind in plan:

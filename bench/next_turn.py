@@ -38,7 +38,7 @@ DEFAULT_MODEL = Path(__file__).parent / "models/small-24l"
 NEW_TOKENS = 32
 # Nodes report their load to each other once a second, and people read an answer before their next message.
 THINK_S = 1.5
-# The first token may come from either node, the second from the decode node.
+# The first token may come from either node. The second token comes from the decode node.
 TURN_TOKENS = 4
 
 # A node lends a quarter of its pages, which is enough for the longest turn.
@@ -86,7 +86,7 @@ class Servers:
             node.stop()
 
     def way(self, node):
-        """Returns the counts that show how a turn was served."""
+        """Returns the counters that show how a turn was served."""
         return {
             "there": node.metric("corella_pd_decisions_total", outcome="there"),
             "fetched": node.metric("corella_fetched_blocks_total"),
@@ -161,7 +161,7 @@ class Cell:
         of_cell = lambda sample: (sample["prompt"], sample["answer"]) == (num_prompt, num_answer)
         self.samples = {}
         for sample in filter(of_cell, samples):
-            # One process has no other place.
+            # With one process there is only one place.
             if sample["place"] == place or sample["mode"] == ALONE:
                 self.samples.setdefault(sample["mode"], []).append(sample)
 

@@ -61,7 +61,7 @@ class NodeProcess:
         return int(sample[1])
 
     def metric(self, name, **labels):
-        """Returns the sum over the samples with these labels."""
+        """Returns the sum of a metric's samples with these labels."""
         total = 0.0
         for line in self._get("/metrics").read().decode().splitlines():
             sample = re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line)

@@ -4,7 +4,6 @@ The calibration text consists of dialogues as in training.
     python bench/quantization.py target/release/corella [--check]
 
 With --check, Transformers with the compressed-tensors package (tests/quantized/requirements.txt) also loads each
-With --check, Transformers with the compressed-tensors package (tests/quantized/requirements.txt) also loads each
 folder, and its loss on the first documents is printed beside Corella's, which computes in f32 for this."""
 
 import json

@@ -26,7 +26,7 @@ def run(command):
 
 
 def generate(command):
-    """Returns the milliseconds of the prompt, of each token after it, and of each operation of a step."""
+    """Returns the milliseconds of the prompt, of each later token, and of each operation of a step."""
     times, section = {}, None
     for line in run(command).stderr.splitlines():
         if speed := SPEED.match(line):
@@ -53,7 +53,7 @@ def main():
     rounds = [[generate([binary, "generate", *arguments]) for binary in options.binaries] for _ in range(options.rounds)]
     print(f"| ms, best of {options.rounds} (median) | {' | '.join(options.binaries)} |")
     print("|---|" + "---|" * len(options.binaries))
-    # A build may have operations that another one lacks.
+    # A build may have operations that another build lacks.
     for name in dict.fromkeys(name for times in rounds[0] for name in times):
         cells = []
         for at in range(len(options.binaries)):

@@ -39,7 +39,7 @@ class IkLlama(Peer):
 
 def measure(options, results):
     ours = Corella(options.corella, options.model, "Corella", options.corella_options)
-    # The others warm up with a short prompt, too.
+    # The other engines also warm up with a short prompt.
     ours.short_warm_up = True
     vllm = Vllm(options.vllm, options.model, "", options.vllm_preload)
     vllm.name = "vLLM"

@@ -79,7 +79,7 @@ class ScriptPeer(Peer):
     def offline(self, prefills, batches):
         asked = json.dumps([prefills, batches])
         rows = self.run([self.python, inspect.getfile(type(self)), self.model, asked]).splitlines()
-        # Libraries write to standard output too, some of them after the result.
+        # Libraries also write to standard output, some of them after the result.
         return json.loads([row for row in rows if row.startswith("{")][-1])
 
 
@@ -140,7 +140,7 @@ class Server:
                 time.sleep(0.01)
 
     def peak_rss_gb(self):
-        """Returns the peak memory of all its processes; pages shared by two count twice."""
+        """Returns the peak memory of all processes of the server. Pages shared by two processes count twice."""
         peak_kb = 0
         for status in Path("/proc").glob("[0-9]*/status"):
             try:
@@ -163,7 +163,7 @@ class Server:
             except ProcessLookupError:
                 break
         try:
-            # The first process may have left others running.
+            # The first process may have left other processes running.
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass

@@ -48,7 +48,7 @@ class Vllm(Peer):
         self.offline_process.stdin.write(json.dumps([prefills, batches]) + "\n")
         self.offline_process.stdin.flush()
         for line in self.offline_process.stdout:
-            # Other lines are its log.
+            # Other lines are vLLM's log.
             if line.startswith("{"):
                 os.killpg(self.offline_process.pid, signal.SIGSTOP)
                 return json.loads(line)

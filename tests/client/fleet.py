@@ -50,7 +50,7 @@ LOAD_TIMEOUT_S = PATIENCE_S
 
 
 class Etcd:
-    """An etcd of its own, which can be killed and started again at the same address."""
+    """An etcd of this test, which can be killed and started again at the same address."""
 
     def __init__(self):
         client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
@@ -61,7 +61,7 @@ class Etcd:
         self.start()
 
     def start(self):
-        """Starts it without any data."""
+        """Starts etcd without any data."""
         assert shutil.which("etcd"), "etcd is missing: cargo xtask set-up installs it"
         self._folder = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
@@ -222,7 +222,7 @@ def complete_remotely(prefill, prompt, **options):
 
 
 def complete_greedily(server, prompt, num_tokens, complete=complete, **options):
-    """Returns this many tokens as text."""
+    """Returns a greedy answer of this many tokens as text."""
     options = {"temperature": 0, "logit_bias": NO_MARKS, "extra_body": {"ignore_eos": True}} | options
     ((text, reason, *_),) = complete(server, prompt, max_tokens=num_tokens, **options)
     assert reason == "length"

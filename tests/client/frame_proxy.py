@@ -15,7 +15,7 @@ LANDED, FOUND, CONFIRMED, HOLD_ENDED = 3, 5, 6, 9
 
 
 class FrameProxy(TcpProxy):
-    """Like its base for whole frames of KV connections."""
+    """A TcpProxy that passes on whole frames of KV connections."""
 
     def __init__(self, listen, target):
         self._hold_before = None
@@ -24,7 +24,7 @@ class FrameProxy(TcpProxy):
         super().__init__(listen, target)
 
     def hold_before(self, kind, verb=None, after=0):
-        """Starts holding before such a frame, after this many others of its kind."""
+        """Starts holding before a frame of this kind, after this many frames of the kind."""
         self._hold_before = (kind, verb, after)
 
     def _pump_from_target(self, near, far):

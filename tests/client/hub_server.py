@@ -21,7 +21,7 @@ SIGNATURE = "Signature=not-to-be-shown"
 
 @dataclass
 class Faults:
-    """The faults, and their counts. A count falls by one each time."""
+    """The faults, each with the number of times that it still happens."""
 
     cut_after: int = 0  # Bytes of a large file after which the connection is closed.
     num_cuts: int = 0
@@ -76,7 +76,7 @@ class HubServer:
         self._lock = threading.Lock()
         self._servers = [self._serve("hub", tls), self._serve("storage", tls)]
         scheme = "https" if tls else "http"
-        # Another name, so that it is another host.
+        # The storage has another name, so that clients see another host.
         self.endpoint = f"{scheme}://127.0.0.1:{self._servers[0].server_port}"
         self.storage = f"{scheme}://localhost:{self._servers[1].server_port}"
 

@@ -37,7 +37,7 @@ MAX_GROWTH = 1e6
 # The first part of a run fills caches and stores, which have limits, and is not measured.
 WARM_UP = 0.4
 NUM_BATCH_LINES = 20
-# Different lists of tools: the tokens of recurring long texts are kept, up to 32 MB.
+# Different lists of tools, because the server keeps the tokens of recurring long texts, up to 32 MB.
 NUM_TOOLS = 100
 # Every limit is small, so that it is reached at the end of the warm-up.
 LIMITS = ("--kv-cache-memory", "4M", "--max-stored-response-bytes", "1M", "--max-num-seqs", 32)

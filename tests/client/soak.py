@@ -89,7 +89,7 @@ class Node:
 
 class Soak:
     def __init__(self, seconds, kill_interval_s, device="mock", transport="auto", num_kills=0):
-        """Runs for this long, and until this many nodes were killed."""
+        """Runs for at least this long, and until this many nodes were killed."""
         self.seconds, self.kill_interval_s, self.num_kills = seconds, kill_interval_s, num_kills
         self.arguments = ("--device", device, "--transport", transport)
         self.arguments += ("--threads", 1, "--kv-cache-memory", "16M")
@@ -162,7 +162,7 @@ class Soak:
                     self.totals.num_lost += 1
                     if is_measured:
                         self.totals.wrong.append(f"a request to the measured node failed: {error!r}")
-                # Its node is being restarted.
+                # The request's node is being restarted.
                 time.sleep(0.05)
                 continue
             with self.lock:

@@ -11,7 +11,7 @@ FORCE, DETACH = 1, 2
 
 @contextlib.contextmanager
 def stalled_mount(folder):
-    """Mounts one over a folder. Every access waits until the mount is released, and then fails.
+    """Mounts a stalled file system over a folder. Every access waits until the mount is released, and then fails.
 
     Yields a function that releases it. It is a FUSE file system whose first message is never answered.
     """

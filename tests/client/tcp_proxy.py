@@ -20,7 +20,7 @@ class TcpProxy:
         self.bytes_per_s = None
         self.rewrite = None
         self.num_bytes = 0
-        # Number of connections since the start, open or not.
+        # The number of connections since the start, including closed ones.
         self.num_connections = 0
         self._sockets = []
         self._lock = threading.Lock()

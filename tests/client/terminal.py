@@ -62,7 +62,7 @@ class Terminal:
         return self.read_until("\n" + PROMPT).removeprefix("\n")
 
     def leave(self):
-        """Waits for the end. The status is the process's."""
+        """Waits for the end of the process, and returns its status."""
 
         def ended():
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -109,7 +109,7 @@ class Talk:
 
 
 def talks(model, num_requests, seed):
-    """Makes conversations with this many turns in total. Some share a beginning."""
+    """Makes conversations with this many turns in total. Some conversations share a beginning."""
     draw = random.Random(seed)
     beginnings = [draw.choices(model.tokens, k=200) for _ in range(NUM_BEGINNINGS)]
     made = []
@@ -263,7 +263,7 @@ class Wanderers:
         self.transport = transport
         arguments = ("--transport", transport, *arguments)
         environment = {**os.environ, "RUST_LOG": "info,corella_cluster::blocks=debug"}
-        # Each with its role.
+        # Each node with its role.
         self.nodes = self.start(fleet, *arguments, env=environment)
         self.sites = {node: site_of(node) for node, _ in self.nodes}
 
