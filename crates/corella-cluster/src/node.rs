@@ -223,7 +223,7 @@ impl Node {
         Ok(true)
     }
 
-    /// Drains the present role and begins the next one. The engine serves requests meanwhile.
+    /// Drains the present role and begins the next one. The engine serves requests throughout.
     async fn change(self: &Arc<Self>, to: Role) -> Result<(), RoleConflict> {
         let _changing = Changing(self);
         let old = {

@@ -26,7 +26,7 @@ pub use files::{TlsError, TlsFiles};
 pub(crate) use grpc::SecureConnector;
 pub(crate) use stream::SecureStream;
 
-/// Limits a handshake.
+/// The limit of a handshake's duration.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two checks for renewed files.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);

@@ -10,7 +10,7 @@ use super::calls::{CallLimits, Calls};
 
 pub(super) const NUM_PROMPT_TOKENS: usize = 64;
 
-/// Limits the steps in which the first requests of a run may start.
+/// The limit of steps in which the first requests of a run may start.
 const MAX_START_STEPS: usize = 10_000;
 
 /// A policy, with its name on the command line.

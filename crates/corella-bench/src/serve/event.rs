@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// Limits a line. Otherwise a broken server could fill the memory.
+/// The limit of a line's bytes. Without it, a broken server could fill the memory.
 const MAX_LINE_BYTES: usize = 4 << 20;
 
 /// Splits a byte stream into the payloads of its `data:` lines.

@@ -14,7 +14,7 @@ use crate::sample::split_mix::split_mix;
 
 /// Number of concurrent sessions of a connection.
 const SESSIONS_PER_CONNECTION: usize = 4;
-/// Limits the memory of either end.
+/// The limit of each end's memory.
 const MAX_POOL_BYTES: usize = 256 << 20;
 
 pub const PAGE_SIZE: u32 = 16;

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::url::host_and_port;
 
-/// Limits the record of one node in a registry.
+/// The limit of the bytes of one node's record.
 pub(super) const MAX_RECORD_BYTES: usize = 64 << 10;
-/// Limits the nodes in one registry.
+/// The limit of nodes in one registry.
 pub(super) const MAX_NODES: usize = 4096;
 
 const MAX_INSTANCE_ID_BYTES: usize = 128;

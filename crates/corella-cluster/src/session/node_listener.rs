@@ -36,7 +36,7 @@ pub struct NodeListener {
     pub max_num_connections: usize,
     /// The limit of open connections for each address. Further ones are closed. Nodes behind one NAT share an address.
     pub max_per_address: usize,
-    /// Limits the wait for a connection's first 33 bytes, the opening of HTTP/2, and for the TLS handshake before them.
+    /// The limit of the wait for the TLS handshake and the first 33 bytes after it, which open HTTP/2.
     pub opening_timeout: Duration,
 }
 

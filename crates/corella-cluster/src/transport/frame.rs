@@ -12,9 +12,9 @@ use super::path_name::{PathData, PathName};
 
 pub const FRAME_BYTES: usize = 64;
 pub const TRAILER_BYTES: usize = 16;
-/// Limits the bytes after a frame, unless a single page is larger.
+/// The limit of bytes after a frame, unless a single page is larger.
 pub const MAX_PAYLOAD_BYTES: usize = 16 << 20;
-/// Limits a layer's recurrent state. No model has a larger one.
+/// The limit of a layer's recurrent state. No model has a larger one.
 pub const MAX_STATE_BYTES: usize = 256 << 20;
 
 #[derive(Clone, Debug, PartialEq)]

@@ -82,7 +82,7 @@ impl IoParts {
     /// Copies to the pieces, and marks them as done.
     ///
     /// # Safety
-    /// The pieces' memory has no other user meanwhile, and has at least these bytes.
+    /// The pieces' memory has no other user during the call, and has at least these bytes.
     pub unsafe fn fill(&mut self, mut bytes: &[u8]) {
         self.advance(self.num_bytes, |mut part| {
             let (from, rest) = bytes.split_at(part.len());

@@ -30,7 +30,7 @@ use super::sender_state::{SenderState, lock};
 use super::socket::Socket;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
-/// Limits the wait for the greeting on a new connection.
+/// The limit of the wait for the greeting on a new connection.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a session was not stored. The caller keeps the session's pages.

@@ -46,14 +46,14 @@ impl PlainPages {
     }
 
     /// # Safety
-    /// The page is not written to within this layer meanwhile.
+    /// The page is not written to within this layer during the call.
     pub unsafe fn bytes(&self, layer: u32, page: PageId) -> Vec<u8> {
         // SAFETY: promised by the caller.
         unsafe { self.part(layer, page).as_ref() }.to_vec()
     }
 
     /// # Safety
-    /// The page has no other user within this layer meanwhile.
+    /// The page has no other user within this layer during the call.
     pub unsafe fn fill(&self, layer: u32, page: PageId, mut byte: impl FnMut(usize) -> u8) {
         // SAFETY: promised by the caller.
         let bytes = unsafe { self.part(layer, page).as_mut() };

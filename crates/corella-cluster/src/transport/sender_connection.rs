@@ -19,8 +19,8 @@ use super::sender_state::SenderState;
 use super::socket::Socket;
 use super::timed_exports::Lookup;
 
-/// Limits the wait for a prompt that is kept for any node: the other node learns of it at about the time when it is
-/// exported.
+/// The limit of the wait for a prompt that is kept for any node. The other node learns of the prompt at about the time
+/// of the export.
 const ANYBODY_WAIT: Duration = Duration::from_secs(1);
 
 pub struct SenderConnection {

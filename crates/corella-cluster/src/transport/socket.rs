@@ -239,7 +239,7 @@ impl Socket {
     /// Receives into the next pieces, and returns the number of bytes, or an error at the end of the stream.
     ///
     /// # Safety
-    /// The pieces' memory has no other user meanwhile.
+    /// The pieces' memory has no other user during the call.
     pub unsafe fn try_receive(&self, parts: &IoParts) -> io::Result<usize> {
         let num_bytes = match self {
             // SAFETY: promised by the caller.
@@ -261,7 +261,7 @@ impl Socket {
     /// [`try_flush`](Self::try_flush) succeeds.
     ///
     /// # Safety
-    /// The pieces' memory is not written to meanwhile.
+    /// The pieces' memory is not written to during the call.
     pub unsafe fn try_send(&self, parts: &IoParts) -> io::Result<usize> {
         match self {
             // SAFETY: promised by the caller.

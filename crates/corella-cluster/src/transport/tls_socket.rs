@@ -71,7 +71,7 @@ impl TlsSocket {
     }
 
     /// # Safety
-    /// The pieces' memory has no other user meanwhile.
+    /// The pieces' memory has no other user during the call.
     pub unsafe fn try_receive(&self, parts: &[iovec]) -> io::Result<usize> {
         let mut num_bytes = 0;
         for part in parts {
@@ -106,7 +106,7 @@ impl TlsSocket {
     /// Accepts bytes, some of which may stay in this socket until [`try_flush`](Self::try_flush).
     ///
     /// # Safety
-    /// The pieces' memory is not written to meanwhile.
+    /// The pieces' memory is not written to during the call.
     pub unsafe fn try_send(&self, parts: &[iovec]) -> io::Result<usize> {
         let session = &mut *self.session();
         self.flush(session)?;

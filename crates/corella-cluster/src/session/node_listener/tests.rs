@@ -21,7 +21,7 @@ async fn next(
     connections.next().await.unwrap().unwrap()
 }
 
-/// A byte is missing.
+/// One byte of the opening is missing.
 #[tokio::test]
 async fn a_connection_that_does_not_begin_is_closed() {
     let (mut listener, address) = listener().await;
@@ -60,7 +60,8 @@ async fn further_connections_wait_until_one_ends() {
     ];
     let first = next(&mut connections).await;
     let _second = next(&mut connections).await;
-    // The runtime has one thread and polls its sockets every 61 turns, so a third connection would be there by then.
+    // The runtime has one thread and polls its sockets every 61 turns. After 1000 turns, a third connection would
+    // have arrived.
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
@@ -73,7 +74,8 @@ async fn further_connections_wait_until_one_ends() {
     next(&mut connections).await;
 }
 
-/// An address with all of its connections in use does not keep others out. It gets a place back when one ends.
+/// An address whose connections are all in use does not keep other addresses out. It gets a place back when one of its
+/// connections ends.
 #[tokio::test]
 async fn connections_are_bounded_by_address() {
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! Every message travels through bytes and back; errors name missing fields.
+//! Every message is unchanged after the wire. Errors name missing fields.
 
 use corella_core::session::{
     AbortReason, Finish as CoreFinish, Mismatch, Refusal, ToDecode, ToPrefill,
@@ -44,7 +44,7 @@ fn sample(token: u32, has_logprobs: bool) -> Sample {
     }
 }
 
-/// Through bytes and back.
+/// Encodes and decodes a message.
 fn over_the_wire(body: Body) -> Body {
     let envelope = Envelope {
         key: None,
@@ -208,7 +208,7 @@ fn what_is_incompatible_is_seen_from_the_receivers_side() {
     let seen_here = Mismatch::Model(own.model_fingerprint, 1);
     let expected = ToPrefill::Refused(Refusal::Incompatible(seen_here));
     assert_eq!(from_decode(body.clone(), &own), Ok(expected));
-    // A refusal without a difference is not believed.
+    // A refusal is not believed if the facts do not differ.
     assert!(from_decode(body, &other).is_err());
 }
 

@@ -1,4 +1,4 @@
-//! Messages about blocks travel through bytes and back.
+//! Messages about blocks are unchanged after the wire.
 
 use corella_core::Incarnation;
 use corella_core::session::BlockPart;
@@ -105,7 +105,7 @@ fn broken_payloads_are_errors() {
     assert!(decode(&frame, &half_hash.encode_to_vec()).is_err());
 }
 
-/// An older node's lookup ends with its list, and an older node skips the fields after a newer node's list.
+/// An older node's lookup ends with its list. Of a newer node's lookup, an older node skips the fields after the list.
 #[test]
 fn lookups_of_older_nodes_ask_from_the_first_block_on() {
     #[derive(Clone, PartialEq, Message)]

@@ -45,7 +45,7 @@ fn a_withdrawn_frame_keeps_its_header_and_its_length() {
     }
 }
 
-/// The socket takes nothing when the session ends, so not even the header of its frame is out.
+/// The socket takes no bytes when the session ends, so not even the header of the session's frame is out.
 #[tokio::test]
 async fn nothing_is_sent_of_a_session_that_ends_before_its_frame_begins() {
     let geometry = KvGeometry {

@@ -14,7 +14,7 @@ use crate::transport::{
     TransferThreads,
 };
 
-/// The peer accepts no connection. A load that waited for an attempt makes none of its own.
+/// The peer accepts no connection. A load that waited for an attempt makes no attempt of its own.
 #[test]
 fn loads_of_a_connection_share_its_attempts() {
     let geometry = KvGeometry {
@@ -37,7 +37,7 @@ fn loads_of_a_connection_share_its_attempts() {
     let receiver = KvReceiver::new(config, Arc::new(PlainPages::new(geometry)), &threads);
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let peer = PeerAddress::Tcp(silent.local_addr().unwrap());
-    // The thread blocks until all loads are queued, so that none comes after the last attempt.
+    // The thread is blocked until all loads are queued, so that no load arrives after the last attempt.
     let (go_on, all_are_there) = mpsc::channel::<()>();
     threads.spawn(async move {
         all_are_there.recv().ok();

@@ -1,5 +1,5 @@
-//! Deadlines of waiting loads, at chosen times. The sender's own clock is an hour behind them, so its thread expires
-//! none.
+//! Deadlines of waiting loads, at chosen times. The sender's own clock is an hour behind these times, so the sender's
+//! thread expires no load.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Scene {
         &self.sender.state
     }
 
-    /// Handles a load at the start.
+    /// Handles a load at `start`.
     fn load(&self, load_id: u64, key: SessionKey, wait_ms: u32) {
         let load = LoadFrame {
             load_id,
@@ -87,7 +87,7 @@ impl Scene {
         handled.unwrap();
     }
 
-    /// Expires the waits due by this time, and returns the frames that this queues.
+    /// Expires the waits that are due at this time, and returns the frames queued by that.
     fn told_at(&self, time: Duration) -> Vec<Frame> {
         self.state().table().expire(self.start + time);
         let mut bytes = Vec::new();
@@ -139,7 +139,8 @@ async fn no_load_waits_for_longer_than_the_sender_allows() {
     assert_eq!(scene.told_at(MAX_WAIT), [not_exported(1)]);
 }
 
-/// A session for any reader is stored before its address is given out, so a load of one waits for a second at most.
+/// A session for any node is stored before its address is given out, so a load of such a session waits for up to a
+/// second.
 #[tokio::test]
 async fn a_load_of_what_is_stored_for_anybody_waits_for_a_second() {
     let scene = Scene::new().await;

@@ -40,7 +40,7 @@ impl HostMemory {
     /// Copies from the regions to the pieces, until the pieces are full. `visit` sees each piece.
     ///
     /// # Safety
-    /// The pieces' memory has no other user meanwhile.
+    /// The pieces' memory has no other user during the call.
     pub unsafe fn copy(
         &mut self,
         to: &mut IoParts,
