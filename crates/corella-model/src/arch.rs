@@ -83,7 +83,7 @@ pub(crate) const FAMILIES: [&Family; 45] = [
     &mistral::MISTRAL,
     &modernbert::MODERNBERT,
     &nomic_bert::NOMIC_BERT,
-    // Before OLMo 2, whose name its files have.
+    // OLMo 3 comes before OLMo 2, because its files have the name of OLMo 2.
     &olmo3::OLMO3,
     &olmo2::OLMO2,
     &phi3::PHI3,
@@ -208,7 +208,7 @@ pub(crate) fn folder_types() -> [&'static str; FAMILIES.len()] {
     FAMILIES.map(|family| family.model_type)
 }
 
-/// Says that a name is not supported. Only without a close name are all of them of use.
+/// Says that a name is not supported. Lists all supported names only if none is close.
 fn unsupported<'a>(closest: Option<&str>, names: impl IntoIterator<Item = &'a str>) -> String {
     match closest {
         Some(closest) => format!("it is not supported; the closest that is supported is {closest}"),
@@ -223,8 +223,8 @@ fn supported<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     format!("supported are models of the types {}", names.join(", "))
 }
 
-/// The name that is closest to an unknown one, the first of several; `None` if all differ in more than half of their
-/// characters, because these would be close by chance.
+/// The name that is closest to an unknown one, the first of several; `None` if all names differ in more than half of
+/// their characters, because a match would be chance.
 pub(crate) fn closest<'a>(names: &[&'a str], unknown: &str) -> Option<&'a str> {
     // A file may contain a name of any length; no close name is longer than this.
     let unknown: String = stem(unknown).chars().take(100).collect();

@@ -31,20 +31,20 @@ pub trait Executor: Send {
     /// Starts the forward pass of a step, without blocking on it.
     fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError>;
 
-    /// Lets a submitted step draw its tokens. A separate call, so that masks can be made while the forward pass runs.
-    /// Spans without a mask may draw any token.
+    /// Lets a submitted step draw its tokens. This is a separate call, so that masks can be made while the forward pass
+    /// runs. Spans without a mask may draw any token.
     fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError>;
 
     /// Blocks until the oldest submitted step has returned. After `ExecutorError::StepFailed` the executor is ready for
     /// further steps, and only the failed step's pages hold void rows. The batch's bookkeeping (slots released and
-    /// started, page tables) holds even then. Steps submitted before the failure was known still run: their results
-    /// from the failed step's tokens and rows are void, and spans that use neither are right.
+    /// started, page tables) holds even then. Steps submitted before the failure was known still run: results that
+    /// depend on the failed step's tokens or rows are void, and all other results are right.
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError>;
 
     /// Takes the oldest step's output without blocking: `None` while the step runs.
     fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError>;
 
-    /// Sets the waker, which is called from any thread whenever `try_wait` may have a new result. It returns at once.
+    /// Sets the waker, which any thread calls whenever `try_wait` may have a new result. The waker returns at once.
     fn set_waker(&mut self, waker: StepWaker);
 
     /// The KV memory, for threads that copy pages while steps run.
@@ -97,8 +97,8 @@ impl Drop for CallerWaker {
     }
 }
 
-/// Allowed tokens of one slot: bit `t % 32` of word `t / 32`. It applies to one draw, so the slot draws no further
-/// token in that step, with or without drafts.
+/// Allowed tokens of one slot: bit `t % 32` of word `t / 32`. The mask applies to one draw, so the slot draws no
+/// further token in that step, with or without drafts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenMask {
     pub slot: SlotId,
@@ -108,26 +108,27 @@ pub struct TokenMask {
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvLayout {
     pub num_pages: u32,
-    /// Positions in a page.
+    /// The number of positions in a page.
     pub page_size: u32,
     pub format: KvFormat,
-    /// K and V of all layers of a KV group, with their scales.
+    /// The size of a page: K and V of all layers of a KV group, with their scales.
     pub page_bytes: usize,
-    /// The groups of layers with page tables of their own. The scheduler must have the same. A batch's table of a group
-    /// without a window has no gaps. Behind a window, the entries before a slot's first ones are never given, and pages
-    /// that later queries do not read may belong to other requests by then: an executor reads neither.
+    /// The groups of layers with page tables of their own. The scheduler must have the same groups. A batch's table of
+    /// a group without a window has no gaps. Behind a window, the entries before a slot's first ones are never given,
+    /// and pages that later queries do not read may already belong to other requests. An executor reads neither such
+    /// entries nor such pages.
     pub groups: Vec<KvGroup>,
 }
 
 /// For the start-up line and `/version`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExecutorInfo {
-    /// `cpu`, `mock`.
+    /// The kind of device, such as `cpu` or `mock`.
     pub device: String,
     /// Instruction set in use, e.g. `avx512`.
     pub isa: String,
     pub num_threads: usize,
-    /// In the executor's own layout.
+    /// The size of the weights in the executor's own layout.
     pub weight_bytes: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Golden results: the results of Hugging Face Transformers for tiny models of every kind, and the runs of an executor
-//! that are compared with them. `tests/golden` has them, and the script that makes them.
+//! Golden results: the results of Hugging Face Transformers for tiny models of every kind, and runs of an executor to
+//! compare with them. `tests/golden` has the results, and the script that makes them.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,7 @@ pub enum Next {
 /// The draws of a case.
 pub struct Run {
     pub tokens: Vec<TokenId>,
-    /// The log-probabilities of all tokens, at each drawn one.
+    /// The log-probabilities of the whole vocabulary, for each drawn token.
     pub logprobs: Vec<Vec<f32>>,
 }
 
@@ -224,7 +224,7 @@ pub struct Case {
     pub logits: [Vec<f32>; 2],
     /// The logits at each drawn token, for models with golden.f32.
     pub logits_of_all: Vec<Vec<f32>>,
-    /// The same with K and V rounded to bf16.
+    /// The logits at the first and at the last drawn token, with K and V rounded to bf16.
     pub logits_bf16_kv: [Vec<f32>; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Named, typed views of a checkpoint's bytes. They are not copied until an executor packs them.
+//! Named, typed views of a checkpoint's bytes. The bytes are not copied until an executor packs them.
 
 pub(crate) mod block_tensor;
 pub(crate) mod converted_tensor;
@@ -30,8 +30,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Makes a tensor of `range` of `file`, which holds whole rows of whole blocks, including the rows between the
-    /// tensor's. A vector has rows of one element.
+    /// Makes a tensor of `range` of `file`. The range holds whole rows of whole blocks, and may have rows of other
+    /// tensors between those of this one. A vector has rows of one element.
     pub fn of_blocks(
         file: &Arc<Storage>,
         range: Range<usize>,
@@ -165,7 +165,7 @@ impl Tensor {
         }
     }
 
-    /// Whether the checkpoint stores fewer bits, from which the values are computed.
+    /// Whether the checkpoint stores the values with fewer bits than `dtype`.
     pub fn is_quantised(&self) -> bool {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.format.block_len() > 1,

@@ -60,8 +60,8 @@ pub const LOGIT_CAP: Field = Field::new("final_logit_softcapping", "final_logit_
 
 fn gemma2(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = common(fields, &BASE)?;
-    // The makers' largest model has 46 layers, and divides by the root of the hidden size over the number of heads
-    // instead of the head length.
+    // The largest Gemma 2 has 46 layers. It divides attention scores by the square root of `hidden_size / num_heads`,
+    // instead of that of the head length.
     set_scale(fields, &mut spec, 46)?;
     let attention_cap = soft_cap(fields, ATTENTION_CAP, Some(50.0))?;
     spec.logit_soft_cap = soft_cap(fields, LOGIT_CAP, Some(30.0))?;
@@ -151,7 +151,8 @@ pub fn common(fields: &dyn Fields, base: &Base) -> Result<DecoderSpec, Checkpoin
     Ok(spec)
 }
 
-/// GGUF files lack the scale of attention. `largest` is the number of layers of the one model with an unusual scale.
+/// Sets the scale of attention, which GGUF files lack. `largest` is the number of layers of the one model with an
+/// unusual scale.
 fn set_scale(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,

@@ -31,10 +31,10 @@ const ATTENTION_BIAS: Field = Field::of_folder("attention_bias");
 const LIMIT: Field = Field::of_folder("swiglu_limit");
 const EXPERT_SIZE: Field = Field::new(base::INTERMEDIATE_SIZE.folder, "expert_feed_forward_length");
 
-/// The default of config.json, and the value for all files.
+/// The defaults of config.json, which are also the values for all GGUF files.
 const DEFAULT_WINDOW: usize = 128;
 const DEFAULT_LIMIT: f64 = 7.0;
-/// Each layer at a multiple of this has no window.
+/// The interval of layers without a window.
 const INTERVAL: usize = 2;
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {

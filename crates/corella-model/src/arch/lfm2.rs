@@ -151,7 +151,7 @@ fn listed_convolutions(
     }
 }
 
-/// Older configurations list the layers of attention.
+/// The convolution layers in older configurations, which list the layers with attention.
 fn all_but_listed(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
     let attention = match fields.source() {
         Source::Folder(config) => config.try_numbers("full_attn_idxs")?,
@@ -173,7 +173,7 @@ fn set_layers(
     const KERNEL_LEN: Field = Field::new("conv_L_cache", "shortconv.l_cache");
     const BIAS: Field = Field::of_folder("conv_bias");
     const TIED: Field = Field::of_folder("tie_embedding");
-    /// Far above any model's size: the state of a sequence must fit into memory.
+    /// Limits far above the sizes of any model: the state of a sequence must fit into memory.
     const MAX_CHANNELS: usize = 1 << 20;
     const MAX_KERNEL_LEN: usize = 4096;
     let kernel_len = fields.try_size(KERNEL_LEN)?;

@@ -1,5 +1,5 @@
 //! Qwen3-Next: most layers are gated delta networks, the others have attention with a gate for each query head. Most
-//! layers have experts, beside one for every token.
+//! layers have experts, beside a shared expert for every token.
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};
@@ -110,10 +110,10 @@ fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec
     const NUM_VALUE_HEADS: Field = Field::new("linear_num_value_heads", "ssm.time_step_rank");
     const KEY_DIM: Field = Field::new("linear_key_head_dim", "ssm.state_size");
     const VALUE_DIM: Field = Field::of_folder("linear_value_head_dim");
-    /// The elements of all value heads.
+    /// The number of elements in all value heads.
     const VALUE_LEN: Field = Field::of_file("ssm.inner_size");
     const KERNEL_LEN: Field = Field::new("linear_conv_kernel_dim", "ssm.conv_kernel");
-    /// Far above any model's size: the state of a sequence must fit into memory.
+    /// A limit far above the sizes of any model: the state of a sequence must fit into memory.
     const MAX_SIZE: usize = 4096;
     let size = |field: Field, default| {
         let size = base::or_default(fields, field, fields.try_size(field)?, default)?;
@@ -163,7 +163,7 @@ fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, Ch
             base::layers_of_type(config, num_layers, ["full_attention", "linear_attention"])?
         }
         Source::File(file) => {
-            // The list includes layers behind the decoder's.
+            // The list includes layers behind the decoder's last one.
             let listed = file.flags(LISTED)?;
             if !listed.is_empty() && listed.len() < num_layers {
                 let why = format!("must have {num_layers} flags");

@@ -7,11 +7,11 @@ use crate::{LayerSpec, LayerTensor, Mlp, RecurrentSpec, RowOrder, TensorSpec};
 
 /// The stored rows that make up a tensor.
 pub struct Part {
-    /// The number of experts, if one tensor has the matrices of all.
+    /// The number of experts, if one tensor has the matrices of all experts.
     pub num_experts: Option<usize>,
     /// The first row.
     pub first: usize,
-    /// The number of stored rows from there on that contain the tensor's.
+    /// The number of stored rows from `first` on that contain the tensor's rows.
     pub num_taken: usize,
     /// The number of rows of the stored tensor, of one expert.
     pub num_rows: usize,
@@ -106,7 +106,8 @@ impl Part {
     }
 }
 
-/// The stored order of a tensor's rows: rows of queries and keys may be stored in another order than for rotation.
+/// The stored order of a tensor's rows: rows of queries and keys may be stored in another order than the executors'
+/// order of rotation.
 pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
     use LayerTensor::{DeltaO, K, KNorm, Q, QNorm};
     if layer.recurrent.is_some() {

@@ -40,10 +40,11 @@ pub trait Adapters: Send + Sync {
     /// The largest rank of an adapter.
     fn max_rank(&self) -> usize;
 
-    /// Adds an adapter of at most that rank, or replaces the one of that name.
+    /// Adds an adapter of at most `max_rank`, or replaces the adapter with this name.
     fn add(&self, name: &str, adapter: &Adapter);
 
-    /// Removes an adapter. No slot starts with its name from then on; slots that have started keep it.
+    /// Removes an adapter. From then on no slot can start with its name. Slots that have started with the adapter keep
+    /// it.
     fn remove(&self, name: &str);
 }
 
@@ -51,14 +52,14 @@ const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 /// PEFT's prefix of a model's module names.
 const PREFIX: &str = "base_model.model.";
-/// A text model may be the decoder of a multimodal one for which the adapter was made. These are the decoder's names
-/// there.
+/// A text model may be the decoder of a multimodal model for which the adapter was made. These are the decoder's
+/// prefixes in that model.
 const DECODERS: [&str; 3] = [
     "model.language_model.",
     "language_model.model.",
     "language_model.",
 ];
-/// The names of its other parts there, perhaps behind `model.`.
+/// The prefixes of the multimodal model's other parts, perhaps behind `model.`.
 const OTHER_PARTS: [&str; 7] = [
     "vision_tower.",
     "vision_model.",
@@ -86,7 +87,8 @@ impl Adapter {
     }
 
     /// Reads a folder as PEFT's `save_pretrained` writes it, for a model. Unsupported parts are refused, because
-    /// leaving them out would change the adapter's output. Updates of parts that read no text change no output.
+    /// leaving them out would change the adapter's output. Updates of parts that read no text are left out, because
+    /// they change no output.
     pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self, CheckpointError> {
         let source = Source::Folder(folder.to_path_buf());
         let label = source.label(CONFIG);
@@ -124,7 +126,7 @@ impl Adapter {
         Ok(Self { layers, left_out })
     }
 
-    /// The largest rank of its updates.
+    /// The largest rank among the adapter's updates.
     pub fn max_rank(&self) -> usize {
         let updates = self.layers.iter().flat_map(BTreeMap::values);
         updates
@@ -286,8 +288,8 @@ impl AdapterTensors<'_> {
         }))
     }
 
-    /// The names of tensors of other parts of the model. Refuses other unused tensors: without them, the adapter's
-    /// output would change.
+    /// The names of tensors of other parts of the model. Refuses other unused tensors, because to leave them out would
+    /// change the adapter's output.
     fn left_out(&self) -> Result<Vec<String>, CheckpointError> {
         let of_family = self.model.architecture.folder_layout().other_parts;
         let is_other = |name: &&String| {

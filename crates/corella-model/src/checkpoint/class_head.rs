@@ -51,7 +51,7 @@ impl ClassHead {
             let from = (checkpoint, &HeadFile::Model);
             match part {
                 HeadPart::Dense(name, activation) => {
-                    // ModernBERT's configuration may name another function than the usual one.
+                    // ModernBERT's configuration may name another function than GELU.
                     let named = match activation {
                         HeadActivation::Gelu => named_activation(fields, "classifier_activation")?,
                         _ => None,
@@ -156,7 +156,7 @@ impl ClassHead {
     }
 }
 
-/// The names of `num_classes` classes. Classes that the configuration leaves out are named by their numbers.
+/// The names of `num_classes` classes. Classes that the configuration leaves out are named by their index.
 fn labels(named: Option<JsonObject<'_>>, num_classes: usize) -> Vec<String> {
     let label = |class: usize| {
         let named = named

@@ -13,8 +13,8 @@ pub trait Parts {
     fn take(&mut self, suffix: &str) -> Option<StoredTensor>;
 }
 
-/// Combines the tensors of a matrix `[out, in]`, or `view` of such matrices of several experts; `None` if they are not
-/// stored as integers. `Err` names the wrong tensor and its defect.
+/// Combines the tensors of a matrix `[out, in]`, or of `view`, a part of the matrices of several experts; `None` if the
+/// matrix is not stored as integers. `Err` names the wrong tensor and its defect.
 pub fn find(
     quantization: &Quantization,
     num_experts: usize,
@@ -132,7 +132,7 @@ fn integers(
     Ok(Some((bytes, 8)))
 }
 
-/// The number of scales of an output.
+/// The number of scales that each output has.
 fn num_groups(scales: &StoredTensor, [num_rows, num_columns]: [usize; 2]) -> Result<usize, String> {
     match scales.shape[..] {
         [rows] if rows == num_rows => Ok(1),

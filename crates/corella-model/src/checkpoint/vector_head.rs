@@ -2,7 +2,7 @@
 //! or scores of classes.
 //!
 //! A vector goes through them once for each text, so they are computed separately and in f32, for any format of the
-//! layers. Sums have one order.
+//! layers. Sums are added in a fixed order.
 
 use crate::checkpoint::Checkpoint;
 use crate::file::file_tensor::FileTensor;
@@ -20,7 +20,7 @@ pub enum HeadStep {
     Dense {
         /// `[output][input]`.
         weight: Vec<f32>,
-        /// One for each output.
+        /// One element for each output.
         bias: Vec<f32>,
         activation: HeadActivation,
     },
@@ -34,7 +34,7 @@ pub enum HeadStep {
     Normalise,
 }
 
-/// The tensors of a head, by their file.
+/// The file that has the tensors of a head.
 pub enum HeadFile<'a> {
     /// The model's own files.
     Model,

@@ -10,7 +10,7 @@ use crate::PageForm;
 const PLACE: u32 = 7;
 
 impl Suite<'_> {
-    /// A request continues from the state behind another's tokens, also after that one has ended.
+    /// A request continues from the state behind another request's tokens, also after the other one has ended.
     pub fn kept_states_equal_computed_ones(&self) {
         let page = self.page_size;
         for num_pages in [1, 2, 3, 64_usize.div_ceil(page), 150 / page] {

@@ -80,7 +80,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Uses penalties of the wrong sign, which are rewards, because no model shows the effects of penalties unasked.
+    /// Uses penalties of the wrong sign, which are rewards. The usual sign may have no visible effect on a model.
     pub fn penalties_count_what_they_should(&self) {
         let rewarded = |sampling: SamplingParams| {
             let script = self.script(23, 24, sampling);
@@ -240,7 +240,7 @@ impl Suite<'_> {
             let (of_drawn, _) = sums
                 .find(|sum| sum.1 == token)
                 .expect("it has a probability");
-            // Log-probabilities are rounded, so that two tokens with nearly equal ones may change places.
+            // Log-probabilities are rounded, so that two tokens with nearly equal log-probabilities may change places.
             assert!(
                 best - of_drawn < 1e-4,
                 "token {token} has {of_drawn}, another {best}"

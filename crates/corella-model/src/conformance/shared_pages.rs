@@ -11,9 +11,9 @@ use super::driver::{Driver, Script};
 use super::{LONG_PROMPT, SamplingParams, Suite, assert_same};
 use crate::{KvGeometry, KvPages, LayerProgress, PageConversion, PageForm};
 
-/// Longer than any step of the suite.
+/// A timeout longer than any step of the suite.
 const LONG: Duration = Duration::from_secs(300);
-/// The most polls of a layer before it is waited for. Nearly no step outlasts them.
+/// The largest number of polls of a layer before the reader waits for the layer. Nearly every step ends before that.
 const MAX_LOOKS: u32 = 1_000_000;
 
 impl Suite<'_> {
@@ -22,7 +22,7 @@ impl Suite<'_> {
     pub fn finished_layers_stay_as_they_are(&self) {
         let script = self.script(21, LONG_PROMPT, SamplingParams::GREEDY);
         let beside = self.script(22, self.page_size + 1, SamplingParams::GREEDY);
-        // One core is left for the reader.
+        // One core is left for the thread that reads.
         let mut driver = self.driver();
         driver.shuffle_pages();
         driver.keeps_pages = true;
@@ -77,7 +77,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Pages copied out and written, in another executor and in the same, in either form.
+    /// Copies pages out, and writes them into another executor and into the same one, in either form.
     pub fn pages_can_be_moved(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let index = scripts.len() - 1;
@@ -93,9 +93,9 @@ impl Suite<'_> {
         }
     }
 
-    /// The canonical form, converted, continues in an executor with pages of another size. If that one keeps its
-    /// elements in the same order, its output has the same bits. Otherwise its attention may add up in another order,
-    /// so that only the content of its pages is compared.
+    /// Converted pages in the canonical form continue in an executor with pages of another size. If both executors have
+    /// the same element order, their outputs have the same bits. Otherwise the second one's attention may add up in
+    /// another order, so that only the contents of pages are compared.
     pub fn pages_of_another_size_go_on(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let index = scripts.len() - 1;
@@ -125,7 +125,8 @@ impl Suite<'_> {
         }
     }
 
-    /// A driver whose pages hold the prompt without its last token, in any order: a table of each KV group.
+    /// A driver whose pages, in shuffled order, hold the prompt without its last token, and the page table of each KV
+    /// group.
     fn prefill(&self, script: &Script) -> (Driver, Vec<Vec<u32>>) {
         let mut source = self.driver();
         source.keeps_pages = true;
@@ -149,7 +150,7 @@ fn addresses(memory: NonNull<[u8]>) -> Range<usize> {
 fn read_layers(kv: &dyn KvPages, step: StepId, pages: &[u32]) -> Vec<Vec<u8>> {
     let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
     let read = |layer| {
-        // Polls even layers, because a woken thread may come late, and waits for odd ones.
+        // Polls for even layers, because a woken thread may be late, and waits for odd layers.
         let is_polled = layer % 2 == 0;
         let mut looks = 0..if is_polled { MAX_LOOKS } else { 0 };
         while kv.num_layers_done(step) <= layer && looks.next().is_some() {
@@ -199,7 +200,7 @@ fn convert(
     contents.iter().map(convert_all).collect()
 }
 
-/// Fresh pages in any order with these contents: a table of each KV group.
+/// Writes contents to new pages in shuffled order, and returns the page table of each KV group.
 fn write_tables(target: &mut Driver, form: PageForm, contents: &[Layers]) -> Vec<Vec<u32>> {
     target.shuffle_pages();
     let layer_bytes = target.executor.kv_pages().geometry().layer_bytes();

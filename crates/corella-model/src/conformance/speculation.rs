@@ -6,14 +6,14 @@ use super::driver::{Driver, Script, Sequence};
 use super::{NUM_TOKENS, SamplingParams, Suite, assert_same};
 use crate::generator::mix;
 
-/// The right drafts.
+/// The drafts that are right.
 #[derive(Clone, Copy, Debug)]
 enum Guesses {
     All,
     None,
-    /// The given number of each span's first drafts.
+    /// The first drafts of each span, up to this number.
     First(usize),
-    /// Three in four, chosen by a hash.
+    /// Three in four drafts, chosen by a hash.
     Most,
 }
 

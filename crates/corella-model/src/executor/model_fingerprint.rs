@@ -13,11 +13,11 @@ use crate::{DecoderSpec, DecoderWeights, Tensor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModelFingerprint(pub u128);
 
-/// Sampled bytes of a tensor. Training changes nearly all numbers of the matrices that it changes.
+/// The number of sampled bytes of a tensor. Training changes nearly all numbers of the matrices that it changes.
 const SAMPLE_BYTES: usize = 256;
 
 impl ModelFingerprint {
-    /// Reads so little of the weights that the cost at start is negligible.
+    /// Makes the fingerprint. It reads so little of the weights that the cost at start is negligible.
     pub fn new(spec: &DecoderSpec, weights: &DecoderWeights) -> Self {
         let mut hasher = Xxh3::new();
         // A model with a draft head computes the same as without it.
@@ -32,7 +32,7 @@ impl ModelFingerprint {
         }
         let mut scratch = Vec::new();
         for (index, (name, tensor)) in tensors(weights).enumerate() {
-            // The set of tensors is part of it.
+            // The set of tensors is part of the fingerprint.
             hasher.update(format!("{name} {:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
             hasher.update(sample(tensor, index, &mut scratch));
         }

@@ -49,10 +49,10 @@ struct TensorInfo {
 pub const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMENSIONS: u32 = 4;
-/// A limit above the number of tensors of a model with a thousand layers.
+/// A limit of the number of tensors, above that of a model with a thousand layers.
 const MAX_TENSORS: u64 = 1 << 17;
-/// The smallest entry: the length of a name, one byte of name, the number of dimensions, one
-/// dimension, a type and an offset.
+/// The size of the smallest entry: the length of the name, a name of one byte, the number of dimensions, one dimension,
+/// a type and an offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
 impl GgufFile {
@@ -189,7 +189,7 @@ fn parse_tensors(
             storage: storage.clone(),
             shape: entry.shape,
             format: entry.format,
-            // If this is past the end of the file, an error is returned below.
+            // If the range ends past the end of the file, an error is returned below.
             range: (end as usize).saturating_sub(entry.num_bytes)..end as usize,
         };
         if tensors.insert(name.clone(), info).is_some() {

@@ -1,7 +1,7 @@
 //! The `quantization_config` of config.json: the exporter of integer matrices, and its format.
 //!
-//! The tensors show which matrices are quantised, and the length of their groups. This refuses
-//! configurations whose computation would differ from their makers' intent.
+//! The tensors show which matrices are quantised, and the length of their groups. This module refuses configurations
+//! whose computation would differ from their makers' intent.
 
 use crate::CheckpointError;
 use crate::json::json_object::JsonObject;
@@ -14,7 +14,7 @@ pub enum Quantization {
     /// The format of AutoGPTQ and GPTQModel.
     Gptq {
         group_len: Option<usize>,
-        /// The addition to a stored zero point: 1 in the first version of the format.
+        /// The number that is added to a stored zero point: 1 in the first version of the format.
         zero_offset: u32,
     },
     /// The `gemm` format of AutoAWQ.

@@ -69,7 +69,7 @@ pub struct Piece<'a> {
     pub kind: TokenType,
 }
 
-/// The place of an added space, so that a word at the beginning is the same as within a text.
+/// The place of a space that is added so that a word at the beginning has the same pieces as within a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddedSpace {
     None,
@@ -81,7 +81,7 @@ pub enum AddedSpace {
 
 /// The replacement of a space within pieces.
 const SPACE: &str = "▁";
-/// A score for pieces that a text never becomes: below any division without them.
+/// A score for pieces that no text becomes: it makes any division worse than those without the piece.
 const NEVER: f64 = -1000.0;
 
 impl SentencePiece<'_> {
@@ -183,7 +183,7 @@ impl SentencePiece<'_> {
 
     /// Lists every pair of pieces whose concatenation is a piece, in the order of merging.
     fn merges(&self) -> Vec<[&str; 2]> {
-        // Longer pieces would cost their length squared, and no vocabulary has any.
+        // The work for a piece grows with the square of its length, and no vocabulary has longer pieces.
         const MAX_PIECE_BYTES: usize = 512;
         let pieces = self.pieces.iter().enumerate();
         let ids: HashMap<_, _> = pieces.map(|(id, piece)| (piece.text, id)).collect();

@@ -1,6 +1,7 @@
 //! KV memory that other threads read and write while the executor runs.
 //!
-//! Equal layouts exchange native bytes. Others exchange a canonical form, which the receiver converts.
+//! Equal layouts exchange native bytes. Executors with other layouts exchange a canonical form, which the receiver
+//! converts.
 
 use std::iter;
 use std::ptr::NonNull;
@@ -20,11 +21,11 @@ pub struct KvGeometry {
     pub layers: KvLayers,
     pub num_kv_heads: u32,
     pub head_dim: u32,
-    /// Positions in a page.
+    /// The number of positions in a page.
     pub page_size: u32,
     pub num_pages: u32,
     pub format: KvFormat,
-    /// The executor's own order.
+    /// The order of elements in the executor's memory.
     pub order: ElementOrder,
 }
 
@@ -50,22 +51,22 @@ impl KvGeometry {
         }
     }
 
-    /// One page within one layer, in either form.
+    /// The size of one page within one layer, in either form.
     pub fn layer_bytes(&self) -> usize {
         self.num_kv_heads as usize * self.head_bytes()
     }
 
-    /// One page, all its layers.
+    /// The size of one page with all its layers.
     pub fn page_bytes(&self) -> usize {
         self.num_layers as usize * self.layer_bytes()
     }
 
-    /// One KV head's part of a page within one layer.
+    /// The size of one KV head's part of a page within one layer.
     pub fn head_bytes(&self) -> usize {
         2 * self.page_size as usize * self.format.row_bytes(self.head_dim as usize)
     }
 
-    /// A head's part without its scales.
+    /// The size of a head's part without its scales.
     pub fn element_bytes(&self) -> usize {
         2 * (self.page_size * self.head_dim) as usize * self.format.size()
     }
@@ -86,9 +87,9 @@ impl KvGeometry {
 pub enum PageForm {
     /// A head's part in the order of `KvGeometry::order`. For executors whose geometry `is_native_to` the other's.
     Native,
-    /// For all others. A head's part is `[K, V][position][head_dim]` in the KV format of the sender, followed, for
-    /// `KvFormat::Int8`, by the head's scales, `[K, V][position]` in f32. Numbers are little-endian. `PageConversion`
-    /// converts it to another KV format or page size.
+    /// For all other executors. A head's part is `[K, V][position][head_dim]` in the KV format of the sender, followed,
+    /// for `KvFormat::Int8`, by the head's scales, `[K, V][position]` in f32. Numbers are little-endian.
+    /// `PageConversion` converts the part to another KV format or page size.
     Canonical,
 }
 
@@ -103,12 +104,12 @@ pub enum LayerProgress {
     StepOver,
 }
 
-/// The KV memory of an executor. It keeps its address while a reference to this exists, even after the executor is
-/// dropped.
+/// The KV memory of an executor. The memory keeps its address while a reference to this object exists, even after the
+/// executor is dropped.
 ///
 /// A page is named by its id and a layer. Layers are numbered within pages, over all pipeline stages
-/// (`KvGeometry::layers` maps them to the model's), and one is done when the layers of all KV groups are. A layer, a
-/// page or a number of bytes that does not exist is an error of the caller, and panics.
+/// (`KvGeometry::layers` maps them to the model's layers). A layer of pages is done when it is done in all KV groups. A
+/// layer, a page or a number of bytes that does not exist is an error of the caller, and panics.
 ///
 /// # Safety
 /// `native_parts` returns `KvGeometry::layer_bytes` bytes of memory in total, which only the owner of the page writes,
@@ -121,7 +122,7 @@ pub unsafe trait KvPages: Send + Sync {
     fn regions(&self) -> Vec<NonNull<[u8]>>;
 
     /// The place of a page within a layer, in its native form: a first part and, perhaps empty, the rest, each of whole
-    /// heads. For transports that send and receive in place. They must keep the contract of `read` and `write`.
+    /// heads. For transports that send and receive in place, which must keep the contract of `read` and `write`.
     fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2];
 
     /// Records that a page has been filled, so it will be used soon. `write` records it by itself.
@@ -132,22 +133,20 @@ pub unsafe trait KvPages: Send + Sync {
         None
     }
 
-    /// The number of layers, counted from the first, with all keys and values of the step. All of them count when the
-    /// executor has finished with the step, even if it has failed. From then on these layers of the step's pages do not
-    /// change until it returns, and longer if the core keeps the pages.
+    /// The number of layers, counted from the first, that have all keys and values of the step. When the executor has
+    /// finished with the step, even if the step has failed, all layers count. Counted layers of the step's pages do not
+    /// change until the step returns, and longer if the core keeps the pages.
     fn num_layers_done(&self, step: StepId) -> u32;
 
-    /// Waits until a layer has all keys and values of the step. The step need not be submitted yet.
+    /// Waits until a layer has all keys and values of the step. The step may still be unsubmitted.
     fn wait_layer(&self, step: StepId, layer: u32, timeout: Duration) -> LayerProgress;
 
     /// Copies pages within one layer, one after the other. Any thread may call this while steps run. The bytes of a
     /// step that has not returned may still prove invalid.
     ///
-    /// # Safety
-    /// The steps that write to these pages have the layer done (`wait_layer`) or have returned.
-    /// Until the copy is complete, the core keeps the pages from other requests, and no further
-    /// step, copy of rows or `write` changes them: they are held, and are full or belong to a
-    /// request that computes no more rows.
+    /// # Safety Every step that writes to these pages has finished the layer (`wait_layer`) or has returned. Until the
+    /// copy is complete, the core keeps the pages from other requests, and no further step, copy of rows or `write`
+    /// changes them: they are held, and are full or belong to a request that computes no more rows.
     unsafe fn read(&self, layer: u32, pages: &[PageId], form: PageForm, out: &mut [u8]) {
         let geometry = self.geometry();
         let layer_bytes = geometry.layer_bytes();

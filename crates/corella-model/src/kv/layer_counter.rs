@@ -11,8 +11,8 @@ use crate::LayerProgress;
 /// One number that an executor, or a stage of its pipeline, advances when the keys and values of a
 /// layer have been stored. It only grows, because steps run in the order of their ids.
 ///
-/// A thread that sees a layer counted also sees all earlier writes of the threads that met the counting thread at a
-/// barrier.
+/// A thread that sees a counted layer also sees all earlier writes of the counting thread, and of threads that met it
+/// at a barrier before.
 #[derive(Default)]
 pub struct LayerCounter {
     /// The step, and below it the number of finished layers, or `OVER`.
@@ -23,7 +23,7 @@ pub struct LayerCounter {
 }
 
 const COUNT_BITS: u32 = 16;
-/// More layers than any model has.
+/// A number of layers that no model has.
 const OVER: u64 = (1 << COUNT_BITS) - 1;
 
 impl LayerCounter {
@@ -42,9 +42,9 @@ impl LayerCounter {
         self.set(u64::MAX);
     }
 
-    /// Finished layers of the step; `None` when it is over.
+    /// The number of the step's finished layers; `None` when the step is over.
     pub fn num_done(&self, step: StepId) -> Option<usize> {
-        // Ordered after the store in `set` and, in a waiter, after it has counted itself.
+        // This load is ordered after the store in `set` and, in a waiter, after the waiter has counted itself.
         let state = self.state.load(Ordering::SeqCst);
         let count = state & OVER;
         match step.0.cmp(&(state >> COUNT_BITS)) {
@@ -81,8 +81,8 @@ impl LayerCounter {
         result
     }
 
-    /// A waiter counts itself before it looks, and this looks for waiters after it has written, so
-    /// one of them sees the other.
+    /// A waiter counts itself before it reads the state, and this function looks for waiters after it has written the
+    /// state, so that one of the two sees the other.
     fn set(&self, state: u64) {
         self.state.store(state, Ordering::SeqCst);
         if self.num_waiting.load(Ordering::SeqCst) > 0 {

@@ -75,7 +75,7 @@ const HEAD_DIM: usize = 2;
 
 pub(crate) struct MockKv {
     geometry: KvGeometry,
-    /// Other threads write them too; atomics need no unsafe code.
+    /// The elements of all pages. Other threads write them too, and atomics need no unsafe code.
     cells: Box<[AtomicU32]>,
     pub counter: LayerCounter,
     pub snapshots: Snapshots,

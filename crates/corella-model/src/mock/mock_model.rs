@@ -20,31 +20,31 @@ pub struct MockConfig {
     pub hidden_size: usize,
     pub num_pages: u32,
     pub page_size: u32,
-    /// Each group keeps every row, in pages of its own.
+    /// The KV groups. Each keeps every row, in pages of its own.
     pub kv_groups: Vec<KvGroup>,
     /// The places for recurrent states beside those of the slots; `None` for a model without recurrent layers.
     pub num_snapshots: Option<u32>,
-    /// Each layer keeps every row; a step stores the layers one after the other, evenly over its time.
+    /// The number of layers. Each keeps every row. A step stores the layers one after the other, evenly over its time.
     pub num_layers: u32,
     /// Stands for the model's weights: two executors with the same seed are the same model.
     pub seed: u64,
     /// The duration of steps by the wall clock; `None` makes them as fast as possible.
     pub cost: Option<CostModel>,
-    /// The number of pipeline stages. They share a step's time and meanwhile work on other steps; a
-    /// step that needs a token of a step in flight waits for it.
+    /// The number of pipeline stages. Each takes an equal part of a step's time, and works on other steps before and
+    /// after. A step that needs a token of a step in flight waits for that token.
     pub num_stages: u32,
     /// The only tokens that are drawn, for example printable ones; if empty, all tokens are.
     pub drawable: Vec<TokenId>,
     pub end: Option<MockEnd>,
     pub echo: Option<MockEcho>,
-    /// Outputs that are given word for word. The others are made up.
+    /// Outputs that are given word for word. All other outputs are made up.
     pub script: MockScript,
     pub faults: Vec<(StepId, Fault)>,
-    /// Steps pass it when they return.
+    /// The gate that steps pass when they return.
     pub gate: StepGate,
 }
 
-/// The ends of sequences by themselves.
+/// The ends that sequences come to without a limit of the request.
 #[derive(Clone, Debug)]
 pub struct MockEnd {
     /// The token that ends a sequence. It is not drawn anywhere else.
@@ -87,7 +87,7 @@ pub(crate) struct Sequence {
     pub tokens: Vec<TokenId>,
     /// `chains[i]` hashes the adapter's name and `tokens[..=i]`.
     pub chains: Vec<u64>,
-    /// The reply to the prompt, after its look-up.
+    /// The index of the reply whose cue is in the prompt. Set at its first look-up.
     pub cued_reply: OnceCell<Option<usize>>,
 }
 
@@ -113,7 +113,8 @@ impl MockConfig {
         }
     }
 
-    /// The expected tokens of a request, computed without pages, batches or steps. They continue behind end tokens.
+    /// The expected tokens of a request, computed without pages, batches or steps. The tokens continue behind an end
+    /// token.
     pub fn lone_tokens(
         &self,
         prompt: &[TokenId],
@@ -133,8 +134,8 @@ impl MockConfig {
         sequence.tokens.split_off(prompt.len())
     }
 
-    /// The same, with each token drawn through the mask that `allowed` makes from the output so far. Ends at the first
-    /// missing mask.
+    /// The same, with each token drawn through the mask that `allowed` makes from the output so far. Ends when
+    /// `allowed` gives no mask.
     pub fn lone_masked_tokens(
         &self,
         prompt: &[TokenId],

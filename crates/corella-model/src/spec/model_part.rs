@@ -7,7 +7,7 @@ use crate::{
 /// A part of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelPart {
-    /// The embeddings of tokens, and learned ones of positions. A tied head is counted here.
+    /// The embeddings of tokens, and learned embeddings of positions. A tied head is counted here.
     Embedding,
     Attention,
     /// The feed-forward parts of layers without experts.
@@ -70,7 +70,7 @@ impl LayerTensor {
 }
 
 impl NormSpec {
-    /// The number of its vectors: weights and, if present, a bias.
+    /// The number of the norm's vectors: weights and, if present, a bias.
     fn num_vectors(&self) -> usize {
         1 + usize::from(self.has_bias())
     }
@@ -180,7 +180,7 @@ mod tests {
     use crate::Checkpoint;
 
     /// Gemma's norms, GPT-2's transposed matrices, Phi-3's fused ones and GGUF's experts are stored in another form
-    /// than they are used in; all are counted in their stored form.
+    /// than they are used in; all tensors are counted in their stored form.
     #[test]
     fn all_bytes_and_parameters_of_files_are_counted_once() {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");

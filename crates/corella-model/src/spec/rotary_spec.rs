@@ -33,13 +33,13 @@ pub enum RotaryScaling {
         high_freq_factor: f64,
         original_max_position: f64,
     },
-    /// YaRN: like `Llama3`, but linear in the number of the pair instead of its frequency.
+    /// YaRN: like `Llama3`, but frequencies are interpolated by the pair's index instead of its frequency.
     Yarn {
         factor: f64,
         original_max_position: f64,
-        /// Frequencies with at least this number of turns over the original context are kept.
+        /// The number of turns over the original context from which on frequencies are kept.
         beta_fast: f64,
-        /// Turns over the original context up to which a frequency is divided by `factor`.
+        /// The number of turns over the original context up to which frequencies are divided by `factor`.
         beta_slow: f64,
         /// The factor of cosines and sines.
         attention_factor: f64,
@@ -84,7 +84,7 @@ impl RotarySpec {
     }
 
     /// The longest context of a model whose configuration states `max_position`. Qwen's recipe for YaRN leaves the
-    /// stated one unchanged, and vLLM replaces it by the scaled one, too.
+    /// stated length unchanged. Here, as in vLLM, the scaled length replaces it.
     pub fn longest_context(&self, max_position: usize) -> usize {
         /// Products of a few sizes must not overflow.
         const LONGEST: f64 = (1u64 << 31) as f64;
@@ -180,8 +180,8 @@ impl RotarySpec {
         }
     }
 
-    /// The pairs between which YaRN goes from kept frequencies to divided ones. Over the original context, they make
-    /// `betas` turns.
+    /// The pairs between which YaRN goes from kept frequencies to divided ones. Over the original context, these pairs
+    /// make `betas` turns.
     fn yarn_ramp(&self, betas: [f64; 2], original_max_position: f64, truncate: bool) -> (f64, f64) {
         let [mut low, mut high] = betas.map(|turns| {
             let wavelength = original_max_position / (turns * TAU);
@@ -192,7 +192,7 @@ impl RotarySpec {
         }
         low = low.max(0.0);
         high = high.min((self.num_dims - 1) as f64);
-        // The paper's code avoids a division by 0 in this way, and others follow it.
+        // The paper's code avoids a division by 0 in this way, and other implementations follow it.
         if low == high {
             high += 0.001;
         }

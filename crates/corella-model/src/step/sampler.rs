@@ -23,8 +23,8 @@ pub use score::score;
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRequest<'a> {
     pub params: &'a SamplingParams,
-    /// Every token before the one to draw: the prompt, then the output. Its length is the position
-    /// that keys the generator.
+    /// Every token before the one to draw: the prompt, then the output. The number of these tokens is the position that
+    /// keys the generator.
     pub history: &'a [TokenId],
     pub num_prompt_tokens: u32,
     /// The number of output tokens before which `masked_until_min_tokens` cannot be drawn.
@@ -129,16 +129,15 @@ fn first_equal(logits: &[f32], max: f32) -> TokenId {
         .expect("the maximum is not among the logits") as TokenId
 }
 
-/// Weights relative to the most likely token's, computed from logits in blocks. Every pass computes
-/// them anew, so that they need no memory.
+/// Weights relative to the most likely token's, computed from logits in blocks. Every pass computes the weights anew,
+/// so that they need no memory.
 struct Weights<'a> {
     logits: &'a [f32],
     max: f32,
     temperature: f32,
 }
 
-/// The number of weights in a block: few enough for the first-level cache, enough to pay for vector
-/// code.
+/// The number of weights in a block: few enough for the first-level cache, and enough for vector code to be faster.
 const BLOCK: usize = 256;
 
 impl Weights<'_> {
@@ -162,7 +161,7 @@ impl Weights<'_> {
     }
 }
 
-/// The cut of top-p and min-p: keeps weights above `weight`, and equal ones whose ids are `last` at most.
+/// The cut of top-p and min-p: keeps weights above `weight`, and weights equal to it of tokens up to the id `last`.
 struct Cut {
     weight: f32,
     last: TokenId,
@@ -315,7 +314,7 @@ fn draw_from_leading(logits: &[f32], max: f32, params: &SamplingParams, u: f64) 
     reached.unwrap_or(&kept[num_kept - 1]).0
 }
 
-/// Orders tokens by logit, most likely first, and equal ones by id.
+/// Orders tokens by logit, most likely first, and tokens with equal logits by id.
 fn by_rank(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
     b.1.partial_cmp(&a.1)
         .unwrap_or(Ordering::Equal)

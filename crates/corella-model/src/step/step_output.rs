@@ -9,9 +9,9 @@ use crate::step::step_rows::{StepPool, StepSample, StepScore};
 pub struct StepOutput {
     output: BatchOutput,
     missing: Vec<Missing>,
-    /// The number of scores and hidden states among them. Draws of their slots are not reported.
+    /// The number of spans among `missing` that lack a score or a hidden state. Draws of their slots are not reported.
     num_unscored: usize,
-    /// The last token that counts; `None` if no draw behind it can count.
+    /// The last drawn token that counts; `None` if no further draw of the span can count.
     last_drawn: Option<TokenId>,
 }
 

@@ -68,8 +68,8 @@ impl StepRows {
         self.pooled.clear();
     }
 
-    /// Adds a batch's spans to a cleared account, and their tokens to the histories of their slots. Calls `on_span` for
-    /// each span after its rows have been added, with its slot and these rows.
+    /// Adds a batch's spans to cleared `StepRows`, and their tokens to the histories of their slots. Calls `on_span`
+    /// for each span after its rows have been added, with its slot and these rows.
     pub fn add_spans<A>(
         &mut self,
         batch: &Batch,

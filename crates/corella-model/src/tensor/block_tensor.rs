@@ -28,17 +28,17 @@ pub struct BlockTensor {
 pub enum RowOrder {
     /// Row r is stored at r.
     AsStored,
-    /// Each head is stored in the order in which its makers rotate it. Corella rotates row i with row `i + head_dim /
-    /// 2`, and the first `num_dims / 2` of these pairs.
+    /// Each head is stored in the order in which the model's makers rotate it. Corella rotates row i together with row
+    /// `i + head_dim / 2`, for the first `num_dims / 2` of these pairs.
     Heads {
         head_dim: usize,
-        /// The number of rotated rows, which the file has first.
+        /// The number of rotated rows. They come first in the file.
         num_dims: usize,
         /// Whether rows that are rotated together are neighbours. Otherwise they are
         /// `num_dims / 2` apart.
         are_neighbours: bool,
     },
-    /// Another tensor's rows lie between these. `first` is 0 or 1.
+    /// The rows of another tensor lie between this tensor's rows. `first` is 0 or 1.
     EverySecond { first: usize },
     /// Blocks of `len` rows begin every `stride` rows, the first one at row `first`. Other tensors' rows
     /// lie between them.
@@ -46,12 +46,12 @@ pub enum RowOrder {
         first: usize,
         len: usize,
         stride: usize,
-        /// The number of rotated rows of a block, for a head that is rotated in part. The file has these first;
-        /// Corella's rows are in the order of `Heads`.
+        /// The number of rotated rows of a block, for a head that is rotated in part. The file has the rotated rows
+        /// first; Corella's rows are in the order of `Heads`.
         num_rotated: Option<usize>,
     },
-    /// Rows from `first` on are heads of `len`. Corella sorts them by their group; the file has the first heads of all
-    /// groups, then the second ones.
+    /// Rows from `first` on are heads of `len`. Corella sorts heads by their group. The file has the first head of
+    /// every group, then the second head of every group, and so on.
     Tiled {
         first: usize,
         len: usize,
@@ -134,7 +134,7 @@ impl RowOrder {
 }
 
 impl BlockTensor {
-    /// `orders` are those of rows and columns. A vector has rows of one element.
+    /// `orders` are the orders of rows and of columns. A vector has rows of one element.
     pub(crate) fn new(
         file: Arc<dyn FileBytes>,
         range: Range<usize>,

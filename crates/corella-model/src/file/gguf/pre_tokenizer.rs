@@ -16,7 +16,7 @@ pub struct PreTokenizer {
     pub composes: bool,
     /// Whether a word that is a token stays whole, regardless of the merges.
     pub ignores_merges: bool,
-    /// Whether a BOS token is added if the file does not set it.
+    /// Whether a BOS token is added if the file does not say.
     pub adds_bos: bool,
 }
 
@@ -264,7 +264,7 @@ const CASED: &str = concat!(
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-/// Short forms such as `'ll` stay with the word before them.
+/// GPT-4o's expression, in which short forms such as `'ll` stay with the word before them.
 const GPT4O: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",

@@ -9,12 +9,12 @@ use crate::CheckpointError;
 const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
 const NUM_TENSORS: &str = "split.tensors.count";
-/// More parts than any model has; names have five digits.
+/// The limit of parts, above that of any model: names have five digits.
 const MAX_PARTS: usize = 99_999;
 
 impl GgufFile {
-    /// Adds the tensors of the other parts, if this is the first of several. `open` opens a file that
-    /// lies beside this one.
+    /// Adds the tensors of the other parts, if this file is the first of several parts. `open` opens a file that lies
+    /// beside this one.
     pub fn join(
         mut self,
         path: &Path,
@@ -65,7 +65,7 @@ impl GgufFile {
         }
     }
 
-    /// Checks that this is the part with this number, counted from 1, of the model that `first` begins.
+    /// Checks that this file is part `number`, counted from 1, of the model that `first` begins.
     fn check_part(
         &self,
         first: &Self,
@@ -134,7 +134,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// The parts that belong to one of them; `None` if its name is not a part's.
+    /// All parts of the model that the part at `path` belongs to; `None` if the name of `path` is not that of a part.
     fn of(path: &'a Path, count: usize) -> Option<Self> {
         let file_name = path.file_name()?.to_str()?;
         let name = (1..=count).find_map(|number| file_name.strip_suffix(&ending(number, count)))?;

@@ -6,7 +6,7 @@ use corella_core::{Batch, InputToken};
 
 use crate::{Fault, MockConfig};
 
-/// The time of the pipeline's stages.
+/// The schedule of the pipeline's stages.
 pub(super) struct StepClock {
     /// The time at which the last step leaves the last stage.
     busy_until: Instant,
@@ -62,7 +62,7 @@ impl StepClock {
 }
 
 impl StepTime {
-    /// The time at which a step has the keys and values of a layer: they are spread evenly over its time.
+    /// The time at which a step has the keys and values of a layer. Layers are spread evenly over the step's duration.
     pub fn ready_at(&self, layer: usize) -> Instant {
         let num_left = self.num_layers - 1 - layer as u32;
         self.done_at - self.duration * num_left / self.num_layers
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(ends(&config()), [10 * MS, 20 * MS, 30 * MS, 60 * MS]);
     }
 
-    /// A stage is free for the next step when it has passed on its own.
+    /// A stage is free for the next step when it has passed its present step to the next stage.
     #[test]
     fn stages_work_on_steps_that_wait_for_no_token() {
         let mut config = config();

@@ -31,8 +31,8 @@ macro_rules! dispatch {
 }
 
 dispatch! {
-    /// Returns the largest logit, and whether all are below infinity. NaN is never the largest and
-    /// not below infinity.
+    /// Returns the largest logit, and whether all logits are below infinity. NaN is never the largest, and does not
+    /// count as below infinity.
     fn max(logits: &[f32]) -> (f32, bool) {
         let mut lanes = [f32::NEG_INFINITY; LANES];
         let mut finite = [true; LANES];
