@@ -16,7 +16,7 @@ pub enum KvEvent {
     Cleared,
     Stored {
         page: PageHash,
-        /// The block before it, or `None` for the first block of a namespace.
+        /// The block before this one, or `None` for the first block of a sequence.
         parent: Option<PageHash>,
         tokens: Box<[TokenId]>,
         namespace: Namespace,
@@ -37,9 +37,9 @@ pub(crate) struct KvWatch {
     blocks: Vec<Option<WatchedBlock>>,
     /// Announced blocks that can no longer be hit, in the order of their loss.
     removed: VecDeque<PageHash>,
-    /// Blocks that have not been announced yet, sorted by the step from which they can be.
+    /// Blocks that have not been announced yet, sorted by the step whose return allows the announcement.
     untold: BTreeSet<(StepId, u64, BlockId)>,
-    /// The number of times that a block became available for hits. It sorts a block after its parent.
+    /// Counts the times that a block became available for hits. The count sorts a block after its parent.
     num_found: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The number of tokens to guess, by the success of earlier guesses: more while they hold, fewer when they do not, and
-//! none for a while when they do not pay.
+//! The number of tokens to guess, by the success of earlier guesses: more while guesses are right, fewer when they are
+//! wrong, and none for a while when they do not pay.
 
 use crate::SchedulerConfig;
 
@@ -17,7 +17,7 @@ pub(crate) struct DraftLength {
     next_pause: u32,
 }
 
-/// The gain of a draft that holds: one step.
+/// The gain of a right draft: one step.
 const GAIN: i32 = 100;
 /// The cost of checking a draft: one more row in a step. On a CPU this is a fraction of a step of its own.
 const ROW_COST: i32 = GAIN - SchedulerConfig::MAX_DRAW_COST as i32;
@@ -145,7 +145,7 @@ mod tests {
         panic!("one in five never pauses");
     }
 
-    /// Drawing costs half a step and checking a quarter, so three in four must hold.
+    /// Drawing costs half a step and checking a quarter, so three in four drafts must be right.
     #[test]
     fn what_drawing_costs_must_be_won_too() {
         for (one_fails_in, pays) in [(5, true), (4, true), (3, false)] {
@@ -180,8 +180,8 @@ mod tests {
         length.note_unused(1);
         assert_eq!(length.next(1), 0);
     }
-    /// Three drafts cost half a step each, 150 in all. A loss of 400 is too much, so two more drafts after twice three lead
-    /// to a pause.
+    /// Each draft costs half a step, so three cost 150. A loss of 400 is too much, so two more drafts after twice three
+    /// lead to a pause.
     #[test]
     fn each_draft_drawn_in_vain_is_paid_for() {
         let mut length = DraftLength::new(50);

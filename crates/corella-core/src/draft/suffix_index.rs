@@ -1,4 +1,4 @@
-//! Finds earlier places in a text that read like its end.
+//! Finds earlier places in a token sequence whose last tokens equal those at its end.
 //!
 //! An index of hash chains, as in LZ77 coders (RFC 1951, section 4): positions whose last few tokens have the same hash
 //! form a list, newest first. A list only yields candidates. Comparing their tokens gives the length of each match.
@@ -10,8 +10,8 @@ use crate::TokenId;
 /// An index of all positions of one text. It takes 8 to 12 bytes for each token.
 #[derive(Debug, Default)]
 pub(crate) struct SuffixIndex {
-    /// Newest position for each hash of the last `MIN_MATCH` tokens before it, or 0 for none. The
-    /// length is a power of two.
+    /// For each hash, the newest position whose last `MIN_MATCH` tokens have that hash, or 0 for none. The length is a
+    /// power of two.
     heads: Vec<u32>,
     /// Next older position with the same hash, for each position, or 0 for none.
     older: Vec<u32>,
@@ -26,8 +26,8 @@ const MAX_CANDIDATES: usize = 16;
 const MIN_HEADS: usize = 64;
 
 impl SuffixIndex {
-    /// Finds the earlier part of `tokens` that matches their end for the longest stretch, the newest of equally long
-    /// ones, and returns the position where it ends. `tokens` must begin with the tokens of the last call.
+    /// Finds the earlier position whose preceding tokens match the end of `tokens` for the longest stretch. Of equally
+    /// long matches, the newest counts. `tokens` must begin with the tokens of the last call.
     pub fn longest_match(&mut self, tokens: &[TokenId]) -> Option<usize> {
         self.insert(tokens);
         let (mut best, mut best_len) = (None, 0);

@@ -5,13 +5,13 @@
 pub struct FetchCost {
     /// The number of blocks of the prompt that this node lacks.
     pub num_blocks: u32,
-    /// The number of them that the source has, from the first on.
+    /// The number of these blocks that the source has, from the first on.
     pub num_offered: u32,
     /// The time that the request would wait before it starts.
     pub queue_us: u64,
-    /// The time until the source begins.
+    /// The time from the decision until the source begins to send.
     pub round_trip_us: u64,
-    /// The time to fetch 1,024 blocks, and to compute them. The time of one block may be less than a microsecond.
+    /// The time to fetch 1,024 blocks, and the time to compute them. One block may take less than a microsecond.
     pub fetch_kiloblock_us: u64,
     pub compute_kiloblock_us: u64,
 }
@@ -30,11 +30,11 @@ impl FetchCost {
         start + u128::from(num_computed) * u128::from(self.compute_kiloblock_us)
     }
 
-    /// The number of blocks to fetch, from the first on: 0 if computing all is as quick. Of two equal times, the one
-    /// with fewer blocks wins, because a fetch loads the source.
+    /// The number of blocks to fetch, from the first on: 0 if computing all is as quick. If two numbers of blocks give
+    /// the same time, the smaller number is chosen, because a fetch loads the source.
     ///
-    /// Fetching costs nothing as long as the queue hides it, and k f + (n − k) c is linear behind that. So the least
-    /// time is at no block, at the last block or two next to the end of the queue, or at the last block.
+    /// Fetching costs nothing as long as the queue hides it, and k f + (n − k) c is linear behind that. So the time is
+    /// least for no block, for one of the two numbers of blocks next to the end of the queue, or for all blocks.
     pub fn num_to_fetch(&self) -> u32 {
         let limit = self.num_blocks.min(self.num_offered);
         let hidden_us = self.queue_us.saturating_sub(self.round_trip_us);

@@ -72,8 +72,8 @@ impl OutputLengths {
         self.curve_of(namespace).note_ended(len);
     }
 
-    /// Records the length of an ended output. Only outputs that ended by themselves, or because the reader left, predict
-    /// later lengths.
+    /// Records the length of an ended output. Only outputs that ended by themselves, or because the reader left,
+    /// predict later lengths.
     pub fn note_finished(
         &mut self,
         namespace: &Namespace,

@@ -11,34 +11,34 @@ use crate::{BlockId, PageId, SlotId, SnapshotId, StepId};
 #[derive(Debug)]
 pub(super) struct Allocation {
     slot: Option<SlotId>,
-    /// The step in which it took its slot.
+    /// The step in which the request took its slot.
     started_step: StepId,
     tables: PageTables,
-    /// The number of pages of groups without a window that were already in use when it took its pages.
+    /// The number of its pages, in groups without a window, that were already in use when the request took them.
     num_shared_pages: u32,
-    /// The most rows that may be in flight while it prefills, so that its windows fit into the pool.
+    /// The limit of rows in flight while the request prefills, so that its pages fit into the pool.
     num_rows_at_once: u32,
     /// The pages from which a step copies rows, one of each group. They stay locked until that step has returned.
     donor: Option<(Vec<PageId>, StepId)>,
-    /// The time by which its KV must have arrived, while it is receiving.
+    /// The time by which the KV must have arrived, while the request is receiving.
     remote_kv_deadline_us: u64,
-    /// Whether its prompt was computed on another node. It is never computed here.
+    /// Whether the prompt was computed on another node. Then it is never computed here.
     came_with_kv: bool,
-    /// The first rows, which another node has computed.
+    /// The number of first rows that another node has computed.
     num_received_rows: u32,
-    /// Pages of host memory that are reserved for it while it is leaving.
+    /// The pages of host memory that are reserved for the request while it is leaving.
     num_spill_pages: u32,
     export: Export,
-    /// The snapshot for the recurrent state that comes from another node with its rows.
+    /// The snapshot for the recurrent state that comes from another node with the rows.
     received_state: Option<SnapshotId>,
-    /// The block whose snapshot its slot started with.
+    /// The block whose snapshot the slot started from.
     restored_block: Option<BlockId>,
-    /// The newest snapshot that it has taken, until its block is in the prefix tree.
+    /// The newest snapshot that the request has taken, until the snapshot's block is in the prefix tree.
     snapshot: Option<HeldSnapshot>,
-    /// The number of blocks up to the point where its tokens diverge from other requests, if it takes a snapshot there;
-    /// 0 otherwise.
+    /// The number of blocks up to the point where the request's tokens diverge from other requests, if the request
+    /// takes a snapshot there; 0 otherwise.
     branch: u32,
-    /// The number of blocks up to the snapshot that its next one replaces, or 0.
+    /// The number of blocks up to the snapshot that the request's next snapshot replaces, or 0.
     passing: u32,
 }
 
@@ -99,13 +99,13 @@ impl RequestState {
         self.allocation.restored_block = block;
     }
 
-    /// Makes it take a snapshot after `num_blocks` blocks, where its tokens diverge from other requests.
+    /// Makes the request take a snapshot after `num_blocks` blocks, where its tokens diverge from other requests.
     pub fn set_branch(&mut self, num_blocks: u32) {
         self.allocation.branch = num_blocks;
     }
 
-    /// Makes its next snapshot replace the one after `num_blocks` blocks. Returns the previous number of blocks; 0
-    /// means none.
+    /// Makes the request's next snapshot replace the one after `num_blocks` blocks. Returns the previous number of
+    /// blocks; 0 means none.
     pub fn replace_passing(&mut self, num_blocks: u32) -> u32 {
         core::mem::replace(&mut self.allocation.passing, num_blocks)
     }
@@ -118,8 +118,7 @@ impl RequestState {
         self.allocation.snapshot.take()
     }
 
-    /// # Panics
-    /// Panics when it has no slot.
+    /// # Panics Panics when the request has no slot.
     pub fn held_slot(&self) -> SlotId {
         self.allocation.slot.expect("a running request has no slot")
     }
@@ -144,7 +143,7 @@ impl RequestState {
         &mut self.allocation.tables
     }
 
-    /// Takes its first pages. `num_shared_pages` of them, in groups without a window, were in use before.
+    /// Takes the request's first pages. In groups without a window, `num_shared_pages` of them were in use before.
     pub fn hold_pages(&mut self, tables: PageTables, num_shared_pages: u32) {
         self.allocation.tables = tables;
         self.allocation.num_shared_pages = num_shared_pages;
@@ -154,7 +153,7 @@ impl RequestState {
         self.allocation.num_rows_at_once = num_rows;
     }
 
-    /// `step` copies rows from the pages of `donor`, which stay locked until then.
+    /// Notes that `step` copies rows from the pages of `donor`, which stay locked until the step has returned.
     pub fn copy_from(&mut self, donor: &Donor, step: StepId) {
         self.allocation.donor = Some((donor.pages.clone(), step));
     }
@@ -171,7 +170,7 @@ impl RequestState {
         donor.map(|(pages, _)| pages)
     }
 
-    /// All its pages, and the pages from which a step copies.
+    /// Takes all pages of the request, and the pages from which a step copies.
     pub fn take_pages(&mut self) -> impl Iterator<Item = PageId> + use<> {
         let donor = self.allocation.donor.take().map(|(pages, _)| pages);
         let pages = self.allocation.tables.take_pages();
@@ -198,8 +197,8 @@ impl RequestState {
         self.allocation.num_received_rows = num_rows;
     }
 
-    /// The number of its first rows that may be published: all of them, or the received ones in the namespace of
-    /// another node's arithmetic. Later rows are computed here, with other bits.
+    /// The number of first rows that may be published. In the namespace of another node's arithmetic, these are the
+    /// received rows, because later rows are computed here, with other bits.
     pub fn num_publishable_rows(&self) -> u32 {
         match self.request.namespace.arithmetic {
             None => u32::MAX,
@@ -219,7 +218,8 @@ impl RequestState {
         &mut self.allocation.export
     }
 
-    /// The rows that its windows have passed, by its pages. Windows stop at the end of the exported rows.
+    /// The number of computed rows by which pages outside the windows are given back. In a request with exported pages,
+    /// it stops before the last exported row.
     pub fn num_rows_passed(&self) -> u32 {
         let num_computed = self.num_computed_tokens();
         match self.export().num_pages() {
@@ -228,7 +228,7 @@ impl RequestState {
         }
     }
 
-    /// Its export, and the pages of the exported rows.
+    /// The request's export, and its page tables.
     pub fn export_and_tables(&mut self) -> (&mut Export, &PageTables) {
         (&mut self.allocation.export, &self.allocation.tables)
     }

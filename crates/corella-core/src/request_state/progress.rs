@@ -25,14 +25,14 @@ pub(super) struct Progress {
     num_computed_tokens: u32,
     /// Computed positions, and those that steps in flight will add.
     num_scheduled_tokens: u32,
-    /// The number of known tokens when it took its slot. It is prefilling up to this position.
+    /// The number of known tokens when the request took its slot. The request prefills up to this position.
     prefill_end: u32,
-    /// The number of steps in flight that name it, and the number of those that draw a token for it.
+    /// The number of steps in flight that name the request, and the number of those that draw a token for it.
     num_inflight_steps: u32,
     num_inflight_samples: u32,
     last_sample_step: StepId,
-    /// Guesses that a step in flight computes after the scheduled tokens. When the step returns, the guesses that hold
-    /// become known and computed; the others were never counted.
+    /// Guesses that a step in flight computes after the scheduled tokens. When the step returns, the right guesses
+    /// become known and computed tokens. The others were never counted.
     drafts: Vec<TokenId>,
 }
 
@@ -96,7 +96,7 @@ impl RequestState {
         self.num_total_tokens() - self.progress.num_prompt_tokens
     }
 
-    /// Rows that its tokens need: the last token needs none.
+    /// The number of rows that the request's tokens need: the last token needs none.
     pub fn num_rows(&self) -> u32 {
         self.num_total_tokens() - 1
     }
@@ -105,7 +105,7 @@ impl RequestState {
         self.progress.num_scheduled_tokens < self.progress.prefill_end
     }
 
-    /// Known tokens that it has yet to prefill.
+    /// The number of known tokens that are still to be prefilled.
     pub fn num_left_to_prefill(&self) -> u32 {
         self.progress.prefill_end - self.progress.num_scheduled_tokens
     }
@@ -120,7 +120,7 @@ impl RequestState {
         self.progress.num_scheduled_tokens = num_tokens;
     }
 
-    /// Makes `end` the end of its prefill.
+    /// Makes `end` the end of the request's prefill.
     pub fn prefill_to(&mut self, end: u32) {
         self.progress.prefill_end = end;
     }
@@ -133,19 +133,19 @@ impl RequestState {
         self.progress.prefill_end = 0;
     }
 
-    /// Counts at most its first `num_rows` rows as computed.
+    /// Counts at most the request's first `num_rows` rows as computed.
     pub fn truncate_computed(&mut self, num_rows: u32) {
         let num_computed = &mut self.progress.num_computed_tokens;
         *num_computed = num_rows.min(*num_computed);
     }
 
-    /// `step` computes the next `num_tokens` tokens, and may draw one after them.
+    /// Notes that `step` computes the next `num_tokens` tokens, and whether it `draws` one after them.
     pub fn schedule_tokens(&mut self, num_tokens: u32, step: StepId, draws: bool) {
         self.progress.num_inflight_steps += 1;
         self.schedule_more(num_tokens, step, draws);
     }
 
-    /// `step`, which computes tokens of it already, computes the next `num_tokens` tokens, too.
+    /// Notes that `step`, which computes tokens of the request already, computes the next `num_tokens` tokens, too.
     pub fn schedule_more(&mut self, num_tokens: u32, step: StepId, draws: bool) {
         self.progress.num_scheduled_tokens += num_tokens;
         if draws {
@@ -163,7 +163,8 @@ impl RequestState {
         }
     }
 
-    /// A step has computed its tokens up to `end`, and the log-probabilities of `num_logprobs` prompt tokens.
+    /// Notes that a step has computed the request's tokens up to `end`, and the log-probabilities of `num_logprobs`
+    /// prompt tokens.
     pub fn note_computed(&mut self, end: u32, num_logprobs: u32) {
         self.progress.num_computed_tokens = end;
         self.progress.num_scored_tokens += num_logprobs;

@@ -7,35 +7,36 @@ use crate::{FetchId, StepId};
 
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// Its first admission. `None` until then.
+    /// The request's first admission, once it has happened.
     admission: Option<Admission>,
-    /// The time of the next check of its latency objectives, while it waits for its first admission.
+    /// The time of the next check of the latency objectives, while the request waits for its first admission.
     late_us: Option<u64>,
     num_preemptions: u32,
-    /// A number that grows with the time at which it began to wait. A request that waits again takes a new one, unless
-    /// it has aged.
+    /// A number that grows with the time at which the request began to wait. A request that waits again takes a new
+    /// ticket, unless it has aged.
     ticket: u64,
-    /// The number of rounds in which packing started requests after it.
+    /// The number of rounds in which packing started later requests before this one.
     num_passed_over: u32,
-    /// It was passed over or preempted so often that policies that overtake start it before new
-    /// requests, and that no more urgent request may preempt it.
+    /// The request was passed over or preempted so often that policies that overtake start it before new requests, and
+    /// that more urgent requests must not preempt it.
     is_aged: bool,
-    /// The step by which it should start, while it has aged and waits.
+    /// The step by which the request should start, while it is aged and waits.
     due_step: Option<StepId>,
-    /// The leader that it follows, if any, and the number of blocks that the leader will publish before the request may
-    /// start.
+    /// The leader that the request follows, if any, and the number of blocks that the leader will publish before the
+    /// request may start.
     held_by: Option<(Leader, u32)>,
-    /// The number of blocks for which it has last followed another request, and a step, since it began to wait.
+    /// The number of blocks for which the request last followed another request, and last followed a step, since it
+    /// began to wait.
     num_awaited_of_requests: u32,
     num_awaited_of_steps: u32,
-    /// The last result of its look-up in the prefix tree, while it waits.
+    /// The last result of the look-up in the prefix tree, while the request waits.
     known_path: KnownPath,
 }
 
 /// The source of the blocks that a follower waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Leader {
-    /// Another request, which computes them.
+    /// Another request, which computes the blocks.
     Request(RequestIndex),
     Fetch(FetchId),
     /// A step that takes the snapshot from which the follower can continue.
@@ -65,13 +66,13 @@ impl RequestState {
         is_aged: bool,
     }
 
-    /// Whether it has never been admitted.
+    /// Whether the request has never been admitted.
     pub fn is_new(&self) -> bool {
         self.turn.admission.is_none()
     }
 
-    /// Records its admission at `now_us`, with `num_cached_tokens` prompt tokens cached. Returns whether it is the
-    /// first one.
+    /// Records an admission at `now_us`, with `num_cached_tokens` prompt tokens cached. Returns whether it is the
+    /// request's first one.
     pub fn admit(&mut self, num_cached_tokens: u32, now_us: u64) -> bool {
         let is_new = self.is_new();
         if is_new {
@@ -90,7 +91,7 @@ impl RequestState {
             .map_or(0, |admission| admission.num_cached_tokens)
     }
 
-    /// The time that it waited, or has waited so far, for its first admission.
+    /// The time that the request waited, or has waited so far, for its first admission.
     pub fn queue_us(&self, now_us: u64) -> u64 {
         let waited_us = now_us.saturating_sub(self.request.arrival_us);
         self.turn
@@ -102,7 +103,7 @@ impl RequestState {
         self.turn.late_us = late_us;
     }
 
-    /// Counts a preemption, and returns their number.
+    /// Counts a preemption, and returns the number of preemptions.
     pub fn note_preempted(&mut self) -> u32 {
         self.turn.num_preemptions += 1;
         self.turn.num_preemptions
@@ -112,7 +113,7 @@ impl RequestState {
         self.turn.ticket = ticket;
     }
 
-    /// Counts a round in which others started before it, and returns their number.
+    /// Counts a round in which later requests started before this one, and returns the number of such rounds.
     pub fn note_passed_over(&mut self) -> u32 {
         self.turn.num_passed_over += 1;
         self.turn.num_passed_over
@@ -122,7 +123,7 @@ impl RequestState {
         self.turn.is_aged = is_aged;
     }
 
-    /// The step by which it should start. The first call computes it with `due`.
+    /// The step by which the request should start. The first call computes the step with `due`.
     pub fn due_step(&mut self, due: impl FnOnce() -> StepId) -> StepId {
         *self.turn.due_step.get_or_insert_with(due)
     }
@@ -131,7 +132,7 @@ impl RequestState {
         self.turn.held_by.map(|(leader, _)| leader)
     }
 
-    /// Makes it follow a leader until the leader has published `num_blocks` blocks.
+    /// Makes the request follow a leader until the leader has published `num_blocks` blocks.
     pub fn follow(&mut self, leader: Leader, num_blocks: u32) {
         self.turn.held_by = Some((leader, num_blocks));
         match leader {
@@ -141,7 +142,7 @@ impl RequestState {
         }
     }
 
-    /// The number of blocks for which it has last followed a leader of this kind since it began to wait.
+    /// The number of blocks for which the request last followed a leader of this kind since it began to wait.
     pub fn num_awaited_blocks(&self, leader: Leader) -> u32 {
         match leader {
             Leader::Request(_) => self.turn.num_awaited_of_requests,
@@ -150,12 +151,12 @@ impl RequestState {
         }
     }
 
-    /// Returns the leader that it followed, and the number of blocks that it waited for.
+    /// Returns the leader that the request followed, and the number of blocks that it waited for.
     pub fn stop_following(&mut self) -> Option<(Leader, u32)> {
         self.turn.held_by.take()
     }
 
-    /// Ends its wait: its turn has come.
+    /// Ends the request's wait, because its turn has come.
     pub fn end_turn(&mut self) {
         self.turn.due_step = None;
         self.turn.num_awaited_of_requests = 0;
@@ -163,12 +164,13 @@ impl RequestState {
         self.turn.forget_path();
     }
 
-    /// The number of blocks in its last look-up.
+    /// The number of blocks that the last look-up found.
     pub fn num_found_blocks(&self) -> usize {
         self.turn.known_path.num_blocks()
     }
 
-    /// Finds its tokens in the prefix tree. A request that waits long is looked up often, so it remembers the result.
+    /// Finds the request's tokens in the prefix tree. A request that waits long is looked up often, so it remembers the
+    /// result.
     pub fn find_prefix(&mut self, kv: &KvCache, step: StepId) -> FoundPrefix {
         let num_tokens = self.max_cached_tokens();
         let tokens = &self.progress.tokens()[..num_tokens];

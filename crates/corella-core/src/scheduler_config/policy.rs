@@ -34,13 +34,14 @@ pub enum PrefillAdmissionPolicy {
 
 /// The state of a request, and its forecast, when its key is computed.
 pub(crate) struct RequestFacts<'a> {
-    /// The caller's; smaller is more urgent.
+    /// The caller's priority; smaller is more urgent.
     pub priority: i32,
-    /// Tokens of the prompt and drawn ones.
+    /// The number of prompt tokens and drawn tokens.
     pub num_known_tokens: u32,
-    /// Rows in the prefix tree with which a waiting request could start.
+    /// The number of rows in the prefix tree with which a waiting request could start.
     pub num_cached_rows: u32,
-    /// The output tokens that it has yet to draw, by the median of the outputs that became as long as its own.
+    /// The number of output tokens still to come, by the median length of the outputs that became at least as long as
+    /// the request's.
     pub num_tokens_left: &'a dyn Fn() -> u32,
 }
 
@@ -50,8 +51,7 @@ pub(crate) struct Policy {
     /// A smaller key is more urgent. At equal keys, the earliest arrival goes first.
     pub key: fn(&RequestFacts) -> i64,
     /// `None` if the key of a waiting request never changes: the queue is sorted by the keys at arrival. Otherwise the
-    /// queue is in order of arrival, and the keys of the first requests, of this number, are computed when some can
-    /// start.
+    /// queue is in order of arrival, and the keys of its first `lookahead` requests are computed when some can start.
     pub lookahead: Option<u32>,
     /// Whether the keys of running requests are computed anew in each step. The requests are planned in the order of
     /// their keys, and the last of them is preempted first. Otherwise keys at arrival, if any, or arrivals rank them.
@@ -64,7 +64,7 @@ pub(crate) struct Policy {
     pub preempts: bool,
 }
 
-/// First come, first served. Other policies say how they differ.
+/// First come, first served. Other policies are given by their differences from this one.
 const FCFS: Policy = Policy {
     key: |_| 0,
     lookahead: None,
@@ -105,7 +105,7 @@ impl SchedulingPolicy {
 }
 
 impl SchedulerConfig {
-    /// Whether all waiting work is done before the work of a request that arrives now.
+    /// Whether all waiting requests start before a request that arrives now.
     pub(crate) fn starts_in_order(&self) -> bool {
         let is_packed = self.prefill_admission_policy != PrefillAdmissionPolicy::Fifo;
         !self.scheduling_policy.policy().overtakes && !is_packed

@@ -9,14 +9,15 @@ use crate::{ConfigError, SchedulerConfig};
 /// a slot's state after whole blocks, from which other requests continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecurrentState {
-    /// The executor's room for states beside those of its slots. With 0, every prompt is computed from its beginning.
+    /// The number of states that the executor can keep beside those of its slots. With 0, every prompt is computed from
+    /// its beginning.
     pub num_snapshots: u32,
-    /// A prompt has a snapshot after every block whose number, counted from 1, is a multiple of this, and after the
-    /// last whole block that the same prompt finds again.
+    /// A prompt has a snapshot after every block whose index, counted from 1, is a multiple of `snapshot_interval`, and
+    /// after the last whole block that an equal prompt would find.
     pub snapshot_interval: u32,
-    /// The fewest blocks that a further snapshot has to save. A prompt takes one where its tokens diverge from other
-    /// requests, if it has none within this distance before that point. A decode takes one after every block whose
-    /// number is a multiple of this, and it replaces the previous one.
+    /// The smallest number of blocks that a further snapshot has to save. A prompt takes a snapshot where its tokens
+    /// diverge from other requests, if it has none within this distance before that point. A decode takes one after
+    /// every block whose index is a multiple of `least_distance`, and it replaces the previous one.
     pub least_distance: u32,
 }
 
@@ -28,9 +29,10 @@ pub(crate) struct SnapshotPoints {
     /// The number of whole blocks of the prompt without its last token. That token is always computed, so a block that
     /// it ends is not found again.
     pub end_of_prompt: u32,
-    /// The number of blocks up to the point where its tokens diverge from other requests, or 0.
+    /// The number of blocks up to the point where the request's tokens diverge from other requests, or 0.
     pub branch: u32,
-    /// The first block of its decode, and the number of blocks between snapshots there. `None` if decodes take none.
+    /// The first block of the request's decode, and the number of blocks between snapshots there. `None` if decodes
+    /// take none.
     pub decode: Option<DecodePoints>,
 }
 
@@ -42,7 +44,7 @@ pub(crate) struct DecodePoints {
 }
 
 impl SnapshotPoints {
-    /// The first number of blocks beyond `num_rows` rows after which the request takes a snapshot.
+    /// The number of blocks up to the request's first snapshot after `num_rows` rows.
     pub fn next(&self, num_rows: u32) -> u32 {
         let num_blocks = num_rows / self.page_size;
         let multiple = |of: u32, from: u32| (from / of + 1).saturating_mul(of);
@@ -55,7 +57,7 @@ impl SnapshotPoints {
         single.chain(decode).fold(next, u32::min)
     }
 
-    /// The last number of blocks, of at most `num_blocks`, after which the request takes a snapshot; 0 for none.
+    /// The number of blocks up to the request's last snapshot within its first `num_blocks` blocks; 0 if there is none.
     pub fn last(&self, num_blocks: u32) -> u32 {
         let decode = self
             .decode
@@ -68,7 +70,7 @@ impl SnapshotPoints {
         single.chain(decode).fold(last, u32::max)
     }
 
-    /// Whether a snapshot after `num_blocks` blocks serves only the request's answer, until it takes the next.
+    /// Whether a snapshot after `num_blocks` blocks is one that the decode's next snapshot replaces.
     pub fn is_passing(&self, num_blocks: u32) -> bool {
         self.decode.is_some_and(|it| num_blocks > it.start)
             && !num_blocks.is_multiple_of(self.interval)

@@ -11,7 +11,7 @@ pub struct SessionConfig {
     pub lost_after_us: u64,
     /// The time in which a prefill node must find a decode node for a request.
     pub allocate_budget_us: u64,
-    /// The most decode nodes that a prefill node asks for one request.
+    /// The limit of decode nodes that a prefill node asks for one request.
     pub max_asked_peers: u32,
     /// The time for which the pages of a computed prompt are held while the decode node loads nothing.
     pub hold_lease_us: u64,
@@ -26,9 +26,9 @@ pub struct SessionConfig {
     /// The time for which ended sessions are remembered, so that late messages are recognised.
     pub tombstone_us: u64,
     pub max_sessions: u32,
-    /// A decode node refuses longer prompts.
+    /// The longest prompt that a decode node takes.
     pub max_prompt_tokens: u32,
-    /// Beyond this number, the oldest are forgotten early.
+    /// The limit of remembered sessions. Beyond it, the oldest are forgotten early.
     pub max_tombstones: u32,
     /// Whether a prefill node decodes a request that every decode node refuses. If not, it refuses the request.
     pub falls_back: bool,
@@ -58,7 +58,7 @@ impl SessionConfig {
         }
     }
 
-    /// Returns the time within which `num_rows` rows must arrive once all are computed.
+    /// Returns the time within which `num_rows` rows must arrive after all of them are computed.
     pub fn load_timeout_us(&self, num_rows: u32) -> u64 {
         let num_bytes = u64::from(num_rows).saturating_mul(self.row_bytes);
         let transfer_us = num_bytes.saturating_mul(1_000_000) / self.min_bandwidth_bytes_per_s;

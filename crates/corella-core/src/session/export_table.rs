@@ -8,8 +8,8 @@ use crate::session::SessionKey;
 use crate::session::deadline_queue::DeadlineQueue;
 use crate::session::tombstone::Tombstones;
 
-/// The exports of a node. Its owner moves the bytes, and keeps an `O` with each export and an `L` with each load that
-/// waits for one.
+/// The exports of a node. The table's owner moves the bytes, and keeps an `O` with each export and an `L` with each
+/// load that waits for an export.
 ///
 /// Exports and loads come in any order. A session has at most one export and one waiting load. The end of an export, or
 /// of a load at its deadline, leaves a tombstone for a while, so that a late export or load is refused and does not
@@ -31,7 +31,7 @@ pub struct ExportTableConfig {
     pub incarnation: Incarnation,
     pub max_exports: usize,
     pub max_waiting_loads: usize,
-    /// The time for which tombstones stay. Beyond `max_tombstones`, the oldest go early.
+    /// The time for which tombstones stay. Beyond `max_tombstones` tombstones, the oldest are removed early.
     pub tombstone_us: u64,
     pub max_tombstones: usize,
 }
@@ -132,7 +132,7 @@ impl<O, L> ExportTable<O, L> {
         Ok(Loaded::Waits { replaced })
     }
 
-    /// Ends a session's export, or refuses it in advance. Returns the export, and the load that waited for one.
+    /// Ends a session's export, or refuses a later export. Returns the export, and the load that waited for one.
     pub fn end(&mut self, key: SessionKey, how: ExportEnd, now_us: u64) -> (Option<O>, Option<L>) {
         self.over.expire(now_us);
         self.over.insert(key, how, now_us);

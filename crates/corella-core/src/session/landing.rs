@@ -23,7 +23,7 @@ pub(super) struct Landing {
     num_whole: u32,
     /// Parts that are being written.
     written: BTreeSet<BlockPart>,
-    /// The transport writes parts without naming them.
+    /// The transport is writing all parts, without naming them.
     is_all_written: bool,
 }
 
@@ -70,7 +70,7 @@ impl Landing {
         self.first_block + self.num_whole
     }
 
-    /// Returns whether any part has landed or is being written by its name.
+    /// Returns whether any part has landed, or is being written after `begin`.
     pub fn has_begun(&self) -> bool {
         !self.written.is_empty() || self.has_landed.contains(&true)
     }
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(land(part(2, 0, 0)), (Some(PageId(11)), true, 1));
         assert_eq!(land(part(3, 1, 1)), (Some(PageId(13)), true, 1));
         assert_eq!(land(part(1, 0, 0)), (Some(PageId(10)), true, 3));
-        // Each of these is after an end, without a page, or has come.
+        // Each of these parts is out of range, has no page, or has landed already.
         for other in [
             part(0, 0, 0),
             part(4, 0, 0),

@@ -16,7 +16,7 @@ impl PrefillSession {
             return;
         };
         let renewed_us = context.now_us.saturating_add(context.config.hold_lease_us);
-        // A renewal for each chunk would cost too many commands.
+        // A renewal for each transferred chunk would take too many commands.
         if renewed_us - *until_us >= context.config.hold_lease_us / 8 {
             *until_us = renewed_us;
             let run = *run;
@@ -42,7 +42,7 @@ impl PrefillSession {
             self.unlink(Some(reason.clone()), context);
             self.go_on_locally(reason, context);
         }
-        // The run continues, and may need the very pages that are held.
+        // The run continues, and may need the pages that are held for its own export.
         if matches!(self.local, Local::Prefilling { .. }) {
             context.release(self.id, run);
         }
@@ -59,7 +59,7 @@ impl PrefillSession {
         }
     }
 
-    /// Releases the pages of the prompt. No decode node is asked any more, because none could load them.
+    /// Releases the pages of the prompt. No decode node is asked any more, because none could load the rows.
     pub(super) fn lose_hold(&mut self, context: &mut Context<'_>) {
         let reason = AbortReason::HoldExpired;
         self.unlink(Some(reason.clone()), context);

@@ -1,5 +1,5 @@
 //! Selects the blocks for KV events: a prefix can be hit up to a block if every group has all pages that the next query
-//! reads. In a group with a window, a page decides that for all blocks after it within the window.
+//! reads. In a group with a window, a page decides this for all blocks after it within the window.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use crate::cache::kv_event::{KvEvent, KvWatch};
 use crate::{BlockId, StepId};
 
 impl KvCache {
-    /// Starts a subscription to the blocks that can be hit, beginning with the present blocks.
+    /// Starts a subscription to the blocks that can be hit, beginning with the blocks that are in the tree now.
     pub fn watch(&mut self, salt: u64) {
         let blocks = self.tree.whole_blocks();
         self.watch = Some(Box::new(KvWatch::new(salt, blocks.len())));
@@ -116,8 +116,8 @@ impl KvCache {
     }
 
     /// The step whose return completes a hit up to the end of a block, apart from its pages in groups without a window:
-    /// the block's snapshot, and all pages that a query after it reads in groups with windows. `None` if one is
-    /// missing.
+    /// the block's snapshot, and all pages that a query after it reads in groups with windows. `None` if the snapshot
+    /// or one of these pages is missing.
     fn hit_filled_by(&self, block: BlockId) -> Option<StepId> {
         let mut ready_by = match self.is_recurrent() {
             true => self.snapshot_filled_by(block)?,

@@ -39,8 +39,8 @@ impl KvCache {
         snapshots.is_some_and(|snapshots| snapshots.next(step).is_some())
     }
 
-    /// A snapshot that `step` takes, and that the caller gives to a block or drops. It overwrites the least recently
-    /// used one. `None` when all of them have to stay.
+    /// Returns a snapshot for `step` to take. The caller gives it to a block or drops it. The step overwrites the least
+    /// recently used snapshot. `None` when all snapshots have to stay.
     pub(crate) fn try_take_snapshot(&mut self, step: StepId) -> Option<SnapshotId> {
         let id = self.residency.snapshots()?.next(step)?;
         self.drop_snapshot(id);
@@ -48,8 +48,8 @@ impl KvCache {
         Some(id)
     }
 
-    /// A snapshot for the state that a request sends to another node, or receives from one. The caller drops it. `None`
-    /// when all snapshots have to stay, or steps after `last_returned` name them.
+    /// Reserves a snapshot for the state that a request sends to another node, or receives from one. The caller drops
+    /// it. `None` when all snapshots have to stay, or steps after `last_returned` name them.
     pub(crate) fn try_reserve_snapshot(
         &mut self,
         last_returned: Option<StepId>,

@@ -1,6 +1,6 @@
 //! Blocks for other nodes: lookups, and holds during their loads.
 //!
-//! A driver calls [`look_up_lendable`](Scheduler::look_up_lendable) for a node that asks, which keeps nothing. For a
+//! A driver calls [`look_up_lendable`](Scheduler::look_up_lendable) when a node asks. A lookup holds nothing. For a
 //! load it calls [`hold_blocks`](Scheduler::hold_blocks), stops the readers of holds that
 //! [`poll_ended_hold`](Scheduler::poll_ended_hold) names, and says with [`release_blocks`](Scheduler::release_blocks)
 //! that these readers have stopped. The load is complete only if the hold was live until then.
@@ -19,18 +19,18 @@ impl Scheduler {
         }
     }
 
-    /// Returns the number of first blocks of a list after which a node could continue that has the blocks before
-    /// `first_block` and loads the others from here. Holds none of them.
+    /// Returns the largest number of first blocks of a list after which a node can continue, if it has the blocks
+    /// before `first_block` and loads the others from this node. Holds none of them.
     pub fn look_up_lendable(&self, list: &BlockList, first_block: u32) -> u32 {
         let path = self.settled_blocks(list);
         self.num_lendable(&path, first_block) as u32
     }
 
-    /// Lends the blocks from `first_block` on of the longest settled prefix of a list, and keeps them as they are: they are
-    /// published, computed by steps that have returned, and whole in every KV group. If they have more pages than may be
-    /// lent, lends the first of them. Ends at `until_us`, after the lease of holds
-    /// ([`hold_lease_us`](crate::SchedulerConfig::hold_lease_us)), when a request needs the pages, or when they turn out
-    /// to be undefined.
+    /// Lends the blocks from `first_block` on of the longest settled prefix of a list, and keeps them unchanged.
+    /// Settled blocks are published, computed by steps that have returned, and whole in every KV group. If they have
+    /// more pages than may be lent, lends only the first of them. The hold ends at `until_us`, after the lease of holds
+    /// ([`hold_lease_us`](crate::SchedulerConfig::hold_lease_us)), when a request needs the pages, or when they turn
+    /// out to be undefined.
     pub fn hold_blocks(
         &mut self,
         list: &BlockList,
@@ -98,7 +98,7 @@ impl Scheduler {
         let fits = |num_blocks: &usize| self.num_pages_behind(first, *num_blocks) <= num_pages;
         let num_fitting = (first..=path.len()).rev().find(fits);
         let path = &path[..num_fitting.unwrap_or(path.len())];
-        // A shorter path may lack pages in groups with windows that the whole one does not need.
+        // In groups with windows, a shorter path may lack pages that the longer path does not need.
         self.kv.num_usable(path, self.inflight.next_step())
     }
 
@@ -124,7 +124,7 @@ impl Scheduler {
         Some(has_lived)
     }
 
-    /// Ends a hold if requests lack pages. Returns whether pages of one are about to be released.
+    /// Ends a hold, because requests lack pages. Returns whether pages of a hold are about to be released.
     pub(super) fn give_up_hold(&mut self) -> bool {
         let now_us = self.pace.now_us();
         self.holds.of_blocks_mut().give_up(now_us)

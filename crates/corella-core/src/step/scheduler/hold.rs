@@ -6,7 +6,8 @@ use crate::{RequestId, Scheduler, SnapshotId, StepId};
 
 impl Scheduler {
     /// Reports that all reads and writes of the request's held pages have ended, and releases them. If the request is
-    /// still exporting, it stops and its pages will not be held. Returns false if no page is held or exported for it.
+    /// still exporting, the export stops, and the request's pages will not be held. Returns false if no page is held or
+    /// exported for it.
     pub fn release_hold(&mut self, request: RequestId) -> bool {
         let Some((pages, state)) = self.holds.remove(request) else {
             return self.stop_exporting(request);
@@ -29,13 +30,13 @@ impl Scheduler {
         was_exporting
     }
 
-    /// Extends the lease of a hold to `lease_us`. Returns false for an unknown hold, or after its lease.
+    /// Extends the lease of a hold to `lease_us`. Returns false for an unknown hold, or after the end of its lease.
     pub fn renew_hold(&mut self, request: RequestId, lease_us: u64) -> bool {
         self.holds.renew(request, lease_us)
     }
 
-    /// Begins the export of a request that has taken its pages. The snapshot for the state after them is reserved now,
-    /// so that one is free when the prompt is computed.
+    /// Begins the export of a request that has taken its pages. The snapshot for the recurrent state after the exported
+    /// rows is reserved now, so that it is there when the prompt is computed.
     pub(super) fn begin_export(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let config = &self.config;

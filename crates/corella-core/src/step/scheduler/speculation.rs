@@ -1,8 +1,9 @@
 //! Speculation: guesses of the next tokens, which the step of a decode computes and checks.
 //!
 //! A step is first planned without guesses; the rest of its budget then goes to drafts. Drafts preempt no request, and
-//! take only pages that no other request is expected to need. An executor's draw after a draft counts only if it has
-//! drawn that draft itself, so outputs equal those of a run without speculation. `feedback.rs` processes them.
+//! take only pages that no other request is expected to need. A draw after a draft counts only if the executor has
+//! drawn the same token as the draft, so outputs equal those of a run without speculation. `feedback.rs` processes the
+//! draws.
 
 use alloc::vec::Vec;
 
@@ -13,8 +14,8 @@ use crate::{RequestId, Scheduler, SlotStart, Speculation, TokenId};
 /// A request that could use guesses in the next step.
 #[derive(Debug)]
 pub struct DraftRequest<'a> {
-    /// Its slot and sampling parameters. A draft model that draws with the same parameters at the
-    /// same position guesses better. `cached_tokens` is empty.
+    /// The request's slot and sampling parameters. A draft model that draws with the same parameters at the same
+    /// position guesses better. `cached_tokens` is empty.
     pub start: SlotStart,
     /// The prompt and the output so far.
     pub tokens: &'a [TokenId],
@@ -23,8 +24,9 @@ pub struct DraftRequest<'a> {
 }
 
 impl Scheduler {
-    /// The requests that could use a draft model's guesses in the next step, and the number of guesses. Empty with
-    /// another kind of speculation, while a step is in flight, or when a prompt is about to take the rest of the step.
+    /// The requests that could use a draft model's guesses in the next step, each with the number of guesses. The list
+    /// is empty with another kind of speculation, while a step is in flight, or when a prompt is about to take the rest
+    /// of the step.
     pub fn draft_requests(&mut self) -> Vec<DraftRequest<'_>> {
         let is_asked = matches!(self.config.speculation, Speculation::Draft { .. });
         if !is_asked || !self.inflight.is_empty() {

@@ -27,8 +27,8 @@ impl Scheduler {
         PageMap::new(self.config.num_pages, max_cells, num_received, state)
     }
 
-    /// The pages whose state the cache does not know, and the number of received pages. The list is empty while no page
-    /// belongs to another node or host memory.
+    /// The states of pages that are received or held, by page, and the number of received pages. The list is empty
+    /// while there are no such pages.
     fn pages_for_others(&self) -> (Vec<Option<PageState>>, usize) {
         let came_with_kv = |index: &_| self.requests[*index].came_with_kv();
         let received = self.remote_kv.iter();
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(views[0].max_tokens, 8);
         assert_eq!(scheduler.request_views(2), views[..2]);
     }
-    /// Only the fetch concerns other nodes.
+    /// Only the fetch has pages for other nodes.
     #[test]
     fn fetched_pages_are_received_until_the_fetch_has_ended() {
         let mut scheduler = scheduler(10);
