@@ -10,18 +10,18 @@ pub struct CudaConfig {
     /// The type of weights and activations.
     pub element: Element,
     pub kv_format: KvFormat,
-    /// The groups of layers with page tables of their own. `None` is one group, which keeps the pages of the whole
-    /// context.
+    /// The groups of layers with page tables of their own. `None` stands for one group, which keeps the pages of the
+    /// whole context.
     pub kv_groups: Option<KvGroups>,
     pub num_pages: u32,
     pub page_size: u32,
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
-    /// The most alternatives whose log-probabilities a request may ask for.
+    /// The largest number of alternatives whose log-probabilities a request may ask for.
     pub max_logprobs: u32,
-    /// Whether the bits of a row depend only on its own sequence. Otherwise the vendor's library computes products of
-    /// many rows, and chooses other kernels for other numbers of rows.
+    /// Whether the bits of a row depend only on the row's sequence. Otherwise the vendor's library computes products of
+    /// many rows, and the number of rows decides which of its kernels it uses.
     pub is_batch_invariant: bool,
     /// Whether decode steps are captured as graphs and replayed.
     pub uses_graphs: bool,

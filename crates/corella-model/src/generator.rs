@@ -1,5 +1,5 @@
-//! The counter-based random number generator: numbers are a pure function of their purpose, without
-//! state.
+//! The counter-based random number generator: a number is a pure function of the seed, the choice and the position,
+//! without state.
 
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {

@@ -4,8 +4,8 @@ use std::fmt;
 
 /// An error about text.
 ///
-/// `Tokenizer*` and `TemplateSyntax` concern the person who chose the model files. The others
-/// belong to one request and become its 400.
+/// `Tokenizer*` and `TemplateSyntax` concern the person who chose the model files. The other errors concern one
+/// request, which gets the status 400.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TextError {
     /// tokenizer.json cannot be used.
@@ -14,7 +14,7 @@ pub enum TextError {
     TokenizerDecoder(String),
     /// The text cannot be tokenized.
     Encode(String),
-    /// The text has more tokens than allowed: at least this many.
+    /// The text has more tokens than allowed: at least `at_least`.
     TooManyTokens { at_least: usize },
     /// The text has an indivisible stretch that is too long for tokenising at once.
     WordTooLong { max_bytes: usize },

@@ -7,9 +7,9 @@ use std::hash::Hash;
 use std::mem;
 use std::sync::{Mutex, PoisonError};
 
-/// A cache in two generations. A found or added entry belongs to the younger one. When that has half of the room, it
-/// becomes the older one, and entries without a use since the last change are dropped. So no use moves entries in a
-/// list, and an entry in constant use always stays.
+/// A cache in two generations. An entry that is found or added belongs to the younger generation. When the younger
+/// generation has half of the room, it becomes the older one, and the entries of the previous older one are dropped. So
+/// a use moves no entries in a list, and an entry in constant use always stays.
 pub(crate) struct RecentCache<K, V> {
     generations: Mutex<[Generation<K, V>; 2]>,
     max_weight: usize,
@@ -58,7 +58,7 @@ impl<K: Eq + Hash, V: Clone> RecentCache<K, V> {
             .generations
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        // Two callers may have missed it at the same time.
+        // Two callers may have missed the entry at the same time.
         if !generations
             .iter()
             .any(|generation| generation.entries.contains_key(&key))

@@ -45,7 +45,7 @@ impl<T> Compilation<T> {
     }
 }
 
-/// A place among the running jobs, which is free again when this is dropped.
+/// A place among the running jobs. Dropping this value frees it.
 struct Turn<'a>(&'a Compiler);
 
 impl<'a> Turn<'a> {

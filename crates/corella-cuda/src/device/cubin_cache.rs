@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: &[u8; 8] = b"corcubin";
 const HEAD_BYTES: usize = 16;
 
-/// A folder of cubins by their sources. Unreadable and unwritable entries are compiled again.
+/// A folder of cubins, by the hash of their sources. If an entry cannot be read, the source is compiled again.
 #[derive(Debug)]
 pub struct CubinCache {
     folder: Option<PathBuf>,

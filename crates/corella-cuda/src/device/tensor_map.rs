@@ -5,19 +5,19 @@ use super::DevicePointer;
 /// A tensor of bf16, and the box of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Aligned to 16 bytes.
+    /// The tensor's address, aligned to 16 bytes.
     pub address: DevicePointer,
-    /// From the innermost, whose elements are adjacent. Its box has 64, which become swizzled rows of 128 bytes in
-    /// shared memory.
+    /// The dimensions, from the innermost on, whose elements are adjacent. A box has 64 elements in the innermost
+    /// dimension, which become swizzled rows of 128 bytes in shared memory.
     pub dims: Vec<TensorDim>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorDim {
     pub len: usize,
-    /// From one index to the next, a multiple of 16 in all dimensions except the innermost.
+    /// The distance from one index to the next in bytes, a multiple of 16 in all dimensions except the innermost.
     pub stride_bytes: usize,
-    /// At most 256. Elements beyond the tensor are copied as zeros.
+    /// The number of elements of the box, at most 256. Elements beyond the tensor are copied as zeros.
     pub box_len: usize,
 }
 

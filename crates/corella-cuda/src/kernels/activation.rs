@@ -23,9 +23,9 @@ pub struct ActivationStep {
     pub num_rows: usize,
     /// The elements of an output row.
     pub width: usize,
-    /// `[row][width]`, or `[row][gates, values][width]` if it is gated.
+    /// `[row][width]`, or `[row][gates, values][width]` for a gated layer.
     pub input: DevicePointer,
-    /// `[row][width]`, which may begin at the address of `input` only if it is not gated.
+    /// `[row][width]`. It may begin at the address of `input` only if the layer is not gated.
     pub out: DevicePointer,
 }
 

@@ -6,7 +6,7 @@
 
 DEVICE u64 atomic_add(u64* counter, u64 addend) { return atomicAdd(counter, addend); }
 
-// Raises a number to another, if that is larger.
+// Replaces a number by `other`, if `other` is larger.
 DEVICE u32 atomic_max(u32* number, u32 other) { return atomicMax(number, other); }
 DEVICE u64 atomic_max(u64* number, u64 other) { return atomicMax(number, other); }
 

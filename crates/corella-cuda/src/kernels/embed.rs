@@ -40,8 +40,8 @@ pub struct EmbedKernel {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct EmbedArgs {
-    /// The step's rows: token, position, slot, span. A row of position -1 is left unchanged. A negative token means the
-    /// one in `drawn`.
+    /// The step's rows: token, position, slot, span. A row of position -1 is left unchanged. A negative token stands
+    /// for the slot's token in `drawn`.
     pub rows: DevicePointer,
     /// `[slot]`: the token that an earlier step drew, a `u32`.
     pub drawn: DevicePointer,

@@ -2,7 +2,7 @@
 
 #include "prelude.cuh"
 
-// The number of the executor's internal steps, which no thread waits for.
+// The id of the executor's internal steps, which no thread waits for.
 #define NO_STEP 0xffffffffffffffffull
 
 struct ProgressArgs {
@@ -12,8 +12,8 @@ struct ProgressArgs {
     u32 padding;
 };
 
-// The earlier kernels are done, so all their keys and values are in the device's memory; the fence orders them before
-// the number for other devices that read them, such as network cards.
+// The earlier kernels are done, so all their keys and values are in the device's memory; the fence orders these before
+// the progress for other devices that read them, such as network cards.
 KERNEL(progress, ProgressArgs) {
     const u64 step = *args.step;
     if (threadIdx.x == 0 && step != NO_STEP) {

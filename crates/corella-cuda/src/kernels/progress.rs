@@ -6,7 +6,7 @@ use crate::device::{DevicePointer, Grid, Kernel, SharedDevice, Stream};
 
 use super::{args_bytes, load_kernel};
 
-/// The number of the executor's internal steps, which no thread waits for.
+/// The id of the executor's internal steps, which no thread waits for.
 pub const NO_STEP: u64 = u64::MAX;
 
 #[derive(Debug)]

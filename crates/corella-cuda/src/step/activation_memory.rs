@@ -4,7 +4,7 @@ use corella_model::{DecoderSpec, DeviceError, LayerSpec};
 
 use crate::device::{DeviceBuffer, Element, PinnedBuffer, SharedDevice};
 
-/// The most rows whose hidden states are fetched at once.
+/// The largest number of rows whose hidden states are fetched at once.
 pub const STATES_AT_ONCE: usize = 256;
 
 /// The memory of rows between kernels, `[rows][...]`.
@@ -21,7 +21,7 @@ pub struct Activations {
     pub branch: DeviceBuffer,
     pub head_input: DeviceBuffer,
     pub logits: DeviceBuffer,
-    /// The step's number, for the kernel that reports its progress.
+    /// The step's id, for the kernel that reports the step's progress.
     pub step: DeviceBuffer,
     pub states: DeviceBuffer,
     pub states_on_host: PinnedBuffer<f32>,
@@ -29,7 +29,7 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Allocates memory for steps of `max_rows` rows, `gate_rows` of them with gates and values side by side, and for
+    /// Allocates memory for steps of `max_rows` rows, with gates and values side by side for `gate_rows` rows, and for
     /// the logits of `logit_rows` rows.
     pub fn new(
         device: &SharedDevice,

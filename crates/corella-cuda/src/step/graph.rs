@@ -8,7 +8,7 @@ pub struct Graphs(Vec<(usize, Graph)>);
 
 impl Graphs {
     /// The numbers of rows for steps of up to `max_rows` rows: dense enough that padding stays small, and so few that
-    /// capturing them takes a second at most.
+    /// capturing their graphs takes a second at most.
     pub fn sizes(max_rows: usize) -> impl Iterator<Item = usize> {
         let small = [1, 2, 4].into_iter();
         let sizes = small.chain((8..64).step_by(8)).chain((64..512).step_by(16));

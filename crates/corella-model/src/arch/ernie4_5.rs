@@ -1,5 +1,5 @@
-//! ERNIE 4.5: Llama with RoPE that rotates neighbours. With experts, some layers have a mixture of them, beside experts
-//! for every token; a bias for each expert counts for their choice.
+//! ERNIE 4.5: Llama with RoPE that rotates neighbours. In models with experts, some layers have a mixture of experts,
+//! beside shared experts for every token. Each expert has a bias that counts in the choice of experts.
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};
@@ -21,7 +21,7 @@ pub const ERNIE4_5: Family = Family {
     ..Family::new(dense)
 };
 
-/// The makers' name of the class before Transformers had it.
+/// The makers' name of the class, from the time before Transformers had the family.
 pub const ERNIE4_5_FIRST: Family = Family {
     architecture: "Ernie4_5_ForCausalLM",
     claims: |_| Ok(false),
@@ -105,7 +105,7 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         Source::File(_) => (0, 0),
     };
     let num_shared = number(NUM_SHARED)?.unwrap_or(default_shared);
-    // Converters write another size for the experts of all tokens, which is right by chance in the published models.
+    // For the shared experts, converters write another size, which is right only by chance in the published models.
     let shared_size = num_shared.saturating_mul(experts.expert.intermediate_size);
     experts.shared = base::shared_expert(&experts.expert, shared_size);
     let start = number(START)?.unwrap_or(default_start);

@@ -8,15 +8,15 @@ use crate::{CheckpointError, DecoderSpec};
 
 /// The definition of a family of models.
 pub struct Family {
-    /// The name of its class, in `architectures` of config.json.
+    /// The name of the family's class, in `architectures` of config.json.
     pub architecture: &'static str,
-    /// The name of its class without a head, which embedding models use there.
+    /// The name of the family's class without a head, which embedding models have in `architectures`.
     pub decoder: &'static str,
     /// `model_type` in config.json.
     pub model_type: &'static str,
     /// `general.architecture` in GGUF files.
     pub gguf: &'static str,
-    /// Whether a GGUF file with that name is of this family: families share some names.
+    /// Whether a GGUF file with the name `gguf` is of this family: families share some names.
     pub claims: fn(&FileFields<'_>) -> Result<bool, CheckpointError>,
     pub spec: ReadSpec,
     pub folder: Layout,

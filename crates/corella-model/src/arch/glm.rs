@@ -63,7 +63,7 @@ fn glm4(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Gives queries, keys and values the biases of the configuration, or `default` if it does not set them.
+/// Gives queries, keys and values the biases that the configuration asks for, or `default` if it does not say.
 pub fn with_biases(
     fields: &dyn Fields,
     mut spec: DecoderSpec,
@@ -77,8 +77,8 @@ pub fn with_biases(
     Ok(spec)
 }
 
-/// The published files were converted from the first form of these models, ChatGLM, which has one matrix for queries,
-/// keys and values. Conversions of the other form lack the base of RoPE.
+/// The published GGUF files were converted from ChatGLM, the first form of these models, which has one matrix for
+/// queries, keys and values. Files that were converted from the other form lack the base of RoPE.
 fn claims(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
     match file.has_tensor("blk.0.attn_qkv.weight") {
         true => Ok(true),

@@ -1,6 +1,6 @@
 //! GLM-4.5: attention as in GLM-4, with RoPE whose pairs are half of the rotated elements apart, and perhaps a norm for
-//! each query and key head. Behind the first layers, experts are scored by sigmoids, beside one for every token; a bias
-//! for each expert counts for their choice.
+//! each query and key head. Behind the first layers, experts are scored by sigmoids, beside a shared expert for every
+//! token. Each expert has a bias that counts in the choice of experts.
 
 use super::base::{self, Base};
 use super::field::{Field, Fields, Source};
@@ -35,7 +35,7 @@ const NUM_SHARED: Field = Field::new("n_shared_experts", "expert_shared_count");
 const NUM_DENSE: Field = Field::new("first_k_dense_replace", "leading_dense_block_count");
 const NORMALISES: Field = Field::new("norm_topk_prob", "expert_weights_norm");
 const WEIGHT_SCALE: Field = Field::new("routed_scaling_factor", "expert_weights_scale");
-/// Experts may be limited to the best groups. All published models have one group.
+/// The number of groups of experts, of which a token may use only the best ones. All published models have one group.
 const NUM_GROUPS: Field = Field::new("n_group", "expert_group_count");
 const QK_NORM: Field = Field::of_folder("use_qk_norm");
 

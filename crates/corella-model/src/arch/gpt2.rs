@@ -23,7 +23,7 @@ pub const GPT2: Family = Family {
         norm: "ln_f",
         layers: "h",
         of_layer: name,
-        // Masks.
+        // The masks of attention.
         buffers: &[".attn.bias", ".attn.masked_bias"],
         ..Layout::FOLDER
     },

@@ -42,7 +42,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         match attention {
             Some(scale) => layer.attention.scale = scale,
             None if is_file => {}
-            // Without a scale, config.json means 1, not the usual scale.
+            // If config.json has no scale, the scale is 1, and not the usual one.
             None => layer.attention.scale = 1.0,
         }
         layer.residual_scale = residual;

@@ -1,5 +1,5 @@
 //! MiniMax M2: Mixtral with one norm over all query heads and one over all key heads, RoPE over a part of each head,
-//! and experts that are scored by sigmoids. A bias for each expert counts for their choice.
+//! and experts that are scored by sigmoids. Each expert has a bias that counts in the choice of experts.
 
 use super::base::{self, Base, HEAD_DIM};
 use super::field::{Field, Fields, Source};

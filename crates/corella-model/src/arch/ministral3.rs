@@ -1,5 +1,5 @@
 //! Ministral 3: Mistral with YaRN, and queries that grow with their positions. Published models are multimodal, and
-//! only their decoder is used. So is Mistral Small 3.1, which has the same kind of configuration and is a Mistral.
+//! only their decoder is used. Mistral Small 3.1 has the same kind of configuration, and its decoder is a Mistral.
 
 use super::base::{self, Base};
 use super::field::{Field, Fields, FileFields, Source};
@@ -46,7 +46,7 @@ fn ministral3(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Files of Mistral Small 3.1 have the name of this family, and their queries do not grow.
+/// GGUF files of Mistral Small 3.1 also have the name of this family, but its queries do not grow.
 fn query_growth_of_file(file: &FileFields<'_>) -> Result<Option<QueryGrowth>, CheckpointError> {
     const BETA: Field = Field::of_file("attention.temperature_scale");
     let Some(beta) = file.try_number(BETA)?.filter(|&beta| beta != 0.0) else {
@@ -58,7 +58,7 @@ fn query_growth_of_file(file: &FileFields<'_>) -> Result<Option<QueryGrowth>, Ch
     }))
 }
 
-/// Transformers reads both numbers with any type of RoPE.
+/// Transformers reads both parameters of the growth with any type of RoPE.
 fn query_growth(config: &JsonObject<'_>) -> Result<QueryGrowth, CheckpointError> {
     let Some(parameters) = rotary::parameters(config)? else {
         return Err(config.missing("rope_parameters"));

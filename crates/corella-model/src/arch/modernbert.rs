@@ -70,7 +70,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             ..AttentionSpec::plain(num_heads, num_heads, head_dim, rotary.clone())
         };
         let mut layer = LayerSpec::plain(attention, BranchNorms::before(norm), mlp.clone());
-        // The embeddings are normed just before the first layer.
+        // The first layer has no such norm, because the embeddings are normed just before it.
         layer.attention_norms.before = (index > 0).then_some(norm);
         layer
     });
@@ -87,7 +87,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     })
 }
 
-/// Whether each layer is a local one.
+/// For each layer, whether its attention is local.
 fn local_layers(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
     if let Some(types) = base::sliding_layers(fields, num_layers)? {
         return Ok(types);

@@ -39,7 +39,7 @@ const POSITIONS: Names = [Field::of_folder("n_positions"), MAX_POSITION];
 const NORM_EPS: Names = [Field::of_folder("layer_norm_epsilon"), EPS];
 const ACTIVATIONS: Names = [Field::of_folder("activation_function"), ACTIVATION];
 
-/// The field under its present name.
+/// The field under the name that the configuration has.
 fn named(fields: &dyn Fields, [own, common]: Names) -> Field {
     let is_there = match fields.source() {
         Source::Folder(config) => config.get(own.folder).is_some(),

@@ -1,5 +1,5 @@
-//! OLMo 3: OLMo 2 with a sliding window in three of four layers. RoPE is scaled only in the layers
-//! without one. Its GGUF files declare OLMo 2.
+//! OLMo 3: OLMo 2 with a sliding window in three of four layers. RoPE is scaled only in the layers without a window.
+//! Its GGUF files declare OLMo 2.
 
 use super::base;
 use super::field::{Field, Fields, Source};

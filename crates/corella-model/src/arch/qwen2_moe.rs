@@ -1,5 +1,5 @@
-//! Qwen2-MoE: Qwen2 with a mixture of experts in most layers, beside an expert for every token, whose output is weighed
-//! for each token.
+//! Qwen2-MoE: Qwen2 with a mixture of experts in most layers, beside a shared expert, whose output has a weight of its
+//! own for each token.
 
 use super::base::{self, Biases, INTERMEDIATE_SIZE};
 use super::field::{Field, Fields};
@@ -36,7 +36,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     };
     let mut experts = qwen3_moe::experts(fields, expert)?;
     experts.normalises = fields.flag(NORMALISES)?;
-    // Older GGUF files lack the size, which equals that of layers without experts.
+    // Older GGUF files lack the size of shared experts. It equals the size of MLPs in layers without experts.
     let shared_size = match fields.try_size(SHARED_SIZE)? {
         Some(size) => size,
         None => fields.size(INTERMEDIATE_SIZE)?,
@@ -49,7 +49,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Gives every second one of the lower layers a window, if windows are in use.
+/// Gives every second layer among the lower ones a window, if windows are in use.
 fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
     if !fields.flag(qwen2::USES_WINDOWS)? {
         return Ok(());

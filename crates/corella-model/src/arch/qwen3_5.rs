@@ -1,5 +1,6 @@
 //! Qwen3.5: the layers of Qwen3-Next, with one projection for queries, keys and values together. Published models are
-//! multimodal, and only their decoder is used. Its RoPE of three positions is the plain one for text.
+//! multimodal, and only their decoder is used. The decoder's RoPE has three positions for each token, which are equal
+//! for text, so that it is plain RoPE.
 
 use super::base::{self, Base};
 use super::field::Fields;
@@ -70,7 +71,7 @@ fn dense(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// All layers have experts, whose weights always have a sum of 1.
+/// All layers have experts, and the weights of a token's experts always add up to 1.
 fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let base = Base {
         intermediate_size: EXPERT_SIZE,

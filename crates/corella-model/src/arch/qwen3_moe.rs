@@ -14,7 +14,7 @@ pub const QWEN3_MOE: Family = Family {
 };
 
 const NUM_EXPERTS: Field = Field::new("num_experts", "expert_count");
-/// Transformers 5 writes this name.
+/// The number of experts, under the name that Transformers 5 writes.
 const NUM_LOCAL_EXPERTS: Field = Field::of_folder("num_local_experts");
 const NUM_EXPERTS_PER_TOKEN: Field = Field::new("num_experts_per_tok", "expert_used_count");
 pub const EXPERT_SIZE: Field = Field::new("moe_intermediate_size", "expert_feed_forward_length");
@@ -35,14 +35,14 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..mlp.clone()
     };
     let mut experts = experts(fields, expert)?;
-    // All GGUF files of the family set it.
+    // In all GGUF files of the family, the weights are divided by their sum.
     let is_file = matches!(fields.source(), Source::File(_));
     experts.normalises = is_file || fields.flag(NORMALISES)?;
     set_experts(fields, &mut spec, &experts)?;
     Ok(spec)
 }
 
-/// The number of experts, and the number of them for each token.
+/// Reads the number of experts in a layer, and the number of experts that each token uses.
 pub fn experts(fields: &dyn Fields, expert: MlpSpec) -> Result<ExpertSpec, CheckpointError> {
     let field = match fields.try_size(NUM_LOCAL_EXPERTS)? {
         Some(_) => NUM_LOCAL_EXPERTS,

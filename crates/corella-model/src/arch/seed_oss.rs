@@ -39,7 +39,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Converters follow the name in folders of the norm of the MLP's input, `post_attention_layernorm`.
+/// Converters name the norm of the MLP's input after its name in folders, `post_attention_layernorm`.
 pub fn name_in_file(tensor: LayerTensor) -> Stored {
     match tensor {
         LayerTensor::MlpNorm => Stored::whole("post_attention_norm"),

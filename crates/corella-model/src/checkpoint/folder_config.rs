@@ -73,8 +73,8 @@ mod tests {
                 Some(("generation_config.json", generation.as_bytes())),
             );
             let mut read = read.unwrap();
-            // The divisors of so small a model fit several lengths, including the folder's. The
-            // search finds the shortest.
+            // The divisors of such a small model fit several original lengths, among them the folder's. The search
+            // finds the shortest one.
             for layer in &mut read.spec.layers {
                 let rotary = layer.attention.rotary.as_mut().unwrap();
                 if let RotaryScaling::Llama3 {

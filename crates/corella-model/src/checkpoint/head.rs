@@ -1,4 +1,4 @@
-//! The output head of a folder. If files and config.json differ, the files count.
+//! The output head of a folder. If the files differ from config.json, the files count.
 
 use crate::file::file_tensor::{FileTensor, TensorSource};
 use crate::{CheckpointError, ModelConfig, RowOrder};

@@ -17,7 +17,7 @@ pub struct ModelConfig {
     pub has_head: bool,
     /// The number of rows of the stored embedding and head. Rows from `spec.vocab_size` on are unused.
     pub num_vocab_rows: usize,
-    /// The type in the configuration. Each tensor's own type takes precedence.
+    /// The type of weights in the configuration. The type of a tensor in its file takes precedence.
     pub dtype: Option<DType>,
     /// The integer storage of matrices, if any.
     pub quantization: Option<Quantization>,
@@ -46,7 +46,7 @@ impl ModelConfig {
         let architecture = Architecture::of_folder(&fields)?;
         let config = fields.object();
         let spec = architecture.spec(&fields)?;
-        // Multimodal models have the tokens of their decoder in its object.
+        // Multimodal models have the decoder's special tokens in the object that describes the decoder.
         let token_ids = |field| match config.token_ids(field)? {
             ids if !ids.is_empty() => Ok(ids),
             ids => match config.try_object("text_config")? {

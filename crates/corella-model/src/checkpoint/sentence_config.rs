@@ -15,7 +15,7 @@ use crate::{CheckpointError, ClassHead, HeadActivation, HeadStep, VectorHead};
 /// The conversion of a model's hidden states to vectors and scores.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SentenceConfig {
-    /// `None` if the folder does not set it.
+    /// The pooling; `None` if the folder does not set one.
     pub pooling: Option<Pooling>,
     /// The layers behind the pooled hidden state, except for the last norm.
     pub head: VectorHead,

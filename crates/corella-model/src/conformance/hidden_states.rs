@@ -8,8 +8,8 @@ use super::{Suite, assert_same, borrow_prefix};
 const POOLINGS: [Pooling; 2] = [Pooling::LastToken, Pooling::Mean];
 
 impl Suite<'_> {
-    /// The hidden states of prompts do not depend on chunks, pages, threads, steps in flight or other requests, and a
-    /// request for one changes no draw of others.
+    /// The hidden states of prompts do not depend on chunks, pages, threads, steps in flight or other requests. A
+    /// request for a hidden state changes no draw of other requests.
     pub(super) fn hidden_states_depend_on_their_prompt_only(&self, expected: &[Vec<Sample>]) {
         for pooling in POOLINGS {
             let scripts: Vec<_> = self
@@ -58,7 +58,7 @@ impl Suite<'_> {
         }
     }
 
-    /// A decoder's hidden state of a token equals that of the last token of the prompt up to it.
+    /// In a decoder, the hidden state of a token equals that of the last token of a prompt that ends with it.
     pub(super) fn a_mean_is_that_of_the_last_tokens(&self) {
         let script = self.script(31, self.page_size + 2, SamplingParams::GREEDY);
         let mut sum = Vec::new();

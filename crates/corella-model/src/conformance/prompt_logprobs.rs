@@ -7,7 +7,7 @@ use super::{NUM_LOGPROBS, Suite};
 
 impl Suite<'_> {
     /// A prompt's log-probabilities do not depend on chunks, pages, steps in flight or other requests, they change no
-    /// draw, and they equal those of a draw at the same position.
+    /// draw, and they equal the log-probabilities of a draw at the same position.
     pub(super) fn prompts_are_scored_as_draws_are(&self, expected: &[Vec<Sample>]) {
         let mut scripts = self.scripts();
         for script in &mut scripts {
@@ -45,7 +45,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Draws behind the tokens before a position, and compares.
+    /// Draws a token at a position, and compares its log-probabilities with the scored ones.
     fn check_scored_as_drawn(
         &self,
         driver: &mut Driver,

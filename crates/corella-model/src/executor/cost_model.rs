@@ -11,7 +11,8 @@ pub struct CostModel {
     pub per_step_us: f64,
     /// The cost per computed token of a prompt.
     pub per_token_us: f64,
-    /// The cost per computed token of a decode, drafts included. A prompt's last token alone counts as a decode.
+    /// The cost per computed token of a decode, drafts included. A chunk that consists of only a prompt's last token
+    /// counts as a decode.
     pub per_decode_us: f64,
     /// The cost per thousand pairs of a token and a position that it attends to.
     pub per_attended_kilotoken_us: f64,

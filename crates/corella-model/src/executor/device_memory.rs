@@ -7,7 +7,7 @@ pub struct DeviceMemory {
     pub available_bytes: u64,
     /// Bytes that could be used if no other program ran.
     pub total_bytes: u64,
-    /// The default share of the KV cache in the memory beside the weights, from 0 to 1.
+    /// The share of the memory beside the weights that the KV cache gets by default, from 0 to 1.
     pub default_share: f64,
     /// All memory of the host in bytes, for a device with memory of its own.
     pub host_bytes: Option<u64>,
@@ -24,7 +24,7 @@ impl DeviceMemory {
         }
     }
 
-    /// The rest when `num_bytes` are used otherwise.
+    /// The memory that remains if `num_bytes` are used otherwise.
     pub fn without(self, num_bytes: u64) -> Self {
         Self {
             available_bytes: self.available_bytes.saturating_sub(num_bytes),
@@ -34,8 +34,8 @@ impl DeviceMemory {
     }
 }
 
-/// Memory that can be allocated now without swapping: the smaller of the machine's free memory and
-/// the control group's.
+/// Memory that can be allocated now without swapping: the smaller of the free memory of the machine and of the control
+/// group.
 fn available_bytes() -> u64 {
     // If neither can be read, assume an amount that most machines have.
     const UNKNOWN: u64 = 4 << 30;

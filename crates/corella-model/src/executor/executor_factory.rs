@@ -1,5 +1,5 @@
 //! The factory of an engine's executor: a device's memory and abilities, a model's use of them, and the loading. Every
-//! backend has a factory, so that the code that plans memory and loads models names none of them.
+//! backend has a factory, so that the code that plans memory and loads models names no backend.
 
 use std::fs::File;
 
@@ -14,7 +14,7 @@ use crate::{
 pub trait ExecutorFactory: Send + Sync {
     fn device(&self) -> DeviceTraits;
 
-    /// The format in which weights are held for `asked`, or by default.
+    /// The format in which weights are kept if the operator asks for `asked`, or for no format.
     fn weight_format(
         &self,
         asked: Option<WeightFormat>,
@@ -31,8 +31,8 @@ pub trait ExecutorFactory: Send + Sync {
         format: KvFormat,
     ) -> u64;
 
-    /// Bytes of each running request's state in the recurrent layers of a model; 0 for other models, and on devices
-    /// without such states.
+    /// The size of a running request's state in the recurrent layers of a model, in bytes; 0 for models without such
+    /// layers, and on devices without such states.
     fn state_bytes(&self, _spec: &DecoderSpec, _limits: &SchedulerConfig) -> u64 {
         0
     }
@@ -61,9 +61,9 @@ pub trait ExecutorFactory: Send + Sync {
 #[derive(Clone, Debug)]
 pub struct DeviceTraits {
     pub memory: DeviceMemory,
-    /// Whether executors read a checkpoint's weights. The others make up tokens.
+    /// Whether executors read a checkpoint's weights. Otherwise they make up tokens.
     pub reads_weights: bool,
-    /// The most pipeline stages; `None` is one for each layer.
+    /// The largest number of pipeline stages; `None` stands for one stage for each layer.
     pub max_stages: Option<usize>,
     pub takes_adapters: bool,
     /// Whether executors run the draft head of a model.
@@ -73,16 +73,16 @@ pub struct DeviceTraits {
 /// The model and the limits of an executor.
 pub struct ExecutorPlan<'a> {
     pub spec: DecoderSpec,
-    /// Given if [`DeviceTraits::reads_weights`].
+    /// The weights, given if [`DeviceTraits::reads_weights`].
     pub weights: Option<DecoderWeights>,
     pub limits: &'a SchedulerConfig,
-    /// `None` keeps the checkpoint's format.
+    /// The format for weights; `None` keeps the checkpoint's format.
     pub weight_format: Option<WeightFormat>,
     pub kv_format: KvFormat,
     pub kv_groups: KvGroups,
     /// The largest rank of the adapters that may be loaded; `None` leaves no room for adapters.
     pub max_adapter_rank: Option<usize>,
-    /// Whether the model drafts for another. Its steps are not recorded in profiles.
+    /// Whether the model drafts for another model. The steps of such a model are not recorded in profiles.
     pub is_draft: bool,
     /// An image from an executor of the same weights, layout and weight format.
     pub image: Option<File>,
@@ -98,7 +98,7 @@ pub struct BuiltExecutor {
     pub image: Option<Box<dyn WeightImage>>,
 }
 
-/// The bytes of weights that were costly to compute. It keeps their memory alive.
+/// The bytes of weights that were costly to compute. The image keeps the memory of these bytes alive.
 pub trait WeightImage: Send {
     /// Whether the weights were read from an image.
     fn is_read(&self) -> bool;

@@ -9,8 +9,8 @@ use corella_core::BatchOutput;
 use crate::executor::{CallerWaker, StepWaker};
 use crate::{DeviceError, ExecutorError};
 
-/// The number of commands or results that a queue holds. Steps in flight (`SchedulerConfig::max_inflight_steps`)
-/// need fewer: each is submitted, masked and drawn.
+/// The number of commands or results that a queue holds. Steps in flight (`SchedulerConfig::max_inflight_steps`) need
+/// fewer entries: a step has a few commands and one result.
 pub const STEP_QUEUE_LEN: usize = 64;
 
 /// A command to the first of the threads.
@@ -25,7 +25,7 @@ pub trait StepCommand: Send + 'static {
 /// A step's result, on its way to the caller.
 pub type StepResult = Result<BatchOutput, ExecutorError>;
 
-/// The threads of an executor, and the channels to them. It closes and joins them when it is dropped.
+/// The threads of an executor, and the channels to them. Dropping this value closes the channels and joins the threads.
 pub struct StepThreads<C: StepCommand> {
     commands: SyncSender<C>,
     results: Receiver<StepResult>,
@@ -34,7 +34,7 @@ pub struct StepThreads<C: StepCommand> {
 }
 
 impl<C: StepCommand> StepThreads<C> {
-    /// Without threads yet. Returns the threads' ends of both channels.
+    /// Makes the channels, and no threads yet. Returns the threads' ends of both channels.
     pub fn new() -> (Self, Receiver<C>, SyncSender<StepResult>) {
         let (commands, receiver) = sync_channel(STEP_QUEUE_LEN);
         let (sender, results) = sync_channel(STEP_QUEUE_LEN);
@@ -52,7 +52,7 @@ impl<C: StepCommand> StepThreads<C> {
         self.commands.clone()
     }
 
-    /// Wakes the caller. It belongs to the thread that sends results, behind their sender.
+    /// The waker of the caller. The thread that sends results owns it, and must drop it after the sender of results.
     pub fn waker(&self) -> CallerWaker {
         CallerWaker(Arc::clone(&self.waker))
     }

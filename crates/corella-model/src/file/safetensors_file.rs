@@ -98,7 +98,7 @@ fn truncation(bytes: &[u8]) -> Option<String> {
         return Some(format!("is truncated: {} bytes", bytes.len()));
     };
     let header_len = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-    // The first bytes of a text file, read as a length, would be absurdly large.
+    // If the file is a text, its first bytes, read as a length, give an absurdly large number.
     if header_len > rest.len() && header_len <= 100_000_000 {
         return Some(format!(
             "is truncated: {} bytes, but its header alone has {header_len}",

@@ -6,7 +6,7 @@ use corella_core::TokenId;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndToken {
     pub id: TokenId,
-    /// The file, or the key of a GGUF file, that is the first to name it.
+    /// The file, or the key of a GGUF file, that is the first to name the token.
     pub named_by: String,
 }
 

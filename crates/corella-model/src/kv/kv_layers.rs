@@ -8,12 +8,12 @@ use corella_core::KvGroup;
 use crate::{KvGroups, KvLayer};
 
 /// The place of each layer's keys and values: the KV group, and the position in its pages. Nodes name layers by their
-/// numbers in the model, because pages have other layers under another division into stages.
+/// index in the model, because the layers of a page depend on the division into stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayers {
     groups: Vec<KvGroup>,
     num_layers: u32,
-    /// Empty if a page has all layers in their order.
+    /// The places of the model's layers; empty if a page has all layers in their order.
     places: Vec<KvLayer>,
 }
 
@@ -46,7 +46,7 @@ impl KvLayers {
     }
 
     /// The layers of pipeline stages, whose parts of a page lie one behind the other. Recurrent layers, and layers that
-    /// read the keys and values of others, have no number.
+    /// read the keys and values of others, are not counted.
     pub fn new(groups: &KvGroups, stages: impl IntoIterator<Item = Range<usize>>) -> Self {
         let mut places = Vec::new();
         let mut first = 0;

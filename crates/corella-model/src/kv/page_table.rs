@@ -2,8 +2,8 @@
 
 use corella_core::PageId;
 
-/// The pages of a sequence in one KV group, from the first one that the step reads or writes. In a
-/// group with a window, earlier pages may belong to other sequences by now, and are not listed.
+/// The pages of a sequence in one KV group, from the first one that the step reads or writes. In a group with a window,
+/// earlier pages may already belong to other sequences, and are not listed.
 #[derive(Clone, Copy, Debug)]
 pub struct PageTable<'a> {
     first: usize,
@@ -16,7 +16,7 @@ impl<'a> PageTable<'a> {
         Self { first, pages }
     }
 
-    /// The number of the first listed entry.
+    /// The index of the first listed entry.
     pub fn first(&self) -> usize {
         self.first
     }

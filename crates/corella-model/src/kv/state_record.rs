@@ -4,15 +4,15 @@ use std::fmt;
 
 use corella_core::SnapshotId;
 
-/// The version of the layout of records. Nodes with different versions do not exchange states: it is part of the
-/// fingerprint of models with recurrent layers.
+/// The version of the layout of records. Nodes with different versions do not exchange states, because the version is
+/// part of the fingerprint of models with recurrent layers.
 pub(crate) const RECORD_VERSION: u32 = 1;
 
 /// The recurrent states in an executor's snapshots. A snapshot has a record for each recurrent layer, with the layer's
-/// state behind a number of tokens. Records depend only on the model and that number, so executors with other limits,
-/// pipeline stages or options have the same.
+/// state behind a number of tokens. A record depends only on the model and the tokens, so executors with other limits,
+/// pipeline stages or options have the same records.
 ///
-/// Layers are counted among the recurrent ones of the model.
+/// A layer's index counts only the recurrent layers of the model.
 pub trait StateRecords: Send + Sync {
     fn num_layers(&self) -> u32;
 
@@ -20,7 +20,7 @@ pub trait StateRecords: Send + Sync {
     fn num_bytes(&self, layer: u32, num_tokens: u32) -> usize;
 
     /// Copies a layer's record out of a snapshot, which must be behind `num_tokens` tokens. The step that takes the
-    /// snapshot has returned, and the core keeps it until the call is complete.
+    /// snapshot has returned, and the core keeps the snapshot until the call is complete.
     fn read(
         &self,
         layer: u32,

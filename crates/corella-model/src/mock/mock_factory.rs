@@ -10,7 +10,7 @@ use crate::{
 
 /// Makes executors that make up tokens.
 pub struct MockFactory {
-    /// The settings of a model; its sizes come from the plan.
+    /// The settings of the model. Its sizes come from the plan of each executor.
     config: MockConfig,
 }
 
@@ -24,7 +24,7 @@ impl ExecutorFactory for MockFactory {
     fn device(&self) -> DeviceTraits {
         DeviceTraits {
             memory: DeviceMemory {
-                // The pages are never written, so they take no memory.
+                // Memory is no limit: pages that are never written take no memory.
                 total_bytes: u64::MAX,
                 ..DeviceMemory::of_host()
             },

@@ -7,9 +7,9 @@ use crate::mock::mock_model::Sequence;
 /// Replies that the mock gives word for word before it ends.
 #[derive(Clone, Debug, Default)]
 pub struct MockScript {
-    /// A request gets the reply of its seed: the seed modulo their number.
+    /// A request gets the reply whose index is its seed modulo the number of replies.
     pub seeded: Vec<Vec<TokenId>>,
-    /// A request gets the reply whose cue ends last in its prompt. These override seeded ones.
+    /// A request gets the reply whose cue ends last in its prompt. These replies override seeded ones.
     pub cued: Vec<CuedReply>,
 }
 

@@ -5,7 +5,7 @@
 /// rounding.
 pub fn int8_scale(largest_bits: u32) -> (f32, f32) {
     const INFINITE: u32 = f32::INFINITY.to_bits();
-    // A NaN or an infinity spoils the row.
+    // A NaN or an infinity makes the whole row NaN.
     let (scale, inverse) = match largest_bits {
         0 => (0.0, 0.0),
         1..INFINITE => {

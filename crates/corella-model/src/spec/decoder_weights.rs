@@ -2,10 +2,10 @@
 
 use crate::{EncoderWeights, LayerWeights, Tensor};
 
-/// The sources of the layers' own inputs. A row has the inputs of all layers, one after the other.
+/// The weights from which the layers' own inputs are computed. A row has the inputs of all layers, one after the other.
 #[derive(Clone)]
 pub struct PerLayerWeights {
-    /// The looked-up half, `[token][layer][element]`.
+    /// The table of the half that is looked up, `[token][layer][element]`.
     pub table: Tensor,
     /// The projection of embeddings.
     pub projection: Tensor,
@@ -40,7 +40,7 @@ pub struct DecoderWeights {
     pub lm_head: Option<Tensor>,
     /// The weights of encoders only; empty for a decoder.
     pub encoder: EncoderWeights,
-    /// The sources of the layers' own inputs, if any.
+    /// The weights for the layers' own inputs, if any.
     pub per_layer: Option<PerLayerWeights>,
     /// The draft head, if requested.
     pub draft_head: Option<DraftHeadWeights>,

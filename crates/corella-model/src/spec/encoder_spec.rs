@@ -5,8 +5,8 @@
 
 use crate::{NormSpec, Tensor};
 
-/// The parts of an encoder beyond a decoder's. It reads a text as a whole, so its attention is bidirectional and keeps
-/// no keys or values for later steps.
+/// The parts of an encoder beyond a decoder's. An encoder reads a text as a whole, so its attention is bidirectional
+/// and keeps no keys or values for later steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderSpec {
     /// The norm of the embeddings, which begins the residual stream.
@@ -16,8 +16,8 @@ pub struct EncoderSpec {
     pub num_segments: usize,
     /// The row of a text's first token in the table of learned positions (2 in RoBERTa).
     pub first_position: usize,
-    /// Whether a norm behind a layer's part takes the residual stream with the part (BERT) instead of the part alone.
-    /// The last layer's norm is then the norm before the head.
+    /// Whether the norm behind a part of a layer norms the sum of the residual stream and the part's output (BERT),
+    /// instead of the output alone. The last layer's norm is then the norm before the head.
     pub norms_sums: bool,
 }
 

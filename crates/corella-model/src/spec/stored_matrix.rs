@@ -9,10 +9,10 @@ use crate::{
 pub struct StoredMatrix {
     /// The type of its elements, or the type to which its integers are decoded.
     pub dtype: DType,
-    /// Whether the checkpoint stores fewer bits, from which the elements are computed.
+    /// Whether the checkpoint stores the elements with fewer bits than `dtype`.
     pub is_quantised: bool,
     pub groups: Option<GroupFormat>,
-    /// Whether these are integers of 8 bits with a scale per output channel.
+    /// Whether the matrix consists of 8-bit integers with a scale per output channel.
     pub has_int8_rows: bool,
 }
 
@@ -74,8 +74,8 @@ impl StoredMatrices {
         stored
     }
 
-    /// The format of integers that keeps matrices in their stored form, or nearly so; the smallest
-    /// of several. `None` if matrices of the layers stay floats.
+    /// The format of integers that keeps matrices in their stored form, or nearly so; if several formats do, the
+    /// smallest. `None` if matrices of the layers stay floats.
     pub fn integer_format(&self) -> Option<WeightFormat> {
         let of_layers = || self.layers.iter().chain(&self.experts);
         let group_len = |bits| {

@@ -34,7 +34,7 @@ impl SpanPool {
         }
     }
 
-    /// `None` if the span began behind the wanted states.
+    /// The pooled hidden state; `None` if the span began behind the states that it needs.
     pub fn pooled(&self) -> Option<HiddenState> {
         (!self.state.is_empty()).then(|| self.state[..].into())
     }

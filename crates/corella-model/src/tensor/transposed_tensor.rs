@@ -11,7 +11,7 @@ pub struct TransposedTensor {
     file: Arc<dyn FileBytes>,
     range: Range<usize>,
     element_bytes: usize,
-    /// The number of stored rows, which are inputs, and their length.
+    /// The number of stored rows, each of which is an input, and the length of a row.
     num_inputs: usize,
     num_stored: usize,
     /// The first output and the number of outputs.

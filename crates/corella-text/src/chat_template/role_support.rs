@@ -25,7 +25,7 @@ impl RoleSupport {
     pub fn of(template: &ChatTemplate) -> Self {
         let shows = |roles: &[&str]| shows_all(template, roles);
         let takes_any_role = template.takes_role("proberole");
-        // A name that a template prints like any other is not one that its model knows.
+        // If a template prints any role name, the model need not know the name `developer`.
         let is_known = !takes_any_role || template.sources().contains("developer");
         let writes_calls = shows_calls(template, 1);
         Self {

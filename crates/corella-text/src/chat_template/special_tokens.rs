@@ -6,19 +6,19 @@ use serde_json::Value as Json;
 
 use crate::error::TextError;
 
-/// Special tokens, under their names in templates. An absent one is undefined and prints nothing.
+/// Special tokens, under their names in templates. An absent token is undefined and prints nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     pub bos_token: Option<String>,
     pub eos_token: Option<String>,
     pub unk_token: Option<String>,
     pub pad_token: Option<String>,
-    /// The other ones, such as `image_token`.
+    /// All other special tokens, such as `image_token`.
     pub others: BTreeMap<String, String>,
 }
 
 impl SpecialTokens {
-    /// Tokens by name, as Transformers reads them. The file of the map counts if the configuration is of an older
+    /// Tokens by name, as Transformers reads them. special_tokens_map.json counts if the configuration is of an older
     /// version, without a table of added tokens.
     pub(crate) fn of_files(
         config: &Json,

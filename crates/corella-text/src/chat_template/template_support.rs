@@ -11,7 +11,7 @@ pub struct RoleSupport {
     pub takes_late_system: bool,
     /// Roles of any name.
     pub takes_any_role: bool,
-    /// Several calls in one message of the assistant. True as well if it writes no calls at all.
+    /// Several calls in one message of the assistant. Also true if the template writes no calls at all.
     pub takes_calls_together: bool,
     /// A call as the text of a message of the assistant whose `metadata` is the tool's name, with its result as an
     /// `observation`. Such a template, like GLM-4's, writes no calls in another form.
@@ -36,11 +36,11 @@ pub struct ToolSupport {
 /// The turns of clients that a template accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnSupport {
-    /// Two messages of the user behind each other.
+    /// Two messages of the user, one behind the other.
     pub takes_users_together: bool,
-    /// A message of the user behind a tool's result. True as well if it writes no results of tools.
+    /// A message of the user behind a tool's result. Also true if the template writes no results of tools.
     pub takes_user_behind_result: bool,
-    /// Ids of calls that are not nine letters and digits. True as well if it writes no results of tools.
+    /// Ids of calls that are not nine letters and digits. Also true if the template writes no results of tools.
     pub takes_long_call_ids: bool,
     pub thoughts: ThoughtSupport,
 }
@@ -48,7 +48,7 @@ pub struct TurnSupport {
 /// The form of thoughts behind a call in a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThoughtSupport {
-    /// `reasoning_content`, or none.
+    /// `reasoning_content`, or no thoughts.
     Usual,
     /// `thinking`, as in gpt-oss.
     Thinking {

@@ -5,11 +5,11 @@ use std::fmt;
 /// The reason for which a grammar cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrammarError {
-    /// The place in a JSON schema, as a path of keys (`properties.age`). Empty at its root, and for other kinds of
-    /// grammars, whose reason names line and column where known.
+    /// The place in a JSON schema, as a path of keys (`properties.age`). Empty for the root of the schema, and for
+    /// other kinds of grammars: their reason names line and column where known.
     pub place: String,
     pub reason: String,
-    /// The wrong part of a composed grammar, if the error lies in one alone.
+    /// The index of the wrong part of a composed grammar, if the error lies in a single part.
     pub(crate) part: Option<usize>,
 }
 

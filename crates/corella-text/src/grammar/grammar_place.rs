@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value};
 
-/// The most parts of a schema that are compiled alone in search of an error.
+/// The largest number of parts that are compiled alone in search of an error.
 const MAX_TRIES: usize = 64;
 
 /// The path to the innermost part of `schema` that fails alone for the same reason. `error_of` compiles a part and
-/// returns its error. References of parts into the definitions of the whole stay valid.
+/// returns its error. References from a part to definitions of the whole schema stay valid.
 pub(crate) fn place_of_error(
     schema: &Value,
     reason: &str,
@@ -27,7 +27,7 @@ pub(crate) fn place_of_error(
 }
 
 /// The schemas directly inside a schema, with their paths. Definitions come first, because a schema that refers to a
-/// wrong one fails, too.
+/// wrong definition fails, too.
 fn parts(schema: &Value) -> Vec<(String, &Value)> {
     let Some(fields) = schema.as_object() else {
         return Vec::new();

@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::{GrammarError, GrammarSource};
 
-/// The largest grammar. llguidance also limits the cost of compiling: by the size of the compiled grammar, and by steps
-/// of its lexer.
+/// The size of the largest grammar. llguidance also limits the cost of compiling: by the size of the compiled grammar,
+/// and by steps of its lexer.
 pub(crate) const MAX_SOURCE_BYTES: usize = 256 << 10;
 /// The deepest nesting of brackets. Parsers of regular expressions and of Lark's notation recurse.
 pub(crate) const MAX_NESTING: usize = 200;
-/// Different classes of characters far from ASCII.
+/// The largest number of different classes with characters beyond ASCII.
 const MAX_WIDE_CLASSES: usize = 300;
 
 pub(crate) fn check_size(source: &GrammarSource) -> Result<(), GrammarError> {
@@ -36,7 +36,7 @@ pub(crate) fn check_size(source: &GrammarSource) -> Result<(), GrammarError> {
     Err(GrammarError::at_root(reason))
 }
 
-/// The reason against compiling a regular expression, before it is parsed.
+/// The reason for which a regular expression is not compiled. Found before it is parsed.
 pub(crate) fn nesting_error(regex: &str) -> Option<String> {
     (nesting(regex) > MAX_NESTING).then(too_nested)
 }

@@ -15,8 +15,8 @@ use serde_json::Value;
 pub(crate) use self::look_around::LOOK_AROUND;
 use crate::GrammarError;
 
-/// The schema for compilation. It allows the same answers, or fewer: objects have only the members that it names,
-/// unless it mentions others, and a look-ahead may be replaced.
+/// The schema for compilation. It allows the same answers as the caller's schema, or fewer: objects have only the named
+/// members unless the schema mentions others, and a look-ahead may be replaced.
 ///
 /// # Errors
 /// A reference that leads back to itself, or a pattern that cannot be rewritten.

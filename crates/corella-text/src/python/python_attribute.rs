@@ -27,7 +27,7 @@ pub const MAPPING_METHODS: [&str; 11] = [
 /// Methods that change a value. Transformers forbids them, so Jinja2 does not find them.
 const CHANGING_METHODS: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
 
-/// An uncalled method. It is true, and prints as in Python, except for the address.
+/// A method that is not called. It is true, and is printed as in Python, except for the address.
 #[derive(Debug)]
 struct Method {
     value: Value,
@@ -75,7 +75,7 @@ pub fn attribute_only(value: &Value, name: &Value) -> Result<Value, Error> {
     }
 }
 
-/// Whether it is a mapping, and not one of the engine's similar objects.
+/// Whether a value is a mapping, and not one of the engine's similar objects.
 fn is_mapping(value: &Value) -> bool {
     value.kind() == ValueKind::Map && !has_type(value, &["Namespace", "Macro", "Loop", "Module"])
 }
@@ -85,7 +85,7 @@ pub fn is_callable(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Plain | ValueKind::Undefined) || has_type(value, &["Macro"])
 }
 
-/// Whether it is an object of the engine with one of these types.
+/// Whether a value is an object of the engine with one of these types.
 pub fn has_type(value: &Value, names: &[&str]) -> bool {
     let Some(object) = value.as_object() else {
         return false;

@@ -9,7 +9,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use crate::python::python_text::python_str;
 
-/// Gives its items once. It is true even when empty, and has no length.
+/// A generator gives its items once. It is true even when empty, and has no length.
 #[derive(Debug)]
 pub struct Generator {
     items: Vec<Value>,
@@ -96,12 +96,12 @@ pub fn is_generator(value: &Value) -> bool {
     value.downcast_object_ref::<Generator>().is_some()
 }
 
-/// Whether it is iterable without items by index.
+/// Whether a value is iterable, but has no items by index.
 pub fn is_unindexed(value: &Value) -> bool {
     unindexed_items(value).is_some()
 }
 
-/// The items of a generator or a view. A generator keeps them.
+/// The items of a generator or a view. The generator still gives them afterwards.
 pub fn unindexed_items(value: &Value) -> Option<&[Value]> {
     let generator = value.downcast_object_ref::<Generator>();
     let view = value.downcast_object_ref::<View>();
@@ -118,7 +118,7 @@ pub fn listed(value: Value) -> Value {
     }
 }
 
-/// The generator that Jinja2's filters return where the engine's return a list.
+/// The generator that Jinja2's filter returns where the engine's filter returns a list.
 pub fn generated(list: Value) -> Result<Value, Error> {
     Ok(Generator::value(list.try_iter()?.collect()))
 }

@@ -43,7 +43,7 @@ fn compared(left: &Value, right: &Value, depth: usize) -> Result<Ordering, Error
         let reason = format!("{} and {} have no order", left.kind(), right.kind());
         return Err(Error::new(ErrorKind::InvalidOperation, reason));
     }
-    // The first different items decide, and otherwise the length.
+    // The first pair of different items decides; without such a pair, the lengths decide.
     let mut pairs = left.try_iter()?.zip(right.try_iter()?);
     match pairs.find(|(left, right)| left != right) {
         Some((left, right)) => compared(&left, &right, depth + 1),
@@ -51,7 +51,7 @@ fn compared(left: &Value, right: &Value, depth: usize) -> Result<Ordering, Error
     }
 }
 
-/// A number, and 0 or 1 for a flag.
+/// The value as a number, which is 0 or 1 for a flag; `None` for other values.
 fn number(value: &Value) -> Option<Value> {
     match value.kind() {
         ValueKind::Number => Some(value.clone()),

@@ -29,7 +29,8 @@ impl CallList {
         !matches!(self.state, State::Start)
     }
 
-    /// Reads more, and returns the number of bytes read; `None` if it needs more. The list ends where no call follows.
+    /// Reads more of the list, and returns the number of bytes read; `None` if it needs more text. The list ends where
+    /// no further call follows.
     pub(crate) fn read(&mut self, text: &str, out: &mut PartList) -> (Option<usize>, Progress) {
         let in_list = match &mut self.state {
             State::Start => false,

@@ -15,19 +15,19 @@ pub enum TagFormat {
 /// The tags of a format, and the white space that its models write between them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct CallTags {
-    /// Around a call, or around all calls of a reply if `holds_several`.
+    /// The tags around a call, or around all calls of a reply if `holds_several`.
     pub(crate) outer: [&'static str; 2],
     pub(crate) holds_several: bool,
-    /// Before and behind the name of a function, and at its end. Without them, the outer tags are around a name and its
-    /// parameters.
+    /// The tags before and behind the name of a function, and at the function's end. Formats without these tags have
+    /// the name and the parameters directly in the outer tags.
     pub(crate) function: Option<[&'static str; 3]>,
-    /// Before and behind a key.
+    /// The tags before and behind a key.
     pub(crate) key: [&'static str; 2],
-    /// Before and behind a value. The former may be empty.
+    /// The tags before and behind a value. The tag before it may be empty.
     pub(crate) value: [&'static str; 2],
-    /// Around a value.
+    /// The white space around a value.
     pub(crate) padding: &'static str,
-    /// Between other tags.
+    /// The white space between other tags.
     pub(crate) gap: &'static str,
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct DeepSeekReader {
 
 enum State {
     Text,
-    /// Among calls, between two.
+    /// Between two calls.
     Calls,
     /// Before the separator, with the type or the name so far.
     Head(String),

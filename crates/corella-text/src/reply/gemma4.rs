@@ -71,7 +71,7 @@ impl CallReader for Gemma4Reader {
                         Some(settled + CALL_END.len())
                     }
                     None if may_become_name(name) => (settled > 0).then_some(settled),
-                    // This is no call, and becomes text.
+                    // What was read is no call, and becomes text.
                     _ => {
                         out.text(head);
                         self.state = State::Text;

@@ -1,5 +1,5 @@
-//! Replies in the format of gpt-oss (OpenAI's harmony format): messages with a channel each, where
-//! `analysis` is reasoning, `final` is text, and a message with a recipient is a call.
+//! Replies in the format of gpt-oss (OpenAI's harmony format): each message has a channel. The channel `analysis` is
+//! reasoning, `final` is text, and a message with a recipient is a call.
 
 use super::call_reader::{CallReader, OfferedTools};
 use super::part_list::PartList;
@@ -16,14 +16,14 @@ const RETURN: &str = "<|return|>";
 
 pub(crate) const TAGS: [&str; 7] = [START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN];
 
-/// The possible ends of a message. A model may forget the end, and begin the next.
+/// The possible ends of a message. A model may forget the end of a message, and begin the next message.
 const BODY_ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 
 /// The prefix of recipients that are tools of the caller.
 const FUNCTIONS: &str = "functions.";
 
 pub(crate) struct HarmonyReader {
-    /// The tools that it may call, if any.
+    /// The tools that the model may call, if any.
     tools: OfferedTools,
     reads_reasoning: bool,
     state: State,
@@ -32,7 +32,7 @@ pub(crate) struct HarmonyReader {
 enum State {
     /// Before the first header, or between messages.
     Between,
-    /// The header so far. The prompt ends with `<|start|>assistant`, so the first may begin inside.
+    /// The header so far. The prompt ends with `<|start|>assistant`, so the reply may begin within a header.
     Header(String),
     Body(Body),
 }

@@ -1,4 +1,4 @@
-//! JSON that is written piece by piece, during the arrival of its source in another notation.
+//! JSON that is written piece by piece, as a text in another notation arrives.
 
 use serde_json::{Number, Value};
 
@@ -15,7 +15,7 @@ struct Container {
 }
 
 impl JsonWriter {
-    /// Returns the text written since the last call.
+    /// Returns the text that was written since the last call of this function.
     pub(crate) fn take(&mut self) -> String {
         std::mem::take(&mut self.json)
     }
@@ -52,7 +52,7 @@ impl JsonWriter {
         }
     }
 
-    /// Begins a member of an object. Its value must follow.
+    /// Begins a member of an object. The member's value must follow.
     pub(crate) fn key(&mut self, key: &str) {
         self.separate();
         self.json += &Value::from(key).to_string();

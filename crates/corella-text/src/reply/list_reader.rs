@@ -14,13 +14,13 @@ pub(crate) struct ListTags {
     end: &'static str,
 }
 
-/// Granite 3.1 begins the list with `<tool_call>`, which is text to its tokenizer. Some replies close it, as other
-/// models do.
+/// Granite 3.1 begins the list with `<tool_call>`, which is text to its tokenizer. Some replies end the list with a
+/// closing tag, as other models do.
 pub(crate) const GRANITE: ListTags = ListTags {
     begin: &["<|tool_call|>", "<tool_call>"],
     end: "</tool_call>",
 };
-/// Templates have the line break, and the model's card has a space.
+/// The tag of templates has a line break, and the one of the model's card has a space.
 pub(crate) const COMMAND_R: ListTags = ListTags {
     begin: &["Action:\n```json", "Action: ```json", "Action:```json"],
     end: "```",

@@ -17,12 +17,12 @@ enum State {
     /// Only white space was read.
     Start,
     Text,
-    /// In a call, which may have any name if it is `marked` as one.
+    /// In a call, which may have any name if a tag has `marked` it as a call.
     Call {
         object: Box<CallObject>,
         marked: bool,
     },
-    /// Behind a call, where another may follow.
+    /// Behind a call, where another call may follow.
     Between,
 }
 
@@ -68,7 +68,7 @@ impl CallReader for LlamaReader {
             }
             State::Call { object, marked } => {
                 let (tools, marked) = (&self.tools, *marked);
-                // Without a mark this may be JSON that the user requested, so it must name a tool.
+                // Without such a mark, the object may be JSON that the user requested, so it must name a tool.
                 let is_offered = |name: &str| tools.as_ref().is_some_and(|set| set.contains(name));
                 let (read, progress) = object.read(text, out, &|name| marked || is_offered(name));
                 match progress {

@@ -9,7 +9,7 @@ use super::part_list::PartList;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
 const CALLS: [&str; 1] = ["[TOOL_CALLS]"];
-/// The possible texts behind a name: its id, or its arguments, perhaps without a tag.
+/// The possible texts behind a name: the call's id, or its arguments, perhaps without a tag.
 const AFTER_NAME: [&str; 3] = ["[CALL_ID]", "[ARGS]", "{"];
 const CALL_ID: usize = 0;
 const ARGS: usize = 1;
@@ -26,7 +26,7 @@ enum State {
     /// Before the arguments of a begun call.
     BeforeArguments,
     Arguments(JsonExtent),
-    /// Behind a call, where another may follow.
+    /// Behind a call, where another call may follow.
     Between,
 }
 

@@ -7,11 +7,11 @@ use crate::reply::reply_part::ReplyPart;
 pub(crate) struct PartList {
     parts: Vec<ReplyPart>,
     num_calls: usize,
-    /// Calls from this one on are left out.
+    /// The number of calls after which further calls are left out.
     max_calls: usize,
-    /// The tools that may be called. Without any, no calls are read, and white space is no markup before them.
+    /// The tools that may be called. Without tools, no calls are read, and white space at the end of a text is kept.
     tools: OfferedTools,
-    /// Whether the newest call is of a tool that was not offered. Its name and arguments are text.
+    /// Whether the newest call is of a tool that was not offered. The name and the arguments of such a call are text.
     is_text: bool,
     /// White space at the end of the text, which is dropped if a call follows.
     space: String,
@@ -63,7 +63,7 @@ impl PartList {
         }
     }
 
-    /// Ends a stretch of reasoning. A line break separates it from the next one.
+    /// Ends a stretch of reasoning. A line break separates it from the next stretch.
     pub(crate) fn end_reasoning(&mut self) {
         self.reasoning_space.clear();
         if self.has_reasoning {
@@ -96,7 +96,7 @@ impl PartList {
         self.space.push_str(space);
     }
 
-    /// Ends a stretch of text. A line break separates it from the next one.
+    /// Ends a stretch of text. A line break separates it from the next stretch.
     pub(crate) fn end_text(&mut self) {
         if !self.follows_markup {
             self.space.clear();

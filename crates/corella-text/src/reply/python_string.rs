@@ -1,6 +1,6 @@
 //! Strings in Python's quotes, read during their arrival.
 
-/// The quotes of a string: the character, and whether it is tripled.
+/// The quotes of a string: the character, and whether it occurs three times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Quote {
     mark: &'static str,
@@ -28,7 +28,7 @@ pub(crate) enum Unescaped {
     /// The number of literal bytes.
     Text(usize),
     Escape(Escape),
-    /// Quotes that may end it, and their length.
+    /// Quotes that may end the string, and their length in bytes.
     Quote(usize),
     Undecided,
 }
@@ -93,7 +93,7 @@ fn escape(text: &str) -> Option<Escape> {
         None => return as_it_is(),
     };
     let mut number = code;
-    // JSON writes characters beyond 16 bits as two of these.
+    // JSON writes a character beyond 16 bits as two such escapes.
     if kind == 'u' && (0xD800..0xDC00).contains(&code) {
         let rest = &text[len..];
         if "\\u".starts_with(rest) {

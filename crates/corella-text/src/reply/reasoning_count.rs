@@ -3,7 +3,7 @@
 /// The phase of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyPhase {
-    /// In markup, or before it, that reasoning may follow.
+    /// In or before markup that reasoning may follow.
     Undecided,
     Reasoning,
     Answer,
@@ -13,7 +13,7 @@ pub(crate) enum ReplyPhase {
 #[derive(Debug, Default)]
 pub(crate) struct ReasoningCount {
     num_tokens: u32,
-    /// Tokens that the next ones will classify.
+    /// The number of tokens that belong to reasoning or not, depending on the next tokens.
     num_undecided: u32,
 }
 

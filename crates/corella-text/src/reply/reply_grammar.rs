@@ -14,7 +14,7 @@ use crate::{Grammar, GrammarCompiler, GrammarError, Tokenizer};
 #[derive(Clone, Debug, Default)]
 pub struct WantedReply {
     pub calls: Option<WantedCalls>,
-    /// The grammar of its text.
+    /// The grammar of the reply's text.
     pub text: Option<GrammarSource>,
 }
 
@@ -37,7 +37,7 @@ pub struct ReplyGrammarError {
 /// The source of a part of a reply's grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrammarOrigin {
-    /// The grammar of its text.
+    /// The grammar of the reply's text.
     Text,
     /// The parameters of the tool of this name.
     Tool(String),
@@ -46,8 +46,8 @@ pub enum GrammarOrigin {
 }
 
 impl GrammarCompiler {
-    /// Compiles the grammar of a reply to a conversation while its result is wanted. `tokenizer` has the vocabulary of
-    /// this compiler.
+    /// Compiles the grammar of a reply to a conversation while its result is wanted. `tokenizer` must have the
+    /// vocabulary of this compiler.
     ///
     /// # Errors
     /// The wanted part that cannot be followed, and the reason. Calls need a known format.

@@ -1,11 +1,11 @@
-//! Finds tags in a growing text, and the part of its end that may still become one.
+//! Finds tags in a growing text, and the part of its end that may still become a tag.
 
 /// The tags in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sight {
     /// The first tag: the index of its first byte, and its index in the list of tags.
     Tag { start: usize, tag: usize },
-    /// No tag yet. The bytes before this index belong to none.
+    /// No tag so far. The bytes before this index belong to no tag.
     Clear(usize),
 }
 

@@ -9,11 +9,11 @@ use super::tag::{Beginning, Sight, begins_with, find_tag};
 pub(crate) struct ThinkTags {
     pub(crate) open: &'static str,
     pub(crate) close: &'static str,
-    /// The name of the reasoning behind its first tag. It may be missing.
+    /// The name of the reasoning, which may follow the first tag.
     pub(crate) label: &'static str,
     /// A text that begins another part, and so ends the reasoning without its last tag.
     pub(crate) end: Option<&'static str>,
-    /// The tags around the answer behind the reasoning. They may be missing.
+    /// The tags around the answer behind the reasoning. A reply may lack them.
     pub(crate) answer: Option<[&'static str; 2]>,
 }
 

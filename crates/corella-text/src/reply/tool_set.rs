@@ -10,11 +10,11 @@ pub struct ToolSet {
     parameters: BTreeMap<String, Value>,
 }
 
-/// The most references and alternatives that are followed in a parameter's schema.
+/// The largest depth of references and alternatives that are followed in a parameter's schema.
 const MAX_SCHEMA_DEPTH: usize = 8;
 
 impl ToolSet {
-    /// Makes a set from names and schemas. `Value::Null` is the schema of a tool without one.
+    /// Makes a set from names and schemas. `Value::Null` stands for a missing schema.
     pub fn new(tools: impl IntoIterator<Item = (String, Value)>) -> Self {
         Self {
             parameters: tools.into_iter().collect(),

@@ -26,8 +26,9 @@ impl AddedTokens {
         Self { by_first_byte }
     }
 
-    /// Splits the text into added tokens and the texts between them. The token that begins first is found first, and
-    /// the longest of several at one position; the search then continues behind it. The texts are never empty.
+    /// Splits the text into added tokens and the texts between them. The token that begins first is found first. If
+    /// several begin at one position, the longest is found. The search then continues behind the token. The texts are
+    /// never empty.
     pub(crate) fn sections<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Section<'a>> {
         let mut rest = text;
         let mut next = None;

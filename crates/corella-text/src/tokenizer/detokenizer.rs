@@ -10,12 +10,12 @@ use crate::tokenizer::Tokenizer;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
-    /// Special tokens that stay in the text.
+    /// The special tokens that stay in the text.
     kept: Vec<u32>,
     is_first: bool,
     num_strippable: usize,
-    /// The first bytes of a character whose rest has not arrived. They are a prefix of valid UTF-8,
-    /// so they would become a single U+FFFD.
+    /// The first bytes of a character whose rest has not arrived. They are a prefix of valid UTF-8, so if the text ends
+    /// here, they become a single U+FFFD.
     unfinished: Vec<u8>,
 }
 
@@ -46,7 +46,7 @@ impl Detokenizer {
         detokenizer
     }
 
-    /// Keeps the tokens with these texts in the text, even if they are special. The parts of a reply are found by them.
+    /// Keeps the tokens with these texts in the text, even if they are special. These tokens mark the parts of a reply.
     pub fn keeping(mut self, markers: &[&str]) -> Self {
         let ids = markers
             .iter()
@@ -79,7 +79,7 @@ impl Detokenizer {
         }
         let start = out.len();
         if std::mem::take(&mut self.is_first) && pieces.decoder().minds_first() {
-            // This happens once per text, so it may allocate.
+            // This branch runs once per text, so it may allocate.
             let token = self.tokenizer.id_to_token(id).unwrap_or_default();
             let mut first = Vec::new();
             pieces.decoder().append(&token, true, &mut first);

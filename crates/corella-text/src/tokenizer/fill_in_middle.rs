@@ -67,8 +67,9 @@ impl FillInMiddle {
         [before_prefix, prefix, before_suffix, suffix, before_middle].concat()
     }
 
-    /// Parts of other files, each a name and a text, before the prompt. With tokens for it, they are files of a
-    /// repository, as in the training of Qwen 2.5 Coder and StarCoder 2; otherwise a line separates them.
+    /// Parts of other files, each a name and a text, before the prompt. If the vocabulary has tokens for the files of a
+    /// repository, these separate the parts, as in the training of Qwen 2.5 Coder and StarCoder 2. Otherwise lines
+    /// separate them.
     pub fn other_files(&self, tokenizer: &Tokenizer, files: &[(&str, &str)]) -> String {
         const REPOSITORY: [&str; 3] = ["<|repo_name|>", "<repo_name>", "<reponame>"];
         const SEPARATORS: [&str; 3] = ["<|file_sep|>", "<|file_separator|>", "<file_sep>"];
@@ -97,7 +98,7 @@ impl FillInMiddle {
         text
     }
 
-    /// The tokens that end a middle beside the model's end tokens, because they cannot be part of one.
+    /// The tokens that end a middle, in addition to the model's end tokens: tokens that cannot be part of a middle.
     pub fn end_token_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let markers = self.markers();
         let ends = markers.iter().chain(self.ends);

@@ -11,7 +11,8 @@ use tokenizers::models::ModelWrapper;
 pub(crate) struct CutPoints {
     /// Pairs of characters that are neighbours in some token.
     joined: HashSet<(char, char)>,
-    /// Characters that are tokens by themselves. Others become byte tokens or unknown tokens, which may be joined.
+    /// The characters that are tokens by themselves. Other characters become byte tokens or unknown tokens, which may
+    /// be joined.
     characters: HashSet<char>,
 }
 

@@ -1,4 +1,4 @@
-//! Stop strings: finds them in a growing text, and the part of its end that may still become one.
+//! Finds stop strings in a growing text, and the part of its end that may still become a stop string.
 //!
 //! This is an Aho–Corasick automaton. Its state is the longest suffix of the text that begins some stop string, so the
 //! depth of the state is exactly the number of bytes to hold back, in any division of the text.
@@ -15,7 +15,7 @@ struct Node {
     /// The node of the longest proper suffix of this node's string that is in the tree.
     fallback: u32,
     depth: u32,
-    /// The index of the stop string that ends here; the first of several in the request.
+    /// The index of the stop string that ends here. If the request has several equal ones, that of the first.
     stop: Option<u32>,
 }
 

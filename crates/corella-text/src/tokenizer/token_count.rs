@@ -7,7 +7,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::error::TextError;
 
-/// The number of a tokenizer's ids.
+/// The number of ids of a tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenCount {
     /// One more than the largest id of the vocabulary without added tokens.

@@ -1,4 +1,4 @@
-//! The most text of one token.
+//! The largest size of the text of one token.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use tokenizers::{NormalizedString, Normalizer as _};
 use crate::tokenizer::byte_alphabet::char_of_byte;
 use crate::tokenizer::normalizer::max_shrinkage;
 
-/// The most bytes of a text that can become one token: a text longer than n times that has more
+/// The largest number of bytes of a text that can become one token. A text of more than n times this number has more
 /// than n tokens. `None` if unlimited or unknown.
 pub(crate) fn max_bytes_per_token(
     model: &tokenizers::Tokenizer,
@@ -29,7 +29,7 @@ pub(crate) fn max_bytes_per_token(
         true => vocab.contains_key(char_of_byte(byte).encode_utf8(&mut [0; 4]) as &str),
         false => bpe.byte_fallback && vocab.contains_key(&format!("<0x{byte:02X}>")),
     });
-    // Otherwise characters outside of the vocabulary might be dropped, or many of them become one token.
+    // Otherwise characters outside of the vocabulary might be dropped, or many such characters might become one token.
     let counts_unknown = bpe.unk_token.is_some() && !bpe.fuse_unk;
     if !has_all_bytes && !counts_unknown {
         return None;
@@ -46,7 +46,7 @@ pub(crate) fn max_bytes_per_token(
         .get_added_tokens_decoder()
         .values()
     {
-        // Such a token includes the spaces beside it, in any number.
+        // Such a token includes any number of spaces beside it.
         if token.lstrip || token.rstrip {
             return None;
         }

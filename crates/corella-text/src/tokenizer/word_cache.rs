@@ -1,8 +1,8 @@
 //! The tokens of short words, which texts repeat often.
 //!
 //! The package `tokenizers` has a cache of its own in each thread, of 10,000 words of up to 255 bytes with 32 bytes for
-//! each of these: a client can make it grow to some 80 MB per thread, and unloading the model does not free them. This
-//! one has a bound in bytes, is shared by all threads, and is dropped with its tokenizer.
+//! each of these: a client can make it grow to some 80 MB per thread, and unloading the model does not free this
+//! memory. The cache here has a bound in bytes, is shared by all threads, and is dropped with its tokenizer.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use tokenizers::{AddedToken, Result, Trainer};
 
 use crate::recent_cache::RecentCache;
 
-/// Longer words rarely repeat.
+/// The longest cached word. Longer words rarely repeat.
 const MAX_WORD_BYTES: usize = 32;
-/// Overhead of an entry: two boxes, a weight, and the table's free room.
+/// The overhead of an entry in bytes: two boxes, a weight, and the table's free room.
 const ENTRY_BYTES: usize = 128;
 const NUM_SHARDS: usize = 16;
 /// Room for some 16,000 words, in two generations.

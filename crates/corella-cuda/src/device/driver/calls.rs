@@ -50,13 +50,14 @@ const FUNCTIONS: [&str; 37] = [
 /// Functions for closing a device or ending a capture.
 const MORE_FUNCTIONS: [&str; 3] = ["cuModuleUnload", "cuStreamDestroy_v2", "cuStreamEndCapture"];
 
-/// CUDA 12.0 has it, too; an older driver is first detected by its version.
+/// Functions that came with CUDA 12.0. The version is checked before, so that an older driver gets an error that names
+/// its version.
 const FUNCTIONS_OF_12: [&str; 1] = ["cuTensorMapEncodeTiled"];
 
 /// CUDA 12.0, whose machine code the driver must load.
 const OLDEST_VERSION: i32 = 12000;
 
-/// Loads the driver, and returns its version of CUDA, 1000 times the major one and 10 times the minor.
+/// Loads the driver, and returns its CUDA version: 1000 times the major version plus 10 times the minor version.
 pub fn load() -> Result<i32, DeviceError> {
     dynamic_library::DRIVER.load(&FUNCTIONS)?;
     dynamic_library::DRIVER.load(&MORE_FUNCTIONS)?;

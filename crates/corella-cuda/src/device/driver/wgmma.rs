@@ -2,10 +2,10 @@
 
 use corella_model::DeviceError;
 
-/// The architecture that supports them.
+/// The architecture that supports Hopper's own products.
 pub const ARCHITECTURE: &str = "sm_90a";
 
-/// Enables them with 1. They have not run on a GPU yet.
+/// The variable that enables these products with 1. They have not run on a GPU yet.
 const VARIABLE: &str = "CORELLA_CUDA_WGMMA";
 
 pub fn is_asked_for() -> Result<bool, DeviceError> {

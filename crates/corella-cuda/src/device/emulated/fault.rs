@@ -1,5 +1,5 @@
-//! Reports the kernel, block and thread when a kernel touches forbidden memory, or in a way that a GPU cannot, before
-//! the process ends.
+//! When a kernel accesses forbidden memory, or memory in a way that a GPU does not allow, reports the kernel, block and
+//! thread before the process ends.
 
 use std::cell::Cell;
 use std::sync::Once;

@@ -54,8 +54,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// Takes a length and that many bytes of text. The inner result is an error if they are not
-    /// UTF-8.
+    /// Takes a length and that many bytes of text. The inner result is an error if the bytes are not UTF-8.
     pub fn text(&mut self, what: &str) -> Result<Result<&'a str, std::str::Utf8Error>, String> {
         let len = self.u64(what)?;
         Ok(std::str::from_utf8(self.take(len, what)?))

@@ -46,8 +46,8 @@ const ENDS: [&str; 17] = [
     "</s>",
     "<eos>",
 ];
-/// The end of an answer, except in gpt-oss's format: there it ends one of the messages of an answer, which itself ends
-/// with `HARMONY_ENDS`.
+/// The end of an answer, except in gpt-oss's format: there the token ends one of the messages of an answer, and the
+/// answer ends with one of `HARMONY_ENDS`.
 const MESSAGE_END: &str = "<|end|>";
 const HARMONY_ENDS: [&str; 2] = ["<|return|>", "<|call|>"];
 

@@ -8,7 +8,8 @@ use super::{MockExecutor, row_index, slot_mut};
 use crate::{SpanPool, score};
 
 impl MockExecutor {
-    /// Adds a span's hidden states to its slot's sum, if wanted, and returns the span's own one.
+    /// Adds a span's hidden states to the sum of its slot, if wanted, and returns the hidden state that the span
+    /// yields.
     pub(super) fn pool_span(&mut self, span: &Span) -> Result<Option<HiddenState>, String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
         let end = span.start as usize + span.tokens.len();

@@ -7,19 +7,20 @@ use corella_core::{SlotStart, SnapshotId, StateSnapshot};
 use crate::mock::mock_model::Sequence;
 use crate::{StateError, StateRecords};
 
-/// The snapshots of a model with recurrent layers. A slot's own state is behind its whole history.
+/// The snapshots of a model with recurrent layers. The state of a slot itself is the one behind the slot's whole
+/// history.
 pub(crate) struct Snapshots {
     has_states: bool,
     states: Mutex<Vec<Option<State>>>,
 }
 
-/// The number of tokens, 1 for a void state, and the hash of the tokens.
+/// The size of a record: the number of tokens, a flag that is 1 for a void state, and the hash of the tokens.
 const RECORD_BYTES: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct State {
     num_tokens: usize,
-    /// The hash of those tokens.
+    /// The hash of the tokens.
     chain: Option<u64>,
     is_undefined: bool,
 }

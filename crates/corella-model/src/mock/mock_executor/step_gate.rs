@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::StepWaker;
 
-/// A gate that steps pass one by one when they return. It holds back only a step's output; all other parts of a step
-/// keep their time. A new gate is open, and clones are the same gate.
+/// A gate that steps pass one by one when they return. The gate holds back only a step's output, and does not delay
+/// other parts of a step. A new gate is open, and clones are the same gate.
 #[derive(Clone, Default)]
 pub struct StepGate(Arc<Gate>);
 
@@ -24,7 +24,7 @@ struct State {
 }
 
 impl StepGate {
-    /// From now on every step is held.
+    /// Closes the gate: from now on every step is held.
     pub fn close(&self) {
         self.lock().num_free = Some(0);
     }
@@ -34,7 +34,7 @@ impl StepGate {
         self.change(|num_free| *num_free = num_free.map(|free| free + num_steps));
     }
 
-    /// From now on no step is held.
+    /// Opens the gate: from now on no step is held.
     pub fn open(&self) {
         self.change(|num_free| *num_free = None);
     }

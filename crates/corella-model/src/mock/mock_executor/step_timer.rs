@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::StepWaker;
 
-/// A thread that ends with this.
+/// A thread that ends when this value is dropped.
 pub(super) struct StepTimer(Sender<Instant>);
 
 impl StepTimer {
@@ -20,7 +20,7 @@ impl StepTimer {
         Self(sender)
     }
 
-    /// Times come in order, as do steps.
+    /// Wakes the caller at `time`. Calls come in the order of their times, because steps end in order.
     pub fn wake_at(&self, time: Instant) {
         // The thread lives as long as the timer.
         let _ = self.0.send(time);

@@ -60,8 +60,8 @@ fn forbid(logits: &mut [f32], token: TokenId) {
     }
 }
 
-/// The number of occurrences of each token in a history. The counters of a whole vocabulary are kept from draw to draw,
-/// all zero in between, because most draws touch only a few of them.
+/// The number of occurrences of each token in a history. The counters of the whole vocabulary are kept from draw to
+/// draw. Between draws all are zero: most draws change only a few of them, and clear these.
 #[derive(Debug, Default)]
 pub struct TokenCounts(Vec<u32>);
 

@@ -8,12 +8,13 @@ use serde_json::Number;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decimal {
     is_negative: bool,
-    /// Without zeros at either end. Zero has none.
+    /// The digits, without zeros at either end. The number zero has no digits.
     digits: Vec<u8>,
     point: i64,
 }
 
-/// Larger exponents are all alike: no bound of an answer is that far away. Sums with lengths of texts stay in range.
+/// The largest exponent that is distinguished: no number in an answer is larger. Sums with lengths of texts stay in
+/// range.
 const MAX_EXPONENT: i64 = 1 << 40;
 
 impl Decimal {
@@ -51,7 +52,7 @@ impl Decimal {
     }
 
     /// The decimals that llguidance writes for a double: the shortest decimal that reads as the double, and for an
-    /// integer all digits. They differ beyond 2^53 only.
+    /// integer all digits. The two decimals differ only beyond 2^53.
     pub(super) fn shown(double: f64) -> [Self; 2] {
         let shortest = Self::parse(&format!("{double:e}"));
         let whole = match double.fract() == 0.0 {
@@ -88,7 +89,7 @@ impl Decimal {
         self.is_negative
     }
 
-    /// The digits behind the decimal point.
+    /// The number of digits behind the decimal point.
     pub(super) fn scale(&self) -> i64 {
         (self.digits.len() as i64 - self.point).max(0)
     }

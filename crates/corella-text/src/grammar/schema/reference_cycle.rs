@@ -1,6 +1,6 @@
 //! Finds references in a JSON schema that lead back to themselves before any part of an answer is read. Such a schema
-//! has no meaning, and a parser would follow it for ever. A tree, whose nodes refer to the schema from within their
-//! members, has no such cycle.
+//! has no meaning, and a parser would follow it for ever. The schema of a tree, whose nodes refer to it from within
+//! their members, has no such cycle.
 
 use std::collections::HashMap;
 use std::ptr;
