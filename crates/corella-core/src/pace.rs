@@ -1,6 +1,7 @@
 //! The duration of steps: smoothed averages, in whole microseconds.
 
-/// The fixed cost of a step dominates a step with fewer prompt tokens, so it shows little of their speed.
+/// The least number of prompt tokens in a step that shows the speed of prompts: in a smaller step, the fixed cost
+/// dominates.
 const MIN_BULK_TOKENS: u64 = 256;
 
 /// Times steps. The scheduler learns the time only when it plans a step. The engine plans right after a step has
@@ -13,7 +14,7 @@ pub(crate) struct Pace {
     last_return_us: u64,
     /// Microseconds for 1,024 tokens, over steps that mostly prefill; 0 before the first.
     prefill_us: u64,
-    /// The same over steps of at least `MIN_BULK_TOKENS` prompt tokens.
+    /// Microseconds for 1,024 tokens, over steps of at least `MIN_BULK_TOKENS` prompt tokens.
     bulk_prefill_us: u64,
     /// Microseconds of a step in which any request decodes; 0 before the first.
     decode_step_us: u64,
@@ -49,7 +50,7 @@ impl Pace {
         returned.num_prefill_tokens += u64::from(num_prefill_tokens);
     }
 
-    /// Times the steps that have returned since the last plan. They have ended now.
+    /// Times the steps that have returned since the last plan. Now counts as the time of their end.
     pub fn time_returned(&mut self) {
         let now_us = self.now_us;
         let Some(returned) = self.returned.take() else {

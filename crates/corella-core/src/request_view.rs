@@ -6,13 +6,13 @@ use crate::request_state::{Leaving, Phase, RequestState};
 /// The present state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestStatus {
-    /// It has not started.
+    /// The request has not started.
     Waiting,
-    /// It had started, and waits to resume.
+    /// The request had started, was preempted, and waits to resume.
     Preempted,
-    /// Another node or host memory fills its pages, or has filled them and it waits for a slot.
+    /// Another node or host memory fills the request's pages, or has filled them and the request waits for a slot.
     Receiving,
-    /// Its prompt is being computed, or after a preemption its known tokens.
+    /// The prompt or, after a preemption, all known tokens are being computed.
     Prefill,
     Decode,
 }

@@ -13,7 +13,7 @@ pub struct SamplingParams {
     pub temperature: f32,
     /// Only the k most likely tokens are drawn; 0 keeps all.
     pub top_k: u32,
-    /// Only the smallest set of tokens with at least this probability is drawn; 1 keeps all.
+    /// Only tokens of the smallest set with at least this total probability are drawn; 1 keeps all.
     pub top_p: f32,
     /// Only tokens at least this likely, relative to the most likely one, are drawn; 0 keeps all.
     pub min_p: f32,
@@ -29,7 +29,7 @@ pub struct SamplingParams {
     pub choice: u32,
     /// Report the log-probability of the drawn token and of this many alternatives.
     pub logprobs: Option<u32>,
-    /// Shared by all choices of an API call, and by the steps that name them.
+    /// The rules about single tokens, shared by all choices of an API call.
     pub rules: Option<Arc<TokenRules>>,
     /// Report the log-probability of every prompt token except the first, and of this many alternatives to each.
     pub prompt_logprobs: Option<u32>,
@@ -75,10 +75,10 @@ impl SamplingParams {
 /// in Transformers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// The hidden state of the last token, which has attended to all others.
+    /// The hidden state of the last token, which attends to all tokens.
     LastToken,
-    /// The mean over all tokens. They are added one by one in their order, so that the bits do not
-    /// depend on how the sequence is cut into spans.
+    /// The mean over all tokens. The states are added one by one in order, so that the bits do not depend on how the
+    /// sequence is cut into spans.
     Mean,
     /// The hidden state of the first token (CLS), which attends to other tokens only in an encoder. One span computes
     /// the sequence.

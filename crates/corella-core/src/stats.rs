@@ -14,13 +14,13 @@ pub struct SchedulerStats {
     pub num_arrived: usize,
     /// Pages that other nodes may still be reading or writing after their request has given them up.
     pub num_held_pages: usize,
-    /// Pages of host memory that preempted requests have, or will have when their steps have returned.
+    /// Pages of host memory that preempted requests have, or will have when steps in flight with them have returned.
     pub num_spilled_pages: usize,
     /// Pages that fetches under way fill or have filled.
     pub num_fetching_pages: usize,
     /// Pages of blocks that other nodes load, each counted once for each load.
     pub num_served_pages: usize,
-    /// Holds of such blocks, which may also lock pages that are not loaded.
+    /// Holds of blocks that other nodes load. They may also lock pages that are not loaded.
     pub num_block_holds: usize,
     /// Prompt tokens of requests that have never been admitted.
     pub num_queued_tokens: u64,
@@ -36,7 +36,7 @@ pub struct SchedulerStats {
     /// Stored copies of recurrent state.
     pub num_snapshots: usize,
 
-    /// The time of 1,024 prompt tokens, in microseconds, smoothed; 0 before any step was timed.
+    /// The time to compute 1,024 prompt tokens, in microseconds, smoothed; 0 before any step was timed.
     pub prefill_us: u64,
     /// The same over steps with at least 256 prompt tokens, whose speed compares nodes: the fixed cost of a step counts
     /// little in it. 0 before such a step was timed.
@@ -51,12 +51,12 @@ pub struct SchedulerStats {
     pub num_prompt_tokens: u64,
     /// Tokens that requests have received.
     pub num_generated_tokens: u64,
-    /// Times at which a request got draft tokens in a step.
+    /// The number of times that a request got draft tokens in a step.
     pub num_drafts: u64,
-    /// Scheduled draft tokens, and those of them that proved right.
+    /// Scheduled draft tokens, and the accepted ones.
     pub num_draft_tokens: u64,
     pub num_accepted_draft_tokens: u64,
-    /// The same, split by position.
+    /// The accepted draft tokens, split by position.
     pub accepted_by_position: AcceptedByPosition,
     /// Tokens looked up in the prefix cache when a request starts or resumes, and those found there.
     pub num_prefix_query_tokens: u64,

@@ -10,9 +10,9 @@ use crate::TokenId;
 pub struct TokenRules {
     /// Added to the logits of these tokens.
     bias: Vec<(TokenId, f32)>,
-    /// In ascending order, without repetitions.
+    /// The allowed tokens in ascending order, without repetitions.
     allowed: Option<Vec<TokenId>>,
-    /// None of them is empty.
+    /// The banned sequences, none of them empty.
     banned: Vec<Vec<TokenId>>,
 }
 

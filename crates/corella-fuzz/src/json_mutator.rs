@@ -32,7 +32,7 @@ fn num_nodes(value: &Value) -> usize {
     count
 }
 
-/// The value with the number `index` in the order of [`num_nodes`].
+/// The value at `index`, in the order in which [`num_nodes`] counts.
 fn node(value: &mut Value, index: usize) -> Option<&mut Value> {
     let mut open = vec![value];
     let mut rest = index;

@@ -1,8 +1,8 @@
 //! Hostile inputs: valid ones, changed at random from a seed, for every parser of external bytes.
 //!
-//! A [`Target`] feeds a parser with them for some seconds. The parser may accept or refuse each. It may not panic, take
-//! long, or hold more memory than its target allows for an input of that length, which [`CountingAllocator`] measures.
-//! The targets are this crate's tests:
+//! A [`Target`] feeds a parser with such inputs for some seconds. The parser may accept or refuse each input. It may
+//! not panic, take long, or hold more memory than its target allows for an input of that length, which
+//! [`CountingAllocator`] measures. The targets are this crate's tests:
 //!
 //! ```sh
 //! cargo test -p corella-fuzz                                    # a few seconds for each target

@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of one case, independent of its neighbours.
+    /// Returns the generator of one case. Its numbers do not depend on other cases.
     pub fn new(seed: u64, case: u64) -> Self {
         let mut random = Self(seed);
         random.0 = random.next_u64().wrapping_add(case);
@@ -20,7 +20,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, or 0 if that is 0.
+    /// A number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         match bound {
             0 => 0,

@@ -1,4 +1,4 @@
-//! A parser under test: its inputs, its time, and its bans.
+//! A parser under test: its inputs, and its limits of time and memory.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -32,11 +32,11 @@ pub struct Target {
     base_bytes: usize,
     bytes_per_byte: usize,
     watches_threads: bool,
-    /// The test of a target whose cases run in a child process.
+    /// The name of the test to run in a child process, if the cases run there.
     test: Option<&'static str>,
 }
 
-/// The default seconds for each target, without `CORELLA_FUZZ_SECONDS`.
+/// The seconds for each target, if `CORELLA_FUZZ_SECONDS` is not set.
 const SECONDS: f64 = 1.0;
 /// The longest time for one input, on a machine with other load.
 const MAX_CASE_TIME: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ const RESERVE_BYTES: usize = 1 << 30;
 /// The variable that tells a child process where to note its cases.
 const CHILD: &str = "CORELLA_FUZZ_CHILD";
 
-/// Targets share the count of memory, so only one runs at a time.
+/// All targets share one count of allocated memory, so only one target runs at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
 
 /// Panics of all threads, once a target counts them.
@@ -64,8 +64,8 @@ impl Target {
         }
     }
 
-    /// Runs all cases in a child process, which plays this test alone. If a case ends it, by a full stack for example,
-    /// the parent names the case.
+    /// Runs all cases in a child process, which runs only this test. If a case ends the process, for example by a stack
+    /// overflow, the parent names the case.
     pub fn in_child(self, test: &'static str) -> Self {
         Self {
             test: Some(test),
@@ -73,7 +73,7 @@ impl Target {
         }
     }
 
-    /// A panic of any thread fails the target, for parsers whose threads outlive them.
+    /// Makes a panic of any thread fail the target, for parsers with threads that outlive a call.
     pub fn watching_threads(self) -> Self {
         static COUNT: Once = Once::new();
         COUNT.call_once(|| {
@@ -89,7 +89,7 @@ impl Target {
         }
     }
 
-    /// Parses each input of the corpus unchanged, which must be accepted, and then changed ones until time is up.
+    /// Parses each input of the corpus unchanged, which must be accepted, and then changed inputs until the time is up.
     ///
     /// # Panics
     /// When the parser panics, or exceeds its memory; the message has the command that repeats the case. A case that
@@ -217,7 +217,7 @@ impl Target {
         );
     }
 
-    /// Notes the case that begins for the parent.
+    /// Writes the command that repeats the beginning case to a file, for the parent process.
     fn note(&self, seed: u64, case: u64) {
         if self.test.is_some()
             && let Some(directory) = env::var_os(CHILD)
@@ -266,7 +266,7 @@ impl Target {
 
     fn keep(&self, case: u64, input: &[u8]) -> PathBuf {
         let path = env::temp_dir().join(format!("corella-fuzz-{}-{case}", self.name));
-        // The seed and the number suffice to recreate it.
+        // The seed and the case number suffice to recreate the input, so a failed write does no harm.
         let _ = fs::write(&path, input);
         path
     }

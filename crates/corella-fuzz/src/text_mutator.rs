@@ -21,7 +21,8 @@ const CHARACTERS: [char; 14] = [
 ];
 const MAX_RUN: usize = 400;
 
-/// Makes a few changes, between characters. `words` are pieces of the notation, and `other` is a text in it.
+/// Makes a few changes, each at a boundary between characters. `words` are pieces of the notation, and `other` is a
+/// text in it.
 pub fn mutate_text(random: &mut Random, text: &mut String, words: &[&str], other: &str) {
     for _ in 0..1 + random.magnitude_below(5) {
         let mut characters: Vec<char> = text.chars().collect();

@@ -2,8 +2,8 @@
 
 use crate::wait_until;
 
-/// Keeps a process stopped (`SIGSTOP`) until it is dropped (`SIGCONT`). What the process would have done meanwhile
-/// does not happen, so a test can look at everything else in peace.
+/// Keeps a process stopped (`SIGSTOP`) until it is dropped (`SIGCONT`). Meanwhile the process does nothing, so a test
+/// can look at everything else in peace.
 pub struct HeldProcess {
     process_id: u32,
 }
@@ -40,11 +40,11 @@ fn is_stopped(process_id: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{process_id}/task"));
     let threads = threads.unwrap_or_else(|error| panic!("process {process_id}: {error}"));
     threads.flatten().all(|thread| {
-        // A thread that has ended since is as still as one that has stopped.
+        // A thread without a `stat` file has ended, and counts as stopped.
         let Ok(status) = std::fs::read_to_string(thread.path().join("stat")) else {
             return true;
         };
-        // The state is behind the name in parentheses, which may contain anything.
+        // The state follows the thread's name in parentheses, which may contain any characters.
         let state = status
             .rsplit(") ")
             .next()

@@ -7,7 +7,8 @@ mod held_process;
 
 pub use held_process::HeldProcess;
 
-/// Ends a test that would hang. No passing test comes near it, however busy the machine: raising it mends nothing.
+/// The longest wait before a hanging test fails. No passing test comes near this limit, however busy the machine, so
+/// raising it mends nothing.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The time between two looks at a condition.
@@ -40,7 +41,7 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// [`wait_until`] for tests on an async runtime, which goes on meanwhile.
+/// [`wait_until`] for tests on an async runtime, which runs other tasks meanwhile.
 ///
 /// # Panics
 ///
@@ -49,7 +50,7 @@ pub async fn wait_until_async(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for_async(what, || condition().then_some(())).await;
 }
 
-/// [`wait_until_async`] for a condition that has to be asked for, such as with a request.
+/// [`wait_until_async`] for a condition that is itself async, such as a request to a server.
 ///
 /// # Panics
 ///
@@ -62,7 +63,7 @@ pub async fn wait_until_asked(what: &str, mut condition: impl AsyncFnMut() -> bo
     }
 }
 
-/// [`wait_for`] for tests on an async runtime, which goes on meanwhile.
+/// [`wait_for`] for tests on an async runtime, which runs other tasks meanwhile.
 ///
 /// # Panics
 ///

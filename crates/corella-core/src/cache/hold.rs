@@ -30,9 +30,8 @@ pub enum KvFact {
     },
     /// The export would exceed `max_held_pages`. The request runs and exports nothing.
     Declined { request: RequestId },
-    /// No more rows will be exported. The first `num_rows` have been computed by steps that have
-    /// returned; the pages stay as they are until
-    /// [`Scheduler::release_hold`](crate::Scheduler::release_hold).
+    /// No more rows will be exported. The first `num_rows` have been computed by steps that have returned; their pages
+    /// stay unchanged until [`Scheduler::release_hold`](crate::Scheduler::release_hold).
     ExportEnded {
         request: RequestId,
         num_rows: u32,

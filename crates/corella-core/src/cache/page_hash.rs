@@ -37,7 +37,7 @@ impl PageHash {
     }
 }
 
-/// The block hash function of a fleet. Nodes have the same salt if the same tokens give them the same KV.
+/// The block hash function of a fleet. Nodes have the same salt if they compute the same KV for the same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHasher {
     salt: u64,
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(cut, [first, PageHash(first.next(7, &[3, 4]).0 % 256)]);
     }
 
-    /// A router that confused them would send requests to KV computed with other weights.
+    /// A router that took one for the other would send requests to KV computed with other weights.
     #[test]
     fn an_adapter_and_a_salt_of_one_name_have_different_hashes() {
         let (name, none) = (Some("x"), None);

@@ -8,13 +8,13 @@ use crate::PageId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageState {
     Free,
-    /// The prefix tree keeps it, and no request holds it.
+    /// The prefix tree keeps the page, and no request holds it.
     Cached,
-    /// A request holds it, or it is pinned.
+    /// A request holds the page, or it is pinned.
     InUse,
-    /// It belongs to a request whose KV another node or host memory fills, or has filled, or to a fetch.
+    /// The page belongs to a fetch, or to a request whose KV another node or host memory brings or has brought.
     Received,
-    /// Its request has given it up, and another node may still read or write it.
+    /// The page's request has given it up, and another node may still read or write it.
     Held,
 }
 

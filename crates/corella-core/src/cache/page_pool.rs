@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use crate::PageId;
 
-/// A page is free, locked by the tables that name it, or kept by the prefix tree alone. The pool
-/// itself knows only whether it is free, and its number of locks.
+/// A page is free, locked by the tables that name it, or kept by the prefix tree alone. The pool itself knows only
+/// whether a page is free, and its number of locks.
 #[derive(Debug)]
 pub(crate) struct PagePool {
     free: Vec<PageId>,

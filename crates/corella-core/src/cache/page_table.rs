@@ -7,7 +7,8 @@ use crate::PageId;
 /// The pages of one group, in order of their positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
-    /// Missing entries at the beginning: they are outside the group's window or belong to an earlier part.
+    /// The number of missing entries at the beginning. They are outside the group's window or belong to an earlier
+    /// part.
     pub num_gone: usize,
     /// The entries after the missing ones.
     pub pages: Vec<PageId>,
@@ -129,7 +130,7 @@ impl PageTables {
         self.num_pages() == 0
     }
 
-    /// Removes the entries before `end` from all tables. The pages after them stay.
+    /// Removes the entries before `end` from all tables, and returns them. The later entries stay.
     pub fn split_before(&mut self, end: usize) -> Self {
         let mut before = Self::new(self.num_groups());
         for (table, taken) in self.iter_mut().zip(before.iter_mut()) {

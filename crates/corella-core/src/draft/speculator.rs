@@ -41,7 +41,8 @@ impl Proposer {
                     return;
                 };
                 for at in end..end + max {
-                    // A match that reaches up to the end of the text continues into its own period.
+                    // A match that ends near the end of the tokens overlaps the guesses: it continues with the first
+                    // guesses, so that a repeated pattern goes on.
                     let draft = match at.checked_sub(tokens.len()) {
                         None => tokens[at],
                         Some(at) => drafts[at],
@@ -69,7 +70,7 @@ impl Speculator {
         })
     }
 
-    /// The number of guesses to ask for. Given drafts were already limited when they were requested.
+    /// The number of guesses to ask for. For given drafts, the number was limited when they were requested.
     pub fn num_wanted(&mut self, max: u32) -> u32 {
         match &self.proposer {
             Proposer::Ngram(_) => self.length.next(max),
@@ -94,7 +95,7 @@ impl Speculator {
         }
     }
 
-    /// The number of guesses to ask a draft model for, at most `max`. It is 0 if unused guesses are left.
+    /// The number of guesses to ask a draft model for, at most `max`. The number is 0 if unused guesses are left.
     pub fn num_to_ask(&mut self, tokens: &[TokenId], max: u32) -> u32 {
         match max == 0 || self.has_given(tokens) {
             true => 0,

@@ -4,8 +4,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 
 use crate::{NodeId, PageHash};
 
-/// Maps the last block of sequences to the node that has them. Forgets the least recently used sequence first. An entry
-/// is a hint: a lookup tells which blocks the node still has. A node that is started again has another number.
+/// Maps the last block of each sequence to a node that has the sequence. Forgets the least recently used sequence
+/// first. An entry is a hint: a lookup tells which blocks the node still has. A restarted node has another id.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockSourceMap {
     max_len: usize,

@@ -47,7 +47,7 @@ enum Health {
 #[derive(Clone, Debug)]
 struct Reservation {
     num_pages: u32,
-    /// The node's count of granted reservations including this one; `None` until it has answered.
+    /// The node's count of granted reservations including this one; `None` until the node has granted it.
     granted_as: Option<u64>,
     is_reported: bool,
 }
@@ -126,7 +126,7 @@ impl Peer {
         self.next_probe_us = now_us + config.incompatible_interval_us;
     }
 
-    /// Records a probe without an answer. A single one may be due to a lost packet.
+    /// Records a probe without an answer. A single silent probe may be due to a lost packet.
     pub fn handle_silent(&mut self, now_us: u64, config: &PeerTableConfig) {
         match &mut self.health {
             Health::Healthy { num_failures } => {

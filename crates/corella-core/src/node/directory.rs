@@ -1,5 +1,5 @@
-//! The decode nodes as a prefill node knows them: their health and load, the pages that it has reserved on each, and the
-//! prompts that each has.
+//! The decode nodes as a prefill node knows them: their health and load, the pages that it has reserved on each, and
+//! the prompts that each has.
 
 use alloc::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ pub struct DirectoryConfig {
     pub falls_back: bool,
     pub page_size: u32,
     pub kv_bytes_per_token: u64,
-    /// The most prompts whose node is remembered. An entry takes about 150 bytes, and a conversation has one for each of
-    /// its turns.
+    /// The limit of prompts whose node is remembered. An entry takes about 150 bytes, and a conversation has one for
+    /// each of its turns.
     pub max_sent: usize,
-    /// Prefill nodes begin at different decode nodes.
+    /// The start of the cursor, different on each prefill node, so that they begin at different decode nodes.
     pub first_cursor: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct Directory {
     /// The registry's lists and the nodes' answers go here.
     pub peers: PeerTable,
     sent: BlockSourceMap,
-    /// The pages that each session has asked a node for, or has there.
+    /// Each session's pages on a decode node, requested or reserved.
     reservations: BTreeMap<SessionId, ReservationId>,
     cursor: u64,
 }
@@ -67,8 +67,8 @@ impl Directory {
         }
     }
 
-    /// Returns the node that is known to have the most of a prompt, given the hashes of its whole blocks. A node that was
-    /// restarted has nothing of before.
+    /// Returns the node that is known to have the most of a prompt, given the hashes of its whole blocks. A node that
+    /// has restarted since counts as having nothing.
     pub fn holder(&mut self, hashes: &[PageHash]) -> Option<Holder> {
         let site = self.sent.find(hashes)?;
         let incarnation = Incarnation(self.peers.incarnation(site.node)?);
@@ -81,8 +81,8 @@ impl Directory {
         })
     }
 
-    /// Records that a node has pages for a session, as its `granted_as`-th reservation, and is about to have the rows of
-    /// its prompt, whose last whole block has the hash `last`.
+    /// Records that a node has pages for a session, as its `granted_as`-th reservation, and is about to have the rows
+    /// of its prompt, whose last whole block has the hash `last`.
     pub fn handle_allocated(
         &mut self,
         session: SessionId,
@@ -102,7 +102,7 @@ impl Directory {
         }
     }
 
-    /// Releases the pages that were reserved last for a session.
+    /// Releases a session's reserved pages.
     pub fn handle_left(&mut self, session: SessionId) {
         if let Some(reservation) = self.reservations.remove(&session) {
             self.peers.release(reservation);

@@ -1,4 +1,4 @@
-//! Buckets for whole numbers whose width grows with the numbers: eight buckets for each power of two.
+//! Buckets of whole numbers. Their width grows with the numbers: eight buckets for each power of two.
 
 use core::ops::Range;
 

@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 
 use crate::request_state::{Phase, RequestIndex, RequestState, RequestTable};
 
-/// The deadline of requests whose KV comes from host memory: no other node can fail to send it.
+/// The deadline of requests whose KV comes from host memory. They need none, because no other node can fail to send the
+/// KV.
 pub(crate) const NO_DEADLINE: u64 = u64::MAX;
 
 /// Requests that have pages and no slot.
@@ -37,7 +38,7 @@ impl WaitingForRemoteKv {
             .remove(&(state.remote_kv_deadline_us(), index));
     }
 
-    /// A receiving request has its KV and waits for a slot, to compute the tokens after the first
+    /// Records that a receiving request has its KV. It waits for a slot, to compute the tokens after the first
     /// `num_computed_tokens`.
     pub fn arrive(
         &mut self,
@@ -76,7 +77,7 @@ impl WaitingForRemoteKv {
         first.filter(|&deadline_us| deadline_us != NO_DEADLINE)
     }
 
-    /// All of them, arrived requests first.
+    /// All requests with pages and without a slot, arrived ones first.
     pub fn iter(&self) -> impl Iterator<Item = RequestIndex> {
         let receiving = self.by_deadline.iter().map(|&(_, index)| index);
         self.arrived.iter().copied().chain(receiving)

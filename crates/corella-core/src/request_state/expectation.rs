@@ -6,8 +6,8 @@ use crate::request_state::RequestState;
 /// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
 const GOLDEN_SHARE: u32 = 0x9e37_79b9;
 
-/// The quantile of the `number`-th request. Those of consecutive requests are spread evenly, so that the sum of their
-/// expected lengths is right.
+/// The quantile of the `number`-th request. The quantiles of consecutive requests are spread evenly, so that the sum of
+/// their expected lengths is right.
 pub(crate) fn quantile_of(number: u64) -> u32 {
     (number as u32).wrapping_mul(GOLDEN_SHARE)
 }
@@ -17,7 +17,7 @@ pub(super) struct Expectation {
     /// The expected number of output tokens: the `quantile` of the lengths of all outputs.
     expected_output: u32,
     quantile: u32,
-    /// Its numbers in the forecast, while it runs or receives KV.
+    /// The request's numbers in the forecast, while it runs or receives KV.
     contribution: Option<Contribution>,
 }
 
@@ -43,7 +43,7 @@ impl RequestState {
         self.expectation.expected_output = num_output_tokens;
     }
 
-    /// Advances to the next quantile of a low-discrepancy sequence. Each of its prefixes is spread evenly.
+    /// Advances to the next quantile of a low-discrepancy sequence, so that any first few quantiles are spread evenly.
     pub fn next_quantile(&mut self) {
         let quantile = &mut self.expectation.quantile;
         *quantile = quantile.wrapping_add(GOLDEN_SHARE);

@@ -1,4 +1,4 @@
-//! Live requests by their place in the table.
+//! The index of a live request in the table, and sets of indices.
 
 use alloc::vec::Vec;
 

@@ -86,7 +86,8 @@ impl RequestState {
         );
     }
 
-    /// A request's path leads through published blocks. In groups without a window, their pages are those of its table.
+    /// A request's path leads through published blocks. In groups without a window, the blocks' pages are those of the
+    /// request's table.
     fn check_path(&self, kv: &KvCache, groups: &[KvGroup]) {
         let id = self.id();
         let mut num_left = self.num_published_blocks() as usize;

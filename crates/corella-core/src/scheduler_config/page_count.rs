@@ -9,7 +9,7 @@ impl SchedulerConfig {
         self.kv_groups.iter().any(|group| group.window.is_some())
     }
 
-    /// The pages for requests, beside all that may be pinned.
+    /// The number of pages that always remain for requests, even if `max_pinned_pages` are pinned.
     pub(crate) fn num_unpinned_pages(&self) -> u32 {
         self.num_pages - self.max_pinned_pages
     }
@@ -18,14 +18,14 @@ impl SchedulerConfig {
         self.kv_groups.len() as u32
     }
 
-    /// The most pages of all groups that a request needs at once.
+    /// The largest number of pages, in all groups, that a request needs at once.
     pub fn num_pages_of(&self, num_rows: u32, num_rows_at_once: u32) -> u32 {
         let num_pages =
             |group: &KvGroup| group.num_pages(num_rows, num_rows_at_once, self.page_size);
         self.kv_groups.iter().map(num_pages).sum()
     }
 
-    /// The pages that hold all rows of a request, in the groups without a window.
+    /// The number of pages for all rows of a request, in the groups without a window.
     pub(crate) fn num_full_pages(&self, num_rows: u32) -> u32 {
         self.num_groups_without_window() * num_rows.div_ceil(self.page_size)
     }
@@ -35,12 +35,12 @@ impl SchedulerConfig {
         groups.filter(|group| group.window.is_none()).count() as u32
     }
 
-    /// The least pages that a request needs to reach `num_rows` rows.
+    /// The smallest number of pages with which a request can reach `num_rows` rows.
     pub fn num_least_pages(&self, num_rows: u32) -> u32 {
         self.num_pages_of(num_rows, self.least_rows_at_once(num_rows))
     }
 
-    /// The pages of a prompt of `num_rows` rows that other nodes read.
+    /// The number of pages of a prompt of `num_rows` rows that other nodes read.
     pub(crate) fn num_exported_pages(&self, num_rows: u32) -> u32 {
         let num_pages = num_rows.div_ceil(self.page_size);
         let exported = |group: &KvGroup| {
@@ -52,8 +52,8 @@ impl SchedulerConfig {
         self.kv_groups.iter().map(exported).sum()
     }
 
-    /// Whether the pool has room for a request of `num_final_rows` rows beside those pages of its first `num_rows` that
-    /// windows would give back, and that other nodes read.
+    /// Whether the pool has room for a request of `num_final_rows` rows, although it keeps pages of its first
+    /// `num_rows` rows outside the windows, because other nodes read them.
     pub(crate) fn has_room_beside_export(&self, num_rows: u32, num_final_rows: u32) -> bool {
         let num_kept = self.num_exported_pages(num_rows) - self.num_full_pages(num_rows);
         num_final_rows <= num_rows
@@ -69,8 +69,8 @@ impl SchedulerConfig {
         }
     }
 
-    /// The most rows in flight, for a request that starts without rows and prefills `num_known_tokens` tokens, with
-    /// which its pages fit into the pool.
+    /// The largest number of rows in flight with which a request's pages fit into the pool, if it starts without rows
+    /// and prefills `num_known_tokens` tokens.
     pub(crate) fn num_rows_at_once(&self, num_known_tokens: u32) -> u32 {
         if !self.has_windows() || !self.enable_chunked_prefill {
             return u32::MAX;
@@ -81,8 +81,8 @@ impl SchedulerConfig {
         largest(1, most, fits)
     }
 
-    /// The length of a group's table when its request starts: its known tokens or, with a window, the rows that one
-    /// step may compute.
+    /// The length of a group's table when its request starts: entries for the request's known tokens or, with a window,
+    /// for the rows that one step may compute.
     pub(crate) fn first_table_len(
         &self,
         num_known_tokens: u32,
@@ -100,7 +100,7 @@ impl SchedulerConfig {
         num_rows.div_ceil(self.page_size) as usize
     }
 
-    /// The most tokens of a request whose pages fit into `num_pages`.
+    /// The largest length, in tokens, of a request whose pages fit into `num_pages`.
     pub fn max_len_in(&self, num_pages: u32) -> u32 {
         if !self.has_windows() {
             return (num_pages / self.num_kv_groups()).saturating_mul(self.page_size);

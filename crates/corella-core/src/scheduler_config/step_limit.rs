@@ -9,7 +9,8 @@ use crate::{ConfigError, SchedulerConfig};
 type Limit = (&'static str, u32);
 
 impl SchedulerConfig {
-    /// The most tokens of one prompt in one step or, without chunked prefill, of one that shares its step.
+    /// The largest number of tokens of one prompt in one step. Without chunked prefill, it applies to a prompt that
+    /// shares its step.
     pub fn largest_chunk(&self) -> u32 {
         let of_all = self.max_prefill_tokens.min(self.max_num_batched_tokens);
         match self.enable_chunked_prefill {
@@ -18,7 +19,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// Returns a fault for each limit of a step that no step can reach, because another one is lower. Such a
+    /// Returns a fault for each limit of a step that no step can reach, because another limit is lower. Such a
     /// configuration works, but does less than the limit seems to allow.
     pub fn overruled_limits(&self) -> Vec<ConfigError> {
         let of_step = ("max_num_batched_tokens", self.max_num_batched_tokens);

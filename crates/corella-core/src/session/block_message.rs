@@ -11,7 +11,7 @@ use crate::{BlockList, Incarnation};
 pub struct LoadKey {
     pub fetcher: Incarnation,
     pub source: Incarnation,
-    /// The number of this load among those of the loading node since its start.
+    /// The index of this load among those of the loading node since its start.
     pub number: u64,
 }
 
@@ -37,8 +37,8 @@ pub enum ToSource {
 /// Asks for the rows of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBlocks {
-    /// All blocks from the beginning of the sequence. If the source can hold fewer, the load ends with
-    /// [`LoadFailure::NotHere`] and their number, and the loading node may ask for those.
+    /// All blocks from the beginning of the sequence. If the source can hold only the first of them, the load ends with
+    /// [`LoadFailure::NotHere`] and their number, and the loading node may ask for these.
     pub list: BlockList,
     /// Blocks before this one are neither sent nor held.
     pub first_block: u32,

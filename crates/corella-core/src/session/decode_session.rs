@@ -27,23 +27,23 @@ pub(super) struct DecodeSession {
 pub(super) enum DecodePhase {
     /// `Hello` has come, and `Allocate` has not.
     Greeting,
-    /// Another choice receives the rows of the prompt. When these are cached, or at a timeout, this session asks the
+    /// Another choice receives the rows of the prompt. When the rows are cached, or at a timeout, this session asks the
     /// scheduler for pages.
     Waiting {
         allocate: Box<Allocate>,
-        /// The timeout of the first token and, after it, of the other choice.
+        /// The time by which the first token and, after it, the other choice's rows must have come.
         by_us: u64,
         first_token: Option<Box<FirstToken>>,
     },
     /// The scheduler reserves pages. A session that ends now is kept until the scheduler answers.
     Reserving {
         has_ended: bool,
-        /// The session has waited for another choice, and was confirmed to the prefill node then.
+        /// The session has waited for another choice, and the prefill node already has `Allocated` for it.
         has_waited: bool,
         first_token: Option<Box<FirstToken>>,
     },
     Loading {
-        /// The timeout of the first token and, after it, of the rows.
+        /// The time by which the first token and, after it, the rows must have come.
         by_us: u64,
         has_rows: bool,
         first_token: Option<Box<FirstToken>>,

@@ -7,7 +7,7 @@ use crate::stats::SchedulerStats;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchPace {
     round_trip_us: Option<u64>,
-    /// The time of 1,024 blocks, because one may take less than a microsecond.
+    /// The time to load 1,024 blocks, because one block may take less than a microsecond.
     kiloblock_us: Option<u64>,
 }
 
@@ -38,7 +38,7 @@ impl FetchPace {
     }
 
     /// Returns how many of the offered blocks are worth fetching, from the first on: 0 if computing them is as quick.
-    /// All are, until a prompt was computed and timed.
+    /// All blocks are, until a prompt has been computed and timed.
     pub fn num_worth(&self, offer: BlockOffer, stats: &SchedulerStats, page_size: u32) -> u32 {
         let compute_us = stats.prefill_us;
         let cost = FetchCost {

@@ -6,7 +6,7 @@ use crate::SessionId;
 use crate::session::SessionKey;
 
 /// The sessions of each prompt, by the session of its first choice. The first to arrive leads and receives the rows.
-/// The others wait until its pages are in the prefix tree, or it has ended.
+/// The others wait until the leader's pages are in the prefix tree, or the leader has ended.
 #[derive(Debug, Default)]
 pub(super) struct Siblings {
     groups: BTreeMap<SessionId, Group>,

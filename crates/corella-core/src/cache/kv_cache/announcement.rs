@@ -40,8 +40,8 @@ impl KvCache {
         })
     }
 
-    /// Watches a new block of the tree, unless it is a tail, or no client's request can hit it because a node of another
-    /// arithmetic has computed it.
+    /// Watches a new block of the tree. Leaves out tails, and blocks of another node's arithmetic, which no client's
+    /// request can hit.
     pub(super) fn watch_block(&mut self, block: BlockId, filled_by: StepId) {
         let Some(watch) = &mut self.watch else {
             return;

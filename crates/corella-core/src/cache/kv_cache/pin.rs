@@ -58,8 +58,8 @@ impl KvCache {
         Ok(pages.len())
     }
 
-    /// Pins a page of a block. It is never evicted, and only unpublishing it removes the pin. In a group without a
-    /// window, the pages before it on its path must be pinned too.
+    /// Pins a page of a block. A pinned page is never evicted, and only unpublishing its block removes the pin. In a
+    /// group without a window, the pages before it on its path must be pinned too.
     pub(crate) fn pin(&mut self, page: PageId) {
         debug_assert!(self.residency.is_resident(page));
         if self.pins.insert(page) {
@@ -91,14 +91,14 @@ impl Pins {
         self.is_pinned[page.0 as usize]
     }
 
-    /// Returns false if it was pinned already.
+    /// Returns false if the page was pinned already.
     fn insert(&mut self, page: PageId) -> bool {
         let is_new = !core::mem::replace(&mut self.is_pinned[page.0 as usize], true);
         self.num_pinned += usize::from(is_new);
         is_new
     }
 
-    /// Returns false if it was not pinned.
+    /// Returns false if the page was not pinned.
     pub fn remove(&mut self, page: PageId) -> bool {
         if self.num_pinned == 0 {
             return false;

@@ -10,11 +10,11 @@ use crate::{KvFact, RequestId, SessionId};
 /// The reason why a prompt is not kept any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptEnd {
-    /// A node has all of its rows.
+    /// A node has fetched all rows.
     Fetched,
-    /// Its lease has ended, or a running request needed the pages.
+    /// The lease of the pages has ended, or a running request needed them.
     Expired,
-    /// Its client has left, its rows were not computed, or too many pages were held.
+    /// The client has left, the rows were not computed, or too many pages were held.
     Dropped,
 }
 
@@ -48,7 +48,7 @@ impl ExportBook {
             run.kept_as = Some(key);
         }
         self.handle_submitted(key.session, RUN, request);
-        // The outputs belong to the client, and say nothing about the rows.
+        // The run counts as ended now, because its outputs go to the client, not to a session.
         self.handle_ended(key.session, RUN);
     }
 
@@ -70,7 +70,7 @@ impl ExportBook {
         runs.filter(|run| run.kept_as.is_some()).count()
     }
 
-    /// Returns the number of prompts that have ended so since the start.
+    /// Returns the number of kept prompts that have ended in this way since the start.
     pub fn num_kept_ended(&self, how: KeptEnd) -> u64 {
         self.num_kept_ended[how as usize]
     }

@@ -1,4 +1,4 @@
-//! The exported rows of a run: their pages, and their number in each layer.
+//! The exported rows of a run: their pages, and the number of readable rows in each layer.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -32,8 +32,8 @@ impl RowTable {
         }
     }
 
-    /// Adds the rows of a planned step, up to `end_row`, in the pages of `parts`. Returns the new pages: the first page
-    /// of a part may hold earlier rows.
+    /// Adds the rows of a planned step, up to `end_row`, in the pages of `parts`. Returns the new pages, without the
+    /// first page of a part if earlier rows are in it.
     pub fn announce(&mut self, end_row: u32, parts: &[PageTable]) -> Vec<PageTable> {
         self.num_announced = end_row;
         self.tables.resize_with(parts.len(), PageTable::default);

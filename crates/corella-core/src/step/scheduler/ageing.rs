@@ -2,10 +2,10 @@
 //!
 //! The next turn belongs to an aged request. If it fits, it starts before all others. If it does not fit yet, it could
 //! block the whole queue: under priority, urgent requests would wait until enough pages are free for a large aged one.
-//! So others may start if they do not delay it, as in batch systems (EASY backfilling; Lifka 1995). The forecast gives
-//! once the time at which the running requests will have made room for the aged one. Until then a request may start
-//! before it if it is expected to have ended by that time, or fits beside it. After that time no request starts before
-//! it.
+//! So others may start if they do not delay the aged request, as in batch systems (EASY backfilling; Lifka 1995). The
+//! forecast determines, once, the step by which the running requests will have made room for the aged one. Before that
+//! step, another request may start if it is expected to end in time, or fits beside the aged one. After that step, no
+//! request starts before the aged one.
 
 use crate::queue::aged_request::AgedRequest;
 use crate::request_state::RequestIndex;
@@ -30,7 +30,8 @@ impl Scheduler {
         None
     }
 
-    /// Returns the pages that others must leave to the request `index`, and the last step for that.
+    /// Returns the aged request `index`, with the number of rows that another request can fill before the aged one
+    /// should start.
     pub(super) fn aged_request(
         &mut self,
         index: RequestIndex,
@@ -69,7 +70,7 @@ impl Scheduler {
         if candidate.demand.num_steps + num_prefill_steps <= aged.num_rows_left {
             return false;
         }
-        // The candidate still runs when the aged request should start.
+        // From here on: the candidate would still run when the aged request should start.
         if self.running.num_free_slots() < 2 {
             return true;
         }

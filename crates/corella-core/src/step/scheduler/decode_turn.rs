@@ -41,7 +41,7 @@ impl Scheduler {
             .pages_mut()
             .advance(decodes.len(), num_wanting);
         for index in decodes {
-            // An earlier request of this loop may have preempted it.
+            // An earlier request of this loop may have preempted this one.
             let state = self.requests.get(index);
             let still_runs = state.is_some_and(RequestState::is_running);
             if still_runs && self.make_room_for_row(index, plan) {

@@ -16,8 +16,8 @@ impl Scheduler {
         self.leave(index, Leaving::Finished);
     }
 
-    /// Takes away a request's slot and pages. It keeps its tokens and waits again, or ends with an
-    /// error if it was preempted too often, or its KV came from another node and cannot be kept.
+    /// Takes away a request's slot and pages. The request keeps its tokens and waits again. It ends with an error if it
+    /// was preempted too often, or if its KV came from another node and cannot be kept.
     pub(super) fn preempt(&mut self, index: RequestIndex) {
         self.journal.counters().num_preemptions += 1;
         let num_preemptions = self.requests[index].note_preempted();
@@ -59,7 +59,8 @@ impl Scheduler {
         }
     }
 
-    /// Frees slot, pages and locks after the last step that names them. Computed blocks stay in the prefix tree.
+    /// Frees the request's slot, pages and locks after the last step that names them. Computed blocks stay in the
+    /// prefix tree.
     pub(super) fn release(&mut self, index: RequestIndex) {
         if let Some(last_returned) = self.inflight.last_returned()
             && self.config.enable_prefix_caching

@@ -5,7 +5,7 @@
 //!
 //! 1. [`poll_spill_task`](Scheduler::poll_spill_task): copies that begin early free pages early.
 //! 2. [`poll_kv_fact`](Scheduler::poll_kv_fact): the fact about a request's KV comes before the request's end, so that
-//!    a reader of both knows by then which rows exist.
+//! a reader of both then knows which rows exist.
 //! 3. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) and [`poll_ended_hold`](Scheduler::poll_ended_hold): writers
 //!    and readers that stop early free pages early.
 //! 4. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) for display are taken earlier: a caller that
@@ -56,8 +56,8 @@ impl Scheduler {
         self.kv.unwatch();
     }
 
-    /// Returns the next KV event, if any. A slow reader has at most as many pending events as a new subscription would
-    /// bring.
+    /// Returns the next KV event, if any. Even a slow reader has no more pending events than its known blocks and the
+    /// blocks in the tree.
     pub fn poll_kv_event(&mut self) -> Option<KvEvent> {
         self.kv.poll_event(self.inflight.last_returned())
     }

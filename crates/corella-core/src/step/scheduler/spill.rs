@@ -7,8 +7,8 @@ use crate::step::step_plan::StepPlan;
 use crate::{FinishReason, RequestError, RequestId, Scheduler};
 
 impl Scheduler {
-    /// Reports that a [`SpillTask::Store`](crate::SpillTask::Store) has ended. If `is_done`, its pages are in host
-    /// memory. Returns false if no such task was under way.
+    /// Reports that a [`SpillTask::Store`](crate::SpillTask::Store) has ended. If `is_done`, the task's pages are in
+    /// host memory. Returns false if no such task was under way.
     pub fn handle_stored(&mut self, id: RequestId, is_done: bool) -> bool {
         let Some(ended) = self.spills.end_store(id, is_done) else {
             return false;
@@ -24,8 +24,8 @@ impl Scheduler {
         true
     }
 
-    /// Reports that a [`SpillTask::Restore`](crate::SpillTask::Restore) has ended. If `is_done`, its pages are filled.
-    /// Otherwise all writes to them have ended. Returns false if no such task was under way.
+    /// Reports that a [`SpillTask::Restore`](crate::SpillTask::Restore) has ended. If `is_done`, the task's pages are
+    /// filled. Otherwise only all writes to them have ended. Returns false if no such task was under way.
     pub fn handle_restored(&mut self, id: RequestId, is_done: bool) -> bool {
         let Some((pages, is_live)) = self.spills.end_restore(id) else {
             return false;
@@ -49,7 +49,7 @@ impl Scheduler {
     /// Reserves host memory for a request that is about to lose its pages. Returns false if its KV cannot be kept.
     pub(super) fn reserve_spill(&mut self, index: RequestIndex) -> bool {
         let state = &mut self.requests[index];
-        // Half a prompt is quickly computed again, and exported pages stay where they are.
+        // A partly computed prompt is quickly computed again, and exported pages are held in any case.
         if state.is_prefilling() || state.request().exports_kv {
             return false;
         }
@@ -62,8 +62,8 @@ impl Scheduler {
         has_room
     }
 
-    /// Begins to store the rows of a request that gives up its pages, if it has host memory and will continue. Pages
-    /// without rows stay in its table.
+    /// Begins to store the rows of a request that gives up its pages, if host memory is reserved for it and it will
+    /// continue. Pages without rows stay in the request's table.
     pub(super) fn store_spill(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let num_reserved_pages = state.num_spill_pages();
@@ -91,14 +91,14 @@ impl Scheduler {
         }
     }
 
-    /// Ends a request whose KV another node computed, so that this node continues it.
+    /// Ends a request whose KV another node computed, so that the other node continues it.
     pub(super) fn hand_back(&mut self, index: RequestIndex, reason: &str) {
         self.journal.counters().num_handed_back += 1;
         let error = RequestError::KvNotKept(reason.into());
         self.finish(index, FinishReason::Error(error), None);
     }
 
-    /// Gives a stored request its pages, if all of them have room.
+    /// Gives a stored request pages for all its rows, if there is room for all of them.
     pub(super) fn try_restore(
         &mut self,
         index: RequestIndex,

@@ -3,16 +3,16 @@
 //!
 //! In groups without a window a request holds the pages of all its known tokens from its start. With a window it takes
 //! pages chunk by chunk, and gives them back when no later query reads them, so that a prompt may be longer than the
-//! pool. Pages are given back when a step has returned: the queries of steps in flight are after the tokens that are
-//! computed by then.
+//! pool. Pages are given back when a step has returned: steps in flight have queries only after the tokens that
+//! returned steps have computed.
 
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step::step_plan::StepPlan;
 use crate::{FinishReason, RequestError, Scheduler};
 
 impl Scheduler {
-    /// Takes the pages in groups with windows that the next `num_tokens` prompt tokens of a request need. Returns the
-    /// number of those tokens that have their pages.
+    /// Takes the pages in groups with windows that the next `num_tokens` prompt tokens of a request need. Returns how
+    /// many of these tokens have all their pages.
     pub(super) fn take_window_pages(
         &mut self,
         index: RequestIndex,
@@ -84,7 +84,7 @@ impl Scheduler {
         if !self.kv.has_windows() {
             return;
         }
-        // It may just have ended.
+        // The request may just have ended.
         let still_runs = self
             .requests
             .get(index)
