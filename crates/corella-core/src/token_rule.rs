@@ -17,7 +17,6 @@ pub struct TokenRules {
 }
 
 impl TokenRules {
-    /// Rules without an effect.
     pub fn new() -> Self {
         Self::default()
     }

@@ -417,7 +417,6 @@ impl Engine {
         &self.served_adapters
     }
 
-    /// The configuration of the scheduler.
     pub fn limits(&self) -> &SchedulerConfig {
         self.shared.limits()
     }

@@ -224,7 +224,6 @@ impl Fetches {
         self.by_id.is_empty()
     }
 
-    /// The number of pages of fetches under way.
     pub fn num_pages(&self) -> usize {
         self.num_pages
     }
@@ -238,7 +237,6 @@ impl Fetches {
         self.by_id.values().flat_map(Fetch::pages)
     }
 
-    /// The ends of all paths.
     pub fn ends(&self) -> impl Iterator<Item = BlockId> {
         self.by_id.values().filter_map(|fetch| fetch.end)
     }

@@ -178,7 +178,6 @@ impl Holds {
             .copied()
     }
 
-    /// The held snapshots.
     pub fn states(&self) -> impl Iterator<Item = SnapshotId> {
         self.by_request.values().filter_map(|hold| hold.state)
     }
@@ -204,7 +203,6 @@ impl Holds {
         assert!(before.is_none(), "request {request} holds pages twice");
     }
 
-    /// Removes a hold and returns its pages and its snapshot.
     pub fn remove(&mut self, request: RequestId) -> Option<(Vec<PageId>, Option<SnapshotId>)> {
         let hold = self.by_request.remove(&request)?;
         if let Some(lease_us) = hold.lease_us {

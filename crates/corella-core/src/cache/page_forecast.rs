@@ -156,7 +156,6 @@ impl PageForecast {
         }
     }
 
-    /// Records that a request has taken pages.
     pub fn note_taken(&mut self, num_pages: usize, is_certain: bool) {
         self.num_held_pages += num_pages as i64;
         if !is_certain {
@@ -164,7 +163,6 @@ impl PageForecast {
         }
     }
 
-    /// Records that a request has given back pages.
     pub fn note_given_back(&mut self, num_pages: usize, is_certain: bool) {
         self.num_held_pages -= num_pages as i64;
         if !is_certain {
@@ -177,7 +175,6 @@ impl PageForecast {
         self.num_kept_pages = num_pages as i64;
     }
 
-    /// Subtracts kept pages.
     pub fn drop_kept_pages(&mut self, num_pages: usize) {
         self.num_kept_pages -= num_pages as i64;
     }

@@ -91,7 +91,6 @@ impl PageTables {
         }
     }
 
-    /// The tables of all groups.
     pub fn to_vec(&self) -> Vec<PageTable> {
         self.iter().cloned().collect()
     }
@@ -108,12 +107,10 @@ impl PageTables {
         1 + self.others.len()
     }
 
-    /// All pages that the tables name.
     pub fn pages(&self) -> impl Iterator<Item = PageId> {
         self.iter().flat_map(|table| &table.pages).copied()
     }
 
-    /// The number of pages that the tables name.
     pub fn num_pages(&self) -> usize {
         let others = self.others.iter().map(|table| table.pages.len());
         self.first.pages.len() + others.sum::<usize>()

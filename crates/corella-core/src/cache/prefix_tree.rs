@@ -397,7 +397,6 @@ impl PrefixTree {
         placed.filter_map(|(block, position)| position.map(|_| BlockId(block as u32)))
     }
 
-    /// The number of the block's insertion.
     pub fn insertion(&self, block: BlockId) -> Option<u64> {
         let position = self.positions.get(block.0 as usize)?.as_ref()?;
         Some(position.insertion.get())

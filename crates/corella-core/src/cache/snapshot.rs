@@ -106,7 +106,6 @@ impl Snapshots {
         entry.named_by = Some(step);
     }
 
-    /// The block of a snapshot, if any.
     pub fn block_of(&self, id: SnapshotId) -> Option<BlockId> {
         match self.entry(id).owner {
             Owner::Block { block, .. } => Some(block),
@@ -129,7 +128,6 @@ impl Snapshots {
         self.touch(block);
     }
 
-    /// Marks a block's snapshot as used.
     pub fn touch(&mut self, block: BlockId) {
         let Some(id) = self.of_block(block) else {
             return;

@@ -128,7 +128,6 @@ impl Directory {
         nodes.find(|known| known.peer_id == node)
     }
 
-    /// The number of sessions with reserved pages.
     pub fn num_reservations(&self) -> usize {
         self.reservations.len()
     }

@@ -212,12 +212,10 @@ impl LengthForecast {
         }
     }
 
-    /// Records that a counted request has taken pages.
     pub fn note_taken(&mut self, state: &RequestState, num_pages: usize) {
         self.forecast.note_taken(num_pages, state.is_length_known());
     }
 
-    /// Records that a counted request has given back pages.
     pub fn note_given_back(&mut self, state: &RequestState, num_pages: usize) {
         self.forecast
             .note_given_back(num_pages, state.is_length_known());
@@ -235,7 +233,6 @@ impl LengthForecast {
         self.forecast.keep_pages(num_pages);
     }
 
-    /// Records the present length of an output.
     pub fn note_grown(&mut self, state: &RequestState) {
         if !state.is_length_known() {
             let namespace = &state.request().namespace;
@@ -254,7 +251,6 @@ impl LengthForecast {
         }
     }
 
-    /// Records the length of an ended output.
     pub fn note_ended(&mut self, state: &RequestState, reason: &FinishReason) {
         let request = state.request();
         let num_tokens = state.num_output_tokens();

@@ -56,7 +56,6 @@ impl WaitingForRemoteKv {
         self.arrived.insert(at, index);
     }
 
-    /// Removes a request whose KV has arrived.
     pub fn remove_arrived(&mut self, index: RequestIndex) {
         self.arrived.retain(|&other| other != index);
     }

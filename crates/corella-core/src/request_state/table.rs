@@ -7,7 +7,6 @@ use core::ops::{Index, IndexMut};
 use crate::RequestId;
 use crate::request_state::{RequestIndex, RequestState};
 
-/// All live requests.
 #[derive(Debug, Default)]
 pub(crate) struct RequestTable {
     entries: Vec<Option<RequestState>>,

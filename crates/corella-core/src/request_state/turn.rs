@@ -66,7 +66,6 @@ impl RequestState {
         is_aged: bool,
     }
 
-    /// Whether the request has never been admitted.
     pub fn is_new(&self) -> bool {
         self.turn.admission.is_none()
     }

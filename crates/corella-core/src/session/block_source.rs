@@ -368,7 +368,6 @@ impl BlockSource {
         }
     }
 
-    /// The number of loads that have not ended.
     pub fn num_loads(&self) -> usize {
         self.loads.len()
     }

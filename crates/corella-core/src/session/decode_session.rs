@@ -74,7 +74,6 @@ impl DecodeSession {
         )
     }
 
-    /// Returns the earliest timeout of the session.
     pub fn deadline_us(&self, config: &SessionConfig) -> Option<u64> {
         if !self.is_open() {
             return None;

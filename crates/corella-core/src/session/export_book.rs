@@ -214,7 +214,6 @@ impl ExportBook {
         entry.rows.tell_all(key, &mut self.tasks);
     }
 
-    /// Ends an attempt's export.
     pub(super) fn delete(&mut self, key: SessionKey) {
         self.tasks.push_back(ExportTask::Delete { key });
     }

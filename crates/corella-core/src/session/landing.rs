@@ -14,7 +14,6 @@ pub(super) struct Landing {
     end_block: u32,
     /// The pages to fill in each group.
     tables: Vec<PageTable>,
-    /// The number of layers of each group.
     num_layers: Vec<u32>,
     /// By group, layer and block.
     has_landed: Vec<bool>,

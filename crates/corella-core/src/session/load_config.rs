@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadConfig {
     pub page_size: u32,
-    /// The number of layers of each KV group.
     pub num_layers: Vec<u32>,
     /// The most simultaneous loads of a fetcher, and of a source.
     pub max_loads: u32,

@@ -347,7 +347,6 @@ impl PrefillEnd {
         self.take_export_tasks();
     }
 
-    /// Handles an output of a run.
     pub fn handle_local_output(&mut self, output: RequestOutput, now_us: u64) {
         self.note_time(now_us);
         let Some((id, run)) = self.exports.run_of(output.request) else {

@@ -238,7 +238,6 @@ impl PrefillSession {
         self.link().map(|link| (link.node, link.key))
     }
 
-    /// Returns the earliest timeout of the session.
     pub fn deadline_us(&self, config: &SessionConfig) -> Option<u64> {
         let link = self.link();
         let hold = match self.local {

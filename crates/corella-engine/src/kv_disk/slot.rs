@@ -50,7 +50,6 @@ pub(super) struct PageName<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PageKey {
     pub hash: PageHash,
-    /// The index of the KV group.
     pub group: u32,
 }
 

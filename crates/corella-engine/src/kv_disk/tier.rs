@@ -61,7 +61,6 @@ pub struct KvDiskStats {
     pub bytes_read: u64,
     /// Pages of the file that proved torn or damaged when they were read.
     pub num_damaged: u64,
-    /// Errors of the disk.
     pub num_errors: u64,
 }
 
@@ -181,7 +180,6 @@ impl Tier {
         self.is_stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Erases all blocks of the file.
     pub(crate) fn erase(&self) {
         if let Some(store) = self.store()
             && let Err(error) = store.erase()

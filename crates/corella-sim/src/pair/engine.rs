@@ -98,7 +98,6 @@ impl Engine {
         !self.failed.is_empty()
     }
 
-    /// Whether the model has recurrent layers.
     pub fn is_recurrent(&self) -> bool {
         self.plan.config.recurrent_state.is_some()
     }

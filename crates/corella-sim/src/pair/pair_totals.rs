@@ -63,7 +63,6 @@ counts! {
         num_spills,
         num_restores,
         num_handed_back,
-        /// Choices that waited for a sibling.
         num_waiting_choices,
         /// Prompts whose decode node had pages before the computing node was chosen, and prompts computed by decode
         /// nodes.

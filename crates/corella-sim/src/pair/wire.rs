@@ -76,7 +76,6 @@ pub struct Connection {
 #[derive(Debug, Default)]
 pub struct Lane {
     pub last_arrival_us: u64,
-    /// Packets that wait for a blocked link.
     pub stalled: VecDeque<Packet>,
 }
 
@@ -126,7 +125,6 @@ impl Direction {
     }
 }
 
-/// All connections and links.
 #[derive(Debug, Default)]
 pub struct Network {
     pub connections: BTreeMap<ConnectionId, Connection>,

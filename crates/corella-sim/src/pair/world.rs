@@ -106,7 +106,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Returns the outcome of the run.
     pub fn into_totals(self) -> PairTotals {
         PairTotals {
             sessions: self.totals,

@@ -29,7 +29,6 @@ pub struct Exchange {
     parts: PartStore,
     /// Loads of a transport that reports all rows of a load at once, and not its parts.
     pub(super) whole: BTreeMap<LoadKey, WholeLoad>,
-    /// Running fetches.
     pub(super) fetches: BTreeMap<FetchId, Fetched>,
     /// The time at which the engine handles the last message about fetches.
     told_us: u64,
