@@ -12,7 +12,7 @@ use crate::device::{Fault, FaultyDevice, Stream, test_device};
 
 const PAGE_SIZE: u32 = 16;
 const NUM_PAGES: u32 = 8;
-/// Two pages, so that an overlong table has a neighbour.
+/// The length of two pages, so that an overlong table would reach into the next one.
 const MAX_MODEL_LEN: u32 = 32;
 const PROMPT: [TokenId; 5] = [3, 1, 4, 1, 5];
 
@@ -98,12 +98,12 @@ fn impossible_batches_change_nothing_but_their_own_slots() {
         &|builder| {
             builder.pages(77, 0, &[4]);
         },
-        // More entries than a context has, which would lie behind the tables.
+        // More entries than a context has pages, which would lie behind the tables.
         &|builder| {
             builder.pages(1, 0, &long_table);
             builder.span(1, 0, &[1 << 30], true);
         },
-        // More tokens than a context has.
+        // More tokens than a context may have.
         &|builder| {
             builder.start_cached(1, long.len(), &SamplingParams::GREEDY, &long);
             builder.span(1, long.len(), &[1], true);
@@ -148,7 +148,7 @@ fn a_device_whose_work_fails_is_lost_and_its_caller_is_woken() {
     faulty.set(Fault::Work);
     let before = woken.load(Ordering::SeqCst);
     is_lost(draw(&mut executor, &mut builder, 1), "the work went wrong");
-    // Later steps give no result, waited for or not.
+    // Later steps give no result, whether they are waited for or not.
     let next = draw(&mut executor, &mut builder, 0);
     assert!(matches!(next, Err(ExecutorError::Lost { .. })), "{next:?}");
     assert!(matches!(

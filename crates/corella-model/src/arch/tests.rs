@@ -73,7 +73,7 @@ fn windows_are_where_each_family_has_them() {
     let windows = |spec: &DecoderSpec| of_layers(spec, |layer| layer.window);
     let mistral = spec("mistral", json!({}));
     assert_eq!(windows(&mistral), [Some(24); 4]);
-    // A window at least as long as the longest context is none.
+    // A window at least as long as the longest context counts as no window.
     assert_eq!(
         windows(&spec("mistral", json!({ "sliding_window": 512 }))),
         [None; 4]
@@ -90,7 +90,7 @@ fn windows_are_where_each_family_has_them() {
         windows(&spec("qwen3-gqa-tied", qwen)),
         [None, None, Some(8)]
     );
-    // The lower layers have it, too.
+    // The lower layers have the window, too.
     let with_experts = json!({ "use_sliding_window": true, "sliding_window": 8,
         "max_window_layers": 2 });
     assert_eq!(windows(&spec("qwen3-moe", with_experts)), [Some(8); 4]);
@@ -131,7 +131,7 @@ fn null_takes_the_default_window_away() {
     }
 }
 
-/// AI2 trained OLMo 3's long contexts in this way.
+/// AI2 trained OLMo 3 for long contexts with such RoPE.
 #[test]
 fn rope_of_olmo3_is_scaled_in_layers_without_a_window() {
     let windows = |spec: &DecoderSpec| of_layers(spec, |layer| layer.window);
@@ -367,7 +367,7 @@ fn layers_have_experts_where_each_family_has_them() {
     assert_eq!(shared("glm4-moe", json!({})), Some((24, false)));
 }
 
-/// Some makers publish a part that guesses further tokens. Transformers leaves it out, too.
+/// Some makers publish a part of the model that guesses further tokens. Transformers leaves this part out, too.
 #[test]
 fn what_guesses_further_tokens_is_left_out() {
     let folder = std::env::temp_dir().join(format!("corella-{}-guessing", std::process::id()));
@@ -480,7 +480,7 @@ fn rope_is_that_of_transformers_however_it_is_spelled() {
     }
 }
 
-/// As in Qwen's model cards, and as vLLM reads it.
+/// YaRN as Qwen's model cards write it, and as vLLM reads it.
 #[test]
 fn yarn_makes_the_context_longer() {
     let context = |model: &str, max_position: usize, scaling: Value| {
@@ -577,7 +577,7 @@ fn long_rope_has_a_magnitude_of_its_own() {
     assert!((attention_factor - 1.5).abs() < 1e-12, "{attention_factor}");
 }
 
-/// A multimodal folder has the decoder behind a prefix, and its settings in an object.
+/// A multimodal folder has the decoder's tensors behind a prefix, and the decoder's settings in an object.
 #[test]
 fn a_decoder_is_found_in_a_larger_model() {
     let plain = Checkpoint::open(golden("gemma3")).unwrap();

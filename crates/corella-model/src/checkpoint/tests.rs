@@ -98,7 +98,7 @@ fn shapes() -> Shapes {
     .into()
 }
 
-/// Every byte of tensor n, in the order of the names, is n + 1.
+/// Every byte of the tensor with index n, in the order of names, is n + 1.
 fn serialize(shapes: &Shapes) -> Vec<u8> {
     let data: Vec<Vec<u8>> = shapes
         .values()
@@ -441,7 +441,7 @@ fn files_that_are_not_regular_are_not_read() {
 #[test]
 fn no_description_is_larger_than_its_bound() {
     let folder = Folder::new("bound");
-    // It takes no room on disk.
+    // The file is sparse, and takes no room on disk.
     let file = fs::File::create(folder.0.join("config.json")).unwrap();
     file.set_len(1 << 40).unwrap();
     assert_eq!(

@@ -68,7 +68,7 @@ fn the_mock_passes_with_recurrent_layers() {
     }
 }
 
-/// An executor that reads more than its declared windows.
+/// An executor that reads positions behind its declared windows.
 struct TooWide(MockExecutor);
 
 impl Executor for TooWide {
@@ -112,7 +112,7 @@ impl Executor for TooWide {
     }
 }
 
-/// Pages behind a window belong to others by then.
+/// Pages behind a window may already belong to other requests.
 #[test]
 fn who_reads_behind_a_window_is_found() {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -137,7 +137,7 @@ struct Broken {
 enum Fault {
     /// Changes the mock's batch.
     Batch(fn(&mut Batch)),
-    /// Changes the last log-probability by one unit in the last place, if the condition holds.
+    /// Changes the last log-probability by one unit in the last place, if the condition is true.
     Rounding(fn(&Batch, usize) -> bool),
     Output(fn(&mut BatchOutput)),
     LostMasks,
@@ -260,21 +260,21 @@ struct BrokenPages {
 
 #[derive(Clone, Copy, PartialEq)]
 enum PagesFault {
-    /// Other threads, which read before a step has returned, get another byte.
+    /// Changes a byte for other threads, which read before the step has returned.
     ChangeLater,
     NeverReady,
     NotCounted,
     /// Reads copy no bytes.
     Empty,
-    /// Ignores the other form.
+    /// Gives native bytes, also if the canonical form is asked for.
     NativeOnly,
-    /// The last layer is the one before it.
+    /// Gives the layer before the last one in place of the last layer.
     LastLayer,
     /// The last byte of the last page is outside of the region.
     ShortRegion,
 }
 
-// SAFETY: the memory is the mock's.
+// SAFETY: all memory belongs to the mock, which is a correct implementation.
 unsafe impl KvPages for BrokenPages {
     fn geometry(&self) -> &KvGeometry {
         self.pages.geometry()

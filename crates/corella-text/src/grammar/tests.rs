@@ -10,7 +10,7 @@ use super::*;
 mod gbnf;
 mod work;
 
-/// Tokens 0 to 255 are bytes, followed by some longer ones and a special one.
+/// Tokens 0 to 255 are bytes. Some longer tokens and a special token follow.
 fn tokenizer() -> Tokenizer {
     let mut vocab = serde_json::Map::new();
     let mut merges = Vec::new();
@@ -47,7 +47,7 @@ pub(crate) fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer(), 265).expect("a vocabulary")
 }
 
-/// Draws an answer of at most `max_tokens` tokens. `None` if it does not end there.
+/// Draws an answer of at most `max_tokens` tokens. `None` if the answer does not end by then.
 pub(crate) fn draw(grammar: &Grammar, seed: u64, max_tokens: usize) -> Option<String> {
     static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(tokenizer);
     let mut state = grammar.start();
@@ -402,7 +402,7 @@ const STRICTER: [(&str, &str); 3] = [
     ("hostname", "\"a.org.\""),
 ];
 
-/// Zod's own verdicts on values of its schemas (`tests/schemas/make_zod.mjs`).
+/// Compares with Zod's own verdicts on values of its schemas (`tests/schemas/make_zod.mjs`).
 #[test]
 fn schemas_of_zod_are_followed() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/schemas/zod.jsonl");
@@ -425,7 +425,7 @@ fn schemas_of_zod_are_followed() {
     }
 }
 
-/// A caller can change a schema, but no option of a library.
+/// Errors name parts of the schema, which a caller can change, and no options of llguidance.
 #[test]
 fn reasons_speak_of_the_schema() {
     let compiler = compiler();

@@ -48,7 +48,7 @@ impl Case {
     fn new(heads: (usize, usize), head_dim: usize, element: Element, format: KvFormat) -> Self {
         let rotary = RotarySpec::plain(1e4, head_dim);
         let mut spec = AttentionSpec::plain(heads.0, heads.1, head_dim, rotary);
-        // Queries and keys of uniform numbers have small products: with this, weights differ widely.
+        // Queries and keys of uniform numbers have small products. With this scale, weights differ widely.
         spec.scale *= 4.0;
         Self {
             spec,
@@ -175,7 +175,7 @@ impl Case {
         assert!(plan.small.len() + plan.large.len() <= max_items);
         let lists = [&plan.small, &plan.large].map(|items| {
             let count = upload(device, &[items.len() as u32]);
-            // The list has room for one more, so that an empty list has some.
+            // The list has room for one more item, so that an empty list has some room.
             let mut room = items.clone();
             room.push(AttentionItem::default());
             (upload(device, &room), count, items.len())
@@ -216,7 +216,7 @@ impl Case {
             large: list(1),
             scratch: &scratch,
         };
-        // Twice: the first run must restore the counters.
+        // The launch runs twice, because the first run must restore the counters.
         for _ in 0..2 {
             // SAFETY: all of this is the device's memory with the sizes of the step.
             unsafe { kernels.launch(device, &step) }.unwrap();
@@ -272,8 +272,8 @@ impl Case {
         out
     }
 
-    /// Compares rows with the reference. In bf16, weights and outputs are rounded to 8 bits: a weight is
-    /// wrong by at most 1 in 2^8 of it, and an output, of values of at most 1, by 2^-9 once more.
+    /// Compares rows with the reference. In bf16, weights and outputs are rounded to 8 bits: the relative error of a
+    /// weight is at most 2^-8, and the rounding of an output, whose magnitude is at most 1, adds 2^-9.
     fn check(&self, sequence: &Sequence, positions: std::ops::Range<usize>, rows: &[Vec<f32>]) {
         let tolerance = match self.element {
             Element::F32 => 2e-6,
@@ -368,8 +368,8 @@ fn windows_and_soft_caps_are_as_in_plain_loops() {
     }
 }
 
-/// Computes a prompt whole, in chunks, token by token and beside others, with pages of several sizes and
-/// with work divided or not, and compares bits.
+/// Computes a prompt whole, in chunks, token by token and beside other prompts, with pages of several sizes and with
+/// work divided or not, and compares bits.
 fn check_invariance(case: &Case, len: usize, chunk: usize, samples: &[usize]) {
     let device = device();
     let sequence = case.sequence(1, len);

@@ -17,7 +17,7 @@ fn embed(element: Element, hidden: usize, has_positions: bool) {
     let learned = rounded(element, random.numbers(MAX_LEN * hidden));
     let rows: [[i32; 4]; 5] = [
         [4, 0, 2, 0],
-        // Drawn by an earlier step.
+        // A token that an earlier step drew.
         [-1, 5, 1, 1],
         [0, -1, 0, 0],
         [10, 3, 0, 2],

@@ -3,7 +3,7 @@
 use super::*;
 
 fn row(len: usize, lowest: i32, num_values: i32) -> Vec<i8> {
-    // 37 is coprime to all numbers of values, so each occurs.
+    // 37 is coprime to every `num_values`, so each value occurs.
     (0..len as i32)
         .map(|i| (i * 37 % num_values + lowest) as i8)
         .collect()
@@ -78,7 +78,7 @@ fn scales_have_the_range_of_f32_and_padding_has_none() {
         minimums,
     };
     packed.push(&groups(3e-20, vec![-7.5e-20]), 64);
-    // Without minimums of its own, but beside a row that has some.
+    // This row has no minimums, but another row has some.
     packed.push(&groups(2.0, Vec::new()), 64);
     let of = |values: &[f16], at: usize| values[at].to_f32() * packed.channel_scales[at / 4];
     for at in [0, 1] {

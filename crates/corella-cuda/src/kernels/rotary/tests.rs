@@ -29,9 +29,9 @@ type Row = (usize, i32, Vec<f32>);
 
 /// The output of the kernel.
 struct Written {
-    /// As f32, row by row.
+    /// The queries as f32, row by row.
     queries: Vec<Vec<f32>>,
-    /// The KV region, whose bytes were 0xee.
+    /// The KV region, all of whose bytes were 0xee before.
     kv: Vec<u8>,
 }
 
@@ -276,7 +276,7 @@ impl Case {
                 num_bytes += 2 * self.format.row_bytes(spec.head_dim);
             }
         }
-        // No other byte was written, and none for the row that pads the step.
+        // No other byte was written, and no byte for the row that pads the step.
         let num_changed = written.kv.iter().filter(|byte| **byte != 0xee).count();
         assert!(
             num_changed <= num_bytes,

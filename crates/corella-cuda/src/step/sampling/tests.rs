@@ -91,7 +91,7 @@ impl Bench {
         self.sampler.plan(&mut self.step, draw).unwrap();
     }
 
-    /// Launches the planned draws, in parts with room for MAX_ROWS, and some empty entries.
+    /// Launches the planned draws and some empty entries, MAX_ROWS at a time.
     fn run(&mut self) {
         self.sampler.upload(&mut self.step, MAX_DRAWS).unwrap();
         for first in (0..MAX_DRAWS).step_by(MAX_ROWS) {
@@ -237,7 +237,7 @@ fn top_p_at_the_edge_of_a_token_keeps_what_the_reference_keeps() {
     }
 }
 
-/// One graph serves steps that share only the number of entries.
+/// One graph serves different steps with the same number of entries.
 #[test]
 fn a_captured_launch_draws_other_steps() {
     const LEN: usize = 257;

@@ -48,7 +48,7 @@ fn layers_of_modernbert_look_around_or_everywhere() {
     let (local, global) = ((Some(13), 1e4), (None, 16e4));
     let listed = kinds(json!({}));
     assert_eq!(listed, [global, local, local, global]);
-    // The fields of the first checkpoints.
+    // The first checkpoints have these fields.
     let older = json!({ "layer_types": null, "rope_parameters": null, "local_rope_theta": 1e4,
         "global_rope_theta": 16e4 });
     assert_eq!(kinds(older), listed);

@@ -54,7 +54,7 @@ fn ministral3_is_read_as_it_is_published() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// Mistral Small 3.1 is described like Ministral 3, and is a Mistral.
+/// Mistral Small 3.1 is described like Ministral 3, but its decoder is a Mistral.
 #[test]
 fn the_decoder_beside_what_sees_is_of_the_family_that_it_names() {
     let mut config = json!({ "architectures": ["Mistral3ForConditionalGeneration"],

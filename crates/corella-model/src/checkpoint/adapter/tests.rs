@@ -88,7 +88,7 @@ fn updates_of_a_vision_tower_are_left() {
             "language_model.model.",
             [TOWER.into(), "multi_modal_projector.x".into()],
         ),
-        // The decoder is served without the rest, for example from a GGUF file.
+        // The decoder is served without the other parts, for example from a GGUF file.
         (
             text_model(),
             "model.language_model.",

@@ -290,8 +290,7 @@ fn tensors_that_do_not_fit() {
     folder.part("g_idx").2[..4].copy_from_slice(&(-1_i32).to_le_bytes());
     folder.check_matrix("g_idx names group -1 of 2");
 
-    // A bias of zeros that the model does not use comes from the exporter; any other belongs to the
-    // model.
+    // A bias of zeros that the model does not use comes from the exporter. Any other bias belongs to the model.
     let mut folder = Folder::of("gptq");
     assert!(folder.load().is_ok());
     folder.part("bias").2[1] = 0x3c;

@@ -33,7 +33,7 @@ fn the_head_is_the_one_in_the_files() {
     assert_eq!(check(Some(true), Some(Dtype::F32), false), own);
     assert_eq!(check(Some(false), Some(Dtype::BF16), true), own);
     assert_eq!(check(Some(false), None, false), none);
-    // This family's classes do not tie.
+    // The classes of this family do not tie the head.
     assert_eq!(check(None, None, false), none);
     assert_eq!(check(None, Some(Dtype::BF16), false), own);
 }
@@ -49,7 +49,7 @@ fn a_tied_matrix_may_have_the_name_of_the_head() {
     let checkpoint = Checkpoint::open(&folder.0).unwrap();
     let weights = checkpoint.weights().unwrap();
     assert!(weights.lm_head.is_none() && checkpoint.config().has_head);
-    // It is the first of the tensors.
+    // The embedding is the first of the tensors.
     assert!(weights.embed.bytes().iter().all(|&byte| byte == 1));
     folder.write(CONFIG, with(json!({ "tie_word_embeddings": false })));
     assert_eq!(

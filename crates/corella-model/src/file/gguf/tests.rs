@@ -44,7 +44,7 @@ fn read_all(bytes: &[u8]) -> Result<(), String> {
     all().map_err(|error: CheckpointError| error.problem)
 }
 
-/// The gguf package reads the same blocks; both must give the same values.
+/// The gguf package reads the same blocks, and must give the same values.
 #[test]
 fn blocks_of_every_type_have_their_values() {
     let file = open(&committed("blocks.gguf")).unwrap();
@@ -141,7 +141,7 @@ fn blocks_stay_reachable_behind_the_weights() {
     );
 }
 
-/// The rows are longer than the values that are dequantised at once, and not a multiple of them.
+/// The length of the rows exceeds the number of values that are dequantised at once, and is not a multiple of it.
 #[test]
 fn long_rows_are_whole() {
     const LEN: usize = 2080;
@@ -499,7 +499,7 @@ fn models_that_are_not_supported() {
         .is_refused("\"a b\", does not merge two tokens into one");
 }
 
-/// As in a folder: the stated context is the one before YaRN.
+/// As in a folder, the stated context is the original one, without YaRN.
 #[test]
 fn yarn_makes_the_context_longer() {
     let context = |original: u32| {

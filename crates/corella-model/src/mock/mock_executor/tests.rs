@@ -125,7 +125,7 @@ fn wrong_batches_fail_their_step_and_say_why() {
             "slot 0 reads token 0 at position 0 from row 0 of page 1 in layer 0, \
              which holds token 4 at position 4 of another history",
         ),
-        // The page is another request's: it has the same tokens but others before them.
+        // The page belongs to another request. It has the same tokens, but other tokens come before them.
         (
             |b| {
                 b.start_cached(1, 9, &GREEDY, &[9, 9, 9, 9, 4, 5])
@@ -262,7 +262,7 @@ fn faults_hit_their_step_and_the_executor_goes_on() {
     }
 }
 
-/// `step_time.rs` defines that time.
+/// `step_time.rs` defines the time of a step.
 #[test]
 fn a_step_returns_no_earlier_than_its_time() {
     let mut config = MockConfig::new(50, 8, 4);
@@ -382,7 +382,8 @@ fn echoes_repeat_and_stray() {
     assert!((695..806).contains(&num_echoes), "{num_echoes}");
 }
 
-/// A mock of a model with recurrent layers that has kept the state behind four tokens, and another behind five.
+/// A mock of a model with recurrent layers. It has kept a state behind four tokens, and another state behind five
+/// tokens.
 fn recurrent() -> (MockExecutor, BatchBuilder) {
     let mut config = MockConfig::new(50, 8, 4);
     config.num_snapshots = Some(4);
@@ -419,7 +420,7 @@ fn a_slot_with_the_state_of_other_tokens_fails_its_step() {
         (|b| b.restore_state(3), "which is the state behind 5 others"),
         (|b| b.restore_state(1), "which holds no state"),
         (|b| b.restore_state(9), "which holds no state"),
-        // A failed step overwrites it.
+        // A failed step has overwritten this state.
         (|b| b.restore_state(2), "a state that is undefined"),
     ];
     for (at, (build, reason)) in cases.into_iter().enumerate() {

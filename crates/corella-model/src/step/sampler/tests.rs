@@ -473,7 +473,7 @@ fn what_was_drawn_before_changes_nothing() {
         ..params(1.0)
     };
     let mut sampler = Sampler::new();
-    // Larger and smaller vocabularies in turn, with histories that have tokens beyond them.
+    // Larger and smaller vocabularies in turn, with histories that contain tokens beyond the vocabulary.
     for (seed, len) in [(1, 30), (2, 500), (3, 40), (4, 41), (5, 500)] {
         let history: Vec<TokenId> = (0..60).map(|i| (i * i * seed as u32) % 45).collect();
         let request = SampleRequest {

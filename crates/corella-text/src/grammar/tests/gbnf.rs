@@ -19,7 +19,7 @@ fn check(source: &str, accepted: &[&str], refused: &[&str]) {
     }
 }
 
-/// Objects and arrays contain values, so their rules lead to themselves.
+/// Objects and arrays contain values, so these rules are recursive.
 const JSON: &str = r#"
 # JSON without exponents
 root   ::= object

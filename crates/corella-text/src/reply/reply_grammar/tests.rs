@@ -170,8 +170,8 @@ fn assert_arguments(name: &str, arguments: &str) {
     }
 }
 
-/// Draws from a grammar: tokens of more than one byte are together as likely as all others, and where a reply may end
-/// it does so every second time.
+/// Draws from a grammar: all tokens of more than one byte together are as likely as all single bytes together, and
+/// where a reply may end, it ends in half of the cases.
 fn drawn(grammar: &Grammar, tokenizer: &Tokenizer, seed: u64) -> String {
     let mut state = grammar.start();
     let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -306,8 +306,8 @@ fn check_calls(
     context: &ReplyContext,
     what: &str,
 ) {
-    // Named calls have the same grammar as all. A few draws tell whether the name is bound, and drawing takes most of the
-    // time.
+    // A call by name has the same grammar as calls of any tool. A few draws show whether the name is fixed, and drawing
+    // takes most of the test's time.
     const FEW: u64 = 3;
     const MANY: u64 = 20;
     let has_several = !context.one_call && context.format.calls != Some(CallFormat::Harmony);
@@ -352,7 +352,7 @@ fn check_calls(
     assert_eq!(most_calls > 1, has_several, "{what}");
 }
 
-/// A format of the answer binds only the text behind the reasoning.
+/// A format that a request asks for applies only to the text behind the reasoning.
 #[test]
 fn a_text_that_is_wanted_comes_behind_the_reasoning() {
     let tokenizer = tokenizer(Markers::Special, &[]);
@@ -383,7 +383,7 @@ fn a_text_that_is_wanted_comes_behind_the_reasoning() {
     }
 }
 
-/// With tools and a format, the model chooses.
+/// If a request has tools and a format, the model chooses between calls and text.
 #[test]
 fn a_reply_may_be_calls_or_text() {
     let tokenizer = tokenizer(Markers::Special, &[]);

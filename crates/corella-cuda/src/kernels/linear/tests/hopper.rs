@@ -3,7 +3,8 @@
 use super::super::hopper::can_take;
 use super::*;
 
-/// A layer whose kernels have the input order of Hopper's; Hopper's own if `is_whole`, which needs such a device.
+/// Gives a layer kernels with Hopper's input order: all kernels if `is_whole`, which needs a Hopper GPU, or else only
+/// the narrow ones.
 fn exchanging(layer: &mut Layer, gate: Option<Activation>, is_whole: bool) {
     let (device, weights, element) = (&layer.device, layer.linear.weights, layer.element);
     assert!(can_take(&weights, element));
@@ -35,7 +36,7 @@ fn assert_same_bits(actual: &[f32], expected: &[f32], what: &str) {
 }
 
 /// Inputs 0 and 15 cancel each other within the first 16, and input 16 comes after them: 1 is left. If a product had
-/// input 16 beside input 0, and input 15 came later, the large ones would absorb it.
+/// input 16 beside input 0, and input 15 came later, the large terms would absorb the small one.
 #[test]
 fn products_take_inputs_in_groups_of_16_in_their_order() {
     const K: usize = 64;
@@ -75,11 +76,11 @@ fn rows_that_exchange_have_the_same_bits_among_others() {
     }
 }
 
-/// Rows at which tiles begin or end, in the kernels for few and for many.
+/// Numbers of rows at which tiles begin or end, in the kernels for few rows and for many.
 const HOPPER_ROWS: [usize; 6] = [1, 33, 64, 65, 129, 300];
 
-/// Multiprocessors for which all kernels are chosen: with 1, tiles are large from 65 rows on; with others they are
-/// small, and clusters of up to 8 blocks share their splits.
+/// Numbers of multiprocessors with which every kernel is chosen: with 1, tiles are large from 65 rows on; with others
+/// they are small, and clusters of up to 8 blocks share their splits.
 const MULTIPROCESSORS: [usize; 4] = [1, 4, 32, 1000];
 
 #[test]

@@ -25,7 +25,8 @@ fn a_token_ends_an_answer_by_a_key_or_by_its_text() {
         ends(["<|endoftext|>", "<|end|>", "<|user|>", "a"], 0),
         [named("<|endoftext|>", EOS), named("<|end|>", "its text")]
     );
-    // In gpt-oss's format this token ends a message, and others the answer, even if a converter says otherwise.
+    // In gpt-oss's format `<|end|>` ends a message, and other tokens end the answer, even if a converter says
+    // otherwise.
     let harmony = ["<|return|>", "<|end|>", "<|call|>", "a"];
     assert_eq!(
         ends(harmony, 0),

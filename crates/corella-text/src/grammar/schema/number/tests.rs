@@ -15,7 +15,7 @@ struct Fixed {
     digits: Vec<u8>,
 }
 
-/// Digits on either side of the point.
+/// The number of digits on either side of the point.
 const WIDTH: usize = 400;
 
 impl Fixed {
@@ -48,7 +48,7 @@ impl Fixed {
         }
     }
 
-    /// Whether it is a multiple of a number that has its last digit at `end`.
+    /// Whether the number is a multiple of `step`.
     fn is_multiple_of(&self, step: &Self) -> bool {
         let end = step.digits.iter().rposition(|&digit| digit != 0);
         let end = end.expect("it is not zero") + 1;
@@ -87,7 +87,7 @@ fn follows(schema: &Value, text: &str) -> bool {
     })
 }
 
-/// Draws some answers, and returns their number.
+/// Draws some answers, checks them, and returns how many were drawn.
 fn check(compiler: &GrammarCompiler, schema: &Value, seed: u64) -> usize {
     let Ok(grammar) = compiler.compile(&GrammarSource::JsonSchema(schema.clone())) else {
         return 0;
@@ -134,7 +134,7 @@ fn exclusive_bounds_exclude_their_bound() {
     for schema in [
         json!({"type": "number", "exclusiveMinimum": 0}),
         json!({"type": "number", "exclusiveMaximum": 0}),
-        // The double of this bound is an integer above it.
+        // The nearest double of this bound is an integer above the bound.
         json!({"type": "integer", "minimum": -1_524_953_850_836_299_999i64, "maximum": -1_524_953_850_836_298_500i64}),
         json!({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2}),
         json!({"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]}),
@@ -219,7 +219,7 @@ fn what_cannot_be_followed_names_its_keyword() {
             ["`const`", "9007199254740993"],
         ),
         (json!({"enum": [1, {"a": [1e300]}]}), ["`enum`", "300"]),
-        // Its double has other digits, which llguidance writes.
+        // The number's double has other digits, and llguidance writes those.
         (
             json!({"const": 9_223_372_036_854_774_000u64}),
             ["`const`", "9223372036854774000"],
@@ -237,7 +237,7 @@ fn what_cannot_be_followed_names_its_keyword() {
     }
 }
 
-/// Conditions that llguidance alone would follow by doubles, each with its only answer.
+/// Conditions that llguidance alone would check with doubles, each with its only answer.
 #[test]
 fn conditions_with_one_answer_have_it() {
     let compiler = compiler();
@@ -353,7 +353,7 @@ fn schema() -> impl Strategy<Value = Value> {
         })
 }
 
-/// `CORELLA_NUMERIC_SCHEMAS=10000` tries that many.
+/// `CORELLA_NUMERIC_SCHEMAS=10000` tries 10,000 schemas.
 #[test]
 fn answers_follow_random_conditions_on_numbers() {
     let number = std::env::var("CORELLA_NUMERIC_SCHEMAS").ok();

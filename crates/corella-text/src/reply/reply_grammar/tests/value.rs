@@ -101,7 +101,7 @@ fn values_without_json_quotes_follow_their_schemas() {
     }
 }
 
-/// Gemma 4's template sorts keys in this order, and LFM2's keeps the given one.
+/// Gemma 4's template sorts keys in this order, and LFM2's template keeps the given order.
 #[test]
 fn arguments_have_the_order_of_the_template() {
     let schema = json!({
