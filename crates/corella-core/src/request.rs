@@ -184,7 +184,7 @@ pub enum RequestError {
     PreemptedTooOften { num_preemptions: u32 },
     /// The request waited until it could no longer meet its latency objectives.
     ObjectiveMissed(MissedObjective),
-    /// The other node has not filled its KV pages.
+    /// The other node has not filled the request's KV pages.
     KvNotReceived(Box<str>),
     /// The prompt was computed on another node, and this node cannot keep the KV.
     KvNotKept(Box<str>),

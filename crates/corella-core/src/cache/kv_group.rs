@@ -24,14 +24,14 @@ impl KvGroup {
         self.first_row_read(position) / page_size
     }
 
-    /// The first of those pages of a prompt of `num_rows` rows that another node needs to continue after it, or to
-    /// compute its last row again.
+    /// The first page of a prompt of `num_rows` rows that another node needs to continue after the prompt, or to
+    /// compute the prompt's last row again.
     pub fn first_page_exported(&self, num_rows: u32, page_size: u32) -> u32 {
         self.first_page_read(num_rows.saturating_sub(1), page_size)
     }
 
-    /// The most pages that a request needs at once when it has `num_rows` rows at its end and computes at most
-    /// `num_rows_at_once` of them at once.
+    /// The largest number of pages that a request needs at once, if it has `num_rows` rows at its end and computes at
+    /// most `num_rows_at_once` rows at once.
     pub fn num_pages(&self, num_rows: u32, num_rows_at_once: u32, page_size: u32) -> u32 {
         let num_pages = num_rows.div_ceil(page_size);
         match self.window {

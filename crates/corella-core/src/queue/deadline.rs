@@ -6,8 +6,8 @@ use crate::LatencyObjectives;
 use crate::pace::Pace;
 use crate::request_state::{RequestIndex, RequestState};
 
-/// Requests that wait for their first admission, sorted by the time to check their objectives. Until then a request
-/// costs no work. Empty without `enable_slo_admission`.
+/// Requests that wait for their first admission, sorted by the time to check their objectives. Before that time, a
+/// request costs no work. Empty without `enable_slo_admission`.
 #[derive(Debug)]
 pub(crate) struct Deadlines {
     is_enabled: bool,

@@ -3,7 +3,8 @@
 use crate::{AdmissionError, Request, SchedulerConfig};
 
 impl SchedulerConfig {
-    /// Returns the most tokens that the request may generate, or the reason for which it can never run to its end.
+    /// Returns the largest number of tokens that the request may generate, or the reason why it can never run to its
+    /// end.
     pub fn check_request(&self, request: &Request) -> Result<u32, AdmissionError> {
         let num_prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         if num_prompt_tokens == 0 {

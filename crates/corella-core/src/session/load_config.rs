@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 pub struct LoadConfig {
     pub page_size: u32,
     pub num_layers: Vec<u32>,
-    /// The most simultaneous loads of a fetcher, and of a source.
+    /// The limit of simultaneous loads, for a fetcher and for a source.
     pub max_loads: u32,
     /// The time within which a lookup must be answered.
     pub lookup_us: u64,
-    /// A load without progress for this time ends.
+    /// The time without progress after which a load ends.
     pub stall_us: u64,
     /// The longest time for which blocks are held for a load.
     pub lease_us: u64,

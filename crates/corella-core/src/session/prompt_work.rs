@@ -8,7 +8,7 @@ use crate::session::prefill_session::{
 use crate::session::{SessionKey, ToDecode};
 
 impl PrefillSession {
-    /// Asks the driver to decide.
+    /// Asks the driver to decide which node computes the prompt.
     pub(super) fn ask(&mut self, num_cached_rows: u32, context: &mut Context<'_>) {
         let Remote::Linked(link) = &mut self.remote else {
             return;

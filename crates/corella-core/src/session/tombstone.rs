@@ -8,7 +8,7 @@ pub(super) struct Tombstones<K, V = ()> {
     stay_us: u64,
     max_len: usize,
     ends: BTreeMap<K, V>,
-    /// The time until which each is remembered, in order.
+    /// The time until which each key is remembered, in order.
     in_order: VecDeque<(u64, K)>,
 }
 

@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct StepPlan {
     pub batch: Batch,
-    /// The requests of the spans; parallel to `batch.spans`.
+    /// The requests of the spans, in the order of `batch.spans`.
     pub entries: Vec<InflightSpan>,
     pub budget: StepBudget,
     /// A running request could not get a page, so no waiting request starts in this step.

@@ -3,7 +3,7 @@
 use corella_core::{AdmissionError, ConfigError, PinError};
 use corella_model::{ExecutorError, KvLayout};
 
-/// The reason for refusing a submission. The engine keeps no part of it.
+/// The reason for refusing a submission. The engine keeps no part of the submission.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     #[error("the engine is shutting down and takes no new requests")]

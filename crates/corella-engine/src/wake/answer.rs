@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 /// The caller's end: a future. `None` when the loop has ended.
 pub(crate) struct Answer<T> {
     mailbox: Arc<Mailbox<T>>,
-    /// Gets an answer that came after the caller had given up.
+    /// Undoes the effect of an answer that came after the caller had given up.
     undo: Option<Box<dyn FnOnce(T) + Send>>,
 }
 

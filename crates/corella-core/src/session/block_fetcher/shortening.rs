@@ -6,12 +6,12 @@ use crate::session::block_fetcher::{
 };
 use crate::{FetchEnd, FetchGrant};
 
-/// The number of times that a source may have fewer blocks than it said before.
+/// The limit of times that a source may offer fewer blocks than it offered before.
 const MAX_SHORTENED: u32 = 3;
 
 impl BlockFetcher {
-    /// Handles that the source can lend only the first `num_blocks` blocks. Returns false if the fetch does not continue
-    /// with these.
+    /// Handles that the source can lend only the first `num_blocks` blocks. Returns false if the fetch does not
+    /// continue with these blocks.
     pub(super) fn shorten(&mut self, key: LoadKey, num_blocks: u32, now_us: u64) -> bool {
         let Some(fetch) = self.fetches.get_mut(&key) else {
             return false;
