@@ -133,7 +133,8 @@ impl GrammarCompiler {
 
     /// Compiles a grammar while its result is wanted.
     ///
-    /// # Errors Those of [`GrammarCompiler::compile`]. If the result is no longer wanted, the error has no meaning.
+    /// # Errors
+    /// Those of [`GrammarCompiler::compile`]. If the result is no longer wanted, the error has no meaning.
     pub fn compile_while(
         &self,
         source: &GrammarSource,
@@ -316,7 +317,8 @@ impl GrammarState {
     /// The tokens that may come next, as bits: bit `t % 32` of word `t / 32`. Empty behind a complete answer that no
     /// token can follow.
     ///
-    /// # Errors The grammar takes too much work for this token or for the whole answer, or too much memory.
+    /// # Errors
+    /// The grammar takes too much work for this token or for the whole answer, or too much memory.
     pub fn allowed(&mut self) -> Result<Box<[u32]>, String> {
         let num_words = self.vocab_size.div_ceil(32);
         if self.matcher.is_stopped() && !self.matcher.is_error() {

@@ -7,7 +7,8 @@ const VARIABLE: &str = "CORELLA_TEST_DEVICE";
 
 /// The emulated device, or the first GPU if `CORELLA_TEST_DEVICE` asks for it.
 ///
-/// # Panics Panics without such a device: a test for a GPU must not pass without a GPU.
+/// # Panics
+/// Panics without such a device: a test for a GPU must not pass without a GPU.
 pub fn test_device() -> SharedDevice {
     match std::env::var(VARIABLE).as_deref() {
         Err(_) | Ok("emulated") => EmulatedDevice::open(),

@@ -144,9 +144,10 @@ pub unsafe trait KvPages: Send + Sync {
     /// Copies pages within one layer, one after the other. Any thread may call this while steps run. The bytes of a
     /// step that has not returned may still prove invalid.
     ///
-    /// # Safety Every step that writes to these pages has finished the layer (`wait_layer`) or has returned. Until the
-    /// copy is complete, the core keeps the pages from other requests, and no further step, copy of rows or `write`
-    /// changes them: they are held, and are full or belong to a request that computes no more rows.
+    /// # Safety
+    /// Every step that writes to these pages has finished the layer (`wait_layer`) or has returned. Until the copy is
+    /// complete, the core keeps the pages from other requests, and no further step, copy of rows or `write` changes
+    /// them: they are held, and are full or belong to a request that computes no more rows.
     unsafe fn read(&self, layer: u32, pages: &[PageId], form: PageForm, out: &mut [u8]) {
         let geometry = self.geometry();
         let layer_bytes = geometry.layer_bytes();

@@ -30,7 +30,8 @@ const MAX_UNWANTED_CHARS: usize = 64;
 
 /// The patterns that together equal `pattern`. `None` if it has no look-around.
 ///
-/// # Errors The pattern has another kind of look-around. The error says what to change.
+/// # Errors
+/// The pattern has another kind of look-around. The error says what to change.
 pub(crate) fn without_look_ahead(pattern: &str) -> Result<Option<Vec<String>>, String> {
     if !looks_around(pattern) {
         return Ok(None);
