@@ -209,7 +209,7 @@ impl DraftHead {
         Ok(())
     }
 
-    /// Of each span, keeps the hidden states after the last token that is no draft and after each draft.
+    /// Keeps the hidden states of each span after the last token that is no draft and after each draft.
     pub fn keep(&mut self, batch: &Batch, model: &mut Forward, of_model: &StepLayout) {
         for (span, rows) in batch.spans.iter().zip(of_model.spans.iter()) {
             let num_kept = 1 + span.num_drafts as usize;

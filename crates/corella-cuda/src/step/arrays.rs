@@ -148,7 +148,7 @@ impl StepArrays {
                 page: page.0,
             }));
         }
-        // Of several changes of one entry, the last one counts.
+        // The last of several changes of one entry counts.
         changes.reverse();
         changes.sort_by_key(|change| change.index);
         changes.dedup_by_key(|change| change.index);

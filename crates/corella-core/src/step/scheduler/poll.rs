@@ -5,7 +5,7 @@
 //!
 //! 1. [`poll_spill_task`](Scheduler::poll_spill_task): copies that begin early free pages early.
 //! 2. [`poll_kv_fact`](Scheduler::poll_kv_fact): the fact about a request's KV comes before the request's end, so that
-//! a reader of both then knows which rows exist.
+//!    a reader of both then knows which rows exist.
 //! 3. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) and [`poll_ended_hold`](Scheduler::poll_ended_hold): writers
 //!    and readers that stop early free pages early.
 //! 4. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) for display are taken earlier: a caller that
