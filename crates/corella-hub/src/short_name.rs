@@ -1,8 +1,8 @@
 //! Names without an owner: Ollama's, such as `qwen3:0.6b-q8_0`, and a repository's own, such as `Qwen3-0.6B`.
 //!
 //! `names.json` has the names, each with its source: the pages and files that connect the name, the repositories and
-//! their files. The names lead to repositories that ask for no permission, and whose models Corella serves: GGUF files,
-//! of which `Q4_K_M` is the default, or a folder of safetensors.
+//! their files. The names lead to repositories that ask for no permission, and whose models Corella serves: GGUF files
+//! (`Q4_K_M` by default), or a folder of safetensors.
 
 use std::sync::OnceLock;
 

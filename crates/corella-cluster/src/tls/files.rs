@@ -55,7 +55,7 @@ fn certificates(option: &str, path: &Path) -> Result<Vec<CertificateDer<'static>
     }
 }
 
-/// Opens a file, of which at most 64 MiB are read: a device such as /dev/zero never ends.
+/// Opens a file and limits its readers to 64 MiB: a device such as /dev/zero never ends.
 fn pem_file(path: &Path) -> Result<Take<File>, pem::Error> {
     let file = File::open(path).map_err(pem::Error::Io)?;
     Ok(file.take(64 << 20))

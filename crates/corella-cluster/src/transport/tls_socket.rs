@@ -103,7 +103,7 @@ impl TlsSocket {
         unsafe { self.try_send(&[part]) }
     }
 
-    /// Accepts bytes, some of which may stay in this socket until [`try_flush`](Self::try_flush).
+    /// Accepts bytes. Some may stay in this socket until [`try_flush`](Self::try_flush).
     ///
     /// # Safety
     /// The pieces' memory is not written to during the call.

@@ -364,8 +364,8 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         self.kv.counter.close();
-        // The device may still compute steps whose results nobody takes, in memory that is freed with the stage. A lost
-        // device computes no more.
+        // The device may still compute abandoned steps, in memory that is freed with the stage. A lost device computes
+        // no more.
         let _ = self.forward.synchronize();
     }
 }

@@ -35,7 +35,7 @@ impl BlockFeed {
         self.facts.subscribe(subscriber);
     }
 
-    /// Passes pending facts to the subscriber, as many as the channel has room for.
+    /// Passes pending facts to the subscriber until the channel is full.
     ///
     /// Without a subscriber, pages are released when their hold ends. Later reads are void:
     /// [`BlockExchange::release`](crate::BlockExchange::release) reports that the hold had ended. A cancelled fetch

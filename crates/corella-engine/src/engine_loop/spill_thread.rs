@@ -52,7 +52,7 @@ impl SpillThread {
         })
     }
 
-    /// Passes the scheduler's tasks to the thread, as many as the channel has room for.
+    /// Passes the scheduler's tasks to the thread until the channel is full.
     pub(crate) fn forward_tasks(&mut self, scheduler: &mut Scheduler) {
         self.tasks.forward(|| scheduler.poll_spill_task());
     }

@@ -143,8 +143,8 @@ fn a_prompt_that_came_twice_is_found_by_the_next_engine() {
     stop(other);
 }
 
-/// Two of three groups have windows, of which a query after the prompt reads the last two pages and the last one. The
-/// mock executor checks that it finds no other rows than it has computed.
+/// Two of three groups have windows. A query after the prompt reads the last two pages of the first group, and the last
+/// page of the third. The mock executor checks that each row that it reads is the one that it computed.
 #[test]
 fn of_windows_only_the_pages_are_stored_that_a_query_after_the_prompt_reads() {
     let folder = Folder::new("windows");

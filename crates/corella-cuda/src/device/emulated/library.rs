@@ -221,7 +221,7 @@ struct Stacks {
 // SAFETY: the mapping belongs to this value.
 unsafe impl Send for Stacks {}
 
-/// Unused stacks. There are at most as many as there were concurrent launches.
+/// Unused stacks. The highest number of concurrent launches limits their number.
 static IDLE_STACKS: Mutex<Vec<Stacks>> = Mutex::new(Vec::new());
 
 impl Stacks {
