@@ -36,7 +36,7 @@ NUM_OPEN = 16
 NUM_BEGINNINGS = 4
 MAX_NEW_TOKENS = 150
 MAX_OUTPUT_TOKENS = 48
-ENDED_LOAD = re.compile(r"a load of cached blocks has ended source=(\S+) num_loaded=(\d+)")
+ENDED_FETCH = re.compile(r"a fetch of cached blocks has ended source=(\S+) num_loaded=(\d+)")
 PLACE = {
     "type": "object",
     "properties": {"town": {"enum": ["Lyon", "Ulm", "Bath"]}, "number": {"type": "integer", "minimum": 10, "maximum": 99}},
@@ -177,7 +177,7 @@ def site_of(server):
 def loads(server):
     """Returns the number of fetched blocks in a node's log, by source node."""
     num_blocks = collections.Counter()
-    for source, num_loaded in ENDED_LOAD.findall(server.log()):
+    for source, num_loaded in ENDED_FETCH.findall(server.log()):
         num_blocks[source] += int(num_loaded)
     return num_blocks
 
