@@ -42,14 +42,14 @@ pub struct DrainReport {
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// The pause when a connection cannot be accepted, for example at the limit of open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Time between two checks of the engine's state, because its thread cannot wake an async runtime.
+/// The time between two checks of the engine's state. The engine's thread cannot wake an async runtime.
 const ENGINE_CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// Time for the last bytes of answers to be written.
 const FLUSH_PERIOD: Duration = Duration::from_secs(5);
 
 /// Serves until a shutdown is requested, then refuses new requests, lets running ones finish within the drain timeout,
-/// and returns. Until then it answers `/ready` and `/health`, on new connections too, so that a load balancer can see
-/// that it takes no requests.
+/// and returns. While they finish, it answers `/ready` and `/health`, on new connections too, so that a load balancer
+/// can see that the server takes no requests.
 ///
 /// A lost engine never recovers, so it ends the server with an error, and the supervisor of the
 /// process restarts it.
@@ -181,7 +181,7 @@ impl Connections {
         }
     }
 
-    /// Returns only if the listener has failed for good.
+    /// Accepts connections, and tries again after an error. Returns only if the permits are closed.
     pub async fn accept_from(&self, listener: &Listener) -> io::Error {
         loop {
             // At the limit, new connections wait in the kernel's bounded backlog.

@@ -1,6 +1,5 @@
-//! One batch: its lines are checked, answered, and each answer is written at once. An answer is appended when it is
-//! complete, so the files record the progress, even after a crash. Only the status is a separate record, which is
-//! replaced as a whole.
+//! One batch: its lines are checked and answered. Each answer is appended to a file as soon as it is complete, so the
+//! files record the progress, even after a crash. Only the status is a separate record, which is replaced as a whole.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -26,7 +25,7 @@ use super::line_answer::{Asker, KeyIsGone, LineAnswer, LineOutcome, PendingLine}
 use crate::store::batch_record::{BatchError, BatchRecord, BatchStatus, disk_failure, failure};
 use crate::store::batch_table::{Batches, Job};
 
-/// Limits the lines of a batch that wait in memory to this many bytes, or one line.
+/// A batch reads no further line while its unanswered lines take this many bytes or more.
 const MAX_WAITING_BYTES: usize = 16 << 20;
 
 pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
@@ -107,7 +106,7 @@ impl Run {
         self.publish().await
     }
 
-    /// Returns the ids of all lines. A file with a mistake costs no computation.
+    /// Checks all lines before the first is answered, so that a mistake costs no computation. Returns their ids.
     async fn check(
         &self,
         record: &BatchRecord,
@@ -123,7 +122,7 @@ impl Run {
         Ok(ids)
     }
 
-    /// Opens the answers of earlier runs.
+    /// Opens the files of answers and failures, and counts the lines that earlier runs wrote.
     async fn open_answers(&self, ids: HashSet<String>) -> Result<Answers, Vec<BatchError>> {
         let paths = (
             self.batches.answers_path(&self.id),
@@ -221,7 +220,7 @@ impl Run {
         }
     }
 
-    /// Writes a line's result at once, so that a crash does not repeat its computation.
+    /// Writes a line's result at once, so that it is not computed again after a crash.
     async fn keep(
         &self,
         answers: &mut Answers,
@@ -303,7 +302,7 @@ impl Run {
     }
 }
 
-/// Files of answered lines, and their ids.
+/// The files of answers and of failures, and the ids of the lines in both.
 struct Answers {
     answers: Arc<File>,
     failures: Arc<File>,
@@ -319,7 +318,7 @@ async fn sleep_until(unix_s: u64) {
     loop {
         match unix_s.saturating_sub(unix_now_s()) {
             0 => return,
-            // The clock may be set meanwhile.
+            // Short sleeps notice when the clock is set.
             seconds => sleep(Duration::from_secs(seconds.min(60))).await,
         }
     }

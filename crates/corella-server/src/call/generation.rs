@@ -17,12 +17,12 @@ use crate::text::scored_prompt::ScoredPrompt;
 use crate::wire::api_error::ApiError;
 use crate::wire::usage::Usage;
 
-/// All choices of all prompts of one call. Dropping it aborts the running ones.
+/// All choices of all prompts of one call. Dropping the generation aborts its running choices.
 pub struct Generation {
     engine: Arc<CallEngine>,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
-    /// The number of choices of each prompt in the answer.
+    /// The number of choices that the answer has for each prompt.
     num_best: usize,
     num_unfinished: usize,
     /// The choice to poll first next time, so that no choice waits for the backlog of another.
@@ -47,7 +47,7 @@ pub struct ChoiceDelta {
     pub tokens: Vec<TokenId>,
     /// The prompt's tokens, if token ids were requested, in the first delta of the choice.
     pub prompt_tokens: Option<Arc<[TokenId]>>,
-    /// The prompt and the tokens of this choice up to here.
+    /// The tokens of the prompt, and those of this choice so far.
     pub usage: Usage,
     /// The durations of the choice's stages, in its last delta.
     pub times: Option<ChoiceTimes>,
@@ -75,7 +75,7 @@ pub enum StopReason {
     Token(TokenId),
 }
 
-/// The first output tokens are decoded after this many prompt tokens, so that their texts join.
+/// The detokenizer reads this many tokens of the prompt's end before the output, so that their texts join.
 const PROMPT_TAIL_TOKENS: usize = 8;
 
 impl Generation {
@@ -275,7 +275,8 @@ impl Generation {
         best
     }
 
-    /// A prompt's tokens count once for all of its choices. Generated choices outside the answer count, as OpenAI says.
+    /// A prompt's tokens count once for all of its choices. The tokens of choices outside the answer count, too, as in
+    /// OpenAI's API.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for prompt in self.choices.chunks(self.choices_per_prompt) {
@@ -332,7 +333,7 @@ struct Choice {
 struct ChoiceText {
     stream: TextStream,
     reply: Option<ReplyParser>,
-    /// The beginning of the text.
+    /// The prompt's text, if the answer echoes it.
     beginning: String,
 }
 

@@ -66,7 +66,7 @@ pub async fn count_tokens(
     state.run_blocking(num_bytes, count).await
 }
 
-/// Fields that no other endpoint has, or that mean something else there.
+/// Fields that no other endpoint has, or that mean something else at others.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct MessageFields {
@@ -86,7 +86,7 @@ impl MessageFields {
     fn chat(self, served: &ServedModel, check: FieldCheck) -> Result<ChatFields, ApiError> {
         let messages = required("messages", self.messages)?;
         let messages = conversation(messages, self.system, check)?;
-        // The assistant's answer continues its part in the last message.
+        // If the last message is the assistant's, the answer continues it.
         let is_begun = messages
             .last()
             .is_some_and(|message| message["role"] == "assistant");
@@ -127,7 +127,7 @@ fn template_kwargs(
     let is_on = match thinking.get("type").and_then(Value::as_str) {
         Some("disabled") => false,
         Some("enabled") => true,
-        // The model decides; a model that does not think has decided.
+        // The model decides. A model without reasoning never thinks.
         Some("adaptive") => thinks,
         _ => {
             let message = "must be \"enabled\", \"adaptive\" or \"disabled\"";
@@ -148,7 +148,8 @@ fn in_own_names(error: ApiError) -> ApiError {
 /// The template's variable for the effort of thinking.
 const EFFORT: &str = "reasoning_effort";
 
-/// Returns the effort for a template that reads one. Models know three grades; Anthropic's API has more above them.
+/// Returns the effort for a template that reads one. Models know three grades. Anthropic's API has two more above
+/// "high".
 fn effort(served: &ServedModel, effort: Option<&Value>) -> Result<Option<String>, ApiError> {
     let effort = match effort {
         None | Some(Value::Null) => return Ok(None),
@@ -250,7 +251,7 @@ struct Message<'a> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum ContentBlock {
-    /// Anthropic signs its models' thoughts. Corella does not check an empty signature.
+    /// Anthropic signs its models' thoughts. Corella's signature is empty.
     Thinking {
         thinking: String,
         signature: &'static str,

@@ -36,13 +36,13 @@ impl fmt::Display for BatchFileError {
 
 impl std::error::Error for BatchFileError {}
 
-/// Editors on Windows begin a file with it.
+/// Editors on Windows begin a file with this mark.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Reads the lines of a file one by one, with their numbers, which count from 1.
 pub struct Lines {
     reader: BufReader<File>,
-    /// The path, for errors.
+    /// The path as errors show it.
     shown: String,
     number: usize,
     max_line_bytes: usize,
@@ -50,9 +50,9 @@ pub struct Lines {
 
 pub struct Line {
     pub number: usize,
-    /// Without the line break.
+    /// The line without its line break.
     pub bytes: Vec<u8>,
-    /// Whether a line break ends it.
+    /// Whether a line break ends the line.
     is_ended: bool,
 }
 
@@ -103,7 +103,7 @@ impl Lines {
         }))
     }
 
-    /// The next request; blank lines are passed over.
+    /// Returns the next request. Blank lines are skipped.
     pub fn next_request(&mut self) -> Result<Option<RequestLine>, BatchFileError> {
         while let Some(mut line) = self.next()? {
             if line.number == 1 && line.bytes.starts_with(BYTE_ORDER_MARK) {
@@ -151,10 +151,10 @@ pub fn check_input(path: &Path, max_line_bytes: usize) -> Result<HashSet<String>
     Ok(ids)
 }
 
-/// The file of the answers, open for more of them.
+/// A file of answers, open to append more.
 pub struct Output {
     pub file: File,
-    /// Each line is parsed alone, so the place would always be `line 1`.
+    /// The ids of the requests that the file answers.
     pub answered: HashSet<String>,
 }
 

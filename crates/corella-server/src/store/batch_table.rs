@@ -20,9 +20,9 @@ use crate::store::batch_record::{BatchRecord, BatchStatus};
 pub struct Batches {
     pub files: Arc<FileStore>,
     table: Mutex<BTreeMap<String, Batch>>,
-    /// Signals a batch to run.
+    /// Signals that a batch may be ready to run.
     pub(crate) has_work: Notify,
-    /// One permit for each line that may be answered at a time, over all batches.
+    /// A line is answered while it holds a permit. All batches share the permits.
     pub(crate) permits: Semaphore,
     /// Held while a record is written. Several threads may change a batch, and an older record must not overwrite a
     /// newer one.
@@ -41,12 +41,12 @@ pub struct Job {
     pub is_cancelled: watch::Receiver<bool>,
 }
 
-/// Limits the running batches of a key; others wait. Keys do not wait for each other, because the lines of one may have
-/// to wait for its limit.
+/// Limits the running batches of an API key; its other batches wait. Keys do not wait for each other, because the lines
+/// of a key may have to wait for its rate limit.
 const MAX_NUM_RUNNING: usize = 16;
 /// Limits the unfinished batches of a key.
 const MAX_NUM_UNFINISHED: usize = 1000;
-/// Limits the batches of a key. Beyond it, the oldest finished ones are forgotten.
+/// Limits the batches of a key. Beyond the limit, the oldest ended batch is forgotten.
 const MAX_NUM_BATCHES: usize = 10_000;
 
 impl Batch {
@@ -102,12 +102,12 @@ impl Batches {
         self.files.config.dir.join(BATCHES)
     }
 
-    /// Returns the path of a batch's answers before they are a file.
+    /// Returns the path of a batch's answers before they are published as a file.
     pub fn answers_path(&self, id: &str) -> PathBuf {
         self.folder().join(format!("{id}{ANSWERS}"))
     }
 
-    /// Returns the same for failed lines.
+    /// Returns the path of a batch's failed lines before they are published as a file.
     pub fn failures_path(&self, id: &str) -> PathBuf {
         self.folder().join(format!("{id}{FAILURES}"))
     }
@@ -117,7 +117,7 @@ impl Batches {
         fs::write(self.reserve_path(id), [0; END_BYTES])
     }
 
-    /// Frees this space for the records of the end.
+    /// Frees the space that `reserve_end` reserved.
     pub fn free_end(&self, id: &str) {
         // The next start removes a remaining file.
         let _ = fs::remove_file(self.reserve_path(id));
@@ -150,7 +150,7 @@ impl Batches {
             && let Some(oldest) = oldest.map(|batch| batch.record.id.clone())
         {
             table.remove(&oldest);
-            // The next start reads a remaining record, which is forgotten later.
+            // If the record stays on disk, the next start reads it, and a later batch removes it.
             let _ = remove_if_there(&self.folder().join(format!("{oldest}.json")));
         }
         drop(table);
@@ -253,7 +253,7 @@ impl Batches {
         Ok(())
     }
 
-    /// Returns the next batch to run: the oldest waiting one whose key may have one more.
+    /// Returns the next batch to run: the oldest waiting one whose key may run one more.
     pub fn take_job(&self) -> Option<Job> {
         let mut table = self.table();
         let mut num_running: HashMap<Option<String>, usize> = HashMap::new();
@@ -294,7 +294,7 @@ const ANSWERS: &str = ".output.jsonl";
 const FAILURES: &str = ".errors.jsonl";
 /// Suffix of the file that reserves disk space for the end of a batch.
 const RESERVE: &str = ".reserve";
-/// The records of a batch and of two files, each beside its predecessor, and the folders' growth.
+/// Space for the records of a batch and of two files, each written beside its predecessor, and for the folders' growth.
 const END_BYTES: usize = 64 << 10;
 
 /// Returns the batch of an output file, by the file's name.
@@ -303,7 +303,7 @@ fn answered_batch(name: &str) -> Option<&str> {
         .or_else(|| name.strip_suffix(FAILURES))
 }
 
-/// Removes half-written records of a crash, and answers of forgotten batches.
+/// Removes what a crash leaves: half-written records, reserved space, and answers of forgotten batches.
 fn remove_leftovers(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;

@@ -23,7 +23,7 @@ pub struct FilesConfig {
     pub max_file_bytes: u64,
     /// Limits the bytes of all files, including the outputs of batches.
     pub max_files_bytes: u64,
-    /// Limits the lines of batches answered at once.
+    /// Limits the number of lines, over all batches, that are answered at the same time.
     pub batch_concurrency: usize,
 }
 
@@ -60,7 +60,7 @@ impl FileRecord {
 pub struct FileStore {
     pub config: FilesConfig,
     table: Mutex<Table>,
-    /// Held as long as the server runs.
+    /// Locks the folder as long as the server runs.
     _lock: File,
 }
 
@@ -179,7 +179,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// Counts existing bytes.
+    /// Counts bytes that are on disk already.
     pub fn count(&self, num_bytes: u64) {
         self.table().num_bytes += num_bytes;
     }
@@ -196,7 +196,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// Shows a content as a file as long as the server runs.
+    /// Shows a content as a file until the server ends, without a record on disk.
     pub fn show(&self, record: FileRecord) {
         self.table().files.insert(record.id.clone(), record);
     }
@@ -228,7 +228,7 @@ impl FileStore {
     }
 }
 
-/// A file being uploaded. Dropping it before completion removes it.
+/// A file being uploaded. Dropping an incomplete upload removes its content.
 pub struct Upload {
     pub id: String,
     pub path: PathBuf,
@@ -261,7 +261,7 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         if !self.is_complete {
-            // The next start removes it if this fails.
+            // If this fails, the next start removes the file.
             let _ = fs::remove_file(&self.path);
             self.store.give_back(self.num_bytes);
         }
@@ -271,7 +271,7 @@ impl Drop for Upload {
 /// The subfolder of contents and their records.
 const FILES: &str = "files";
 
-/// Makes a folder that only its owner can read, because prompts and answers are private. An existing one stays
+/// Makes a folder that only its owner can read, because prompts and answers are private. An existing folder stays
 /// unchanged.
 pub fn create_private_dir(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new()
@@ -304,8 +304,8 @@ pub fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a record such that a crash leaves either the old or the new one. If the new one exists, so do all earlier
-/// renames in the folder.
+/// Writes a record such that a crash leaves either the old or the new one. If the new record exists, all earlier
+/// renames in the folder are on disk, too.
 pub fn write_record(folder: &Path, id: &str, record: &impl Serialize) -> io::Result<()> {
     let path = folder.join(format!("{id}.json"));
     let new = folder.join(format!("{id}.json.new"));
@@ -316,7 +316,7 @@ pub fn write_record(folder: &Path, id: &str, record: &impl Serialize) -> io::Res
     File::open(folder)?.sync_all()
 }
 
-/// Returns the records of a folder. Other files are left out, with a warning.
+/// Returns the records of a folder. An unreadable record is left out, with a warning.
 pub fn read_records<T: DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
     let mut records = Vec::new();
     for entry in fs::read_dir(folder)? {

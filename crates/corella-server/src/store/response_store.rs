@@ -1,5 +1,6 @@
 //! Responses kept in memory for a while, so that later requests can name them. A response is a turn, which later
-//! responses share. It counts its bytes until the last of them is gone, so that the bound is exact.
+//! responses of the conversation share. A turn's bytes count until the last response that shares it is gone, so that
+//! the limit is exact.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,11 +11,11 @@ use serde_json::{Map, Value};
 
 use crate::wire::api_error::ApiError;
 
-/// Keeps the most recently used responses, up to a number of bytes. Each belongs to the key that asked for it, and does
-/// not exist for others.
+/// Keeps the most recently used responses, up to a number of bytes. A response belongs to the API key that asked for
+/// it, and does not exist for other keys.
 pub struct ResponseStore {
     max_bytes: usize,
-    /// The bytes of all turns, including turns of dropped responses with later ones.
+    /// The bytes of all turns, including those of dropped responses that later responses share.
     num_bytes: Arc<AtomicUsize>,
     table: Mutex<Table>,
 }
@@ -22,7 +23,7 @@ pub struct ResponseStore {
 #[derive(Default)]
 struct Table {
     responses: HashMap<ResponseKey, Entry>,
-    /// The least recently used one comes first.
+    /// The key of the least recently used response comes first.
     by_use: BTreeMap<u64, ResponseKey>,
     num_uses: u64,
     /// Why earlier responses are gone, the newest last.
@@ -42,14 +43,14 @@ pub struct ResponseKey {
     pub id: Arc<str>,
 }
 
-/// A response, after the earlier turns of its conversation.
+/// A response, with the earlier turns of its conversation.
 #[derive(Clone, Debug)]
 pub struct KeptResponse {
     pub before: Vec<Arc<Turn>>,
     pub turn: Arc<Turn>,
 }
 
-/// A request's input and its answer, as JSON. Later turns share it.
+/// A request's input and its answer, as JSON. Later responses share the turn.
 #[derive(Debug)]
 pub struct Turn {
     /// The items of `input`.
@@ -59,7 +60,7 @@ pub struct Turn {
     counted: Counted,
 }
 
-/// Counts bytes as long as it lives.
+/// Counts bytes of the total until it is dropped.
 #[derive(Debug)]
 struct Counted {
     num_bytes: usize,
@@ -76,7 +77,7 @@ impl Drop for Counted {
 enum Loss {
     Deleted,
     Dropped,
-    /// With the turns before it, it would have exceeded the whole store.
+    /// With its earlier turns, the response would have exceeded the whole store.
     TooLarge,
 }
 
@@ -136,7 +137,7 @@ impl ResponseStore {
     }
 
     /// Keeps a response, and drops the least recently used ones until it fits. A conversation larger than the whole
-    /// store is not kept, and drops none.
+    /// store is not kept, and no response is dropped for it.
     pub fn keep(
         &self,
         key: ResponseKey,
@@ -243,7 +244,7 @@ impl Table {
         self.num_uses
     }
 
-    /// Returns whether it was there.
+    /// Returns whether the response was there.
     fn remove(&mut self, key: &ResponseKey) -> bool {
         let removed = self.responses.remove(key);
         if let Some(entry) = &removed {

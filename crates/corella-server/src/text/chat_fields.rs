@@ -24,8 +24,8 @@ use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_check::FieldCheck;
 use crate::wire::request_body::RequestBody;
 
-/// Fields that `/v1/completions` does not have. `/tokenize` also reads them in a conversation, and conversations of
-/// other APIs are converted to this form.
+/// The fields of a conversation. `/tokenize` reads them, too, and conversations of other APIs are converted to this
+/// form.
 #[derive(Default, Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct ChatFields {
@@ -49,7 +49,7 @@ pub struct ChatPrompt {
     pub reply: ReplyContext,
     /// The tool calls that the reply must make, if any.
     pub demanded_calls: Option<WantedCalls>,
-    /// The names of all tools in the request, in its order.
+    /// The names of all tools, in the request's order.
     pub tool_names: Vec<String>,
 }
 
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for ItemCount {
                 Ok(ItemCount(0))
             }
 
-            /// The field's own parser reports its fault.
+            /// The field's own parser reports that this is no array.
             fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<ItemCount, A::Error> {
                 while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(ItemCount(0))
@@ -152,7 +152,7 @@ impl ChatFields {
         }
     }
 
-    /// The tools that another API's request offers.
+    /// Adds the tools that another API's request offers.
     pub fn with_tools(
         mut self,
         tools: Option<Vec<Map<String, Value>>>,

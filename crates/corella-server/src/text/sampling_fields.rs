@@ -1,4 +1,4 @@
-//! The fields that both generating endpoints share: sampling, stopping and reporting.
+//! The fields that all generating endpoints share: sampling, stopping and reporting.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -104,12 +104,12 @@ impl StreamUsage {
 #[derive(Debug)]
 pub struct StopField(Vec<String>);
 
-/// The endpoint's values of the fields that it reads in its own way.
+/// Values of the fields that each endpoint parses itself.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointFields {
-    /// Without it, `max_tokens` is the rest of the context.
+    /// `max_tokens` of a request without the field. With `None`, only the context limits the answer.
     pub default_max_tokens: Option<u32>,
-    /// The checked number of alternatives with log-probabilities.
+    /// The number of alternatives to each token that have log-probabilities. It has been checked.
     pub logprobs: Option<u32>,
     pub best_of: Option<u32>,
     /// Whether the answer begins with the prompt.
@@ -121,11 +121,11 @@ pub struct EndpointFields {
 /// The parameters of one API call for the engine, without the prompts.
 #[derive(Clone, Debug)]
 pub struct GenerationParams {
-    /// The number of choices of each prompt that are generated.
+    /// The number of choices generated for each prompt.
     pub num_choices: u32,
-    /// The number of choices in the answer: the most likely ones.
+    /// The number of each prompt's choices in the answer: the most likely ones.
     pub num_best: u32,
-    /// Whether log-probabilities are part of the answer. They also rank the best choices.
+    /// Whether log-probabilities are part of the answer. They are also computed to rank choices.
     pub wants_logprobs: bool,
     pub sampling: SamplingParams,
     pub stopping: StoppingCriteria,
@@ -145,7 +145,7 @@ pub struct GenerationParams {
     pub tokens_as_ids: bool,
     /// Whether the times of each choice are part of the answer.
     pub returns_metrics: bool,
-    /// Read only by another server; `kv_transfer.rs` passes them on.
+    /// Another server reads these parameters; `kv_transfer.rs` passes them on.
     pub kv_transfer_params: Option<Map<String, Value>>,
     /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
     pub prompt_logprobs: Option<u32>,
@@ -159,8 +159,8 @@ pub struct GenerationParams {
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl GenerationParams {
-    /// Constrains every answer to the format, if any, from its first token on. Compiling it may take a second, so this is
-    /// for text threads. It ends with its caller.
+    /// Constrains every answer to the request's format, if it has one, from the first token on. Compiling a format may
+    /// take a second, so text threads do it. Compiling stops if the caller leaves.
     pub fn set_text_constraint(
         &mut self,
         served: &ServedModel,
@@ -258,7 +258,7 @@ impl SamplingFields {
             second_text: None,
         };
         if stopping.max_tokens == Some(0) {
-            // The engine ends a request without a token only if it has another output.
+            // The engine ends a request without a token only if the request has another output.
             sampling.prompt_logprobs = sampling.prompt_logprobs.or(Some(0));
         }
         if self.stream_options.is_some() && !stream {
@@ -441,7 +441,7 @@ fn penalty(param: &str, value: Option<f64>) -> Result<f32, ApiError> {
     number(param, value, None, 0.0, PENALTY)
 }
 
-/// Returns a field, or else the model's default, or else this server's, if it is within the range.
+/// Returns the field, or else the model's default, or else `default`. A number outside the range is an error.
 fn number(
     param: &str,
     field: Option<f64>,

@@ -31,14 +31,14 @@ struct ErrorBody {
     code: Option<&'static str>,
 }
 
-/// The `retry-after` of a 429. Every request that ends frees a place in the queue, so this is a pace for retries and
+/// The `retry-after` of a 429. The queue has a free place whenever a request ends, so the value is a pace for retries,
 /// not a prediction.
 const RETRY_AFTER_S: &str = "1";
 
-/// Names of the served model in an error.
+/// Limits the names of the served model in an error.
 const MAX_SHOWN_NAMES: usize = 8;
 
-/// OpenAI's clients prefer it to `retry-after`, which has whole seconds.
+/// OpenAI's clients prefer this header to `retry-after`, which has whole seconds.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 impl ApiError {
@@ -133,7 +133,7 @@ impl ApiError {
         self
     }
 
-    /// The same error, with the messages of others behind its own.
+    /// The same error, with the messages of `others` appended.
     pub fn with_others(mut self, others: impl Iterator<Item = Self>) -> Self {
         let message = others.fold(self.message().to_owned(), |message, other| {
             format!("{message}; {}", other.message())
@@ -151,7 +151,7 @@ impl ApiError {
         self.body.code
     }
 
-    /// The same error of a field with another name at this endpoint, or of a place within it.
+    /// The same error with the field's name at this endpoint, `to`. A place within the field is renamed, too.
     pub fn renamed(mut self, from: &str, to: &str) -> Self {
         let Some(rest) = self.param().and_then(|param| param.strip_prefix(from)) else {
             return self;
@@ -166,7 +166,7 @@ impl ApiError {
         self
     }
 
-    /// The same error of a place in one of the tools, whose members have other names at this endpoint.
+    /// The same error with a tool's member `from` renamed to `to`, its name at this endpoint.
     pub fn within_tools(self, from: &str, to: &str) -> Self {
         let param = self.param().unwrap_or_default();
         let Some((tool, _)) = param.split_once(&format!(".{from}")) else {
@@ -181,7 +181,7 @@ impl ApiError {
         }
     }
 
-    /// The same error of a tool or of a tool choice, at an endpoint where its members have no `function` around them.
+    /// The same error of a tool or of a tool choice, at an endpoint where no `function` object is around their members.
     pub fn without_function(self) -> Self {
         let param = self.param().unwrap_or_default();
         let is_of_tool = ["tools[", "tool_choice."]
@@ -196,7 +196,7 @@ impl ApiError {
         }
     }
 
-    /// The same error with the tool's place in the request. `places` are the places of the kept tools.
+    /// The same error with the tool's index in the request. `places` are the kept tools' indexes there.
     pub fn of_kept_tools(self, places: &[usize]) -> Self {
         let param = self.param().unwrap_or_default();
         let index = param
@@ -281,7 +281,7 @@ impl ApiError {
         error
     }
 
-    /// A response that the caller names and that does not exist, for this reason.
+    /// The caller names a response that does not exist. `reason` says why.
     pub fn response_not_found(id: &str, reason: &str) -> Self {
         Self::not_found("response", id, reason, "response_not_found")
     }
@@ -349,7 +349,7 @@ impl ApiError {
         .with_code("invalid_api_key")
     }
 
-    /// The key is valid, but does not permit this.
+    /// The key is valid, but does not permit the request.
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, message).with_code("insufficient_permissions")
     }
@@ -382,7 +382,7 @@ impl ApiError {
         error
     }
 
-    /// A prompt longer than the caller's key may use in a minute.
+    /// A prompt with more tokens than the caller's key may use in a minute.
     pub fn beyond_rate(prompt_field: &str, num_tokens: usize, per_minute: u32) -> Self {
         let message = format!(
             "has {num_tokens} tokens, and this API key may use {per_minute} tokens per minute"

@@ -13,13 +13,13 @@ use crate::wire::api_error::ApiError;
 
 pub struct Multipart {
     body: Body,
-    /// A line break and two dashes before the boundary, which end each part.
+    /// A line break, two dashes and the boundary. They end each part.
     delimiter: Vec<u8>,
     buffer: Vec<u8>,
     /// Limits the bytes of the body.
     max_bytes: u64,
     pace: Pace,
-    /// Whether the delimiter of the last part has been read.
+    /// Whether the delimiter after the current part has been read.
     is_between_parts: bool,
 }
 
@@ -137,7 +137,7 @@ impl Multipart {
         String::from_utf8(bytes).map_err(|_| ApiError::invalid(name, "must be UTF-8"))
     }
 
-    /// Reads the rest of a refused body, as long as it keeps coming.
+    /// Reads and drops the rest of a refused body, within the patience of one request.
     pub async fn skip_rest(&mut self) {
         let patience = self.pace.patience;
         let body = &mut self.body;

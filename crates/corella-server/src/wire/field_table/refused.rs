@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Field, instead, refuse};
 
-/// Refused in every body that does not read them.
+/// Fields refused in every body that does not read them.
 pub static EVERYWHERE: &[Field] = &[
     // OpenAI.
     refuse("functions", is_empty),
@@ -134,11 +134,11 @@ pub static EVERYWHERE: &[Field] = &[
     refuse("top_n_tokens", is_zero),
     refuse("watermark", is_false),
     instead("adapter_id", NAME_ADAPTER),
-    // A client library should have taken this one apart.
+    // A client library should have unpacked this field.
     instead("extra_body", UNPACK).unless(is_empty),
 ];
 
-/// In chats and completions.
+/// Fields refused in chats and completions.
 pub static GENERATING: &[Field] = &[
     // The Responses API.
     instead("input", "use messages, or /v1/responses"),
@@ -221,7 +221,7 @@ pub static OLLAMA_GENERATE: &[Field] = &[
     instead("tools", "use /api/chat").unless(is_empty),
 ];
 
-/// A prompt that is too long is refused, so that the first two change nothing.
+/// `truncate` and `shift` change nothing, because a prompt that is too long is refused.
 pub static OLLAMA_GENERATING: &[Field] = &[
     refuse("truncate", Value::is_boolean),
     refuse("shift", Value::is_boolean),
@@ -258,7 +258,7 @@ pub static IN_OLLAMA_OPTIONS: &[Field] = &[
 
 pub static IN_OLLAMA_MESSAGE: &[Field] = &[refuse("images", is_empty)];
 
-/// In `/completion` and `/infill`.
+/// Fields refused in `/completion` and `/infill`.
 pub static LLAMA_SERVER: &[Field] = &[
     instead("best_of", "use /v1/completions").unless(is_one),
     instead("response_format", "use json_schema"),
@@ -285,7 +285,8 @@ pub static LLAMA_EMBEDDING: &[Field] = &[
     instead("prompt", "use content"),
 ];
 
-/// In `/v1/embeddings` and `/pooling`: the additions of vLLM, llama.cpp, TEI, Ollama, Cohere, Jina and Voyage.
+/// Fields refused in `/v1/embeddings` and `/pooling`: the additions of vLLM, llama.cpp, TEI, Ollama, Cohere, Jina and
+/// Voyage.
 pub static EMBEDDINGS: &[Field] = &[
     refuse("embed_dtype", |value| value == "float32"),
     refuse("endianness", |value| value == "native" || value == "little"),
@@ -328,7 +329,7 @@ pub static CLASSIFY: &[Field] = &[
     refuse("activation", is_true),
 ];
 
-/// In all endpoints that embed, compare or classify.
+/// Fields refused in all endpoints that embed, compare or classify.
 pub static POOLED: &[Field] = &[
     refuse("chat_template_kwargs", is_empty),
     refuse("instruction", never),
@@ -349,7 +350,7 @@ pub static IN_MESSAGE: &[Field] = &[
     refuse("images", is_empty),
 ];
 
-/// They belong to parts of other types than text.
+/// Fields of content parts that are no text.
 pub static IN_CONTENT_PART: &[Field] = &[
     refuse("image_url", never),
     refuse("input_audio", never),
@@ -377,7 +378,7 @@ const NAME_ADAPTER: &str = "name the adapter in model";
 const SYSTEM_MESSAGE: &str = "use a message with the role \"system\"";
 const UNPACK: &str = "put its fields beside it";
 
-/// Asks for no behaviour of Corella's, whatever the value.
+/// No value asks for Corella's own behaviour.
 pub fn never(_: &Value) -> bool {
     false
 }
@@ -415,7 +416,7 @@ fn is_no_text(value: &Value) -> bool {
     value == ""
 }
 
-/// The format of OpenAI's vectors.
+/// OpenAI's default format of vectors.
 fn is_float(value: &Value) -> bool {
     value == "float"
 }
