@@ -25,7 +25,7 @@ pub enum ModelSource {
     BuiltIn,
     /// A Hugging Face folder or a GGUF file.
     Path(PathBuf),
-    /// The same, with a name that its path does not show: a model in the hub's cache.
+    /// A model in the hub's cache, whose path does not show its name.
     Named { path: PathBuf, name: String },
 }
 
@@ -52,8 +52,8 @@ pub struct DraftOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvSpill {
     Bytes(u64),
-    /// A quarter of the KV cache's size. Requests spill to the extent that outputs grow longer than expected, which is
-    /// a part of the cache, and the memory is only taken then.
+    /// A quarter of the KV cache's size. Requests spill only when outputs grow longer than expected, and only then is
+    /// the memory taken.
     QuarterOfCache,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Debug for LoadWatcher {
     }
 }
 
-/// The options for loading and running a model. `None` suits the model and the machine.
+/// The options for loading and running a model. For `None`, a value that suits the model and the machine is used.
 #[derive(Clone, Debug)]
 pub struct LlmOptions {
     pub device: Device,
@@ -109,13 +109,13 @@ pub struct LlmOptions {
     pub gpu_memory_utilization: f64,
     /// Whether the bits of a sequence on a GPU are independent of its batch.
     pub is_batch_invariant: bool,
-    /// Limits the alternatives whose log-probabilities a GPU has memory for.
+    /// Limits the alternatives to each token for whose log-probabilities a GPU has memory.
     pub max_logprobs: u32,
     /// Memory for the KV of preempted requests, beside the KV cache.
     pub kv_spill: KvSpill,
     /// Default: none.
     pub kv_disk: Option<KvDiskOptions>,
-    /// Whether other nodes may load KV pages from this one, or send some.
+    /// Whether other nodes may load KV pages from this node, or send KV pages to it.
     pub exchanges_kv: bool,
     /// Limits the tokens of a prompt and its output together. Default: the most that the model and
     /// the KV cache allow.
@@ -138,7 +138,7 @@ pub struct LlmOptions {
     pub mock_dictations: Vec<String>,
     /// Texts of prompts, and the mock's answers to them.
     pub mock_script: Vec<(String, String)>,
-    /// A GPU's limits, which replace those in `scheduler` with `Device::Auto`.
+    /// The limits that replace those in `scheduler` when `Device::Auto` chooses a GPU.
     pub gpu_limits: Option<StepLimits>,
     /// Limits and policies. `num_pages` and `max_model_len` are set when the model is loaded.
     pub scheduler: SchedulerConfig,

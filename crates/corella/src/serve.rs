@@ -238,7 +238,7 @@ fn backend(
 
 const SIGNALS: &str = "installing signal handlers";
 
-/// Raises the limit of open files, because every connection is one.
+/// Raises the limit of open files, because every connection counts as an open file.
 fn make_room_for(max_num_connections: usize) {
     match open_files::raise_limit() {
         Ok(limit) => {

@@ -87,7 +87,7 @@ fn take_event(unread: &mut Vec<u8>) -> Option<Vec<u8>> {
     Some(event)
 }
 
-/// Returns the content of the event's data line, which may follow its name.
+/// Returns the content of the event's data line, which may follow a line with the event's name.
 fn data(event: &[u8]) -> Option<&[u8]> {
     let mut lines = event.split(|&byte| byte == b'\n');
     let data = lines.find_map(|line| line.strip_prefix(b"data:"))?;

@@ -1,7 +1,7 @@
 //! Sends spans to a collector of OpenTelemetry: OTLP over HTTP, as JSON.
 //!
-//! A thread sends them in batches. Requests never wait for it: spans that do not fit into its queue, or that the
-//! collector refuses, are lost and counted.
+//! A thread sends them in batches. Requests never wait for the thread: spans that do not fit into its queue, or that
+//! the collector refuses, are lost and counted.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ const MAX_WAITING: usize = 8192;
 const MAX_BATCH: usize = 512;
 /// Time for which the first span of a batch waits for others.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
-/// Limits a collector's answer.
+/// Limits the time until the collector answers.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The destination of spans, and the process's attributes.
@@ -82,7 +82,7 @@ impl OtlpExporter {
     pub fn finish(&self) {
         drop(lock(&self.0.queue).take());
         if let Some(thread) = lock(&self.0.thread).take() {
-            // The thread ends after the last span; one that panicked has no more to send.
+            // The thread ends after the last span. A thread that panicked sends nothing more.
             let _ = thread.join();
         }
     }

@@ -11,8 +11,8 @@ use tokio::time::sleep;
 /// The pause before a request that found the queue full is sent again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A client whose requests wait where other clients' would get 429. Clones share the count of their
-/// requests in the server.
+/// A client that sends a request again when the server's queue is full, instead of returning the answer 429. Clones
+/// count their requests in the server together.
 #[derive(Clone)]
 pub struct PatientClient {
     client: LocalClient,
@@ -46,7 +46,7 @@ impl PatientClient {
                 429 => Some(response.bytes().await?),
                 _ => None,
             };
-            // A request refused without any other in the server would be refused forever.
+            // A request that was refused while the server had no other request would be refused forever.
             let is_crowded = read.as_deref().is_some_and(is_queue_full) && !turn.is_alone();
             if !is_crowded {
                 return Ok(PatientResponse {
@@ -99,7 +99,7 @@ struct Traffic {
     num_sent: AtomicUsize,
 }
 
-/// A request in the server, until this is dropped.
+/// A request in the server. Dropping the turn says that the request has ended.
 struct Turn {
     traffic: Arc<Traffic>,
     began_alone: bool,
@@ -118,7 +118,7 @@ impl Traffic {
 }
 
 impl Turn {
-    /// Returns whether the server has had no other request since this one began.
+    /// Returns whether the server has had no other request since this request began.
     fn is_alone(&self) -> bool {
         self.began_alone && self.traffic.num_sent.load(Ordering::SeqCst) == self.num_sent
     }
@@ -141,7 +141,7 @@ mod tests {
         assert!(first.is_alone());
         let second = traffic.clone().enter();
         assert!(!first.is_alone() && !second.is_alone());
-        // It is over, but may have caused a refusal.
+        // The second request ends, but it may have caused the refusal of the first.
         drop(second);
         assert!(!first.is_alone());
         drop(first);

@@ -33,7 +33,7 @@ pub struct RemoteServer {
 #[derive(Debug, PartialEq)]
 struct Listed {
     name: String,
-    /// Not every server reports it.
+    /// `None` if the server does not report it.
     max_model_len: Option<u32>,
 }
 
@@ -92,7 +92,7 @@ impl RemoteServer {
         Err(self.refusal(&path, response).await)
     }
 
-    /// Most servers have the API below `/v1`, and the URL may include that or not.
+    /// Finds the models and the path of the API. Most servers have the API below `/v1`, which the URL may include.
     async fn find_models(&mut self) -> Result<(), String> {
         let given = self.address.path().to_owned();
         let below = format!("{given}/v1");
@@ -136,7 +136,7 @@ impl RemoteServer {
         let (message, code) = parse_error(&body);
         let told = match message.is_empty() {
             true => String::new(),
-            // Words of this program follow.
+            // Words of this program follow the server's message.
             false => format!(": {}", message.trim_end_matches('.')),
         };
         match status {

@@ -85,7 +85,7 @@ pub fn run(config: config::Chat) -> Result<(), Error> {
 
 struct Conversation<'a> {
     is_typed: bool,
-    /// Stops answers.
+    /// The signal that stops an answer.
     interrupt: Option<Signal>,
     system: Option<String>,
     /// Messages and their answers.
@@ -140,7 +140,7 @@ impl Conversation<'_> {
                     return Err(reason);
                 }
             }
-            // This ends the loop over entries.
+            // The loop over entries handles this command.
             Command::Exit => {}
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Options by keyword, for programs in other languages: the command line's, with `_` instead of `-` in their names.
+//! Options by keyword, for programs in other languages. A keyword is an option's name with `_` instead of `-`.
 
 use std::ffi::OsString;
 
@@ -40,8 +40,8 @@ pub fn keywords() -> Vec<(String, KeywordKind)> {
         .collect()
 }
 
-/// Returns vLLM's names of options that [`load`] takes although they are not options of Corella, without their values.
-/// Some are options of vLLM's server alone.
+/// Returns the names of vLLM's options that [`load`] takes although they are not options of Corella. Some are options
+/// of vLLM's server alone.
 pub fn foreign_keywords() -> Vec<String> {
     let command = command();
     let vllm = ENGINES[0].flags();
@@ -127,7 +127,8 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
     LlmArgs::from_arg_matches(&matches).map_err(one_line)
 }
 
-/// Returns what an option of another server is on Corella's command line; `None` if it is refused.
+/// Returns the words that replace an option of another server on Corella's command line; `None` if [`parse`] refuses
+/// it.
 fn foreign(command: &Command, name: &str, value: &Value) -> Result<Option<Vec<OsString>>, String> {
     let option = format!("--{}", name.replace('_', "-"));
     let Some(flag) = flag_table::find(&option) else {
@@ -142,7 +143,7 @@ fn foreign(command: &Command, name: &str, value: &Value) -> Result<Option<Vec<Os
         let negation = format!("--no-{}", long(&option));
         match flag_table::find(&negation).is_some_and(is_own) {
             true => negation,
-            // A switch of another server is off here.
+            // Corella does not have the feature that `false` switches off.
             false => return Ok(Some(Vec::new())),
         }
     } else if is_own(flag) {

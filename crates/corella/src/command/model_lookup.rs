@@ -92,12 +92,12 @@ fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// The built-in model needs no name, and its name also means it.
+/// Removes the name of the built-in model, which commands load when no model is named.
 fn forget_built_in(given: &mut Option<PathBuf>) {
     given.take_if(|path| is_built_in(path));
 }
 
-/// Whether this names the built-in model. As in Ollama's names, its tag may be `latest`.
+/// Whether `given` names the built-in model. As in Ollama's names, the tag may be `latest`.
 fn is_built_in(given: &Path) -> bool {
     let name = given.to_str().unwrap_or_default();
     name.strip_suffix(":latest").unwrap_or(name) == built_in::NAME && !given.exists()
@@ -137,7 +137,7 @@ fn resolve_inspected(args: &mut InspectArgs) -> Result<(), Error> {
 }
 
 fn resolve_draft(args: &mut SpeculationArgs, is_offline: bool) -> Result<(), Error> {
-    // Otherwise it is refused, and must not be fetched before.
+    // Without `--speculate draft`, `--draft-model` is refused later, so the draft model must not be fetched here.
     if args.speculate == SpeculateArg::Draft
         && let Some(given) = &mut args.draft_model
     {

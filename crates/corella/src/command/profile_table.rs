@@ -27,7 +27,7 @@ impl Peak {
     }
 }
 
-/// Returns a table for the steps with prefill and one for the others, if there were any.
+/// Returns a table for the steps with prefill and a table for the other steps. A table without steps is left out.
 pub fn tables(profile: &Profile, hardware: &Hardware, limits: &MachineLimits) -> Vec<String> {
     let reports = profile.report(hardware.executor.num_threads);
     let named = ["prefill", "decode"].into_iter().zip(&reports);

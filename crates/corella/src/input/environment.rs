@@ -44,7 +44,7 @@ fn is_of_kubernetes(value: &str) -> bool {
         .any(|scheme| value.starts_with(scheme))
 }
 
-/// Converts a variable's value to an option's.
+/// Converts the value of a variable to the value of an option.
 pub fn option_value(arg: &Arg, text: &str) -> OptionValue {
     if !arg.get_action().takes_values() {
         return match text.to_lowercase().as_str() {

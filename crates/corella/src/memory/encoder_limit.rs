@@ -1,4 +1,4 @@
-//! An encoder's changes of limits and options: it reads a text whole, in one step, and keeps no state of it.
+//! Changes limits and options for an encoder, which reads a text whole, in one step, and keeps no state of it.
 
 use corella_core::{SchedulerConfig, Speculation};
 use corella_model::{DecoderSpec, ModelConfig, SentenceConfig};
@@ -6,7 +6,7 @@ use corella_model::{DecoderSpec, ModelConfig, SentenceConfig};
 use crate::memory::kv_plan::KvDemand;
 use crate::{Error, LlmOptions};
 
-/// Returns the options with the encoder's context, unless they set one.
+/// Sets `max_model_len` to the longest text of the encoder, unless the options set it.
 pub(crate) fn with_context(
     options: &LlmOptions,
     config: &ModelConfig,
@@ -48,7 +48,7 @@ pub(crate) fn check_options(options: &LlmOptions) -> Result<(), Error> {
 }
 
 /// Sets limits so that one step computes each text. Texts share steps as far as their tokens fit into
-/// `max_prefill_tokens`; a longer one has a step of its own.
+/// `max_prefill_tokens`. A longer text has a step of its own.
 pub(crate) fn set_limits(
     scheduler: &mut SchedulerConfig,
     spec: &DecoderSpec,
@@ -72,8 +72,8 @@ pub(crate) fn set_limits(
         .saturating_add(1);
 }
 
-/// Sets pages for the tokens of the steps in flight: they hold the keys and values of one layer, and are free when a
-/// step has returned.
+/// Sets pages for the tokens of the steps in flight: The pages hold the keys and values of one layer, and are free when
+/// their step has returned.
 pub(crate) fn set_demand(demand: &mut KvDemand) {
     let limits = &demand.limits;
     let num_step_pages = limits.max_num_batched_tokens.div_ceil(limits.page_size);

@@ -4,8 +4,8 @@ use corella_core::SchedulerConfig;
 
 use crate::{Error, LlmOptions};
 
-/// Refuses a disk for a model, device or cache without the blocks that it keeps, and lets it fetch and store them.
-/// `is_on_host` says whether the pages are in the memory of the CPU.
+/// Refuses `--kv-disk` if there are no cached blocks that the disk could keep. Otherwise sets how many pages it may
+/// fetch and store at once. `is_on_host` says whether the pages are in the memory of the CPU.
 pub(crate) fn set_limits(
     scheduler: &mut SchedulerConfig,
     options: &LlmOptions,
@@ -36,8 +36,8 @@ pub(crate) fn set_limits(
     if let Some((_, why)) = refused.into_iter().find(|(is_so, _)| *is_so) {
         return Err(Error::Config(format!("--kv-disk: {why}")));
     }
-    // A conversation may fill most of the pool, and its blocks should all come back. Requests get the pages that they
-    // need in any case.
+    // A conversation may fill most of the pages, and all its blocks should come back from the disk. Requests get the
+    // pages that they need in any case.
     scheduler.max_fetched_pages = scheduler.num_pages - scheduler.num_pages / 4;
     scheduler.max_served_pages = scheduler.max_fetched_pages;
     Ok(())

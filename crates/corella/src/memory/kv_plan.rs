@@ -8,7 +8,7 @@ use crate::{Error, KvSpill, LlmOptions};
 
 /// The input of the plan.
 pub(crate) struct KvDemand {
-    /// The limits of requests, except the planned ones.
+    /// The limits of requests, except those that the plan sets.
     pub limits: SchedulerConfig,
     /// Bytes of a page: keys and values of all layers of a KV group.
     pub page_bytes: u64,
@@ -16,7 +16,7 @@ pub(crate) struct KvDemand {
     pub max_position: usize,
     /// The context to plan for; `None` means the longest that model and memory allow.
     pub max_model_len: Option<u32>,
-    /// The memory to use; `None` means `default_bytes`, or less if requests cannot use all of it.
+    /// The memory to use; `None` means `default_bytes`, or less if requests cannot use that much.
     pub kv_cache_bytes: Option<u64>,
     pub default_bytes: u64,
     /// Memory that the weights would leave if nothing else ran.
@@ -128,8 +128,8 @@ impl KvPlan {
         })
     }
 
-    /// Returns the number of pages that preempted requests may keep in spill memory. `page_bytes` is the size of such a
-    /// page, without a draft model's, which is computed again.
+    /// Returns the number of pages that preempted requests may keep in spill memory. `page_bytes` is the size of a
+    /// spilled page. It excludes the draft model's keys and values, which are computed again.
     pub fn max_spilled_pages(
         &self,
         spill: KvSpill,
@@ -213,8 +213,8 @@ mod tests {
         assert_eq!((plan.max_model_len, plan.is_context_cut), (160, false));
     }
 
-    /// A group without a window takes 64 pages for the longest context. A group with a window of
-    /// 100 positions touches at most 40 while 512 rows are computed, and 8 while one is.
+    /// A group without a window takes 64 pages for the longest context. A group with a window of 100 positions touches
+    /// at most 40 pages while 512 rows are computed, and 8 while one row is computed.
     #[test]
     fn a_window_needs_few_pages() {
         let mut demand = demand();

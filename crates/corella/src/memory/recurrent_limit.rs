@@ -1,4 +1,4 @@
-//! A recurrent model's changes of limits and options. It keeps a state of constant size for each running request.
+//! Changes limits and options for a recurrent model, which keeps a state of constant size for each running request.
 
 use corella_core::{RecurrentState, SchedulerConfig};
 use corella_model::DecoderSpec;
@@ -7,18 +7,20 @@ use crate::error::display_bytes::display_bytes;
 use crate::memory::kv_plan::KvDemand;
 use crate::{Error, KvSpill, LlmOptions};
 
-/// The divisor of the memory for states of running requests.
+/// States of running requests take at most the memory that the weights leave, divided by this.
 const SHARE_OF_STATES: u64 = 2;
-/// The divisor of the KV cache's memory for snapshots.
+/// Snapshots take at most the KV cache's memory, divided by this.
 const SHARE_OF_SNAPSHOTS: u64 = 4;
 /// Limits the snapshots for each running request, besides those along its prompt.
 const SNAPSHOTS_OF_REQUEST: u64 = 8;
 /// Snapshots along a prompt take the memory of its keys and values divided by this, unless their distance would exceed
 /// `MAX_DISTANCE` or fall below `MIN_DISTANCE`.
 const SHARE_OF_ROWS: u64 = 8;
-/// Limits the tokens between two snapshots of a long prompt, for states of any size. A further snapshot is at its end.
+/// Limits the tokens between two snapshots of a long prompt, for states of any size. A further snapshot is at the
+/// prompt's end.
 const MAX_DISTANCE: u32 = 2048;
-/// A lone prompt's steps are no longer than the distance of its snapshots, and each step reads all weights.
+/// The least number of tokens between two snapshots of a long prompt. A lone prompt's steps are no longer than this
+/// distance, and each step reads all weights.
 const MIN_DISTANCE: u32 = 256;
 /// A snapshot after a branch or an answer must save at least this many tokens.
 const LEAST_DISTANCE: u32 = 64;
@@ -30,7 +32,7 @@ pub(crate) fn check_options(
 ) -> Result<(), Error> {
     let refused = [
         (
-            // By default, a node keeps no KV in host memory.
+            // The default, which spills nothing with recurrent layers, is not refused.
             !matches!(
                 options.kv_spill,
                 KvSpill::Bytes(0) | KvSpill::QuarterOfCache
@@ -113,7 +115,7 @@ pub(crate) fn set_snapshots(
     state.snapshot_interval = snapshot_interval(state_bytes, block_bytes, page_size);
     state.least_distance = state.least_distance.min(state.snapshot_interval);
     let cache_bytes = demand.kv_cache_bytes.unwrap_or(demand.default_bytes);
-    // A running request has about one after its prompt and one after its answer, and its next turn finds them.
+    // A running request has about one snapshot after its prompt and one after its answer, for the next turn.
     let of_requests = u64::from(scheduler.max_num_seqs).saturating_mul(SNAPSHOTS_OF_REQUEST);
     let of_rows = cache_bytes / block_bytes.max(1) / u64::from(state.snapshot_interval);
     let useful = of_requests.saturating_add(of_rows);
@@ -169,9 +171,9 @@ mod tests {
         assert_eq!(snapshot_interval(convolutions, 32 * row(6, 8, 64), 32), 8);
         let matrices = 24 * 32 * 128 * 128 * 4;
         assert_eq!(snapshot_interval(matrices, 16 * row(8, 4, 256), 16), 128);
-        // An eighth of blocks of 1,000 bytes pays for 5,001 bytes once in 41 blocks.
+        // A snapshot of 5,001 bytes is at most an eighth of 41 blocks of 1,000 bytes.
         assert_eq!(snapshot_interval(5001, 1000, 16), 41);
-        // A page longer than the distance is one block.
+        // If a page is longer than the distance, there is a snapshot after each block.
         assert_eq!(snapshot_interval(1, 1000, 512), 1);
         assert_eq!(snapshot_interval(u64::MAX, 1, 4096), 1);
     }

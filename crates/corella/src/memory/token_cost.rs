@@ -1,4 +1,4 @@
-//! The least work of a token, against which speeds are judged.
+//! The least operations and bytes to compute a token. Measured speeds are compared with them.
 
 use corella_model::LayerTensor::{Down, Gate, Up};
 use corella_model::{
@@ -14,7 +14,7 @@ pub struct TokenCost<'a> {
 }
 
 impl TokenCost<'_> {
-    /// Number of weights of all matrices. Norms and biases are too few to count.
+    /// The number of weights of all matrices. Norms and biases have too few weights to count.
     pub fn num_weights(spec: &DecoderSpec) -> usize {
         let embeddings = match spec.tied_embeddings {
             true => 1,
@@ -24,7 +24,7 @@ impl TokenCost<'_> {
         layers + embeddings * num_head_weights(spec) + num_draft_head_weights(spec, Experts::All)
     }
 
-    /// Number of weights in a guess of the model's own head.
+    /// The number of weights that a guess of the model's own draft head reads.
     pub fn num_guess_weights(spec: &DecoderSpec) -> usize {
         num_draft_head_weights(spec, Experts::OfToken) + num_head_weights(spec)
     }
@@ -39,7 +39,7 @@ impl TokenCost<'_> {
                 let attention = &layer.attention;
                 match &layer.recurrent {
                     None => 4.0 * num_pairs(attention, tokens) * attention.query_len() as f64,
-                    // A token's query and key read the state, and its key changes it.
+                    // A token's query and key read the state, and its key changes the state.
                     Some(RecurrentSpec::GatedDelta(spec)) => {
                         6.0 * tokens * (spec.value_len() * spec.key_dim) as f64
                     }
@@ -78,14 +78,14 @@ impl TokenCost<'_> {
     }
 }
 
-/// Number of pairs of a query and a visible key in a sequence of `num_tokens`.
+/// The number of pairs of a query and a key that it sees, in a sequence of `num_tokens`.
 fn num_pairs(attention: &AttentionSpec, num_tokens: f64) -> f64 {
     let window = attention.window.map_or(num_tokens, |window| window as f64);
     let short = num_tokens.min(window);
     short * (short + 1.0) / 2.0 + (num_tokens - short) * window
 }
 
-/// Number of weights of the layers' matrices, either those that one token uses or all.
+/// The number of weights of the layers' matrices, with all experts or with those of one token.
 fn num_layer_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
     let layers = spec.layers.iter();
     layers
@@ -93,7 +93,7 @@ fn num_layer_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
         .sum()
 }
 
-/// Number of weights of the draft head's matrices, without the ones shared with the model.
+/// The number of weights of the draft head's matrices, without the matrices that it shares with the model.
 fn num_draft_head_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
     let hidden = spec.hidden_size;
     let join = 2 * hidden * hidden;
@@ -115,7 +115,8 @@ fn num_weights(layer: &LayerSpec, hidden: usize, of_experts: Experts) -> usize {
         .sum()
 }
 
-/// The experts of a layer that count. A token's choice does not matter, because all have one shape.
+/// The experts of a layer whose weights count. It does not matter which experts a token chooses, because all have the
+/// same shape.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Experts {
     All,

@@ -1,4 +1,4 @@
-//! Refuses weights that do not fit into the memory of their device, and names the format in which they would.
+//! Refuses weights that do not fit into the memory of their device, and names a format in which they would fit.
 
 use corella_model::{DType, DecoderSpec, DeviceMemory, WeightFormat};
 
@@ -14,18 +14,18 @@ pub(crate) struct WeightFit<'a> {
     pub packs: &'a dyn Fn(WeightFormat) -> bool,
 }
 
-/// The smaller formats, from the largest on.
+/// The formats to advise, from the largest to the smallest.
 const SMALLER: [WeightFormat; 3] = [
     WeightFormat::Float(DType::Bf16),
     WeightFormat::Int8,
     WeightFormat::INT4,
 ];
-/// The part of the memory that weights may take, so that the KV cache has room.
+/// The share of the memory that weights in an advised format may take, so that the KV cache has room.
 const SHARE: f64 = 0.9;
 
 impl WeightFit<'_> {
     /// Checks that the weights leave memory. With an explicit size of the KV cache, memory that other programs use now
-    /// is no reason to refuse them.
+    /// is no reason to refuse the weights.
     pub fn check(&self, has_asked_for_kv: bool) -> Result<(), Error> {
         let DeviceMemory {
             available_bytes,
@@ -71,7 +71,7 @@ impl WeightFit<'_> {
         )))
     }
 
-    /// The first smaller format in which the weights fit into `most` bytes, as advice with its size.
+    /// Returns advice: the first smaller format in which the weights fit into `SHARE` of `most` bytes, and their size.
     pub fn smaller(&self, most: u64) -> Option<String> {
         let most = (most as f64 * SHARE) as u64;
         let now = self.num_bytes(None);
@@ -92,7 +92,8 @@ impl WeightFit<'_> {
         (format, self.num_bytes(Some(format)))
     }
 
-    /// The size of the weights, if the model's own have another format.
+    /// Returns the bytes of all weights. `other` replaces the format of the model's weights, but not of the draft
+    /// model's.
     fn num_bytes(&self, other: Option<WeightFormat>) -> u64 {
         let sizes = self
             .models

@@ -24,9 +24,9 @@ use crate::model::tokenizer_loader::TokenizerLoader;
 use crate::options::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
 
-/// The divisor of the pages that may be held for nodes that load blocks from this one, and of the pages that may be
-/// reserved for blocks that it loads. Requests that need such pages get them, but the loads are then in vain, and
-/// cached prompts should not make room for other nodes'.
+/// Limits pages to `num_pages / SHARE_OF_LOADS`, once for the pages held while other nodes load blocks from this node,
+/// and once for the pages reserved for blocks that this node loads. A request that needs such a page gets it, and the
+/// load is then in vain. Cached prompts should not make room for those of other nodes.
 const SHARE_OF_LOADS: u32 = 4;
 
 pub(crate) struct Loaded {
@@ -51,19 +51,20 @@ pub struct Hardware {
     /// The number of layers in a page, if pages behind a sliding window are freed.
     pub num_page_layers: Option<usize>,
     pub kv_bytes: u64,
-    /// Whether the KV cache holds no request of the model's longest context.
+    /// Whether the KV cache is too small for a request of the model's longest context.
     pub is_context_cut: bool,
     /// Bytes of recurrent state for each running request; 0 without recurrent layers.
     pub state_bytes: u64,
-    /// Number of snapshots of such states.
+    /// The number of snapshots of recurrent states that fit into the cache of snapshots.
     pub num_snapshots: u32,
-    /// Number of tokens between two snapshots of a prompt.
+    /// The number of tokens between two snapshots of a prompt.
     pub snapshot_distance: u32,
 }
 
 impl Hardware {
-    /// The weight format, KV format and instruction set, so that nodes with equal ones compute the same bits. The length
-    /// of groups is part of the first, and the version of the kernels of the last.
+    /// Names the weight format, the KV format and the instruction set. Nodes with equal names compute the same bits.
+    /// The weight format's name contains the length of groups, and the instruction set's name the version of the
+    /// kernels.
     pub fn arithmetic_names(&self) -> [String; 3] {
         let isa = &self.executor.isa;
         [
@@ -162,7 +163,7 @@ impl<'a> Formats<'a> {
         cost.decode_bytes(0.0)
     }
 
-    /// Bytes read by a guess of the model's own head, without KV.
+    /// Bytes read by a guess of the model's own draft head, without KV.
     fn guess_bytes(&self) -> f64 {
         let weights = TokenCost::num_guess_weights(self.spec);
         self.weight_format.num_bytes(weights) as f64
@@ -254,7 +255,7 @@ impl<'a> Models<'a> {
     }
 
     /// The cost of a guess in percent of a step. Memory bandwidth bounds a step of few rows, so this compares the bytes
-    /// that both read.
+    /// that a guess and a step read.
     fn draw_cost(&self) -> u32 {
         let guess_bytes = match &self.draft {
             Some((_, formats)) => formats.step_bytes(),
@@ -503,7 +504,7 @@ fn set_page_limits(
     Ok(())
 }
 
-/// Returns the groups of layers that free the pages behind their windows.
+/// Returns the KV groups. Groups of layers with a window free the pages behind it. The mock has one group.
 pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     match options.device {
         Device::Auto | Device::Cpu | Device::Cuda => KvGroups::by_window(spec),
@@ -511,15 +512,15 @@ pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     }
 }
 
-/// Returns the model's pages for each of its draft model's. A long request has about one page in each group without a
-/// window for each page of the draft model, which keeps its whole context.
+/// Returns the number of the model's pages for each page of the draft model. The draft model keeps the whole context of
+/// a request. For each of its pages, a long request has about one page in each group without a window.
 fn pages_per_draft_page(kv_groups: &[KvGroup]) -> u32 {
     let groups = kv_groups.iter().filter(|group| group.window.is_none());
     (groups.count() as u32).max(1)
 }
 
-/// Loads the draft model. It has pages for the same number of tokens as the model's groups without a window, or fewer
-/// if its context is shorter.
+/// Loads the draft model. Its pages hold as many tokens as the model's groups without a window, or fewer if the draft
+/// model's context is shorter.
 fn load_draft(
     draft: &DraftCheckpoint,
     formats: Formats<'_>,

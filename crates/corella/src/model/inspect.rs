@@ -74,9 +74,9 @@ pub struct KvSize {
     pub num_tokens: u64,
     /// The longest context of one request.
     pub max_model_len: u32,
-    /// Whether the cache holds no request of the model's longest context.
+    /// Whether the cache is too small for a request of the model's longest context.
     pub is_context_cut: bool,
-    /// Numbers of requests, and the context that each of them can have at once.
+    /// Pairs of a number of requests and the longest context that all of them can have at once.
     pub fits: Vec<(u32, u32)>,
 }
 
@@ -97,7 +97,7 @@ pub struct TemplateReport {
     pub thinking_switch: Option<&'static str>,
 }
 
-/// The numbers of requests for which each one's context is given.
+/// The numbers of requests in [`KvSize::fits`], besides `max_num_seqs`.
 const BATCHES: [u32; 4] = [1, 8, 32, 128];
 
 /// Reads the headers of a model's files, and no weights. Fails only if there is no model.
@@ -264,7 +264,7 @@ impl KvSize {
         let all_tokens =
             |&(num_requests, context): &(u32, u32)| u64::from(num_requests) * u64::from(context);
         let num_tokens = match limits.has_windows() {
-            // The number that fits depends on how many tokens of each request are in its windows.
+            // The number of tokens that fit depends on how many tokens of each request are in its windows.
             true => fits.iter().map(all_tokens).max().unwrap_or(0),
             false => u64::from(plan.num_pages) * u64::from(limits.page_size),
         };

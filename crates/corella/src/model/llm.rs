@@ -165,7 +165,7 @@ impl Llm {
         Ok(())
     }
 
-    /// Answers one user message. A model without a chat template continues it as plain text.
+    /// Answers one user message. A model without a chat template continues the message as plain text.
     pub fn generate(&self, prompt: &str, params: &GenerateParams) -> Result<Generation, Error> {
         let mut generation = Generation {
             text: String::new(),

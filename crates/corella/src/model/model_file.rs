@@ -10,7 +10,7 @@ use crate::{Error, ModelSource, built_in};
 /// The content of a model's file, if the model has it.
 pub(crate) type FileContent = Result<Option<Cow<'static, [u8]>>, CheckpointError>;
 
-/// Opens a model. Returns its name, too.
+/// Opens a model, and returns its name and checkpoint.
 pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> {
     match source {
         ModelSource::BuiltIn => Ok((

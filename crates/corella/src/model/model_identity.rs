@@ -27,7 +27,7 @@ impl ModelIdentity {
         xxh3_128(&parts.map(u128::to_le_bytes).concat())
     }
 
-    /// Names blocks such that nodes whose rows have other bits share no name.
+    /// Returns the hasher that names blocks. Nodes whose rows have other bits name their blocks differently.
     pub fn block_hasher(&self, arithmetic: Arithmetic) -> BlockHasher {
         let model = xxh3_64_with_seed(&self.model.0.to_le_bytes(), 0);
         BlockHasher::new(xxh3_64_with_seed(&arithmetic.0.to_le_bytes(), model))

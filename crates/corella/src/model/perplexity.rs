@@ -18,8 +18,8 @@ pub struct Perplexity {
 }
 
 impl Perplexity {
-    /// Measures all documents together. Each is cut into parts of at most `context` tokens, and a
-    /// part is predicted without the earlier ones.
+    /// Measures all documents together. Each is cut into parts of at most `context` tokens, and a part is predicted
+    /// without the earlier parts.
     pub fn measure(
         source: &ModelSource,
         options: &LlmOptions,

@@ -17,8 +17,8 @@ pub struct QuantizeOptions {
     pub format: QuantizeFormat,
     /// Matrices to leave unquantised, by whole parts of their names.
     pub keep: Vec<String>,
-    /// With a text, the rounding error of each weight is compensated in others, by the layers'
-    /// inputs on this text (GPTQ). Without, each weight is rounded to the nearest integer.
+    /// With a text, GPTQ compensates the rounding error of each weight in other weights, according to the layers'
+    /// inputs on this text. `None` rounds each weight to the nearest integer.
     pub calibration: Option<CalibrationText>,
     pub num_threads: usize,
     /// The instruction set to process the calibration text with. Default: the best of this machine.

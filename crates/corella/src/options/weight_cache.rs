@@ -20,9 +20,9 @@ use crate::error::display_bytes::display_bytes;
 /// The folder of packed weights, and its limits.
 #[derive(Clone, Debug)]
 pub struct WeightCache {
-    /// Created when needed. Other files in it stay unchanged.
+    /// The folder is created when needed. Files that are not of the cache stay unchanged.
     pub folder: PathBuf,
-    /// Disk space for all models together; the least recently used are deleted first.
+    /// Disk space for all models together. The least recently used files are deleted first.
     pub max_bytes: u64,
     /// Smaller models are not kept, because packing them again takes no time.
     pub min_bytes: u64,
@@ -44,14 +44,14 @@ pub(crate) struct WeightCacheEntry {
     path: PathBuf,
 }
 
-/// Must be raised when packing changes the bytes of a file and neither the names of layouts and `WeightFormat` nor the
-/// check of a reader shows it. A reader notices another layout of panels.
+/// Must be raised when packing writes other bytes under the same names of layout and `WeightFormat`, unless the
+/// reader's check refuses those of the earlier version. That check notices another layout of panels.
 const VERSION: u32 = 1;
 const COMPLETE: &str = "packed";
 const PARTIAL: &str = "partial";
 
 impl WeightCacheEntry {
-    /// Returns `None` for a model without files, or whose files cannot be identified.
+    /// Returns `None` for a model without files, or if the metadata of a file cannot be read.
     pub fn new(
         cache: &WeightCache,
         checkpoint: &Checkpoint,
@@ -80,7 +80,7 @@ impl WeightCacheEntry {
 
     pub fn open(&self) -> Option<File> {
         let file = File::open(&self.path).ok()?;
-        // `make_room` uses this time. It cannot be set in a folder of another user, which is harmless.
+        // `make_room` uses this time. Setting it fails in a folder of another user, which is harmless.
         let _ = file.set_modified(SystemTime::now());
         Some(file)
     }
@@ -121,7 +121,7 @@ impl WeightCacheEntry {
         })
     }
 
-    /// Writes the file. Returns `false` if another process writes it, or if this one was told to stop.
+    /// Writes the file. Returns `false` if another process writes the file, or if this process was told to stop.
     fn write(&self, image: &dyn WeightImage, is_stopped: &AtomicBool) -> io::Result<bool> {
         fs::create_dir_all(&self.cache.folder)?;
         let partial = self.path.with_extension(PARTIAL);
@@ -180,7 +180,7 @@ impl WeightCacheEntry {
         Ok(true)
     }
 
-    /// Deletes the least recently used files, and partial files of killed processes.
+    /// Deletes the least recently used files, and partial files of killed processes. Fails if the disk lacks room.
     fn make_room(&self, num_bytes: u64) -> io::Result<()> {
         let mut kept = Vec::new();
         for entry in fs::read_dir(&self.cache.folder)? {
@@ -215,7 +215,7 @@ impl WeightCacheEntry {
     }
 }
 
-/// A thread that writes packed weights until it is done or this is dropped.
+/// A thread that writes packed weights. Dropping the keeper stops it.
 pub struct WeightKeeper {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

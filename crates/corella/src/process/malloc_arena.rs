@@ -7,11 +7,12 @@ const VARIABLES: [(&str, &str); 2] = [
     ("GLIBC_TUNABLES", "glibc.malloc.arena_max"),
 ];
 
-/// With fewer, threads wait for each other. With more, memory grows (`bench/results/2026-11-28-arenas.md`).
+/// With fewer arenas, threads wait for each other. With more arenas, memory grows
+/// (`bench/results/2026-11-28-arenas.md`).
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const ARENAS_PER_CORE: usize = 2;
 
-/// Bounds the number, unless the environment sets it. Must be called while the process has one thread.
+/// Limits the number of arenas, unless the environment sets it. Must be called while the process has one thread.
 ///
 /// glibc's own bound is eight for each core. Each arena keeps about the memory of its busiest moment, because blocks in
 /// use lie between free ones. A server's threads come and go with its load and get a different arena each time, so all

@@ -18,7 +18,7 @@ pub fn raise_limit() -> io::Result<u64> {
     Ok(limits.rlim_cur)
 }
 
-/// Why not all connections that clients may open fit into the limit.
+/// Returns a warning if the limit is too low for all connections that clients may open.
 pub fn shortage(limit: u64, max_num_connections: usize) -> Option<String> {
     /// Files besides the connections: sockets, logs, and files that are read or written for a while.
     const NUM_OTHERS: u64 = 64;

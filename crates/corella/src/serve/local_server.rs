@@ -17,7 +17,7 @@ pub struct LocalServer {
     /// The name of the folder or file of the model.
     pub name: String,
     pub max_model_len: u32,
-    /// Why the model generates no text, if it does not.
+    /// The reason if the model generates no text.
     pub no_text: Option<Error>,
     pub has_chat_template: bool,
     pub tokenizer: Tokenizer,

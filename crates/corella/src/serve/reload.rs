@@ -16,8 +16,8 @@ pub struct Reload {
 
 impl Reload {
     /// Follows the files of certificates, and reads all files again at SIGHUP, which then no longer ends the process.
-    /// SIGHUP only ends a server without such files that was started from a terminal, like other programs. Unusable
-    /// files change nothing.
+    /// Only a server without such files that was started from a terminal still ends at SIGHUP. Unusable files change
+    /// nothing.
     pub fn start(self, state: &Arc<ServerState>) -> io::Result<()> {
         if let Some(tls) = &self.tls {
             tokio::spawn(tls.clone().follow_files());

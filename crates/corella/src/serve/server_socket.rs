@@ -12,7 +12,7 @@ use crate::Error;
 use crate::arguments::config::ListenAddress;
 
 pub struct ServerSocket {
-    /// Present until taken.
+    /// `None` after `take_listener`.
     listener: Option<Listener>,
     address: Address,
 }
@@ -64,7 +64,7 @@ impl ServerSocket {
         }
     }
 
-    /// Answers requests with 503 until ended.
+    /// Answers requests with 503 until the returned value is ended.
     ///
     /// # Panics
     /// If the listener was taken before.
@@ -73,8 +73,7 @@ impl ServerSocket {
         Loading::start(listener, tls)
     }
 
-    /// # Panics
-    /// If it was taken before.
+    /// # Panics If the listener was taken before.
     pub fn take_listener(&mut self) -> Listener {
         self.listener.take().expect("the listener is taken once")
     }

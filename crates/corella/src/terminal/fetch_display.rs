@@ -10,7 +10,7 @@ use corella_model::DeviceMemory;
 
 use crate::terminal::progress_line::{ProgressLine, bar, display_time};
 
-/// Shown until dropped.
+/// Shows the progress until dropped.
 pub struct FetchDisplay {
     state: Mutex<State>,
 }
@@ -28,7 +28,7 @@ struct State {
 /// The speed of the last seconds.
 #[derive(Default)]
 struct Rate {
-    /// Times, each with the bytes received until then. The front is some seconds old.
+    /// Pairs of a time and the bytes received by that time. The front is some seconds old.
     marks: VecDeque<(Instant, u64)>,
 }
 
@@ -111,7 +111,7 @@ impl State {
 impl Rate {
     fn bytes_per_s(&mut self, now: Instant, num_received: u64) -> f64 {
         const SPAN: Duration = Duration::from_secs(5);
-        // The bytes of an earlier attempt arrive at once, and a lower count begins anew, too.
+        // If bytes were discarded, the measurement begins anew.
         if self
             .marks
             .back()
@@ -128,7 +128,7 @@ impl Rate {
     }
 }
 
-/// What may speak against a fetch: a size beyond the memory, and a licence with conditions of its own.
+/// Returns the possible reasons against a fetch: a size beyond the memory, and a licence with conditions of its own.
 fn decisions(num_bytes: u64, free_bytes: u64, licence: Option<&str>, page: &str) -> String {
     /// Licences that allow any use.
     const OPEN: [&str; 10] = [
@@ -223,7 +223,7 @@ mod tests {
         }
         let slow = rate.bytes_per_s(after(20), 1500);
         assert!(slow < 100.0, "{slow}");
-        // Discarded bytes do not make it negative.
+        // Discarded bytes do not make the rate negative.
         assert_eq!(rate.bytes_per_s(after(21), 100), 0.0);
     }
 }

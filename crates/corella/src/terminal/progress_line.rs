@@ -23,7 +23,8 @@ impl ProgressLine {
         }
     }
 
-    /// Replaces the shown text. A line longer than the terminal is cut, because it could not be cleared.
+    /// Replaces the shown text. A text longer than a line of the terminal is cut, because a wrapped line could not be
+    /// cleared.
     pub fn show(&self, text: &str) {
         if !self.is_shown {
             return;
@@ -54,7 +55,7 @@ pub fn is_controllable(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
-/// Standard error for whole log lines: the progress line moves below them.
+/// Writes whole log lines to standard error, above the progress line.
 pub struct LogWriter;
 
 impl Write for LogWriter {
@@ -83,7 +84,7 @@ fn lock() -> std::sync::MutexGuard<'static, Option<String>> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Returns the width of a stream's terminal, or a usual one.
+/// Returns the width of a stream's terminal; 80 if it is unknown.
 pub fn terminal_columns(stream: &impl AsRawFd) -> usize {
     const USUAL: usize = 80;
     let mut size = libc::winsize {

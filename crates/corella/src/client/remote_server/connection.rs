@@ -237,12 +237,13 @@ async fn exchange(
     request: Request<Full<Bytes>>,
 ) -> Result<hyper::Response<Incoming>, hyper::Error> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // The task ends with the sender and the body, which also receive its errors.
+    // The task ends when the sender and the body are dropped. They also receive the connection's errors.
     tokio::spawn(connection);
     sender.send_request(request).await
 }
 
-/// The connection ended, or the peer does not speak HTTP. The reason is among the causes of hyper's error.
+/// Describes an error of a connection that ended, or of a peer that does not speak HTTP. The reason is among the causes
+/// of hyper's error.
 fn broken(shown: &str, error: &hyper::Error) -> String {
     let mut reason = error.to_string();
     let mut cause = std::error::Error::source(error);

@@ -23,7 +23,7 @@ pub enum AnswerEnd {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerStats {
-    /// `None` if the server has not sent them, as for a stopped answer.
+    /// `None` if the server has not sent the counts, as for a stopped answer.
     pub tokens: Option<TokenCounts>,
     pub to_first_token: Duration,
     pub total: Duration,

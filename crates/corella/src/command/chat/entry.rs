@@ -22,7 +22,7 @@ pub enum Command {
     ShowSettings,
     Set(String, String),
     Unset(String),
-    /// Whether each answer is followed by what `Stats` shows.
+    /// Whether to show the output of `Stats` after each answer.
     Verbose(bool),
     Stats,
     Clear,
@@ -58,8 +58,8 @@ commands. Ctrl-C drops what is being typed, or stops an answer; what there is of
 the conversation.";
 
 impl Entry {
-    /// The error is the fault of a command. Only a word of letters after the slash is a command, so that a message may
-    /// begin with a path.
+    /// The error says what is wrong with a command. Only a word of letters after the slash is a command, so that a
+    /// message may begin with a path.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.is_empty() {

@@ -18,9 +18,9 @@ pub trait LineSource {
 
 #[derive(Debug, PartialEq)]
 pub enum Line {
-    /// Without its final line break. Pasted text may have others.
+    /// A line without its final line break. Pasted text may have further line breaks.
     Text(String),
-    /// The user has given up the line's entry.
+    /// The user has given up the entry of this line.
     Dropped,
     End,
 }

@@ -68,7 +68,7 @@ impl LineEditor {
                 .mode(0o700)
                 .create(folder)?;
         }
-        // The file gets mode 600, even if it had another one.
+        // The file gets mode 600, even if it had another mode.
         self.editor.append_history(path).map_err(as_io)
     }
 }

@@ -19,7 +19,7 @@ pub struct SavedConversation {
 }
 
 impl SavedConversation {
-    /// Writes a file that only its user can read. A file with other content than a conversation stays unchanged.
+    /// Writes a file that only its user can read. A file without a conversation stays unchanged.
     pub fn save(&self, path: &str) -> Result<(), String> {
         let failed = |error: io::Error| format!("/save {path}: {error}");
         let file = expanded(path);
@@ -102,7 +102,7 @@ fn read(path: &Path) -> Result<SavedConversation, String> {
     SavedConversation::from_json(body)
 }
 
-/// Expands `~` if no shell has.
+/// Replaces a leading `~/` by the home folder.
 fn expanded(path: &str) -> PathBuf {
     match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
         (Some(rest), Some(home)) => PathBuf::from(home).join(rest),

@@ -30,7 +30,7 @@ impl Server {
         match with {
             ChatWith::Model { source, options } => {
                 let mut server = LocalServer::load(source, options, RequestOptions::default())?;
-                // Such a model may have no chat template either.
+                // This error comes first, because a model without text may have no chat template either.
                 if let Some(error) = server.no_text.take() {
                     return Err(error);
                 }
@@ -58,7 +58,7 @@ impl Server {
         }
     }
 
-    /// A remote server may not report it.
+    /// `None` if a remote server does not report it.
     pub fn max_model_len(&self) -> Option<u32> {
         match self {
             Self::Local(server) => Some(server.max_model_len),
@@ -86,8 +86,8 @@ impl Server {
         }
     }
 
-    /// Returns the tokens since the start, for the difference that an answer makes. A remote server also has other
-    /// users.
+    /// Returns the tokens since the local server's start. The difference after an answer gives the answer's tokens.
+    /// Returns `None` for a remote server, which also has other users.
     pub fn counts(&self) -> Option<TokenCounts> {
         let Self::Local(server) = self else {
             return None;
