@@ -540,7 +540,7 @@ fn a_port_in_use() {
         line.contains(&port) && line.contains("--port PORT chooses another"),
         "{line}"
     );
-    // Both are wrong, and the model comes first.
+    // The model and the port are wrong, and the model is reported.
     let line = refusal(&["serve", "/no/such-model", "--port", &port]);
     assert!(line.contains("/no/such-model"), "{line}");
 }
@@ -594,7 +594,7 @@ fn a_model_of_ollama_is_found_by_its_name() {
     for (typed, name) in [
         ("tiny", "tiny"),
         ("tiny:latest", "tiny"),
-        // The hub has this one, too, and is not asked.
+        // The hub has this model, too, and is not asked.
         ("qwen3:0.6b", "qwen3:0.6b"),
     ] {
         let about = shown(&["inspect", typed]);

@@ -94,7 +94,7 @@ fn an_engine_needs_a_head_to_draft_with() {
     assert!(refusal.contains("draft head"), "{refusal}");
 }
 
-/// A folder that can be served: a golden model, with its number of the built-in model's tokens.
+/// A folder that can be served: a golden model, and as many of the built-in model's tokens as the golden model has.
 struct Folder(PathBuf);
 
 impl Folder {

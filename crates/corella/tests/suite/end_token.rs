@@ -96,7 +96,7 @@ fn every_file_may_name_an_end_token() {
         (IM_END, file("tokenizer_config.json")),
     ];
     assert_eq!(folder.ends(), both);
-    // As AddedToken writes it.
+    // The form that `AddedToken` writes.
     let token = json!({"content": "<|im_end|>", "lstrip": false, "special": true});
     folder.set("tokenizer_config.json", "eos_token", token);
     assert_eq!(folder.ends(), both);
@@ -108,7 +108,7 @@ fn every_file_may_name_an_end_token() {
     ];
     assert_eq!(folder.ends(), both);
     fs::remove_file(folder.0.join("generation_config.json")).unwrap();
-    // The older file counts where the newer one names none.
+    // The older file counts where the newer one names no end token.
     folder.set(
         "special_tokens_map.json",
         "eos_token",
@@ -128,7 +128,7 @@ fn every_file_may_name_an_end_token() {
 #[test]
 fn a_model_without_end_tokens_says_so() {
     let folder = Folder::new("none");
-    // The vocabulary does not have it.
+    // The vocabulary does not have this token.
     folder.set("tokenizer_config.json", "eos_token", json!("</s>"));
     let llm = folder.load();
     assert!(llm.config.end_tokens.is_empty());

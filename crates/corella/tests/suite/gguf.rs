@@ -187,8 +187,8 @@ fn cut(text: &str, sizes: &Value) -> Vec<String> {
     pieces
 }
 
-/// GPT-2's alphabet: printable bytes represent themselves in Latin-1, and others the characters
-/// from 256 on.
+/// GPT-2's alphabet: printable bytes represent themselves in Latin-1, and the characters from 256 on represent the
+/// others.
 fn char_of_byte(byte: u8) -> char {
     let is_plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..);
     match is_plain(byte) {
@@ -226,8 +226,8 @@ fn check_splits(name: &str, pre_tokenizer: &Value, texts: &[(&str, Vec<String>)]
     texts.len()
 }
 
-/// llama.cpp has their splitters as code, their tokens are not spelled by bytes, or llama.cpp splits them differently
-/// than published.
+/// Pre-tokenizers are unknown if llama.cpp has the splitter as code, if tokens are not spelled by bytes, or if
+/// llama.cpp splits texts differently than the published pre-tokenizer.
 #[test]
 fn pre_tokenizers_that_are_not_known_are_named() {
     for name in ["kimi-k2", "whitespace", "youtu", "nothing"] {

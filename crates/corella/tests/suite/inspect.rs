@@ -46,7 +46,7 @@ fn text(model: &Path, options: &[&str]) -> String {
     let output = inspect(model, options);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     let told = String::from_utf8(output.stdout).unwrap();
-    // A model that a server would refuse fails here, too, when all is told.
+    // If a server would refuse the model, the command prints everything and then fails.
     let is_served = told.contains("\nproblems      none") || told.contains("\"refused\": []");
     let status = if is_served { 0 } else { 2 };
     assert_eq!(

@@ -32,7 +32,7 @@ fn limits_of(
     llm.engine.limits().clone()
 }
 
-/// Returns blocks with a node's names.
+/// Returns blocks with the names that a node with these limits gives them.
 fn list(limits: &SchedulerConfig) -> BlockList {
     let tokens = (0..64).collect();
     let hasher = &limits.block_hasher;
@@ -50,8 +50,8 @@ fn nodes_that_exchange_kv_lend_a_quarter_of_their_pages() {
     assert_eq!(lent, (quarter, quarter));
 }
 
-/// The same checkpoint gives the same names on every node; another model, KV format or weight format gives others, so
-/// that no node finds rows of other bits under a name that it knows.
+/// The same checkpoint gives the same names on every node. Another model, KV format or weight format gives other names,
+/// so that no node finds rows of other bits under a name that it knows.
 #[test]
 fn blocks_of_different_models_and_formats_have_no_name_in_common() {
     let model = "gguf/llama-f32";

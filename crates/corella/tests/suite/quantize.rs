@@ -197,8 +197,8 @@ fn relative_error(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
 
 /// A bound for the error of the logits when all rows are rounded to 8 bits. A step is 1/127 of a row's largest
 /// magnitude. The largest of n normal numbers is about √(2 ln n) times their root mean square; rows have a few larger
-/// values, so twice this is allowed. Errors are uniform within a step, so their root mean square is 1/√12 of it. Rows
-/// are rounded before each of the four products of a layer and before the head, and these errors are independent.
+/// values, so twice this is allowed. Errors are uniform within a step, so their root mean square is 1/√12 of a step.
+/// Rows are rounded before each of the four products of a layer and before the head, and these errors are independent.
 fn rounded_rows_error(spec: &DecoderSpec) -> f64 {
     let longest = spec
         .hidden_size
@@ -237,7 +237,7 @@ fn a_folder_predicts_as_its_numbers_do() {
         println!("{name}: {error:.4} of at most {most:.4}");
         assert!(error > 0.0 && error <= most, "{name}: {error}, {most}");
     }
-    // If groups of 128 do not divide the inputs, smaller ones are used, and the folder records them.
+    // If groups of 128 do not divide the inputs, smaller groups are used, and the folder records their length.
     let config = fs::read(scratch.path("g128").join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
     let groups = &config["quantization_config"]["config_groups"];
@@ -259,8 +259,8 @@ fn values(tensor: &Tensor) -> Vec<f32> {
         .collect()
 }
 
-/// A weight may be off by half a step in 8 bits, and by a whole one in 4 bits, where the largest
-/// weights may be clipped; and by the rounding of the scale and of the product to bf16.
+/// A weight may be off by half a step in 8 bits, and by a whole step in 4 bits, where the largest weights may be
+/// clipped; and by the rounding of the scale and of the product to bf16.
 #[test]
 fn no_weight_is_further_off_than_its_scale_allows() {
     let scratch = Scratch::new("weights");

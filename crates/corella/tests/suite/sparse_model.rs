@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-/// The sizes of a Llama whose heads have 128 elements, of which 8 have keys and values.
+/// The sizes of a Llama with heads of 128 elements, and 8 KV heads.
 pub struct Shape {
     pub hidden: usize,
     pub intermediate: usize,

@@ -15,7 +15,7 @@ fn engine(kv_format: KvFormat, num_stages: usize, num_pages: u32) -> Engine {
         max_prefill_tokens: 40,
         head_room: HeadRoom::fixed_share(0),
         max_preemptions: 1000,
-        // The cache must not contain spilled pages.
+        // Without a prefix cache, requests can only get spilled pages back from host memory.
         enable_prefix_caching: false,
         max_inflight_steps: num_stages as u32,
         num_pipeline_stages: num_stages as u32,

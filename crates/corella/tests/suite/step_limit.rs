@@ -1,4 +1,4 @@
-//! The options that bound the prompts of a step, where one of them prevents another.
+//! The options that bound the prompts of a step. A warning explains an option that another one leaves without effect.
 
 use crate::server::corella;
 

@@ -50,7 +50,7 @@ fn weights_beyond_the_memory_are_refused_first() {
         assert_eq!(output.status.code(), Some(2), "{words:?}");
         let [out, error] = [output.stdout, output.stderr]
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        // An inspection tells all problems by itself.
+        // `corella inspect` prints the problems on standard output.
         let told = if words == ["inspect"] { out } else { error };
         let problem = "the weights take 7.0 TiB as bf16 and this machine has ";
         assert!(told.contains(problem), "{words:?}: {told}");

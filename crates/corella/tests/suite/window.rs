@@ -79,7 +79,7 @@ fn engine(setup: &Setup, keeps: Keeps, num_pages: u32) -> Engine {
         speculation,
         max_spilled_pages,
         max_pinned_pages,
-        // The cache must not contain spilled pages.
+        // Without a prefix cache, requests can only get spilled pages back from host memory.
         enable_prefix_caching: max_spilled_pages == 0,
         ..SchedulerConfig::new(num_pages, PAGE_SIZE, 400)
     };
@@ -112,8 +112,8 @@ fn prompt(seed: u64, len: u64) -> Vec<TokenId> {
     (0..len).map(|i| token(i) as TokenId).collect()
 }
 
-/// Returns the caller's view of each token, except fields that depend on other requests. Calls `look` with the number
-/// of tokens before each.
+/// Returns the caller's view of each token, except fields that depend on other requests. Calls `look` for each token,
+/// with the number of tokens before it.
 fn read(mut stream: TokenStream, look: impl Fn(usize)) -> Vec<RequestOutput> {
     let mut outputs = Vec::new();
     while let Some(event) = stream.next_blocking() {
@@ -128,8 +128,8 @@ fn read(mut stream: TokenStream, look: impl Fn(usize)) -> Vec<RequestOutput> {
     outputs
 }
 
-/// A prompt of 300 tokens has 38 pages, or 38 of each KV group. If pages are freed, far fewer are enough, and no more
-/// are in use while the answer is decoded.
+/// A prompt of 300 tokens has 38 pages, or 38 of each KV group. If pages behind windows are freed, far fewer pages are
+/// enough, and decoding uses only those of the windows.
 #[test]
 fn a_prompt_longer_than_its_window_gives_pages_back() {
     const NUM_TOKENS: u32 = 300;
@@ -152,7 +152,7 @@ fn a_prompt_longer_than_its_window_gives_pages_back() {
             let all_pages = (num_full_groups + num_window_groups) * NUM_TOKENS.div_ceil(PAGE_SIZE);
             assert!(num_pages < all_pages);
             let tight = engine(&setup, Keeps::Windows, num_pages);
-            // The rows of the next step and of one in flight.
+            // The pages for one row of the next step and one row of a step in flight.
             let most = num_full_pages + num_window_groups * in_window(2);
             let look = |num_before: usize| {
                 let stats = tight.stats().scheduler;
@@ -190,7 +190,7 @@ fn prefixes_are_found_with_their_windows() {
         });
         assert_eq!(outputs[0], outputs[1], "{model}");
         let hits = engines[1].stats().scheduler.num_prefix_hit_tokens;
-        // Whole pages, and copied rows of the next one. The last token of a prompt is always computed.
+        // Whole pages, and copied rows of the next page. The last token of a prompt is always computed.
         assert_eq!(hits, (96 + 5) + (64 + 6) + (96 + 4), "{model}");
     }
 }
@@ -277,7 +277,7 @@ fn spilled_requests_come_back_with_their_windows() {
     }
 }
 
-/// A pinned prefix is found whole after others have taken all other pages, and answers are the same as without it.
+/// A pinned prefix is found whole after requests have taken all other pages. Answers are the same without pinning.
 #[test]
 fn a_pinned_prefix_keeps_its_windows() {
     for (model, num_window_groups, num_full_groups) in [("mistral", 1, 0), ("gemma3", 3, 1)] {
@@ -288,7 +288,7 @@ fn a_pinned_prefix_keeps_its_windows() {
         let ask = |engine: &Engine| submit(engine, prompt(2, 100), 1, 12);
         let expected = read(ask(&engine(&setup, Keeps::Context, 200)), |_| ());
         let pinning = engine(&setup, Keeps::Windows, 180);
-        // Twelve blocks, and after them the window has 23 more rows.
+        // The prefix has twelve blocks. The token after it sees their last 23 rows in each group with a window.
         let num_pages = pinning.pin_prefix(prompt(2, 96)).unwrap();
         assert_eq!(
             num_pages,
@@ -306,7 +306,7 @@ fn a_pinned_prefix_keeps_its_windows() {
     }
 }
 
-/// Returns the first blocks of a sequence in a node's events, in their order, for a node with these pages.
+/// Sends the prompts of `asked`, and returns the engine's events of stored blocks, at least `num_blocks`.
 fn stored_blocks(engine: &Engine, asked: &[Vec<TokenId>], num_blocks: usize) -> Vec<KvEvent> {
     let events = engine.subscribe_kv_events(7);
     for prompt in asked {
@@ -326,10 +326,10 @@ fn stored_blocks(engine: &Engine, asked: &[Vec<TokenId>], num_blocks: usize) -> 
     stored
 }
 
-/// Events have the same blocks under the same names, for any pages that a node keeps of them.
+/// The events name the same blocks, whether a node keeps all pages or only those of the windows.
 #[test]
 fn events_name_the_blocks_of_a_node_that_keeps_all_pages() {
-    // The second continues where the first has only its last window.
+    // The second prompt continues the first, of which only the last window is kept.
     let asked = [prompt(2, 40), prompt(2, 97), prompt(5, 33)];
     for model in ["mistral", "gemma3"] {
         let setup = Setup::new(model, BF16, 1);
