@@ -18,7 +18,8 @@ use crate::wire::api_error::ApiError;
 
 /// Reads adapters for the served model.
 pub trait AdapterLoader: Send + Sync {
-    /// Loads the adapter of a folder under a name that no other adapter has had. The error names its fault.
+    /// Loads the adapter in folder `path` under a name that no other adapter has had. The error names the adapter's
+    /// fault.
     fn load(&self, name: &str, path: &str) -> Result<LoadedAdapter, String>;
 }
 
@@ -196,7 +197,7 @@ impl ServedAdapters {
                 Err(ApiError::invalid("lora_name", problem))
             }
             Some(AdapterState::Loading { unloaded, .. }) => {
-                // Its caller may have left.
+                // The load's caller may have left.
                 let _ = unloaded.send(());
                 Ok(())
             }

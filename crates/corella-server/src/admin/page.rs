@@ -1,5 +1,5 @@
-//! The pages at `/` and `/docs`: the chat with the picture of the engine, and the API, from files that are part of the
-//! binary.
+//! The pages at `/` and `/docs`: the chat with the picture of the engine, and the description of the API, from files
+//! that are part of the binary.
 
 use std::sync::{Arc, OnceLock};
 
@@ -16,7 +16,7 @@ use crate::wire::constant_answer::ConstantAnswer;
 struct Asset {
     name: &'static str,
     bytes: &'static [u8],
-    /// Made for the first request.
+    /// The answer is made for the first request.
     answer: OnceLock<ConstantAnswer>,
 }
 
@@ -108,20 +108,20 @@ assets![
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The chat.
+/// Serves the chat.
 pub async fn page(State(state): State<Arc<ServerState>>, headers: HeaderMap) -> Response {
     let answer = state.page.get_or_init(|| html(INDEX, &state));
     secured(answer.respond(&headers))
 }
 
-/// The API.
+/// Serves the description of the API.
 pub async fn docs(State(state): State<Arc<ServerState>>, headers: HeaderMap) -> Response {
     let answer = state.docs.get_or_init(|| html(DOCS, &state));
     secured(answer.respond(&headers))
 }
 
-/// A page. Its files are relative to it, or below the root path: a browser may use that path with or without a final
-/// slash, and a proxy may remove it.
+/// Returns a page. Its links are relative, or begin with the root path: a browser may use the root path with or without
+/// a final slash, and a proxy may remove it.
 fn html(text: &str, state: &ServerState) -> ConstantAnswer {
     let html = match &*state.config.root_path {
         "" => text.to_owned(),

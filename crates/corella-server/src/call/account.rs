@@ -1,5 +1,5 @@
-//! The API keys in use, with the rest of their limits. The tokens of a prompt are taken from the limit before it is
-//! submitted, the tokens of an answer as they come.
+//! The API keys in use, with what is left of their limits. A prompt's tokens are taken from the limit before the prompt
+//! is submitted, an answer's tokens as they come.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -10,7 +10,7 @@ use crate::config::api_key::{ApiKey, Clock, KeyDigest};
 use crate::wire::api_error::ApiError;
 use crate::wire::reset_time::ResetTime;
 
-/// The keys of a server. Without any, every caller has all permissions.
+/// The keys of a server. Without keys, every caller has all permissions.
 pub struct ApiKeys {
     accounts: RwLock<Arc<[Arc<Account>]>>,
     clock: Clock,
@@ -56,7 +56,7 @@ impl ApiKeys {
             .cloned()
     }
 
-    /// Takes the same time for every presented key, to reveal nothing about similar ones.
+    /// Takes the same time for every presented key, to reveal nothing about similar keys.
     pub fn find(&self, presented: &[u8]) -> Option<Arc<Account>> {
         let digest = KeyDigest::of(presented);
         let mut found = None;
@@ -76,7 +76,7 @@ impl ApiKeys {
     }
 }
 
-/// A key in use, with the rest of its limits.
+/// A key in use, with what is left of its limits.
 pub struct Account {
     key: ApiKey,
     limits: Mutex<Limits>,
@@ -139,7 +139,7 @@ impl Account {
         })
     }
 
-    /// Takes the tokens of a request's prompts, or refuses it.
+    /// Takes the tokens of a request's prompts, or refuses the request.
     pub fn take_prompt(&self, num_tokens: usize, prompt_field: &str) -> Result<(), ApiError> {
         let now_us = self.clock.now_us();
         let mut limits = self.limits();
@@ -169,10 +169,10 @@ impl Account {
         }
     }
 
-    /// Counts a token of an answer, even beyond the limit: the next request waits for it.
+    /// Counts a token of an answer, even beyond the limit: later requests are refused until the limit has room.
     ///
-    /// Every token takes a lock, which is held for a few instructions and is shared only by
-    /// requests of one key with this limit.
+    /// Every token takes a lock, which is held for a few instructions and is shared only by requests of one key with a
+    /// limit of tokens.
     pub fn handle_token(&self) {
         if self.key.tokens_per_minute.is_none() {
             return;
@@ -183,7 +183,7 @@ impl Account {
         }
     }
 
-    /// Writes the rest of each limit, with the header names that OpenAI's clients know.
+    /// Writes what is left of each limit, with the header names that OpenAI's clients know.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         let now_us = self.clock.now_us();
         let mut limits = self.limits();
@@ -201,7 +201,7 @@ impl Account {
     }
 }
 
-/// The headers of a limit: the amount per minute, the rest, and the time until it is full again.
+/// The headers of a limit: the amount per minute, what is left, and the time until all of it is available again.
 struct LimitHeaders {
     limit: HeaderName,
     remaining: HeaderName,

@@ -1,4 +1,4 @@
-//! A call for hidden states of prompts, which submits a bounded number at a time.
+//! A call for the hidden states of prompts. It submits a limited number of prompts at a time.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -45,8 +45,8 @@ pub struct PooledStates<F> {
 }
 
 /// Computes the hidden states of prompts. At most `max_num_choices` of them are in the engine at a time, so that a long
-/// call leaves room in the queue. While the queue is full, a call with prompts in the engine waits for one of them; only
-/// a call without any is refused. A key pays for the computed prompts.
+/// call leaves room in the queue. While the queue is full, a call with prompts in the engine waits for one of them;
+/// only a call without prompts in the engine is refused. The caller's API key pays only for computed prompts.
 pub async fn pool<F>(
     engine: &Arc<CallEngine>,
     context: &CallContext,
@@ -122,7 +122,7 @@ struct PooledCall {
     timer: CallTimer,
 }
 
-/// A prompt in the engine. It is kept, because the engine may refuse it temporarily.
+/// A prompt in the engine. The prompt's tokens are kept, because the engine may refuse the prompt temporarily.
 struct Running {
     index: usize,
     prompt: PooledPrompt,

@@ -18,7 +18,7 @@ use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{CertificateError, Error, RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
-/// Limits a client's handshake.
+/// Limits the time of a client's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two checks for renewed files.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ pub struct ServerTls(Arc<Inner>);
 struct Inner {
     cert: PathBuf,
     key: PathBuf,
-    /// The last usable contents of the files. Read once for each connection.
+    /// The last usable contents of the files. Each connection reads them once.
     current: RwLock<Current>,
 }
 
@@ -53,7 +53,7 @@ struct Current {
 
 #[derive(PartialEq, Eq)]
 struct Identity {
-    /// The server's own certificate first.
+    /// The server's own certificate comes first.
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
@@ -192,8 +192,8 @@ impl Identity {
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 
-    /// A certificate's own properties are checked before its issuer. The verifier here trusts no issuer, so an unknown
-    /// issuer means that the rest is valid.
+    /// The verifier checks a certificate's own properties before its issuer. It trusts no issuer here, so the error of
+    /// an unknown issuer means that the properties are valid.
     fn check_dates(&self, cert: &Path) -> Result<(), TlsError> {
         let shown = cert.display();
         let (own, others) = self
@@ -230,7 +230,7 @@ impl Identity {
     }
 }
 
-/// Opens a file for its first 64 MiB. A device such as /dev/zero never ends.
+/// Opens a file. Only its first 64 MiB are read, because a device such as /dev/zero never ends.
 fn pem_file(path: &Path) -> Result<Take<File>, pem::Error> {
     let file = File::open(path).map_err(pem::Error::Io)?;
     Ok(file.take(64 << 20))

@@ -22,7 +22,7 @@ use crate::wire::field_table;
 use crate::wire::json_response::json_response;
 use crate::wire::usage::Usage;
 
-/// The members of an answer besides its message.
+/// The request's settings for its answer.
 #[derive(Clone, Copy)]
 pub struct Chat {
     /// The number of alternatives in `prompt_logprobs`.
@@ -31,15 +31,15 @@ pub struct Chat {
     tokens_as_ids: bool,
     /// Whether token ids are part of the answer.
     returns_token_ids: bool,
-    /// Whether times are.
+    /// Whether times are part of the answer.
     returns_metrics: bool,
     /// Whether the request named the tool to call.
     names_tool: bool,
 }
 
 impl Chat {
-    /// A reply that ends by itself after calls waits for the tools' results. If the caller has named the tool, it ends
-    /// like any other, as with OpenAI and vLLM.
+    /// A reply that ends by itself after calls waits for the tools' results. If the caller has named the tool, the
+    /// reply ends like any other, as with OpenAI and vLLM.
     fn finish_reason(self, reason: &'static str, has_calls: bool) -> &'static str {
         match reason {
             "stop" if has_calls && !self.names_tool => "tool_calls",

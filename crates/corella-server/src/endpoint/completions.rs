@@ -24,7 +24,7 @@ use crate::wire::usage::Usage;
 
 /// The `object` of a response and of its chunks, which have the same form.
 const OBJECT: &str = "text_completion";
-/// The default of OpenAI and vLLM.
+/// The default of `max_tokens` with OpenAI and vLLM.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Fields that `/v1/chat/completions` lacks, or has with another type.
@@ -39,7 +39,7 @@ struct CompletionFields {
     add_special_tokens: Option<bool>,
 }
 
-/// The members of an answer besides its text.
+/// The request's settings for its answer.
 #[derive(Clone, Copy)]
 pub struct Completion {
     /// The number of alternatives to each token among the `logprobs` of an echoed prompt.
@@ -50,7 +50,7 @@ pub struct Completion {
     tokens_as_ids: bool,
     /// Whether token ids are part of the answer.
     returns_token_ids: bool,
-    /// Whether times are.
+    /// Whether times are part of the answer.
     returns_metrics: bool,
 }
 

@@ -167,7 +167,7 @@ pub fn check_dimensions(asked: Option<usize>, config: &ServeConfig) -> Result<us
     }
 }
 
-/// Refuses a model that scores pairs of texts and has no vectors of single ones.
+/// Refuses a model with a classification head, which makes no vectors.
 pub fn check_vectors(config: &ServeConfig) -> Result<(), ApiError> {
     match &config.sentence.classes {
         None => Ok(()),
@@ -175,8 +175,7 @@ pub fn check_vectors(config: &ServeConfig) -> Result<(), ApiError> {
     }
 }
 
-/// Returns whether vectors have length 1 by default. Only a model whose files show another way has
-/// others.
+/// Returns whether vectors have length 1 by default. They do unless the model's files say otherwise.
 pub fn is_normalised(config: &ServeConfig) -> bool {
     config.sentence.is_normalised.unwrap_or(true)
 }
@@ -240,12 +239,12 @@ struct Embedding {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     embedding: Option<Vector>,
-    /// The name of the vector in answers of `/pooling`.
+    /// The vector's field in answers of `/pooling`.
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<Vector>,
 }
 
-/// Numbers, or the bytes of 32-bit numbers, little-endian.
+/// Numbers, or base64 of their bytes as little-endian 32-bit floats.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Vector {

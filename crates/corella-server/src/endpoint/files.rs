@@ -27,7 +27,7 @@ use crate::wire::json_response::json_response;
 use crate::wire::list_page::ListQuery;
 
 use multipart::Multipart;
-/// The purpose of an upload.
+/// The only purpose that an upload may have.
 const PURPOSE: &str = "batch";
 const MAX_FILENAME_BYTES: usize = 255;
 const MAX_LIMIT: usize = 10_000;
@@ -42,7 +42,7 @@ struct Form {
 }
 
 impl Form {
-    /// The time of the end of the file.
+    /// Returns when the file expires, in seconds since 1970.
     fn expires_at(&self, now_s: u64) -> Result<u64, ApiError> {
         const FIELD: &str = "expires_after";
         match (&self.anchor, &self.seconds) {
@@ -117,7 +117,7 @@ pub async fn upload_file(
     let allow_unknown = state.config.allow_unknown_fields;
     let read = read_form(&mut parts, &files, owner.as_deref(), allow_unknown).await;
     if read.is_err() {
-        // If the connection closed while the client still sends, it would see a reset instead of the answer.
+        // If the connection closed while the client still sends, the client would see a reset instead of the answer.
         parts.skip_rest().await;
     }
     let (form, upload) = read?;

@@ -39,7 +39,7 @@ use tool::{chat_tool_choice, chat_tools, in_own_names};
 
 pub use kept::{delete_response, list_input_items, retrieve_response};
 
-/// Fields that no other endpoint has, or that mean something else there.
+/// Fields that no other endpoint has, or that mean something else at others.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct ResponseFields {
@@ -111,7 +111,8 @@ impl ResponseFields {
             .transpose()
     }
 
-    /// Returns the template's variables. An effort is passed to a template that reads it, and refused otherwise.
+    /// Returns the template's variables. An effort becomes the variable that the template reads, or an error if it
+    /// reads none.
     fn template_kwargs(
         &mut self,
         served: &ServedModel,
@@ -147,7 +148,7 @@ impl Endpoint for Responses {
     const ID_PREFIX: &'static str = "resp_";
     const PROMPT_FIELD: &'static str = "input";
 
-    // Long: one step for each group of fields, which consumes what the answer repeats.
+    // Long: one step for each group of fields; the last one moves the fields that the answer repeats.
     fn prepare(request: CallRequest<'_>) -> Result<Call<Self>, ApiError> {
         let (served, body, caller) = (request.served, request.body, request.caller);
         let (responses, context) = (request.responses, request.context);

@@ -48,8 +48,8 @@ struct RerankFields {
 
 /// How scores are computed from hidden states.
 enum Scoring {
-    /// By the cosine between texts of two sides. The first side has the first prompts, one for each of the others or
-    /// one for all.
+    /// By the cosine between texts of two sides. The first `num_first` prompts are the first side: one for each text of
+    /// the second side, or one for all.
     Cosine { num_first: usize },
     /// Each prompt is a pair of texts.
     Pairs,
@@ -158,7 +158,7 @@ fn texts<'a>(field: &str, PromptField(prompts): &'a PromptField) -> Result<Vec<&
 /// The parts of an answer of `/rerank`.
 struct Ranking {
     documents: Vec<String>,
-    /// The number of documents, the best first.
+    /// The limit of documents in the answer.
     num_shown: usize,
     shows_texts: bool,
 }
@@ -229,13 +229,13 @@ fn prepare_rerank(
                 };
                 pooled_prompts(served, field, texts, form, caller)
             };
-            // sentence-transformers looks for these names.
+            // sentence-transformers looks for prompts of these names.
             let mut all = prompts("query", "query", vec![query])?;
             all.extend(prompts("documents", "document", documents.clone())?);
             (all, Scoring::Cosine { num_first: 1 })
         }
     };
-    // vLLM reads 0 as all.
+    // 0 means all documents, as in vLLM.
     let num_shown = fields.top_n.or(fields.top_k).filter(|&num| num > 0);
     let ranking = Ranking {
         num_shown: num_shown.unwrap_or(u32::MAX) as usize,
@@ -259,7 +259,7 @@ struct Scored<F> {
     format: F,
 }
 
-/// Compares texts: one with each of the others, or pairwise. A head takes time for many hidden states.
+/// Computes the scores. This takes a while if a head reads many hidden states.
 fn weigh<F>(
     pooled: PooledStates<(Scoring, F)>,
     config: &ServeConfig,

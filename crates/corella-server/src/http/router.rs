@@ -52,7 +52,7 @@ pub fn router(state: Arc<ServerState>) -> Router {
     }
 }
 
-/// Returns all paths, without the root path.
+/// Returns the router of all paths, without the root path.
 fn plain_router(state: Arc<ServerState>) -> Router {
     let admin = Router::new()
         .route("/v1/load_lora_adapter", post(load_adapter))
@@ -151,7 +151,7 @@ fn llama_server_routes() -> Router<Arc<ServerState>> {
         .route("/v1/reranking", post(rerank))
 }
 
-/// Returns the endpoints whose requests batches may have, below the layers that check a caller.
+/// Returns the router of the endpoints that batches may use, without the layers that check a caller.
 pub fn batch_router(state: Arc<ServerState>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(serve_call::<Chat>))
@@ -177,7 +177,7 @@ async fn wrong_method(State(state): State<Arc<ServerState>>, request: Request) -
     refusal(path, error)
 }
 
-/// Ollama's clients also ask for unknown paths, and only read errors in its form.
+/// Ollama's clients also ask for unknown paths, and only read errors in Ollama's form.
 fn refusal(path: &str, error: ApiError) -> Response {
     let response = error.into_response();
     match path.starts_with("/api/") {

@@ -2,8 +2,8 @@
 //! in `type`.
 //!
 //! Fields and names follow vLLM's `distributed/kv_events.py` of June 2026. Optional fields for which Corella has no
-//! value are left out: `group_idx`, because a block is announced when all groups have its part of a hit, and
-//! `kv_cache_spec_…`.
+//! value are left out: `group_idx`, because a block is announced when every KV group has the pages that a hit reads,
+//! and `kv_cache_spec_…`.
 
 use corella_core::{KvEvent, Namespace, PageHash, TokenId};
 
@@ -36,12 +36,12 @@ pub fn encode(unix_s: f64, events: &[KvEvent], block_size: u32) -> Vec<u8> {
             } => out.stored(run, *parent, namespace, block_size),
         }
     }
-    // The rank of a data-parallel engine.
+    // The engine's data-parallel rank.
     out.number(0);
     out.0
 }
 
-/// Cuts events into runs that one event of the format can hold.
+/// Cuts events into runs, each of which becomes one event of the format.
 fn runs(events: &[KvEvent]) -> Vec<&[KvEvent]> {
     let belongs = |before: &KvEvent, event: &KvEvent| match (before, event) {
         (KvEvent::Removed { .. }, KvEvent::Removed { .. }) => true,
@@ -92,8 +92,8 @@ impl Writer {
         }
     }
 
-    /// The keys that distinguish blocks with equal tokens: the adapter in all of them, the cache salt in a prompt's
-    /// first.
+    /// The keys that distinguish blocks with equal tokens: the adapter's name in all blocks, the cache salt in a
+    /// prompt's first block.
     fn extra_keys(&mut self, num_blocks: usize, is_first: bool, namespace: &Namespace) {
         self.entry("extra_keys").array(num_blocks);
         for block in 0..num_blocks {

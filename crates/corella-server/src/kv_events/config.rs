@@ -6,21 +6,21 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventsConfig {
     pub(super) endpoint: Endpoint,
-    /// Host and port.
+    /// The host and port for replays.
     pub(super) replay_endpoint: Option<String>,
     /// Limits the batches kept for replay.
     pub(super) buffer_steps: usize,
-    /// Limits how many batches a subscriber may lag before it skips some.
+    /// The number of batches that a subscriber may be behind before it skips some.
     pub(super) hwm: usize,
     pub(super) topic: String,
 }
 
-/// The host and port of subscribers.
+/// The host and port for subscribers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    /// They connect to this server.
+    /// Subscribers connect to this server.
     Bind(String),
-    /// This server connects to one of them.
+    /// This server connects to a subscriber.
     Connect(String),
 }
 
@@ -37,7 +37,7 @@ const KEYS: [&str; 8] = [
 const DEFAULT_ENDPOINT: &str = "tcp://*:5557";
 const DEFAULT_BUFFER_STEPS: usize = 10_000;
 const DEFAULT_HWM: usize = 100_000;
-/// Larger counts are refused: they would promise memory that is not kept.
+/// Larger counts are refused: they would promise more batches than the history's byte limit lets it keep.
 const MAX_COUNT: u64 = 1_000_000;
 const MAX_TOPIC_BYTES: usize = 255;
 
@@ -120,7 +120,8 @@ fn count(fields: &Map<String, Value>, key: &str, min: u64) -> Result<Option<usiz
     }
 }
 
-/// Returns host and port, and whether to bind: as in vLLM, if the host stands for all addresses.
+/// Returns host and port, and whether this server binds them. As in vLLM, it binds the hosts `*` and `0.0.0.0` and all
+/// with `::`.
 fn address(key: &str, endpoint: &str) -> Result<(String, bool), String> {
     let wrong = |why: &str| format!("{key}: {endpoint} {why}; for example {DEFAULT_ENDPOINT}");
     let Some(address) = endpoint.strip_prefix("tcp://") else {

@@ -18,7 +18,7 @@ use super::config::KvEventsConfig;
 /// Limits the events of one batch, so that no batch is much larger than others.
 const MAX_BATCH_EVENTS: usize = 256;
 
-/// Limits the bytes of the history, besides its number of batches.
+/// Limits the bytes of the history. `max_batches` limits its batches.
 const MAX_HISTORY_BYTES: usize = 64 << 20;
 
 /// Numbers batches and keeps the latest. Each reader has its own place in the history, so none waits for another, and a
@@ -26,11 +26,11 @@ const MAX_HISTORY_BYTES: usize = 64 << 20;
 #[derive(Debug)]
 pub struct Hub {
     history: Mutex<History>,
-    /// The number of the next batch.
+    /// The sequence number of the next batch.
     next: watch::Sender<u64>,
-    /// Limits the batches that a reader may lag.
+    /// The number of batches that a reader may be behind before it skips some.
     max_behind: u64,
-    /// Limits the batches that are replayed.
+    /// Limits the batches of a replay.
     max_replayed: u64,
     num_subscribers: AtomicUsize,
     num_missed: AtomicU64,
@@ -40,7 +40,7 @@ pub struct Hub {
 #[derive(Debug)]
 struct History {
     batches: VecDeque<Bytes>,
-    /// The number of the first kept batch.
+    /// The sequence number of the oldest kept batch.
     first: u64,
     num_bytes: usize,
     max_batches: usize,
@@ -57,7 +57,7 @@ pub struct HubStats {
 /// A reader of all batches from its subscription on. It counts as a subscriber until dropped.
 pub struct Subscriber {
     hub: Arc<Hub>,
-    /// The number of its next batch.
+    /// The sequence number of the next batch to read.
     number: u64,
 }
 
@@ -117,7 +117,7 @@ impl Hub {
         }
     }
 
-    /// Returns the number of the next batch.
+    /// Returns the sequence number of the next batch.
     pub fn next_number(&self) -> u64 {
         *self.next.borrow()
     }
@@ -176,7 +176,7 @@ impl Drop for Subscriber {
 }
 
 impl History {
-    /// Returns the number of the following batch.
+    /// Adds a batch. Returns the sequence number of the next one.
     fn push(&mut self, batch: Bytes) -> u64 {
         self.num_bytes += batch.len();
         self.batches.push_back(batch);
@@ -190,7 +190,8 @@ impl History {
         self.first + self.batches.len() as u64
     }
 
-    /// Returns the batch with this number, or the oldest if it is discarded. Returns `None` before it exists.
+    /// Returns the batch with this sequence number, or the oldest one if that batch is discarded. Returns `None` if the
+    /// batch does not exist yet.
     fn get(&self, number: u64) -> Option<(u64, Bytes)> {
         let number = number.max(self.first);
         let batch = self.batches.get((number - self.first) as usize)?;

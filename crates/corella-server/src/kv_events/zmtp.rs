@@ -1,12 +1,13 @@
 //! The parts of ZMTP 3.0, ZeroMQ's wire protocol (RFC 23), that a publisher and a router need: the mechanism NULL,
-//! frames, and subscriptions in both of their forms. All bytes come from outside; oversized ones end the connection.
+//! frames, and subscriptions in both of their forms. All bytes come from outside, and a frame that is too long ends the
+//! connection.
 
 use std::fmt;
 
 /// The length of the greeting of either side.
 pub const GREETING_LEN: usize = 64;
 
-/// Peers send only subscriptions, replies to greetings and sequence numbers, all of them short.
+/// Limits a frame's body. Peers send only subscriptions, replies to greetings and sequence numbers, which are short.
 pub const MAX_BODY: usize = 4096;
 
 const MORE: u8 = 1;
@@ -28,11 +29,11 @@ pub enum ZmtpError {
     NoGreeting,
     /// The peer asks for a mechanism other than NULL.
     Mechanism,
-    /// Its flags do not belong to this version.
+    /// A frame's flags do not belong to this version.
     Flags,
     TooLong,
     Command,
-    /// Its socket type cannot talk to this one.
+    /// The peer's socket type cannot talk to this one.
     SocketType,
 }
 
@@ -93,7 +94,7 @@ pub fn put_ready(out: &mut Vec<u8>, socket_type: &str) {
     put(out, &body, COMMAND);
 }
 
-/// Appends the answer to a ping, which returns its context.
+/// Appends the answer to a ping. The answer repeats the ping's context.
 pub fn put_pong(out: &mut Vec<u8>, context: &[u8]) {
     let mut body = b"\x04PONG".to_vec();
     body.extend(context);
@@ -142,7 +143,7 @@ impl FrameBuffer {
         Some(greeting)
     }
 
-    /// The next frame; `None` while it is incomplete.
+    /// Returns the next frame, or `None` while it is incomplete.
     pub fn pop(&mut self) -> Result<Option<Frame>, ZmtpError> {
         let Some(&flags) = self.bytes.first() else {
             return Ok(None);

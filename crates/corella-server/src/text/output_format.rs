@@ -1,5 +1,5 @@
-//! The fields for an answer's format: OpenAI's `response_format`, vLLM's `structured_outputs`, and
-//! vLLM's earlier names of its parts.
+//! The fields for an answer's format: OpenAI's `response_format`, vLLM's `structured_outputs`, and vLLM's earlier
+//! fields `guided_*`.
 
 use corella_text::{GrammarError, GrammarSource};
 use serde_json::{Map, Value};
@@ -63,7 +63,7 @@ impl OutputFormatFields {
 }
 
 impl OutputFormat {
-    /// The grammar does not compile.
+    /// Returns the error of an API call whose grammar does not compile.
     pub fn error(&self, error: &GrammarError) -> ApiError {
         let param = match error.place.is_empty() {
             true => self.field.clone(),
@@ -73,7 +73,7 @@ impl OutputFormat {
     }
 }
 
-/// OpenAI's field.
+/// Reads OpenAI's field.
 fn response_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
     const FIELD: &str = "response_format";
     let Some(field) = field else {
@@ -145,8 +145,8 @@ pub fn message_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
     }
 }
 
-/// Returns the format of an object with a schema. Its name and description are for the caller, and every schema is
-/// followed strictly.
+/// Returns the format of an object with a schema. The members `name` and `description` serve the caller only, and every
+/// schema is followed strictly.
 fn schema_of(path: &str, mut fields: Map<String, Value>) -> Result<OutputFormat, ApiError> {
     let field = format!("{path}.schema");
     let schema = fields.remove("schema").filter(|schema| !schema.is_null());
@@ -161,7 +161,7 @@ fn schema_of(path: &str, mut fields: Map<String, Value>) -> Result<OutputFormat,
 /// The forms of vLLM's `structured_outputs`.
 const KINDS: [&str; 5] = ["json", "json_object", "regex", "choice", "grammar"];
 
-/// Switches beside them: there is one backend, and members outside a schema are never generated.
+/// vLLM's switches, which change nothing: there is one backend, and members outside a schema are never generated.
 const WITHOUT_EFFECT: [&str; 4] = [
     "_backend",
     "_backend_was_auto",
@@ -169,7 +169,7 @@ const WITHOUT_EFFECT: [&str; 4] = [
     "disable_additional_properties",
 ];
 
-/// vLLM's field.
+/// Reads vLLM's field.
 fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
     const FIELD: &str = "structured_outputs";
     let Some(field) = field else {
@@ -247,7 +247,7 @@ fn object(field: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// An unread field might change the answer, so it is refused.
+/// Refuses fields that are not read: they might change the answer.
 fn no_others(field: &str, fields: &Map<String, Value>, known: &[&str]) -> Result<(), ApiError> {
     let is_other = |name: &&String| !known.contains(&name.as_str()) && !fields[*name].is_null();
     match fields.keys().find(is_other) {

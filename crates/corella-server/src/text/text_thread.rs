@@ -65,7 +65,7 @@ impl Drop for Presence {
     }
 }
 
-/// Counts a waiting body until this is dropped.
+/// Counts a waiting body until this value is dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {
@@ -81,7 +81,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Running work, until this is dropped.
+/// Work that runs until this value is dropped.
 struct Running {
     number: u64,
     started: Arc<Mutex<StartTimes>>,
@@ -172,7 +172,7 @@ impl TextThreads {
 /// blocks in use lie between them.
 fn give_memory_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it takes no pointers, and only touches memory that the allocator knows to be free.
+    // SAFETY: `malloc_trim` takes no pointers, and only touches memory that the allocator knows to be free.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -1,12 +1,12 @@
-//! Switches a model's thinking on or off, by its chat template's variable for it.
+//! Switches a model's thinking on or off, by a variable of its chat template.
 
 use serde_json::{Map, Value};
 
 use crate::text::served_model::ServedModel;
 use crate::wire::api_error::ApiError;
 
-/// Returns the template's variables; `field` asks for the switch. A model that always thinks may be asked not to; one
-/// that never thinks may not be asked to.
+/// Returns the template's variables. `field` is the request's field, for errors. It is an error to ask a model to think
+/// that never thinks; the reverse is none.
 pub fn thinking_switch(
     served: &ServedModel,
     field: &str,
@@ -24,8 +24,8 @@ pub fn thinking_switch(
     }
 }
 
-/// Returns the template's variable for an effort, in the terms of OpenAI's APIs, and its value. A template without
-/// efforts but with a switch thinks or does not.
+/// Returns the template's variable for an effort, in the terms of OpenAI's APIs, and its value. For a template without
+/// efforts but with a switch, every effort but "none" switches thinking on.
 pub fn effort_switch(
     served: &ServedModel,
     field: &str,

@@ -29,7 +29,7 @@ pub struct OfferedTools {
     pub one_call: bool,
     /// The calls that the model must make, if any.
     pub demanded_calls: Option<WantedCalls>,
-    /// The names of all tools in the request, in their order.
+    /// The names of all tools, in the request's order.
     pub names: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ enum ToolChoice {
     Auto,
     Required,
     Named(String),
-    /// Only these may be called, and one must be called if required.
+    /// Only these tools may be called, and one must be called if `is_required`.
     Allowed {
         names: BTreeSet<String>,
         is_required: bool,
@@ -78,7 +78,7 @@ impl ToolFields {
                 names: allowed,
                 is_required,
             } => {
-                // The model does not see the others, so it does not try to call them.
+                // The model does not see the other tools, so it does not try to call them.
                 let mut is_allowed = names.iter().map(|name| allowed.contains(name));
                 tools.retain(|_| is_allowed.next() == Some(true));
                 schemas.retain(|(name, _)| allowed.contains(name));

@@ -16,7 +16,8 @@ use operation::{OPERATIONS, Operation};
 const DOCUMENT: &str = include_str!("openapi/document.json");
 
 /// The operations without a table of fields, in a short form: `answer` names the schema of an answer, and `media` lists
-/// the types of one that is no JSON. Parameters in paths and the possible errors are added to each.
+/// the content types of an answer that is no JSON. Parameters in paths and the possible errors are added to each
+/// operation.
 const PATHS: &str = include_str!("openapi/paths.json");
 
 const ANSWERS: [&str; 9] = [

@@ -1,4 +1,4 @@
-//! Times a call for its metrics, its trace and the account of its key.
+//! Times a call for its metrics, its trace and the account of its API key.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -26,9 +26,9 @@ pub struct CallTimer {
     arrival: Instant,
     arrival_time: SystemTime,
     submission: Instant,
-    /// The choices of each prompt, and the limit of their tokens, if the call generates text.
+    /// The number of choices for each prompt, and `max_tokens`. `None` if the call generates no text.
     params: Option<(u32, Option<u32>)>,
-    /// The choices by index.
+    /// Times of the choices, by index.
     choices: Vec<Choice>,
     first_token_seen: bool,
 }
@@ -37,15 +37,15 @@ pub struct CallTimer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChoiceTimes {
     pub arrival_time: SystemTime,
-    /// From the arrival of the request to now.
+    /// From the arrival of the request to the end of the choice.
     pub total: Duration,
-    /// From its submission to the start of its prompt's computation.
+    /// From the submission to the start of the prompt's computation.
     pub queue: Duration,
-    /// From the start of its prompt's computation to its first token.
+    /// From the start of the prompt's computation to the choice's first token.
     pub prefill: Duration,
-    /// From the arrival of the request to its first token.
+    /// From the arrival of the request to the choice's first token.
     pub first_token: Duration,
-    /// From its first token to its last.
+    /// From the choice's first token to its last.
     pub decode: Duration,
 }
 
@@ -53,7 +53,7 @@ pub struct ChoiceTimes {
 struct Choice {
     queue: Duration,
     prefill: Duration,
-    /// `None` before its first token.
+    /// `None` before the choice's first token.
     tokens: Option<TokenTimes>,
 }
 
@@ -80,19 +80,19 @@ impl CallTimer {
         self.trace.as_ref()
     }
 
-    /// Counts the call for the adapter that it uses.
+    /// Counts the call among those of its adapter.
     pub fn count_adapter(&mut self, adapter: AdapterCall) {
         self.adapter = Some(adapter);
     }
 
-    /// Names the model or adapter of a permitted call.
+    /// Records the model or adapter of a permitted call.
     pub fn handle_model(&self, model: &str) {
         if let Some(line) = &self.line {
             line.set_model(model);
         }
     }
 
-    /// Takes the call's parameters.
+    /// Records the parameters that `handle_end` observes.
     pub fn handle_params(&mut self, num_choices: u32, max_tokens: Option<u32>) {
         self.params = Some((num_choices, max_tokens));
     }
@@ -142,7 +142,7 @@ impl CallTimer {
                 .inc_by(u64::from(output.num_prompt_tokens));
             let num_prompt_tokens = f64::from(output.num_prompt_tokens);
             metrics.request_prompt_tokens.observe(num_prompt_tokens);
-            // The choices of one prompt find the same tokens.
+            // The choices of a prompt find the same cached tokens, which count once.
             let num_choices = self
                 .params
                 .map_or(1, |(num_choices, _)| num_choices as usize);

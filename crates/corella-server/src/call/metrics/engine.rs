@@ -24,10 +24,10 @@ struct Row<S> {
     is_in_vllm: bool,
 }
 
-/// The kind of a metric, and the place of its value.
+/// The kind of a metric, and the function that reads its value.
 enum Value<S> {
     Gauge(fn(&S) -> u64),
-    /// From 0 to 1.
+    /// A gauge from 0 to 1.
     Share(fn(&S) -> f64),
     Counter(fn(&S) -> u64),
     Seconds(fn(&S) -> f64),
@@ -256,7 +256,7 @@ impl Collector for EngineMetrics {
         }
         let limits = self.0.limits();
         let num_positions = match limits.speculation {
-            // The name is printed like those of the other counters.
+            // Without speculation, the first position is printed, so that the metric's name appears like the others.
             Speculation::Off => 1,
             _ => limits.max_draft_tokens as usize,
         };

@@ -48,7 +48,7 @@ pub struct DrawFields {
     samplers: Option<Value>,
 }
 
-/// The fields of `SamplingFields`, and their names here.
+/// Fields of `SamplingFields`, and their names in llama-server.
 const NAMES: &[(&str, &str)] = &[
     ("max_tokens", "n_predict"),
     ("prompt_logprobs", "n_predict"),
@@ -158,7 +158,7 @@ impl DrawFields {
         Ok(Some(OutputFormat { source, field }))
     }
 
-    /// Turns off the samplers that a list leaves out.
+    /// Turns off the samplers that the field `samplers` leaves out.
     fn apply_samplers(&mut self) -> Result<(), ApiError> {
         let samplers = match &self.samplers {
             None | Some(Value::Null) => return Ok(()),

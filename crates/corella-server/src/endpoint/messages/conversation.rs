@@ -50,8 +50,8 @@ pub fn conversation(
     Ok(conversation)
 }
 
-/// Removes the line with Claude Code's bill from the system prompt. It comes first and differs between sessions,
-/// so nothing after it would be found in the prefix cache. Returns `None` if nothing is left.
+/// Removes Claude Code's billing header from the system prompt. The header comes first and differs between sessions, so
+/// nothing after it would be found in the prefix cache. Returns `None` if nothing is left.
 fn without_billing_header(system: Value) -> Option<Value> {
     const HEADER: &str = "x-anthropic-billing-header:";
     match system {

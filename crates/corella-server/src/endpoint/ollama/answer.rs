@@ -1,4 +1,4 @@
-//! The lines of an answer; a single line without streaming.
+//! The lines of an answer. Without streaming, an answer is one line.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -98,7 +98,7 @@ impl End {
     }
 }
 
-/// The addition of one line to the answer.
+/// What one line adds to the answer.
 #[derive(Default)]
 struct Addition {
     text: String,
@@ -271,7 +271,7 @@ impl ChunkEncoder for AnswerLines {
         events.push_line(&line(&self.model, content, Some(end), logprobs));
     }
 
-    /// Lines of JSON have no comments.
+    /// Writes nothing: lines of JSON have no comments.
     fn encode_keep_alive(&mut self, _: &mut Events) {}
 
     fn encode_error(&mut self, error: &ApiError, events: &mut Events) {

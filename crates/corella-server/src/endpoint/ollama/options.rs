@@ -55,7 +55,7 @@ struct OptionNames {
     options: Option<Map<String, Value>>,
 }
 
-/// The sources of the fields of `SamplingFields`.
+/// Fields of `SamplingFields`, and their names in Ollama's API.
 const NAMES: &[(&str, &str)] = &[
     ("temperature", "options.temperature"),
     ("top_k", "options.top_k"),
@@ -158,7 +158,7 @@ pub fn check_options(
     Ok(())
 }
 
-/// The variable of templates with several efforts.
+/// The template's variable for the effort of thinking.
 const EFFORT: &str = "reasoning_effort";
 
 impl OptionFields {
@@ -195,8 +195,8 @@ impl OptionFields {
         Some(u32::try_from(num_predict).unwrap_or(u32::MAX))
     }
 
-    /// The context is the server's. A larger context than asked for costs a caller nothing, and clients ask for more
-    /// without need: a conversation that is too long is refused by its own length.
+    /// Logs a `num_ctx` above the server's context, which applies. No request is refused for it: clients ask for more
+    /// than they need, and a conversation that is too long is refused by its own length.
     fn note_context(&self, served: &ServedModel) {
         let max_model_len = served.config.max_model_len;
         if let Some(num_ctx) = self.num_ctx
@@ -225,7 +225,7 @@ pub fn end_with_context(
     *max_tokens = max_tokens.map(|max_tokens| max_tokens.min(rest.max(1)));
 }
 
-/// The server's name of a model.
+/// Returns the served name of a model. The caller's name may end in `:latest`.
 pub fn served_model(served: &ServedModel, model: Option<&str>) -> Result<String, ApiError> {
     served.check_name(model).or_else(|error| {
         let untagged = model.and_then(|model| model.strip_suffix(":latest"));

@@ -79,7 +79,7 @@ impl ResponseEvents {
         json!({"item_id": id, "output_index": index})
     }
 
-    /// Returns the same for the only part of its content.
+    /// Returns the common fields of events about the only part of the last item's content.
     fn part_place(&self) -> Value {
         let mut place = self.place();
         place["content_index"] = json!(0);
@@ -137,7 +137,7 @@ impl ResponseEvents {
         self.push("response.content_part.added", added, events);
     }
 
-    /// Ends the last item, if any.
+    /// Ends the last item, if there is one.
     fn end_item(&mut self, status: Status, events: &mut Events) {
         let Some(item) = self.output.last_item(&self.head, status) else {
             return;

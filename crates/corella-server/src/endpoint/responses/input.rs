@@ -12,7 +12,7 @@ use crate::wire::api_error::ApiError;
 use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table::responses::{CALL, CALL_OUTPUT, CONTENT, MESSAGE, THOUGHT};
 
-/// The value of the field.
+/// The value of the field `input`.
 pub enum InputField {
     Text(String),
     Items(Vec<Map<String, Value>>),
@@ -47,7 +47,7 @@ impl<'de> Deserialize<'de> for InputField {
 }
 
 impl InputField {
-    /// A text is the message of a user.
+    /// A text becomes a user's message.
     pub fn into_items(self) -> Vec<Map<String, Value>> {
         match self {
             Self::Text(text) => vec![message("user", text)],
@@ -56,7 +56,8 @@ impl InputField {
     }
 }
 
-/// `instructions` become the first message, and kept turns are `before` the input. Errors name places in the request.
+/// Returns the messages: `instructions`, the turns `before` the input, and the input. Errors name places in the
+/// request.
 pub fn conversation(
     before: &[Arc<Turn>],
     input: &InputField,
@@ -83,7 +84,7 @@ pub fn conversation(
     Ok(conversation)
 }
 
-/// `field` is the source of the items.
+/// `field` is the source of the items, for errors.
 fn push_items(
     conversation: &mut Vec<Map<String, Value>>,
     field: &str,
@@ -139,8 +140,8 @@ fn push_items(
     Ok(())
 }
 
-/// Returns the assistant's message of an item: thoughts, text and calls of one turn are several items, but one message
-/// of a chat.
+/// Returns the last message if it is the assistant's, or adds one: thoughts, text and calls of one turn are several
+/// items, but one message of a chat.
 fn open_turn(conversation: &mut Vec<Map<String, Value>>) -> &mut Map<String, Value> {
     let is_open = conversation
         .last()
@@ -232,7 +233,7 @@ fn read_message(
     check.check(&MESSAGE, path, item)?;
     let role = match item.get("role").and_then(Value::as_str) {
         Some(role @ ("user" | "assistant" | "system")) => role,
-        // This is OpenAI's newer name; chat templates know the older one.
+        // This is OpenAI's newer name of "system", which chat templates know.
         Some("developer") => "system",
         _ => {
             return Err(ApiError::invalid(
@@ -258,7 +259,7 @@ fn read_message(
 
 const TEXT_PARTS: [&str; 3] = ["input_text", "output_text", "text"];
 
-/// Joins the parts, which are of one of these kinds, with line breaks, like the parts of a chat's messages.
+/// Joins the texts of parts with line breaks, as in a chat's messages. A part of another kind than `kinds` is an error.
 fn text_of(
     parts: &[Value],
     path: &str,

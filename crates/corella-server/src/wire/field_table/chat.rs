@@ -81,7 +81,7 @@ static MESSAGES: &[Field] = &[read("messages", conversation)
     .required()
     .about("The conversation so far.")];
 
-/// How the chat template writes the conversation.
+/// Fields that decide how the chat template writes the conversation.
 static TEMPLATE: &[Field] = &[
     read("add_generation_prompt", boolean).about(
         "Ends the prompt with the beginning of an assistant message. The default is true, unless \
@@ -180,7 +180,7 @@ pub static MESSAGE: FieldTable = FieldTable {
     kind: Kind::Object,
 };
 
-/// Its reader checks its type.
+/// The code that reads content parts checks `type`.
 pub static CONTENT_PART: FieldTable = FieldTable {
     name: "ChatText",
     groups: &[
@@ -235,7 +235,7 @@ pub static TOOL: FieldTable = FieldTable {
     kind: Kind::Object,
 };
 
-/// The chat template sees all of it.
+/// The chat template sees all members of a function.
 pub static FUNCTION: FieldTable = FieldTable {
     name: "Function",
     groups: &[&[
@@ -297,7 +297,7 @@ fn tool_choice(limits: &Limits) -> Schema {
     ])
 }
 
-/// The members of a choice among some tools, each named by this schema.
+/// The members of `allowed_tools`. `named` is the schema of one tool in it.
 pub fn tools_allowed(named: Value) -> Value {
     json!({
         "mode": {"enum": ["auto", "required"]},

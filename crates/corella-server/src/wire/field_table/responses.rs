@@ -15,7 +15,8 @@ use super::{Field, FieldTable, Kind, no_effect, read, refused};
 
 /// The value of `include` that asks for log-probabilities.
 pub const LOGPROBS: &str = "message.output_text.logprobs";
-/// Accepted without effect: they ask for members of items that no answer here has. Thoughts are never encrypted.
+/// Values of `include` without effect: they ask for members that no answer of this server has. Thoughts are never
+/// encrypted.
 pub const NEVER_THERE: [&str; 7] = [
     "reasoning.encrypted_content",
     "message.input_image.image_url",
@@ -184,7 +185,7 @@ pub static CALL_OUTPUT: FieldTable = FieldTable {
     kind: Kind::Object,
 };
 
-/// An item of an earlier response.
+/// A reference to an item of an earlier response.
 pub static REFERENCE: FieldTable = FieldTable {
     name: "InputReference",
     groups: &[&[
@@ -194,7 +195,7 @@ pub static REFERENCE: FieldTable = FieldTable {
     kind: Kind::Object,
 };
 
-/// A thought of the model. Encrypted thoughts belong to another server.
+/// A thought of the model. Encrypted thoughts come from another server and have no effect.
 pub static THOUGHT: FieldTable = FieldTable {
     name: "InputThought",
     groups: &[&[

@@ -1,4 +1,4 @@
-//! The fields of sampling and stopping. Several bodies have the same groups of them.
+//! The fields of sampling and stopping. Several bodies share groups of these fields.
 
 use serde_json::json;
 
@@ -42,7 +42,7 @@ pub static DRAW: &[Field] = &[
     ),
 ];
 
-/// Penalties, and ends of an answer.
+/// Fields of penalties and stop strings.
 pub static PENALTIES: &[Field] = &[
     read("presence_penalty", |_| number(PENALTY).or(0))
         .about("Is subtracted from the logits of tokens that the answer has."),
@@ -55,7 +55,7 @@ pub static PENALTIES: &[Field] = &[
     .about("The first of these texts to appear ends the choice, and is not part of it."),
 ];
 
-/// Who waits for whom, and who shares cached pages.
+/// Fields that decide which requests go first, and which share cached pages.
 pub static QUEUE: &[Field] = &[
     read("priority", |_| {
         integer(i32::MIN.into()..=i32::MAX.into()).or(0)
