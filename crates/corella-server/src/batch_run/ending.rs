@@ -15,11 +15,11 @@ use super::job::Run;
 use crate::store::batch_record::{BatchError, BatchRecord, BatchStatus, failure};
 use crate::store::batch_table::Batches;
 
-/// The number of attempts to write a failed batch's end before it stays in memory.
+/// Limits the attempts to write a failed batch's end. After the last attempt, the end stays in memory only.
 const NUM_DISK_TRIES: usize = 3;
 const DISK_RETRY: Duration = Duration::from_secs(5);
 
-/// An output file of a batch, and the path of its lines until then.
+/// An output file of a batch, and the path of its lines before they are published.
 struct Output {
     id: String,
     lines: PathBuf,
@@ -27,7 +27,7 @@ struct Output {
 }
 
 impl Run {
-    /// Records the batch's outcome and the names of its files. From then on, no line is answered.
+    /// Records the batch's outcome and the names of its files. After that, no line is answered.
     pub(super) async fn decide(&self, outcome: BatchStatus) -> Result<(), Vec<BatchError>> {
         let [answers, failures] = self.new_file_ids();
         self.change_and_save(|record| {
@@ -41,7 +41,7 @@ impl Run {
         .await
     }
 
-    /// Makes files of the answers, and ends the batch. After a crash it continues where it stopped.
+    /// Makes files of the answers, and ends the batch. After a crash, the next call continues where this one stopped.
     pub(super) async fn publish(&self) -> Result<(), Vec<BatchError>> {
         let Some(record) = self.batches.change(&self.id, |_| {}) else {
             return Ok(());
@@ -60,10 +60,10 @@ impl Run {
         saved.map_err(|error| failure("disk_error", error.message()))
     }
 
-    /// Ends the batch. Its answers up to then become files, too.
+    /// Ends the batch as failed. The answers written so far become files, too.
     ///
-    /// If the disk refuses even this end, callers still see it, and the files as long as the server runs. The next
-    /// server then finds an unfinished batch and continues it.
+    /// If the disk refuses even this end, callers see the end and the files as long as the server runs. The next server
+    /// then finds an unfinished batch and continues it.
     pub(super) async fn end_as_failed(&self, errors: Vec<BatchError>) {
         self.batches.free_end(&self.id);
         for num_tried in 1..=NUM_DISK_TRIES {
@@ -98,7 +98,7 @@ impl Run {
         let [answers, failures] = self.new_file_ids();
         self.change_and_save(|record| {
             record.errors = errors;
-            // Files have their names from the first attempt on, or from the end that could not be written.
+            // If there is an outcome, `decide` or an earlier attempt has named the files.
             if record.outcome.is_none() {
                 record.output_file_id = answers;
                 record.error_file_id = failures;
@@ -109,7 +109,7 @@ impl Run {
         self.publish().await
     }
 
-    /// Returns names for the files of answers and failures, if there are lines of the kind.
+    /// Returns new ids for the files of answers and of failures. A file without lines gets none.
     fn new_file_ids(&self) -> [Option<String>; 2] {
         let paths = [
             self.batches.answers_path(&self.id),
@@ -167,15 +167,15 @@ fn publish(batches: &Batches, record: &BatchRecord) -> io::Result<()> {
         let num_bytes = fs::metadata(&file)?.len();
         batches.files.publish(output.record(record, num_bytes))?;
     }
-    // A remaining path is an empty file, or a second link to a file that `show` made.
+    // What remains at these paths is an empty file, or a second link to a file that `show` made.
     remove_if_there(&batches.answers_path(&record.id))?;
     remove_if_there(&batches.failures_path(&record.id))?;
     batches.free_end(&record.id);
     Ok(())
 }
 
-/// Links a batch's lines as files without records on disk, and returns their ids. The next server still finds the lines
-/// at their old paths.
+/// Links a batch's lines as files without records on disk, and returns the files' ids. The next server still finds the
+/// lines at their old paths.
 fn show(batches: &Batches, record: &BatchRecord) -> Vec<String> {
     let show_one = |output: Output| -> io::Result<String> {
         let file = batches.files.path_of(&output.id);

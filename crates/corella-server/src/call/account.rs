@@ -26,7 +26,7 @@ impl ApiKeys {
         }
     }
 
-    /// Replaces all keys. A key keeps its used amounts if its limits are unchanged.
+    /// Replaces all keys. An unchanged key keeps its used amounts.
     pub fn replace(&self, keys: Vec<ApiKey>) {
         let old = self.accounts();
         let accounts = keys.into_iter().map(|key| {

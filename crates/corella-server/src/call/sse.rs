@@ -67,7 +67,7 @@ impl Events {
         self.0.push(b'\n');
     }
 
-    /// A line that clients of event streams skip.
+    /// Writes a line that clients of event streams skip.
     pub fn push_comment(&mut self, text: &str) {
         self.0.extend_from_slice(b": ");
         self.0.extend_from_slice(text.as_bytes());
@@ -91,8 +91,8 @@ impl From<Events> for Bytes {
     }
 }
 
-/// Limits the deltas that are written together: a slow reader catches up in few writes, and a call with many choices
-/// does not fill memory.
+/// Limits the bytes of deltas that are written together: a slow reader catches up in few writes, and a call with many
+/// choices does not fill memory.
 const FRAME_BYTES: usize = 16 << 10;
 
 pub fn sse_response<E: ChunkEncoder>(generation: Generation, encoder: E) -> Response {
@@ -154,10 +154,9 @@ impl Silence {
     }
 }
 
-/// The body of a stream. When every choice has finished, the encoder writes its end; otherwise it ends with an `error`
-/// event.
+/// The body of a stream. The encoder writes the end when every choice has finished, or an error in place of the rest.
 struct SseBody<E> {
-    /// `None` after the last event. Dropped with the body when the client leaves.
+    /// `None` after the last event. The generation is dropped with the body when the client leaves.
     generation: Option<Generation>,
     encoder: E,
     silence: Silence,

@@ -21,7 +21,7 @@ pub struct ServeConfig {
     pub other_names: Vec<String>,
     /// The facts about the model for clients.
     pub model_facts: ModelFacts,
-    /// The keys for endpoints with costs or changes. Without any, no key is required.
+    /// The keys for endpoints that compute or change something. If there are none, callers need no key.
     pub api_keys: Vec<ApiKey>,
     /// The clock of the keys' limits.
     pub clock: Clock,
@@ -30,7 +30,7 @@ pub struct ServeConfig {
     pub max_num_adapters: usize,
     /// Number of rows of the model's embedding. A tokenizer may have more tokens, or fewer.
     pub vocab_size: usize,
-    /// Length of the model's hidden states, the most dimensions of an embedding.
+    /// Length of the model's hidden states.
     pub hidden_size: usize,
     /// Whether the model can generate text. Without a head, it makes embeddings only.
     pub has_head: bool,
@@ -47,22 +47,22 @@ pub struct ServeConfig {
     /// Limits the choices of one API call: the number of its prompts times `n`.
     pub max_num_choices: u32,
     pub max_body_bytes: usize,
-    /// Memory for all bodies being read or prepared.
+    /// Limits the memory of all bodies being read or prepared.
     pub max_body_memory: usize,
-    /// Memory for responses that later requests may name; 0 keeps none.
+    /// Limits the memory of responses that later requests may name. With 0, no response is kept.
     pub max_stored_response_bytes: usize,
-    /// Time from the end of the headers to the end of the body.
+    /// Limits the time from the end of the headers to the end of the body.
     pub body_timeout: Duration,
-    /// Time for complete request headers, and for the next request of an idle connection.
+    /// Limits the time until a request's headers are complete, and an idle connection's wait for its next request.
     pub header_timeout: Duration,
     /// A connection is closed when its client takes no byte of a waiting answer for this long.
     pub write_timeout: Duration,
     pub max_num_connections: usize,
-    /// Encrypts connections; without it they are plain HTTP.
+    /// Encrypts connections. With `None`, they are plain HTTP.
     pub tls: Option<ServerTls>,
     pub allowed_origins: AllowedOrigins,
-    /// A prefix of all paths, such as `/llm`: a proxy finds this server by it. Paths without it are accepted too,
-    /// because some proxies remove it. Empty for none.
+    /// A prefix of all paths, such as `/llm`, by which a proxy finds this server; empty for none. Paths without the
+    /// prefix are accepted too, because some proxies remove it.
     pub root_path: String,
     /// Receives the spans of requests, if tracing is on.
     pub tracer: Option<Tracer>,
@@ -130,8 +130,8 @@ impl ServeConfig {
         self.sentence.head.output_len(self.hidden_size)
     }
 
-    /// Returns the default pooling of hidden states: the one in the model's files, or
-    /// sentence-transformers' for an encoder without such files.
+    /// Returns the default pooling of hidden states: the one in the model's files, else the mean for an encoder, as in
+    /// sentence-transformers, and the last token for a decoder.
     pub(crate) fn default_pooling(&self) -> Pooling {
         let unsaid = match self.is_encoder {
             true => Pooling::Mean,
@@ -140,8 +140,8 @@ impl ServeConfig {
         self.sentence.pooling.unwrap_or(unsaid)
     }
 
-    /// Returns the names equivalent to `name`, including itself. A served name has its own permissions, and a short
-    /// name the permissions of all.
+    /// Returns the names whose permission permits `name`: itself, for a name of the model the short names, and for a
+    /// short name all served names, too.
     pub(crate) fn names_like<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let is_among = |names: &[String]| names.iter().any(|known| known == name);
         let short = &self.other_names;
@@ -157,16 +157,16 @@ impl ServeConfig {
 /// The facts about a model. An empty text or 0 means unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelFacts {
-    /// The family of its architecture, such as `qwen3`.
+    /// The family of the architecture, such as `qwen3`.
     pub family: String,
     pub num_parameters: u64,
-    /// Size of its files, in bytes.
+    /// Size of the model's files, in bytes.
     pub file_bytes: u64,
-    /// Size of its weights in memory, in bytes.
+    /// Size of the weights in memory, in bytes.
     pub weight_bytes: u64,
-    /// The part of its weights in the memory of a GPU.
+    /// The part of `weight_bytes` that is in the memory of a GPU.
     pub gpu_weight_bytes: u64,
-    /// The format of its weights in memory, such as `int8`.
+    /// The format of the weights in memory, such as `int8`.
     pub weight_format: String,
     /// The format of keys and values, such as `bf16`.
     pub kv_format: String,
@@ -185,7 +185,7 @@ pub struct GenerationDefaults {
 /// The tokenizer and the chat template of the model.
 pub struct TextModel {
     pub tokenizer: Tokenizer,
-    /// Without a chat template, only `/v1/completions` generates.
+    /// Without a chat template, the server takes no conversations.
     pub chat_template: Option<ChatTemplate>,
     /// How the model marks tool calls and reasoning in its replies.
     pub reply_format: ReplyFormat,

@@ -99,7 +99,7 @@ impl BatchFields {
     }
 }
 
-/// OpenAI only has `24h`.
+/// Returns the seconds of a window. OpenAI's API has only `24h`.
 fn window_s(window: &str) -> Result<u64, ApiError> {
     let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)];
     let seconds = units.iter().find_map(|(unit, seconds)| {

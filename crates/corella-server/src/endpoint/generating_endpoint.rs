@@ -1,4 +1,4 @@
-//! The path of a call through all generating endpoints, which implement a common trait.
+//! The trait of all generating endpoints, and the path of a call, which is the same for all of them.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub struct CallRequest<'a> {
     pub caller: &'a Caller,
 }
 
-/// The beginning of a stream.
+/// What an encoder gets at the beginning of a stream.
 pub struct StreamStart {
     pub served: Arc<ServedModel>,
     pub head: ResponseHead,
@@ -117,7 +117,7 @@ pub async fn serve_call<E: Endpoint>(
     };
     let num_prompts = call.prompts.len();
     let generator: &dyn Generate = match &transfer {
-        // The field describes a single prompt.
+        // `kv_transfer_params` describe a single prompt.
         Some(transfer) if num_prompts == 1 => &**transfer,
         _ => &*state.calls.generator,
     };

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, with vLLM's answers, and with llama-server's for a text under its name.
+//! `/tokenize` and `/detokenize`, with vLLM's answers, or llama-server's if the text is in `content`.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl Piece {
 }
 
 impl TokenizeFields {
-    /// Refuses fields that belong to the other form of the text.
+    /// Refuses fields of vLLM's form beside `content`, and fields of llama-server's form without it.
     fn check_together(&self) -> Result<(), ApiError> {
         let has = |field: &str, is_set: bool| is_set.then(|| field.to_owned());
         let (wrong, reason) = match self.content {

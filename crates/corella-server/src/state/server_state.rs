@@ -32,7 +32,7 @@ pub struct ServerState {
     /// This node's engine: its state, counters and cache.
     pub(crate) engine: Engine,
     pub(crate) calls: Arc<CallEngine>,
-    /// Reads `kv_transfer_params`; without it they are refused.
+    /// Reads `kv_transfer_params`, which are refused if this is `None`.
     pub(crate) kv_transfer: Option<Arc<dyn KvTransfer>>,
     /// Changes this node's role, if it may have others.
     pub(crate) roles: Option<Arc<dyn RoleControl>>,
@@ -47,7 +47,7 @@ pub struct ServerState {
     pub(crate) started_unix_s: u64,
     is_draining: watch::Sender<bool>,
     text_threads: TextThreads,
-    /// Made for the first request, as the page is.
+    /// The answers of `/openapi.json`, `/` and `/docs`, each made for its first request.
     pub(crate) openapi: OnceLock<ConstantAnswer>,
     pub(crate) page: OnceLock<ConstantAnswer>,
     pub(crate) docs: OnceLock<ConstantAnswer>,
@@ -66,7 +66,7 @@ pub struct Backend {
     pub batches: Option<Arc<Batches>>,
     /// Counts outputs, including those of other nodes' requests.
     pub outputs: OutputMetrics,
-    /// Add metrics to the server's.
+    /// Collectors that add metrics to the server's.
     pub collectors: Vec<Box<dyn Collector>>,
 }
 
@@ -148,7 +148,8 @@ impl ServerState {
         self.api_keys.replace(keys);
     }
 
-    /// Loads the adapter of a folder, which callers then name in `model`. The error says why it cannot be loaded.
+    /// Loads the adapter in folder `path`, which callers then name in `model`. The error says why the adapter cannot be
+    /// loaded.
     pub fn load_adapter(&self, name: &str, path: &str) -> Result<(), String> {
         let loaded = self.served.adapters.load_here(name, path);
         loaded.map_err(|error| error.message().to_owned())
@@ -184,7 +185,7 @@ impl ServerState {
     }
 
     /// Runs work on a blocking thread: long work must not hold up the threads that serve sockets. `num_bytes` is the
-    /// size of its input.
+    /// size of the work's input.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         num_bytes: usize,

@@ -86,8 +86,7 @@ impl ResultError {
 }
 
 impl ResultResponse {
-    /// Makes the result of a call of `path` from its body, or from the reason why the body was cut
-    /// off.
+    /// Makes the result of a call of `path` from the answer's body, or from the reason why the body was cut off.
     pub fn new(
         path: &str,
         status_code: u16,
@@ -114,7 +113,7 @@ impl ResultResponse {
         self.status_code == 429 && self.code() == "queue_full"
     }
 
-    /// Returns whether a limit of the caller's key is used up, which later has room again.
+    /// Returns whether a rate limit of the caller's key is used up.
     pub fn is_rate_limited(&self) -> bool {
         self.status_code == 429 && self.code() == "rate_limit_exceeded"
     }
@@ -134,7 +133,7 @@ impl RequestLine {
     /// The error names the line's fault.
     pub fn parse(line: &[u8]) -> Result<Self, String> {
         let line: Self = serde_json::from_slice(line).map_err(|error| match error.is_data() {
-            // All lines are parsed alone, so the place would be `line 1`.
+            // Each line is parsed alone, so the place would always be `line 1`.
             true => without_place(&error.to_string()).to_owned(),
             false => format!("is not JSON: {}", without_place(&error.to_string())),
         })?;

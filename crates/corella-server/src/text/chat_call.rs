@@ -1,5 +1,5 @@
 //! Fits tool calls to a chat template. Some templates, such as Llama 3.1's, take one call in a message, but models make
-//! several at once, and clients send them back. GLM-4's takes a call as a text with a name.
+//! several at once, and clients send them back. GLM-4's template takes a call as a text with a name.
 
 use corella_text::ChatTemplate;
 use serde_json::{Value, json};
@@ -22,7 +22,8 @@ pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     }
 }
 
-/// A message of one call as one with its text, if any, and one with the call. A result as an observation.
+/// Splits a message of one call into a message with its text, if it has one, and a message with the call. A result
+/// becomes an observation.
 fn with_metadata(mut message: Value) -> Vec<Value> {
     if message["role"] == "tool" {
         message["role"] = "observation".into();
@@ -71,7 +72,7 @@ fn split_calls(messages: Vec<Value>) -> Vec<Value> {
             turn["tool_calls"] = Value::from(vec![call]);
             fitted.push(turn);
             let is_its_own = |result: &Value| !id.is_null() && result["tool_call_id"] == id;
-            // Results without names come in the order of the calls.
+            // Results without ids come in the order of the calls.
             let place = results.iter().position(is_its_own).or_else(|| {
                 results
                     .iter()

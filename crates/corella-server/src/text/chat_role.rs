@@ -1,5 +1,5 @@
 //! Fits the roles of a conversation to a chat template. Clients are written for models that take every role anywhere;
-//! another model's template refuses some, or drops them silently.
+//! another model's template refuses some roles, or drops their messages silently.
 
 use corella_text::{ChatTemplate, RoleSupport};
 use serde_json::{Map, Value};
@@ -9,9 +9,9 @@ use crate::wire::api_error::ApiError;
 /// Separates the parts of a merged message.
 const SEPARATOR: &str = "\n\n";
 
-/// Makes `developer` messages `system` ones, joins system prompts at the beginning, and moves a later one into the
-/// user's next or previous text, each only where the template does not take it as it is. A role that the template
-/// leaves out is an error.
+/// Fits the messages that the template does not take as they are: `developer` messages become `system` ones, system
+/// prompts at the beginning are joined, and a later system prompt moves into the user's next or previous text. A role
+/// that the template leaves out is an error.
 pub fn fit_roles(messages: Vec<Value>, template: &ChatTemplate) -> Result<Vec<Value>, ApiError> {
     let support = template.role_support();
     let mut fitted: Vec<Value> = Vec::with_capacity(messages.len());
@@ -67,7 +67,7 @@ fn flush(fitted: &mut Vec<Value>, waiting: &mut Vec<String>) {
     }
 }
 
-/// The roles that every template is asked about. Templates explain their absence themselves.
+/// Roles that every template gets. A template that lacks one of them reports that itself.
 const USUAL: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 fn check_role(

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::text::chat_role::{append, append_to, content_of};
 
 /// Joins consecutive user messages, joins text after a tool's result to the result, renames thoughts and shortens ids
-/// of calls, each only where the template does not take it as it is.
+/// of calls. Each change is made only if the template needs it.
 pub fn fit_turns(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     let support = template.turn_support();
     let mut fitted: Vec<Value> = Vec::with_capacity(messages.len());
@@ -31,7 +31,8 @@ pub fn fit_turns(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     fitted
 }
 
-/// `reasoning_content` becomes `thinking`. Text beside calls joins it if the template takes only one of them.
+/// Copies `reasoning_content` to `thinking`. Text beside calls joins the thoughts if the template takes only one of the
+/// two.
 fn rename_thoughts(message: &mut Value, beside_text: bool) {
     let Value::Object(fields) = message else {
         return;
@@ -69,7 +70,7 @@ fn shorten_ids(message: &mut Value) {
     }
 }
 
-/// A digest of 36 bits, by FNV-1a: a conversation has few calls, and the same request always gives the same prompt.
+/// A digest of 36 bits, by FNV-1a: enough for the few calls of a conversation, and the same in every request.
 fn short_id(id: &str) -> String {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;

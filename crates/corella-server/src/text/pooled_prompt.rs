@@ -17,7 +17,7 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_limit::MAX_NUM_PROMPTS;
 
-/// The fields that all endpoints of this kind share.
+/// The fields that all endpoints for hidden states share.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct PoolingFields {
@@ -73,9 +73,9 @@ pub struct PoolingParams {
 /// A tokenised prompt.
 pub struct PooledPrompt {
     pub tokens: Vec<TokenId>,
-    /// The start of its second text, if it has two and the tokenizer tells them apart.
+    /// The index of the second text's first token, if there are two texts and the tokenizer tells them apart.
     pub second_text: Option<u32>,
-    /// The caller's field with the prompt, named in errors.
+    /// The request's field with the prompt, for errors.
     pub field: String,
 }
 
@@ -123,7 +123,7 @@ pub fn pooled_prompts(
     prompts.collect()
 }
 
-/// Tokenises pairs of texts for a model that reads both at once; `field` has the second ones.
+/// Tokenises pairs of texts for a model that reads both at once; `field` has the second texts.
 pub fn paired_prompts(
     served: &ServedModel,
     field: &str,

@@ -24,7 +24,8 @@ pub struct ServedModel {
     pub adapters: ServedAdapters,
     /// Whether `kv_transfer_params` are read.
     takes_kv_transfer: bool,
-    /// Made for the first request that needs it, because reading the vocabulary takes time.
+    /// The compiler of grammars. It is made for the first request that needs it, because reading the vocabulary takes
+    /// time.
     grammars: OnceLock<Result<GrammarCompiler, String>>,
 }
 
@@ -73,8 +74,8 @@ impl ServedModel {
         }
     }
 
-    /// Tokenises a text, within the context. A tokenizer may have tokens that the model lacks;
-    /// these are refused, because they would fail their whole step.
+    /// Tokenises a text, within the context. A tokenizer may have tokens that the model lacks; a text with such tokens
+    /// is refused, because they would fail the whole step.
     pub fn encode(
         &self,
         param: &str,
@@ -132,7 +133,7 @@ impl ServedModel {
         }
     }
 
-    /// Returns the compiler of grammars for the model's vocabulary, which works while `caller` waits.
+    /// Returns the compiler of grammars for the model's vocabulary, which stops working when `caller` leaves.
     pub fn grammars<'a>(&'a self, caller: &'a Caller) -> Result<CallerGrammars<'a>, ApiError> {
         let grammars = self.grammars.get_or_init(|| {
             let new = GrammarCompiler::new(&self.tokenizer, self.config.vocab_size);
@@ -150,7 +151,7 @@ impl ServedModel {
     /// `continue_final_message` cuts off the text after the last message.
     pub fn render_limit<'a>(&self, is_abandoned: &'a dyn Fn() -> bool) -> RenderLimit<'a> {
         const BEHIND_BYTES: usize = 64 << 10;
-        // Some tokenizers have no such bound.
+        // For tokenizers that do not bound the bytes of a token.
         const MAX_BYTES_PER_TOKEN: usize = 1024;
         let max_bytes_per_token = self.tokenizer.max_bytes_per_token();
         let max_bytes_per_token = max_bytes_per_token.unwrap_or(MAX_BYTES_PER_TOKEN);

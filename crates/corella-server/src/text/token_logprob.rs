@@ -1,4 +1,4 @@
-//! Log-probabilities in the formats of the two generating endpoints.
+//! Log-probabilities in the formats of `/v1/completions` and `/v1/chat/completions`.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use serde_json::Value;
 
 use crate::text::scored_prompt::ScoredPrompt;
 
-/// Reported instead of −∞, which JSON lacks; vLLM does the same.
+/// Stands for −∞, which JSON lacks, as in vLLM.
 const LEAST_LOGPROB: f32 = -9999.0;
 
 /// The form of tokens in an answer.
 #[derive(Clone, Copy)]
 pub struct TokenNames<'a> {
     pub tokenizer: &'a Tokenizer,
-    /// As ids like `token_id:7`, because different tokens may have equal texts.
+    /// Whether tokens are written as ids like `token_id:7`, because different tokens may have equal texts.
     pub as_ids: bool,
 }
 
@@ -33,17 +33,18 @@ impl TokenNames<'_> {
 #[derive(Default, Serialize)]
 pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
-    /// The first token of an echoed prompt has none.
+    /// `None` for the first token of an echoed prompt.
     token_logprobs: Vec<Option<f32>>,
     tokens: Vec<String>,
     top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
-    /// The tokens' places among all, if tokens are named by their ids.
+    /// The tokens' ranks among all tokens, if tokens are named by their ids.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ranks: Vec<Option<u32>>,
 }
 
 impl CompletionLogprobs {
-    /// `text_offset` is the position, in characters, of the first of these tokens. It is advanced past the last.
+    /// `text_offset` is the position, in characters, of the first of these tokens. The function advances it past the
+    /// last.
     pub fn push_output(
         &mut self,
         names: TokenNames,
@@ -57,7 +58,8 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds an echoed prompt at the beginning of `text`, and `num_top` alternatives to each token.
+    /// Adds the tokens of an echoed prompt, which is the beginning of `text`, with `num_top` alternatives to each
+    /// token.
     pub fn push_prompt(
         &mut self,
         names: TokenNames,
@@ -102,8 +104,8 @@ impl CompletionLogprobs {
     }
 }
 
-/// Returns the number of bytes that a token of an echoed prompt takes from the rest of the text. Tokens added by the
-/// tokenizer have no text, nor does the space that some put before the first word.
+/// Returns the number of bytes that a token of an echoed prompt takes from the rest of the text. A token that the
+/// tokenizer adds takes none, and neither does the space that some tokenizers put before the first word.
 fn num_bytes_in(rest: &[u8], tokenizer: &Tokenizer, token: TokenId) -> usize {
     let bytes = tokenizer.token_bytes(token).unwrap_or_default();
     let word = bytes.strip_prefix(b" ").unwrap_or(bytes);
@@ -113,12 +115,12 @@ fn num_bytes_in(rest: &[u8], tokenizer: &Tokenizer, token: TokenId) -> usize {
     if tokenizer.is_special(token) {
         return 0;
     }
-    // The tokenizer has changed the text before cutting it. The changes keep most characters.
+    // The tokenizer has changed the text before cutting it. Most changes keep the number of characters.
     let mut starts = (0..rest.len()).filter(|&at| is_start(rest[at]));
     starts.nth(num_chars(bytes)).unwrap_or(rest.len())
 }
 
-/// A character counts for its first token. A token may hold only the rest of a character.
+/// Counts the characters that begin in `bytes`: a character in several tokens counts for the first of them.
 fn num_chars(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| is_start(byte)).count()
 }
@@ -137,7 +139,7 @@ pub struct ChatLogprobs {
 struct ChatLogprob {
     #[serde(flatten)]
     token: TokenLogprob,
-    /// The token's place among all, if tokens are named by their ids.
+    /// The token's rank among all tokens, if tokens are named by their ids.
     #[serde(skip_serializing_if = "Option::is_none")]
     rank: Option<u32>,
     top_logprobs: Vec<TokenLogprob>,

@@ -109,7 +109,7 @@ impl FieldCheck {
         }
     }
 
-    /// Answers of the other APIs have no place for the field.
+    /// Returns whether `kv_transfer_params` are read. Answers of some APIs have no place for the field.
     fn reads_kv_transfer(&self) -> bool {
         let has_none = matches!(
             self.endpoint,
@@ -161,7 +161,7 @@ fn closest_in(table: &FieldTable, name: &str) -> Option<&'static str> {
 /// The one field that some servers read and others refuse.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
-/// More refusals would make the message too long.
+/// Limits the further refusals in a message.
 const MAX_OTHER_REFUSALS: usize = 3;
 
 /// Longer names are not compared, because they are not typing errors.
@@ -174,7 +174,7 @@ pub fn closest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&
     }
     let name = name.to_lowercase();
     let distances = names.map(|known| (osa_distance(&name, known), known));
-    // Among equally close names the first wins, and readable names come first.
+    // Among equally close names the first wins, and fields that are read come first.
     let (num_edits, known) = distances.min_by_key(|&(num_edits, _)| num_edits)?;
     (num_edits <= name.chars().count().max(3) / 3).then_some(known)
 }

@@ -2,7 +2,7 @@
 //! llama.cpp, Ollama, TGI and the usual clients.
 //!
 //! A field is declared once, as a row. From its row come the check of requests, `/openapi.json` and the book's page of
-//! fields. The structs that read bodies repeat only its name and type.
+//! fields. The structs that read bodies repeat only the field's name and type.
 //!
 //! Ignoring a field may give a wrong answer that looks right. So every field is either read, or accepted because it
 //! cannot change the answer, or refused by name.
@@ -67,7 +67,7 @@ pub static OBJECTS: [&FieldTable; 30] = [
 
 /// The known fields of one JSON object.
 pub struct FieldTable {
-    /// The name of its schema.
+    /// The name of the object's schema.
     pub name: &'static str,
     /// If several groups have a field, the first of them counts.
     groups: &'static [&'static [Field]],
@@ -77,7 +77,8 @@ pub struct FieldTable {
 enum Kind {
     /// The body of a request, or Ollama's `options`. The fields of `EVERYWHERE` are known there too.
     Body,
-    /// A body that may also be one of these: the fields that only they read are accepted and passed over.
+    /// A body that clients also send to the endpoints of these tables. Fields that only those endpoints read are
+    /// accepted and passed over.
     BodyOf(&'static [&'static FieldTable]),
     /// An object within a body.
     Object,
@@ -110,7 +111,7 @@ impl FieldTable {
         self.rows().find(|field| field.name == name)
     }
 
-    /// Returns whether it reads the field.
+    /// Returns whether the field is read.
     pub fn reads(&self, name: &str) -> bool {
         self.find(name).is_some_and(Field::is_read)
     }
@@ -131,7 +132,7 @@ impl FieldTable {
         self.rows().filter(is_first)
     }
 
-    /// The rows of all groups. A later row may have the name of an earlier one, which counts.
+    /// The rows of all groups. If a later row has the name of an earlier one, the earlier row counts.
     fn rows(&self) -> impl Iterator<Item = &'static Field> {
         let everywhere = match self.kind {
             Kind::Body | Kind::BodyOf(_) => &EVERYWHERE[..],
@@ -189,7 +190,7 @@ impl Field {
         }
     }
 
-    /// The object must have the field.
+    /// Marks a field that the object must have.
     const fn required(mut self) -> Self {
         self.is_required = true;
         self

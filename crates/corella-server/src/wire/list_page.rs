@@ -68,7 +68,7 @@ impl ListQuery {
         Ok(query)
     }
 
-    /// Returns the page of a list in ascending order.
+    /// Returns the requested page of `objects`, which come in ascending order.
     pub fn page(&self, mut objects: Vec<Value>) -> Result<Value, ApiError> {
         if !self.is_ascending {
             objects.reverse();

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use crate::wire::field_check::closest;
 use crate::wire::openapi::routes;
 
-/// A path and its methods. `{…}` stands for one step, or at the end for the rest of the path.
+/// A path and its methods. `{…}` stands for one step, and `{model}` at the end for the rest of the path.
 #[derive(Debug)]
 pub struct Route {
     pub path: String,
@@ -24,7 +24,7 @@ pub fn methods(path: &str) -> Vec<&'static str> {
     methods.map(String::as_str).collect()
 }
 
-/// Endpoints of Ollama that change its models.
+/// Endpoints that change Ollama's models.
 const OF_A_LIBRARY: [&str; 5] = [
     "/api/create",
     "/api/copy",
@@ -50,7 +50,7 @@ pub fn advice(method: &str, path: &str) -> String {
     }
 }
 
-/// Limits the ends of a path that are compared with routes.
+/// Limits the steps of the path's ends that are compared with routes.
 const MAX_STEPS: usize = 8;
 
 fn nearest(method: &str, path: &str) -> Option<(String, String)> {
@@ -61,7 +61,7 @@ fn nearest(method: &str, path: &str) -> Option<(String, String)> {
         let route = best(method, |route| route.matches(&path))?;
         Some((route.method(method), path))
     };
-    // A base URL that has too much before the path, or ends in `/v1` twice, or lacks it.
+    // The base URL may have too much before the path, end in `/v1` twice, or lack `/v1`.
     let longest = steps.len().min(MAX_STEPS);
     let as_written = (2..=longest).rev().find_map(from_end);
     let with_version = || {

@@ -51,7 +51,7 @@ impl BodyReader {
 /// `check_fields` finds the fields that no struct reads.
 pub struct RequestBody {
     bytes: Bytes,
-    /// The field with too many values, if any; known after the first parse of the body.
+    /// The field in which the body exceeds the limit of values, if it does. It is known after the first parse.
     crowded_field: OnceLock<Option<String>>,
     _share: BodyShare,
 }
@@ -141,8 +141,8 @@ async fn collect(
         oversized |= bytes.len() + data.len() > max_bytes;
         is_crowded_out |= !oversized && !is_crowded_out && !share.try_grow(data.len());
         if oversized || is_crowded_out {
-            // The rest is read and dropped: if the connection closed while the client still sends,
-            // it would see a reset instead of the answer.
+            // The rest is read and dropped: if the connection closed while the client still sends, the client would see
+            // a reset instead of the answer.
             bytes = Vec::new();
             share.give_back();
         } else {

@@ -1,18 +1,20 @@
 //! Limits the number of values in a body's JSON before any of them is kept.
 //!
 //! Fields such as schemas, template arguments and tools are kept as JSON values. An object of 8 bytes (`{"a":0},`) then
-//! takes some 370, so a body of 8 MiB could take 400 MB, and the same again for each copy.
+//! takes some 370 bytes, so a body of 8 MiB could take 400 MB, and the same again for each copy.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Numbers outside of objects are not counted: a prompt may be a million token IDs, which are not kept as JSON values.
+/// Limits the values of a body. Numbers outside of objects do not count: a prompt may be a million token ids, which are
+/// not kept as JSON values.
 pub const MAX_VALUES: usize = 1 << 17;
 
-/// Returns the first field of a body beyond its limit of values. Invalid JSON has none: its reader reports the error.
+/// Returns the field in which a body exceeds the limit of values. Invalid JSON has no such field: the body's parser
+/// reports the error.
 pub fn crowded_field(body: &[u8]) -> Option<String> {
-    // A digit and a comma is the shortest counted value.
+    // A value and its comma take at least two bytes.
     if body.len() < 2 * MAX_VALUES {
         return None;
     }
@@ -154,7 +156,7 @@ impl<'de> Visitor<'de> for ValueCounter<'_> {
         }
         self.count.add()?;
         while key.is_some() {
-            // The key counts, and a number with it.
+            // The key counts. A number as its value does not count again.
             self.count.add()?;
             members.next_value_seed(self.part(true, false))?;
             key = members.next_key()?;

@@ -1,5 +1,5 @@
-//! Metrics of output tokens and of finished choices. They count calls of clients and, on a decode node, requests of
-//! other nodes.
+//! Metrics of output tokens and of finished choices. The metrics count calls of clients and, on a decode node, requests
+//! of other nodes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,7 +35,7 @@ pub struct OutputMetrics {
     time_per_output_token: Histogram,
     /// The adapters in use.
     pub adapter_uses: Arc<AdapterUses>,
-    /// For watchers of the engine.
+    /// The latency of recent tokens, for watchers of the engine.
     pub recent_latency: Arc<RecentLatency>,
 }
 

@@ -20,7 +20,7 @@ use crate::wire::usage::Usage;
 /// Requests have no slots of their own.
 const NO_SLOT: i32 = -1;
 
-/// The members of an answer besides its text.
+/// The request's settings for its answer.
 #[derive(Clone)]
 pub struct AnswerFormat {
     /// The text of each prompt.
@@ -44,7 +44,7 @@ impl AnswerFormat {
         }
     }
 
-    /// Returns the object of a whole answer, or the last one of a stream, which has no `content`.
+    /// Returns the object of a whole answer, or the last object of a choice's stream, whose `content` is empty.
     fn last(&self, served: &ServedModel, model: &str, choice: ChoiceDelta, content: &str) -> Value {
         let cut = cut_at_indent(content, self.min_indent);
         let (mut stop_type, stopping_word) = match choice.finish.clone() {
@@ -200,6 +200,6 @@ impl ChunkEncoder for AnswerEvents {
         }
     }
 
-    /// The last event of each choice has every member.
+    /// Writes nothing: the last event of each choice has every member.
     fn encode_end(&mut self, _: &Usage, _: &mut Events) {}
 }

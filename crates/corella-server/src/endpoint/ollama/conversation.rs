@@ -18,8 +18,8 @@ pub fn conversation(
         .collect()
 }
 
-/// Ollama's calls need no ids, but some chat templates do. A tool's result belongs to the first call of that tool
-/// without a result.
+/// Ollama's calls need no ids, but some chat templates need them. A result without an id belongs to the first call of
+/// its tool that has no result.
 #[derive(Default)]
 struct Calls {
     num_calls: usize,

@@ -24,10 +24,11 @@ const OLLAMA_VERSION: &str = "0.13.0";
 /// Models are never unloaded, but clients expect a date.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
-/// Returns a model of a list. A running one has the size of its weights in memory, else that of its files.
+/// Returns the entry of a model in a list. The size of a running model is that of its weights in memory, else that of
+/// its files.
 fn model(state: &ServerState, name: &str, is_running: bool) -> Value {
     let facts = &state.config.model_facts;
-    // Clients show its first digits, and tell models apart by it.
+    // Clients show the digest's first digits, and tell models apart by it.
     let digest = Sha256::digest(name.as_bytes()).into_iter();
     let mut model = json!({
         "name": name,
@@ -101,7 +102,7 @@ fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
 
 /// `/api/tags`: lists the model under each of its names, those of Ollama's library included, and its adapters.
 pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
-    // Programs look for the name that they are to ask for.
+    // Programs look for the name that they will ask for.
     let others = state
         .config
         .other_names
@@ -113,7 +114,7 @@ pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -
     json_response(&json!({"models": Vec::from_iter(models)}))
 }
 
-/// `/api/ps`: the same list without other names of the model, because all of them stay loaded as long as the server runs.
+/// `/api/ps`: lists the model and its adapters, without `other_names`. All stay loaded as long as the server runs.
 pub async fn running_models(
     State(state): State<Arc<ServerState>>,
     context: CallContext,

@@ -161,7 +161,7 @@ impl Output {
         self.blocks.last()
     }
 
-    /// Returns the items of the output. The response's end may have cut off the last one.
+    /// Returns the items of the output. `status` is the status of the last one.
     pub fn items(&self, head: &ResponseHead, status: Status) -> Vec<Value> {
         let last = self.blocks.len().saturating_sub(1);
         let status = |index| match index == last {
@@ -175,7 +175,7 @@ impl Output {
             .collect()
     }
 
-    /// The last item.
+    /// Returns the last item.
     pub fn last_item(&self, head: &ResponseHead, status: Status) -> Option<Value> {
         let block = self.last()?;
         Some(self.item(head, self.blocks.len() - 1, block, status))

@@ -35,7 +35,7 @@ impl ApiError {
         .with_code("loading")
     }
 
-    /// The drain timeout ended before the request did.
+    /// The drain timeout ended before the request was complete.
     pub fn cut_off() -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -102,7 +102,7 @@ impl ApiError {
         }
     }
 
-    /// Tokenising the prompt stopped at this number of tokens.
+    /// Tokenising the prompt stopped after `at_least` tokens.
     pub fn prompt_too_long(prompt_field: &str, at_least: usize, max_model_len: u32) -> Self {
         let message = format!(
             "This model's maximum context length is {max_model_len} tokens. However, you requested \
@@ -111,7 +111,7 @@ impl ApiError {
         Self::too_long(message, prompt_field)
     }
 
-    /// Each message has at least one token, so the check precedes rendering.
+    /// Each message has at least one token, so messages are counted before they are rendered.
     pub fn too_many_messages(num_messages: usize, max_model_len: u32) -> Self {
         let message = format!(
             "This model's maximum context length is {max_model_len} tokens, and {num_messages} \

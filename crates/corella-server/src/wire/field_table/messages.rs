@@ -126,7 +126,8 @@ pub static THINKING: FieldTable = FieldTable {
             "budget_tokens",
             "thoughts count to max_tokens, which bounds them too",
         ),
-        // Claude Code sends "omitted". Without their text, the model would not see its thoughts after a call.
+        // Claude Code sends "omitted". If answers omitted the text of thoughts, the model would not see its thoughts
+        // after a call.
         no_effect("display", "thoughts are always sent, as a whole"),
     ]],
     kind: Kind::Object,
@@ -147,7 +148,7 @@ pub static OUTPUT_CONFIG: FieldTable = FieldTable {
     kind: Kind::Object,
 };
 
-/// A thought of the assistant. Its signature is for Anthropic's own servers.
+/// A thought of the assistant. The signature is for Anthropic's own servers.
 pub static THINKING_BLOCK: FieldTable = FieldTable {
     name: "ThinkingBlock",
     groups: &[&[
@@ -189,7 +190,7 @@ pub static TOOL_RESULT: FieldTable = FieldTable {
     kind: Kind::Object,
 };
 
-/// An offered tool.
+/// A tool that the request offers.
 pub static TOOL: FieldTable = FieldTable {
     name: "MessageTool",
     groups: &[

@@ -138,7 +138,7 @@ pub static OPTIONS: FieldTable = FieldTable {
     kind: Kind::Body,
 };
 
-/// Calls of tools have no ids in most clients.
+/// Most clients send calls of tools without ids.
 pub static MESSAGE: FieldTable = FieldTable {
     name: "OllamaMessage",
     groups: &[
