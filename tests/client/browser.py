@@ -119,7 +119,7 @@ def bodies(page):
 
 
 def keep_answers_going(page):
-    """On a busy machine, the browser might show the first word of an answer only after its last was written."""
+    """Ignores end tokens: on a busy machine, a short answer might end before the browser shows its first word."""
 
     def without_end(route):
         route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))

@@ -23,8 +23,8 @@ ROW_BYTES = 3072
 # Every eighth token ends a request with these stop tokens.
 STOP_TOKENS = list(range(300, 2000, 8))
 
-# The built-in model's end tokens and marks of messages, which have no text: a model that draws them to prompts of random
-# tokens would send no chunks.
+# The built-in model's end tokens and marks of messages, which have no text: a model that draws them after prompts of
+# random tokens would send no chunks.
 NO_MARKS = {str(token): -100 for token in range(3)}
 
 # A decode node's connections for the KV rows of one prefill node.
@@ -116,7 +116,7 @@ class Fleet(contextlib.ExitStack):
     def prefill_behind_proxy(self, *arguments, num_decode_nodes=1):
         """Starts a prefill node whose KV rows go through a proxy, which is returned beside it.
 
-        Its decode nodes have connected to it.
+        Returns when the decode nodes have connected for KV rows.
         """
         proxy, behind_proxy = self._proxy()
         arguments = (*behind_proxy, "--transport", "tcp", *arguments)
@@ -133,8 +133,8 @@ class Fleet(contextlib.ExitStack):
         return self.decode(*behind_proxy, *arguments), proxy
 
     def _proxy(self):
-        # Nodes get the proxy's address with another host name and the same port, so it has another address of the
-        # loopback interface.
+        # Nodes get the proxy's address with another host name and the same port, so the proxy has another address of
+        # the loopback interface.
         port = free_port()
         proxy = self.enter_context(TcpProxy(("127.0.0.2", port), ("127.0.0.1", port)))
         listen = ("--cluster-listen", f"127.0.0.1:{port}", "--cluster-advertise", "127.0.0.2")

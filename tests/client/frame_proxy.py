@@ -1,4 +1,4 @@
-"""Stands between two nodes and holds one's frames before a chosen one."""
+"""Stands between two nodes and holds the frames of one node back, from a chosen frame on."""
 
 import contextlib
 import struct

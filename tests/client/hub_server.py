@@ -1,8 +1,8 @@
 """A local server that answers clients that download models as the Hugging Face hub does, and fails on demand.
 
-`test_hub.py` has `huggingface_hub` itself download from it, which shows that it answers like the hub. Small files have
-git's checksum and are served directly; large ones have SHA-256 and are served by another origin, to which the hub
-redirects with a signature."""
+`test_hub.py` has `huggingface_hub` itself download from it, which shows that this server answers like the hub. Small
+files have git's checksum and are served directly; large ones have SHA-256 and are served by another origin, to which
+the hub redirects with a signature."""
 
 import gzip
 import hashlib
@@ -45,7 +45,7 @@ class QuietServer(ThreadingHTTPServer):
 class Repository:
     def __init__(self, files, revisions=("main",), needs_token=None, is_gated=False, facts=None):
         self.files = files
-        self.facts = facts or {}  # More of what the hub says about it, such as tags.
+        self.facts = facts or {}  # Further fields of the hub's answers, such as tags.
         self.needs_token = needs_token
         self.is_gated = is_gated
         self.commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()

@@ -81,8 +81,8 @@ class Publisher(ServerProcess):
 class KvEventReader:
     """Rebuilds the set of a server's blocks from its events.
 
-    `loses(sequence)` says which batches it never sees, so that it must request them. A block is its adapter's name and
-    all tokens up to its end.
+    `loses(sequence)` says which batches the reader never receives, so that it must request them. A block is its
+    adapter's name and all tokens up to its end.
     """
 
     def __init__(self, port, replay_port, topic="", loses=lambda sequence: False, **options):
@@ -110,7 +110,7 @@ class KvEventReader:
         self._context.destroy(linger=0)
 
     def catch_up(self, server):
-        """Reads until it has seen all batches published so far."""
+        """Reads until the reader has seen all batches published so far."""
         num_batches = server.metric("corella_kv_event_batches_total")
         while self.next < num_batches:
             # A batch may have been published before the subscription began.
@@ -129,7 +129,7 @@ class KvEventReader:
     def begin_anew(self):
         """Drops unread batches of a server that has ended, which the reader may know from a replay.
 
-        The next server counts from 0, so that one of them could pass for a batch of its own.
+        The next server counts from 0, so that an unread batch could pass for one of the next server's.
         """
         while self._subscriber.poll(0):
             self._subscriber.recv_multipart()
@@ -186,7 +186,7 @@ class KvEventReader:
         return path
 
     def see(self, tokens, adapter=None):
-        """Records the tokens of a request, as a router sees them. No two paths may end in one block."""
+        """Records the tokens of a request, as a router sees them. Fails if a block was seen after another path."""
         for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
             block, path = tuple(tokens[start : start + BLOCK_SIZE]), tuple(tokens[:start])
             assert self._seen.setdefault((adapter, block), path) == path

@@ -2,7 +2,7 @@
 
     CORELLA_BIN=target/release/corella python tests/client/memory.py --seconds 3600 --json memory.json
 
-It does so with one node, and with a pair. Clients pause now and then, because threads that end when idle and come back
+The program measures one node, and a pair. Clients pause now and then, because threads that end when idle and come back
 may contribute to growth; `--pause 0` lets them send all the time. After a warm-up, a line is fitted to the memory of
 each process; the program fails if a process grows by more than 1 MB over 10,000 requests. `--kinds chat,left` sends
 only some kinds of requests. With a script for CORELLA_BIN that starts the server under heaptrack, `heaptrack_print
@@ -261,7 +261,8 @@ class Process:
 
 
 def play(processes, kinds, seconds, pause_s):
-    """Sends requests to the first of the processes in bursts; returns their number by kind, and the errors."""
+    """Sends requests to the first of the processes in bursts; returns the number of requests by kind, and the
+    errors."""
     server = processes[0].server
     server.model()
     began_at = time.monotonic()

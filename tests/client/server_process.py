@@ -26,7 +26,7 @@ class ServerProcess:
     def __init__(self, *arguments, port=None, authority=None, ready_path="/ready", **popen):
         """Starts a server, and waits for 200 at a path.
 
-        With an authority, it speaks HTTPS with a certificate from it.
+        With an authority's certificate, requests use HTTPS and trust this authority.
         """
         self.port = port or free_port()
         scheme = "https" if authority else "http"
@@ -106,7 +106,7 @@ class ServerProcess:
             sample_labels = dict(re.findall(r'(\w+)="([^"]*)"', sample[2] or ""))
             if labels.items() <= sample_labels.items():
                 total += float(sample[3])
-        # A labelled counter has no sample before its first count.
+        # A counter with labels has no sample before its first count.
         assert name in names or labels, f"/metrics has no {name}"
         return total
 
@@ -116,7 +116,7 @@ class ServerProcess:
     @contextlib.contextmanager
     def held_with_requests(self, num_requests):
         """Holds the server still while this many clients send it requests, which are all present when it continues."""
-        # Clients know by now what they would request first.
+        # Clients would first request the model's name, so it is requested before.
         self.model()
         with held(self.process):
             yield

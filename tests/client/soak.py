@@ -3,8 +3,8 @@
     CORELLA_BIN=target/release/corella python tests/client/soak.py --seconds 3600 --svg soak.svg
 
 One prefill node and one decode node are never restarted, and are measured. One more of each is killed and restarted
-repeatedly. It fails if a resource is left over, a process grows with the number of requests, a request to the measured
-prefill node fails, or the same request gets two different answers.
+repeatedly. The program fails if a resource is left over, a process grows with the number of requests, a request to the
+measured prefill node fails, or the same request gets two different answers.
 """
 
 import argparse

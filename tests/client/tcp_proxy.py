@@ -104,7 +104,7 @@ class TcpProxy:
         shut(near, far)
 
     def _wait_for_turn(self, num_bytes):
-        """All connections share the link."""
+        """Waits until the bytes may pass. All connections share the link."""
         with self._lock:
             self.num_bytes += num_bytes
             if self._holds_after is not None and self.num_bytes >= self._holds_after:

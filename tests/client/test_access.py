@@ -166,7 +166,7 @@ def test_a_key_has_its_own_limit_of_tokens(keyed):
     assert used > 60
     with pytest.raises(openai.RateLimitError) as refused:
         complete(client)
-    # It owes its use beyond 40, and 40 a minute are two in three seconds.
+    # The key owes its tokens beyond 40, and 40 tokens a minute are two in three seconds.
     wait_s = int(refused.value.response.headers["retry-after-ms"]) / 1000
     assert 0 < wait_s <= (used - 40 + 10) * 1.5
 
@@ -344,7 +344,7 @@ def test_connections_are_bounded():
             connection.sendall(request)
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         waiting.sendall(request)
-        # Other clients are answered again and again, and this one is not.
+        # Clients with a connection are answered again and again, and the waiting client is not.
         for _ in range(50):
             first.sendall(request)
             assert first.recv(4096).startswith(b"HTTP/1.1 200")

@@ -47,13 +47,14 @@ class Agent:
 
     def __init__(self, name, script, command, **environment):
         self.name = name
-        # Makes cues and replies of the family and the agent's folder.
+        # Returns cues and replies for a family and the agent's folder.
         self.script = script
         self.command = command
         self.environment = environment
 
     def run(self, base_url, home, folder):
-        """Returns its output. It has an environment of its own, without settings of the user who runs the test."""
+        """Returns the agent's output. The agent has its own environment, without settings of the user who runs the
+        test."""
         names = {"url": base_url, "home": home, "model": MODEL, "question": QUESTION.format(self.name)}
         command = [part.format(**names) for part in self.command]
         environment = {name: value.format(**names) for name, value in self.environment.items()}

@@ -346,7 +346,7 @@ def test_requests_of_clients_go_first(tmp_path):
             client.completions.create(model=server.model(), prompt="a", max_tokens=6)
             return num_answered() - before <= 4
 
-        # On a busy machine more lines may be answered before the client's request, and before its count.
+        # On a busy machine, more lines may be answered before the client's request, and before lines are counted again.
         for _ in range(3):
             server.wait_until(is_answered_soon, "a client waits for a few lines only")
         assert num_answered() < len(lines)
@@ -419,7 +419,7 @@ def test_a_key_that_waits_for_its_limit_does_not_keep_others_waiting(tmp_path):
         lines = [line(f"r{i}", prompt="a b c d e f", max_tokens=40, ignore_eos=True) for i in range(4)]
         waiting = [create(slow, lines) for _ in range(20)]
         assert wait(one, create(one, [GOOD])).status == "completed"
-        # Their lines wait for minutes, but their files may still be read.
+        # The lines of the waiting batches wait for minutes, but their files may still be read.
         server.wait_until(
             lambda: any(slow.batches.retrieve(batch.id).status == "in_progress" for batch in waiting), "some go on"
         )
@@ -446,7 +446,7 @@ def let_files_grow(server, num_bytes):
 def test_a_batch_on_a_full_disk_fails_and_delivers_what_was_answered(tmp_path, is_quite_full):
     """On a completely full disk, neither the end of a batch nor a log line can be written."""
     num_lines = 60
-    # The batch's reserve for its end fits, but by far not all of its answers, which are long by their logprobs.
+    # The batch's reserve for its end fits, but not all of the answers, which are long because of their logprobs.
     num_bytes = 80_000
     lines = [line(f"r{i}", prompt=f"{i}", temperature=0, max_tokens=30, logprobs=5) for i in range(num_lines)]
     # Python ignores the signal about a file that cannot grow, and its children inherit that.

@@ -44,7 +44,7 @@ def root_copy(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the book's examples use curl")
-# The page about benchmarks runs them.
+# The page about benchmarks runs benchmarks, which take long.
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.night if page == "benchmarking.md" else ()) for page in PAGES]
 )
@@ -78,14 +78,14 @@ class Reader:
         if language == "console":
             for command, error in re.findall(r"^\$ (corella .*)\n(error: .*)$", block, re.MULTILINE):
                 words = shlex.split(command)
-                # If the book's port is in use, the refusal would be for that.
+                # If the book's port were in use, the server would refuse that instead.
                 words += ["--port", "0"] if words[1] == "serve" else []
                 refused = run(words)
                 assert (refused.returncode, refused.stderr.strip()) == (2, error), command
         elif language == "sh" and SERVE.match(block):
             self.serve(block)
         elif language == "python" and "from corella import" in block:
-            # The package's own tests run those, with the wheel.
+            # The package's own tests run these blocks, with the wheel.
             pass
         elif language in ("sh", "python"):
             shell = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
@@ -165,7 +165,7 @@ def test_every_field_in_the_reference_is_read():
             read = fields(path, "")
             assert "temperature" in read
             for name in read:
-                # A text is no value of an object, and an object none of the other fields.
+                # A text is wrong for a field that takes an object, and an object is wrong for the other fields.
                 is_object = name in ("logit_bias", "stream_options", "chat_template_kwargs", "guided_json")
                 error = refusal(server, path, {name: "text" if is_object else {"no": "value"}})
                 assert re.split(r"[.\[]", error["param"])[0] == name, error

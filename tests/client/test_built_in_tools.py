@@ -1,5 +1,5 @@
-"""Tools with the built-in model, by each API. It was not trained to call them, so a grammar makes it do so, and its
-template reads tools, calls and results."""
+"""Tools with the built-in model, by each API. The model was not trained to call tools, so a grammar makes it call them.
+Its template reads tools, calls and results."""
 
 import json
 import urllib.request
@@ -90,7 +90,7 @@ def test_responses(server, choice):
 
 
 def test_api_chat(server):
-    # Ollama's API has no choice: the model is free.
+    # Ollama's API cannot require a call, so the model may answer with text.
     options = {"num_predict": 30}
     answer = post(server, "/api/chat", messages=[QUESTION], tools=TOOLS, options=options)
     assert answer["message"]["content"] or answer["message"]["tool_calls"]

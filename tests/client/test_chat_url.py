@@ -176,7 +176,7 @@ END = 'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}'
 
 
 def test_servers_of_others():
-    """One without `/v1`, whose lines end with a carriage return, and which knows neither usage nor lengths."""
+    """A server without `/v1`, whose lines end with a carriage return, and which reports neither usage nor lengths."""
     answer = [event(role="assistant"), ": ping", event(reasoning="Hm."), event(content="Hel"), event(content="lo"), END]
 
     def paths(path):

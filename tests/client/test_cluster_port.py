@@ -59,7 +59,7 @@ def test_connections_that_speak_no_protocol_are_one_line():
         decode, prefill = (start("--device", "mock", "--transport", "tcp") for start in (fleet.decode, fleet.prefill))
         complete_remotely(prefill, prompt_of(30), max_tokens=4)
         ports = listening_ports(prefill) | listening_ports(decode)
-        # A port for sessions of the one, and for KV rows of both.
+        # The decode node has a port for sessions, and each node has a port for KV rows.
         assert len(ports) == 3
         for port in ports:
             for _ in range(200):

@@ -65,7 +65,7 @@ def test_renewed_files_are_used_without_a_restart(authority, tmp_path):
         decode = fleet.decode(*over_tcp, *own)
         replace(own, successor.options("renewed"))
         prefill = fleet.node("prefill", *over_tcp, *successor.options("newcomer"))
-        # Files are checked every ten seconds, and a node that did not answer every five.
+        # A node checks its files every ten seconds, and calls a node that did not answer every five seconds.
         wait_for_decode_nodes(prefill, 1)
         complete(prefill, PROMPT, max_tokens=5, temperature=0)
         assert prefill.metric("corella_remote_tokens_total") == 4
@@ -103,7 +103,7 @@ def replace(old, new):
 
 
 def put_into_use(authority, node, options):
-    """Gives a node a certificate that expires soon, but not before the node uses it. Returns its file."""
+    """Gives a node a certificate that expires soon, but not before the node uses it. Returns the certificate's file."""
     num_seconds, num_used = 20, node.log().count(USED)
     while True:
         certificate, key = authority.issue_for_seconds(f"brief{num_seconds}", num_seconds)

@@ -80,7 +80,7 @@ def test_every_name_in_a_query_is_exported(queries, exported):
                 if label in ADDED_LABELS:
                     continue
                 assert label in exported[name], f"{name} has no label {label}: {query}"
-                # These have all their values from the start.
+                # These labels have all their values from the start.
                 if operator == "=" and label in ("standing", "finished_reason", "source"):
                     assert value in exported[name][label], f"{name} has no {label} {value}"
         for grouping in re.findall(r"\bby \(([^)]*)\)", query):
@@ -135,7 +135,7 @@ def test_systemd_takes_the_unit(packed, path, tmp_path, monkeypatch):
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if "corella" in line]
     assert not complaints, complaints
-    # 100 is a service with all permissions; below 20 systemd calls it OK.
+    # systemd rates a service with all permissions 100, and calls a service below 20 OK.
     check("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
 
 

@@ -158,7 +158,7 @@ def test_rpm_reads_its_package(release, tmp_path):
 
     assert ask("--configfiles") == "/etc/corella/corella.toml\n"
     assert "/usr/sbin/useradd" in ask("--requires").split()
-    # A host's name and time would be there.
+    # Otherwise, these would be the building host's name and the time of the build.
     assert ask("--queryformat", "%{buildhost} %{buildtime}") == f"localhost {make_release.commit_time()}"
     shutil.copy(package, tmp_path)
     subprocess.run(["rpm2archive", tmp_path / package.name], check=True)
@@ -184,7 +184,7 @@ def test_the_configuration_of_packages_is_read(tmp_path):
     assert '\nhost = "127.0.0.1"\n' in text
     broken.write_text(text + 'prot = 1\nmodel = "none"\n')
     done = subprocess.run([BINARY, "serve", "--config", broken], capture_output=True, text=True)
-    # The line after it is the first that is refused.
+    # The first refused line is the one after the package's configuration.
     line = len(text.splitlines()) + 1
     assert f"corella.toml, line {line}: `corella serve` has no option `prot`" in done.stderr
 

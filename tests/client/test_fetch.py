@@ -106,7 +106,7 @@ def test_a_turn_computes_only_what_no_node_has():
         wait_until(is_brought, "the second node has brought a conversation")
         assert num_loads(second, "loaded") >= 1
         num_failed = second.metric("corella_block_fetches_total", outcome="failed")
-        # A node that is not allowed, a silent one, and one that is no longer there.
+        # A node that is not allowed, a silent node, and a node that is no longer there.
         assert first.process.poll() is None
         other = [600 + at for at in range(64)]
         lone, _ = answer(first, other, **options)

@@ -42,7 +42,7 @@ def num_answers(node, outcome):
 
 
 def num_failures(node):
-    """Returns at least one for each failed fetch: the fetch counts, or its load, or both."""
+    """Returns a count of at least one for each failed fetch: of the fetch, of its load, or of both."""
     return node.metric("corella_block_fetches_total", outcome="failed") + num_loads(node, "failed")
 
 
@@ -61,7 +61,7 @@ def pair(proxy_before=TcpProxy):
 def in_phase(phase, first, second, proxy, site):
     """Yields a prompt, the lone run's answer to it, and the future of another answer, whose load is in a phase.
 
-    On a busy machine a load may be over before. Then another one is made.
+    On a busy machine, a load may end before it is in the phase. Then the next prompt is tried.
     """
     for seed in itertools.count(10):
         prompt = prompt_of(1200, seed)
@@ -114,8 +114,8 @@ def reach(phase):
 
 
 def load(first, second, site, seeds):
-    """Makes the second node load the first's blocks, and returns the prompt. A busy machine may be too late for
-    some."""
+    """Makes the second node load the first's blocks, and returns the prompt. On a busy machine, some loads may be too
+    late."""
 
     def is_loaded():
         prompt = prompt_of(300, next(seeds))
@@ -137,7 +137,7 @@ def test_52_a_source_that_is_killed_costs_a_prompt(phase):
             first.kill()
             proxy.cut()
             assert answered.result()[0] == expected
-        # It may have failed before, by its deadline.
+        # The load may have failed before the cut, by its deadline.
         second.wait_until(lambda: num_failures(second) >= max(before, 1), "the load has failed")
         wait_at_rest(second)
         # Published blocks stay.
@@ -173,7 +173,7 @@ def test_52_a_node_that_is_restarted_at_its_address_has_nothing_of_before():
             assert site_of(first)["port"] == site["port"]
             assert answer(second, unused, site, **GREEDY) == (expected, 0)
             assert second.metric("corella_fetched_blocks_total") == num_blocks
-            # The node lends the blocks that it has computed itself.
+            # The restarted node lends the blocks that it has computed itself.
             load(first, second, site, seeds)
             wait_at_rest(first, second)
 
@@ -181,7 +181,7 @@ def test_52_a_node_that_is_restarted_at_its_address_has_nothing_of_before():
 def test_51_a_link_of_a_megabyte_a_second_delays_a_request_to_its_soft_deadline():
     with pair() as (first, second, proxy, site):
         with in_phase(is_slow, first, second, proxy, site) as (prompt, expected, answered):
-            # Others load over a link of their own.
+            # Other loads use another link.
             load(first, second, site_of(first), itertools.count())
             assert answered.result()[0] == expected
         proxy.bytes_per_s = None
@@ -303,5 +303,5 @@ def test_52_a_node_of_another_model_is_asked_for_nothing_and_named_once(golden_f
 
 
 def num_lines(server, text):
-    """Logged once a minute, and not each time."""
+    """Returns the number of the log's lines with a text. Such lines are logged once a minute, not each time."""
     return sum(text in line for line in server.log().splitlines())

@@ -86,7 +86,7 @@ def test_one_command_starts_a_fleet_that_can_be_loaded(environment, tmp_path):
                 assert (answered["completed"], answered["failed"]) == (20, 0), done.stderr
             return all(remote_tokens(prefill_port) > 0 for prefill_port in prefill_ports)
 
-        # They have a tenth of a second to take a request, which may be too short on a busy machine.
+        # Decode nodes have a tenth of a second to take a request, which may be too short on a busy machine.
         wait_until(decode_nodes_help, "decode nodes take requests of the load")
     finally:
         fleet.send_signal(signal.SIGINT)

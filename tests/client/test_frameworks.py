@@ -1,6 +1,6 @@
 """Tests frameworks with clients of their own against the built binary.
 
-They are imported where they are used, because importing takes seconds even if no test of this file runs.
+Frameworks are imported where they are used, because importing takes seconds even if no test of this file runs.
 """
 
 import json

@@ -29,7 +29,7 @@ def kv_bytes(folder):
     num_heads = size("num_attention_heads", "n_head")
     head_dim = size("head_dim") or size("hidden_size", "n_embd") // num_heads
     num_kv_heads = size("num_key_value_heads") or num_heads
-    # All layers have pages of one size, which is that of the widest.
+    # All layers have pages of one size, which is that of the widest layer.
     layers = [{}, *config.get("per_layer_config", {}).values()]
     widest = max(
         layer.get("num_key_value_heads", num_kv_heads) * layer.get("head_dim", head_dim) for layer in layers
@@ -80,7 +80,7 @@ def test_greedy_tokens(name, tmp_path):
             assert greedy_text(server, case) == golden_model.text_of(case["tokens"])
 
 
-# The others take turns with the other slow tests.
+# The other families run at night.
 QUICK = ("gpt2", "mistral")
 
 

@@ -186,7 +186,7 @@ def test_others_find_what_corella_fetched(hub, user, tmp_path):
         f"acme/nano {needed} ['main', 'refs/pr/1', 'v1']",
         f"acme/sharded {sharded} ['main']",
     ]
-    # Its next download accepts Corella's files as its own: it only gets the files that Corella does not need.
+    # The package's next download accepts Corella's files, and only fetches those that Corella does not need.
     user.python("import huggingface_hub as h; h.snapshot_download('acme/nano')")
     assert len(storage_requests(hub)) == 1
     assert files_of(Path(path)) == NANO | UNNEEDED
@@ -314,7 +314,7 @@ def test_a_model_changes_only_when_it_is_pulled(hub, user):
     assert first != second
     names = [line.split()[0] for line in user.corella("list").splitlines()[2:]]
     assert names == ["acme/nano", f"acme/nano@{first.rpartition('/')[2][:12]}"]
-    # The old commit is still there by its hash, in whole or in part.
+    # The old commit is still found by its whole hash, or by the beginning of the hash.
     hub.requests.clear()
     user.corella("inspect", f"acme/nano@{first.rpartition('/')[2][:8]}")
     assert hub.requests == []
@@ -341,7 +341,7 @@ def test_the_cache_is_where_the_variables_say(hub, user, tmp_path):
 
 
 def test_a_cut_connection_is_continued(hub, user):
-    # More cuts than the attempts that may bring nothing.
+    # The connection is cut more often than attempts may fail, but each attempt brings some bytes.
     hub.faults.cut_after, hub.faults.num_cuts = 1_000_000, 7
     done = user.run(BINARY, "pull", "acme/nano")
     assert done.returncode == 0, done.stderr
@@ -451,7 +451,7 @@ def test_a_busy_hub_is_asked_again(hub, user):
     hub.faults.statuses, hub.faults.retry_after = [429, 503, 500], "1"
     done = user.run(BINARY, "pull", "acme/gguf:F16")
     assert done.returncode == 0, done.stderr
-    # The hub asked for a second each time, and the third pause would be twice as long by default.
+    # The hub asks for pauses of one second. The third pause is two seconds in any case.
     assert re.findall(r"trying again in ([\d.]+) s", done.stderr) == ["1", "1", "2"], done.stderr
 
 
@@ -466,7 +466,7 @@ def test_a_hub_that_stays_busy_is_given_up(hub, user):
 
 def test_a_hub_that_is_not_there(hub, user):
     done = user.run(BINARY, "pull", "acme/nano", HF_ENDPOINT=f"http://127.0.0.1:{free_port()}")
-    # Where nothing answers, one more attempt has to do.
+    # If nothing answers, there is only one more attempt.
     repeated, line = done.stderr.strip().splitlines()
     assert "trying again" in repeated and "refused" in line and "(2 attempts)" in line
     assert "must be an address" in user.refusal("pull", "acme/nano", HF_ENDPOINT="huggingface.co")

@@ -1,6 +1,6 @@
 """The kustomizations and the chart of deploy/ fit Kubernetes' schemas, the binary and each other.
 
-They need kubectl and helm, and are skipped without.
+The tests need kubectl and helm, and are skipped without them.
 """
 
 import contextlib
@@ -157,7 +157,7 @@ def test_a_pod_has_time_to_drain_and_right_probes(name):
 
 @pytest.mark.parametrize(("mode", "release"), [("server", "corella"), ("disaggregated", "corella-fleet")])
 def test_the_chart_starts_what_the_kustomization_does(mode, release):
-    """Compares everything but labels, names of images, and each one's mark for restarting pods."""
+    """Compares everything but labels, images, digests in names, and annotations that only the chart has."""
     of_kustomization = kustomized(mode)
     of_chart = rendered(f"--set=mode={mode},secret=corella", release=release)
     templates = pod_templates(of_chart)
@@ -222,7 +222,7 @@ def test_prefill_nodes_find_all_decode_nodes_with_the_arguments_of_their_pods(na
     common = {"/etc/corella/corella.toml": written(documents, tmp_path), "$(POD_IP)": "127.0.0.1"}
     decode_ports = [free_port() for _ in range(3)]
     _, registry = services(documents)
-    # What the headless service's name has in a cluster.
+    # The addresses that the headless service's name has in a cluster.
     addresses = ",".join(f"127.0.0.1:{port}" for port in decode_ports)
     peers = {f"dns:{registry['metadata']['name']}:9000": f"static:{addresses}"}
 
@@ -275,7 +275,7 @@ def test_a_server_has_the_keys_and_the_certificate_of_its_secrets(tmp_path):
     assert volumes["keys"] == {"secretName": "keys"} and volumes["tls"] == {"secretName": "certificate"}
     written(documents, tmp_path)
     folders = {mount["mountPath"]: tmp_path for mount in container(template)["volumeMounts"]}
-    # The longest paths come first, because some begin others.
+    # Longer paths come first, because some paths are the beginning of others.
     places = dict(sorted(folders.items(), reverse=True))
     arguments = words(template, places)
     with ServerProcess(*arguments, "--device", "mock", authority=authority.certificate) as server:

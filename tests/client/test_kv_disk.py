@@ -100,7 +100,7 @@ def test_a_prompt_of_a_model_with_windows_outlives_a_killed_server(tmp_path):
         wait_open(server)
         assert ask(server, prompt) == (expected, 0)
         _, num_cached = ask(server, prompt)
-        # The pages of the windows come last.
+        # The pages of the windows are stored last.
         server.wait_until(lambda: num_stored(server) > num_cached // 16, "its blocks are stored")
         server.wait_until(lambda: num_stored(server) == server.metric("corella_kv_disk_blocks"), "all are counted")
         server.process.send_signal(signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_a_salted_prompt_is_not_on_the_disk(tmp_path):
         for _ in range(2):
             ask(server, cache_salt="mine")
         _, num_blocks = store_other(server)
-        # Paths are stored in order, so that the salted one would be there by now.
+        # Paths are stored in order, so that the salted prompt's blocks would be on the disk by now.
         assert num_stored(server) == num_blocks
 
 
@@ -169,7 +169,7 @@ def test_damage_and_another_process_cost_only_time(tmp_path, expected):
         wait_found(server, num_blocks)
         assert ask(server) == (expected, 32)
         assert server.metric("corella_kv_disk_damaged_blocks_total") == 1
-        # It is stored anew.
+        # The damaged block is stored again.
         server.wait_until(lambda: ask(server)[0] == expected and num_stored(server) > 0, "it is stored again")
 
 

@@ -33,7 +33,7 @@ def random_prompts(num_prompts, seed, tokens=range(300, 900)):
 
 
 def run(server, prompts):
-    """Sends requests whose rows fill whole blocks: the last token of an output is not computed."""
+    """Sends requests whose rows fill whole blocks: the last token of an output has no rows."""
     for prompt in prompts:
         complete(server, prompt, max_tokens=BLOCK_SIZE + 1, temperature=0, extra_body={"ignore_eos": True})
 
@@ -72,7 +72,7 @@ def test_readers_that_come_late_or_miss_batches_end_with_the_same_blocks():
         assert server.metric("corella_kv_event_replays_total") > 0
 
 
-# With and without windows: the requests also fill more than the windows' pages.
+# A model without windows and one with windows, whose requests fill more pages than the windows have.
 @pytest.mark.parametrize(("model", "adapter"), [("llama-gqa-tied", "llama-all"), ("gemma3", "gemma3-all")])
 def test_blocks_of_windows_and_of_adapters_are_known_at_each_request(model, adapter, tmp_path):
     folder = golden_model.make(model, tmp_path / "model")
@@ -88,7 +88,7 @@ def test_blocks_of_windows_and_of_adapters_are_known_at_each_request(model, adap
             text = complete_greedily(server, prompt, BLOCK_SIZE + 1, **options)
             assert num_hits(server) - before == expected
             num_found[name] += expected
-            # The last block of a request comes after all blocks that it has displaced.
+            # The event of a request's last block comes after those of all blocks that the request has displaced.
             tokens = prompt + [ord(letter) - golden_model.FIRST for letter in text[:BLOCK_SIZE]]
             reader.see(tokens, name)
             wait_until(lambda: reader.catch_up(server) or reader.has(tokens, name), "its last block is known")
@@ -160,7 +160,7 @@ def test_a_topic_is_a_prefix_and_the_server_may_be_the_one_that_connects():
             name, sequence, payload = subscriber.recv_multipart()
             assert name == topic.encode()
             assert not any(isinstance(event, AllBlocksCleared) for event in DECODER.decode(payload).events)
-            # The first batch, which clears, precedes the connection.
+            # The first batch, which clears the cache, precedes the connection.
             assert int.from_bytes(sequence, "big") > 0
 
 

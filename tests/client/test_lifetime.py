@@ -140,7 +140,7 @@ def test_a_lost_engine_ends_the_process(monkeypatch):
                 list(stream)
         finally:
             if libc.ptrace(detach, stage, 0, 0) != 0:
-                # The process has ended, and all of it waits until the debugger has seen the end of this thread.
+                # The process has ended, and stays until the debugger has seen the end of this thread.
                 os.waitpid(stage, wait_for_any_child)
         assert server.wait() == 2
         assert "error: serving on" in server.log()

@@ -43,7 +43,7 @@ def test_earlier_entries_come_back(tmp_path):
     terminal.ask(UP + UP)
     assert terminal.ask("/system") == "one"
     leave(terminal)
-    # The next program knows them, and finds one by a part of it.
+    # The next program knows these entries, and finds an entry by a part of its text.
     terminal = Terminal(tmp_path)
     terminal.ask(control("R") + "two")
     assert terminal.ask(UP) == "" and terminal.ask("/system") == "two"

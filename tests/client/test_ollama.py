@@ -232,7 +232,7 @@ def test_what_is_not_there_is_refused_in_ollamas_shape(served, method, path, sta
 
 
 def test_an_answer_may_be_allowed_more_tokens_than_fit(served, client):
-    # An end token would end it before the context does.
+    # An end token may end the answer before the context is full.
     context = client.ps().models[0].context_length
     whole = client.generate(served.model, served.text, options={"seed": 1})
     for num_predict in [context - 1, 10 * context, 2**40]:

@@ -257,7 +257,7 @@ def test_the_picture_shows_load(browser, slow_server):
         wait_figure(page, "Running", "zero")
         assert page.is_visible("#no-requests")
         answers = [pool.submit(complete, slow_server, prompt, max_tokens=160, **ON) for prompt in prompts]
-        # Each of them passes.
+        # Each of these conditions is true at some time.
         wait_each(
             page,
             [
@@ -300,7 +300,7 @@ def num_streams_left(server):
 
 
 def test_the_engine_is_watched_only_while_it_is_seen(browser):
-    # No stream of another page ends at this server.
+    # At a server of its own, no stream of another page ends.
     with ServerProcess("--threads", 1) as server, page_of(browser, server, size=PHONE) as page:
         # The chat is in front.
         left = num_streams_left(server)
@@ -328,7 +328,7 @@ def test_empty_fields_show_the_defaults_of_the_server(browser, server):
 def test_the_engine_is_folded_away_until_it_is_wanted(browser, server):
     with page_of(browser, server) as page:
         assert page.is_hidden("#engine")
-        # The strip tells its figures meanwhile.
+        # The strip shows the figures meanwhile.
         wait(page, "document.getElementById('strip-figures').textContent.startsWith('0 running')")
         show_engine(page)
         assert page.is_visible("#chat") and page.get_attribute("#strip", "aria-expanded") == "true"

@@ -127,7 +127,7 @@ def test_chats_are_kept_opened_and_deleted(browser, server):
         ask(page, "More.")
         assert said(sent[0]) == [("user", "First."), ("assistant", answer), ("user", "More.")]
         assert titles(page) == ["First.", "Second."]
-        # A new tab has the list, and the last used chat. Each notices what the other changes.
+        # A new tab has the list, and the last used chat. Each tab notices what the other changes.
         other = page.context.new_page()
         other.goto(server.base_url + "/")
         wait_titles(other, ["First.", "Second."])
@@ -137,7 +137,7 @@ def test_chats_are_kept_opened_and_deleted(browser, server):
         other.click("#side >> text=Undo")
         assert titles(other) == ["First.", "Second."]
         wait_titles(page, ["First.", "Second."])
-        # The chat on the page leaves it, too.
+        # A deleted chat also disappears from the page that shows it.
         other.hover("#side li:has-text('First.')")
         other.click("button[title='Delete “First.”']")
         assert other.is_visible("#empty") and titles(other) == ["Second."]
@@ -181,7 +181,7 @@ def test_the_side_bar_lies_over_the_chat_of_a_phone(browser, server):
         page.click("#side-toggle")
         page.click(".chat-title >> text=First.")
         assert page.is_hidden("#side") and page.locator(".user .body").all_text_contents() == ["First."]
-        # What lies below can be used again.
+        # The chat below the side bar can be used again.
         ask(page, "Second.")
 
 
@@ -270,7 +270,7 @@ def test_edit_goes_back_to_a_message(browser, server):
         page.locator("button[title=Edit]").nth(1).click()
         assert page.input_value("#message") == "Second."
         assert page.evaluate("document.activeElement.id") == "message" and page.is_visible("#editing")
-        # Until it is sent, nothing is lost.
+        # Until the edited message is sent, nothing is lost.
         page.keyboard.press("Escape")
         assert page.input_value("#message") == "" and page.is_hidden("#editing")
         page.locator("button[title=Edit]").nth(1).click()
@@ -295,7 +295,7 @@ def test_actions_show_where_they_are_looked_for(browser, server):
         page.mouse.move(5, 5)
         page.focus(".user button[title=Copy]")
         assert page.evaluate(opacity, "Edit") == "1"
-        # The last answer always has them, and its speed.
+        # The last answer always shows its actions and its speed.
         assert page.evaluate("getComputedStyle(document.querySelector('.assistant .actions')).opacity") == "1"
         assert "tokens/s" in page.text_content(".assistant footer")
 
@@ -309,7 +309,7 @@ def test_copy_takes_the_text_as_it_was_written(browser, server, has_clipboard):
         conversation = json.dumps([{"role": "user", "content": "Show."}, answer])
         page.evaluate("text => sessionStorage.setItem('corella.conversation', text)", conversation)
         if not has_clipboard:
-            # Pages of other machines without HTTPS have none.
+            # Pages of other machines without HTTPS have no clipboard.
             page.add_init_script("window.clipboard = navigator.clipboard; Object.defineProperty(navigator, 'clipboard', { value: undefined });")
         page.reload()
         read = "(window.clipboard ?? navigator.clipboard).readText()"

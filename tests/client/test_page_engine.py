@@ -77,7 +77,7 @@ def test_numbers_are_rounded_as_people_read_them(browser, server):
                 return Array.from({ length: 3000 }, (_, i) => [i + 8, ceiling(i + 8, [2, 4, 8, 20])]);
             }"""
         )
-        # The label at half height is a quarter of the top, and has no decimals.
+        # The scale is a square root: half height means a quarter of the top, which must be whole.
         assert all(top >= 0.999 * most and top % 4 == 0 for most, top in tops)
 
 

@@ -41,7 +41,7 @@ def test_files_are_sent_with_the_message_and_kept(browser, server):
         page.click(".user summary >> nth=0")
         assert page.locator(".user pre").first.text_content() == "x = '```'\n"
         assert violations(page) == []
-        # An edit begins with them.
+        # An edit begins with the message's files.
         page.locator("button[title=Edit]").first.click()
         page.click("button[title='Remove a.py']")
         page.press("#message", "Enter")

@@ -29,7 +29,7 @@ FORMULAS = {
     "so $$x$$ is": [["x", True]],
     "- a\n  \\[\n  x\n  \\]\n- b": [["\nx\n", True]],
     "| of $a$ |\n|---|\n| $b$ |": [["a", False], ["b", False]],
-    # Money, code and escapes are none.
+    # Money, code and escapes are no formulas.
     "It costs $5 or $10.": [],
     "$ 5 and 6 $": [],
     "$20-$30": [],
@@ -108,7 +108,7 @@ def test_formulas_that_grow_end_as_the_whole_does(page):
 @pytest.mark.parametrize("tex", HOSTILE)
 @pytest.mark.parametrize("signs", ["$ $", "$$ $$"])
 def test_formulas_can_do_nothing_else(page, tex, signs):
-    """KaTeX writes what it cannot read as it is, and so does the page."""
+    """KaTeX shows the source of a formula that it cannot read, and so does the page."""
     before, after = signs.split()
     script = """
         renderMarkdown(box, arg);

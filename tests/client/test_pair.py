@@ -85,7 +85,7 @@ def test_a_mixed_pair_answers_alike_however_rows_travel():
         with Fleet() as fleet:
             decode = fleet.decode(*THREADS, *way, *small)
             prefill = fleet.prefill(*THREADS, *way)
-            # The prefill node has other weights.
+            # The prefill node has other weights, so that no single process gives these answers.
             answers.append([complete_remotely(prefill, prompt, **options) for prompt, options in asked])
             wait_at_rest(prefill, decode)
     assert answers[0] == answers[1] == answers[2]
@@ -145,7 +145,7 @@ def test_a_decode_node_that_is_told_to_go_finishes_what_it_has():
         text += text_of(chunks)
         assert num_steps(prefill) - before < 100, "most of it came from the decode node"
         assert decode.wait() == 0
-        # From now on this node serves other requests itself.
+        # From now on, the prefill node serves requests itself.
         assert text == complete_greedily(prefill, [400, 401, 402], 300)
 
 
@@ -179,7 +179,7 @@ def test_connections_are_made_before_requests_and_outlast_silence():
 
 def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
     monkeypatch.setenv("RUST_LOG", "corella_cluster=debug")
-    # Slow enough to be measured, and faster than computing the prompt.
+    # The link is slow enough to be measured, and faster than computing the prompt.
     link = ("--transport", "tcp", "--transfer-max-bandwidth", "20M")
     on_prefill = [
         "allocate_seconds",
@@ -225,7 +225,7 @@ def test_a_decode_node_tells_of_adapters_at_work(tmp_path):
             chunks = stream(prefill, prompt_of(30, tokens=range(3, 80)), 450, model="other")
             next(chunks)
             next(chunks)
-            # It may have ended before the check.
+            # The request may have ended before the check.
             told = at_work(decode, "other")
             chunks.close()
             return told
@@ -337,7 +337,8 @@ def test_without_fallback_a_request_that_nobody_takes_is_refused():
 
 
 def test_without_fallback_a_node_is_ready_while_a_decode_node_is_there():
-    """A load balancer sends requests to a node that is ready, and this one would refuse all of them."""
+    """A load balancer sends requests to a node that is ready, and without a decode node, this node would refuse all of
+    them."""
     with Fleet() as fleet:
         prefill = fleet.prefill(*NO_FALLBACK, *THREADS, num_decode_nodes=0, ready_path="/health")
 
@@ -357,7 +358,7 @@ def test_without_fallback_a_node_is_ready_while_a_decode_node_is_there():
             complete(prefill, [400] * 20, max_tokens=3)
             decode.kill()
             becomes(503, "no decode node is there any more")
-        # A node that decodes what no other node takes needs none.
+        # A node with a fallback needs no decode node.
         assert fleet.prefill(*THREADS, num_decode_nodes=0).status_of("/ready") == 200
 
 

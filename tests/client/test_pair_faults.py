@@ -37,7 +37,7 @@ from fleet import (
 from patience import held, slowed, wait_until
 from server_process import ServerProcess, free_port
 
-# Chunks of a prompt take tens of milliseconds each, so that a fault can hit between two.
+# Chunks of a prompt take tens of milliseconds each, so that a fault can hit between two chunks.
 CHUNKS = ("--max-prefill-tokens", 64)
 NUM_TOKENS = 60
 # The reasons for which a prefill node of two or more decode nodes may go on by itself.
@@ -48,7 +48,7 @@ NUM_PAIRS = 60
 
 @pytest.fixture(scope="module")
 def alone():
-    """Returns one process's text."""
+    """Yields a function that returns the text of a single process."""
     with ServerProcess(*SLOW) as server:
         yield lambda prompt, num_tokens=NUM_TOKENS: complete_greedily(server, prompt, num_tokens)
 
@@ -111,7 +111,8 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_the_prefill
 
 
 def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_another(alone):
-    """Every way to draw tokens goes on where the lost node was, twice, and the prefill node decodes nothing."""
+    """For each way to draw tokens, another decode node continues the answer of a lost one, twice, and the prefill node
+    decodes nothing."""
     digits = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 120}
     answer_format = {"type": "json_schema", "json_schema": {"name": "digits", "schema": digits}}
     ways = [
@@ -137,7 +138,7 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_another(alo
         wanted = [whole(read(start(single, number, way))) for number, way in enumerate(ways)]
 
     def moves():
-        """Returns whether decode nodes have done it alone. A node on a busy machine may look lost."""
+        """Returns whether the prefill node has decoded nothing. A node on a busy machine may look lost."""
         with Fleet() as fleet:
             decode = [fleet.decode(*SLOW)]
             prefill = fleet.prefill(*SLOW)
@@ -155,7 +156,7 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_another(alo
                 wait_for_decode_nodes(prefill, 2)
                 decode[-2].kill()
                 wait_until(lambda: prefill.metric("corella_num_requests_running") == 0 or is_over(), "no prompt is computed")
-                # An answer moves again once it has got a token.
+                # An answer can move to the next decode node once this one has sent a token.
                 num_tokens = num_remote_tokens(prefill) + 3 * len(ways)
                 wait_until(lambda: num_remote_tokens(prefill) > num_tokens or is_over(), "tokens come from the next node")
                 wait_for_decode_nodes(prefill, 1)
@@ -177,7 +178,7 @@ def test_38_streams_that_come_back_meet_no_limit_of_the_queue(alone, limit):
         proxy.is_held = True
         streams, texts = [], []
         for prompt in prompts:
-            # One after the other, so that none is refused while it is new.
+            # Requests are sent one after the other, because the queue's limits apply to new requests.
             streams.append(stream(prefill, prompt, NUM_TOKENS))
             texts.append(next(streams[-1]).choices[0].text)
         decode.kill()
@@ -199,7 +200,7 @@ def test_38_decode_node_that_stops_is_given_up_and_lets_go_when_it_wakes(alone):
             text += text_of(chunks)
             assert text == alone(prompt, num_tokens)
             assert num_fallbacks(prefill, "peer_lost") == 1
-            # It is suspect, or no longer in the registry, which forgets it some seconds later.
+            # The decode node is suspect, or no longer in the registry, which forgets it some seconds later.
             assert num_decode_nodes(prefill, "healthy") == 0
             wait_at_rest(prefill)
         wait_at_rest(decode)
@@ -373,10 +374,10 @@ def test_44_a_slow_node_delays_nobody_else(alone):
             before = num_remote_tokens(quick)
             with in_background(complete_greedily, slow, prompt, NUM_TOKENS) as answer:
                 wait_until(lambda: slow.metric("corella_kv_pages_held") > 0, "it is computed")
-                # From here on it takes more than three seconds.
+                # From here on, sending the prompt's rows takes more than three seconds.
                 proxy.bytes_per_s = 1.1e6
                 proxy.is_held = False
-                # A request behind the same link does not wait either: its rows go in between.
+                # A request over the same link does not wait either: its rows are sent between those of the long prompt.
                 for server in (quick, slow):
                     short = prompt_of(20, next(seeds))
                     assert complete_greedily(server, short, 5) == alone(short, 5)
@@ -400,7 +401,8 @@ def test_44_a_node_whose_free_pages_fall_is_asked_less_often():
         seeds = iter(range(1000))
 
         def shares(num_requests, num_free):
-            """Returns the number of requests that each node was asked to take, when the fuller one has `num_pages`."""
+            """Returns how many of the requests each node was asked to take. `num_free` are the free pages that the
+            fuller node may have."""
             wait_until(lambda: min(reported_free_pages(prefill)) in num_free, "free pages are reported")
             before = [num_asked(node) for node in decode]
             for _ in range(num_requests):
@@ -413,12 +415,12 @@ def test_44_a_node_whose_free_pages_fall_is_asked_less_often():
         full, free = decode
         with ask(full, prompt_of(1500), 500):
             wait_until(lambda: full.metric("corella_kv_pages_in_use") >= 94, "its pages are taken")
-            # Otherwise a quick machine finishes it before the requests are divided.
+            # Otherwise a quick machine finishes the long request before the others are divided.
             with slowed(full):
                 to_full, to_free = shares(16, range(67))
             assert full.metric("corella_kv_pages_in_use") >= 94, "they still are"
-        # It has 66 free pages and then fewer, the other one 160: it is asked for less than 0.3 of the requests. Taking
-        # turns would give it 8.
+        # The full node has at most 66 free pages, and the other node 160: fewer than 0.3 of the requests go to the full
+        # node. Taking turns would give it 8.
         assert 1 <= to_full <= 6
         assert to_full + to_free == 16
         wait_at_rest(*decode)
@@ -463,7 +465,7 @@ def test_46_nodes_work_on_while_etcd_is_away_and_find_it_again(alone):
         etcd.kill()
         prompt = prompt_of(50)
         assert complete_greedily(prefill, prompt, NUM_TOKENS, complete_remotely) == alone(prompt)
-        # It returns without any data.
+        # etcd returns without any data.
         etcd.start()
         newcomer = fleet.prefill(*SLOW)
         assert complete_greedily(newcomer, prompt, NUM_TOKENS, complete_remotely) == alone(prompt)
@@ -561,11 +563,11 @@ def test_49_a_decode_node_that_drains_says_so_and_finishes(alone):
         streams = [stream(prefill, prompt, num_tokens) for prompt in prompts]
         texts = [next(chunks).choices[0].text for chunks in streams]
         wait_until(lambda: num_asked(leaving) > 0, "both nodes take part")
-        # Otherwise it finishes before the newcomer has started.
+        # Otherwise the leaving node finishes before the newcomer has started.
         with slowed(leaving):
             leaving.terminate()
             wait_until(lambda: leaving.status_of("/ready") != 200, "it is not ready")
-            # It is listed while it has sessions, and no node brings it more.
+            # The leaving node is listed while it has sessions, and gets no more of them.
             newcomer = fleet.prefill(*SLOW)
             wait_until(lambda: num_decode_nodes(newcomer, "draining") == 1, "the newcomer knows that it drains")
             assert num_decode_nodes(prefill, "healthy") == 1

@@ -95,7 +95,7 @@ def test_nodes_of_one_group_work_together_in_every_kind_of_registry():
         complete(prefill, prompt_of(20), max_tokens=4)
         before = num_steps(batch)
         assert before > 0
-        # A folder tells groups, and a list of addresses does not.
+        # A registry in a folder has the nodes' groups, and a list of addresses does not.
         alone = fleet.prefill(*THREADS, num_decode_nodes=0)
         with Fleet(f"static:127.0.0.1:{port}") as by_address:
             other = by_address.prefill(*THREADS, num_decode_nodes=0)

@@ -102,7 +102,7 @@ def test_streams_and_conversations_are_as_on_one_server(monkeypatch):
         for options in [
             {"temperature": 0, "max_tokens": 30},
             {"temperature": 1, "seed": 5, "max_completion_tokens": 30},
-            # The proxy sets max_tokens below it.
+            # The proxy sets `max_tokens` below `min_tokens`.
             {"temperature": 1, "seed": 6, "max_tokens": 20, "extra_body": {"min_tokens": 10}},
         ]:
             options["extra_headers"] = {"x-request-id": "streams-and-more"}
@@ -137,14 +137,14 @@ def test_a_prefill_node_that_dies_between_the_steps_changes_nothing():
         proxy.between = proxy.prefill.kill
         assert answer_of(proxy, {"prompt": PROMPT[:64]})[0] == expected
         assert num_pulls(proxy.decode, "failed") == 1
-        # The same parameters once more, in vain: a line a minute is enough.
+        # The same parameters fail once more. The log has one line a minute for such failures.
         params = proxy.transfer_params[-1]
         post(proxy.decode.port, "/reset_prefix_cache", {})
         again, _ = answer_of(proxy.decode, {"prompt": PROMPT[:64]}, kv_transfer_params=params)
         assert again == expected
         assert num_pulls(proxy.decode, "failed") == 2
         assert proxy.decode.log().count("cannot use what 127.0.0.1:") == 1
-        # The first step gets no answer.
+        # The prefill node does not answer the first step.
         assert answer_of(proxy, {"prompt": PROMPT[:64]})[0] == expected
         assert proxy.decode.metric("corella_kv_pages_held") == 0
 
@@ -193,7 +193,7 @@ def test_rows_of_another_model_or_prompt_or_engine_are_not_used(golden_folder):
         expected, _ = answer_of(proxy.prefill, prompt=prompt)
         assert answer_of(proxy.decode, prompt=prompt, kv_transfer_params=foreign)[0] == expected
         assert num_pulls(proxy.decode, "unusable") == 2
-        # None of them has used up the kept prompt.
+        # None of these requests has used up the kept prompt.
         post(proxy.decode.port, "/reset_prefix_cache", {})
         assert answer_of(proxy.decode, prompt=prompt, kv_transfer_params=params)[0] == expected
         assert num_pulls(proxy.decode, "loaded") == 1
@@ -226,7 +226,7 @@ def test_adapters_are_pulled_by_their_contents(tmp_path):
         wait_for_rest(proxy)
         num_asked = sum(num_pulls(decode, outcome) for outcome in ("loaded", "cached"))
         assert num_asked == len(answers), "each prompt was pulled or cached"
-        # A prompt's first request for each of the two is not cached.
+        # The first request for a prompt and a model, with or without the adapter, is not cached.
         assert num_pulls(decode, "loaded") >= 2 * len(prompts)
 
         # The two nodes use one name for different adapters: the prompt is computed with the second node's.

@@ -131,7 +131,7 @@ def resident_mib(server):
 
 @pytest.mark.night
 def test_ten_thousand_responses_take_no_more_than_they_may(tmp_path):
-    # Each has an input of 16 KiB, so that all together would take 160 MiB.
+    # Each response has an input of 16 KiB, so that all together would take 160 MiB.
     pad = {"note": "x" * (16 << 10)}
     folder = make_folder(tmp_path / "mock", CONVERSATION)
     options = ["--device", "mock", "--mock-dictation=a", "--max-stored-response-bytes", "8M"]

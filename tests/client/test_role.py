@@ -102,7 +102,7 @@ def test_a_role_ends_what_it_owes_before_the_next_begins():
         )
         next(stream)
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            # Otherwise it finishes before it is seen.
+            # Otherwise the change ends before the test sees it.
             with slowed(decode):
                 changing = pool.submit(ask, decode, "unified")
                 decode.wait_until(

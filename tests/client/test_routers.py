@@ -25,8 +25,8 @@ PROGRAMS = Path(os.environ.get("CORELLA_ROUTERS", ROOT / "target/ci-routers/bin/
 THREADS = ("--threads", 1)
 NODE = ("--cluster-listen", "127.0.0.1:0", *THREADS)
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox and a lantern, please, and do not stop too early."}]
-# How each is started, and whether it is told of its nodes at run time. smg asks nodes for no connector, and pairs
-# without a transfer of KV unless it is given theirs.
+# How each router is started, and whether it is told of its nodes at run time. smg does not ask nodes for their
+# connector, and pairs them without a transfer of KV unless it is given the connector.
 ROUTERS = {
     "vllm-router": (["--vllm-pd-disaggregation", "--kv-connector", "nixl", "--worker-startup-check-interval", "1"], False),
     "smg": (["launch", "--enable-igw", "--backend", "vllm"], True),
@@ -35,7 +35,7 @@ ROUTERS = {
 
 @contextlib.contextmanager
 def running(name, *arguments):
-    """Yields the URL of a router, a function that gets a path of it, and one that returns its log."""
+    """Yields the URL of a router, a function that gets one of its paths, and a function that returns its log."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [PROGRAMS / name, *arguments, "--host", "127.0.0.1", "--port", str(port)]
@@ -151,11 +151,11 @@ def test_a_router_that_hears_kv_events_chooses_the_node_that_has_the_prefix():
             numbers = itertools.count()
 
             def knows_last():
-                # A node chosen by mistake has the text from then on, so each attempt has its own.
+                # A node chosen by mistake has the text from then on, so each attempt has texts of its own.
                 marks = prime(f"Mark {next(numbers)}")
                 return [chosen(mark + "And then?") for mark in marks] == [*nodes]
 
-            # The router has read all earlier events.
+            # A router that knows the last texts has read all earlier events.
             wait_until(knows_last, lambda: f"the router knows what is cached\n{text()}")
             for texts in stories:
                 for node, prompt in zip(nodes, texts):

@@ -116,12 +116,12 @@ def test_a_server_listens_on_a_socket_of_the_file_system(tmp_path):
     first = start(path)
     wait_until(lambda: status(path) == 200 or first.poll() is not None, "the server answers")
     assert status(path) == 200
-    # Two servers cannot share one socket, and the second one leaves it unchanged.
+    # Two servers cannot share one socket, and the second server leaves it unchanged.
     second = start(path)
     _, error = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 2 and "cannot listen on" in error and path.name in error
     assert status(path) == 200
-    # A killed server leaves the file, which the next one takes.
+    # A killed server leaves the file, and the next server takes it.
     first.kill()
     first.communicate()
     assert stat.S_ISSOCK(path.stat().st_mode)

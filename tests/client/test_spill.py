@@ -8,8 +8,8 @@ from server_process import ServerProcess
 from test_role import change
 
 PAGE_BYTES = 16 * ROW_BYTES
-# A request begins with 3 pages and ends with 13, so that they fit only at first. The length of an answer is unknown,
-# and with a share of 0 every request begins whose prompt fits.
+# A request begins with 3 pages and ends with 13, so that all requests fit only at first. The length of an answer is
+# unknown, and with a share of 0 every request begins whose prompt fits.
 NUM_PAGES = 26
 CONTEXT = ("--max-model-len", 200)
 SMALL = ("--kv-cache-memory", NUM_PAGES * PAGE_BYTES, "--head-room", 0)
@@ -71,7 +71,7 @@ def test_requests_wait_in_host_memory_and_go_on_where_they_were(expected):
         wait_at_rest(prefill, decode)
 
 
-# None at all, and less than any request needs.
+# No memory at all, and less than any request needs.
 @pytest.mark.parametrize("num_bytes", [0, 2 * PAGE_BYTES])
 def test_a_request_that_host_memory_has_no_room_for_goes_back(expected, num_bytes):
     with Fleet() as fleet:
@@ -95,7 +95,7 @@ def test_a_node_that_becomes_a_decode_node_has_host_memory(expected):
         wait_for_decode_nodes(prefill, 1)
         assert answers(prefill) == expected
         num_spills, num_restores, _ = counts(decode)
-        # A quarter of its pages holds one request that has not grown much.
+        # A quarter of the node's pages holds one request that has not grown much.
         assert num_spills > 0
         assert num_restores == num_spills
         wait_at_rest(prefill, decode)

@@ -138,7 +138,8 @@ def test_while_the_model_is_loaded_clients_are_told_so(golden_folder, tmp_path):
         try:
 
             def refusal():
-                """Returns why there is no answer: before the port is open, because there is no connection."""
+                """Returns the server's error. Before the port is open, there is no connection, and the result is
+                false."""
                 with pytest.raises(openai.APIError) as error:
                     client.models.list()
                 return isinstance(error.value, openai.InternalServerError) and error.value

@@ -100,7 +100,7 @@ def suite():
 
 @pytest.mark.night
 def test_answers_follow_the_test_suite(server):
-    """Constraints of any kind: unsupported ones are refused, and none is left out silently."""
+    """Tests constraints of any kind: unsupported constraints are refused, and no constraint is left out silently."""
     cases = dict(suite())
     counts, refused = Counter(), Counter()
     for (name, schema), answer in zip(cases.items(), answers(server, cases.values())):

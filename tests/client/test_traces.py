@@ -18,8 +18,8 @@ from server_process import ServerProcess, free_port
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
-# A span's times are read from two clocks, one after the other. If a thread loses its core in between, they are too
-# early by the time lost.
+# A span's times are read from two clocks, one after the other. If a thread loses its core in between, the span's times
+# are too early by the time lost.
 READING_NS = 1_000_000_000
 
 
@@ -115,7 +115,7 @@ def test_where_the_time_of_a_request_went(collector, monkeypatch, stream):
         assert chunks
         server.wait_until(lambda: len(collector.of_trace(TRACE_ID)) == 5, "five spans")
         arrived_ns = time.time_ns()
-        # The server counts them when the collector has answered.
+        # The server counts the spans when the collector has answered.
         server.wait_until(lambda: server.metric("corella_spans_sent_total") >= 5, "the spans are counted")
         assert server.metric("corella_spans_dropped_total") == 0
     spans = {span.name: span for span in collector.of_trace(TRACE_ID)}
@@ -198,7 +198,7 @@ def test_one_trace_runs_through_both_nodes_of_a_pair(collector, monkeypatch):
     assert remote.kind == Span.SPAN_KIND_SERVER and remote.parent_span_id == session.span_id
     transfer = spans["prefill-node", "transfer"]
     assert transfer.parent_span_id == session.span_id
-    # K and V of each prompt token in the built-in model, and the rest of its pages.
+    # K and V of each prompt token in the built-in model, and the rest of the prompt's pages.
     num_prompt_tokens = attributes(spans["prefill-node", "prefill"])["gen_ai.usage.input_tokens"]
     num_bytes = attributes(transfer)["corella.kv_bytes"]
     assert num_prompt_tokens * ROW_BYTES <= num_bytes and num_bytes % ROW_BYTES == 0
@@ -228,7 +228,7 @@ def test_a_collector_that_is_away_holds_up_nobody():
         server.wait_until(lambda: server.metric("corella_spans_dropped_total") >= 100, "spans are lost")
         server.terminate()
         assert server.wait() == 0
-        # The line appears once, not for each batch, and perhaps after the count.
+        # The line appears once, not for each batch.
         assert server.log().count("spans are lost") == 1
 
 

@@ -3,9 +3,9 @@
     CORELLA_BIN=target/release/corella python tests/client/wander.py --requests 1000 --transport tcp
 
 Two prefill and two decode nodes play the same conversations as three unified nodes. They fetch each other's cached
-blocks on every path, from caches that are too small for all conversations. It fails if an answer differs in a token, or
-a log-probability in a bit, if a path was not used, or if a node still holds anything at the end. `--model gemma3` has
-layers with a window. `--transport nixl` needs the library that `cargo xtask set-up` installs.
+blocks on every path, from caches that are too small for all conversations. The program fails if an answer differs in a
+token, or a log-probability in a bit, if a path was not used, or if a node still holds anything at the end.
+`--model gemma3` has layers with a window. `--transport nixl` needs the library that `cargo xtask set-up` installs.
 """
 
 import argparse
@@ -93,7 +93,7 @@ MODELS = {
 class Turn:
     new: list
     options: dict
-    # One process's answer, and the whole prompt.
+    # The whole prompt, and one process's answer.
     prompt: list = None
     expected: list = None
 
@@ -215,7 +215,7 @@ def play(talks, play_turn):
 
 
 def expect(talks, alone):
-    """Has one process answer everything. The prompts of all turns are known then."""
+    """Has one process answer every turn, and stores the prompts and answers in the turns."""
 
     def play_turn(talk, turn):
         before = talk.turns[talk.next - 1] if talk.next else None
@@ -312,7 +312,7 @@ class Wanderers:
 
 class Unified(Wanderers):
     PATHS = (("unified", "unified"),)
-    # Such nodes have no sessions.
+    # Unified nodes have no sessions.
     holdings = tuple(name for name in HOLDINGS if name != "corella_sessions")
 
     def start(self, fleet, *arguments, **options):
@@ -339,7 +339,8 @@ class Pairs(Wanderers):
         return nodes
 
     def choose(self, draw, last):
-        """Most turns go to the last turn's node and name no blocks, like clients' requests.
+        """Returns a turn's node, and the source of cached blocks that the request names. Most turns go to the last
+        turn's node and name no source, like clients' requests.
 
         Others go elsewhere, as by a router that knows each node's blocks. A decode node that a client addresses
         computes the prompt itself.

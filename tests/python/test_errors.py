@@ -1,4 +1,4 @@
-"""What is wrong is said at once, by its name."""
+"""Wrong options and parameters are refused at once, by name."""
 
 import copy
 import math
@@ -53,7 +53,7 @@ def test_every_option_has_a_type():
             assert (bool in (hints[name], *typing.get_args(hints[name]))) == (kind == "switch"), name
 
 
-# What the command line tolerates of `vllm serve` that `vllm.LLM` does not have.
+# Options of `vllm serve` that the command line accepts, and that `vllm.LLM` does not have.
 OF_SERVERS = {
     "api_server_count",
     "cohere_format",
@@ -202,7 +202,7 @@ def test_a_stream_that_cannot_go_on_is_the_request_s_fault(llm):
     def tokens(text):
         return llm.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
 
-    # Two of them are two tokens, the first of which is allowed and the second is not.
+    # A letter that is the same token twice when written twice. Only this token is allowed, but not twice in a row.
     twice = next(letter * 2 for letter in string.ascii_letters if tokens(letter * 2) == tokens(letter) * 2)
     params = SamplingParams(max_tokens=4, allowed_token_ids=tokens(twice)[:1], bad_words=[twice])
     with pytest.raises(RequestError) as refused:

@@ -103,7 +103,7 @@ def test_logprobs_are_those_of_the_api(llm):
     assert "".join(row[token].decoded_token for row, token in zip(answer.logprobs, answer.token_ids)) == answer.text
     assert answer.cumulative_logprob == pytest.approx(sum(raw["token_logprobs"]))
     for row, token in zip(answer.logprobs, answer.token_ids):
-        # Greedy draws are the most likely ones, and lead the row.
+        # A greedy draw is the most likely token, and comes first in the row.
         assert len(row) == 2 and next(iter(row)) == token == max(row, key=lambda other: row[other].logprob)
     first, *others = output.prompt_logprobs
     assert first is None and len(others) == len(output.prompt_token_ids) - 1

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from corella import LLM, RequestError, UnsupportedError
 
-# Those results have f32 weights, too.
+# The weights are f32 in the golden results, too.
 TOLERANCE = 1e-4
 
 

@@ -22,7 +22,7 @@ def test_the_rank_of_a_drawn_token_is_its_place_among_all(llm):
     assert min(ranks) >= 1 and max(ranks) > 4, "no draw is beyond the alternatives"
     at = ranks.index(max(ranks))
     context = output.prompt_token_ids + answer.token_ids[:at]
-    # Each token of the vocabulary is judged as the last one of a prompt.
+    # Each token of the vocabulary gets a log-probability as the last token of a prompt.
     tokens = range(llm.get_tokenizer().vocab_size)
     scored = llm.generate([[*context, token] for token in tokens], SamplingParams(max_tokens=0, prompt_logprobs=0))
     logprobs = [one.prompt_logprobs[-1][token].logprob for one, token in zip(scored, tokens)]
@@ -89,7 +89,7 @@ def test_the_prefix_cache_is_reset_unless_requests_run(llm):
     next(stream)
     assert llm.reset_prefix_cache() is False
     stream.close()
-    # A step that runs without the request still has its pages.
+    # A running step may still have the pages of the closed stream's request.
     wait_until(lambda: llm.reset_prefix_cache() is True, "its pages are free")
     assert cached() == 0
 
@@ -101,7 +101,7 @@ def test_default_sampling_params_are_those_of_the_models_files(llm):
     with LLM(kv_cache_memory="16M", override_generation_config={"temperature": 0.25, "top_k": 7}) as own:
         params = own.get_default_sampling_params()
         assert params == SamplingParams(temperature=0.25, top_p=file["top_p"], top_k=7)
-        # What is the default changes nothing.
+        # Parameters equal to the defaults change nothing.
         params.seed = params.max_tokens = 8
         assert own.generate("Once", params)[0].outputs == own.generate("Once", SamplingParams(seed=8, max_tokens=8))[0].outputs
     with LLM(kv_cache_memory="16M", generation_config="vllm") as plain:

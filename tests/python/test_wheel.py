@@ -56,7 +56,7 @@ def test_the_wheel_serves_every_python(wheel):
     assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
     (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
     assert "\nName: corella-llm\n" in archive.read(metadata).decode(), "PyPI's `corella` is another package"
-    # Where it was built stays there.
+    # The wheel does not contain the path of the folder in which it was built.
     for name in names:
         assert name.endswith(".so") or str(ROOT).encode() not in archive.read(name), name
 
@@ -88,7 +88,7 @@ def test_the_command_serves_until_it_is_told_to_stop(fresh, stop):
 
 
 def test_the_command_can_be_interrupted(fresh):
-    # It has no handler of its own, so the signal ends it.
+    # The command has no handler of its own, so the signal ends it.
     words = ["generate", "-p", "Once", "--max-tokens", "2000", "--ignore-eos", "--no-limits"]
     process = subprocess.Popen([fresh / "corella", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(1)

@@ -17,7 +17,7 @@ from corella import (
 def load(model: Optional[str], tensor_parallel_size: int, enforce_eager: bool) -> LLM:
     return LLM(
         model=model,
-        # Those that vLLM's LLM names itself.
+        # Arguments that the signature of vLLM's LLM names.
         runner="auto",
         convert="auto",
         tokenizer_mode="auto",
@@ -38,7 +38,7 @@ def load(model: Optional[str], tensor_parallel_size: int, enforce_eager: bool) -
         attention_config=None,
         kv_cache_memory_bytes=64 << 20,
         compilation_config={"mode": 3, "cudagraph_capture_sizes": [1, 2, 4]},
-        # Those that it hands on.
+        # Arguments that vLLM's LLM hands on.
         async_scheduling=True,
         attention_backend="FLASH_ATTN",
         block_size=16,
