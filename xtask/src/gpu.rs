@@ -60,7 +60,7 @@ fn pack(repository: &Repository) -> Result<PathBuf, String> {
         )?;
     }
     compile_hopper(repository, &binaries_folder.join("hopper"))?;
-    // Tests find their data by the path of their compilation.
+    // Tests find their data below the root at which they were compiled.
     let root = repository.root.display().to_string();
     fs::write(binaries_folder.join("root"), root).map_err(|error| at(&folder, error))?;
     let pack = folder.join("pack.tar.xz");

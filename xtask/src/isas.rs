@@ -51,7 +51,7 @@ const TESTS: [(&str, &[&str]); 2] = [
 const TILES_PACKAGE: &str = "corella-cpu";
 const EMULATION: &str = "CORELLA_EMULATED_TILES";
 
-/// Tests of that package that compute in plain loops.
+/// Tests of `TILES_PACKAGE` that compute in plain loops.
 const WITHOUT_KERNELS: &str = "feature::";
 
 /// Runs the tests held to one instruction set, if this machine has it.
@@ -103,7 +103,7 @@ pub fn tiles(repository: &Repository) -> Result<(), String> {
     run_all(commands.collect(), TILES)
 }
 
-/// Runs all of the commands, so that a failure of one hides none of the others.
+/// Runs all of the commands, so that a failure of one command hides no failure of another.
 fn run_all(commands: Vec<Command>, isa: &str) -> Result<(), String> {
     let mut outcome = Ok(());
     for mut command in commands {

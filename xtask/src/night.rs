@@ -20,7 +20,7 @@ pub struct Part {
     run: fn(&Repository) -> Result<(), String>,
 }
 
-/// Takes as long as many other files of `tests/client` together.
+/// Tests that take as long as many other files of `tests/client` together.
 const FUZZED_REQUESTS: &str = "tests/client/test_fuzz.py";
 
 pub const PARTS: [Part; 22] = [

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use crate::python;
 use crate::repository::Repository;
 
-/// The package is built for CUDA 12, but its libraries also work without CUDA.
+/// NIXL's package. It is built for CUDA 12, but its libraries also work without CUDA.
 const PACKAGE: &str = "nixl-cu12==1.5.1";
 /// The library's path in the package.
 const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
 
-/// Returns the library's path, where tests look for it. Installs the package if it is missing or has another version.
+/// Returns the path at which tests look for the library. Installs the package if it is missing or has another version.
 pub fn library(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("nixl");
     let library = folder.join(LIBRARY);

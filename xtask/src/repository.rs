@@ -50,7 +50,7 @@ impl Repository {
         self.target.join("release/corella")
     }
 
-    /// Returns whether CORELLA_BIN names the binary, so that none is built.
+    /// Returns whether CORELLA_BIN names the binary, so that no binary is built.
     pub fn has_own_binary(&self) -> bool {
         std::env::var_os("CORELLA_BIN").is_some()
     }

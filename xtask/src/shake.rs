@@ -1,7 +1,7 @@
 //! `cargo xtask shake` runs tests many times while the machine is busy, and reports the ones that fail at times.
 //!
 //! A test that depends on the speed of the machine passes alone and fails beside others. Here it runs beside a busy
-//! loop on each core. Its runs take turns: without further stress, on one core, and with pauses.
+//! loop on each core. The runs take turns: without further stress, on one core, and with pauses.
 
 mod busy_loops;
 mod harness;

@@ -195,7 +195,7 @@ fn json_text(value: &str) -> Option<String> {
                 if digits.len() != 4 {
                     return None;
                 }
-                // Cargo writes characters beyond the first 65536 directly, so none comes in two halves.
+                // Cargo writes characters beyond the first 65536 directly, so no character is written as two escapes.
                 char::from_u32(u32::from_str_radix(&digits, 16).ok()?)?
             }
             other => other,

@@ -79,7 +79,7 @@ impl Harness {
     }
 }
 
-/// The names below the last line `failures:`; an earlier one heads the tests' output.
+/// The names below the last line `failures:`. An earlier such line precedes the tests' output.
 fn failed_of_libtest(output: &str) -> Vec<String> {
     let Some((_, list)) = output.rsplit_once("\nfailures:\n") else {
         return Vec::new();

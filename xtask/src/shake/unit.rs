@@ -35,12 +35,12 @@ impl Unit {
             Runner::Binary(binary) => {
                 let mut command = binary.command();
                 command.args(&self.pattern);
-                // A stable libtest accepts the option if told to allow unstable ones.
+                // A stable libtest accepts `--shuffle-seed` if it is told to allow unstable options.
                 command.env("RUSTC_BOOTSTRAP", "1");
                 command
                     .args(["-Z", "unstable-options", "--shuffle-seed"])
                     .arg(run.to_string());
-                // As many tests run at once on one core, too.
+                // On one core, as many tests run at once as on all.
                 command.env("RUST_TEST_THREADS", num_threads.to_string());
                 command
             }

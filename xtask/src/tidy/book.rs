@@ -58,7 +58,7 @@ fn scenarios_of(line: &str) -> Vec<&str> {
     names
 }
 
-/// The index names every result; others would not be found.
+/// The index names every result. Other results would not be found.
 pub fn results(tree: &Tree) -> Vec<String> {
     let index = tree.text(RESULTS_INDEX).unwrap_or_default();
     names(tree, RESULTS, ".md")
@@ -67,7 +67,7 @@ pub fn results(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// The summary names every chapter; mdBook leaves out others.
+/// The summary names every chapter. mdBook leaves out other chapters.
 pub fn chapters(tree: &Tree) -> Vec<String> {
     let summary = tree.text(SUMMARY).unwrap_or_default();
     names(tree, CHAPTERS, ".md")

@@ -7,7 +7,7 @@ use super::{Tree, test_code};
 
 /// A limit that few functions exceed.
 struct Limit {
-    /// What a function beyond the limit has, as the complaint says it.
+    /// The complaint's words about a function beyond the limit.
     excess: &'static str,
     is_exceeded: fn(&Function<'_>) -> bool,
     /// The word before the reason, in a comment above the function.

@@ -34,7 +34,7 @@ const EXCEPTIONS: [(&str, &str); 3] = [
 /// rooms, from bottom to top, in lines of the form "//! * `room`: its content".
 const MAX_FILES: usize = 6;
 
-/// Both work without `std`. The hash identifies pages outside the process.
+/// Both packages work without `std`. The hash identifies pages outside the process.
 const CORE_MAY_USE: [&str; 2] = ["hashbrown", "xxhash-rust"];
 
 /// Dependencies that do not belong to the job of a crate.

@@ -97,7 +97,7 @@ impl<'a> ModuleGraph<'a> {
         }
     }
 
-    /// The path from the root of the crate. `None` for a path that begins with a name in scope, or another crate.
+    /// The path from the root of the crate. `None` for a path that begins with a name in scope, or with another crate.
     fn absolute(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
         let own = |part: &&String| *part == "self" || *part == "super";
         let num_own = path.iter().take_while(own).count();
@@ -353,7 +353,7 @@ mod tests {
             ("a/three.rs", "fn f() -> super::A {}"),
         ];
         assert_eq!(circles_of(&family), 1);
-        // A file that only lists its children uses none.
+        // A file that only lists its children uses no other file.
         family[1].1 = "mod one;\nmod two;\npub use one::One;\npub(crate) use two::Two;";
         assert_eq!(circles_of(&family), 0);
         family[1].1 =

@@ -114,7 +114,7 @@ fn tests(tree: &Tree) -> Vec<(&str, String)> {
 /// Returns the lines that sleep or compare times, from 0 on, with advice.
 fn timings(code: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
-    // The clock of such a test only moves when all tasks wait.
+    // The clock of a test with `start_paused` only moves when all tasks wait.
     let mut is_virtual = false;
     let mut attribute = false;
     for (at, line) in code.lines().enumerate() {
