@@ -12,9 +12,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// The server's time for a token. It sleeps, because these times are the subject: a report may show more on a busy
-/// machine, and never less.
-/// on a busy machine, and never less.
+/// The server's time for a token. The server sleeps, because these times are the subject: a report may show more on a
+/// busy machine, and never less.
 const FIRST: Duration = Duration::from_millis(60);
 const NEXT: Duration = Duration::from_millis(15);
 

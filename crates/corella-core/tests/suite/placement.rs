@@ -153,7 +153,7 @@ fn what_is_quicker_to_compute_than_to_send_stays() {
     assert_eq!(at(999_000, true), Placement::Local);
     assert_eq!(at(999_000, false), remote(0));
 
-    // The near node takes it, even when full.
+    // The near node takes the request, even when full.
     let far = DecodeCandidate {
         bandwidth: Some(100_000),
         ..node(0, 1000)
@@ -184,7 +184,8 @@ fn draws_follow_the_weights() {
 fn a_slow_link_makes_a_weight_fall() {
     let mut nodes = [node(0, 100), node(1, 100)];
     assert_eq!(shares(&config(), &fleet(&nodes), 1000), [500, 500]);
-    // 50 ms and 350 ms for 100 rows of 1,000 bytes, beside the 50 ms that say nothing of a link: a quarter.
+    // 100 rows of 1,000 bytes take 50 ms and 350 ms. Another 50 ms are added to each time, so the second node gets a
+    // quarter of the first node's requests.
     nodes[0].bandwidth = Some(2_000_000);
     nodes[1].bandwidth = Some(285_714);
     let counts = shares(&config(), &fleet(&nodes), 1000);
@@ -287,7 +288,7 @@ fn reservations_spread_what_reports_do_not_know() {
         counts.iter().all(|count| (2..=5).contains(count)),
         "{counts:?}"
     );
-    // Twenty fill all of them.
+    // Twenty requests fill all nodes.
     for cursor in 16..20 {
         let Placement::Remote(peer_id) = place(&fleet(&nodes), cursor) else {
             panic!("{cursor} {nodes:?}");

@@ -16,8 +16,8 @@ const NUM_POSITIONS: u32 = 256;
 const F32: KvFormat = KvFormat::Float(DType::F32);
 const BF16: KvFormat = KvFormat::Float(DType::Bf16);
 
-/// Attention through matrix tiles reads only pages of whole tiles. Other pages are read row by row there, as in all
-/// other kernels, with sums of its own.
+/// Attention with matrix tiles reads pages of whole tiles in tiles, and other pages row by row, which gives other sums.
+/// Other kernels read all pages row by row.
 #[test]
 fn page_size_reaches_no_bit() {
     let prompt: Vec<TokenId> = (0..150).map(|i| i * 37 % 251).collect();
@@ -271,8 +271,8 @@ fn a_row_without_numbers_fails_alone_in(weight_format: Option<WeightFormat>) {
     assert_eq!(output.undrawn.len(), 1);
 }
 
-/// A draft of such a token may spoil the row before it, because NaN times a weight of 0 is NaN. That row is then
-/// undrawn; all drawn tokens are correct.
+/// A draft of a token whose embedding is NaN may spoil the row before it, because NaN times a weight of 0 is NaN. That
+/// row is then undrawn; all drawn tokens are correct.
 #[test]
 fn a_draft_without_numbers_draws_nothing_wrong() {
     const BAD: TokenId = 77;

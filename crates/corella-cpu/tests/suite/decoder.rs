@@ -354,8 +354,7 @@ fn experts_in_other_formats_stay_close() {
     check(&spec, 60, WeightFormat::Int8, F32, |_| INT8_TOLERANCE);
 }
 
-/// Long enough for several of the largest blocks of attention, and with windows that begin anywhere
-/// in them.
+/// The prompt is long enough for several of the largest blocks of attention, and windows begin anywhere in the blocks.
 #[test]
 fn long_windows() {
     let mut spec = gemma_2();

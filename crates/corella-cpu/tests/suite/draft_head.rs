@@ -133,7 +133,7 @@ impl Bench {
         }
     }
 
-    /// Guesses behind some tokens that were read and the next one of the text.
+    /// Returns guesses behind the first `beginning` tokens, which were read, and the next token of the text.
     fn guess(&mut self, slot: u32, text: &[TokenId], beginning: usize, num: u32) -> Vec<Sample> {
         let drafts = self.executor.draft(&[asked(slot, text, beginning, num)]);
         let mut drafts = drafts.unwrap();
@@ -472,7 +472,7 @@ fn a_slot_whose_hidden_state_is_not_known_gets_no_guesses() {
         bench.executor.draft(&asked).unwrap().len()
     };
     assert_eq!(drafts(&mut bench, 20), 1);
-    // These are states of tokens that were computed in the middle of the step, and of none.
+    // The state after 19 tokens was computed in the middle of the step, and the state after 21 tokens was not computed.
     assert_eq!(drafts(&mut bench, 19), 0);
     assert_eq!(drafts(&mut bench, 21), 0);
     assert!(bench.executor.draft(&[asked(1, &text, 3, 2)]).is_err());

@@ -16,7 +16,7 @@ use serde_json::Value;
 /// Relative to the largest magnitude among a position's logits. Transformers computes in f32.
 const TOLERANCE: f64 = 1e-4;
 
-/// The least change of logits by a visible feature, relative to the same.
+/// The least change of logits by a visible feature, relative to the same magnitude.
 const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
@@ -137,7 +137,7 @@ const FEATURES: [(&str, SwitchOff); 47] = [
         }
     }),
     ("keys and values of other layers", |spec, _| {
-        // The heads of the first layer with such heads, which is a different one.
+        // Reads the first layer with heads of the same size, which is another layer than the source.
         let layers = spec.layers.clone();
         for layer in &mut spec.layers {
             if let Some(source) = &mut layer.attention.kv_source {
@@ -447,7 +447,7 @@ impl Golden {
     }
 }
 
-/// The larger number, or NaN if one is.
+/// The larger number, or NaN if one of them is NaN.
 fn larger(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }

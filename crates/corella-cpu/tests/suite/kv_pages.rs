@@ -101,7 +101,7 @@ fn a_prompt_in_bf16_goes_on_in_integers_and_smaller_pages() {
     let whole: Vec<Vec<u8>> = (0..from.num_layers).map(whole).collect();
     assert!(pieces == whole);
     assert_eq!(decode(&pieces, &to), decode(&whole, &to));
-    // And it is the same request: integers throughout are close.
+    // The draws also resemble those of an executor that computes the whole prompt with integers.
     let mut alone = executor(&model, held_isa(), KvFormat::Int8, page_size);
     let ids: Vec<PageId> = (0..cached.div_ceil(page_size as usize) as u32 + 1)
         .map(PageId)
@@ -148,8 +148,8 @@ fn pages_change_between_plain_order_and_tiles() {
     }
 }
 
-/// Whether a reader is in time depends on the machine's other load, so it tries again until each layer except the last
-/// has been read early.
+/// Whether a reader is in time depends on the machine's other load, so the test tries again until each layer except the
+/// last has been read early.
 #[test]
 fn layers_can_be_read_while_later_ones_are_computed() {
     for num_stages in [1, 2] {
@@ -260,7 +260,7 @@ fn pages_written_from_outside_survive_idle_time() {
             };
         }
     };
-    // Some before memory is cleared, some during that, and some later.
+    // Some parts are written before memory is cleared, some while it is cleared, and some later.
     write(0);
     wait_until("clearing begins", || is_resident(left[0]));
     write(1);

@@ -106,7 +106,7 @@ fn windows_are_where_each_family_has_them() {
     );
 }
 
-/// A missing window is the class's default in Transformers, and `null` is none.
+/// A missing window is the class's default in Transformers, and `null` means no window.
 #[test]
 fn null_takes_the_default_window_away() {
     for (family, window) in [

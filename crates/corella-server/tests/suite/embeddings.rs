@@ -133,7 +133,7 @@ async fn what_cannot_be_embedded_is_refused_and_named() {
     server.assert_at_rest().await;
 }
 
-/// Inputs beyond the limits of waiting and running ones take turns, beside requests that generate.
+/// Inputs beyond the limits of waiting and running requests take turns, beside requests that generate.
 #[tokio::test]
 async fn a_call_of_many_inputs_leaves_room_for_others() {
     let mut setup = Setup::new();

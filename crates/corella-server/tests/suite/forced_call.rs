@@ -307,7 +307,7 @@ async fn a_tool_that_cannot_be_followed_is_named_with_the_place() {
         reply.error()["param"],
         "tools[1].function.parameters.properties.a"
     );
-    // The model may call it, but need not.
+    // The model may call the tool, but need not.
     chat["tool_choice"] = json!("auto");
     chat["max_tokens"] = json!(1);
     assert_eq!(post(server.address, CHAT, &chat).await.status, 200);

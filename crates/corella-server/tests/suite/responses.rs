@@ -62,7 +62,7 @@ async fn messages_in_a_row_become_one_where_turns_alternate() {
     assert_eq!(*text, server.greedy(&prompt, 4));
 }
 
-/// Omitted tools count, too.
+/// Tools that the server omits count in the place, too.
 #[tokio::test]
 async fn an_error_names_a_tool_by_its_place_in_the_request() {
     let server = hermes(&[CALLS]).start().await;
@@ -94,7 +94,7 @@ async fn an_error_names_a_tool_by_its_place_in_the_request() {
     }
 }
 
-/// The tool choice has no `function` around its name, either.
+/// In this API, a tool choice has no `function` around its name, as a tool has none.
 #[tokio::test]
 async fn an_error_names_the_choice_of_a_tool_as_this_api_does() {
     let server = hermes(&[CALLS]).start().await;
@@ -358,7 +358,7 @@ async fn items_of_kept_answers_are_named_by_their_ids() {
         named["usage"]["input_tokens"],
         whole["usage"]["input_tokens"]
     );
-    // The items are part of what is kept: they can be named again under the new answer.
+    // The named items are kept with the new answer: a request can name them again by this answer's id.
     let again = format!("item_{}_0", named["id"].as_str().expect("an id"));
     let again = json!([{"type": "item_reference", "id": again}]);
     let alone = send("a", json!("hi")).await.json();
@@ -415,7 +415,7 @@ async fn named_items_are_bounded_like_a_body() {
     assert!(message.contains("more than 6000 bytes"), "{message}");
 }
 
-/// Each of two responses is read anew for an item behind one of the other's.
+/// The items of two responses are named in turn, so that a response is read again for each item.
 #[tokio::test]
 async fn the_responses_that_are_read_for_named_items_are_bounded() {
     let mut setup = Setup::new().ending_at(5);

@@ -305,7 +305,7 @@ fn bad_grammars_of_other_kinds_are_told() {
     }
 }
 
-/// Such an expression is expanded only while an answer follows it.
+/// A large repetition is expanded only while an answer follows it.
 #[test]
 fn a_large_repetition_is_followed_within_the_limits() {
     let source = GrammarSource::Regex("((a{1000}){1000}){1000}".to_owned());

@@ -141,7 +141,8 @@ fn phases() -> [Phase; 9] {
     ]
 }
 
-/// Fails one load in each phase. If it `restarts`, another life of the source listens at the address by then.
+/// Fails one load in each phase. If the source `restarts`, its next incarnation listens at the address when the fault
+/// happens.
 async fn fail_in_each_phase(model: MockConfig, restarts: bool) {
     for phase in phases() {
         let scene = Scene::new(model.clone(), FETCHES).await;
@@ -359,7 +360,7 @@ async fn a_load_without_a_client_gives_back_the_pages_of_both_ends() {
         let scene = Scene::new(model(256), times).await;
         scene.hold_rows();
         let leaving = scene.second.submit(&scene.proxy.params, request(0));
-        // At quick times the load may be over before.
+        // With such short times, the load may end before.
         wait_until_async("the load has begun", || {
             scene.second.num(FetchOutcome::Begun) == 1
         })

@@ -222,7 +222,7 @@ impl Decode {
     }
 }
 
-/// The pause between two probes of one node, so that a test's settings stay.
+/// The pause between two probes of one node, so long that no probe replaces a test's settings.
 const HOUR_US: u64 = 3_600_000_000;
 
 /// A prefill node's parts that tests vary.

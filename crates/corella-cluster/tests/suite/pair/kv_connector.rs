@@ -120,7 +120,7 @@ impl Node {
         self.keep_for(asked).await
     }
 
-    /// Does the same for a submission of one token.
+    /// Like `keep`, for a submission of one token.
     pub async fn keep_for(&self, submission: Submission) -> Map<String, Value> {
         let asked = json!({"do_remote_decode": true, "do_remote_prefill": false});
         let call = self

@@ -30,7 +30,7 @@ fn say(end: &mut DecodeEnd, key: SessionKey, message: ToDecode, now_us: u64) -> 
     actions(end)
 }
 
-/// Until the load has begun.
+/// Returns a node whose session has begun its load.
 fn loading(key: SessionKey, now_us: u64) -> DecodeEnd {
     let mut end = end();
     open(&mut end, key, now_us);
@@ -61,7 +61,7 @@ fn open(end: &mut DecodeEnd, key: SessionKey, now_us: u64) {
     assert_eq!(did, [told, load]);
 }
 
-/// Its rows have other bits than those that are computed here.
+/// The rows of such a node have other bits than those that are computed here.
 #[test]
 fn a_node_of_another_arithmetic_has_a_namespace_of_its_own() {
     let changes: [fn(&mut Hello); 4] = [
@@ -79,7 +79,7 @@ fn a_node_of_another_arithmetic_has_a_namespace_of_its_own() {
         say(&mut end, key, ToDecode::Hello(Box::new(theirs)), 0);
         let mut asked = allocate();
         asked.namespace.cache_salt = Some("salt".into());
-        // A node says by its greeting what its rows are.
+        // The greeting names the arithmetic of a node's rows, and replaces this one.
         asked.namespace.arithmetic = Some(Arithmetic(3));
         let did = say(&mut end, key, ToDecode::Allocate(Box::new(asked)), 0);
         let [DecodeAction::Reserve { allocate, .. }] = &did[..] else {
@@ -429,7 +429,7 @@ fn choices_of_one_prompt_wait_for_the_first_to_have_used_its_rows() {
         first_token: first_token(3),
     };
     assert_eq!(actions(&mut end)[1], arrived);
-    // The third has no room after all: it is returned.
+    // The third choice has no room after all, and is returned.
     end.handle_reserved(key(3, 0), Err(Refusal::Exhausted), 6);
     let told = ToPrefill::Abort(AbortReason::OutOfPages);
     assert_eq!(actions(&mut end)[0], send(key(3, 0), told));
@@ -461,7 +461,7 @@ fn another_choice_gets_the_rows_when_the_first_is_over_or_takes_too_long() {
     );
     let did: Vec<_> = did.iter().filter_map(reserves).collect();
     assert_eq!(did, [key(2, 0)]);
-    // Its rows do not arrive, and the fourth has its first token.
+    // The rows of choice 2 do not arrive, and choice 4 has its first token.
     say(&mut end, key(4, 0), ToDecode::FirstToken(first_token(3)), 3);
     let late_us = 3 + config().load_timeout_us(NUM_ROWS);
     end.handle_timeout(late_us - 1);

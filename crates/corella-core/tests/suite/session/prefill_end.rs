@@ -73,7 +73,7 @@ pub fn lose_the_only_node(end: &mut PrefillEnd, now_us: u64) -> Vec<PrefillActio
     actions(end)
 }
 
-/// Allocation has been asked for.
+/// The session has asked for pages on the decode node.
 pub fn opened() -> PrefillEnd {
     let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");
     end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
@@ -169,7 +169,7 @@ fn tokens_pass_through_in_order_each_once() {
     end.handle_deleted(key, 2);
     assert_eq!(actions(&mut end), [release(0)]);
     assert_eq!(emitted(&say(&mut end, key, tokens(1, &[4, 5]), 3)), [4, 5]);
-    // The middle one is repeated, with one after it.
+    // The last token is repeated, with one more after it.
     assert_eq!(emitted(&say(&mut end, key, tokens(2, &[5, 6]), 3)), [6]);
     let message = ToPrefill::Finish(Finish {
         reason: FinishReason::EndToken,
@@ -254,7 +254,7 @@ fn the_last_token_and_the_end_are_one_event_whatever_the_decode_node_says_then()
             last.last().copied()
         );
         assert_eq!(ends[0].num_output_tokens, num_output_tokens);
-        // It has freed everything by itself.
+        // The decode node has freed everything by itself, and is not told.
         let is_told = |action: &PrefillAction| matches!(action, PrefillAction::Send { .. });
         assert!(!did.iter().any(is_told));
         let message = ToPrefill::Finish(Finish {
@@ -295,7 +295,7 @@ fn pages_of_an_export_that_is_cut_short_are_let_go_while_the_run_goes_on() {
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
 }
 
-/// Its rows were announced and computed, except the rows that the run did not reach.
+/// The announced rows were computed, and the run did not reach the others.
 #[test]
 fn a_decode_node_is_told_at_once_that_rows_are_missing() {
     let (mut end, key) = (prefilling(), key(1, 0));
@@ -324,7 +324,7 @@ fn a_decode_node_is_told_at_once_that_rows_are_missing() {
     assert!(actions(&mut end).contains(&PrefillAction::Send { key, message }));
 }
 
-/// They were read while a step that has failed computed them, so the first token does not prove them valid.
+/// The rows were read while a step that has failed computed them, so the first token does not prove them valid.
 #[test]
 fn rows_that_were_loaded_of_an_export_that_is_cut_short_are_worth_nothing() {
     let (mut end, key) = (prefilling(), key(1, 0));
@@ -405,7 +405,8 @@ fn a_hold_ends_when_nothing_is_loaded_for_its_lease() {
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
 }
 
-/// The first decode node is lost while the prompt is computed, and the pages have to go while the second is asked.
+/// The first decode node is lost while the prompt is computed, and the pages have to go while the second decode node is
+/// asked.
 #[test]
 fn a_hold_ends_while_another_decode_node_is_asked() {
     let mut end = prefilling();

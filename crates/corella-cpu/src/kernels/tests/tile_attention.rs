@@ -452,7 +452,7 @@ fn check_tile_attention(
     // Weights have 8 bits of precision; values are 1 at most, or 2.5.
     let tolerance = if is_int8 { 1e-2 } else { 4e-3 };
     for num_rows in [1, 2, 15, 16, 17, 32] {
-        // The scores of some rows are far apart, so that a later one raises the row's reference.
+        // The scores of some rows are far apart, so that a later score raises the row's reference.
         let rows = random(num_rows * head_dim, 3);
         let q: Vec<Vec<bf16>> = (rows.chunks(head_dim).enumerate())
             .map(|(row, q)| round(q.iter().map(|q| q * (1 + row % 5 * 20) as f32).collect()))
