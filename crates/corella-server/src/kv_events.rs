@@ -84,7 +84,7 @@ impl KvEvents {
         }
     }
 
-    /// Collects its part of the server's metrics.
+    /// Returns a collector of the publisher's metrics.
     pub fn collector(&self) -> Box<dyn Collector> {
         Box::new(self.clone())
     }

@@ -5,7 +5,7 @@
 //! text, which leaves as events of `call/sse.rs` or as one JSON object. Embeddings and scores need vectors instead of
 //! text, which `call/pooled_call.rs` computes.
 //!
-//! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
+//! The rooms of the crate, from bottom to top. A room uses only rooms that this list names before it:
 //!
 //! * `clock`: the time of day, and seeds.
 //! * `config`: the configuration of the server.
@@ -47,7 +47,7 @@ pub mod batch {
     pub use crate::store::file_store::FilesConfig;
 }
 
-/// The reader of ZeroMQ peers.
+/// Reads what ZeroMQ peers send.
 pub mod zmtp {
     pub use crate::kv_events::zmtp::{
         Frame, FrameBuffer, ZmtpError, check_greeting, command, socket_type,

@@ -14,8 +14,8 @@ use crate::call::call_context::Background;
 use crate::http::router::{batch_router, router};
 use crate::state::server_state::ServerState;
 
-/// Sends requests to a server that need not listen on a socket. It behaves like a client over a
-/// socket: the same checks, limits, errors and events.
+/// Sends requests to a server that need not listen on a socket. Requests are treated as over a socket, with the same
+/// checks, limits, errors and events.
 #[derive(Clone)]
 pub struct LocalClient {
     service: TowerToHyperService<Router>,
@@ -23,7 +23,7 @@ pub struct LocalClient {
     extensions: Extensions,
 }
 
-/// A response whose body has not been read. Dropping it before its end aborts its request.
+/// A response whose body has not been read. Dropping the response before its end aborts the request.
 pub struct LocalResponse {
     pub status: u16,
     /// The name of the request in the log and in `x-request-id`.
@@ -39,7 +39,7 @@ impl LocalClient {
         }
     }
 
-    /// Sends the lines of a batch, which wait for other requests.
+    /// Returns a client for the lines of a batch, which wait for other requests.
     pub(crate) fn for_batch(state: Arc<ServerState>) -> Self {
         let mut extensions = Extensions::new();
         extensions.insert(Background);
@@ -110,7 +110,7 @@ impl LocalResponse {
         }
     }
 
-    /// The rest of the body.
+    /// Returns the rest of the body.
     pub async fn bytes(&mut self) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::new();
         while let Some(chunk) = self.chunk().await? {

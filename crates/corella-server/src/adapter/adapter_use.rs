@@ -1,5 +1,5 @@
-//! The adapters in use by calls and by requests of other nodes: vLLM's `lora_requests_info`. Gateways choose a
-//! server with a running adapter.
+//! The adapters in use by calls and by requests of other nodes: vLLM's `lora_requests_info`. Gateways choose a server
+//! where the adapter is in use already.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,8 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use crate::clock::unix_now_s;
 use crate::wire::metric_series::encode_both;
 
-/// Counts the calls of each adapter, and requests from other nodes. The names are at most as many as adapters and
-/// calls.
+/// Counts the calls of each adapter, including requests from other nodes. Only adapters in use have an entry.
 #[derive(Debug, Default)]
 pub struct AdapterUses {
     by_name: Mutex<BTreeMap<String, CallCount>>,
@@ -36,7 +35,7 @@ struct UseLabels {
 }
 
 impl AdapterUses {
-    /// Counts a submitted call until the value is dropped.
+    /// Counts a submitted call until the returned value is dropped.
     pub fn begin(self: &Arc<Self>, name: &str) -> AdapterCall {
         self.lock().entry(name.to_owned()).or_default().num_waiting += 1;
         AdapterCall {
@@ -67,7 +66,7 @@ impl AdapterUses {
     }
 }
 
-/// Registers with the metrics.
+/// The collector of `lora_requests_info`.
 #[derive(Debug)]
 pub struct AdapterMetrics {
     pub uses: Arc<AdapterUses>,

@@ -1,7 +1,7 @@
-//! `/engine/events`: snapshots of the engine, several times a second while it has readers.
+//! `/engine/events`: snapshots of the engine, several times a second while there are readers.
 //!
-//! One task makes the snapshots for all readers. It begins with the first reader and ends when the last has left.
-//! Without it the engine keeps no records. A slow reader misses snapshots: only the newest one is kept.
+//! One task makes the snapshots for all readers. The task begins with the first reader and ends when the last one has
+//! left. Without the task, the engine keeps no records. A slow reader misses snapshots: only the newest one is kept.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ async fn make_snapshots(state: Arc<ServerState>) {
     let mut number = 0;
     let mut due = Instant::now();
     while !feed.try_stop(recent) {
-        // A lost engine ends the watch. A stuck loop sends no news, which readers see.
+        // A lost engine ends the watch. If the engine's loop is stuck, no snapshot comes, which readers see.
         if let Ok(Some(snapshot)) = timeout(INTERVAL, watch.snapshot()).await {
             let mut events = Events::default();
             let snapshot = snapshot_event(&state, number, &snapshot, recent);
@@ -57,7 +57,7 @@ async fn make_snapshots(state: Arc<ServerState>) {
 
 type NextEvent = Pin<Box<dyn Future<Output = Option<(Bytes, watch::Receiver<Bytes>)>> + Send>>;
 
-/// The body of a stream. It ends when the server drains, because it would delay the shutdown.
+/// The body of a stream. The stream ends when the server drains, because it would delay the shutdown.
 struct FeedBody {
     first: Option<Bytes>,
     /// `None` after the last event.

@@ -34,7 +34,7 @@ pub async fn ready(State(state): State<Arc<ServerState>>) -> Result<(), ApiError
     }
 }
 
-/// Returns the number of unanswered requests, as vLLM does, without this one.
+/// Returns the number of unanswered requests, as vLLM does, without this request.
 pub async fn load(State(state): State<Arc<ServerState>>) -> Response {
     let num_in_flight = *state.num_in_flight.borrow();
     json_response(&json!({ "server_load": num_in_flight.saturating_sub(1) }))
@@ -44,7 +44,7 @@ pub async fn version() -> Response {
     json_response(&json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// The metrics in the format that `Accept` prefers.
+/// Returns the metrics in the format that `Accept` prefers.
 pub async fn metrics(
     State(state): State<Arc<ServerState>>,
     headers: HeaderMap,

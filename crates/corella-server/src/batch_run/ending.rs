@@ -62,8 +62,8 @@ impl Run {
 
     /// Ends the batch as failed. The answers written so far become files, too.
     ///
-    /// If the disk refuses even this end, callers see the end and the files as long as the server runs. The next server
-    /// then finds an unfinished batch and continues it.
+    /// If the disk refuses even this end, callers see the end and the files as long as the server runs. The next start
+    /// of the server finds an unfinished batch and continues it.
     pub(super) async fn end_as_failed(&self, errors: Vec<BatchError>) {
         self.batches.free_end(&self.id);
         for num_tried in 1..=NUM_DISK_TRIES {
@@ -174,8 +174,8 @@ fn publish(batches: &Batches, record: &BatchRecord) -> io::Result<()> {
     Ok(())
 }
 
-/// Links a batch's lines as files without records on disk, and returns the files' ids. The next server still finds the
-/// lines at their old paths.
+/// Links a batch's lines as files without records on disk, and returns the files' ids. The next start of the server
+/// still finds the lines at their old paths.
 fn show(batches: &Batches, record: &BatchRecord) -> Vec<String> {
     let show_one = |output: Output| -> io::Result<String> {
         let file = batches.files.path_of(&output.id);

@@ -14,7 +14,7 @@ const MAX_ID_BYTES: usize = 512;
 /// Limits the reported mistakes of an input file.
 const MAX_NUM_ERRORS: usize = 20;
 
-/// Returns the ids of all lines, or the faults of some.
+/// Returns the ids of all lines, or the first faults.
 pub fn check_lines(
     input: &Path,
     endpoint: &str,

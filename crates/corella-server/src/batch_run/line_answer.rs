@@ -36,7 +36,7 @@ impl PendingLine {
         }
     }
 
-    /// Returns the memory that the line takes until it is answered.
+    /// Returns the bytes of memory that the line takes until it is answered.
     pub fn num_bytes(&self) -> usize {
         self.custom_id.len() + self.body.as_ref().map_or(0, Vec::len)
     }
@@ -45,14 +45,14 @@ impl PendingLine {
 /// The result of a line.
 pub struct LineAnswer {
     pub custom_id: String,
-    /// The memory that the line took.
+    /// The bytes of memory that the line took.
     pub num_bytes: usize,
     pub outcome: LineOutcome,
 }
 
 pub enum LineOutcome {
     Answered(Result<ResultResponse, ResultError>),
-    /// The server ends; the line is answered after its next start.
+    /// The server ends. The line is answered after the server's next start.
     Later,
     /// The key that pays for the line is no longer valid.
     KeyIsGone,
@@ -107,7 +107,7 @@ impl Asker {
         const RETRY: Duration = Duration::from_secs(1);
         let Self { state, batches, .. } = &self;
         loop {
-            // A line that waits for the limit of its key does not keep other batches waiting.
+            // A line holds no permit while it waits for the rate limit of its key, so other batches continue.
             let Ok(permit) = batches.permits.acquire().await else {
                 return LineOutcome::Later;
             };
@@ -126,7 +126,7 @@ impl Asker {
                 Ok(response) if response.status_code == 503 => {}
                 // An answer interrupted by the server's end does not count.
                 Err(_) if state.is_draining() => return LineOutcome::Later,
-                // Nor does the error of a request whose engine was lost.
+                // The error of a request whose engine was lost does not count, either.
                 Ok(response) if response.status_code >= 500 && is_lost(state) => {
                     return LineOutcome::Later;
                 }

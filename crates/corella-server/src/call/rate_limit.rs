@@ -10,7 +10,7 @@ const MINUTE_US: i128 = 60_000_000;
 #[derive(Clone, Debug)]
 pub struct RateLimit {
     per_minute: u32,
-    /// In units. Below zero after more was used than available.
+    /// The available amount, in units. It is below zero after more was used than was available.
     level: i128,
     updated_us: u64,
 }
@@ -18,7 +18,7 @@ pub struct RateLimit {
 /// Why an amount was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The amount is available after this time, unless other calls take some.
+    /// The amount is available after this time, unless other calls take a part of it.
     After { wait_us: u64 },
     /// The limit is smaller than the amount.
     Never,
@@ -52,7 +52,7 @@ impl RateLimit {
         Ok(())
     }
 
-    /// Takes an amount that was used already, even beyond the available one.
+    /// Takes an amount that was used already, even if less is available.
     pub fn take(&mut self, now_us: u64, amount: u64) {
         self.fill(now_us);
         self.level -= i128::from(amount) * MINUTE_US;

@@ -1,7 +1,7 @@
 //! Latencies of tokens since the last reading, for watchers of the engine.
 //!
-//! The histograms of `/metrics` count from the start and have few buckets. These are emptied at each reading, and have
-//! a bucket for each eighth of a power of two, so that a quantile is off by at most a sixteenth.
+//! The histograms of `/metrics` count from the start and have few buckets. The histograms here are emptied at each
+//! reading, and have a bucket for each eighth of a power of two, so that a quantile is off by at most a sixteenth.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,13 +16,13 @@ pub struct RecentLatency {
     pub inter_token: LatencyHistogram,
 }
 
-/// Buckets of microseconds. Recording takes three additions of atomics.
+/// Buckets of microseconds. Recording takes two additions of atomics.
 pub struct LatencyHistogram {
     buckets: [AtomicU32; NUM_BUCKETS],
     total_us: AtomicU64,
 }
 
-/// The former content of a histogram, in milliseconds.
+/// The content of a histogram before it was emptied, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LatencySummary {
     count: u64,
@@ -32,14 +32,14 @@ pub struct LatencySummary {
     max_ms: f64,
 }
 
-/// The number of bits after the leading one that select a bucket.
+/// The number of bits after the leading bit that select a bucket.
 const PRECISION_BITS: u32 = 3;
 
-/// Up to 2^36 microseconds, which are 19 hours.
+/// The buckets reach up to 2^36 microseconds, which are 19 hours.
 const NUM_BUCKETS: usize = (36 - PRECISION_BITS as usize + 1) << PRECISION_BITS;
 
 impl RecentLatency {
-    /// `None` without a watcher.
+    /// Returns `None` without a watcher.
     pub fn watched(&self) -> Option<&Self> {
         self.is_watched.load(Ordering::Relaxed).then_some(self)
     }
@@ -68,7 +68,7 @@ impl LatencyHistogram {
         self.total_us.fetch_add(us, Ordering::Relaxed);
     }
 
-    /// Empties the histogram. `None` if it was empty.
+    /// Empties the histogram. Returns `None` if it was empty.
     pub fn take(&self) -> Option<LatencySummary> {
         let total_us = self.total_us.swap(0, Ordering::Relaxed);
         let counts: Vec<u64> = self
@@ -99,7 +99,7 @@ impl LatencyHistogram {
     }
 }
 
-/// Returns the bucket of a latency: its power of two, and the bits after the leading one.
+/// Returns the index of a latency's bucket: the power of two, and the bits after the leading bit.
 fn bucket(us: u64) -> usize {
     let Some(shift) = us
         .checked_ilog2()
@@ -107,7 +107,7 @@ fn bucket(us: u64) -> usize {
     else {
         return us as usize;
     };
-    // The leading one is part of the sum, because the small values take the first buckets.
+    // The leading bit is part of the sum, because the small values take the first buckets.
     let index = ((shift as usize) << PRECISION_BITS) + (us >> shift) as usize;
     index.min(NUM_BUCKETS - 1)
 }

@@ -29,16 +29,16 @@ struct Details {
     /// The name of the caller's API key.
     key: Option<String>,
     time_to_first_token: Option<Duration>,
-    /// The reason of the choice that finished last.
+    /// The finish reason of the choice that finished last.
     finish: Option<&'static str>,
     /// The code of an error, or the type of one without a code.
     error: Option<&'static str>,
-    /// The message of an error behind the status, which the status does not show.
+    /// The message of an error that came after the status, or while an answer was generated.
     reason: Option<String>,
 }
 
-/// Probes and scrapes come every few seconds and would hide all other lines. A browser asks for each of the page's
-/// files.
+/// Paths whose requests have no line. Probes and scrapes come every few seconds, and a browser asks for each file of
+/// the page: their lines would hide all others.
 const UNLOGGED_PATHS: [&str; 7] = [
     "/health",
     "/v1/health",
@@ -101,12 +101,12 @@ impl RequestLine {
         self.details().finish = Some(reason);
     }
 
-    /// Takes an error that the status shows.
+    /// Records an error that the status shows.
     pub fn set_refusal(&self, error: &ApiError) {
         self.details().error = Some(error.code_or_type());
     }
 
-    /// Takes an error that came while the answer was generated. The status of a stream has been sent by then.
+    /// Records an error that came while the answer was generated, when the status of a stream has been sent already.
     pub fn set_failure(&self, error: &ApiError) {
         let mut details = self.details();
         details.finish = Some("error");
@@ -143,7 +143,7 @@ impl RequestLine {
     }
 }
 
-/// Whole milliseconds: further digits would hide the rest of the line.
+/// Returns seconds in whole milliseconds: further digits would hide the rest of the line.
 fn seconds(time: Duration) -> f64 {
     time.as_millis() as f64 / 1e3
 }

@@ -16,11 +16,11 @@ pub struct ApiKey {
     pub requests_per_minute: Option<u32>,
     /// Limits tokens of prompts and answers; `None` means no limit.
     pub tokens_per_minute: Option<u32>,
-    /// Names of the models and adapters that it may use; `None` means all.
+    /// Names of the models and adapters that the key may use; `None` means all.
     pub models: Option<Vec<String>>,
-    /// Priority of its requests, which overrides the requests' own.
+    /// The priority of the key's requests, which overrides the requests' field.
     pub priority: Option<i32>,
-    /// Whether it may change the server: load adapters, empty the prefix cache, change the role.
+    /// Whether the key may change the server: load adapters, empty the prefix cache, change the role.
     pub is_admin: bool,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-/// The clock of rate limits. Tests bring their own.
+/// The clock of rate limits. Tests use clocks of their own.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Duration + Send + Sync>);
 

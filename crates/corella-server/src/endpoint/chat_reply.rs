@@ -12,7 +12,7 @@ pub struct ChatMessage {
     /// `null` in a message that consists of calls.
     content: Option<String>,
     refusal: Option<&'static str>,
-    /// Thoughts, under vLLM's name since 0.11 and under the older one, which other clients read.
+    /// Thoughts, under vLLM's name since 0.11 and under the older name, which other clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ impl ChatMessage {
     }
 }
 
-/// The addition of a stream's chunk to the message of a choice.
+/// What a chunk of a stream adds to the message of a choice.
 #[derive(Default, Serialize)]
 pub struct ChatDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

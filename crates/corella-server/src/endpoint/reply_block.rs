@@ -15,7 +15,7 @@ pub enum ReplyBlock {
 }
 
 impl ReplyBlock {
-    /// The block that begins with `part`, without its text.
+    /// The block that begins with `part`, without the part's text.
     pub fn begun_by(part: &ReplyPart) -> Self {
         match part {
             ReplyPart::Reasoning(_) => Self::Reasoning(String::new()),

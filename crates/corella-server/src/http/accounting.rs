@@ -60,8 +60,8 @@ pub async fn count_request(
 /// The status that nginx logs when a client closes the connection before its answer is complete.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Counts its request when it is dropped. A client that leaves drops the handler and with it this
-/// record, which then has no status.
+/// Counts its request when it is dropped. If the client leaves, the handler is dropped and with it this record, whose
+/// status is then 499.
 struct Record {
     state: Arc<ServerState>,
     name: Option<RequestName>,

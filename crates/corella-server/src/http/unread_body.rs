@@ -1,6 +1,6 @@
 //! The rest of a body whose request is answered early, for example because of a wrong path or key.
 //!
-//! A connection with an unread rest cannot carry another request, and a client that only notices with the next one
+//! A connection with an unread rest cannot carry another request, and a client that notices only with its next request
 //! reports a lost connection. So a short rest is read, and a longer one is announced by `connection: close`.
 
 use std::future::poll_fn;
@@ -23,7 +23,7 @@ const MAX_REST_BYTES: usize = 256 << 10;
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 pub async fn read_rest(request: Request, next: Next) -> Response {
-    // Such a client sends its body only after `100 Continue`.
+    // A client with this header sends its body only after `100 Continue`.
     let waits_to_be_asked = request.headers().contains_key(EXPECT);
     let rest = Rest::default();
     let body_rest = rest.clone();
@@ -43,7 +43,7 @@ pub async fn read_rest(request: Request, next: Next) -> Response {
     response
 }
 
-/// Reads a body to its end. Returns whether it was short.
+/// Reads a body to its end. Returns whether the end came, and soon enough.
 async fn is_read(mut body: Body) -> bool {
     let reading = async {
         let mut num_bytes = 0;
@@ -76,7 +76,7 @@ impl Rest {
 }
 
 struct ObservedBody {
-    /// `None` after its end.
+    /// `None` after the body's end.
     body: Option<Body>,
     rest: Rest,
 }

@@ -14,7 +14,7 @@ use super::hub::{Hub, Subscriber};
 use super::zmtp::{self, Frame, ZmtpError};
 use super::zmtp_connection::{MAX_PEERS, ZmtpConnection, refused};
 
-/// Limits the subscriptions of one peer, and the bytes of each.
+/// Limits the subscriptions of one peer.
 const MAX_PREFIXES: usize = 64;
 
 const MIN_PAUSE: Duration = Duration::from_millis(100);
@@ -28,7 +28,7 @@ pub async fn listen(listener: TcpListener, hub: Arc<Hub>, topic: Arc<[u8]>) {
             return;
         };
         let Ok((stream, address)) = listener.accept().await else {
-            // No descriptor is left. Closing files will free one.
+            // The process has no file descriptor left. One becomes free when a file is closed.
             sleep(MIN_PAUSE).await;
             continue;
         };
@@ -115,7 +115,7 @@ impl Subscriptions {
             }
             self.0.push(prefix.to_vec());
         } else if let Some(at) = self.0.iter().position(|known| known == prefix) {
-            // A prefix subscribed to twice stays until it is given up twice.
+            // A prefix with two subscriptions stays until both are cancelled.
             self.0.swap_remove(at);
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The ROUTER socket for requests of missed batches.
 //!
-//! A request is the number of the first batch, as 8 bytes. The answer has a message with number and batch for each kept
-//! one, and at its end one with the number −1 and no batch.
+//! A request is the sequence number of the first missed batch, as 8 bytes. The answer has a message with number and
+//! batch for each kept batch from there on, and at its end a message with the number −1 and no batch.
 
 use std::io;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub async fn listen(listener: TcpListener, hub: Arc<Hub>) {
             return;
         };
         let Ok((stream, address)) = listener.accept().await else {
-            // No descriptor is left. Closing files will free one.
+            // The process has no file descriptor left. One becomes free when a file is closed.
             sleep(PAUSE).await;
             continue;
         };

@@ -9,16 +9,16 @@ use tokio::time::timeout;
 
 use super::zmtp::{self, Frame, FrameBuffer, ZmtpError};
 
-/// Limits the handshake of a peer.
+/// Limits the time of a peer's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Limits the connections of each socket. Others wait in the system's queue.
+/// Limits the connections of each socket. Further peers wait in the system's queue.
 pub const MAX_PEERS: usize = 256;
 
 pub struct ZmtpConnection {
     stream: TcpStream,
     buffer: FrameBuffer,
-    /// Bytes to write, emptied by each write.
+    /// Bytes that have not been written yet.
     out: Vec<u8>,
 }
 
@@ -82,7 +82,7 @@ impl ZmtpConnection {
         self.flush().await
     }
 
-    /// Removes written bytes as it goes, so that a cancelled write leaves the rest.
+    /// Writes `out`. Written bytes are removed at once, so that a cancelled call leaves the rest.
     async fn flush(&mut self) -> io::Result<()> {
         while !self.out.is_empty() {
             let num_written = self.stream.write(&self.out).await?;
@@ -103,7 +103,7 @@ impl ZmtpConnection {
     }
 }
 
-/// The context of a ping, after its two bytes of time.
+/// Returns the context of a ping, which follows the two bytes of its time to live.
 fn ping(frame: &Frame) -> Option<&[u8]> {
     let (name, data) = zmtp::command(&frame.body).ok()?;
     let is_ping = frame.is_command && name == b"PING";

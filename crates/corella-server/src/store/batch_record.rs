@@ -34,12 +34,12 @@ pub struct BatchRecord {
     pub input_file_id: String,
     pub completion_window: String,
     pub metadata: Option<Map<String, Value>>,
-    /// Life of the files of answers.
+    /// The lifetime of the files of answers, in seconds.
     pub output_life_s: u64,
     pub status: BatchStatus,
-    /// The outcome of the batch once all of its answers are written.
+    /// The outcome of the batch, once no more lines are answered.
     pub outcome: Option<BatchStatus>,
-    /// The faults of the input file.
+    /// The faults of the input file, or why the batch cannot continue.
     pub errors: Vec<BatchError>,
     pub output_file_id: Option<String>,
     pub error_file_id: Option<String>,
@@ -77,7 +77,7 @@ pub struct BatchError {
     pub line: Option<usize>,
 }
 
-/// Limits a batch's memory and its size in lists, because messages repeat parts of the input file.
+/// Limits an error's message, which may repeat a part of the input file: batches stay in memory and appear in lists.
 const MAX_MESSAGE_CHARS: usize = 600;
 
 impl BatchError {
@@ -95,7 +95,7 @@ impl BatchError {
     }
 }
 
-/// Why a whole batch cannot continue.
+/// Returns the reason why a whole batch cannot continue.
 pub fn failure(code: &str, message: impl Into<String>) -> Vec<BatchError> {
     vec![BatchError::new(code, message.into(), None, None)]
 }
@@ -126,7 +126,7 @@ impl BatchRecord {
     }
 
     pub fn object(&self) -> Value {
-        // Files exist once all answers do.
+        // The files exist once the batch has ended.
         let files = self.status.has_ended();
         let file = |id: &Option<String>| id.clone().filter(|_| files);
         let errors =

@@ -27,8 +27,8 @@ pub fn template_messages(
         .collect()
 }
 
-/// Returns whether the message begins the answer: Mistral's and DeepSeek's APIs mark it with `prefix`, and Kimi's with
-/// `partial`.
+/// Returns whether the message begins the answer: Mistral's and DeepSeek's APIs mark such a message with `prefix`, and
+/// Kimi's with `partial`.
 pub fn is_begun_answer(message: &Value) -> bool {
     let is_marked = ["prefix", "partial"]
         .iter()

@@ -3,7 +3,7 @@
 use corella_text::ChatTemplate;
 use serde_json::{Map, Value, json};
 
-/// Adds empty members to tools, each only where the template does not take the tool without it.
+/// Adds the empty members without which the template does not take a tool.
 pub fn fit_tools(tools: &mut Value, template: &ChatTemplate) {
     let support = template.tool_support();
     let functions = tools

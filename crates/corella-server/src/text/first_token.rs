@@ -9,8 +9,8 @@ use crate::text::served_model::ServedModel;
 use crate::wire::api_error::ApiError;
 
 impl GenerationParams {
-    /// Checks that the constraint on the answer, the rules about single tokens and the tokens that may not end it yet
-    /// leave a common token.
+    /// Checks that there is a first token that the constraint on the answer and the rules about single tokens allow,
+    /// and that `min_tokens` does not hold back.
     pub fn check_first_token(&self, served: &ServedModel) -> Result<(), ApiError> {
         let rules = self.sampling.rules.as_deref();
         let ends = |token: TokenId| {

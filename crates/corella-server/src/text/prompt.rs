@@ -12,7 +12,7 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
-/// The value of the field. An array of numbers is one prompt.
+/// The value of such a field. An array of numbers is one prompt.
 #[derive(Debug, PartialEq)]
 pub struct PromptField(pub Vec<Prompt>);
 

@@ -48,7 +48,7 @@ pub fn tokenize_prompt(
     })
 }
 
-/// Refuses a call of the field `prompt` with too many choices in all.
+/// Refuses a call whose prompts, in the field `prompt`, have too many choices together.
 pub fn check_num_choices(
     served: &ServedModel,
     num_prompts: usize,

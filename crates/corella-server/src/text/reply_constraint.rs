@@ -1,4 +1,4 @@
-//! Constrains a conversation's reply to the request's demand: tool calls, a format of its text, or one of them.
+//! Constrains a conversation's reply to the request's demand: tool calls, a format of its text, or either.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::wire::api_error::ApiError;
 
 impl GenerationParams {
     /// Constrains every reply to `prompt` to the demanded calls, or to the requested format. With a format the model
-    /// may call the offered tools instead of writing text. Compiling may take a second, so this is for text threads. It
-    /// ends with its caller.
+    /// may call the offered tools instead of writing text. Compiling may take a second, so text threads do it.
+    /// Compiling stops if the caller leaves.
     pub fn set_reply_constraint(
         &mut self,
         served: &ServedModel,

@@ -16,17 +16,17 @@ use crate::wire::field_limit::{
 /// The fields as sent.
 #[derive(Debug, Default)]
 pub struct TokenRuleFields {
-    /// By token id as a string, because JSON has no other keys.
+    /// The biases by token id. The ids are strings, because JSON has no other keys.
     pub logit_bias: Option<BTreeMap<String, f64>>,
     pub allowed_token_ids: Option<Vec<TokenId>>,
     pub bad_words: Option<Vec<String>>,
 }
 
-/// OpenAI documents no limit; a request carries the biases to every node that draws for it.
+/// Limits `logit_bias`. OpenAI documents no limit, but a request carries its biases to every node that draws for it.
 const MAX_BIASES: usize = 1024;
 
 impl TokenRuleFields {
-    /// Checks the fields and tokenises the bad words. `None` means that all tokens are equal.
+    /// Checks the fields and tokenises the bad words. Returns `None` if there are no rules.
     pub fn checked(
         self,
         served: &ServedModel,
@@ -94,8 +94,8 @@ fn check_allowed(allowed: &[TokenId], vocab_size: usize) -> Result<(), ApiError>
     check_token_ids(FIELD, allowed, vocab_size)
 }
 
-/// Returns each word's tokens at the beginning of a text and after a space, as in vLLM. vLLM leaves out the second form
-/// unless it is as long as the first and begins differently; Corella bans both.
+/// Returns each word's tokens at the beginning of a text and after a space. vLLM leaves out the second form unless it
+/// is as long as the first and begins differently; Corella bans both.
 fn banned_sequences(
     words: Vec<String>,
     served: &ServedModel,

@@ -8,8 +8,8 @@ pub const MIDDLING_BODY_BYTES: usize = 256 << 10;
 /// Bodies of at least this size are large.
 pub const LARGE_BODY_BYTES: usize = 1 << 20;
 
-/// Limits the bytes of all bodies together. Large ones leave a quarter of it to all others, and middling ones an eighth
-/// to small ones.
+/// Limits the bytes of all bodies together. Large bodies leave a quarter of the limit to all others, and middling
+/// bodies leave an eighth to small ones.
 #[derive(Debug)]
 pub struct BodyMemory {
     max_bytes: usize,
@@ -40,7 +40,7 @@ impl BodyMemory {
 }
 
 impl BodyShare {
-    /// Takes memory for more bytes of the body. Returns false if none is left; the share is then empty.
+    /// Takes memory for more bytes of the body. If there is too little memory, returns false and empties the share.
     pub fn try_grow(&mut self, num_more: usize) -> bool {
         let limit = match self.num_bytes + num_more {
             0..MIDDLING_BODY_BYTES => self.memory.max_bytes,

@@ -1,4 +1,4 @@
-//! An answer that stays the same while the server runs: it is made once, and a client that has it is told so.
+//! An answer that stays the same while the server runs: it is made once, and a client that has the answer gets a 304.
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
@@ -28,7 +28,7 @@ impl ConstantAnswer {
         }
     }
 
-    /// Answers a request with these headers: 304 if the client has the same.
+    /// Answers a request with these headers: with 304 if the client has the same answer.
     pub fn respond(&self, request: &HeaderMap) -> Response {
         let mut response = match self.is_known(request) {
             true => {
@@ -45,12 +45,13 @@ impl ConstantAnswer {
         };
         let headers = response.headers_mut();
         headers.insert(ETAG, self.tag.clone());
-        // The next server on this address may have other answers, which must fit together.
+        // Clients must ask each time: the next server on this address may have other answers, which must fit together.
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         response
     }
 
-    /// Proxies that compress answers make the tags that they pass on weak.
+    /// Returns whether the client has this answer. Weak tags count, because proxies that compress answers make tags
+    /// weak.
     fn is_known(&self, request: &HeaderMap) -> bool {
         let tag = self.tag.as_bytes();
         let lists = request.get_all(IF_NONE_MATCH).iter();

@@ -1,5 +1,5 @@
-//! Reads arguments of a call that `max_tokens` cut off, or that are broken JSON. Clients send them back, and an error
-//! there would end the conversation for good.
+//! Reads arguments of a call that `max_tokens` cut off, or that are broken JSON. Clients send such arguments back, and
+//! an error would end the conversation for good.
 
 use serde_json::{Map, Value};
 
@@ -13,11 +13,11 @@ pub fn object_of(json: &str) -> Map<String, Value> {
 }
 
 /// Returns the value of JSON that breaks off: closes everything open and leaves out an incomplete member. Returns
-/// `None` if it has another fault at its very beginning.
+/// `None` if there is another fault before the last member.
 pub fn completed(json: &str) -> Option<Value> {
     let mut open = Vec::new();
     let (mut in_string, mut is_escaped) = (false, false);
-    // The start of the last member or item, and the open brackets there.
+    // The place before the last member or item, and the brackets that are open there.
     let mut safe = (0, Vec::new());
     for (at, byte) in json.bytes().enumerate() {
         match byte {

@@ -31,7 +31,7 @@ fn expected_words(expected: &str) -> &str {
     }
 }
 
-/// Returns the value itself if serde gives it after its kind.
+/// Returns the value alone if serde gives a kind and a value.
 fn found_words(found: &str) -> &str {
     const KINDS: [&str; 4] = ["integer ", "floating point ", "boolean ", "string "];
     match found {

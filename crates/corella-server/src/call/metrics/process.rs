@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::wire::metric_series::encode;
 
-/// Reads them at each scrape. Other systems than Linux have none.
+/// Reads the metrics at each scrape. Other systems than Linux have none of them.
 #[derive(Debug)]
 pub struct ProcessMetrics;
 
@@ -122,7 +122,7 @@ impl ProcessStat {
     }
 }
 
-/// The soft limit of `/proc/self/limits`.
+/// Returns the soft limit of open files in `/proc/self/limits`.
 fn max_open_files(limits: &str) -> Option<i64> {
     let line = limits
         .lines()

@@ -1,7 +1,7 @@
-//! The text of `/metrics`, rendered for all that wait for it.
+//! The text of `/metrics`, rendered for all requests that wait for it.
 //!
-//! Rendering takes milliseconds, and needs no key. A text is rendered after the request for it has come, so that its
-//! values are never older.
+//! Rendering takes milliseconds, and callers need no API key. The rendering of a text begins after the request has
+//! arrived, so the values are never older than the request.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,9 +12,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::text_format::prometheus_text;
 
-/// The pause after a rendering is a multiple of its time, so that rendering takes at most a fifth of one core.
+/// The pause after a rendering, as a multiple of the rendering's time: rendering takes at most a fifth of one core.
 const PAUSE_FACTOR: u32 = 4;
-/// The longest pause, after a rendering during which the process did not run.
+/// Limits the pause after a rendering that took long because the process did not run.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
 pub struct MetricsText {
@@ -22,7 +22,7 @@ pub struct MetricsText {
     /// The earliest begin of the next rendering.
     next: Instant,
     open_metrics: Bytes,
-    /// Converted for the first client that wants it.
+    /// The text is converted for the first client that wants this format.
     prometheus: OnceLock<Bytes>,
 }
 
@@ -54,7 +54,7 @@ impl Renderer {
         }
     }
 
-    /// Returns a text that was rendered after this call.
+    /// Returns a text whose rendering began after this call.
     pub fn text<E>(
         &self,
         render: impl FnOnce() -> Result<String, E>,

@@ -3,8 +3,8 @@
 use axum::http::HeaderMap;
 use axum::http::header::ACCEPT;
 
-/// Returns whether `Accept` names OpenMetrics, and plain text not before it. Like Prometheus' libraries, a client that
-/// names neither gets plain text.
+/// Returns whether `Accept` names OpenMetrics and does not prefer plain text. As with Prometheus' libraries, a client
+/// that names neither gets plain text.
 pub fn prefers_open_metrics(headers: &HeaderMap) -> bool {
     let (mut open, mut plain) = (0.0f32, 0.0f32);
     let values = headers.get_all(ACCEPT).iter();
@@ -30,7 +30,7 @@ pub fn prometheus_text(open_metrics: &str) -> String {
     let mut help = None;
     for line in open_metrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // The name depends on the type, which follows.
+            // The written name depends on the type, which a later line has.
             help = rest.split_once(' ');
         } else if let Some((name, kind)) = line
             .strip_prefix("# TYPE ")

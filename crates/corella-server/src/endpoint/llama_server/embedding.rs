@@ -31,7 +31,7 @@ struct EmbeddingFields {
     embd_normalize: Option<i64>,
 }
 
-/// llama-server has a vector for each token if a model does not pool, so its answers allow several.
+/// llama-server answers with a vector for each token if a model does not pool, so `embedding` is a list of vectors.
 #[derive(Serialize)]
 struct Embedding {
     index: usize,

@@ -26,14 +26,14 @@ struct MiddleFields {
     prompt: Option<String>,
 }
 
-/// A part of another file, which the model sees before the file with the hole.
+/// A part of another file, which the model sees before the file with the gap.
 #[derive(Deserialize)]
 #[serde(expecting = "an object with text and filename", deny_unknown_fields)]
 struct OtherFile {
     text: String,
     #[serde(default)]
     filename: Option<String>,
-    /// The time of the editor's reading.
+    /// When the editor read the file.
     #[serde(default, rename = "time")]
     _time: Option<serde_json::Value>,
 }

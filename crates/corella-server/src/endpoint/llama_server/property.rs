@@ -54,7 +54,7 @@ fn default_params(state: &ServerState) -> Value {
     })
 }
 
-/// A slot is a request that may run beside the others. None has a context of its own, so each may use all of it.
+/// A slot is the place of a running request. No slot has a share of the context, so each may use all of it.
 pub async fn slots(State(state): State<Arc<ServerState>>, uri: Uri) -> Result<Response, ApiError> {
     let num_slots = state.engine.limits().max_num_seqs as usize;
     let num_running = state.engine.stats().scheduler.num_running;

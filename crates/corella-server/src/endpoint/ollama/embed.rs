@@ -77,7 +77,7 @@ pub async fn embed(
     serve_pooled(&state, &context, body, prepare, write).await
 }
 
-/// The vector is not scaled.
+/// Serves `/api/embeddings`. The vector is not scaled.
 pub async fn embeddings(
     State(state): State<Arc<ServerState>>,
     context: CallContext,

@@ -16,7 +16,7 @@ use crate::wire::list_page::ListQuery;
 
 use super::reference::INPUT_ITEM;
 
-/// The data of a kept response beside the response itself.
+/// The data of a kept response besides the response itself.
 pub struct Keeping {
     pub store: Arc<ResponseStore>,
     pub owner: Option<Arc<str>>,

@@ -1,4 +1,4 @@
-//! Items of `input` that name an item of a kept response: its content takes their place.
+//! Replaces each item of `input` that names an item of a kept response by the named item.
 
 use serde_json::{Map, Value};
 
@@ -16,7 +16,7 @@ pub struct References<'a> {
     context: &'a CallContext,
     /// Limits the size of the items that take the place of references.
     max_bytes: usize,
-    /// The items that were read last: neighbours are mostly of one response.
+    /// The items that were read last: consecutive references are mostly to one response.
     last: Option<(ItemList, Vec<Map<String, Value>>)>,
     num_bytes_read: usize,
     /// The size of the items that took the place of references.
@@ -117,7 +117,7 @@ impl<'a> References<'a> {
 /// The first part of the id under which an item of a request's input is listed.
 pub const INPUT_ITEM: &str = "item";
 
-/// The type may be left out.
+/// Returns whether an item is a reference, whose type may be left out.
 fn is_reference(item: &Map<String, Value>) -> bool {
     match item.get("type") {
         None | Some(Value::Null) => item.contains_key("id") && !item.contains_key("role"),

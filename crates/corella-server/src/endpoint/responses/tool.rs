@@ -1,5 +1,5 @@
-//! Converts `tools` and `tool_choice` of the Responses API, which has no member around a function's fields, to a
-//! chat's.
+//! Converts `tools` and `tool_choice` of the Responses API to a chat's. In the Responses API, no object `function` is
+//! around a function's fields.
 
 use corella_engine::rare_line;
 use serde_json::{Map, Value, json};
@@ -28,7 +28,7 @@ const SKIPPED: [&str; 16] = [
     "web_search_preview_2025_03_11",
 ];
 
-/// Members that chat templates do not describe.
+/// Members of tools that chat templates do not describe.
 const NOT_SHOWN: [&str; 6] = [
     "type",
     "strict",
@@ -43,7 +43,7 @@ const NOT_SHOWN: [&str; 6] = [
 pub struct KeptTools {
     /// The tools in the form that chat templates read.
     pub list: Vec<Map<String, Value>>,
-    /// The place of each in the request.
+    /// The index of each tool in the request.
     pub places: Vec<usize>,
 }
 
@@ -107,7 +107,7 @@ pub fn chat_tool_choice(choice: &Value) -> Result<Value, ApiError> {
     }
 }
 
-/// Renames the fields in a chat's error to this API's names. `places` are the places of the kept tools.
+/// Renames the fields in a chat's error to this API's names. `places` are the kept tools' indexes in the request.
 pub fn in_own_names(error: ApiError, places: &[usize]) -> ApiError {
     error
         .renamed("tool_choice.allowed_tools", "tool_choice")

@@ -64,7 +64,7 @@ impl Endpoint {
         self.row().0
     }
 
-    /// The fields of its body.
+    /// Returns the table of the body's fields.
     pub fn table(self) -> &'static FieldTable {
         self.row().1
     }
@@ -82,7 +82,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the endpoints that read a field which this endpoint does not know, if both belong to the same API.
+    /// Returns the endpoints of this endpoint's API that read a field which this endpoint does not know.
     pub fn others_with(self, field: &str) -> Vec<Self> {
         const OPENAI: [Endpoint; 4] = [
             Endpoint::Chat,

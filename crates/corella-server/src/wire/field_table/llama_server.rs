@@ -50,7 +50,7 @@ pub static INFILL: FieldTable = FieldTable {
             })
             .about("Parts of other files, which the model sees first."),
             read("prompt", text).about("Continues input_prefix."),
-            // Editors send llama.cpp's names in its order.
+            // Editors send llama.cpp's names of samplers, in llama.cpp's order.
             read("samplers", |limits| list(text(limits)))
                 .about("Samplers that are left out are off. Their order is always the same."),
         ],
@@ -65,7 +65,7 @@ pub static INFILL: FieldTable = FieldTable {
     kind: Kind::Body,
 };
 
-/// What both have under names or with values of their own.
+/// Fields of both endpoints that have llama-server's own names or values.
 static DRAW_HERE: &[Field] = &[
     read("n_predict", any_integer).about(
         "The most tokens. Negative numbers are no limit but the context; 0 computes the prompt \

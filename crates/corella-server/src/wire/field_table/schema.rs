@@ -14,7 +14,7 @@ pub struct Limits {
     pub max_token_id: usize,
     pub max_logprobs: u32,
     pub max_num_choices: u32,
-    /// The most dimensions of a vector.
+    /// The number of dimensions of a whole vector.
     pub vector_len: usize,
     /// The names of prompts that the model's files define.
     pub prompt_names: Vec<String>,
@@ -26,7 +26,7 @@ pub struct Limits {
 pub struct Schema(Value);
 
 impl Schema {
-    /// For a schema of its own form.
+    /// Makes a schema of a form for which no function here exists.
     pub fn of(value: Value) -> Self {
         Self(value)
     }
@@ -47,7 +47,7 @@ impl Schema {
         self.with("description", sentence)
     }
 
-    /// `null` counts as absent.
+    /// Permits `null`, too, which counts as absent.
     pub fn or_null(mut self) -> Self {
         let schema = &mut self.0;
         if let Some(kind) = schema.get_mut("type") {
@@ -99,12 +99,12 @@ pub fn text(_: &Limits) -> Schema {
     Schema(json!({"type": "string"}))
 }
 
-/// An object whose members another part checks.
+/// An object whose members other code checks.
 pub fn any_object(_: &Limits) -> Schema {
     Schema(json!({"type": "object"}))
 }
 
-/// A number of things, at least one.
+/// A count of at least 1.
 pub fn count(_: &Limits) -> Schema {
     integer(1..=u32::MAX.into())
 }
@@ -147,7 +147,7 @@ pub fn tokens(limits: &Limits) -> Schema {
     list(token(limits)).sized(1..=limits.max_model_len as usize)
 }
 
-/// A prompt as text or tokens, or up to `max_num` of them.
+/// A prompt as text or tokens, or up to `max_num` prompts.
 pub fn prompts(limits: &Limits, max_num: usize) -> Schema {
     let prompt = either([text_type(), tokens(limits)]);
     either([text_type(), tokens(limits), list(prompt).sized(1..=max_num)])
@@ -157,7 +157,7 @@ pub fn list(items: Schema) -> Schema {
     Schema(json!({"type": "array", "items": items.0}))
 }
 
-/// One text of a fixed number of them.
+/// One of a few fixed values.
 pub fn one_of<T: Into<Value>>(values: impl IntoIterator<Item = T>) -> Schema {
     let values: Vec<Value> = values.into_iter().map(Into::into).collect();
     Schema(json!({"enum": values}))
@@ -178,7 +178,7 @@ pub fn object(table: &FieldTable) -> Schema {
     Schema(json!({"$ref": place}))
 }
 
-/// A text, or a list of parts of a table.
+/// A text, or a list of parts, whose table is `part`.
 pub fn text_or(part: &FieldTable) -> Schema {
     either([text_type(), list(object(part))])
 }
