@@ -273,7 +273,7 @@ fn reservations_count_until_a_report_does() {
     assert_eq!(unreported(&table), 70);
     table.handle_granted(first, 5);
     table.handle_granted(second, 7);
-    // Its sixth belongs to another peer; the seventh came after this report.
+    // The node's sixth reservation belongs to another peer, and its seventh came after this report.
     table.handle_report(a, report(80, 6), 2);
     assert_eq!(unreported(&table), 60);
     // An overtaken report changes no state.
@@ -314,7 +314,7 @@ fn bandwidth_is_smoothed_and_forgotten() {
     );
     assert_eq!(bandwidth(&table, 2 + 60 * SECOND_US), Some(917_635_072));
     assert_eq!(bandwidth(&table, 3 + 60 * SECOND_US), None);
-    // Measured again after that, it counts with its present value.
+    // The first measurement after that counts in full.
     let known = table.handle_transfer(a, 1 << 20, 1_000_000_000, 100 * SECOND_US);
     assert_eq!(known, Some(1_048_576), "it was forgotten");
     assert_eq!(bandwidth(&table, 100 * SECOND_US), Some(1_048_576));

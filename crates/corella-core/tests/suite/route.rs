@@ -117,7 +117,7 @@ fn the_node_with_a_part_of_the_prompt_is_asked_first() {
         note_sent(&mut known, node, 12 + 4 * node);
         assert_eq!(known.route(&query(1, &prompt), 0), session(2, true));
     }
-    // Its choices wait for the first one's rows, so that none of them can be asked.
+    // Choices of one request wait for the rows of the first choice, so that no choice asks a node first.
     let choices = RouteQuery {
         num_choices: 2,
         ..query(2, &prompt)
@@ -134,7 +134,7 @@ fn the_node_with_a_part_of_the_prompt_is_asked_first() {
         ..choices
     };
     assert_eq!(known.route(&second, 0), session(1, false));
-    // It was asked already.
+    // Node 2 was asked already.
     let again = RouteQuery {
         tried: &[NodeId(2)],
         ..query(3, &prompt)
@@ -170,7 +170,7 @@ fn a_restarted_node_has_nothing_of_before() {
     };
     assert_eq!(known.route(&always, 0), restarted);
     assert_eq!(known.route(&query(1, &prompt), 0), restarted);
-    // A late answer of before says nothing of it.
+    // A late answer of the earlier incarnation says nothing of the restarted node.
     note_sent(&mut known, 0, 16);
     assert_eq!(known.route(&always, 0), restarted);
 }
@@ -191,7 +191,7 @@ fn rows_that_a_node_has_are_not_sent_there() {
     note_sent(&mut known, 0, 360);
     assert_eq!(known.route(&query(1, &prompt), 0), session(0, true));
     known.handle_left(SessionId(1));
-    // After a fetch, it counts as any other.
+    // A request after a fetch does not seek the node that has its rows, so this node counts like any other.
     let behind = RouteQuery {
         seeks_holder: false,
         ..query(2, &prompt)
@@ -290,7 +290,7 @@ fn blocks_are_fetched_where_that_is_quicker_than_leaving_the_prompt_there() {
         (decided.place, decided.fetches),
         (ComputePlace::There, false)
     );
-    // A block less.
+    // There is a block less to fetch.
     let decided = known.decide(&asked(pace, 44), 0);
     assert_eq!((decided.place, decided.fetches), (ComputePlace::Here, true));
     // Less than a block is not fetched.
@@ -355,7 +355,7 @@ fn objectives_choose_the_node_and_refuse_where_none_meets_them() {
     }
 }
 
-/// A node that only addresses are known of says itself how long its prompts may be.
+/// A node of which only the address is known says itself how long its prompts may be.
 #[test]
 fn prompts_go_to_the_group_that_takes_them() {
     let mut known = directory(config(), 2);

@@ -213,7 +213,7 @@ fn a_hold_does_not_outlive_those_who_know_of_it() {
         held.map(|held| held.num_blocks)
     };
 
-    // The asker gives up, before or after its answer.
+    // The asker gives up, before or after the engine's answer.
     let engine = source(sharing(5));
     let exchange = engine.block_exchange();
     for _ in 0..200 {
@@ -225,11 +225,11 @@ fn a_hold_does_not_outlive_those_who_know_of_it() {
             block_on(exchange.release(held.id));
         }
     }
-    // No subscriber is told of its end.
+    // No subscriber is told of the hold's end.
     assert_eq!(held(&exchange, SHORT), Ok(5));
     wait_until("the hold has ended", || held(&exchange, LONG).is_ok());
 
-    // The subscriber that was told of its end has gone, or is replaced.
+    // The subscriber that was told of the hold's end has gone, or is replaced.
     for is_replaced in [false, true] {
         let engine = source(sharing(5));
         let exchange = engine.block_exchange();

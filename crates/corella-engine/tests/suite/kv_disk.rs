@@ -274,7 +274,7 @@ fn without_a_usable_file_requests_are_served() {
     assert!(!stats(&engine_without).is_on);
     stop(engine_without);
 
-    // Another engine has it.
+    // Another engine has the file.
     let folder = Folder::new("locked");
     let first = engine(&folder.0);
     wait_opened(&first);

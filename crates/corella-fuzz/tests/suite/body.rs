@@ -221,7 +221,7 @@ fn corpus() -> Vec<Input> {
             json!({"messages": messages, "add_generation_prompt": true}),
         ),
         Input::new("/detokenize", json!({"tokens": [1, 2, 3]})),
-        // The built-in model's template reads no tools, so that this is refused; changed ones may be accepted.
+        // The built-in model's template reads no tools, so that this body is refused. Changed bodies may be accepted.
         Input::new(
             "/tokenize",
             json!({"messages": messages, "tools": null, "x": weather}),

@@ -212,7 +212,7 @@ struct Decode {
     runtime: Runtime,
     engine: Engine,
     channel: Channel,
-    // Rows would be received on them.
+    // The threads that would receive rows.
     _threads: TransferThreads,
 }
 

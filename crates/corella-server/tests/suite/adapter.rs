@@ -260,7 +260,7 @@ async fn a_stalled_file_system_holds_up_nothing_but_its_own_loads() {
     // An adapter unloaded during its load is never served.
     let unloaded = post(address, UNLOAD, &json!({"lora_name": "stalled-0"})).await;
     assert_eq!(unloaded.status, 200, "{}", unloaded.text());
-    // Its caller stops waiting; its thread does not.
+    // The caller of this load stops waiting, but the loading thread does not.
     let cancelled = stalled.remove(0).await.expect("it is answered");
     assert_eq!(cancelled.status, 409, "{}", cancelled.text());
     mount.go_on();
@@ -280,7 +280,7 @@ async fn a_load_that_takes_too_long_is_given_up() {
     let server = setup.start().await;
     let body = json!({"lora_name": "red", "lora_path": "stalled"});
     for _ in 0..2 {
-        // Its name is free again at once.
+        // The adapter's name is free again at once.
         let reply = post(server.address, LOAD, &body).await;
         assert_eq!(reply.status, 400);
         assert!(reply.text().contains("given up"), "{}", reply.text());

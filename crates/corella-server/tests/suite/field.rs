@@ -81,7 +81,8 @@ const READ: &[(&str, &str)] = &[
     ("tpot_slo_ms", "100000"),
 ];
 
-/// Fields that are refused with the first value. The last one, if any, asks for Corella's behaviour and is accepted.
+/// Fields that are refused with the first value. The second value, if there is one, asks for Corella's behaviour and is
+/// accepted.
 const REFUSED: &[(&str, &str, &str)] = &[
     // OpenAI
     ("functions", "[{}]", "[]"),

@@ -140,7 +140,7 @@ async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
     let mut start = read_until(&mut streamed, "\n\n").await;
     let whole = json!({"prompt": "long", "temperature": 0, "max_tokens": 60});
     let mut unstreamed = open_post(server.address, PATH, &whole).await;
-    // Each of them needs a step to begin, and the counters need one more.
+    // Each request needs a step to begin, and the counters need one more.
     wait_until_async("both are there", || {
         server.engine.stats().num_live_requests == 2
     })

@@ -138,7 +138,7 @@ async fn tokens_of_prompts_and_answers_are_counted() {
     assert_eq!(refused.header("retry-after"), Some("7"));
     assert_eq!(refused.header("x-ratelimit-remaining-tokens"), Some("33"));
 
-    // An answer may exceed the rest, and the next request waits for it.
+    // An answer may take more tokens than remain, and the next request waits longer.
     let reply = metered.complete("limited", 30, 23).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(reply.header("x-ratelimit-remaining-tokens"), Some("0"));

@@ -198,7 +198,8 @@ async fn check(marks: &str, reply: &str, num_calls: usize) {
                 .as_str()
                 .is_none_or(str::is_empty)
             && calls == 0;
-        // Markup that begins after a call is text after a call. Only a chat has it in one piece with the text before.
+        // Markup that begins after a call is text after a call. Only a chat has this text in one piece with the text
+        // before the call.
         let said = message["content"].as_str().unwrap_or_default();
         let has_text_behind = calls > 0 && !["", "I look."].contains(&said.trim());
         // The other APIs have no empty turns.

@@ -254,7 +254,8 @@ async fn what_cannot_be_followed_is_refused_with_its_place() {
     server.assert_at_rest().await;
 }
 
-/// A parser would follow it forever. Unless refused, the request would begin and fail with an error of the server.
+/// A parser would follow such a reference forever. Unless refused, the request would begin and fail with an error of
+/// the server.
 #[tokio::test]
 async fn a_reference_that_leads_back_to_itself_is_refused() {
     let server = setup().start().await;

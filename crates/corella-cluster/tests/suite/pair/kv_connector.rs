@@ -305,7 +305,7 @@ async fn what_cannot_be_fetched_is_computed() {
         at_rest(&decode.engine).await;
     }
 
-    // The rows still wait, for one node and one fetch.
+    // The rows are still kept, for one fetch by one node.
     decode.engine.reset_prefix_cache().expect("nothing runs");
     assert_eq!(decode.answer(&params, asked()).await, expected);
     assert_eq!(decode.num(PromptFetchOutcome::Loaded), 1);

@@ -158,8 +158,8 @@ fn a_prompt_that_is_decided_to_be_computed_here_is_sent_as_ever() {
     );
 }
 
-/// A node of an earlier version, one that waits for another choice, or one of other arithmetic, which would draw other
-/// tokens, is not asked to compute.
+/// A node of an earlier version, a node that waits for another choice, and a node of other arithmetic, which would draw
+/// other tokens, are not asked to compute.
 #[test]
 fn not_every_node_is_asked() {
     let mut end = opened(config(), hello(5));
@@ -217,7 +217,7 @@ fn a_node_that_is_lost_before_the_decision_is_replaced() {
 #[test]
 fn a_node_that_is_lost_while_it_computes_is_replaced_once() {
     let mut end = left(config());
-    // Its deadline is the deadline for silence.
+    // The decode node is lost when it has been silent for this long.
     let lost_us = config().lost_after_us;
     end.handle_timeout(lost_us - 1);
     assert_eq!(actions(&mut end), [send(ToDecode::Heartbeat)]);
@@ -318,7 +318,7 @@ mod on_the_decode_node {
         end
     }
 
-    /// Its load has been cancelled, and may write until that is confirmed.
+    /// Returns a node whose cancelled load may write until the cancellation is confirmed.
     fn stopping() -> DecodeEnd {
         let mut end = reserved(8);
         let cancel = DecodeAction::CancelLoad { key: KEY };

@@ -133,7 +133,7 @@ fn decide(key: SessionKey, num_cached_rows: u32) -> PrefillAction {
     }
 }
 
-/// The engine answers. Returns the node whose blocks are fetched.
+/// Answers the lookup of cached rows for the engine. Returns the node whose blocks are fetched.
 fn looked_up(
     node: &mut PrefillNode,
     key: SessionKey,
@@ -188,13 +188,13 @@ fn a_route_that_leads_nowhere_leaves_nothing() {
     assert_eq!(call(&mut node, 1, None), (Route::Refused, Err(refused)));
     assert_eq!(actions(&mut node), []);
     node.check_invariants();
-    // The same id may come again.
+    // The same session may come again.
     let records = [record(0, 5)];
     node.peers().handle_list(&records, 0);
     assert!(call(&mut node, 1, None).1.is_err(), "it has not answered");
 }
 
-/// Its driver finds that no engine can serve it.
+/// The driver finds that no engine can serve the call.
 #[test]
 fn a_call_that_is_given_up_takes_no_pages() {
     let mut node = node(1, true);

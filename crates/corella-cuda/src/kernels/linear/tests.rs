@@ -198,7 +198,7 @@ fn check(element: Element, layout: WeightLayout, n: usize, k: usize) {
             if num_multiprocessors != 1 && !is_divided {
                 continue;
             }
-            // Rows from the end, so that their places differ from those among all rows.
+            // The last rows of the input, so that their places differ from their places among all rows.
             let first = 130 - count;
             let sums = layer.sums(&input[first * k..]);
             assert!(
@@ -225,7 +225,7 @@ fn bf16_rows_of_odd_lengths_have_the_same_bits_among_others() {
 
 #[test]
 fn rows_of_several_bands_of_tiles_are_all_computed() {
-    // 17 tiles of 128 rows are bands of 9 and 8, and 33 of 64 are 3 of 11.
+    // 17 tiles of 128 rows are bands of 9 and 8 tiles, and 33 tiles of 64 rows are 3 bands of 11.
     for (n, num_rows) in [(136, 2100), (40, 2100)] {
         let mut layer = Layer::new(Element::Bf16, WeightLayout::Floats, n, 40, false);
         layer.linear.num_multiprocessors = 18;

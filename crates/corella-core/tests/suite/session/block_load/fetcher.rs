@@ -146,7 +146,7 @@ fn a_fetch_ends_when_nothing_of_it_is_being_written() {
     );
 }
 
-/// A transport with its own order of rows.
+/// The transport has its own order of rows.
 #[test]
 fn rows_that_come_without_names_land_together() {
     let mut fetcher = granted();
@@ -174,7 +174,7 @@ fn rows_that_come_without_names_land_together() {
         [sent(ToSource::Release), end_fetch(FetchEnd::Lost), end]
     );
 
-    // The scheduler wants no more of them: its pages are free when the writes have ended.
+    // The scheduler cancels the fetch: the pages are free when the writes have ended.
     let mut fetcher = granted();
     assert!(fetcher.begin_rows(key()));
     fetcher.handle_fetch_cancelled(FetchId(4));
