@@ -1,4 +1,4 @@
-//! The state that handlers share, and the parts of it that others provide.
+//! The state that handlers share, and the parts of the state that other crates provide.
 
 pub mod cluster_status;
 pub mod engine_feed;

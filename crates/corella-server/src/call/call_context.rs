@@ -16,7 +16,7 @@ use crate::wire::api_error::ApiError;
 #[derive(Clone, Copy)]
 pub struct Background;
 
-/// The caller's facts, as found by the layers before a handler.
+/// The facts about the caller that the layers before a handler have found.
 #[derive(Clone)]
 pub struct CallContext {
     pub name: RequestName,

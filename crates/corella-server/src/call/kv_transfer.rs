@@ -1,10 +1,10 @@
-//! The field `kv_transfer_params`: with it, a proxy has one server compute a prompt and another
-//! decode. Its content is the two servers' matter; this crate only passes it on.
+//! The field `kv_transfer_params`: with it, a proxy has one server compute a prompt and another decode. Its content is
+//! the two servers' matter: this crate passes it on, and only reads `do_remote_decode`.
 
 use corella_engine::Generate;
 use serde_json::{Map, Value};
 
-/// Reads the field and carries out its request.
+/// Reads the field and does what it asks for.
 pub trait KvTransfer: Send + Sync {
     /// `request_name` is the request's `x-request-id`. Returns `None` when the field asks for nothing.
     fn begin(
@@ -16,7 +16,7 @@ pub trait KvTransfer: Send + Sync {
 
 /// One call with the field. Its prompt is submitted here instead of to the server's generator.
 pub trait KvTransferCall: Generate {
-    /// Returns whether its answer has the field, too. Such an answer is not streamed.
+    /// Returns whether the call's answer has the field, too. Such an answer is not streamed.
     fn answers_with_params(&self) -> bool;
 
     /// Returns the field of the answer, once all tokens are there. `None` becomes `null`, which tells the proxy that

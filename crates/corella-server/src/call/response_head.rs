@@ -34,7 +34,7 @@ pub struct ResponseObject<'a, C> {
     /// choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs<'a>>,
-    /// Present only in these, too.
+    /// Present only in answers of `/v1/chat/completions`, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [TokenId]>,
 }

@@ -13,7 +13,7 @@ pub enum AllowedOrigins {
 }
 
 impl AllowedOrigins {
-    /// Reads origins, `SCHEME://HOST` or `SCHEME://HOST:PORT`, or `*` for all. The error is the invalid one.
+    /// Reads origins, `SCHEME://HOST` or `SCHEME://HOST:PORT`, or `*` for all. The error is the invalid origin.
     pub fn parse(origins: &[String]) -> Result<Self, &String> {
         if origins.is_empty() {
             return Ok(Self::Own);
@@ -33,7 +33,7 @@ impl AllowedOrigins {
         origins.collect::<Result<_, _>>().map(Self::These)
     }
 
-    /// Returns the header for a page of this origin. With `None`, its browser withholds answers from the page.
+    /// Returns the header for a page of this origin. With `None`, the browser withholds answers from the page.
     pub(crate) fn answer(&self, origin: &HeaderValue) -> Option<HeaderValue> {
         match self {
             Self::Own => None,

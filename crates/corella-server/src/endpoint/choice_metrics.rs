@@ -11,7 +11,7 @@ use crate::call::generation::ChoiceDelta;
 pub struct ChoiceMetrics {
     arrival_time: f64,
     queued_ts: f64,
-    /// The start of its prompt's computation.
+    /// The start of the prompt's computation.
     scheduled_ts: f64,
     first_token_ts: f64,
     last_token_ts: f64,

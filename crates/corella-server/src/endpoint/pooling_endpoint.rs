@@ -1,4 +1,4 @@
-//! The path of a call for hidden states through all endpoints that need them.
+//! The path of a call for hidden states, which is the same for all endpoints that need them.
 
 use axum::body::Body;
 
@@ -12,8 +12,8 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
 use crate::wire::request_body::RequestBody;
 
-/// Computes hidden states: `prepare` makes texts of a body, and `finish` makes the answer of their hidden states. Both
-/// run on text threads.
+/// Computes hidden states: `prepare` makes texts of a body, and `finish` makes the answer from the hidden states of the
+/// texts. Both run on text threads.
 pub async fn serve_pooled<F: Send + 'static, R: Send + 'static>(
     state: &ServerState,
     context: &CallContext,

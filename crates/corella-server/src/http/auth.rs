@@ -15,7 +15,7 @@ use crate::wire::api_error::ApiError;
 /// The header with a key from Anthropic's clients.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Passes requests with a valid key. Requests that only read (GET) do not count against its limits.
+/// Passes requests with a valid key. Requests that only read (GET) do not count against the key's limits.
 pub async fn require_api_key(
     State(keys): State<Arc<ApiKeys>>,
     mut request: Request,

@@ -17,12 +17,12 @@ use crate::serve::listener::Listener;
 use crate::serve::{ConnectionLimits, Connections};
 use crate::wire::api_error::ApiError;
 
-/// Enough, because clients are answered at once.
+/// Limits the connections. This is enough, because clients are answered at once.
 const MAX_CONNECTIONS: usize = 256;
 /// Limits the time to read a body before its request is refused.
 const MAX_READING: Duration = Duration::from_secs(5);
 
-/// Answers every request with 503 until it ends. Each connection is closed after the answer, so that the next request
+/// Answers every request with 503 until `end`. Each connection is closed after the answer, so that the next request
 /// reaches the server.
 pub struct Loading {
     ends: oneshot::Sender<()>,
@@ -30,7 +30,7 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// Shares the queue of connections with `listener`, which must accept none before the end.
+    /// Shares the queue of connections with `listener`, which must accept no connection before `end`.
     pub fn start(listener: &Listener, tls: Option<ServerTls>) -> io::Result<Self> {
         let own = listener.try_clone()?;
         let router = Router::new().fallback(refuse);
@@ -59,8 +59,8 @@ impl Loading {
     }
 }
 
-/// Reads and discards the body. If the connection closes while a client writes, it sees a broken connection instead of
-/// the answer. A client that waits for `100 Continue` has not begun to write.
+/// Reads and discards the body. If the connection closes while a client writes, the client sees a broken connection
+/// instead of the answer. A client that waits for `100 Continue` has not begun to write.
 async fn refuse(request: Request) -> ApiError {
     if !request.headers().contains_key(EXPECT) {
         let _ = tokio::time::timeout(MAX_READING, read_to_end(request.into_body())).await;

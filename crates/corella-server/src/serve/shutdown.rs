@@ -10,7 +10,7 @@ pub struct Shutdown {
     requests: mpsc::Receiver<()>,
 }
 
-/// Requests a shutdown with each message. Dropping it has no effect.
+/// Requests a shutdown with each message. Dropping the sender has no effect.
 pub type ShutdownSender = mpsc::Sender<()>;
 
 impl Shutdown {
@@ -27,7 +27,7 @@ impl Shutdown {
     }
 }
 
-/// Converts SIGTERM and SIGINT to requests to shut down; they no longer kill the process.
+/// Converts SIGTERM and SIGINT to requests to shut down; the signals no longer kill the process.
 pub fn shutdown_signal() -> io::Result<Shutdown> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,4 +1,4 @@
-//! A cluster node's status, with the nodes that it serves with.
+//! The status of a cluster's node, and of the nodes that it serves with.
 
 use serde::Serialize;
 
@@ -8,12 +8,12 @@ pub const MAX_NODES: usize = 64;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClusterStatus {
     pub role: &'static str,
-    /// The next role, while the present one finishes its obligations.
+    /// The next role, while this node finishes the obligations of its present role.
     pub changing_to: Option<&'static str>,
     /// Unfinished requests that this node serves with others.
     pub sessions: usize,
-    /// Running loads of KV rows: on a decode node the incoming ones, on a prefill node the requested ones that it does
-    /// not send yet.
+    /// Running loads of KV rows: on a decode node the incoming loads, on a prefill node the requested loads that it
+    /// does not send yet.
     pub loads: usize,
     /// Bytes of KV rows that were sent, and tokens that came back for them. Decode nodes send none.
     pub sent_bytes: Option<u64>,
@@ -27,14 +27,14 @@ pub struct ClusterStatus {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NodeStatus {
     pub id: String,
-    /// The address of its sessions.
+    /// The address for sessions with the node.
     pub address: String,
     /// A prefill node's view of a decode node: `healthy`, `suspect`, `incompatible` or `draining`.
     pub standing: Option<&'static str>,
-    /// Its reported load.
+    /// The load that the node reports.
     pub running: Option<u32>,
     pub waiting: Option<u32>,
     pub free_pages: Option<u32>,
-    /// Measured bytes per second over the link to it.
+    /// Measured bytes per second over the link to the node.
     pub bandwidth: Option<u64>,
 }

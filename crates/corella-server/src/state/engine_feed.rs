@@ -38,8 +38,7 @@ impl EngineFeed {
         self.newest.send_replace(snapshot);
     }
 
-    /// Returns whether no reader is left. The calling task must then end, because the next reader
-    /// starts another.
+    /// Returns whether no reader is left. The calling task must then end, because the next reader starts another task.
     pub fn try_stop(&self, recent: &RecentLatency) -> bool {
         let mut is_running = self
             .is_running

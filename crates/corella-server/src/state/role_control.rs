@@ -10,14 +10,14 @@ use crate::state::cluster_status::ClusterStatus;
 pub trait RoleControl: Send + Sync {
     fn status(&self) -> RoleStatus;
 
-    /// Returns this node's status and its peers'; `None` when it serves alone.
+    /// Returns the status of this node and of its peers; `None` if this node serves alone.
     fn cluster(&self) -> Option<ClusterStatus>;
 
-    /// Returns why this node can serve no request in its role, if so.
+    /// Returns why this node can serve no request in its role, or `None` if it can.
     fn obstacle(&self) -> Option<&'static str>;
 
-    /// Begins to change at once. The future ends when the role has changed; dropping it does not
-    /// stop the change.
+    /// Begins to change the role at once. The future ends when the role has changed; dropping it does not stop the
+    /// change.
     fn change(&self, role: &str) -> RoleChange;
 }
 
@@ -26,7 +26,7 @@ pub type RoleChange = Pin<Box<dyn Future<Output = Result<(), RoleError>> + Send>
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RoleStatus {
     pub role: &'static str,
-    /// The next role, while the present one finishes its obligations.
+    /// The next role, while this node finishes the obligations of its present role.
     pub changing_to: Option<&'static str>,
     /// This node as a source of cached blocks for other nodes, in the form of `kv_transfer_params`.
     #[serde(skip_serializing_if = "Option::is_none")]

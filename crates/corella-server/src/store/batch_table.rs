@@ -354,7 +354,7 @@ mod tests {
         Batches::open(config).expect("it opens")
     }
 
-    /// A client may cancel a batch while it is finished. The newest record stays, in either order of writes.
+    /// A client may cancel a batch while the server ends the batch. The newest record stays, in either order of writes.
     #[test]
     fn the_newest_record_is_what_stays() {
         let batches = open("newest");

@@ -391,7 +391,7 @@ mod tests {
         let mut cut_off = store.begin(Some("a")).expect("there is room");
         cut_off.grow(50).expect("there is room");
         fs::write(&cut_off.path, "half").expect("it can be written");
-        // A crash drops nothing.
+        // A crash runs no destructor.
         std::mem::forget(cut_off);
         fs::write(store.path_of("file-1"), "no record").expect("it can be written");
         fs::write(store.path_of("file-2"), "an output").expect("it can be written");

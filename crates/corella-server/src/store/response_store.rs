@@ -309,7 +309,7 @@ mod tests {
         keep(&store, key("a", 0), Vec::new(), 60_000);
         keep(&store, key("b", 1), Vec::new(), MAX_BYTES);
         assert!(reason(&store, &key("b", 1)).contains("is larger than the 100000 bytes"));
-        // The same for a whole conversation whose parts would fit.
+        // A whole conversation is too large, too, although its parts would fit.
         let before = vec![store.find(&key("a", 0)).expect("it is there").turn];
         keep(&store, key("a", 2), before, 60_000);
         assert!(reason(&store, &key("a", 2)).contains("is larger"));

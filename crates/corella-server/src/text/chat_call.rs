@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn calls_become_texts_for_a_template_that_takes_these() {
-        // Like GLM-4's.
+        // Like GLM-4's template.
         let template = "{% for m in messages %}{% set meta = m.get('metadata', '') %}{% if m.role == 'assistant' %}\
                         <|assistant|>{{ meta }}\n{{ m.content.strip() }}{% elif m.role in ['user', 'observation'] %}\
                         <|{{ m.role }}|>\n{{ m.content }}{% endif %}{% endfor %}";

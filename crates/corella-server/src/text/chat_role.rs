@@ -110,12 +110,12 @@ mod tests {
 
     use super::*;
 
-    /// Like Mistral's: a system prompt at the beginning, and then alternating turns.
+    /// Like Mistral's template: a system prompt at the beginning, and then alternating turns.
     const STRICT: &str = "{% if messages[0].role == 'system' %}[S]{{ messages[0].content }}{% set rest = messages[1:] %}\
                           {% else %}{% set rest = messages %}{% endif %}{% for m in rest %}\
                           {% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role not in ['user', 'assistant'] %}\
                           {{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
-    /// Like Qwen's: a role of any name.
+    /// Like Qwen's template: a role of any name.
     const LENIENT: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     /// Drops messages of unknown roles.
     const SILENT: &str = "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}\
@@ -177,7 +177,7 @@ mod tests {
             ("critic", "e"),
         ];
         let mut expected = owned(&roles);
-        // It would print any name, so its model does not know this one.
+        // The template would print any name, so its model need not know `developer`.
         expected[0].0 = "system".to_owned();
         assert_eq!(fitted(LENIENT, &roles).unwrap(), expected);
         let named = format!("{LENIENT}{{% if messages[0].role == 'developer' %}}{{% endif %}}");

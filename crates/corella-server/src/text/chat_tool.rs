@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    /// Like gpt-oss's and Seed-OSS's.
+    /// Like gpt-oss's and Seed-OSS's templates.
     const STRICT: &str = "{% for tool in tools %}{% set f = tool.function %}{{ f.name }}{{ '// ' + f.description }}\
                           {% for name, spec in f.parameters.properties.items() %}{{ name + ': ' + spec.description }}{% endfor %}\
                           {% if f.parameters.required + [] %}{% endif %}{% endfor %}";

@@ -87,13 +87,13 @@ mod tests {
 
     use super::*;
 
-    /// Like Mistral's: alternating turns, with any calls and results between them.
+    /// Like Mistral's template: alternating turns, with any calls and results between them.
     const STRICT: &str = "{% set ns = namespace(turns=0) %}{% for m in messages %}\
                           {% if m.role != 'tool' and m.tool_calls is not defined %}\
                           {% if (m.role == 'user') != (ns.turns % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}\
                           {% set ns.turns = ns.turns + 1 %}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     const LENIENT: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}";
-    /// Like gpt-oss's: calls beside thoughts or text, but not both.
+    /// Like gpt-oss's template: calls beside thoughts or text, but not both.
     const THINKING: &str = "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}\
                             {{ raise_exception('both') }}{% endif %}[{{ m.role }}]{{ m.thinking }}{{ m.content }}{% endfor %}";
 

@@ -10,7 +10,7 @@ use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table::Endpoint;
 use crate::wire::request_body::RequestBody;
 
-/// The fields, parsed and without unknown ones.
+/// The fields of such a request, parsed. Unknown fields have been refused.
 pub struct ConversationFields<F> {
     pub sampling: SamplingFields,
     /// The endpoint's own fields.

@@ -1,4 +1,4 @@
-//! A compiled grammar in the engine's form, without text.
+//! A compiled grammar as a constraint for the engine, which knows tokens and no text.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +14,7 @@ pub struct GrammarConstraint(pub Grammar);
 pub struct GrammarMaker {
     tokenizer: Tokenizer,
     vocab_size: usize,
-    /// Made for the first request that needs it, because reading the vocabulary takes time.
+    /// The compiler. It is made for the first request that needs it, because reading the vocabulary takes time.
     grammars: OnceLock<Result<GrammarCompiler, String>>,
 }
 

@@ -14,8 +14,8 @@ pub struct ScoredPrompt {
     pub others: Vec<PromptLogprob>,
 }
 
-/// A prompt in `prompt_logprobs`, in vLLM's form: `null` for the first token, and for each other one an object whose
-/// keys are the ids of the token and of the most likely ones.
+/// A prompt in `prompt_logprobs`, in vLLM's form: `null` for the first token, and for each further token an object
+/// whose keys are the ids of that token and of the most likely tokens.
 pub struct PromptLogprobs<'a> {
     pub tokenizer: &'a Tokenizer,
     pub prompt: ScoredPrompt,

@@ -5,18 +5,18 @@ use std::ops::{Bound, RangeBounds};
 
 use serde_json::{Value, json};
 
-/// A range, for the check of a field, for its error and for its schema.
+/// A range, for a field's check, error and schema.
 #[derive(Clone, Copy)]
 pub struct NumberRange(pub Bound<f64>, pub Bound<f64>);
 
 impl NumberRange {
-    /// The number is rounded after the check: neither 2.00000001 nor a number that becomes 0 slips through.
+    /// Checks the number, and the `f32` that it becomes: neither 2.00000001 nor a number that becomes 0 slips through.
     pub fn contains(self, number: f64) -> bool {
         let has = |number: f64| (self.0, self.1).contains(&number);
         has(number) && has(f64::from(number as f32))
     }
 
-    /// The keywords of a JSON schema.
+    /// Returns the keywords for a JSON schema.
     pub fn keywords(self) -> Value {
         let mut keywords = json!({});
         match self.0 {

@@ -4,9 +4,9 @@ use std::ops::Deref;
 
 use serde::Serialize;
 
-/// Longer values are cut where an error shows them.
+/// Limits a caller's value in an error. Longer values are cut.
 const MAX_VALUE_CHARS: usize = 200;
-/// Longer than any error without a caller's value. A longer one keeps its two ends, around the value.
+/// Limits the text. Errors without a caller's value are shorter. A longer text keeps its two ends, around the value.
 const MAX_CHARS: usize = 600;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -184,7 +184,7 @@ mod tests {
             assert_eq!(crowded_field(&body(most, &filler)), None, "{item}");
             assert_eq!(crowded_field(&body(most + 1, &filler)), name, "{item}");
         }
-        // An object and its key count, and so does a number.
+        // An object and its key count. A number does not count again.
         for number in ["0", "0.5"] {
             let item = format!(r#"{{"a":{number}}}"#);
             assert_eq!(crowded_field(&body(most / 2, &item)), None, "{number}");

@@ -13,11 +13,11 @@ use corella_text::GrammarSource;
 
 use super::*;
 
-/// A step without masks takes as long as one of a small model on a CPU.
+/// A step without masks takes as long as a step of a small model on a CPU.
 const STEP_NS: u64 = 3_000_000;
 /// The time of one comparison of items, as measured in a release build.
 const COMPARISON_NS: u64 = 16;
-/// The most that a failed mask can have taken. The grammar counts the other ones.
+/// The most comparisons that a failed mask can have taken. The grammar counts those of other masks.
 const FAILED_MASK: u64 = 20_000 * 500;
 
 /// The work of a request's masks so far, as comparisons of items.
@@ -126,7 +126,8 @@ fn submission(max_tokens: u32, constraint: Option<Arc<dyn TokenConstraint>>) -> 
 
 const MAX_TOKENS: u32 = 1900;
 
-/// The virtual times at which a request draws its tokens beside one that follows this grammar, and the other's end.
+/// Returns the virtual times at which a request draws its tokens beside a request that follows this grammar, and the
+/// end of that request.
 fn draws_beside(lark: Option<&str>) -> (Vec<u64>, Option<FinishReason>) {
     let tokenizer = include_bytes!("../../../../../models/nano/tokenizer.json");
     let tokenizer = Tokenizer::from_bytes(tokenizer).expect("a tokenizer");

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{EVERYWHERE, Field, FieldTable, Kind, Limits, OBJECTS, Treatment};
 use crate::wire::openapi::operation::{OPERATIONS, Operation};
 
-/// Made by `tests/fields/make_fields.py`.
+/// `tests/fields/make_fields.py` writes this file.
 const FIELDS: &str = include_str!("../../../../../tests/fields/fields.json");
 
 const PAGE: &str = concat!(
@@ -51,7 +51,7 @@ fn limits() -> Limits {
     }
 }
 
-/// Stands for a limit that each model has for itself.
+/// Stands for a limit that differs between models.
 const MANY: u32 = 987_654_321;
 
 #[derive(Deserialize)]
@@ -91,7 +91,7 @@ fn is_known(table: &FieldTable, field: &str) -> bool {
     table.find(field).is_some() || table.passes_over(field) || is_misplaced
 }
 
-/// A second row of one group would never count.
+/// A second row of the same name in a group would never count.
 #[test]
 fn a_group_has_a_name_once() {
     let groups = tables()
