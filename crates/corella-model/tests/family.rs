@@ -94,7 +94,8 @@ fn a_gguf_file_has_what_its_folder_has() {
     }
 }
 
-/// The experts of gpt-oss are 4-bit floats in both, which llama.cpp's converter has reordered.
+/// The experts of gpt-oss are 4-bit floats in the folder and in the file, where llama.cpp's converter has reordered
+/// them.
 #[test]
 fn mxfp4_blocks_of_a_file_are_those_of_its_folder() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");

@@ -7,8 +7,8 @@ use corella_core::{
 
 const NUM_BLOCKS: u32 = 9;
 
-/// With windows that end in a page, at its end and far after the prompt, for pages of several sizes, and with a part of
-/// the blocks on the loading node already.
+/// Tries windows that end in a page, at its end and far after the prompt, and pages of several sizes. The loading node
+/// already has a part of the blocks.
 #[test]
 fn both_ends_of_a_load_have_the_pages_that_the_next_query_reads() {
     let mut num_behind_windows = 0;

@@ -206,7 +206,7 @@ fn open(folder: &Path, element: Element, kv_format: impl Into<KvFormat>) -> Mode
     open_with(folder, element, kv_format, |_| ())
 }
 
-/// The same with a configuration changed by `change`.
+/// Opens a model like `open`, with a configuration that `change` changes.
 fn open_with(
     folder: &Path,
     element: Element,

@@ -109,7 +109,7 @@ impl Source {
                 layers: 0..3,
                 heads: 0..self.geometry.num_kv_heads,
             },
-            // Short, so that the state of a changed message soon expires.
+            // The lease is short, so that the state of a changed message soon expires.
             lease_us: 100_000,
             credit: 16,
         }));

@@ -256,7 +256,7 @@ fn tool_schema() {
     let mutate = |random: &mut Random, input: &mut Tool| {
         let mut schema: Value = serde_json::from_str(&input.schema).expect("a schema");
         mutate_json(random, &mut schema, &words);
-        // It may be deeper than the parser of JSON allows.
+        // The schema may be deeper than the parser of JSON allows.
         input.schema = schema.to_string();
         input.calls = random.pick(&CallFormat::ALL);
         // Harmony's reader of reasoning reads calls, too.

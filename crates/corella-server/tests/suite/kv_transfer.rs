@@ -124,7 +124,7 @@ async fn the_field_goes_there_and_back_unread() {
     server.assert_at_rest().await;
 }
 
-/// Their answers have no member for the parameters that the proxy needs.
+/// The answers of other APIs have no member for the parameters that the proxy needs.
 #[tokio::test]
 async fn other_apis_refuse_the_field() {
     let (server, calls) = start().await;

@@ -9,7 +9,7 @@ use crate::fixture::TestServer;
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-/// One of its letters is never drawn, so its probability is 0.
+/// The model never draws the capital letter, so the letter's probability is 0.
 const PROMPT: &str = "a Prompt";
 
 /// The log-probability of a value of JSON. −∞ is written as −9999.

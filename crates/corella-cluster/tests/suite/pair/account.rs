@@ -87,7 +87,7 @@ impl Pair {
         });
     }
 
-    /// Returns whether the other node decodes a prompt of its own.
+    /// Returns whether the decode node decodes a new prompt, which begins with the token `first`.
     async fn goes_away(&self, first: TokenId, num_prompt_tokens: u32) -> bool {
         let prompt: Vec<_> = (first..first + num_prompt_tokens).map(|i| i % 50).collect();
         let expected = (self.model).lone_tokens(&prompt, &SamplingParams::GREEDY, 3);

@@ -101,7 +101,7 @@ async fn an_adapter_is_known_by_its_contents() {
     at_rest(&decode.engine).await;
     assert_eq!(num_decoded(), 2 * num_tokens);
 
-    // This one has another name and the same contents.
+    // This adapter has another name and the same contents.
     let there = load(&decode.engine, "there", "llama-all");
     assert_eq!(there.fingerprint(), here.fingerprint());
     assert_ne!(other.fingerprint(), here.fingerprint());
@@ -109,7 +109,7 @@ async fn an_adapter_is_known_by_its_contents() {
     at_rest(&decode.engine).await;
     assert_eq!(num_decoded(), 4 * num_tokens);
 
-    // The decode node no longer serves it.
+    // The decode node no longer serves the adapter.
     decode.engine.served_adapters().remove(&there);
     assert_eq!(answers(ask, &here).await, expected);
     at_rest(&prefill.engine).await;
@@ -173,7 +173,7 @@ async fn a_fetched_prompt_knows_an_adapter_by_its_contents() {
         assert_eq!(decode.num(PromptFetchOutcome::Unusable), at as u64 + 1);
         at_rest(&decode.engine).await;
     }
-    // The rows still wait for a request with the same adapter.
+    // The rows are still kept for a request with the same adapter.
     decode.engine.reset_prefix_cache().expect("nothing runs");
     let answer = decode.answer(&adapted, asked(&prompt, 16, Some(&there)));
     assert_eq!(answer.await, lone_tokens(&prompt, Some(&lone)).await);

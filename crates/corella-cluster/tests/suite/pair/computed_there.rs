@@ -13,7 +13,7 @@ use crate::pair::blocks::{Blocks, Way};
 use crate::pair::constraint::EvenTokens;
 use crate::pair::fixture::*;
 
-/// Its steps take long enough to be timed.
+/// A model whose steps take long enough to be timed.
 fn timed_model() -> MockConfig {
     MockConfig {
         cost: Some(CostModel::per_step(200.0)),
@@ -38,7 +38,7 @@ async fn first_turn(prefill: &Prefill, decode: &Decode, model: &MockConfig) -> V
     assert_eq!(answer, (expected, FinishReason::Length));
     at_rest(&prefill.engine).await;
     at_rest(&decode.engine).await;
-    // No node was known to have a row of it.
+    // No node was known to have a row of the prompt.
     assert_eq!(prefill.node.num_decisions(ComputePlace::Here), 0);
     [prompt, answer.0].concat()
 }
@@ -171,7 +171,7 @@ async fn an_answer_that_is_computed_there_follows_its_constraint() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_killed_after_it_was_told_to_compute_leaves_no_gap() {
-    // Before its own first token, and after some.
+    // The decode node is killed before its first token, and after some tokens.
     for num_read in [0, 10] {
         let model = timed_model();
         let mut slow = model.clone();

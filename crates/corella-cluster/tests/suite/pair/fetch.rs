@@ -45,7 +45,7 @@ async fn the_next_turn_brings_its_blocks_from_the_node_of_the_last() {
             assert_eq!(stats.num_prefix_hit_tokens, 44);
             assert_eq!(stats.num_scheduled_tokens, 48 - 44 + 8 - 1);
 
-            // Now the node has them.
+            // Now the node has the blocks.
             assert_eq!(second.answer(&first, turn).await, expected);
             assert_eq!(second.num(FetchOutcome::NothingNew), 1);
             assert_eq!(second.num_blocks(), 11);
@@ -120,7 +120,7 @@ async fn wandering_conversations_say_what_they_would_say_on_one_node() {
     }
 }
 
-/// A missing node, a restarted one, and one with another model.
+/// A missing node, a restarted node, and a node with another model.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_names_no_source_is_computed() {
     let model = model(256);

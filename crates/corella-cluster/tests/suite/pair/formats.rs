@@ -256,7 +256,7 @@ async fn rows_of_a_session_between_formats_are_found_by_such_sessions_alone() {
                 }
             }
             assert!(sizes[1] < sizes[0], "{pair}: the rows are found, {sizes:?}");
-            // Computed there or not, the whole pages of the first prompt are not sent again.
+            // Wherever the first prompt was computed, its whole pages are not sent again.
             assert!(sizes[2] < sizes[0], "{pair}: the rows are found, {sizes:?}");
             at_rest(&prefill.engine).await;
             at_rest(&decode.engine).await;

@@ -21,7 +21,7 @@ pub enum Verdict {
     Replace(Vec<u8>),
     /// Ends all connections as if a process were killed. New ones lead to the next node, if any.
     Kill,
-    /// Does the same after half of the frame's bytes.
+    /// Like `Kill`, after half of the frame's bytes.
     Tear,
 }
 

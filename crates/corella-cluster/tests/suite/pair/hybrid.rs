@@ -33,7 +33,7 @@ impl Kind {
         limits.num_pipeline_stages = self.num_stages;
         // A draft depends on the token before it.
         limits.max_inflight_steps = if self.num_drafts > 0 { 1 } else { 2 };
-        // Without speculation, it must not be 0.
+        // The limit must not be 0, even without speculation.
         limits.max_draft_tokens = self.num_drafts.max(1);
         limits.speculation = match (self.has_head, self.num_drafts) {
             (true, _) => Speculation::Draft { draw_cost: 0 },

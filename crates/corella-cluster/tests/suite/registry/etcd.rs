@@ -17,7 +17,7 @@ use crate::registry::fleet::{
 
 /// Tells `a_node_in_a_process_of_its_own` where to register.
 const CHILD_REGISTRY: &str = "CORELLA_TEST_CHILD_REGISTRY";
-/// Renewed every three seconds, which leaves a node on a busy machine six seconds more for its renewal.
+/// Such a lease is renewed every three seconds, which leaves a node on a busy machine six seconds more for its renewal.
 const KEPT_LEASE_TTL: Duration = Duration::from_secs(9);
 
 /// A proxy between nodes and etcd that counts the tries.
@@ -98,7 +98,7 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
             server.lose_data();
         }
         server.restart();
-        // A newcomer finds the nodes registered since, and the ones that stayed.
+        // A newcomer finds the nodes that have registered again, or whose entries have stayed.
         let newcomer = observer(&server.url());
         until(Some(Some(1)), || {
             record(&newcomer, "decode-1").map(|node| node.incarnation)

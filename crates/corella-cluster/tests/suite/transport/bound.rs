@@ -34,7 +34,7 @@ fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     assert_eq!(node.sender.bandwidth_bytes_per_s(DECODE + 1), None);
     let mut fast_key = key(2);
     fast_key.decode_incarnation.0 += 1;
-    // Both sessions use the same pages: their content is the slow one's.
+    // Both sessions use the same pages, which have the content of the slow session.
     node.export(&fast_key, 8192);
     node.make_readable(&fast_key, &table, 8192);
     let fast_load = fast.load(&fast_key, node.address, 0, 8192, &table);
@@ -62,7 +62,7 @@ fn a_node_sends_no_more_than_its_bandwidth() {
     });
     let other = ReceivingNode::new(geometry);
     let num_bytes = 4.0 * 64.0 * 8192.0;
-    // 20 ms' worth may go at once.
+    // The bytes of 20 ms may be sent at once.
     let least = Duration::from_secs_f64(num_bytes / bytes_per_s as f64 - 0.02);
     let earliest = Instant::now() + least;
     let tables: Vec<_> = (0..4).map(|i| page_ids(32 * i..32 * (i + 1))).collect();

@@ -24,7 +24,7 @@ pub const HOUR: Duration = Duration::from_hours(1);
 pub const READ_TIMEOUT: Duration = Duration::from_mins(5);
 /// Limits one attempt to connect that succeeds.
 const CONNECT_TIMEOUT: Duration = Duration::from_mins(1);
-/// Limits one attempt to connect that fails in the end, which takes this long.
+/// Limits one attempt to connect that fails at the end of this time.
 pub const FAILED_CONNECT_TIME: Duration = Duration::from_secs(1);
 
 pub fn geometry(num_layers: u32, page_size: u32, num_pages: u32) -> KvGeometry {

@@ -261,7 +261,7 @@ fn a_damaged_byte_is_noticed() {
     let table = page_ids(0..64);
     node.export_whole(&key(1), &table, 1024);
     let load = other.load(&key(1), proxy.address, 0, 1024, &table);
-    // Into the first page, after the greetings of at most two connections and a frame.
+    // The damaged byte is in the first page, after the greetings of at most two connections and a frame.
     proxy.allow(64 + 64 + 4096);
     wait_until("it is on its way", || {
         proxy.num_forwarded() >= 64 + 64 + 4096

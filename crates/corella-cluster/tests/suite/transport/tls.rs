@@ -126,7 +126,7 @@ fn strangers_get_nothing() {
             "{status:?}"
         );
     }
-    // A peer that knows the protocol but not TLS gets none either.
+    // A peer that knows the protocol but not TLS gets no rows either.
     let mut plain = TcpStream::connect(node.address).unwrap();
     plain.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
     plain

@@ -110,8 +110,8 @@ fn nothing_is_read_after_a_deleted_session() {
     assert_eq!(node.sender.stats().num_connections, 1);
 }
 
-/// The first end wins, and there is only one: loads are cancelled at every moment of their lives. Every other session
-/// has all its rows and no end before its load has one, so the cancel comes first.
+/// Loads are cancelled at every moment of their lives. A load has one end, which is the first one. Every other session
+/// has all its rows, but is never finished, so that the cancel ends its load.
 #[test]
 fn a_cancel_races_with_everything() {
     let geometry = geometry(2, 16, 64);

@@ -149,7 +149,7 @@ fn a_reader_that_comes_late_gets_what_there_is() {
     assert_eq!(tasks(&mut book), known);
 }
 
-/// All that was announced is computed, and the prompt has more.
+/// All announced rows are computed, and the prompt has more rows.
 #[test]
 fn an_export_that_ends_before_the_prompt_does_has_failed() {
     let mut book = prefilling();

@@ -74,7 +74,7 @@ fn the_newest_load_of_a_session_is_the_one_that_waits() {
     assert_eq!(second, Ok(Loaded::Waits { replaced }));
     table.check_invariants();
     assert_eq!(table.poll_late_load(500), None);
-    // The first one's connection is gone, which does not affect the second.
+    // The first load's connection is gone, which does not affect the second load.
     assert_eq!(table.cancel(key, |&load| load == 'a'), None);
     assert_eq!(table.cancel(key, |&load| load == 'b'), Some('b'));
     assert_eq!(table.stats(501), ExportTableStats::default());

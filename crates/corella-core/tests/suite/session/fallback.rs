@@ -107,7 +107,7 @@ fn three_nodes_are_asked_at_most() {
     assert_eq!(runs_locally(&did), Some(&[][..]));
 }
 
-/// Rule 38: moved once while the client has received no token, with the present rows.
+/// Rule 38: a request moves once while the client has received no token, with the present rows.
 #[test]
 fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     let mut end = prefilling();
@@ -132,7 +132,7 @@ fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     end.handle_stream_closed(key(1, 1), now_us + 1);
     let did = actions(&mut end);
     assert_eq!(tries_next(&did), None);
-    // The prompt is still being computed, for no other node: this node uses it.
+    // The prompt is still being computed, now for this node itself.
     assert_eq!(runs_locally(&did), None);
     assert_eq!(fallbacks(&end), [("peer_lost", 1)]);
     end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), now_us + 2);

@@ -70,7 +70,7 @@ fn moved() -> (PrefillEnd, Vec<PrefillAction>) {
 fn another_decode_node_goes_on_behind_the_tokens_of_a_lost_one() {
     let (mut end, did) = moved();
     let next = key(1, 1);
-    // A node of an earlier version would read it as another request.
+    // A node of an earlier version would read an allocation with earlier tokens as another request.
     assert_eq!(allocates(&did), None);
     let did = greet(&mut end, next, 3);
     let allocate = allocates(&did).expect("the node knows of earlier tokens");
@@ -101,7 +101,7 @@ fn another_decode_node_goes_on_behind_the_tokens_of_a_lost_one() {
         (&request.output[..], request.exports_kv),
         (&[3, 4][..], true)
     );
-    // It draws one token.
+    // The run draws one token after the two earlier ones.
     assert_eq!(request.stopping.max_tokens, Some(3));
     assert_eq!(*num_rows, NUM_ROWS + 2);
 
@@ -135,7 +135,7 @@ fn a_node_that_is_lost_before_it_has_the_rows_leaves_them_to_the_next() {
         ),
         "{did:?}"
     );
-    // The client has it, and the new node does not.
+    // The client has the first token, and the new node does not.
     assert_eq!((emitted(&did), first_tokens(&did)), (vec![], vec![3]));
 }
 

@@ -246,7 +246,7 @@ fn experts_have_a_format_of_their_own() {
     for role in [Role::Expert, Role::ExpertDown] {
         assert_eq!(integers(&plan, role, &[fp4]), Some((4, 32, true, false)));
         assert!(plan.packing(role, &[fp4], K).groups.unwrap().shape.is_fp4);
-        // These levels and evenly spaced ones cannot share panels.
+        // FP4 levels and evenly spaced levels cannot share panels.
         let mixed = integers(&plan, role, &[fp4, groups(4, 32)]).unwrap();
         assert_eq!(mixed.0, 8);
     }

@@ -101,7 +101,7 @@ fn experts_are_read_as_transformers_holds_them() {
     }
 }
 
-/// Gemma 4 is published with all experts in one tensor. Programs that quantise it store them one by one.
+/// Gemma 4 is published with all experts in one tensor. Programs that quantise the model store its experts one by one.
 #[test]
 fn experts_are_read_one_by_one() {
     let name = "gemma4-experts";

@@ -203,7 +203,7 @@ fn only_blocks_that_are_worth_it_are_loaded() {
     fetcher.handle_chosen(key(), 2);
     assert_eq!(fetcher_actions(&mut fetcher), []);
 
-    // A part of the offer, and at most the offer.
+    // A part of the offered blocks may be chosen, and no more than the offer.
     for (num_chosen, num_tokens) in [(2, 8), (9, 12)] {
         let mut fetcher = choosing();
         fetcher.handle_chosen(key(), num_chosen);

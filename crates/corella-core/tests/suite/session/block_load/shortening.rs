@@ -100,7 +100,7 @@ fn a_load_goes_on_with_the_first_blocks_if_its_source_can_lend_no_more() {
 
 #[test]
 fn a_load_ends_if_its_source_can_lend_nothing_or_says_so_too_late() {
-    // 0 blocks, the loading node's own one, all three, and more than requested.
+    // No block, the one block of the loading node, all three blocks, and more than requested.
     for num_blocks in [0, 1, 3, 4] {
         let mut fetcher = granted();
         fetcher.handle_message(SOURCE, key(), not_here(num_blocks), 40);
@@ -129,7 +129,7 @@ fn a_load_ends_if_its_source_can_lend_nothing_or_says_so_too_late() {
 #[test]
 fn a_load_that_is_shortened_ends_with_its_fetch_in_every_stage() {
     let lost = |end| [end_fetch(FetchEnd::Lost), ended(end)];
-    // While rows are being stopped.
+    // The source is lost while rows are being stopped.
     let mut fetcher = granted();
     assert!(fetcher.begin_rows(key()));
     fetcher.handle_message(SOURCE, key(), not_here(2), 40);
