@@ -57,7 +57,7 @@ async fn make_snapshots(state: Arc<ServerState>) {
 
 type NextEvent = Pin<Box<dyn Future<Output = Option<(Bytes, watch::Receiver<Bytes>)>> + Send>>;
 
-/// The body of a stream. The stream ends when the server drains, because it would delay the shutdown.
+/// The body of a stream. The stream ends when the server drains, because an endless stream would delay the shutdown.
 struct FeedBody {
     first: Option<Bytes>,
     /// `None` after the last event.

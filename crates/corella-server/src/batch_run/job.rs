@@ -106,7 +106,7 @@ impl Run {
         self.publish().await
     }
 
-    /// Checks all lines before the first is answered, so that a mistake costs no computation. Returns their ids.
+    /// Checks all lines before the first is answered, so that a mistake costs no computation. Returns the lines' ids.
     async fn check(
         &self,
         record: &BatchRecord,

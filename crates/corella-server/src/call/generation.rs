@@ -75,7 +75,7 @@ pub enum StopReason {
     Token(TokenId),
 }
 
-/// The detokenizer reads this many tokens of the prompt's end before the output, so that their texts join.
+/// The detokenizer reads this many tokens of the prompt's end before the output, so that the two texts join.
 const PROMPT_TAIL_TOKENS: usize = 8;
 
 impl Generation {

@@ -33,7 +33,7 @@ struct Details {
     finish: Option<&'static str>,
     /// The code of an error, or the type of one without a code.
     error: Option<&'static str>,
-    /// The message of an error that came after the status, or while an answer was generated.
+    /// The message of an error that came while the answer was generated.
     reason: Option<String>,
 }
 

@@ -140,8 +140,8 @@ impl ServeConfig {
         self.sentence.pooling.unwrap_or(unsaid)
     }
 
-    /// Returns the names whose permission permits `name`: itself, for a name of the model the short names, and for a
-    /// short name all served names, too.
+    /// Returns the names of which an API key needs one to use `name`. For a name of the model, they include its short
+    /// names, and for a short name also all served names.
     pub(crate) fn names_like<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let is_among = |names: &[String]| names.iter().any(|known| known == name);
         let short = &self.other_names;

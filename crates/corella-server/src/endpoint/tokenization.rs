@@ -78,7 +78,7 @@ impl Piece {
 }
 
 impl TokenizeFields {
-    /// Refuses fields of vLLM's form beside `content`, and fields of llama-server's form without it.
+    /// Refuses vLLM's fields beside `content`, and llama-server's other fields without `content`.
     fn check_together(&self) -> Result<(), ApiError> {
         let has = |field: &str, is_set: bool| is_set.then(|| field.to_owned());
         let (wrong, reason) = match self.content {

@@ -43,7 +43,7 @@ pub async fn read_rest(request: Request, next: Next) -> Response {
     response
 }
 
-/// Reads a body to its end. Returns whether the end came, and soon enough.
+/// Reads a body to its end. Returns false if the body is too long or too slow.
 async fn is_read(mut body: Body) -> bool {
     let reading = async {
         let mut num_bytes = 0;

@@ -60,7 +60,7 @@ pub struct Turn {
     counted: Counted,
 }
 
-/// Counts bytes of the total until it is dropped.
+/// Its bytes count towards the total until it is dropped.
 #[derive(Debug)]
 struct Counted {
     num_bytes: usize,

@@ -28,7 +28,7 @@ impl ConstantAnswer {
         }
     }
 
-    /// Answers a request with these headers: with 304 if the client has the same answer.
+    /// Answers a request with these headers. The status is 304 if the client has the same answer already.
     pub fn respond(&self, request: &HeaderMap) -> Response {
         let mut response = match self.is_known(request) {
             true => {

@@ -137,7 +137,7 @@ impl Multipart {
         String::from_utf8(bytes).map_err(|_| ApiError::invalid(name, "must be UTF-8"))
     }
 
-    /// Reads and drops the rest of a refused body, within the patience of one request.
+    /// Reads and drops the rest of a refused body, for as long as `patience` lasts.
     pub async fn skip_rest(&mut self) {
         let patience = self.pace.patience;
         let body = &mut self.body;

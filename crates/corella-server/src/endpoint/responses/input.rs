@@ -84,7 +84,7 @@ pub fn conversation(
     Ok(conversation)
 }
 
-/// `field` is the source of the items, for errors.
+/// `field` names the source of the items in errors.
 fn push_items(
     conversation: &mut Vec<Map<String, Value>>,
     field: &str,
