@@ -50,7 +50,7 @@ fn drawn(batch: &Batch, sample: Sample) -> BatchOutput {
     }
 }
 
-/// No request of this node's clients can hit them.
+/// No request of this node's clients can hit such blocks.
 #[test]
 fn blocks_of_another_arithmetic_are_not_told() {
     for (arithmetic, num_told) in [(None, 2), (Some(Arithmetic(3)), 0)] {

@@ -4,8 +4,8 @@
 use corella_core::PageId;
 use corella_model::{Executor, PageForm};
 
-/// Layer behind layer. Borrows the executor mutably, so that no step begins meanwhile; none may be
-/// in flight.
+/// Reads a page, layer by layer. Borrows the executor mutably, so that no step begins meanwhile. No step may be in
+/// flight.
 pub fn read_page(executor: &mut dyn Executor, page: u32, form: PageForm) -> Vec<u8> {
     let kv = executor.kv_pages();
     let mut bytes = vec![0; kv.geometry().page_bytes()];

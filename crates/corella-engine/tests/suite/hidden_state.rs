@@ -6,7 +6,7 @@ use corella_engine::{StreamEvent, TokenStream};
 use crate::fixture::{assert_at_rest, limits, model, start, submission, submit_together};
 use crate::load::Dice;
 
-/// Reads to the end. The hidden state comes right before it, without tokens.
+/// Reads to the end. The hidden state comes right before the end, without tokens.
 fn read(stream: &mut TokenStream) -> (Option<HiddenState>, Vec<TokenId>) {
     assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
     let (mut state, mut tokens) = (None, Vec::new());
@@ -24,8 +24,8 @@ fn read(stream: &mut TokenStream) -> (Option<HiddenState>, Vec<TokenId>) {
     }
 }
 
-/// The mock makes them from the rows that it finds in a request's pages. Prompts are cut into
-/// chunks, preempted, and begin like others that are cached or being computed.
+/// The mock makes hidden states from the rows that it finds in a request's pages. Prompts are cut into chunks,
+/// preempted, and begin like others that are cached or being computed.
 #[test]
 fn hidden_states_are_those_of_a_lone_run() {
     for max_inflight_steps in [1, 2] {

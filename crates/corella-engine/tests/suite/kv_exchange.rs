@@ -102,7 +102,7 @@ fn what_is_exported_is_held_until_it_is_released() {
         submission
     };
 
-    // No subscriber could read it.
+    // Without a subscriber, no node could read the rows, so they are not held.
     let mut stream = submit_one(&engine, exports(40));
     finish(&mut stream);
     assert_at_rest(&engine);

@@ -24,8 +24,8 @@ fn read(stream: &mut TokenStream) -> (Vec<PromptLogprob>, Vec<TokenId>) {
     }
 }
 
-/// The mock computes them from the rows that it finds in a request's pages. Prompts are cut into
-/// chunks, preempted, and begin like others that are cached or being computed.
+/// The mock computes log-probabilities from the rows that it finds in a request's pages. Prompts are cut into chunks,
+/// preempted, and begin like others that are cached or being computed.
 #[test]
 fn prompt_logprobs_are_those_of_a_lone_run() {
     for max_inflight_steps in [1, 2] {

@@ -83,7 +83,7 @@ async fn the_choices_with_the_highest_mean_log_probability_are_returned() {
             all["usage"]["prompt_tokens"]
         );
 
-        // Without log-probabilities, the same choices are returned without them.
+        // Without `logprobs`, the same choices are returned, without log-probabilities.
         body["logprobs"] = Value::Null;
         for choice in &mut expected {
             choice["logprobs"] = Value::Null;

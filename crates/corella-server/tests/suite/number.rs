@@ -103,7 +103,7 @@ async fn prompts_have_the_numbers_that_python_reads() {
     }
 }
 
-/// Fields that are numbers read them as before: only values that are passed on keep their text.
+/// Only values that are passed on keep their text. Fields that are numbers read numbers in any spelling.
 #[tokio::test]
 async fn fields_that_are_numbers_have_their_types() {
     let server = TestServer::start().await;

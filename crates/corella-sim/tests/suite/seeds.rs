@@ -14,7 +14,8 @@ fn first_seeds_break_no_rule() {
     assert_eq!(totals.missing(), [""; 0], "{totals:?}");
 }
 
-/// In this run a step fails that gives pages to earlier blocks of a model with windows. They lose those pages only.
+/// In this run a step fails that gives pages to earlier blocks of a model with windows. The blocks lose only those
+/// pages.
 #[test]
 fn pinned_prefixes_outlast_a_failed_step_of_another_request() {
     let seed = 200_969;

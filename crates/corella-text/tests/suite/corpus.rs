@@ -1,5 +1,5 @@
 //! Templates with the constructs of published ones print the same as Jinja2, for conversations of every shape, and fail
-//! where it fails.
+//! where Jinja2 fails.
 
 use std::collections::BTreeMap;
 

@@ -36,7 +36,7 @@ pub enum Way {
 
 pub struct Blocks {
     pub fetcher: Arc<PrefixFetcher>,
-    /// The address from which they are loaded over TCP.
+    /// The address from which the node's blocks are loaded over TCP.
     pub address: SocketAddr,
     /// `kv_transfer_params` that name the node as the source of blocks.
     pub params: Map<String, Value>,

@@ -70,9 +70,10 @@ impl Hostile {
 /// The key and the request of a load that passes.
 type Seen = Arc<Mutex<Option<(LoadKey, LoadBlocks)>>>;
 
-/// A node loads blocks, and the rows wait. Meanwhile another one asks for the same load, confirms its blocks and ends it.
-/// The source hangs up on that one, and the load goes on. Loads of an earlier life of the source are unknown. The other node
-/// then asks for the blocks itself, reads nothing, and leaves: nothing is held for it.
+/// A node loads blocks, and the rows wait. Meanwhile a hostile node asks for the same load, confirms its blocks and
+/// ends it. The source closes the hostile node's connections, and the load goes on. Loads of an earlier incarnation of
+/// the source are unknown. The hostile node then asks for the blocks itself, reads nothing, and leaves: nothing is held
+/// for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_speaks_of_loads_of_others_is_hung_up_on_and_takes_nothing_from_them() {
     let model = model(256);

@@ -71,7 +71,7 @@ impl Node {
         self.answer_from(&site.blocks.params, submission).await
     }
 
-    /// Does the same with the parameters of the request.
+    /// Like `answer`, for a source given by its parameters.
     pub async fn answer_from(
         &self,
         site: &Map<String, Value>,

@@ -97,7 +97,7 @@ async fn blocks_before_the_first_that_is_gone_are_loaded() {
 }
 
 /// A loading node that names a block by another block's hash, or by tokens that do not match the hash, gets the blocks
-/// before it. The source holds nothing for it afterwards.
+/// before this one. The source holds nothing for the node afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_before_the_first_that_is_named_wrongly_are_lent() {
     let wrong_hash = |load: &mut LoadBlocks| {

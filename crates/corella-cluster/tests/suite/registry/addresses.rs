@@ -13,7 +13,7 @@ async fn fixed_addresses_are_peers_but_for_the_own_one() {
     let registry = Member::start(url, Some(own), config(Role::Decode)).unwrap();
     let others = ["10.0.0.1:9000", "[::1]:9000"].map(String::from);
     until(others.to_vec(), || instances(&registry)).await;
-    // They have not been probed yet.
+    // The nodes have not been probed yet.
     let nodes = registry
         .peers()
         .with(|peers, now_us| peers.decode_nodes(now_us));

@@ -163,7 +163,7 @@ pub async fn a_draining_node_is_chosen_no_more(url: &str) {
     assert_eq!(place(&first), Placement::Remote(life));
     second.drain();
     until(Placement::Full, || place(&first)).await;
-    // Its sessions continue.
+    // The draining node is still known, so that its sessions continue.
     assert_eq!(peer_id(&first, "decode-1"), Some(life));
 }
 

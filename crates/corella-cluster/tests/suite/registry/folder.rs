@@ -14,7 +14,7 @@ fn url(folder: &TestFolder) -> String {
     format!("file:{}", folder.0.join("nodes").display())
 }
 
-/// Waits until a node has read its folder anew: it touches its own file before each read.
+/// Waits until a node has read its folder anew: a node touches its own file before each read.
 async fn until_read(folder: &TestFolder, instance_id: &str) {
     let file = folder.0.join(format!("nodes/{instance_id}.json"));
     let touched_at = || fs::metadata(&file).and_then(|it| it.modified()).ok();
@@ -60,7 +60,7 @@ async fn a_node_without_heartbeat_is_gone() {
     until(2, || instances(&first).len()).await;
     drop(second);
     until(vec!["decode-3".to_owned()], || instances(&first)).await;
-    // Its file stays, and newcomers ignore it.
+    // The lost node's file stays, and newcomers ignore it.
     assert!(folder.0.join("nodes/decode-1.json").exists());
     let later = prefill(&url(&folder), "prefill-2");
     until(true, || !instances(&later).is_empty()).await;

@@ -55,12 +55,12 @@ pub fn agent(incarnation: u64) -> Arc<NixlAgent> {
     agent
 }
 
-/// Lets the process end without the exit handlers registered up to now: those of UCX free memory in use by its threads,
-/// and some processes whose tests had passed ended by a signal.
+/// Lets the process end without the exit handlers registered up to now. The handlers of UCX free memory that its
+/// threads use, and a signal may end a process whose tests have passed.
 #[cfg(target_env = "gnu")]
 fn skip_exit_handlers() {
     unsafe extern "C" {
-        /// glibc's: handlers run in the reverse order of their registration, and are told the exit status.
+        /// A function of glibc. Handlers run in the reverse order of their registration, and get the exit status.
         safe fn on_exit(
             handler: extern "C" fn(std::ffi::c_int, *mut std::ffi::c_void),
             argument: *mut std::ffi::c_void,

@@ -141,7 +141,7 @@ fn loads_that_wait_hold_up_nobody() {
         .collect();
     let num_waiting = || node.sender.stats().num_waiting_loads;
     wait_until("all wait", || num_waiting() == 100);
-    // A health check would only exchange a greeting.
+    // Another peer gets a greeting meanwhile.
     drop(RawPeer::connect(node.address, &geometry));
     assert_eq!(num_waiting(), 100);
     // The last of the waiting loads gets its rows.

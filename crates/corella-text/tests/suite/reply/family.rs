@@ -99,7 +99,7 @@ fn glm4() {
     check(&think, &thought, "Hm.", "", &BOTH[..1]);
 }
 
-/// Templates of these forms have the models' own.
+/// The models' own templates have these forms.
 #[test]
 fn templates_of_families_show_their_formats() {
     let turn = |call: &str| {
@@ -113,7 +113,7 @@ fn templates_of_families_show_their_formats() {
          {% for k, v in c.function.arguments.items() %}{{ k ~ '=' ~ (v | tojson) }}{% endfor %}){% endfor %}</function_calls>",
     );
     assert_eq!(format_of(&olmo3), Some(CallFormat::Olmo3));
-    // Its first version takes calls as a text of their own.
+    // The first version of Olmo 3's template takes calls as a text of their own.
     let earlier = "{% for m in messages %}{{ m.content }}{% if m.function_calls %}\
                    <function_calls>{{ m.function_calls }}</function_calls>{% endif %}{% endfor %}";
     assert_eq!(format_of(earlier), Some(CallFormat::Olmo3));

@@ -1,4 +1,4 @@
-//! Only a tool that the request offers is called. Another one's name and arguments are text.
+//! Only a tool that the request offers is called. The name and the arguments of another tool are text.
 
 use super::{CallFormat, PARIS, ReasoningFormat, Reply, ReplyContext, TagFormat, check, context};
 
@@ -94,7 +94,7 @@ fn another_tool_is_not_called_in_any_format() {
             whole.text
         );
         check(&context, &call, "", &whole.text, &[]);
-        // It is named the other way round, too.
+        // With the name of the offered tool, the same text is a call.
         let offered = call.replace("other", "weather");
         let calls = Reply::read(&context, [offered.as_str()]).calls;
         assert_eq!(calls.len(), 1, "{offered}");

@@ -21,7 +21,7 @@ fn layers_without_attention_have_to_be_known_to_the_family() {
     kv_heads(2, &[1, 0]).is_refused("not known for layers of this family");
 }
 
-/// Embedding models made from decoders declare such attention.
+/// Embedding models made from decoders declare attention in both directions.
 #[test]
 fn attention_that_looks_both_ways_is_refused() {
     let file = TestFile::new().with_key("llama.attention.causal", BOOL, &[0]);
