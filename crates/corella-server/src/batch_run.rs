@@ -19,8 +19,8 @@ use job::run_job;
 /// Time between two searches for expired files.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
 
-/// Runs batches until the server begins to drain, and then waits for the lines in progress. The next start continues
-/// with the rest.
+/// Runs batches until the server begins to drain, and then waits for the lines in progress. The next start of the
+/// server answers the remaining lines.
 pub async fn run_batches(state: Arc<ServerState>, batches: Arc<Batches>) {
     let mut jobs = JoinSet::new();
     while !state.is_draining() {

@@ -33,8 +33,7 @@ use crate::state::server_state::ServerState;
 /// The outcome of a server's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Number of requests that the drain timeout or a second signal ended. The client of each got
-    /// an error that says so.
+    /// Number of requests that the drain timeout or a second signal ended. Their clients got an error that says so.
     pub num_cut_off: usize,
 }
 
@@ -248,7 +247,7 @@ impl Connections {
     }
 }
 
-/// Answers the requests of one connection until it or the server ends.
+/// Answers the requests of one connection until the connection or the server ends.
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     http: &http1::Builder,
@@ -256,8 +255,8 @@ async fn answer(
     mut phase: watch::Receiver<Phase>,
 ) {
     let service = TowerToHyperService::new(router);
-    // Connections take turns: one with thousands of requests that have arrived already would answer many of them before
-    // it lets another run.
+    // Connections take turns: one with thousands of requests that have arrived already would answer many of these
+    // before another connection gets its turn.
     let service = service_fn(move |request: Request<Incoming>| {
         let answer = service.call(request);
         async move {
@@ -305,7 +304,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection whose requests have all arrived does not delay another's.
+    /// A connection whose requests have all arrived does not delay the requests of another connection.
     #[tokio::test]
     async fn connections_take_turns() {
         const NUM_REQUESTS: usize = 50;

@@ -24,7 +24,8 @@ pub trait AdapterLoader: Send + Sync {
 }
 
 const MAX_NAME_BYTES: usize = 256;
-/// Limits the adapters read at a time, each on a thread of its own: a stalled file system holds up no other work.
+/// Limits the adapters that are read at the same time. Each has a thread of its own: a stalled file system holds up no
+/// other work.
 const MAX_NUM_READ: usize = 4;
 
 /// The served adapters.
@@ -50,7 +51,7 @@ struct Table {
 }
 
 enum AdapterState {
-    /// The load with this number has not ended. Its caller is told when the adapter is unloaded meanwhile.
+    /// The load with this number has not ended. The load's caller is told if the adapter is unloaded meanwhile.
     Loading {
         number: u64,
         unloaded: oneshot::Sender<()>,
@@ -188,7 +189,7 @@ impl ServedAdapters {
         waiting.await.unwrap_or_else(failed)
     }
 
-    /// Refuses new requests for an adapter, or gives up its load. Running requests continue with it.
+    /// Refuses new requests for an adapter, or gives up its load. Running requests continue with the adapter.
     pub fn unload(&self, name: &str) -> Result<(), ApiError> {
         self.loader()?;
         match self.lock().by_name.remove(name) {
@@ -289,7 +290,7 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An adapter being read. Dropping it frees its place, unless the adapter is served by then.
+/// An adapter being read. Dropping the load frees the adapter's place, unless the adapter is served by then.
 struct AdapterLoad {
     loader: Arc<dyn AdapterLoader>,
     table: Arc<Mutex<Table>>,

@@ -131,7 +131,7 @@ fn step(record: &StepRecord, now_us: u64) -> Value {
     json!({
         "step": record.first.0,
         "steps": record.num_steps,
-        // From the return of the last step to the snapshot.
+        // The time from the return of the record's last step to the snapshot.
         "ago_ms": ago_us as f64 / 1000.0,
         "ms": record.step_time.as_micros() as f64 / 1000.0,
         "prefill_tokens": record.num_prefill_tokens,
@@ -141,7 +141,7 @@ fn step(record: &StepRecord, now_us: u64) -> Value {
     })
 }
 
-/// Writes a letter for each cell, so that two thousand of them take two kilobytes.
+/// Writes a letter for each cell, so that two thousand cells take two kilobytes.
 fn letters(map: &PageMap) -> String {
     let letter = |state: &PageState| match state {
         PageState::Free => '.',

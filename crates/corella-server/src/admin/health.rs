@@ -14,7 +14,8 @@ use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
 
-/// Answers 200 while the engine works, in llama-server's words. After a 503 the server must be restarted.
+/// Answers 200 while the engine works, with the body of llama-server's answer. After a 503 the server must be
+/// restarted.
 pub async fn health(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
     match state.engine.state() {
         EngineState::Ready | EngineState::Draining => Ok(json_response(&json!({ "status": "ok" }))),

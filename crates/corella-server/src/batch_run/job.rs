@@ -192,7 +192,7 @@ impl Run {
                     running.spawn(asker.clone().answer(line));
                 }
             }
-            // A finished answer is always written, even if the batch ends at the same time.
+            // An answer that is taken here is written even if the batch ends meanwhile.
             let answer = tokio::select! {
                 outcome = &mut early_end => return Ok(End::Outcome(outcome)),
                 answer = running.join_next() => answer,
@@ -240,8 +240,8 @@ impl Run {
         let written = on_disk(move || {
             let num_bytes_before = file.metadata()?.len();
             (&*file).write_all(line.as_bytes()).inspect_err(|_| {
-                // A part of a line is not an answer. If it cannot be removed, the next reader of
-                // the file detects it.
+                // A part of a line is not an answer. If the part cannot be removed, the next reader of the file detects
+                // it.
                 let _ = file.set_len(num_bytes_before);
                 files.give_back(line.len() as u64);
             })
@@ -256,7 +256,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes an error for each line that was not answered in the batch's time.
+    /// Writes an error for each line that was not answered before the batch expired.
     async fn expire_lines(
         &self,
         input: &Path,

@@ -37,7 +37,7 @@ pub struct ChoiceDelta {
     pub index: usize,
     /// The new text of a completion. It is empty in a reply of a conversation, which has parts.
     pub text: String,
-    /// New parts of a reply, as soon as they are known not to be markup.
+    /// New parts of a reply. Text that may still turn out to be markup is held back.
     pub parts: Vec<ReplyPart>,
     /// Log-probabilities of the tokens since the last delta; empty unless requested.
     pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
@@ -265,7 +265,7 @@ impl Generation {
         while best.len() < self.choices.len() / self.choices_per_prompt * self.num_best {
             let mut of_prompt: Vec<_> = choices.by_ref().take(self.choices_per_prompt).collect();
             let mean = |choice: &ChoiceDelta| self.choices[choice.index].mean_logprob();
-            // The sort is stable, so equal ones keep their order.
+            // The sort is stable, so equal choices keep their order.
             of_prompt.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
             best.extend(of_prompt.into_iter().take(self.num_best));
         }

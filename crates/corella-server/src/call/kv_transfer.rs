@@ -14,7 +14,7 @@ pub trait KvTransfer: Send + Sync {
     ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError>;
 }
 
-/// One call with the field. Its prompt is submitted here instead of to the server's generator.
+/// One call with the field. The call's prompt is submitted to this object instead of to the server's generator.
 pub trait KvTransferCall: Generate {
     /// Returns whether the call's answer has the field, too. Such an answer is not streamed.
     fn answers_with_params(&self) -> bool;

@@ -64,16 +64,16 @@ struct HttpLabels {
     status: u16,
 }
 
-/// Times up to the first token, which are short on a fast machine.
+/// Bounds for times up to the first token, which are short on a fast machine.
 const FIRST_TOKEN_BUCKETS: [f64; 20] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0,
 ];
-/// Numbers of tokens, in vLLM's steps.
+/// Bounds for counts of tokens, as in vLLM.
 const LENGTH_BUCKETS: [f64; 17] = [
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
 ];
-/// Numbers of choices, in vLLM's steps.
+/// Bounds for counts of choices, as in vLLM.
 const NUM_CHOICES_BUCKETS: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
 const REQUEST_BUCKETS: [f64; 16] = [
     0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,

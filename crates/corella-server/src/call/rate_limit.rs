@@ -4,7 +4,7 @@
 /// units per microsecond, without rounding.
 const MINUTE_US: i128 = 60_000_000;
 
-/// Allows an amount per minute. It holds one minute's amount, and fills evenly.
+/// Allows an amount per minute. The limit holds at most one minute's amount, and fills evenly.
 ///
 /// Times are microseconds of any clock that never decreases.
 #[derive(Clone, Debug)]

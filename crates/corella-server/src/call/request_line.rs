@@ -21,7 +21,7 @@ pub struct RequestLine {
     details: Mutex<Details>,
 }
 
-/// The facts that come once.
+/// The facts that are no counts.
 #[derive(Debug, Default)]
 struct Details {
     /// The model or adapter that the caller named.
@@ -31,7 +31,7 @@ struct Details {
     time_to_first_token: Option<Duration>,
     /// The finish reason of the choice that finished last.
     finish: Option<&'static str>,
-    /// The code of an error, or the type of one without a code.
+    /// The code of the request's error, or the type of an error without a code.
     error: Option<&'static str>,
     /// The message of an error that came while the answer was generated.
     reason: Option<String>,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::http::{HeaderMap, HeaderName};
 use corella_engine::{SpanKind, TraceContext, TraceScope, Tracer};
 
-/// W3C Trace Context.
+/// The header of W3C Trace Context.
 pub const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Continues the caller's trace, or begins one. Returns `None` if the caller's trace is not sampled.

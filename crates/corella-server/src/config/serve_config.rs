@@ -17,7 +17,7 @@ use crate::config::tls::ServerTls;
 pub struct ServeConfig {
     /// Names of the model. The first is used in responses and metrics; the others are aliases.
     pub served_model_names: Vec<String>,
-    /// Further accepted names that are not listed, such as Ollama's `qwen3:0.6b`.
+    /// Further accepted names that `/v1/models` does not list, such as Ollama's `qwen3:0.6b`.
     pub other_names: Vec<String>,
     /// The facts about the model for clients.
     pub model_facts: ModelFacts,
@@ -32,7 +32,7 @@ pub struct ServeConfig {
     pub vocab_size: usize,
     /// Length of the model's hidden states.
     pub hidden_size: usize,
-    /// Whether the model can generate text. Without a head, it makes embeddings only.
+    /// Whether the model can generate text, which takes an output head.
     pub has_head: bool,
     /// Whether the model is an encoder, whose tokens see the whole text.
     pub is_encoder: bool,
@@ -40,7 +40,7 @@ pub struct ServeConfig {
     pub sentence: SentenceConfig,
     pub end_token_ids: Vec<TokenId>,
     pub generation_defaults: GenerationDefaults,
-    /// Seed of requests that give none; `None` draws a different seed for each request.
+    /// The seed of requests without one; `None` draws a different seed for each request.
     pub seed: Option<u64>,
     /// Limits the alternatives of `logprobs`.
     pub max_logprobs: u32,

@@ -23,7 +23,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two checks for renewed files.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why the files cannot be used, for an operator.
+/// Why the files cannot be used, as an operator reads it.
 #[derive(Debug)]
 pub struct TlsError(String);
 

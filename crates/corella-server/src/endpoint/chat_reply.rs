@@ -92,7 +92,7 @@ pub struct ChatDelta<'a> {
     tool_calls: Option<[CallDelta<'a>; 1]>,
 }
 
-/// The first delta of a call has its id, type and name, and the later ones have more of its arguments.
+/// The first delta of a call has the call's id, type and name. Later deltas have more of the arguments.
 #[derive(Serialize)]
 struct CallDelta<'a> {
     index: usize,

@@ -127,7 +127,7 @@ async fn vectors(
 #[derive(Clone, Copy)]
 struct VectorFormat {
     encoding: EncodingFormat,
-    /// The number of first values that are kept.
+    /// The number of values that are kept, from the first on.
     num_dimensions: usize,
     /// Whether the kept values are then scaled to length 1.
     is_normalised: bool,

@@ -283,7 +283,7 @@ impl ContentBlock {
     }
 }
 
-/// Tokens as Anthropic counts them: cached ones apart from the others.
+/// Tokens as Anthropic counts them: cached tokens apart from the others.
 #[derive(Serialize)]
 struct MessageUsage {
     input_tokens: u64,

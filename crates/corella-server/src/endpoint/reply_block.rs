@@ -2,7 +2,7 @@
 
 use corella_text::ReplyPart;
 
-/// Consecutive parts of one kind and one call, joined.
+/// Consecutive parts of the same kind, or of the same call, joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplyBlock {
     Reasoning(String),

@@ -134,7 +134,7 @@ fn pair_head(served: &ServedModel) -> Result<Option<&ClassHead>, ApiError> {
     }
 }
 
-/// Returns how a call's prompts are computed. A classifier has one way of pooling.
+/// Returns how a call's prompts are computed. A classification head determines the pooling.
 fn params(served: &ServedModel, pooling: &PoolingFields) -> Result<PoolingParams, ApiError> {
     let mut params = pooling.params(&served.config)?;
     if let Some(head) = &served.config.sentence.classes {
@@ -155,7 +155,7 @@ fn texts<'a>(field: &str, PromptField(prompts): &'a PromptField) -> Result<Vec<&
     texts.collect()
 }
 
-/// The parts of an answer of `/rerank`.
+/// What an answer of `/rerank` needs of its request.
 struct Ranking {
     documents: Vec<String>,
     /// The limit of documents in the answer.

@@ -21,8 +21,8 @@ const MAX_BATCH_EVENTS: usize = 256;
 /// Limits the bytes of the history. `max_batches` limits its batches.
 const MAX_HISTORY_BYTES: usize = 64 << 20;
 
-/// Numbers batches and keeps the latest. Each reader has its own place in the history, so none waits for another, and a
-/// slow reader skips discarded batches.
+/// Numbers batches and keeps the latest. Each reader has its own place in the history, so no reader waits for another,
+/// and a slow reader skips discarded batches.
 #[derive(Debug)]
 pub struct Hub {
     history: Mutex<History>,
@@ -149,7 +149,7 @@ impl Hub {
 }
 
 impl Subscriber {
-    /// Returns the next kept batch with its number, and waits if there is none yet. Cancelling it loses nothing.
+    /// Returns the next kept batch with its number, and waits if there is none yet. Cancelling the call loses no batch.
     pub async fn next(&mut self) -> (u64, Bytes) {
         let hub = &self.hub;
         let mut news = hub.next.subscribe();

@@ -58,7 +58,7 @@ impl ZmtpConnection {
             .ok_or_else(|| refused(ZmtpError::SocketType))
     }
 
-    /// Returns the next frame, and answers pings in between. Cancelling it loses nothing.
+    /// Returns the next frame, and answers pings in between. Cancelling the call loses no bytes.
     pub async fn next(&mut self) -> io::Result<Frame> {
         loop {
             match self.buffer.pop().map_err(refused)? {

@@ -15,7 +15,7 @@ pub struct ClusterStatus {
     /// Running loads of KV rows: on a decode node the incoming loads, on a prefill node the requested loads that it
     /// does not send yet.
     pub loads: usize,
-    /// Bytes of KV rows that were sent, and tokens that came back for them. Decode nodes send none.
+    /// The bytes of KV rows that were sent, and the tokens that came back. Decode nodes send no rows.
     pub sent_bytes: Option<u64>,
     pub remote_tokens: Option<u64>,
     /// The number of other known nodes, and the first of them.

@@ -15,7 +15,7 @@ pub struct EngineFeed {
 }
 
 impl EngineFeed {
-    /// Adds a reader. The first one has `start` begin a task that makes snapshots.
+    /// Adds a reader. For the first reader, `start` begins a task that makes snapshots.
     pub fn subscribe(
         &self,
         recent: &RecentLatency,

@@ -53,10 +53,10 @@ pub struct ServerState {
     pub(crate) docs: OnceLock<ConstantAnswer>,
 }
 
-/// The generator that a server submits to, and its companions.
+/// The generator that a server submits to, and what belongs to it.
 pub struct Backend {
     pub generator: Arc<dyn Generate>,
-    /// Takes requests with `kv_transfer_params`, which are refused if it is `None`.
+    /// Takes requests with `kv_transfer_params`, which are refused if this is `None`.
     pub kv_transfer: Option<Arc<dyn KvTransfer>>,
     /// Changes this node's role, if it may have others.
     pub roles: Option<Arc<dyn RoleControl>>,

@@ -134,7 +134,7 @@ impl Lines {
     }
 }
 
-/// Reads all requests once, so that a file with a mistake costs no computation. Returns their ids.
+/// Reads all requests once, so that a file with a mistake costs no computation. Returns the requests' ids.
 pub fn check_input(path: &Path, max_line_bytes: usize) -> Result<HashSet<String>, BatchFileError> {
     let mut lines = Lines::open(path, max_line_bytes)?;
     let mut ids = HashSet::new();

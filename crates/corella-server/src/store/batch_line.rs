@@ -23,7 +23,7 @@ const ENDPOINTS: [&str; 11] = [
 /// A line of the input.
 #[derive(Debug, PartialEq, Deserialize)]
 pub struct RequestLine {
-    /// Names the output's line for this request.
+    /// The output's line for this request has the same id.
     pub custom_id: String,
     method: String,
     pub url: String,
@@ -41,8 +41,7 @@ struct ResultLine<'a> {
     error: Option<&'a ResultError>,
 }
 
-/// Returns the result line of a request, with its line break. `count` tells results apart that have
-/// no request id.
+/// Returns the result line of a request, with its line break. `count` tells apart results without a request id.
 pub fn result_line(
     custom_id: &str,
     result: &Result<ResultResponse, ResultError>,

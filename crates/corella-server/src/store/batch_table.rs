@@ -112,7 +112,7 @@ impl Batches {
         self.folder().join(format!("{id}{FAILURES}"))
     }
 
-    /// Reserves disk space for the records of a batch's end, so that a full disk cannot keep it from ending.
+    /// Reserves disk space for the records of a batch's end, so that a full disk cannot keep the batch from ending.
     pub fn reserve_end(&self, id: &str) -> io::Result<()> {
         fs::write(self.reserve_path(id), [0; END_BYTES])
     }

@@ -56,7 +56,7 @@ impl FileRecord {
     }
 }
 
-/// Files stay on disk when the server ends. One server uses a folder at a time.
+/// Files stay on disk when the server ends. Only one server at a time uses a folder.
 pub struct FileStore {
     pub config: FilesConfig,
     table: Mutex<Table>,
@@ -147,7 +147,7 @@ impl FileStore {
         files
     }
 
-    /// Begins a file. Its content goes to `Upload::path`.
+    /// Begins a file, whose content goes to `Upload::path`.
     pub fn begin(self: &Arc<Self>, owner: Option<&str>) -> Result<Upload, ApiError> {
         let is_own = |file: &&FileRecord| file.owner.as_deref() == owner;
         let num_files = self.table().files.values().filter(is_own).count();

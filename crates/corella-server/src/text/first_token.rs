@@ -1,5 +1,5 @@
-//! Refuses requests that leave no token to draw at the start. A request that reaches such a place later ends there with
-//! an error.
+//! Refuses requests that leave no token to draw at the start. If no token is left later, the request ends with an
+//! error.
 
 use corella_core::TokenId;
 use corella_engine::Allowed;

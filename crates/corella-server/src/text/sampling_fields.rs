@@ -147,7 +147,7 @@ pub struct GenerationParams {
     pub returns_metrics: bool,
     /// Another server reads these parameters; `kv_transfer.rs` passes them on.
     pub kv_transfer_params: Option<Map<String, Value>>,
-    /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
+    /// The number of alternatives in the answer's `prompt_logprobs`; `None` if the answer lacks the field.
     pub prompt_logprobs: Option<u32>,
     /// The format of every answer's text.
     pub output_format: Option<OutputFormat>,
@@ -155,7 +155,7 @@ pub struct GenerationParams {
     pub constraint: Option<Arc<dyn TokenConstraint>>,
 }
 
-/// Lower temperatures make a softmax in f32 greedy or NaN; vLLM also raises them to this value.
+/// The lowest temperature above 0. Lower ones make a softmax in f32 greedy or NaN. vLLM raises them to the same value.
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl GenerationParams {

@@ -410,7 +410,7 @@ impl ApiError {
         )
     }
 
-    /// A request for labels to a model without any.
+    /// A request for labels to a model without labels.
     pub fn no_classes(model: &str) -> Self {
         let message = format!(
             "{model} has no classification head, so it knows no labels; use /score or /rerank, or \
@@ -455,7 +455,7 @@ pub fn required<T>(field: &str, value: Option<T>) -> Result<T, ApiError> {
     value.ok_or_else(|| ApiError::invalid(field, "is required"))
 }
 
-/// The `type` of errors with a status.
+/// Returns the `type` of errors with this status.
 fn kind_of(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "authentication_error",

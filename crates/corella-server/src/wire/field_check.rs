@@ -57,7 +57,7 @@ impl<'de> Visitor<'de> for FieldCheck {
                 Some(Treatment::Read(_)) if name == "stream_options" => {
                     match fields.next_value::<Value>()? {
                         Value::Object(options) => self.check(&STREAM_OPTIONS, &name, &options),
-                        // The field's reader checks its type.
+                        // The code that reads the field checks the type.
                         _ => Ok(()),
                     }
                 }

@@ -98,7 +98,7 @@ impl Route {
         self.methods.iter().any(|known| known == method)
     }
 
-    /// Returns the caller's method if the route has it, else the route's first.
+    /// Returns the caller's method if the route has it, else the route's first method.
     fn method(&self, method: &str) -> String {
         match (self.answers(method), self.methods.first()) {
             (false, Some(own)) => own.clone(),

@@ -91,7 +91,7 @@ impl<S> Row<S> {
 type SchedulerRow = Row<SchedulerStats>;
 /// The counts of steps.
 type StepRow = Row<EngineStats>;
-/// The counts of a disk for blocks.
+/// The counts of the disk that keeps KV blocks.
 type DiskRow = Row<KvDiskStats>;
 
 const SCHEDULER: &[SchedulerRow] = &[

@@ -1,4 +1,4 @@
-//! The histogram of the tokens of steps, which the engine counts.
+//! The histogram of tokens per step, which the engine counts.
 
 use std::fmt;
 

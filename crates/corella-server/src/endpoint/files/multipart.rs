@@ -23,8 +23,8 @@ pub struct Multipart {
     is_between_parts: bool,
 }
 
-/// Limits the time of the body: a slow client must not hold a connection forever, and a large body takes longer than a
-/// small one.
+/// Limits the time that a body may take: a slow client must not hold a connection forever, and a large body may take
+/// longer than a small one.
 struct Pace {
     started: Instant,
     patience: Duration,
@@ -216,7 +216,7 @@ fn part_head(head: &str) -> Result<PartHead, ApiError> {
         {
             return Ok(PartHead {
                 name,
-                // Browsers and most clients escape quotes this way, and otherwise only line breaks.
+                // Browsers and most clients escape quotes this way. Besides quotes, they escape only line breaks.
                 filename: parameter(parameters, "filename").map(|name| name.replace("%22", "\"")),
             });
         }

@@ -60,7 +60,7 @@ const NAMES: &[(&str, &str)] = &[
 const RANDOM_SEED: i64 = 0xFFFF_FFFF;
 
 impl DrawFields {
-    /// Parses the fields, and refuses a body with fields that have no meaning here.
+    /// Parses the fields, and refuses a body with fields that have no meaning at this endpoint.
     pub fn parse(body: &RequestBody, check: FieldCheck) -> Result<Self, ApiError> {
         body.check_fields(check)?;
         body.parse()
@@ -171,7 +171,7 @@ impl DrawFields {
                 *field = Some(neutral);
             }
         };
-        // A temperature of 0 takes the most likely token, with or without a sampler of that name.
+        // A temperature of 0 takes the most likely token, with or without the sampler `temperature`.
         if self.temperature != Some(0.0) {
             other(&mut self.temperature, "temperature", 1.0);
         }

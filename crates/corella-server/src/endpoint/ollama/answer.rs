@@ -79,7 +79,7 @@ struct End {
 }
 
 impl End {
-    /// A call that generated nothing has only asked to load the model.
+    /// A call without a finished choice has only asked to load the model.
     fn new(finish: Option<&Finish>, times: Option<ChoiceTimes>, usage: &Usage) -> Self {
         let nanos = |time: fn(&ChoiceTimes) -> Duration| {
             let time = times.as_ref().map_or(Duration::ZERO, time);

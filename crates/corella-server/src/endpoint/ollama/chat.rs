@@ -51,7 +51,7 @@ impl Endpoint for OllamaChat {
         let chat = ChatFields::conversation(messages, is_begun, template_kwargs);
         let mut chat = chat.with_tools(fields.tools, None, None);
         if is_empty {
-            // Such a call only asks to load the model, which is loaded already.
+            // A call without messages only asks to load the model, which is loaded already.
             chat.check_tools(served, check)?;
         } else if served.chat_template.is_none() {
             let message = "this model has no chat template; use /api/generate";

@@ -96,7 +96,7 @@ pub async fn list_input_items(
     Ok(json_response(&query.page(items)?))
 }
 
-/// An item in OpenAI's form: with an id and a type, and the text of a message as a part.
+/// Returns an item in OpenAI's form: with an id and a type, and a message's text as a part.
 fn input_item(response: &str, index: usize, mut item: Map<String, Value>) -> Value {
     if item.get("id").is_none_or(Value::is_null) {
         item.insert(

@@ -17,7 +17,7 @@ use crate::wire::usage::Usage;
 pub enum Status {
     InProgress,
     Completed,
-    /// Cut off by `max_output_tokens` or the context.
+    /// `max_output_tokens` or the context has cut off the response.
     Incomplete,
     Failed,
 }

@@ -187,7 +187,7 @@ fn slowest_second(draws_ns: &[u64]) -> usize {
     whole.min().expect("it takes longer")
 }
 
-/// Words that may follow each other. A row of the parser has items for each, and a token may need many rows.
+/// Words that may follow each other. A row of the parser has items for each word, and a token may need many rows.
 fn words(num_words: usize, letter: &str) -> String {
     let words: Vec<_> = (0..num_words).map(|at| format!("(L \"{at}\")")).collect();
     format!("start: (L | {})*\nL: {letter}", words.join(" | "))
