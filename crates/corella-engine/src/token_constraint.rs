@@ -33,7 +33,8 @@ pub trait ConstraintMaker: Send + Sync {
 pub trait ConstrainedAnswer: Send {
     /// Takes the next token. It was allowed, unless it was drawn on another node.
     ///
-    /// # Errors The reason why the answer cannot continue with this token.
+    /// # Errors
+    /// The reason why the answer cannot continue with this token.
     fn push(&mut self, token: TokenId) -> Result<(), String>;
 
     /// The tokens that may come next.

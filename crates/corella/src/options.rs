@@ -94,7 +94,7 @@ pub struct LlmOptions {
     pub template_kwargs: Map<String, Value>,
     /// Sampling defaults.
     pub generation: GenerationChoice,
-    /// The folder of packed weights. Default: none; they are packed at every start.
+    /// The folder of packed weights. Default: none; the weights are packed at every start.
     pub weight_cache: Option<WeightCache>,
     /// Default: f32 for f32 weights, else bf16.
     pub kv_format: Option<KvFormat>,

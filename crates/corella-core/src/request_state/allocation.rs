@@ -118,7 +118,8 @@ impl RequestState {
         self.allocation.snapshot.take()
     }
 
-    /// # Panics Panics when the request has no slot.
+    /// # Panics
+    /// Panics when the request has no slot.
     pub fn held_slot(&self) -> SlotId {
         self.allocation.slot.expect("a running request has no slot")
     }

@@ -15,7 +15,7 @@ pub use connection::RemoteResponse;
 pub struct RemoteOptions {
     pub url: String,
     pub api_key: Option<String>,
-    /// The first model in the server's list if absent.
+    /// `None` means the first model in the server's list.
     pub model: Option<String>,
 }
 

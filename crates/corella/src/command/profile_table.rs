@@ -8,7 +8,7 @@ use corella_model::{DType, WeightFormat};
 use crate::Hardware;
 use crate::command::limit_share::{Limit, LimitShare, footnotes};
 
-/// The peak against which the speed of an arithmetic is compared.
+/// The machine's peak for one arithmetic, with which measured speeds are compared.
 pub struct Peak {
     pub flops_per_s: f64,
     pub name: &'static str,

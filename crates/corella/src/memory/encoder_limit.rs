@@ -72,7 +72,7 @@ pub(crate) fn set_limits(
         .saturating_add(1);
 }
 
-/// Sets pages for the tokens of the steps in flight: The pages hold the keys and values of one layer, and are free when
+/// Sets pages for the tokens of the steps in flight. The pages hold the keys and values of one layer, and are free when
 /// their step has returned.
 pub(crate) fn set_demand(demand: &mut KvDemand) {
     let limits = &demand.limits;

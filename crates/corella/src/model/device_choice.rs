@@ -170,7 +170,7 @@ mod tests {
             device: Device::Auto,
             ..LlmOptions::default()
         };
-        // A machine with a GPU may choose it, with a GPU's limits.
+        // On a machine with a GPU, the GPU may be chosen, with its limits.
         let settled = settle(&options, &[]).unwrap();
         assert_ne!(settled.device, Device::Auto);
     }

@@ -73,7 +73,8 @@ impl ServerSocket {
         Loading::start(listener, tls)
     }
 
-    /// # Panics If the listener was taken before.
+    /// # Panics
+    /// If the listener was taken before.
     pub fn take_listener(&mut self) -> Listener {
         self.listener.take().expect("the listener is taken once")
     }

@@ -15,7 +15,8 @@ type Drawn = (SlotId, Sample);
 impl Scheduler {
     /// Processes the results of the oldest step in flight.
     ///
-    /// # Panics Panics when `output` does not belong to that step. Steps return in order. Each span that draws has one
+    /// # Panics
+    /// Panics when `output` does not belong to that step. Steps return in order. Each span that draws has one
     /// sample, and one more for each accepted draft. Each span also has the log-probabilities and the hidden state that
     /// it yields, or the reason why it has no result.
     pub fn update_from_output(&mut self, output: &BatchOutput) {

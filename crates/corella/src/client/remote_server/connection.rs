@@ -18,7 +18,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::client::event_stream::ChunkedBody;
 use crate::client::tls_client::client_tls;
 
-/// An absent server never answers; a computing one may take any time.
+/// Limits the time to connect, since an absent server never answers. An answer may take any time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The address of a server, and the common parts of requests to it.

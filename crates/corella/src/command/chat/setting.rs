@@ -42,7 +42,7 @@ const FIELDS: [(&str, Kind); 11] = [
     ("ignore_eos", Kind::Switch),
 ];
 
-/// Ollama's parameters under other names.
+/// Parameters of Ollama that have other names here, with those names.
 const OF_OLLAMA: [(&str, &str); 4] = [
     ("num_predict", "max_tokens"),
     ("repeat_penalty", "repetition_penalty"),
