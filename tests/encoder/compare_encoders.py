@@ -51,7 +51,7 @@ def bert(draw):
 
 
 def roberta(draw):
-    # The first positions belong to padding.
+    # The first two positions belong to padding.
     own = {"max_position_embeddings": MAX_LEN + 2, "type_vocab_size": 1}
     return bert(draw) | own | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
@@ -88,7 +88,7 @@ def nomic_bert(draw):
     return settings | {"rope_parameters": {"rope_type": "default", "rope_theta": draw.choice(1e3, 1e4)}}
 
 
-# By family, the name of its classes, what draws settings, and the kind of tokenizer.
+# For each family: the beginning of its classes' names, the function that draws settings, and the kind of tokenizer.
 FAMILIES = {
     "bert": ("Bert", bert, "bert"),
     "roberta": ("Roberta", roberta, "roberta"),
@@ -103,7 +103,7 @@ def drawn_texts(draw):
 
 
 def vectors(folder, parts, draw):
-    """Writes a model of vectors, and returns them with a request for them and what reads the answer."""
+    """Writes a model of vectors. Returns the vectors, the request for them, and the function that reads the answer."""
     make, tokenizer = parts
     pooling = [draw.choice("mean", "cls", "max"), *draw.choice([], ["dense"]), *draw.choice([], ["normalise"])]
     make_encoder.save_sentence_model(folder, make("Model"), tokenizer, pooling)
@@ -141,7 +141,7 @@ def classes(folder, parts, draw):
 
 
 def compare(args, family, seed):
-    """Returns the number of compared texts, the largest difference of their numbers, and whether that is right."""
+    """Returns the number of compared texts, the largest difference, and whether it is allowed."""
     draw = Draw(np.random.default_rng(seed))
     name, settings_of, tokenizer_kind = FAMILIES[family]
     settings = settings_of(draw)
@@ -153,7 +153,7 @@ def compare(args, family, seed):
         make_encoder.random_weights(model, seed)
         return model
 
-    # Corella has no classifiers of the last family.
+    # Corella has no classifiers of NomicBERT.
     task = vectors if family == "nomic-bert" else draw.choice(vectors, scores, classes)
     options = ["--dtype", "f32", "--isa", draw.choice(*args.isa)]
     options += ["--max-num-batched-tokens", str(draw.choice(16, 64, 512))]

@@ -7,13 +7,13 @@ Transformers and sentence-transformers compute from them.
 
 A folder has the model's own files and tokenizer.json. Beside them,
 
-* hidden.f32 has the hidden states of the prompts behind each other, `[prompt][token][hidden_size]`;
+* hidden.f32 has the hidden states of the prompts one after another, `[prompt][token][hidden_size]`;
 * golden.json has the prompts as token ids, with the place where a second text begins if there is one, and,
   by the kind of the model, texts with their vectors (`vectors`, by the name of the prompt), or pairs with
   their scores and texts with their probabilities.
 
-All is computed in f32 on the CPU from the very folder that is committed. Weights are random, those of
-norms and biases too, so that none may be left out without a notice.
+All is computed in f32 on the CPU from the very folder that is committed. All weights are random, also those of norms
+and biases, so that a test fails if one is left out.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 HERE = Path(__file__).parent
-# Around the sizes of tiles and blocks, and past the windows.
+# Lengths around the sizes of tiles and blocks, and beyond the windows.
 PROMPT_LENGTHS = (1, 2, 17, 31, 64, 65, 130)
-# The last one is longer than what attention through matrix tiles takes at a time, 256.
+# The last prompt is longer than the 256 tokens that attention through matrix tiles takes at a time.
 WIDE_PROMPT_LENGTHS = (1, 17, 33, 65, 270)
 VOCAB_SIZE = 320
 MAX_LEN = 160
@@ -67,7 +67,7 @@ BERT = dict(
     layer_norm_eps=1e-6,
 )
 ROBERTA = BERT | dict(
-    # The first positions belong to padding.
+    # The first two positions belong to padding.
     max_position_embeddings=MAX_LEN + 2,
     type_vocab_size=1,
     pad_token_id=1,
@@ -111,7 +111,7 @@ def labels(*names, **more):
     return dict(id2label=dict(enumerate(names))) | more
 
 
-# The class, its configuration, the kind of tokenizer, and what makes vectors of hidden states.
+# The class, its configuration, the kind of tokenizer, and the steps that turn hidden states into vectors or scores.
 MODELS = {
     "bert-mean": (T.BertModel, T.BertConfig(**BERT), "bert", ["mean", "dense", "normalise"]),
     "bert-cls": (
@@ -189,7 +189,7 @@ MODELS = {
         "roberta",
         ["logit"],
     ),
-    # Heads fit matrix tiles. One layer sees all, the other 12 positions on each side.
+    # Heads fit matrix tiles. One layer sees all positions, the other 12 on each side.
     "modernbert-wide": (
         T.ModernBertModel,
         T.ModernBertConfig(
@@ -318,7 +318,7 @@ def save_reranker(folder, model, tokenizer):
 
 
 def prompts_of(folder, model, tokenizer, lengths):
-    """Random tokens, and a pair, with their hidden states."""
+    """Returns prompts of random tokens and one of a pair of texts, and writes their hidden states."""
     random = np.random.default_rng(5)
     body = getattr(model, model.base_model_prefix, model)
     cases, states = [], []

@@ -5,10 +5,10 @@
     .venv/bin/pip download --no-deps --no-binary llama-cpp-python -d target/fields llama-cpp-python==0.3.36
     .venv/bin/python tests/fields/make_fields.py target/fields
 
-Names only. OpenAI's, Anthropic's and Ollama's come from the types of their Python packages: parameters of
-requests, and the models of answers, since clients send those back. vLLM's come from its wheel, and
-llama.cpp's from the copy of its server in a package. Corella's field tables are compared with them by
-`cargo test -p corella-server every_field_of_others`.
+The file has names only. Names of OpenAI, Anthropic and Ollama come from the types of their Python packages: parameters
+of requests, and the models of answers, since clients send answers back. Names of vLLM come from its wheel, and names of
+llama.cpp from the copy of its server in a package. `cargo test -p corella-server every_field_of_others` compares
+Corella's field tables with these names.
 """
 
 import ast
@@ -148,7 +148,7 @@ VLLM = {
     "RerankRequest": ["RerankRequest"],
 }
 
-# The files of llama.cpp's server that read bodies, and how they name a field.
+# The files of llama.cpp's server that read bodies, and the expressions that find field names in these files.
 LLAMA_CPP = {
     "CompletionsRequest": {"server-schema.cpp": r'(?:new field_\w+|->add_alias)\(\s*"(\w+)"'},
     "ChatRequest": {

@@ -91,7 +91,8 @@ def vllm_flags(archive):
         for field, annotation in types[name].items():
             flags.append(vllm_flag(["--" + field.replace("_", "-")], is_switch(annotation)))
     for tree in (frontend, engine):
-        # The keyword arguments of a group are a variable: the class whose fields they describe.
+        # A variable holds the keyword arguments of a group. It maps here to the class whose fields the arguments
+        # describe.
         classes = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and is_call(node.value, "get_kwargs"):
@@ -137,7 +138,7 @@ def fields_of_classes(tree):
 
 
 def is_switch(annotation):
-    """vLLM makes --x and --no-x of a field whose type has `bool` among its alternatives."""
+    """vLLM makes --x and --no-x of a field whose type has `bool`, but not `str`, among its alternatives."""
     alternatives = [part.strip() for part in annotation.split("|")]
     return "both" if "bool" in alternatives and "str" not in alternatives else None
 
@@ -161,14 +162,14 @@ def llama_flags(source):
     """The flags of llama-server, from the calls that add options."""
     flags = {}
     for call in source.split("add_opt(common_arg(")[1:]:
-        # An option without this call is one of every program.
+        # An option without this call belongs to every program.
         programs = re.search(r"\.set_examples\(\{([^}]*)\}", call)
         if programs and not re.search(r"LLAMA_EXAMPLE_(SERVER|COMMON)\b", programs[1]):
             continue
         excluded = re.search(r"\.set_excludes\(\{([^}]*)\}", call)
         if excluded and "LLAMA_EXAMPLE_SERVER" in excluded[1]:
             continue
-        # The names that switch it on, and then those that switch it off, if there are any.
+        # First the names that switch the option on, then any names that switch it off.
         groups = []
         rest = call
         while group := re.match(r"\s*\{([^}]*)\},", rest):
@@ -177,7 +178,7 @@ def llama_flags(source):
         handler = re.search(r"\]\s*\(\s*(common_params\b[^)]*)\)", rest)
         if not groups or handler is None:
             continue
-        # The handler of a switch has the parameters alone, or a bool for --x and --no-x.
+        # The handler of a switch takes only the parameters, or also a bool for --x and --no-x.
         takes_value = "," in handler[1] and not re.search(r",\s*bool\b", handler[1])
         variable = re.search(r'\.set_env\("(\w+)"\)', call)
         names = sorted(groups[0], key=len, reverse=True)
@@ -209,7 +210,7 @@ def ollama_variables(source):
 
 def endpoint(method, path):
     """`GET /models/{name}`: the parameters of a path stand in braces, as in OpenAPI."""
-    # A colon begins a parameter of gin and of cpp-httplib, and its type in Starlette.
+    # In gin and cpp-httplib, a colon begins a parameter; in Starlette, a colon begins the parameter's type.
     path = re.sub(r"{(\w+):\w+}", r"{\1}", path)
     path = re.sub(r"/:(\w+)", r"/{\1}", path)
     return f"{method.upper()} {path}"
@@ -241,7 +242,7 @@ def llama_endpoints(source):
 
 def ollama_endpoints(source):
     routes = re.findall(r'\br\.(GET|POST|DELETE|HEAD|PUT)\("([^"]+)"', source)
-    # A server that answers GET answers HEAD.
+    # A server that answers GET also answers HEAD.
     known = {endpoint(method, path) for method, path in routes}
     known -= {one for one in known if one.startswith("HEAD ") and one.replace("HEAD", "GET", 1) in known}
     return sorted(known, key=by_path)

@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/gguf/make_family.py LLAMA_CPP    # llama.cpp's source; needs torch, transformers and gguf
 
-Cohere is not among them, since llama.cpp has it with shared embeddings only. Weights stay f32, so that a file's numbers
-are those of its folder. Files have no tokenizer, since golden models have none. The committed files were written by
-commit 0c1e57098, which the sdist of llama-cpp-python 0.3.36 contains.
+Cohere is left out, since llama.cpp has this family with shared embeddings only. Weights stay f32, so that a file's
+numbers are those of its folder. Files have no tokenizer, since golden models have none. The committed files were
+written by commit 0c1e57098, which the sdist of llama-cpp-python 0.3.36 contains.
 """
 
 import json
@@ -76,10 +76,10 @@ def convert_folder(source, stored, out):
         folder = Path(copied) / name
         shutil.copytree(stored, folder)
         config = json.loads((folder / "config.json").read_text())
-        # The published GPT-2 says its context twice, and today's Transformers only once.
+        # The published GPT-2 has its context in two fields, and today's Transformers writes only one.
         if "n_positions" in config:
             (folder / "config.json").write_text(json.dumps(config | {"n_ctx": config["n_positions"]}))
-        # Gemma 3's embeddings are cut where its tokens end.
+        # The converter cuts Gemma 3's embeddings after the last token of the tokenizer.
         if name == "gemma3":
             tokens = {f"<{id}>": id for id in range(config["vocab_size"])}
             tokenizer = {"model": {"vocab": tokens}, "added_tokens": []}
@@ -87,14 +87,14 @@ def convert_folder(source, stored, out):
         if name == "glm":
             write_chatglm(folder, config)
         sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outtype", "f32", "--outfile", str(out)]
-        # What guesses further tokens is no part of the golden models, and the converter asks for it.
+        # The converter asks for a draft head, which the golden models lack.
         if name.startswith(("qwen3-next", "qwen3-5")):
             sys.argv.append("--no-nextn")
         runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")
 
 
 def write_chatglm(folder, config):
-    """Writes GLM as ChatGLM, its first form, of which the published files were made."""
+    """Writes GLM in its first form, ChatGLM, from which the published files were made."""
     from safetensors.torch import load_file, save_file
 
     changed = config | {

@@ -3,9 +3,9 @@
     python3 -m venv .venv && .venv/bin/pip install -r tests/gguf/requirements.txt
     .venv/bin/python tests/gguf/make_gguf.py
 
-The `gguf` package writes them, and what they must mean is computed without Corella: values of
-blocks by the dequantisation of `gguf`, logits by Transformers, vocabularies by SentencePiece and
-`tokenizers`. In this folder, the script makes
+The `gguf` package writes the files, and what the files must mean is computed without Corella: values of blocks by the
+dequantisation of `gguf`, logits by Transformers, vocabularies by SentencePiece and `tokenizers`. In this folder, the
+script makes
 
     blocks.gguf      blocks of every type, with the values that they stand for
     NAME/            a Hugging Face folder
@@ -50,12 +50,13 @@ HALVES = {
     Type.IQ4_NL: (0,),
     Type.IQ4_XS: (0,),
 }
-# The offset that centres the values of a type whose codes begin at 0, in scales.
+# For types whose codes begin at 0, the second half-precision number, in scales, that centres the values at 0.
 CENTRES = {Type.Q4_1: -7.5, Type.Q5_1: -15.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}
 
 
 def random_blocks(generator, kind, rows, columns, halves):
-    """Makes blocks of arbitrary codes; `halves(i)` gives the number for each place in HALVES."""
+    """Makes blocks of arbitrary codes. `halves(i, num_blocks)` gives each block's number at the i-th offset of
+    HALVES."""
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     num_blocks = rows * columns // block_len
     blocks = generator.integers(0, 256, (num_blocks, block_bytes), dtype=np.uint8)
@@ -86,7 +87,7 @@ def make_blocks(path):
         stored = gguf.quantize(numbers, kind)
         writer.add_tensor(kind.name, stored, raw_dtype=kind)
         writer.add_tensor(f"{kind.name}.values", gguf.dequantize(stored, kind).astype(np.float32))
-    # A block begins with the exponent of its scale. The two least ones are those of denormal numbers.
+    # A block begins with the exponent of its scale. The two least exponents are those of denormal scales.
     blocks = generator.integers(0, 256, (columns // 32, 17), dtype=np.uint8)
     blocks[:, 0] = [0, 1, 2, 100, 126, 127, 128, 250]
     blocks = blocks.reshape(rows, -1)
@@ -183,7 +184,7 @@ def rotary_divisors(config, scaling):
     return (1.0 / (kept + (1.0 - kept) / factor)).astype(np.float32)
 
 
-# The golden models have blocks of every type. Rows of `down` are long enough for the larger ones.
+# The golden models have blocks of every type. Rows of `down` are long enough for the larger blocks.
 MIXED = {
     "model.embed_tokens.weight": Type.Q8_0,
     "lm_head.weight": Type.Q8_0,
@@ -337,7 +338,7 @@ INST = (
     "{% endif %}{% endfor %}"
 )
 
-# These are the settings of the tokenizer.json of these families.
+# The patterns in tokenizer.json of these families.
 SPLITS = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -438,7 +439,7 @@ def add_sentence_piece(writer, proto):
     writer.add_tokenizer_pre("default")
     writer.add_token_list([piece.piece for piece in proto.pieces])
     writer.add_token_scores([piece.score for piece in proto.pieces])
-    # The values are the same in both.
+    # SentencePiece and GGUF number the types of tokens alike.
     writer.add_token_types([piece.type for piece in proto.pieces])
     writer.add_unk_token_id(0)
     writer.add_add_bos_token(True)
@@ -446,7 +447,7 @@ def add_sentence_piece(writer, proto):
 
 
 def make_pair(name, config, dtype, tokenizer, add_tokenizer, special, template, defaults):
-    """Makes a folder and a file of the same model."""
+    """Makes a Hugging Face folder and a GGUF file of the same model."""
     weights = make_golden.draw_weights(config, 5)
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -517,7 +518,7 @@ def make_pairs():
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer = byte_level_tokenizer("qwen2", special, ["<think>", "</think>"], None)
     ids = [tokenizer.token_to_id(token) for token in special]
-    # The model has more rows than tokens, like Qwen3.
+    # Like Qwen3, the model has more rows of embeddings than the tokenizer has tokens.
     config = golden_shape.qwen3(
         hidden_size=16,
         intermediate_size=24,

@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Names that are left out: their splitters are code instead of expressions, their tokens are not spelled by bytes, they
-# add a token at the end, no family here has them, or llama.cpp does not tell small letters from capitals where the
-# published expression does (cohere2moe, tiny_aya, youtu).
+# Names that are left out, for one of these reasons: their splitters are code instead of expressions, their tokens are
+# not spelled by bytes, they add a token at the end, no family here has them, or llama.cpp does not tell small letters
+# from capitals where the published expression does (cohere2moe, tiny_aya, youtu).
 LEFT_OUT = {
     "afmoe",
     "chameleon",
@@ -38,8 +38,8 @@ LEFT_OUT = {
     "whitespace",
     "youtu",
 }
-# Texts of which llama.cpp is not sure. It takes all letters beyond ASCII for both cases, and no mark for a letter, and
-# replaces spaces beyond ASCII before it looks for ranges of characters.
+# Texts that llama.cpp may split otherwise than the expression. It takes all letters beyond ASCII as both upper and
+# lower case, takes no mark as a letter, and replaces spaces beyond ASCII before it looks for ranges of characters.
 CASES = re.compile(r"[^\x00-\x7f]")
 SPACES = re.compile(r"[\u2000-\u3000]")
 UNSURE = {"tekken": CASES, "gpt-4o": CASES, "granite-embed-multi-97m": CASES, "deepseek-coder": SPACES}

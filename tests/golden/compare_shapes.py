@@ -6,9 +6,9 @@
 Each seed gives a shape of a family (`random_shape.py`): heads, windows, experts, layers, scales. Weights are random,
 and matrices of experts may be in MXFP4. The seed also chooses the spelling of config.json, one of the instruction sets,
 the number of tokens per step, and whether the prompt's log-probabilities are asked for, too. Corella serves the folder
-in f32 and draws greedily. Each token must be the best of Transformers, and each log-probability Transformers' own,
-within TOLERANCE of the largest logit. Some shapes magnify roundings, as Transformers shows if its weights are rounded
-otherwise: a difference may be as large as several times that change, too.
+in f32 and draws greedily. Each token must be the best one of Transformers, and each log-probability must equal that of
+Transformers, within TOLERANCE of the largest logit. Some shapes magnify roundings. So a difference may also be
+MOST_ROUNDINGS times the change that Transformers shows if weights are rounded otherwise.
 """
 
 import json
@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 TOLERANCE = 1e-4
 # The relative distance of neighbouring numbers in f32.
 ROUNDING = 2.0**-23
-# Weights are rounded once, and each sum of a layer many times.
+# This is more than 1, since weights are rounded once, and each sum of a layer many times.
 MOST_ROUNDINGS = 4
 NUM_TOKENS = 20
 LONGEST_PROMPT = 180
@@ -59,7 +59,7 @@ def write_folder(folder, family, generator, seed):
 
 
 def spell_as_before(file, settings, name_of_type):
-    """Rewrites config.json in a form before Transformers 5, which named no types of layers by itself."""
+    """Rewrites config.json in a form before Transformers 5, with types of layers only if the settings name them."""
     config = json.loads(file.read_text())
     rope = config.get("rope_parameters", {})
     if "rope_type" not in rope:
@@ -77,7 +77,8 @@ def spell_as_before(file, settings, name_of_type):
 
 
 def leave_defaults_out(file, kind):
-    """Leaves out of config.json what the class means without it, but for sizes, which published models have."""
+    """Leaves the class's defaults out of config.json, except for integers such as sizes, which published models
+    state."""
     defaults = kind().to_dict() | {"rope_theta": getattr(kind, "default_theta", 10_000.0)}
     del defaults["model_type"]
     config = json.loads(file.read_text())
@@ -90,8 +91,8 @@ def leave_defaults_out(file, kind):
 def context_of(settings):
     """Returns the length of the shortest prompt, and the context to serve if it is not the model's own.
 
-    LongRoPE has other frequencies for contexts longer than the original one, which Transformers decides for each
-    prompt, and Corella for all of them.
+    LongRoPE has other frequencies beyond the original context. Transformers chooses them by each prompt's length, and
+    Corella by the longest served context.
     """
     rope = settings.get("rope_parameters", {})
     if rope.get("rope_type") != "longrope":
@@ -102,7 +103,7 @@ def context_of(settings):
 
 @torch.inference_mode()
 def expected(folder, tokens, noise=None):
-    """Returns the logits behind each token but the last, with weights that `noise` rounds otherwise."""
+    """Returns the logits after each token but the last. With `noise`, weights are rounded otherwise."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
@@ -124,7 +125,7 @@ def sensitivity(folder, tokens, logits):
 
 
 def served(binary, folder, prompt, options, has_echo):
-    """Returns the tokens that Corella draws, and their log-probabilities, behind those of the prompt if asked for."""
+    """Returns the tokens that Corella draws, and log-probabilities: with `has_echo` first those of the prompt."""
     body = {
         "prompt": prompt,
         "max_tokens": NUM_TOKENS,
@@ -143,7 +144,7 @@ def served(binary, folder, prompt, options, has_echo):
 
 
 def compare(args, family, seed):
-    """Returns the number of compared tokens, their largest difference, and whether that is right."""
+    """Returns the number of compared tokens, the largest difference, and whether it is allowed."""
     generator = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / family
@@ -159,7 +160,7 @@ def compare(args, family, seed):
         tokens = prompt + found
         logits = expected(folder, tokens)
         logprobs, drawn = logprobs_of(logits, tokens), logits[len(prompt) - 1 :]
-        # With the prompt, nothing is said of its first token.
+        # The prompt's first token has no log-probability.
         found_logprobs = found_logprobs[has_echo:]
         distance = np.abs(found_logprobs - logprobs[-len(found_logprobs) :].numpy()).max()
         lead = drawn.max(-1).values - drawn.gather(1, torch.tensor(found)[:, None])[:, 0]

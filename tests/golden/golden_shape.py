@@ -1,4 +1,4 @@
-"""The shapes of golden models: small ones that leave no setting of a family without effect."""
+"""The shapes of golden models: small shapes in which each setting of a family has an effect."""
 
 
 def llama(**changes):
@@ -59,9 +59,9 @@ LLAMA3_ROPE_SCALING = {
     "original_max_position_embeddings": 64,
 }
 
-# Together they have every combination of tied/untied embeddings and grouped/ungrouped heads, each
-# option of the decoder that a config can switch, sizes that are no multiple of a vector, and both
-# spellings of the rotary settings.
+# Together, these models have every combination of tied/untied embeddings and grouped/ungrouped heads, each option of
+# the decoder that a config can switch, sizes that are no multiple of a vector, and both spellings of the rotary
+# settings.
 MODELS = {
     "llama-gqa-tied": llama(hidden_size=60, num_attention_heads=6),
     "llama-gqa-untied": llama(
@@ -97,7 +97,7 @@ MODELS = {
     ),
 }
 
-# A window, and a length from which on RoPE is scaled, that most prompts are longer than.
+# The window, and the length from which RoPE is scaled. Most prompts are longer than both.
 WINDOW = 24
 ORIGINAL = 16
 
@@ -129,8 +129,8 @@ GEMMA4_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
 }
 
-# One model for each family, by the name of its configuration class in Transformers, with settings for
-# which nothing that the family computes otherwise than Llama is without effect.
+# Models of all families: the configuration class in Transformers, and settings with which each difference between the
+# family and Llama has an effect.
 FAMILIES = {
     "cohere": ("CohereConfig", small(layer_norm_eps=1e-3, logit_scale=0.4, attention_bias=True, use_qk_norm=False)),
     "smollm3": (
@@ -150,8 +150,8 @@ FAMILIES = {
         ),
     ),
     "mistral": ("MistralConfig", small(sliding_window=WINDOW, head_dim=12)),
-    # All prompts are longer than the original context: Transformers takes other frequencies for shorter
-    # ones, and Corella those of the longest context that is served.
+    # For prompts within the original context, Transformers takes other frequencies, and Corella those of the longest
+    # served context. So prompts that are compared are longer.
     "phi3": (
         "Phi3Config",
         small(
@@ -206,8 +206,7 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
     ),
-    # Like the model with 31 billion parameters: heads of layers without a window have another length and number,
-    # and their keys are their values.
+    # Like Gemma 4 31B: layers without a window have another length and number of heads, and use their keys as values.
     "gemma4": (
         "Gemma4TextConfig",
         small(
@@ -223,7 +222,8 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
     ),
-    # Heads of both lengths fit matrix tiles, and several layers with windows have the keys and values of one without.
+    # Heads of both lengths fit matrix tiles. Keys and values of several layers with windows are as large as those of
+    # one layer without.
     "gemma4-wide": (
         "Gemma4TextConfig",
         small(
@@ -241,8 +241,8 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
     ),
-    # Like the model for phones: each layer has embeddings of its own, and the last ones read the keys and values of
-    # those before.
+    # Like the model for phones: each layer has its own embeddings, and the last layers read the keys and values of
+    # earlier layers.
     "gemma4-per-layer": (
         "Gemma4TextConfig",
         small(
@@ -441,7 +441,7 @@ FAMILIES = {
             intermediate_size=None,
         ),
     ),
-    # Key heads with several value heads each, which GGUF files have in another order.
+    # Each key head has several value heads, whose order is another one in GGUF files.
     "qwen3-5-groups": (
         "Qwen3_5TextConfig",
         small(
@@ -453,7 +453,7 @@ FAMILIES = {
             full_attention_interval=2,
         ),
     ),
-    # Experts in all layers, as GGUF files have them.
+    # All layers have experts, as in GGUF files.
     "qwen3-next-all": (
         "Qwen3NextConfig",
         small(
@@ -473,7 +473,7 @@ FAMILIES = {
             norm_topk_prob=True,
         ),
     ),
-    # The size of MLPs is made of these settings: 2 / 3 of 48, times 1.3, up to a multiple of 4.
+    # These settings give the size of MLPs: 2 / 3 of 48, times 1.3, rounded up to a multiple of 4.
     "lfm2": (
         "Lfm2Config",
         small(
@@ -488,7 +488,7 @@ FAMILIES = {
             rope_parameters={"rope_type": "default", "rope_theta": 30000.0},
         ),
     ),
-    # What GGUF files can say: convolutions without biases, and experts whose weights are not scaled.
+    # A model that GGUF files can describe: convolutions have no biases, and experts' weights are not scaled.
     "lfm2-unbiased": (
         "Lfm2Config",
         small(
@@ -532,7 +532,7 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
     ),
-    # Queries grow at each multiple of the original context, which all prompts but one are longer than.
+    # Queries grow at each multiple of the original context. All prompts but one are longer than that context.
     "ministral3": (
         "Ministral3Config",
         small(

@@ -4,8 +4,8 @@
     python -m venv .venv && .venv/bin/pip install -r tests/golden/requirements.txt
     .venv/bin/python tests/golden/make_adapter.py
 
-A folder in `adapters` is what PEFT's `save_pretrained` writes, and golden.json beside it, which has a prompt and the
-logits behind each of its last positions. Transformers and PEFT run in f32 on the CPU, also with weights in bf16.
+A folder in `adapters` has the files of PEFT's `save_pretrained`, and golden.json with a prompt and the logits at each
+of the prompt's last positions. Transformers and PEFT run in f32 on the CPU, also with weights in bf16.
 """
 
 import json
@@ -25,7 +25,7 @@ ALL_OF_LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 # The base model's folder, and the adapter's settings.
 ADAPTERS = {
     "llama-all": ("llama-gqa-tied", {"r": 4, "lora_alpha": 8, "target_modules": ALL_OF_LLAMA}),
-    # As an adapter that was trained in bf16: a small change, in numbers of the weights' own format.
+    # Like an adapter that was trained in bf16: its weights are bf16, and it changes the logits little.
     "llama-bf16": ("llama-gqa-tied-bf16", {"r": 4, "lora_alpha": 8, "target_modules": ALL_OF_LLAMA}),
     "llama-some": (
         "llama-gqa-tied",
@@ -77,7 +77,7 @@ def main():
         config = json.loads((folder / "adapter_config.json").read_text())
         config["base_model_name_or_path"] = base
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-        # What is computed is what was written.
+        # The logits are computed from the files that were written.
         model = PeftModel.from_pretrained(load(), folder).eval().float()
         vocab_size = model.config.get_text_config().vocab_size
         prompt = torch.randint(0, vocab_size, (1, PROMPT_LENGTH))

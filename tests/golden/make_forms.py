@@ -1,10 +1,10 @@
-"""Writes forms.json: the names and parts of tensors that Transformers 5 stores otherwise if a folder is not saved in the
-form of the published models.
+"""Writes forms.json: the tensors that Transformers 5 stores otherwise if a folder is not saved in the form of the
+published models, with the published tensors of which they consist.
 
     .venv/bin/python tests/golden/make_forms.py
 
-Each tensor is the bytes of tensors of the published form, one after another. A file lists those of one layer with
-experts of each family, behind the layer's prefix.
+Each such tensor has the bytes of published tensors, one after another. For each family, the file lists the tensors of
+one layer with experts, without the layer's prefix.
 """
 
 import json
@@ -26,7 +26,7 @@ def saved(model, **options):
 
 
 def parts(tensor, published):
-    """Finds the published tensors whose bytes make up another one."""
+    """Returns the names of the published tensors of whose bytes `tensor` consists."""
     found = []
     while tensor:
         name = next(name for name, values in published.items() if tensor.startswith(values))
@@ -36,7 +36,7 @@ def parts(tensor, published):
 
 
 def form(name):
-    """Returns the tensors of a family's last layer with experts that differ, and their parts."""
+    """Returns the tensors that differ in a family's last layer with experts, and their parts."""
     model = make_module(name, 0)
     published = saved(model)
     modules = saved(model, save_original_format=False)

@@ -4,17 +4,16 @@
     python -m venv .venv && .venv/bin/pip install -r tests/golden/requirements.txt
     .venv/bin/python tests/golden/make_golden.py [NAME …]
 
-A folder has config.json, weights in safetensors, and golden.json, which has prompts, the logits
-after each prompt, 64 greedy tokens, and the logits that the last of them was drawn from. Folders of
-FAMILIES also have golden.f32, with the logits that each of the tokens was drawn from. It has
-these logits a second time with K and V rounded to bf16, which gives the same tokens. Transformers
-reads the very folder that is committed, and runs it in f32 with eager attention on the CPU, each
-position from scratch. Weights stored as bf16 or f16 are evaluated in f32 too, so that only the
-rounding of the stored weights is in a golden.
+A folder has config.json, weights in safetensors, and golden.json, which has prompts, the logits after each prompt, 64
+greedy tokens, and the logits from which the last of these tokens was drawn. Folders of FAMILIES also have golden.f32,
+with the logits from which each token was drawn. The file has these logits a second time, with K and V rounded to bf16,
+which gives the same tokens. Transformers reads the very folder that is committed, and runs it in f32 with eager
+attention on the CPU, each position from scratch. Weights stored as bf16 or f16 are evaluated in f32 too, so that only
+the rounding of the stored weights is in a golden.
 
-Greedy tokens can only be compared if no two logits are close. Seeds are tried in order until, at
-every step, the best logit leads the second by MIN_MARGIN of the largest magnitude, and the output
-is not one short loop.
+Greedy tokens can only be compared if the two largest logits of a step are not close. Seeds are tried in order until, at
+every step, the best logit leads the second by MIN_MARGIN of the largest magnitude, and the output is not one short
+loop.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def make_module(name, seed):
     is_gemma4 = name.startswith("gemma4")
     is_wide = name == "gemma4-wide"
     mean = 0.0 if name.startswith("gemma") and not is_gemma4 else 1.0
-    # Norms multiply by 1 plus their weights, but for those behind recurrent layers.
+    # Norms of these families multiply by 1 plus their weights, except for norms after recurrent layers.
     lacks_one = name.startswith(("gemma2", "gemma3", "qwen3-next", "qwen3-5"))
     modules = dict(model.named_modules())
 
@@ -63,30 +62,29 @@ def make_module(name, seed):
         if name.endswith("bias"):
             return generator.normal(0.0, 0.2, shape)
         if "norm" in name or ".ln_" in name:
-            # Without sharp attention, greedy tokens end in a loop soon.
+            # Without sharp attention, greedy tokens soon end in a loop.
             qk_norms = ("q_norm.weight", "k_norm.weight", "q_layernorm.weight", "k_layernorm.weight")
             is_sharp = name.endswith(qk_norms) and not is_gemma4
             norm_mean = 0.0 if lacks_one and "linear_attn" not in name else 1.0
             if is_wide and name.endswith(qk_norms):
-                # Scores are not divided by the width of a head: those of wide ones would be so large that roundings
-                # to bf16 decide.
+                # Scores are not divided by the width of a head. Scores of wide heads would be so large that their
+                # rounding to bf16 decides the tokens.
                 norm_mean = 0.5
             return generator.normal(norm_mean + 0.8 * is_sharp, 0.2, shape)
         if name.endswith("A_log"):
-            # Slow enough that a state is felt many chunks later.
+            # The decay is so slow that a state still has an effect many chunks later.
             return generator.normal(-3.5, 0.7, shape)
         if name.endswith("sinks"):
             return generator.normal(1.0, 1.0, shape)
         if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
             return generator.normal(0.9, 0.2, shape)
         if name.endswith("router.proj.weight"):
-            # Its input is divided by the root of its length once more.
+            # The router's input is divided by the root of its length once more.
             return generator.normal(0.0, 1.5, shape)
         if "embed_tokens_per_layer" in name:
             return generator.normal(0.0, 0.3, shape)
         if isinstance(owner, torch.nn.Embedding):
-            # Gemma multiplies embeddings by the root of their length. Larger ones would decide alone
-            # what is generated.
+            # Gemma multiplies embeddings by the root of their length. Larger embeddings alone would decide the tokens.
             gain = 3.0 if mean == 1.0 and not is_gemma4 else 0.7
             return generator.normal(0.0, 0.5 if "wpe" in name else gain / shape[-1] ** 0.5, shape)
         gain = 2.5 if "down" in name or name.endswith(("mlp.c_proj.weight", ".w2.weight")) else 1.5
@@ -113,7 +111,7 @@ def write_module(folder, name, seed):
 
 
 def draw_weights(config, seed):
-    """Draws weights whose scale lets layers change the residual stream much and spreads the logits."""
+    """Draws weights so large that layers change the residual stream much, and logits lie far apart."""
     generator = np.random.default_rng(seed)
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim", hidden // config["num_attention_heads"])

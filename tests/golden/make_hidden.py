@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Add hidden.f32 to golden folders: the hidden states that Transformers computes of their prompts.
+"""Add hidden.f32 to golden folders: the hidden states that Transformers computes for the folders' prompts.
 
     .venv/bin/python tests/golden/make_hidden.py [NAME …]
 

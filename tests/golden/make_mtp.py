@@ -3,14 +3,14 @@
 
     .venv/bin/python tests/golden/make_mtp.py [NAME …]
 
-Transformers drops the tensors of these heads, so the head is put together here of its layer classes: the layer
-is one of the model's own class, and what is around it follows vLLM's `qwen3_next_mtp.py` and `qwen3_5_mtp.py`.
-A folder `mtp/NAME` has the golden model NAME with random `mtp.*` tensors. Its mtp.json has a text and the lengths of
-some of its beginnings; mtp.f32 has the logits of three guesses for each, in f32. The first guess follows the
-beginning and one more token of the text; each later one follows the greedy guess before it.
+Transformers drops the tensors of these heads, so this script builds the head from layer classes: the layer has the
+model's own class, and the rest of the head follows vLLM's `qwen3_next_mtp.py` and `qwen3_5_mtp.py`. A folder `mtp/NAME`
+has the golden model NAME with random `mtp.*` tensors. Its mtp.json has a text and the lengths of some of its
+beginnings; mtp.f32 has the logits of three guesses for each beginning, in f32. The first guess follows the beginning
+and one more token of the text; each later guess follows the greedy guess before it.
 
-The model `mtp/agreeing` has layers that add nothing, so that the newest token decides what is likely to follow, and a
-head that passes on this token's embedding: all of its guesses hold.
+The layers of the model `mtp/agreeing` add nothing, so that the newest token alone determines the logits. The head
+passes this token's embedding on, so that all guesses are right.
 """
 
 import json
@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM
 
 from make_golden import HERE, asked_names, set_up_transformers
 
-# The last tokens of a page and the first ones of the next are among those that are read last.
+# Some beginnings end with the last token of a page, and some with the first token of the next page.
 BEGINNINGS = (1, 2, 5, 15, 16, 17, 31, 32, 47, 63, 64, 65, 90)
 NUM_GUESSES = 3
 # Published folders of this model have all experts of the head's layer in two tensors.
 FUSED = ("qwen3-5-moe",)
-# What the layers of a model add goes through these.
+# The projections through which layers add to the residual stream.
 OUTPUTS = ("o_proj", "out_proj", "down_proj")
 
 
@@ -44,7 +44,8 @@ class Head(torch.nn.Module):
         self.norm = norm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, model, tokens, hidden):
-        """The hidden states behind each of `tokens`, before which the model's hidden states are `hidden`."""
+        """Returns the head's hidden states after each of `tokens`. `hidden` has the model's hidden states before each
+        of them."""
         base = model.model
         embedding = self.pre_fc_norm_embedding(base.embed_tokens(tokens))
         x = self.fc(torch.cat([embedding, self.pre_fc_norm_hidden(hidden)], -1))[None]
@@ -72,7 +73,7 @@ def draw(head, seed):
 
 
 def stored(head, is_fused):
-    """The head's tensors under the names that published files have."""
+    """Returns the head's tensors under their names in published files."""
     tensors = {}
     for name, parameter in head.state_dict().items():
         values = parameter.numpy()
@@ -91,9 +92,9 @@ def stored(head, is_fused):
 
 @torch.inference_mode()
 def guess(model, head, text, beginning):
-    """The logits of the guesses behind `beginning` tokens and the next one of the text."""
+    """Returns the logits of the guesses after the first `beginning + 1` tokens of the text."""
     tokens = text[: beginning + 1]
-    # Each row of the head is for a token and the hidden state before it, so the first token has none.
+    # Each row of the head is for a token and the hidden state before it, so the first token has no row.
     hidden = model.model(tokens[None, :beginning], use_cache=False).last_hidden_state[0]
     read, logits = tokens[1:], []
     for _ in range(NUM_GUESSES):
@@ -133,7 +134,7 @@ def make_agreeing(source):
 def main():
     names = asked_names(__doc__, ["agreeing", "qwen3-5", "qwen3-5-moe", "qwen3-next"])
     set_up_transformers()
-    # `agreeing` is made of another.
+    # `agreeing` comes last, since it is made from the folder `mtp/qwen3-5-moe`.
     for name in sorted(names, reverse=True):
         if name == "agreeing":
             source = HERE / "qwen3-5-moe"

@@ -6,8 +6,8 @@
 Each case has the settings as config.json has them, the length of a context, the frequency of each
 rotated pair, and the factor of cosines and sines.
 
-rotary_config.json has whole configurations instead, for what Transformers makes of fields that contradict
-each other or are missing, and the same numbers for the first and the last layer, from the model's own RoPE.
+rotary_config.json has whole configurations instead, with fields that contradict each other or are missing. It has the
+same numbers for the first and the last layer, from the model's own RoPE.
 """
 
 import importlib
@@ -79,7 +79,7 @@ PLAIN = {
     "vocab_size": 100,
     "max_position_embeddings": 40960,
 }
-# What Qwen's model cards add for longer contexts, and how other versions spell it.
+# The scaling that Qwen's model cards add for longer contexts, and its spelling in older ones.
 QWEN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 OLD_QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 DEFAULT = {"rope_type": "default", "rope_theta": 1000000.0}
@@ -93,19 +93,19 @@ CONFIGURATIONS = [
     ("Qwen3", "qwen3", {"rope_theta": 1000000, "rope_scaling": QWEN}),
     ("Qwen2", "qwen2", {"rope_theta": 1000000.0, "rope_scaling": OLD_QWEN, "max_position_embeddings": 32768}),
     ("Qwen3", "qwen3", {"rope_parameters": DEFAULT | QWEN}),
-    # The older field takes the place of the newer object, and what it does not say is not taken from there.
+    # The older field replaces the whole newer object: settings that the field lacks are not taken from the object.
     ("Qwen3", "qwen3", {"rope_parameters": DEFAULT, "rope_scaling": QWEN}),
     ("Qwen3", "qwen3", {"rope_theta": 5000000.0, "rope_parameters": DEFAULT, "rope_scaling": QWEN}),
     ("Qwen3", "qwen3", {"rope_parameters": DEFAULT, "rope_scaling": QWEN | {"rope_theta": 3000.0}}),
     ("Qwen3", "qwen3", {"rope_parameters": DEFAULT | QWEN, "rope_scaling": {}}),
     ("Qwen3", "qwen3", {"rope_parameters": DEFAULT | QWEN, "rope_scaling": None}),
     ("Llama", "llama", {"rope_parameters": DEFAULT | QWEN, "rope_scaling": {"type": "linear", "factor": 2.0}}),
-    # In Gemma 3, its fields are added to those of layers without a window.
+    # In Gemma 3, the older field is added to the settings of layers without a window.
     ("Gemma3", "gemma3_text", {"rope_parameters": BY_TYPE, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     ("Gemma3", "gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 300000.0}),
-    # The context that YaRN reaches when config.json has raised max_position_embeddings already.
+    # max_position_embeddings is already the context that YaRN reaches.
     ("Qwen3", "qwen3", {"rope_scaling": QWEN, "max_position_embeddings": 131072}),
-    # What the classes mean where config.json does not say.
+    # The defaults of the classes.
     ("Llama", "llama", {}),
     ("Mistral", "mistral", {}),
     ("Mixtral", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),

@@ -8,7 +8,7 @@ import golden_shape  # noqa: E402
 import make_mxfp4  # noqa: E402
 
 VOCAB_SIZE = golden_shape.SMALL["vocab_size"]
-# The longest prompt and its answer fit.
+# The longest context. The longest prompt and its answer fit into it.
 WHOLE_CONTEXT = 256
 HEAD_DIMS = (4, 8, 12, 16, 32, 64)
 
@@ -31,18 +31,18 @@ class Draw:
 
 
 def said(settings):
-    """Returns the settings that are not left to the class, which None stands for."""
+    """Returns the settings that are not None. The class has defaults for the others."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def decoder(draw, head_dims=(None, *HEAD_DIMS), **own):
     """Returns the settings that most families share, and `own`.
 
-    Without a head length it is the hidden size divided by the number of heads, or the class's default.
+    A missing head length means the hidden size divided by the number of heads, or the class's default.
     """
     num_kv_heads = draw.choice(1, 2, 3)
     num_heads = num_kv_heads * draw.choice(1, 2, 4)
-    # Some classes want a multiple of the number of heads.
+    # Some classes require a hidden size that is a multiple of the number of heads.
     unit = num_heads * draw.choice(2, 4, 8)
     shared = {
         "hidden_size": unit * -(-draw.size(8, 48) // unit),
@@ -87,11 +87,12 @@ def yarn(draw):
 
 
 def rope(draw, part=None):
-    """Returns one of the scalings, and the part of each head that is rotated if it is not the family's own."""
+    """Returns settings of RoPE with one of the scalings. `part` is the rotated part of each head, or None for the
+    family's."""
     scaled = {
         "default": plain_rope(draw),
         "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": draw.choice(1.5, 4.0)},
-        # All contexts are shorter than the original one: longer ones would be refused.
+        # No context is longer than the original one: Corella would refuse it.
         "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
         "llama3": golden_shape.LLAMA3_ROPE_SCALING | {"rope_theta": draw.choice(1e4, 5e5)},
         "yarn": yarn(draw) | {"truncate": draw.flag()},
@@ -105,7 +106,7 @@ def llama(draw, **own):
 
 
 def with_window(settings, window):
-    """Adds a window, or null, which means none where the class has a default."""
+    """Adds a window. None becomes null, so that the class does not take its default."""
     return settings | {"sliding_window": window}
 
 
@@ -115,13 +116,13 @@ def mistral(draw):
 
 def mixtral(draw):
     chosen, rotary = experts(draw, count="num_local_experts", size="intermediate_size"), rope(draw)
-    # Transformers cannot scale RoPE if the class's head length is none, its default.
+    # Transformers cannot scale RoPE if the head length is None, the default of this class.
     head_dims = (None, *HEAD_DIMS) if rotary["rope_type"] == "default" else HEAD_DIMS
     return with_window(decoder(draw, head_dims, rope_parameters=rotary, **chosen), draw.choice(None, draw.size(1, 40)))
 
 
 def upper_window(draw, settings):
-    """Returns windows of some layers if windows are in use, and a window without effect otherwise."""
+    """Returns settings that give some layers a window, or a window that is switched off."""
     if draw.flag():
         return {"use_sliding_window": False, "sliding_window": draw.size(1, 40)}
     listed = sliding_layers(draw, settings)
@@ -141,7 +142,7 @@ def qwen3(draw):
 
 
 def sparse_layers(draw, settings):
-    """Returns experts of some layers."""
+    """Returns settings that give some layers experts."""
     dense = [layer for layer in range(settings["num_hidden_layers"]) if draw.size(0, 3) == 0]
     return experts(draw) | {
         "decoder_sparse_step": draw.choice(1, 1, 2),
@@ -159,7 +160,7 @@ def qwen2_moe(draw):
 def qwen3_moe(draw):
     settings = decoder(draw, attention_bias=draw.flag(), rope_parameters=rope(draw))
     settings |= sparse_layers(draw, settings) | upper_window(draw, settings)
-    # The class has no list, and gives all layers the window.
+    # The class has no `layer_types`, and gives all layers the window.
     settings.pop("layer_types", None)
     return settings
 
@@ -173,7 +174,7 @@ def gemma(draw, **own):
 
 def gemma2(draw):
     settings = gemma(draw, rope_parameters=rope(draw))
-    # Null means none, and a missing cap would be the class's default.
+    # Null means no cap, and a missing cap would be the class's default.
     settings["attn_logit_softcapping"] = draw.choice(None, 8.0, 50.0)
     settings["final_logit_softcapping"] = draw.choice(None, 1.5, 30.0)
     return settings
@@ -181,7 +182,7 @@ def gemma2(draw):
 
 def gemma3(draw):
     rotary = {"full_attention": rope(draw), "sliding_attention": plain_rope(draw)}
-    # Transformers reads it outside of the layers' objects.
+    # Transformers reads `truncate` outside of the objects of layer types.
     rotary["full_attention"].pop("truncate", None)
     return gemma(draw, rope_parameters=rotary, final_logit_softcapping=draw.choice(None, 1.5, 30.0))
 
@@ -193,8 +194,8 @@ def phi3(draw):
     settings["rope_parameters"] = plain_rope(draw) | {"partial_rotary_factor": part}
     if draw.flag():
         num_pairs = int(head_dim * part) // 2
-        # The served context takes the short factors where it is the original one, and prompts longer than that the
-        # long factors.
+        # If the served context is the original one, it takes the short factors. Otherwise prompts are longer than the
+        # original context and take the long factors.
         original = draw.choice(16, 64, WHOLE_CONTEXT)
         settings["original_max_position_embeddings"] = original
         settings["rope_parameters"] |= {
@@ -317,7 +318,7 @@ def seed_oss(draw):
 
 
 def gpt_oss(draw):
-    """Experts may be in MXFP4, whose groups need multiples of 32."""
+    """Experts may be in MXFP4, which requires sizes that are multiples of 32."""
     is_fp4 = draw.flag()
     unit = make_mxfp4.GROUP_LEN if is_fp4 else 4
     rotary = {
@@ -339,7 +340,7 @@ def gpt_oss(draw):
 
 
 def hybrid(draw, **own):
-    """Returns settings of a model with recurrent layers, of which one has attention."""
+    """Returns settings of a model of recurrent layers and at least one layer with attention."""
     num_key_heads, num_layers = draw.choice(1, 2, 3), draw.size(1, 5)
     types = draw.types(num_layers - 1, "linear_attention", "linear_attention", "full_attention")
     types.insert(draw.size(0, num_layers - 1), "full_attention")
@@ -348,7 +349,7 @@ def hybrid(draw, **own):
         (8, 16, 32, 64),
         num_hidden_layers=num_layers,
         layer_types=types,
-        # Others are refused: recurrent layers would have them, too.
+        # Corella refuses other activations, which recurrent layers would have, too.
         hidden_act="silu",
         partial_rotary_factor=draw.choice(0.25, 0.5, 1.0),
         linear_num_key_heads=num_key_heads,
@@ -366,7 +367,7 @@ def hybrid_with_experts(draw):
 
 
 def short_convolution(draw, **own):
-    """Returns settings of a model with short convolutions, of which one layer has attention."""
+    """Returns settings of a model of short convolutions and at least one layer with attention."""
     num_layers = draw.size(1, 5)
     types = draw.types(num_layers - 1, "conv", "conv", "full_attention")
     types.insert(draw.size(0, num_layers - 1), "full_attention")
@@ -406,7 +407,7 @@ def lfm2_moe(draw):
 
 
 def ministral3(draw):
-    """Queries grow behind the original context."""
+    """Queries grow beyond the original context."""
     rotary = {
         "rope_type": "yarn",
         "factor": draw.choice(2.0, 8.0, 16.0),
@@ -422,12 +423,12 @@ def ministral3(draw):
 
 
 def gemma4(draw):
-    """The model has inputs of layers and shared keys and values, or experts, or neither."""
+    """The model has inputs of each layer and perhaps shared keys and values, or experts, or neither."""
     num_layers, kind = draw.size(2, 7), draw.choice("inputs", "experts", "neither")
     types = draw.types(num_layers - 1, "sliding_attention", "sliding_attention", "full_attention")
     num_shared = draw.size(1, num_layers - 2) if kind == "inputs" and num_layers > 2 else 0
     if num_shared:
-        # The last layers find one of each type before them.
+        # The last layers read the keys and values of an earlier layer of their type.
         types[:2] = ["sliding_attention", "full_attention"]
     settings = decoder(
         draw,
@@ -460,8 +461,8 @@ def gemma4(draw):
     return settings
 
 
-# By family, its configuration class in Transformers, and the function that draws settings of it. Names begin as in
-# `make_golden.make_module`, which draws weights by them.
+# The configuration class of each family in Transformers, and the function that draws its settings.
+# `make_golden.make_module` draws weights by the beginnings of these names.
 FAMILIES = {
     "llama": ("LlamaConfig", llama),
     "mistral": ("MistralConfig", mistral),

@@ -22,7 +22,8 @@ def read_arguments(description, families):
 def run(args, compare, unit):
     """Compares each seed of each family, and ends the script.
 
-    `compare(args, family, seed)` returns a number of units, their largest difference, and whether that is right.
+    `compare(args, family, seed)` returns the number of compared units, the largest difference, and whether it is
+    allowed.
     """
     num_wrong = 0
     for family in args.family:
@@ -37,7 +38,7 @@ def run(args, compare, unit):
 
 @contextlib.contextmanager
 def serving(binary, folder, options):
-    """Starts a server, and gives a function that posts to it. A server that does not start ends the script."""
+    """Starts a server, and gives a function that posts to it. If the server does not start, the script ends."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -5,7 +5,8 @@ with safetensors, of an architecture that the book lists as served. Needs a netw
 
     python tests/names/check_names.py [NAME …]
 
-HF_ENDPOINT names another hub. Prints each repository with its size, and ends with status 1 if one of them is not so.
+HF_ENDPOINT names another hub. Prints each repository with its size, and ends with status 1 if a name does not meet
+these conditions.
 """
 
 import json
@@ -58,7 +59,7 @@ def check(repository, architectures):
         chosen = {path: size for path, size in ggufs.items() if DEFAULT in path.lower()}
         if not chosen and len(ggufs) != 1:
             raise ValueError(f"has no {DEFAULT}, but {', '.join(ggufs) or 'no GGUF files'}")
-        # A model may be there as one file and in parts.
+        # A repository may have a model both as one file and in parts.
         single = {path: size for path, size in chosen.items() if "-of-" not in path}
         named = [info.get("gguf", {}).get("architecture")]
         size = sum((single or chosen or ggufs).values())

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Make a tiny gpt-oss with experts in MXFP4, as the published ones have them, with what Transformers computes from it.
+"""Make a tiny gpt-oss with experts in MXFP4, like the published models, with what Transformers computes from it.
 
     .venv/bin/pip install -r tests/golden/requirements.txt
     .venv/bin/python tests/quantized/make_mxfp4.py
 
-Transformers reads the very folder that is committed, and dequantises the experts itself. All else is bf16. Tensors
-are rounded to the nearest of the values that the OCP's specification of microscaling formats lists.
+Transformers reads the very folder that is committed, and dequantises the experts itself. All other tensors are bf16.
+The experts are rounded to the nearest of the values that the OCP's specification of microscaling formats lists.
 """
 
 import json

@@ -128,7 +128,7 @@ def find_integers(weight, group_of, num_groups, symmetric, dtype):
 
 
 def pack(values, order=range(8)):
-    """Packs eight elements of the last axis into a word, the first of `order` in the lowest bits."""
+    """Packs eight elements of the last axis into each word. Element `order[0]` has the lowest bits."""
     words = np.zeros((*values.shape[:-1], values.shape[-1] // 8), np.uint32)
     for position, index in enumerate(order):
         words |= values[..., index::8].astype(np.uint32) << np.uint32(4 * position)

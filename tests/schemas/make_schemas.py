@@ -2,8 +2,8 @@
 
     python3 tests/schemas/make_schemas.py
 
-A line is a schema. Three in ten have a string without a bound, so that an answer to them may end by
-length. The same seed gives the same file.
+A line is a schema. Three in ten have a string without a bound, so that an answer to such a schema may end at its limit
+of tokens. The same seed gives the same file.
 """
 
 import json
@@ -108,7 +108,7 @@ class Maker:
             schema["required"].append("text")
         if self.definitions:
             schema["$defs"] = self.definitions
-        # Keywords that an answer cannot be held to while it is drawn. They must be refused.
+        # `uniqueItems` cannot be enforced while an answer is drawn, so Corella must refuse it.
         if self.rng.random() < 0.04:
             inner = {"type": "array", "items": self.number(), "maxItems": 3, "uniqueItems": True}
             schema["properties"]["unique"] = inner

@@ -4,8 +4,8 @@ tokenizer.json.
     python3 -m venv .venv && .venv/bin/pip install -r tests/sentencepiece/requirements.txt
     .venv/bin/python tests/sentencepiece/make_sentencepiece.py
 
-Each folder has an empty config.json, a tokenizer.model, trained on the licence and the sentences below, and golden.json: texts with
-their ids, and the text that the ids stand for.
+Each folder has an empty config.json, a tokenizer.model that is trained on the licence and the sentences below, and
+golden.json: texts with their ids, and the text that the ids stand for.
 """
 
 import json
@@ -54,15 +54,15 @@ TEXTS = SENTENCES + [
 ]
 
 COMMON = {"vocab_size": 600, "character_coverage": 0.995, "num_threads": 1, "minloglevel": 2}
-# As Llama and Mistral have them.
+# The settings of Llama and Mistral.
 PLAIN = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
 
 MODELS = {
     "bpe": {"model_type": "bpe", "split_digits": True, "allow_whitespace_only_pieces": True} | PLAIN,
-    # As Gemma has it.
+    # Like Gemma's model.
     "bpe-bare": {"model_type": "bpe", "add_dummy_prefix": False} | PLAIN,
     "unigram": {"model_type": "unigram"} | PLAIN,
-    # With everything as the trainer has it by default.
+    # The trainer's defaults.
     "unigram-nfkc": {"model_type": "unigram"},
 }
 

@@ -17,7 +17,7 @@ const text = "Tell me a story about a fox and a lantern.";
 const messages = [{ role: "user", content: text }];
 const Weather = z.object({ city: z.string().max(12) });
 const weather = () => zodFunction({ name: "get_weather", parameters: Weather });
-// What a small model writes without end is bounded, so that answers are whole.
+// Lengths are bounded, since a small model writes without end, and answers must be whole.
 const Animal = z.object({
   name: z.string().max(12),
   kind: z.enum(["fox", "owl"]),
@@ -106,7 +106,7 @@ describe("tools", () => {
     const cities = [];
     const read = ({ city }) => (cities.push(city), "sunny");
     const tools = [zodFunction({ name: "get_weather", parameters: Weather, function: read })];
-    // The model calls the tool whatever it is told, so that the client ends this.
+    // The model calls the tool whatever it is told, so the client must end the loop.
     const runner = dictated.chat.completions.runTools({ ...ask(ONE_CALL), tools }, { maxChatCompletions: 2 });
     await runner.done();
     assert.deepEqual(cities, ["Orléans", "Orléans"]);

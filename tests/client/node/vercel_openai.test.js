@@ -45,7 +45,7 @@ test("five turns with tools are whole answers", () => converse(generateText));
 
 test("five turns with tools are streams", () => converse((options) => streamText(options)));
 
-// It repeats calls.
+// The client repeats calls instead of naming them.
 test("messages and thoughts are named by their ids", () => {
   assert.deepEqual([...named].sort(), ["msg", "rs"]);
 });
