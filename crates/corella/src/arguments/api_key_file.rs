@@ -48,7 +48,7 @@ impl KeySource {
 /// The name of the key of `--api-key` in logs.
 const SINGLE_NAME: &str = "--api-key";
 
-/// More would slow every request, which compares its key with each.
+/// More keys would slow every request, which compares its key with each of them.
 const MAX_KEYS: usize = 10_000;
 
 fn read_file(path: &Path) -> Result<Vec<ApiKey>, Error> {

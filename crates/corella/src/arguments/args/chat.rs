@@ -5,7 +5,7 @@ use clap::{Args, Command, Id};
 
 use super::{CacheArgs, ConfigFileArgs, DeviceArgs, ModelArgs, OwnModelArgs, SpeculationArgs};
 
-/// Returns the options for loading a model. A model's name may also mean one on another server.
+/// Returns the options for loading a model, except the model's name, which may also mean a model of a server.
 fn of_a_loaded_model() -> Vec<Id> {
     let augmented = ModelArgs::augment_args(Command::new("chat"));
     let augmented = SpeculationArgs::augment_args(augmented);

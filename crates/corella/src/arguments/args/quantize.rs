@@ -98,7 +98,7 @@ pub enum MethodArg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLen(pub Option<usize>);
 
-/// llama.cpp's programs write one file, so such a name is a mistake.
+/// Refuses the name of a file, as llama.cpp's programs take it: the model is written as a folder.
 fn folder(path: PathBuf) -> Result<PathBuf, &'static str> {
     let extension = path.extension().and_then(OsStr::to_str);
     let is_file = |kind: &str| ["gguf", "safetensors", "bin"].contains(&kind);

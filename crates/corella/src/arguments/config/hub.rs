@@ -47,7 +47,7 @@ pub fn hub(is_offline: bool) -> HubConfig {
     }
 }
 
-/// Ollama's models, where its variable says or its installers put them.
+/// Returns Ollama's models in the folder that its variable names, or in the folders of its installers.
 pub fn ollama_store() -> OllamaStore {
     let usual = || {
         vec![

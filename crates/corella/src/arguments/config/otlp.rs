@@ -20,7 +20,7 @@ fn read(
     if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
         return Ok(None);
     }
-    // The variable for traces has the whole address; the one for all signals has no path yet.
+    // The variable for traces has the whole address. The address for all signals has no path yet.
     let of_traces = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
     let (option, url) = match (of_traces, endpoint.filter(|endpoint| !endpoint.is_empty())) {
         (Some(url), _) => ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url),
@@ -189,7 +189,7 @@ mod tests {
             let error = with(Some("http://a"), &[("OTEL_EXPORTER_OTLP_HEADERS", wrong)]);
             let error = error.expect_err(wrong);
             assert!(error.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{error}");
-            // It may contain a key.
+            // The value may contain a key.
             assert!(!error.contains(wrong), "{error}");
         }
     }

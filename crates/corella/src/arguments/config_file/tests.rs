@@ -157,7 +157,7 @@ fn mistakes_are_found_in_their_line() {
     }
 }
 
-/// They mean the same as on the command line.
+/// Flags of other servers mean the same as on the command line.
 #[test]
 fn flags_of_other_servers_are_keys_too() {
     let text = "
