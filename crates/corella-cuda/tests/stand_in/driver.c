@@ -119,7 +119,7 @@ Result cuCtxSetCurrent(void* context) {
     REQUIRE(num_contexts > 0);
     return current = context, 0;
 }
-// NVRTC asks for it, and works without it.
+// NVRTC asks for this table, and works without it.
 Result cuGetExportTable(const void** table, const void* id) { return (void)id, *table = NULL, 500; }
 Result cuGetErrorName(int result, const char** name) { return (void)result, *name = "STAND_IN", 0; }
 Result cuGetErrorString(int result, const char** text) { return (void)result, *text = "the stand-in refuses", 0; }

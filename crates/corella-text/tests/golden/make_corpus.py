@@ -1,5 +1,5 @@
-"""Makes corpus.json: conversations drawn from seeds, and what Jinja2, set up as Transformers sets it up, prints for them with
-each template in corpus/. Most prompts are there as their FNV-1a hash only.
+"""Makes corpus.json: conversations drawn from seeds, and what Jinja2, set up as Transformers sets it up, prints for
+them with each template in corpus/. Of most prompts, the file has only the FNV-1a hash.
 
     pip install jinja2 && python make_corpus.py
 """

@@ -1,5 +1,5 @@
-"""Makes the fixtures beside it: what Jinja2, set up as Transformers sets it up, prints for the
-templates in template/, and small tokenizers with what the tokenizers package makes of texts.
+"""Makes the fixtures in this folder: what Jinja2, set up as Transformers sets it up, prints for the templates in
+template/, and small tokenizers with what the tokenizers package makes of texts.
 
     pip install jinja2 tokenizers && python make_golden.py
 """
@@ -161,7 +161,7 @@ def byte_level():
 
 
 def byte_fallback():
-    """As Llama 2: spaces as ▁, one in front, unknown characters as byte tokens."""
+    """Like Llama 2: spaces become ▁, each text begins with one, and unknown characters become byte tokens."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(

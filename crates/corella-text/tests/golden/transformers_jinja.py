@@ -12,7 +12,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """{% generation %} prints its body; Transformers records where."""
+    """{% generation %} prints its body. Transformers also records where the body begins and ends."""
 
     tags = {"generation"}
 
