@@ -207,7 +207,7 @@ def test_tokens_show_how_likely_they_were(browser, server):
         page.mouse.move(5, 5)
         card.wait_for(state="hidden")
 
-        # The keyboard shows the same.
+        # The arrow keys show the same shares.
         page.focus("[role=listbox]")
         for _ in range(at):
             page.keyboard.press("ArrowRight")
@@ -300,9 +300,9 @@ def num_streams_left(server):
 
 
 def test_the_engine_is_watched_only_while_it_is_seen(browser):
-    # At a server of its own, no stream of another page ends.
+    # On this test's own server, no stream of another page ends.
     with ServerProcess("--threads", 1) as server, page_of(browser, server, size=PHONE) as page:
-        # The chat is in front.
+        # On a phone, the chat covers the engine.
         left = num_streams_left(server)
         assert page.text_content("#feed-state") == "not watching"
         show_engine(page)
@@ -328,7 +328,7 @@ def test_empty_fields_show_the_defaults_of_the_server(browser, server):
 def test_the_engine_is_folded_away_until_it_is_wanted(browser, server):
     with page_of(browser, server) as page:
         assert page.is_hidden("#engine")
-        # The strip shows the figures meanwhile.
+        # While the engine is folded, the strip shows the figures.
         wait(page, "document.getElementById('strip-figures').textContent.startsWith('0 running')")
         show_engine(page)
         assert page.is_visible("#chat") and page.get_attribute("#strip", "aria-expanded") == "true"

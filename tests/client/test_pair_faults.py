@@ -401,8 +401,8 @@ def test_44_a_node_whose_free_pages_fall_is_asked_less_often():
         seeds = iter(range(1000))
 
         def shares(num_requests, num_free):
-            """Returns how many of the requests each node was asked to take. `num_free` are the free pages that the
-            fuller node may have."""
+            """Returns how many of the requests each node was asked to take. The requests wait until the fuller node's
+            number of free pages is in `num_free`."""
             wait_until(lambda: min(reported_free_pages(prefill)) in num_free, "free pages are reported")
             before = [num_asked(node) for node in decode]
             for _ in range(num_requests):

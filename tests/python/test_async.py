@@ -98,7 +98,7 @@ def test_errors_reach_the_awaiting_task(llm):
 
 
 class SilentJob:
-    """A job without an item."""
+    """A job that never delivers an item."""
 
     def deliver_next(self, callback):
         pass

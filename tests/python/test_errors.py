@@ -202,7 +202,7 @@ def test_a_stream_that_cannot_go_on_is_the_request_s_fault(llm):
     def tokens(text):
         return llm.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
 
-    # A letter that is the same token twice when written twice. Only this token is allowed, but not twice in a row.
+    # A letter whose double consists of the letter's token twice. Only this token is allowed, but not twice in a row.
     twice = next(letter * 2 for letter in string.ascii_letters if tokens(letter * 2) == tokens(letter) * 2)
     params = SamplingParams(max_tokens=4, allowed_token_ids=tokens(twice)[:1], bad_words=[twice])
     with pytest.raises(RequestError) as refused:

@@ -117,7 +117,7 @@ def test_logprobs_are_those_of_the_api(llm):
 
 
 class Verdict:
-    """Tells its schema as a class of Pydantic does."""
+    """Returns its schema like a class of Pydantic."""
 
     @classmethod
     def model_json_schema(cls):
@@ -161,7 +161,7 @@ def test_the_model_is_described(llm):
 
 
 class Bar:
-    """Counts what it is told, as tqdm does."""
+    """Counts updates, like a bar of tqdm."""
 
     def __init__(self, total, desc):
         self.total, self.done, self.is_closed = total, 0, False

@@ -42,7 +42,7 @@ def test_a_chat_and_a_stream_tell_the_same_ranks(llm):
     assert len(list(stream)) > 1
     assert stream.output.outputs[0].logprobs == chat.outputs[0].logprobs
     assert all(row[token].rank for row, token in zip(chat.outputs[0].logprobs, chat.outputs[0].token_ids))
-    # With the prompt as token ids, a completion draws the same.
+    # A completion of the prompt's token ids draws the same tokens.
     [completion] = llm.generate([chat.prompt_token_ids], params)
     assert completion.outputs[0].logprobs == chat.outputs[0].logprobs
 

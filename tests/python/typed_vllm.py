@@ -38,7 +38,7 @@ def load(model: Optional[str], tensor_parallel_size: int, enforce_eager: bool) -
         attention_config=None,
         kv_cache_memory_bytes=64 << 20,
         compilation_config={"mode": 3, "cudagraph_capture_sizes": [1, 2, 4]},
-        # Arguments that vLLM's LLM hands on.
+        # Arguments that vLLM's LLM passes on to the engine's arguments.
         async_scheduling=True,
         attention_backend="FLASH_ATTN",
         block_size=16,
