@@ -117,7 +117,7 @@ struct Golden {
     base: Checkpoint,
     adapter: Adapter,
     prompt: Vec<TokenId>,
-    /// The logits behind the last positions of the prompt.
+    /// The logits after each of the prompt's last positions.
     logits: Vec<Vec<f32>>,
 }
 
@@ -156,7 +156,7 @@ impl Golden {
         executor
     }
 
-    /// Compares the logits behind the prompt, and those of shorter prompts, with PEFT's.
+    /// Compares the logits after the prompt, and after shorter prompts, with PEFT's.
     fn check(&self, executor: &mut CpuExecutor, chunk: usize, tolerance: f32, name: &str) {
         let mut builder = BatchBuilder::new(0);
         for (behind, logits) in self.logits.iter().rev().enumerate() {
@@ -176,8 +176,8 @@ impl Golden {
     }
 }
 
-/// Computes a prompt in one slot for each adapter, in steps of `chunk` tokens a slot. Returns for each slot
-/// the log-probability of each token behind the prompt, as bits.
+/// Computes a prompt in one slot for each adapter, in steps of `chunk` tokens a slot. Returns for each slot the
+/// log-probability of each possible token after the prompt, as bits.
 fn play(
     executor: &mut CpuExecutor,
     builder: &mut BatchBuilder,

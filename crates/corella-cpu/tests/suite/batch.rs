@@ -543,7 +543,7 @@ fn play_on(
     drawn
 }
 
-/// Returns the bits of the log-probabilities behind a prompt that is computed in chunks.
+/// Returns the bits of the log-probabilities after a prompt that is computed in chunks.
 fn draw_behind(
     executor: &mut CpuExecutor,
     prompt: &[TokenId],

@@ -19,7 +19,7 @@ const FLOATS: WeightFormat = WeightFormat::Float(DType::F32);
 const HIDDEN: usize = 64;
 const VOCAB: usize = 40;
 const HEAD: usize = 32;
-/// The number of tokens whose logits are compared one by one behind each prompt.
+/// The number of tokens after each prompt whose logits are compared one by one.
 const NUM_DECODED: usize = 5;
 
 /// The tolerance relative to the largest magnitude among a position's logits: f32 throughout, as
@@ -617,8 +617,8 @@ fn executor(
     CpuExecutor::new(spec.clone(), weights.clone(), config).unwrap()
 }
 
-/// Computes prompts of several lengths in chunks, side by side, and then the following tokens one by
-/// one. Returns the log-probabilities behind the last token of each prompt and those after it.
+/// Computes prompts of several lengths in chunks, side by side, and then the following tokens one by one. Returns the
+/// log-probabilities after the last token of each prompt and after each following token.
 fn run(
     executor: &mut CpuExecutor,
     tokens: &[TokenId],

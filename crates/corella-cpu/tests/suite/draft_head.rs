@@ -60,7 +60,7 @@ fn best_isa() -> Isa {
     held_isa().unwrap_or_else(detect_isa)
 }
 
-/// A text, and the logits of guesses behind some of its beginnings.
+/// A text, and the logits of guesses after some of its beginnings.
 struct Golden {
     text: Vec<TokenId>,
     beginnings: Vec<usize>,
@@ -133,7 +133,7 @@ impl Bench {
         }
     }
 
-    /// Returns guesses behind the first `beginning` tokens, which were read, and the next token of the text.
+    /// Returns guesses after the first `beginning` tokens, which were read, and the next token of the text.
     fn guess(&mut self, slot: u32, text: &[TokenId], beginning: usize, num: u32) -> Vec<Sample> {
         let drafts = self.executor.draft(&[asked(slot, text, beginning, num)]);
         let mut drafts = drafts.unwrap();
@@ -269,7 +269,7 @@ fn guesses_do_not_depend_on_how_the_text_was_read() {
         bench.read(1, 0, &text[..end], 5);
         assert_eq!(bench.guess(1, &text, end, 4), expected, "{name}, in chunks");
 
-        // The slot continues behind two shared pages, with pages of its own behind them.
+        // The slot continues after two shared pages, with pages of its own.
         let shared = &Bench::own_pages(0, end)[..2];
         let own = &Bench::own_pages(2, end)[2..];
         let sampling = bench.sampling.clone();
@@ -360,7 +360,7 @@ struct Played {
     num_held: usize,
 }
 
-/// Generates behind a prompt, with this number of guesses in each step.
+/// Generates after a prompt, with this number of guesses in each step.
 fn play(
     model: (DecoderSpec, DecoderWeights),
     prompt: &[TokenId],

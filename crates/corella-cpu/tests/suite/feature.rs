@@ -230,7 +230,7 @@ const FEATURES: [(&str, SwitchOff); 47] = [
         "the sum that weights of experts are divided by",
         |spec, _| {
             each_experts(spec, |experts| {
-                // A norm behind the experts hides the sum.
+                // A norm after the experts hides the sum.
                 experts.normalises ^= experts.own_norms.is_none();
             });
         },

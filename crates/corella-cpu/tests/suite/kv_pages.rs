@@ -445,7 +445,7 @@ fn convert(from: &KvGeometry, to: &KvGeometry, num_positions: usize, pages: &[u8
     converted
 }
 
-/// The draws behind a prompt whose first tokens are already in the pages.
+/// The draws after a prompt whose first tokens are already in the pages.
 fn play(
     executor: &mut CpuExecutor,
     prompt: &[TokenId],

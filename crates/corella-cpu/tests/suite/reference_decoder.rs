@@ -8,7 +8,7 @@ use corella_model::{
 
 type Row = Vec<f64>;
 
-/// The logits behind each token of a sequence.
+/// The logits after each token of a sequence.
 pub fn logits(
     spec: &DecoderSpec,
     weights: &DecoderWeights,

@@ -50,7 +50,7 @@ fn run(
     Ok(samples.map(|(_, sample)| sample.token).collect())
 }
 
-/// The token behind the prompt, in a slot with pages of its own.
+/// The token after the prompt, in a slot with pages of its own.
 fn draw(
     executor: &mut CudaExecutor,
     builder: &mut BatchBuilder,

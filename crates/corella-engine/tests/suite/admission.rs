@@ -64,7 +64,7 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
         "five choices were queued where only four may wait"
     );
     let running: Vec<_> = (0..2).map(|_| full(1).expect("no slot is free")).collect();
-    // The second starts behind the first one's step, and has one more step in which the counters show it.
+    // The second request starts after the first one's step, and the counters show it after one more step.
     gate.let_through(2);
     wait_until("both run", || engine.stats().scheduler.num_running == 2);
     let mut waiting: Vec<_> = (0..3)

@@ -177,7 +177,7 @@ fn draw(dice: &mut Dice, mock: &MockConfig) -> (Submission, (Vec<TokenId>, Finis
     };
     let expected = tokens.clone();
     if dice.roll(4) == 0 && tokens.len() > 1 {
-        // Some tokens were drawn on another node, and the answer continues behind them.
+        // Some tokens were drawn on another node, and the answer continues after them.
         let num_left = 1 + dice.roll(tokens.len() - 1);
         let rest = tokens.split_off(tokens.len() - num_left);
         asked.output = tokens;

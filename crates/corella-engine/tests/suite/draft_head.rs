@@ -75,7 +75,7 @@ enum Third {
     Panics,
 }
 
-/// The head is asked for the tokens behind a request's newest one, and guesses right until it fails.
+/// The head is asked for the tokens after a request's newest token, and guesses right until it fails.
 #[test]
 fn a_head_that_fails_is_let_go_and_no_request_notices() {
     for third in [Third::Guesses, Third::Fails, Third::Panics] {

@@ -74,7 +74,7 @@ fn drafts_end_where_the_draft_models_context_ends() {
     let expected = pair.expected(&submission);
     assert_eq!(finish(&mut submit_one(&engine, submission)).0, expected);
     let stats = engine.stats().scheduler;
-    // The last draft is the one right behind the draft model's context.
+    // The last draft is the token right after the draft model's context.
     assert_eq!(stats.num_draft_tokens, stats.num_accepted_draft_tokens);
     assert!((20..=31).contains(&stats.num_draft_tokens), "{stats:?}");
 }

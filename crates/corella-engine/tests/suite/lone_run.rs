@@ -51,7 +51,7 @@ fn windows_change_no_token() {
     }
 }
 
-/// The mock checks every restored state: it is the state behind the slot's cached tokens.
+/// The mock checks every restored state: it is the state after the slot's cached tokens.
 #[test]
 fn recurrent_states_change_no_token() {
     for (num_snapshots, snapshot_interval, max_inflight_steps) in [(1, 1, 1), (6, 2, 2), (40, 3, 2)]

@@ -6,7 +6,7 @@ use corella_engine::{StreamEvent, TokenStream};
 use crate::fixture::{assert_at_rest, limits, model, start, submission, submit_together};
 use crate::load::Dice;
 
-/// Reads to the end. No log-probability comes behind the first token.
+/// Reads to the end. No log-probability comes after the first token.
 fn read(stream: &mut TokenStream) -> (Vec<PromptLogprob>, Vec<TokenId>) {
     assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
     let (mut logprobs, mut tokens) = (Vec::new(), Vec::new());

@@ -53,7 +53,7 @@ fn valid() -> Answers {
 fn answer(stream: TcpStream, answers: &Answers) -> std::io::Result<()> {
     let mut lines = BufReader::new(&stream).lines();
     let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
-    // The lines behind the first are read, so that closing does not reset the connection.
+    // The lines after the first are read, so that closing does not reset the connection.
     for line in lines {
         if line?.is_empty() {
             break;

@@ -144,7 +144,7 @@ enum Fault {
     /// Drops masks that allow all tokens.
     ForgottenMasks,
     SwallowedFailures,
-    /// Keeps drawing behind a draft that does not hold.
+    /// Keeps drawing after a draft that does not hold.
     TrustedDraft,
     Pages(PagesFault),
 }
@@ -494,7 +494,7 @@ fn whatever_is_broken_is_found() {
             "a token is drawn behind each draft that holds",
             Fault::Batch(|batch| batch.spans.iter_mut().for_each(|span| span.num_drafts = 0)),
         ),
-        // This executor does not draw behind drafts.
+        // This executor does not draw after drafts.
         (
             "a token is drawn behind each draft that holds",
             Fault::Output(|output| output.samples.dedup_by_key(|(slot, _)| *slot)),

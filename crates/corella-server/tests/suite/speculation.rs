@@ -62,7 +62,7 @@ async fn answers_are_the_same_with_guesses() {
         let times = count(&guessing, "drafts").await;
         assert!(0.0 < times && times < drafts, "{times} of {drafts}");
         assert_eq!(count(&plain, "draft_tokens").await, 0.0);
-        // A draft token holds only behind those before it that hold, and there are eight at most.
+        // A draft token holds only if all drafts before it hold. A request has at most eight drafts.
         let name = format!("{prefix}spec_decode_num_accepted_tokens_per_pos_total");
         let mut by_position = Vec::new();
         for position in 0..8 {

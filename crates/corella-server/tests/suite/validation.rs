@@ -350,7 +350,7 @@ async fn an_unknown_model_is_not_found() {
     assert_eq!(reply.error()["param"], "model");
 }
 
-/// Values of a caller are in errors, but not whole.
+/// An error repeats only a part of a long value from a caller.
 #[tokio::test]
 async fn an_error_is_short_whatever_it_repeats() {
     let server = TestServer::start().await;

@@ -1,4 +1,4 @@
-//! The first seeds of fleets whose nodes load each other's blocks, and that they see everything that can befall a load.
+//! Runs the first seeds of fleets whose nodes load each other's blocks. Together they see all that can befall a load.
 
 use corella_sim::{PairTotals, PairWorkload, simulate_pair};
 
@@ -18,7 +18,7 @@ fn first_seeds_break_no_rule() {
     assert!(!ends.contains(&0) && !crashes.contains(&0), "{totals:?}");
 }
 
-/// A failing seed is worth something only when it fails again.
+/// A failing seed is useful only if it fails again.
 #[test]
 fn a_seed_plays_the_same_run_again() {
     for seed in 0..20 {

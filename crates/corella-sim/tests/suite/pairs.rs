@@ -1,4 +1,4 @@
-//! The first seeds of pairs and small fleets, and that they see everything that can befall a session.
+//! Runs the first seeds of pairs and small fleets. Together they see everything that can befall a session.
 
 use corella_sim::{PairTotals, PairWorkload, simulate_pair};
 
@@ -14,7 +14,7 @@ fn first_seeds_break_no_rule() {
     assert_eq!(totals.sessions.missing(), [""; 0], "{totals:?}");
 }
 
-/// A failing seed is worth something only when it fails again.
+/// A failing seed is useful only if it fails again.
 #[test]
 fn a_seed_plays_the_same_run_again() {
     for seed in 0..20 {

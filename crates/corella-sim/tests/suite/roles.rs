@@ -14,7 +14,7 @@ fn first_seeds_break_no_rule() {
     assert_eq!(totals.placement.missing(), [""; 0], "{totals:?}");
 }
 
-/// A failing seed is worth something only when it fails again.
+/// A failing seed is useful only if it fails again.
 #[test]
 fn a_seed_plays_the_same_run_again() {
     for seed in 0..20 {

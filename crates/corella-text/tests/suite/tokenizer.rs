@@ -173,7 +173,7 @@ proptest! {
         }
     }
 
-    /// The beginning of a text may have other tokens than the same text behind a special token.
+    /// The beginning of a text may have other tokens than the same text after a special token.
     #[test]
     fn long_sections_have_the_same_tokens_when_they_come_again(
         section in texts(60), rest in texts(9), add_special_tokens: bool,

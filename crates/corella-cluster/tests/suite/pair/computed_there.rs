@@ -139,7 +139,7 @@ async fn a_fixed_node_computes_every_next_turn_whatever_it_costs() {
         assert_eq!(answer, (expected, FinishReason::Length));
         at_rest(&prefill.engine).await;
         at_rest(&decode.engine).await;
-        // The decode node draws all tokens but the first, which have 8 rows.
+        // The decode node draws all tokens but the first. It computes 8 rows for them.
         let is_here = place == ComputePlace::Here;
         assert_eq!(num_computed(&prefill.engine) > here, is_here);
         assert_eq!(num_computed(&decode.engine) - there == 8, is_here);

@@ -360,7 +360,7 @@ async fn a_load_without_a_client_gives_back_the_pages_of_both_ends() {
         let scene = Scene::new(model(256), times).await;
         scene.hold_rows();
         let leaving = scene.second.submit(&scene.proxy.params, request(0));
-        // With such short times, the load may end before.
+        // With the short times of `quick`, the load may end before its client leaves.
         wait_until_async("the load has begun", || {
             scene.second.num(FetchOutcome::Begun) == 1
         })

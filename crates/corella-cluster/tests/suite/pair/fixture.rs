@@ -211,7 +211,7 @@ impl Decode {
         }
     }
 
-    /// Its name in registries of names.
+    /// Returns the node's name in registries.
     fn name(&self) -> String {
         format!("decode-{}", self.incarnation)
     }

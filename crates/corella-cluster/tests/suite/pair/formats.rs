@@ -1,5 +1,5 @@
-//! Nodes with all pairs of weight and KV formats, and all ways on which rows come from one to the other. Whatever a node
-//! has received, its own requests get the bits of a lone process.
+//! Nodes with all pairs of weight and KV formats, and all ways in which rows come from one to the other. Whatever a
+//! node has received, its own requests get the bits of a lone process.
 
 use std::future::poll_fn;
 use std::sync::Arc;

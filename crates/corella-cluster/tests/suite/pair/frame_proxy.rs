@@ -32,7 +32,7 @@ pub struct Passing<'a> {
 }
 
 impl Passing<'_> {
-    /// Returns whether it is a message of this kind about cached blocks.
+    /// Returns whether the frame is a message of this kind about cached blocks.
     pub fn is(&self, wanted: BlockVerb) -> bool {
         matches!(&self.frame, Frame::Blocks(frame) if frame.verb == wanted)
     }

@@ -178,7 +178,7 @@ fn rows_are_not_sent_to_another_users_process() {
     let hello = Hello::new(DECODE, MODEL, ARITHMETIC, &geometry(3, 16, 2 * NUM_PAGES));
     let ask = |mut stream: UnixStream| {
         stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
-        // The other end may have closed it already.
+        // The other end may have closed the connection already.
         stream.write_all(&Frame::Hello(hello.clone()).encode()).ok();
         let mut bytes = [0; FRAME_BYTES];
         stream.read_exact(&mut bytes).is_ok()
@@ -300,7 +300,7 @@ fn wrong_places_fail_their_load() {
     };
     send(ids[0], &[(at_page, 8192)], checksum ^ 1);
     send(ids[1], &[(16, 8192)], checksum);
-    // In two parts, because a page may have two.
+    // The rows come from two regions, as a page may have two.
     send(ids[2], &[(at_page, 1000), (at_page + 1000, 7192)], checksum);
     let num_rows = 16;
     let frame = Frame::Complete {

@@ -64,7 +64,7 @@ fn nothing_is_written_after_a_cancelled_load() {
     other.fill(&table, 0x55);
     let next = other.load(&key(2), proxy.address, 0, NUM_ROWS, &further);
     proxy.allow_all();
-    // Its frames follow those of the cancelled load on the same connection.
+    // The next load's frames follow those of the cancelled load on the same connection.
     assert_eq!(wait(&next), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_filled(&table, 0x55);
     other.assert_holds(&key(2), &further, 0);

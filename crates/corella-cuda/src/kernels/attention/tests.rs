@@ -434,7 +434,7 @@ fn bits_do_not_depend_on_the_step_with_windows() {
 
 #[test]
 fn bits_do_not_depend_on_the_step_where_splits_grow() {
-    // With 16 splits at most, splits are 128 long up to position 2047, and 256 behind it.
+    // With at most 16 splits, splits have 128 positions up to position 2047, and 256 after it.
     let case = Case::new((8, 8), 16, Element::Bf16, BF16);
     let device = device();
     let sequence = case.sequence(3, 2100);

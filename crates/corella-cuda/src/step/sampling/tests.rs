@@ -57,7 +57,7 @@ impl Bench {
     }
 
     fn set_logits(&mut self, index: usize, logits: &[f32]) {
-        // SAFETY: `synchronize` was called behind the last launch.
+        // SAFETY: `synchronize` was called after the last launch.
         let all = unsafe { self.logits.as_mut_slice() };
         all[index * self.vocab_size..][..self.vocab_size].copy_from_slice(logits);
     }

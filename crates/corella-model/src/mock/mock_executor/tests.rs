@@ -382,8 +382,7 @@ fn echoes_repeat_and_stray() {
     assert!((695..806).contains(&num_echoes), "{num_echoes}");
 }
 
-/// A mock of a model with recurrent layers. It has kept a state behind four tokens, and another state behind five
-/// tokens.
+/// A mock of a model with recurrent layers. It has kept a state after four tokens, and another state after five tokens.
 fn recurrent() -> (MockExecutor, BatchBuilder) {
     let mut config = MockConfig::new(50, 8, 4);
     config.num_snapshots = Some(4);

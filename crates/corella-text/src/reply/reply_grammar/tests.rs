@@ -352,7 +352,7 @@ fn check_calls(
     assert_eq!(most_calls > 1, has_several, "{what}");
 }
 
-/// A format that a request asks for applies only to the text behind the reasoning.
+/// A format that a request asks for applies only to the text after the reasoning.
 #[test]
 fn a_text_that_is_wanted_comes_behind_the_reasoning() {
     let tokenizer = tokenizer(Markers::Special, &[]);

@@ -124,7 +124,7 @@ fn reasoning_has_a_label() {
     check(&context, "<|channel>thought\n<channel|>Hi", "", "Hi", &[]);
     check(&context, "<|channel>So.<channel|>Hi", "So.", "Hi", &[]);
     check(&context, "<|channel>though", "", "", &[]);
-    // A call ends it, too.
+    // A call also ends the thoughts.
     check(
         &context,
         "<|channel>thought\nHm. <|tool_call>call:time{}<tool_call|>",

@@ -131,7 +131,7 @@ fn what_a_model_gets_wrong_is_read_as_it_is_meant() {
         "two words()]",
         &[],
     );
-    // The model repeats the list behind its end.
+    // The model repeats the list after its end.
     of(
         "<|tool_call_start|>[time(a=1)]<|tool_call_end|>\n[time(a=1)]<|tool_call_end|>Done.",
         "Done.",

@@ -9,7 +9,7 @@ fn tagged(format: TagFormat) -> ReplyContext {
     context(CallFormat::Tagged(format), Some(ReasoningFormat::Think))
 }
 
-/// Checks a call of `weather`, one of `time` behind it, and text before and behind them.
+/// Checks a call of `weather`, a call of `time` after it, and text before and after the calls.
 #[track_caller]
 fn check_calls(context: &ReplyContext, weather: &str, time: &str, around: [&str; 2]) {
     let [open, close] = around;

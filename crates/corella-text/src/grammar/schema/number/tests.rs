@@ -143,7 +143,7 @@ fn exclusive_bounds_exclude_their_bound() {
     }
 }
 
-/// Each of these overflowed the stack, or compiled without end.
+/// Each of these schemas overflowed the stack, or compiled without end.
 #[test]
 fn numbers_at_the_edges_of_machine_numbers_end_no_process() {
     let compiler = compiler();
@@ -219,7 +219,7 @@ fn what_cannot_be_followed_names_its_keyword() {
             ["`const`", "9007199254740993"],
         ),
         (json!({"enum": [1, {"a": [1e300]}]}), ["`enum`", "300"]),
-        // The number's double has other digits, and llguidance writes those.
+        // The double that is nearest to the number has other digits, and llguidance writes those.
         (
             json!({"const": 9_223_372_036_854_774_000u64}),
             ["`const`", "9223372036854774000"],
