@@ -25,14 +25,14 @@ def total(metric, by="instance", labels=""):
 
 
 def quantiles(metric):
-    """Returns the median, and what one in twenty and one in a hundred exceed."""
+    """Returns queries for the median, and for the values that one in twenty and one in a hundred exceed."""
     return [
         (f"histogram_quantile({share}, sum by (le) ({rate(metric + '_bucket')}))", name)
         for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
     ]
 
 
-# Rows of panels: title, unit, what it tells, and its queries with their legends.
+# Rows of panels, each with its title, unit, description, and queries with legends.
 ROWS = {
     "Load": [
         ("Running and waiting", "short", "Requests that run, and those that wait to start or to resume.", [

@@ -59,7 +59,7 @@ def bill_of_materials(target):
         ],
     }
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
-    # Made from what it names, because a random one would differ each time.
+    # The serial number is made from the document, because a random number would differ each time.
     return {"serialNumber": uuid.UUID(bytes=digest[:16], version=4).urn, **document}
 
 
@@ -81,9 +81,9 @@ def packages_of_the_page():
 
 @functools.cache
 def read_tree(target):
-    """Returns the crates that the binary is made of, each with those that it uses itself.
+    """Returns the crates that the binary is made of, each with the crates that it uses directly.
 
-    What only builds and tests use is not among them.
+    Crates that only builds and tests use are left out.
     """
     command = ["cargo", "tree", "--package", "corella", "--locked", "--target", target]
     command += ["--edges", "normal", "--prefix", "depth", "--no-dedupe"]
@@ -114,7 +114,7 @@ def read_checksums(lock):
 
 
 def licences(target):
-    """Returns the licence texts of all parts, each text once, below the names of the parts that have it."""
+    """Returns the licence texts of all parts, each text once, below the names of the parts with this text."""
     packages = {(found["name"], found["version"]): found for found in read_metadata()["packages"]}
     parts, silent = {}, []
     for crate in sorted(read_tree(target)):

@@ -34,7 +34,7 @@ SCRIPTS = {
 def debian_package(files, version, seconds):
     """Returns the package's name and bytes."""
     files = dict(files)
-    # Debian has names of its own for these.
+    # Debian has other paths for these files.
     files["usr/share/zsh/vendor-completions/_corella"] = files.pop("usr/share/zsh/site-functions/_corella")
     files["usr/share/doc/corella/copyright"] = files.pop("usr/share/doc/corella/LICENSE")
     num_bytes = sum(len(file.data) for file in files.values())

@@ -1,4 +1,4 @@
-"""A system made of Debian's packages alone, in a folder, and programs that run in it without a network."""
+"""A system of Debian's packages alone, in a folder, whose programs run without an outside network."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
 def fetch(archive, packages):
-    """Makes the archive of a system with packages, unless it exists."""
+    """Makes the archive of a system with these packages, unless the archive exists."""
     if archive.exists():
         return
     partial = archive.with_suffix(".partial.tar")
@@ -28,7 +28,7 @@ def fetch(archive, packages):
 
 
 def enter_namespaces():
-    """Starts this program again with mounts, processes and a network of its own, all of which end with it."""
+    """Starts this program again with its own mounts, processes and network, all of which end with the program."""
     if "CORELLA_OWN_NETWORK" in os.environ:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             request = struct.pack("16sH14x", b"lo", 0)
@@ -41,7 +41,7 @@ def enter_namespaces():
 
 class Root:
     def __init__(self, folder, archive=None):
-        """Unpacks a system, or begins with nothing."""
+        """Unpacks the archive of a system, or begins with an empty folder."""
         self.folder = folder
         self.mounted = []
         self.remove()
@@ -74,7 +74,7 @@ class Root:
         self.mounted.append(folder)
 
     def lend(self, outside, inside):
-        """Shows a folder of this machine in the system; it cannot be written there."""
+        """Shows a folder of this machine in the system, which cannot write to the folder."""
         self.mount(inside, "--bind", outside)
         subprocess.run(["mount", "--options", "remount,bind,ro", self / inside], check=True)
         self.before = self.files()
@@ -89,7 +89,7 @@ class Root:
         return found - UNWATCHED_FILES
 
     def left_over(self):
-        """Returns what was not there at first."""
+        """Returns the files and folders that did not exist at first."""
         return self.files() - self.before
 
     def command(self, words, user=0, environment=None):

@@ -1,4 +1,4 @@
-"""Files of a package, and archives of them in which nothing tells who made them, where or when."""
+"""Files of a package, and archives of such files, which do not tell who made them, where or when."""
 
 import gzip
 import io
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class File(NamedTuple):
-    """A file of root's, or a folder without data, or a link."""
+    """A file that root owns by default, or a folder, which has no data, or a link."""
 
     data: bytes | None = None
     mode: int = 0o644
@@ -20,7 +20,7 @@ def folder(owner_id=0, mode=0o755):
 
 
 def with_folders(files):
-    """Adds the folders that files are in."""
+    """Adds the folders in which the files lie."""
     found = dict(files)
     for path in files:
         parts = path.split("/")[:-1]
@@ -30,7 +30,7 @@ def with_folders(files):
 
 
 def tar(files, seconds, prefix=""):
-    """Returns an archive of files by their paths, all of one time."""
+    """Returns an archive of files, given by their paths. All entries have the same time."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path, file in sorted(files.items()):

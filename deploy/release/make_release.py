@@ -1,4 +1,4 @@
-"""Packs a built binary and the Python package for others.
+"""Packs a built binary and the Python package for users.
 
     cargo xtask dist
 
@@ -71,7 +71,7 @@ def make(binary, python, base, folder):
 
 
 def commit_time():
-    """Returns the time of all files: the variable's that others use for this, or the commit's."""
+    """Returns the time of all files: the usual variable for reproducible builds, or the time of the commit."""
     return int(os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct"))
 
 

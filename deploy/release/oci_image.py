@@ -1,6 +1,6 @@
 """An image for containers, made without a container engine: the C library and certificates of Debian, and the binary.
 
-What it says to engines is what deploy/Containerfile says.
+Engines get the same settings as from deploy/Containerfile.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from bill_of_materials import ROOT
 from file_tree import File, compress, folder, tar, with_folders
 
 CONTAINERFILE = ROOT / "deploy/Containerfile"
-# Its own user may not write into a folder of ours.
+# apt's own user may not write into a folder of this user.
 APT_DOWNLOAD = ["apt-get", "download", "--quiet=2", "--option", "APT::Sandbox::User=root"]
 BASE_PACKAGES = ["ca-certificates", "libc6"]
 LIBRARY = re.compile(r"(usr/)?lib(64)?/(.*/)?(ld-linux|lib[\w-]+\.so\.)[^/]*")
@@ -124,7 +124,7 @@ def oci_image(base, payload, version, seconds):
 
 
 def engine_settings(containerfile):
-    """Returns what the last stage of a Containerfile says to an engine."""
+    """Returns the settings for engines from the last stage of a Containerfile."""
     said = dict(re.findall(r"^(\w+) (.*)$", containerfile.rsplit("\nFROM ", 1)[1], re.MULTILINE))
     return {
         "User": said["USER"],

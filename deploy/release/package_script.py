@@ -1,4 +1,4 @@
-"""What packages do when they are installed and removed, for the shell of either system."""
+"""The scripts that run when packages are installed and removed, for Debian's and for rpm's shell."""
 
 from payload import USER
 
@@ -8,7 +8,7 @@ MAKE_USER = f"""\
 getent passwd {USER} >/dev/null || useradd --system --user-group --no-create-home \\
     --home-dir {CACHE} --shell /usr/sbin/nologin {USER}
 """
-# A first start is the administrator's decision: it takes memory, and the model is in the configuration.
+# An installation does not start the service: that takes memory, and the administrator first configures a model.
 RELOAD_UNITS = """\
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
@@ -33,6 +33,6 @@ fi
 
 
 def when(condition, *steps):
-    """Returns a shell's text that runs the steps if a condition holds."""
+    """Returns a shell script that runs the steps if a condition holds."""
     lines = "".join(steps).splitlines()
     return "\n".join([f"if {condition}; then", *(f"    {line}" for line in lines), "fi"]) + "\n"

@@ -1,4 +1,4 @@
-"""The files that a release brings, and where a system has them."""
+"""The files of a release, and their paths in a system."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ SHELLS = {
     "zsh": ("_corella", "zsh/site-functions/_corella"),
     "fish": ("corella.fish", "fish/vendor_completions.d/corella.fish"),
 }
-# Files of the repository, and their names in the archive and in the folder of a package's documentation.
+# Files of the repository, and their names in the archive and in a package's folder of documentation.
 DOCUMENTS = {
     "LICENSE": "LICENSE",
     "README.md": "README.md",
@@ -20,13 +20,13 @@ DOCUMENTS = {
     "deploy/grafana/corella.json": "grafana/corella.json",
 }
 UNIT = "deploy/systemd/corella.service"
-# The user of the packages' service, whom their scripts make.
+# The user of the packages' service. The packages' scripts make this user.
 USER = "corella"
 CONFIGURATION = "etc/corella/corella.toml"
 
 
 class Payload:
-    """What the binary at a path brings along."""
+    """The binary at a path, and the files that belong to it."""
 
     def __init__(self, binary, materials, licences):
         self.binary = File(binary.read_bytes(), 0o755)
@@ -41,7 +41,7 @@ class Payload:
         self.documents["THIRD-PARTY-LICENSES"] = File(licences)
 
     def archive(self):
-        """Returns the files of the archive, which is unpacked anywhere."""
+        """Returns the files of the archive, which users unpack in any folder."""
         files = {"corella": self.binary, **self.documents}
         for shell, (name, _) in SHELLS.items():
             files[f"completions/{name}"] = self.completions[shell]
@@ -65,7 +65,7 @@ class Payload:
 
 
 def package_unit():
-    """Returns the unit with a package's paths, and a user who stays the owner of files between starts."""
+    """Returns the unit with a package's paths, and with a fixed user, who owns the files between starts."""
     unit = (ROOT / UNIT).read_text()
     head, changes = unit.split("\n", 1)
     for own, other in [("/usr/local/bin/corella ", "/usr/bin/corella "), ("DynamicUser=yes\n", f"User={USER}\n")]:

@@ -1,4 +1,4 @@
-"""Checks that built code runs on other machines, and names no folder of the one that built it."""
+"""Checks that built code runs on other machines, and names no folder of this machine."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bill_of_materials import ROOT
 
-# CentOS 7's, of 2012; it is also what manylinux2014 means.
+# The version of CentOS 7, from 2012, and of manylinux2014.
 NEWEST_GLIBC = (2, 17)
 VERSION = re.compile(rb"GLIBC_(\d+)\.(\d+)(?:\.\d+)?\0")
 

@@ -40,17 +40,17 @@ cp -a {files}/. %{{buildroot}}
 {list}
 """
 MACROS = {
-    # The binary is stripped, and pages are compressed.
+    # The binary is already stripped, and manual pages are already compressed.
     "__os_install_post": "%{nil}",
     "debug_package": "%{nil}",
     "_build_id_links": "none",
-    # Read by every rpm since 4.6.
+    # Every rpm since 4.6 reads this compression.
     "_binary_payload": "w6.gzdio",
     "_buildhost": "localhost",
     "use_source_date_epoch_as_buildtime": "1",
     "clamp_mtime_to_source_date_epoch": "1",
 }
-# Other folders are removed with their last package.
+# Other folders belong to all packages that have files in them, and are removed with the last of these.
 OF_THE_SYSTEM = {"etc", "usr", "usr/bin", "usr/lib", "usr/lib/systemd", "usr/lib/systemd/system", "usr/share"}
 OF_THE_SYSTEM |= {"usr/share/doc", "usr/share/man", "usr/share/man/man1"}
 # Scripts are told how many versions are left: one at an installation, two within an upgrade.
@@ -84,7 +84,7 @@ def rpm_package(files, version, seconds):
         command = ["rpmbuild", "-bb", "--quiet", "--target", "x86_64-linux"]
         for name, value in {**MACROS, "_topdir": scratch / "rpm"}.items():
             command += ["--define", f"{name} {value}"]
-        # Its own settings and those of this machine's user stay out of the package.
+        # Settings of this machine and of its user must not change the package.
         environment = {"PATH": os.environ["PATH"], "HOME": str(scratch), "LC_ALL": "C", "TZ": "UTC"}
         environment["SOURCE_DATE_EPOCH"] = str(seconds)
         done = subprocess.run([*command, spec], env=environment, capture_output=True, text=True)

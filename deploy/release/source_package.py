@@ -6,13 +6,13 @@ import tarfile
 from bill_of_materials import ROOT
 from file_tree import File, compress, tar
 
-# The binary has these files in it, and maturin leaves out what is outside the crates.
+# The binary contains these files, and maturin leaves out files outside the crates.
 MODEL = "models/nano"
 MODEL_FILES = "crates/corella/src/built_in.rs"
 
 
 def source_package(made_by_maturin, seconds):
-    """Returns maturin's archive with the built-in model, and with one time."""
+    """Returns maturin's archive with the built-in model added, and with the same time for all files."""
     files = {}
     with tarfile.open(made_by_maturin) as archive:
         for entry in archive:

@@ -3,7 +3,7 @@
     sudo python3 -B deploy/release/try_install.py target/dist [NAME...]
 
 prints the seconds from the file to the first token of an answer. It needs mmdebstrap and rpm from Debian, and for the
-source package a Rust toolchain, which is lent to the system. Systems have no network of others.
+source package a Rust toolchain, which is lent to the system. Systems have no outside network.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def try_archive(root, release, _):
     corella = Use(root, f"/{HOME}/.local/bin/corella", user=USER_ID)
     seconds, _ = corella.serve(start)
     corella.check()
-    # Again, as an upgrade.
+    # A second installation is an upgrade.
     root.run("sh", "/release/install.sh", user=USER_ID)
     refuse_changed(root, release)
     root.run("sh", "/release/install.sh", "--remove", user=USER_ID)
@@ -178,11 +178,11 @@ def try_debian(root, release, _):
 
 
 def try_rpm(root, release, scratch):
-    # The packages that it names are of another system.
+    # The packages on which it depends belong to another system.
     rpm = ["rpm", "--root", root.folder, "--dbpath", "/var/lib/rpm", "--nodeps"]
 
     def change(*words):
-        # Debian's rpm advises against itself.
+        # Debian's rpm warns against its use, so standard error is only shown after a failure.
         done = subprocess.run([*rpm, *words], capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(f"rpm {words[0]} failed: {done.stderr}")
@@ -205,7 +205,7 @@ def try_rpm(root, release, scratch):
 
 
 def use_service(root, start):
-    """Starts what the unit starts, as its user."""
+    """Starts the program of the unit, as the unit's user."""
     unit = (root / "usr/lib/systemd/system/corella.service").read_text()
     said = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
     (user,) = [line for line in (root / "etc/passwd").read_text().splitlines() if line.startswith(f"{said['User']}:")]
@@ -248,7 +248,7 @@ def try_source(root, release, scratch):
     root.lend(scratch / "wheels", "wheels")
     environment = {"CARGO_HOME": "/cargo", "CARGO_NET_OFFLINE": "true", "PIP_FIND_LINKS": "/wheels"}
     environment["PATH"] = "/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    # What is tried is that the source is complete, for which less optimised code is enough.
+    # The source must be complete. Less optimised code is enough to test that.
     environment["MATURIN_PEP517_ARGS"] = "--profile dev"
     return try_python(root, only(release, "corella_llm-*.tar.gz"), environment)
 
@@ -270,7 +270,7 @@ def try_python(root, package, environment):
 
 
 def fetch_maturin(folder):
-    """Fetches what pip builds the source package with."""
+    """Fetches the packages with which pip builds the source package."""
     versions = (Path(__file__).parent / "requirements.lock").read_text()
     (maturin,) = re.findall(r"^maturin==.*$", versions, re.MULTILINE)
     fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, maturin]
