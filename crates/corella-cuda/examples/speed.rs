@@ -23,7 +23,7 @@ const BATCHES: [(usize, usize); 7] = [
 const PROMPTS: [usize; 2] = [2048, 8192];
 const NUM_STEPS: usize = 48;
 
-/// The prompt for the comparison of bits: its length, the tokens drawn behind it, and the lengths of its chunks.
+/// The prompt for the comparison of bits: its length, the tokens drawn after it, and the lengths of its chunks.
 const COMPARED_PROMPT: usize = 200;
 const NUM_DRAWN: usize = 8;
 const CHUNKS: [usize; 7] = [200, 1, 8, 16, 32, 33, 64];

@@ -53,7 +53,7 @@ mod tests {
         assert!(limits.copied_bytes_per_s > 0.0 && limits.flops_per_s > 0.0);
 
         let spec = shape("tiny").unwrap();
-        // 4 steps of warm-up and 4 timed steps take another page behind the one with 16 positions.
+        // 4 steps of warm-up and 4 timed steps take another page after the one with 16 positions.
         let mut bench = ModelBench::new(&device, spec.clone(), true, &[(2, 16)], 20, 8).unwrap();
         assert!(bench.decode(2, 16).unwrap().unwrap() > 0.0);
         assert!(bench.decode(1, 16).unwrap().unwrap() > 0.0);

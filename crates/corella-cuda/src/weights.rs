@@ -1,6 +1,6 @@
 //! A decoder's weights on the device.
 //!
-//! Matrices with a common input lie one behind the other and are multiplied as one: queries, keys and values; gates and
+//! Matrices with a common input lie one after the other and are multiplied as one: queries, keys and values; gates and
 //! the gated values.
 
 use corella_model::{
@@ -333,7 +333,7 @@ impl<'a> Upload<'a> {
         })
     }
 
-    /// The rows of several matrices, one behind the other, in the type of activations.
+    /// The rows of several matrices, one after the other, in the type of activations.
     fn rows(&mut self, parts: &[(&Tensor, usize)], k: usize) -> Result<DeviceBuffer, DeviceError> {
         let row_bytes = k * self.element.num_bytes();
         let num_rows: usize = parts.iter().map(|(_, n)| n).sum();

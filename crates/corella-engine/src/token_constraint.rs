@@ -47,7 +47,7 @@ pub trait ConstrainedAnswer: Send {
 /// The tokens that may come next in an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// The allowed tokens: bit `t % 32` of word `t / 32`. Tokens behind the last word are not allowed.
+    /// The allowed tokens: bit `t % 32` of word `t / 32`. Tokens after the last word are not allowed.
     pub tokens: Box<[u32]>,
     /// Whether the answer may end here. Then the request's end and stop tokens are allowed as well,
     /// and if no other token is, it ends at once.

@@ -37,8 +37,8 @@ impl TraceContext {
         }
     }
 
-    /// Reads the header `traceparent`: `VERSION-TRACE_ID-SPAN_ID-FLAGS`. Later versions may have more
-    /// fields behind these.
+    /// Reads the header `traceparent`: `VERSION-TRACE_ID-SPAN_ID-FLAGS`. Later versions may have more fields after
+    /// these.
     pub fn parse(header: &str) -> Option<Self> {
         let mut fields = header.split('-');
         let mut field = |num_digits: usize| {

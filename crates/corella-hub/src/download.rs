@@ -32,7 +32,7 @@ pub struct Download<'a> {
 }
 
 impl Download<'_> {
-    /// Writes the file to `part`, behind its present content, and moves it to `blob` when it is complete and verified.
+    /// Writes the file to `part`, after its present content, and moves it to `blob` when it is complete and verified.
     /// The caller holds the file's lock.
     pub fn run(&self, part: &Path, blob: &Path) -> Result<(), HubError> {
         let mut part = Part::open(part, self.file)?;

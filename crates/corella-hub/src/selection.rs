@@ -173,7 +173,7 @@ impl GgufModel {
         Some(&name[start..])
     }
 
-    /// The text behind the colon in a name.
+    /// The text after the colon in a name.
     pub fn short_name(&self) -> &str {
         self.quantisation().unwrap_or(&self.path)
     }
@@ -228,7 +228,7 @@ pub fn is_quantisation(text: &str) -> bool {
             .any(digit_behind)
 }
 
-/// The models that `wanted` names: by path or file name, by quantisation, or by a quantisation behind the mark `UD-`.
+/// The models that `wanted` names: by path or file name, by quantisation, or by a quantisation after the mark `UD-`.
 fn choose<'a>(models: &'a [GgufModel], wanted: &str) -> Vec<&'a GgufModel> {
     let chosen = |is_meant: &dyn Fn(&GgufModel) -> bool| -> Vec<&'a GgufModel> {
         models.iter().filter(|model| is_meant(model)).collect()

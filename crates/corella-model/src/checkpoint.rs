@@ -73,8 +73,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Uses only the first tokens of the vocabulary. The rows of embedding and head behind them are not
-    /// read, so that these tokens are never drawn.
+    /// Uses only the first tokens of the vocabulary. The rows of embedding and head after them are not read, so that
+    /// these tokens are never drawn.
     pub fn keep_tokens(&mut self, num_tokens: usize) {
         let vocab_size = &mut self.config.spec.vocab_size;
         *vocab_size = num_tokens.min(*vocab_size);

@@ -502,7 +502,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// The step behind the failed one is already in flight, with inputs that never come.
+    /// The step after the failed one is already in flight, with inputs that never come.
     fn steps_in_flight_survive_a_failed_one(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let mut driver = self.driver();

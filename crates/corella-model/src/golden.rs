@@ -100,7 +100,7 @@ impl Model {
         self.cases.into_iter().zip(runs).collect()
     }
 
-    /// Scores each prompt with the golden tokens behind it, in chunks, all in the same steps.
+    /// Scores each prompt with the golden tokens after it, in chunks, all in the same steps.
     pub fn score(mut self, chunk: usize) -> Vec<(Case, Vec<PromptLogprob>)> {
         let sampling = SamplingParams {
             prompt_logprobs: Some(0),

@@ -108,8 +108,8 @@ impl InverseFactor {
         }
     }
 
-    /// Passes the errors of a block on to the columns behind it. It takes some columns at a time,
-    /// whose factors stay in the first-level cache for all rows.
+    /// Passes the errors of a block on to the columns after it. It takes some columns at a time, whose factors stay in
+    /// the first-level cache for all rows.
     fn pass_on(&self, block: Range<usize>, errors: &[[f32; BLOCK]], rows: &mut [f32]) {
         const LANES: usize = 16;
         let n = self.num_columns;

@@ -21,8 +21,8 @@ pub struct QuantizedMatrix {
     zeros: Option<Vec<u8>>,
 }
 
-/// The tensors that a matrix is stored as: the suffix behind the matrix's name and a dot, the type
-/// and the shape, in the order of `QuantizedMatrix::parts`.
+/// The tensors that a matrix is stored as: the suffix after the matrix's name and a dot, the type and the shape, in the
+/// order of `QuantizedMatrix::parts`.
 pub fn part_shapes(
     scheme: Scheme,
     shape: [usize; 2],

@@ -509,8 +509,8 @@ fn reason(error: &Error) -> String {
 /// mark.
 const END_MARK: &str = "corella_message_ends_here ";
 
-/// The conversation with the mark behind the last message's text. The mark shows where the message ends in the prompt,
-/// as in Transformers. A search for the message's text could find the same text in a part that the template adds behind
+/// The conversation with the mark after the last message's text. The mark shows where the message ends in the prompt,
+/// as in Transformers. A search for the message's text could find the same text in a part that the template adds after
 /// the message.
 fn with_end_mark(messages: &[Json]) -> Result<Vec<Json>, TextError> {
     let mut messages = messages.to_vec();

@@ -98,7 +98,7 @@ impl GrammarCompiler {
         let mut words: Vec<_> = (0..vocab_size as u32)
             .map(|id| word(tokenizer, id))
             .collect();
-        // The end of an answer is none of the model's tokens, so it has a token of its own here, behind the model's.
+        // The end of an answer is none of the model's tokens, so it has a token of its own here, after the model's.
         let end = words.len() as u32;
         words.push(special_word("<end of the answer>"));
         let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
@@ -314,7 +314,7 @@ impl GrammarState {
         pushed.map_err(|error| caller_reason(&error.to_string()))
     }
 
-    /// The tokens that may come next, as bits: bit `t % 32` of word `t / 32`. Empty behind a complete answer that no
+    /// The tokens that may come next, as bits: bit `t % 32` of word `t / 32`. Empty after a complete answer that no
     /// token can follow.
     ///
     /// # Errors
@@ -328,7 +328,7 @@ impl GrammarState {
         let mask = mask.map_err(|error| caller_reason(&error.to_string()))?;
         self.pay()?;
         let mut words: Box<[u32]> = mask.as_slice()[..num_words].into();
-        // The bit behind the last token stands for the end of the answer.
+        // The bit after the last token stands for the end of the answer.
         if !self.vocab_size.is_multiple_of(32) {
             words[num_words - 1] &= (1 << (self.vocab_size % 32)) - 1;
         }

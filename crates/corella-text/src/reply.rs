@@ -72,7 +72,7 @@ pub struct ReplyContext {
     pub tools: Option<Arc<ToolSet>>,
     /// Whether the prompt ends within the reasoning.
     pub within_reasoning: bool,
-    /// Whether the prompt has ended the reasoning, or begun the answer behind it.
+    /// Whether the prompt has ended the reasoning, or begun the answer after it.
     pub past_reasoning: bool,
     /// Calls after the first are left out.
     pub one_call: bool,

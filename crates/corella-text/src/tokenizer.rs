@@ -50,7 +50,7 @@ struct Inner {
 /// The parts for tokenising word by word.
 struct Words {
     splitter: WordSplitter,
-    /// The tokens of recently used long sections: sections behind another one, and sections at the beginning of a text.
+    /// The tokens of recently used long sections: sections after another one, and sections at the beginning of a text.
     kept: [RecentCache<Box<str>, Arc<[u32]>>; 2],
     known: WordCache,
     /// The special tokens at the beginning and at the end of a prompt.

@@ -109,7 +109,7 @@ fn function<'a>(path: &str, text: &'a str, code: &str, at: usize) -> Option<Func
     })
 }
 
-/// Returns the number of arguments behind a name, and the index of the body; `None` without a body.
+/// Returns the number of arguments after a name, and the index of the body; `None` without a body.
 fn signature(code: &str) -> Option<(usize, usize)> {
     let (mut depth, mut angles, mut previous) = (0usize, 0usize, ' ');
     // The arguments, and the text since the last comma.

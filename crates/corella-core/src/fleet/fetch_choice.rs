@@ -33,8 +33,8 @@ impl FetchCost {
     /// The number of blocks to fetch, from the first on: 0 if computing all is as quick. If two numbers of blocks give
     /// the same time, the smaller number is chosen, because a fetch loads the source.
     ///
-    /// Fetching costs nothing as long as the queue hides it, and k f + (n − k) c is linear behind that. So the time is
-    /// least for no block, for one of the two numbers of blocks next to the end of the queue, or for all blocks.
+    /// Fetching costs nothing as long as the queue hides it, and k f + (n − k) c is linear from there on. So the time
+    /// is least for no block, for one of the two numbers of blocks next to the end of the queue, or for all blocks.
     pub fn num_to_fetch(&self) -> u32 {
         let limit = self.num_blocks.min(self.num_offered);
         let hidden_us = self.queue_us.saturating_sub(self.round_trip_us);

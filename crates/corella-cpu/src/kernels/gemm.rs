@@ -14,7 +14,7 @@ pub const NEXT_LINES: usize = 4;
 pub const FEW_ROWS: usize = 8;
 
 /// `out[row][lane] = Σ_k a[k][row] * panel[k][lane]`, accumulated in ascending order of k. `a` is `[k][num_rows]`. With
-/// `fetch_ahead` the panel comes from memory, and the kernel prefetches what lies behind it.
+/// `fetch_ahead` the panel comes from memory, and the kernel prefetches what lies after it.
 pub type Gemm = unsafe fn(
     a: *const f32,
     num_rows: usize,

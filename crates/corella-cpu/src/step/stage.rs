@@ -459,7 +459,7 @@ impl Stage {
             }
             match self.commands.recv() {
                 Ok(Command::Drawn(drawn)) => self.take_drawn(drawn),
-                // The awaited step may wait for these masks. Masks of later steps stay behind their steps.
+                // The awaited step may wait for these masks. Masks of later steps wait in the queue after their steps.
                 Ok(Command::Sample(step, masks)) if step < batch.step => {
                     let _ = self.pass_on(Command::Sample(step, masks));
                 }

@@ -110,7 +110,7 @@ impl AttentionShape {
         len.trailing_zeros().max(MIN_SPLIT_SHIFT)
     }
 
-    /// The first position behind `position` whose query has longer splits.
+    /// The first position after `position` whose query has longer splits.
     fn end_of_split_shift(&self, position: usize) -> usize {
         let end = self.max_splits() << self.split_shift(position);
         match self.window {

@@ -48,7 +48,7 @@ impl Drop for DeviceBuffer {
 }
 
 /// Elements in the host's memory that the device reads and writes too. The host sees plain memory, so each of its
-/// accesses must come after an event behind the device's accesses.
+/// accesses must come after an event that follows the device's accesses.
 #[derive(Debug)]
 pub struct PinnedBuffer<T> {
     device: SharedDevice,

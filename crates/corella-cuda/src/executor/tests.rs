@@ -98,7 +98,7 @@ fn impossible_batches_change_nothing_but_their_own_slots() {
         &|builder| {
             builder.pages(77, 0, &[4]);
         },
-        // More entries than a context has pages, which would lie behind the tables.
+        // More entries than a context has pages, which would lie after the tables.
         &|builder| {
             builder.pages(1, 0, &long_table);
             builder.span(1, 0, &[1 << 30], true);

@@ -20,7 +20,7 @@ const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 /// The largest size, in bytes, of a copy through pinned memory, unless a page within a layer has more.
 const STAGING_BYTES: usize = 4 << 20;
 
-/// Pages `[page][layer][head][K, V][position][dim]`, and for 8-bit pages the scales of a head behind its elements. The
+/// Pages `[page][layer][head][K, V][position][dim]`, and for 8-bit pages the scales of a head after its elements. The
 /// region is a plain allocation, because memory of a stream-ordered pool cannot be registered for RDMA.
 pub struct KvMemory {
     device: SharedDevice,

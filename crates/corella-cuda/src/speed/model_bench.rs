@@ -208,7 +208,7 @@ impl ModelBench {
         Ok(median(times.split_off(1)))
     }
 
-    /// All keys and values of a prompt computed in chunks of `chunk` rows, and of `num_drawn` tokens behind it. Bits
+    /// All keys and values of a prompt computed in chunks of `chunk` rows, and of `num_drawn` tokens after it. Bits
     /// that differ between chunks come from a kernel that breaks batch invariance.
     pub fn keys_and_values(
         &mut self,

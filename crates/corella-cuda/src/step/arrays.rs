@@ -208,8 +208,8 @@ impl StepArrays {
         self.spans.clear();
     }
 
-    /// Adds a span behind earlier ones. A negative token means the slot's last draw, which perhaps only the device
-    /// knows yet.
+    /// Adds a span after earlier ones. A negative token means the slot's last draw, which perhaps only the device knows
+    /// yet.
     pub fn add_span(&mut self, slot: SlotId, position: usize, tokens: impl Iterator<Item = i32>) {
         let first_row = self.uploaded.len();
         let span = self.spans.len() as u32;

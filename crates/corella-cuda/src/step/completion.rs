@@ -66,7 +66,7 @@ pub struct CompletionThread {
     pub completions: Receiver<Completion>,
     pub free_steps: SyncSender<StepInFlight>,
     pub results: SyncSender<StepResult>,
-    /// Declared behind `results`, so that it is dropped later: when this thread ends, the caller is woken and finds
+    /// Declared after `results`, so that it is dropped later: when this thread ends, the caller is woken and finds
     /// `results` closed.
     pub waker: CallerWaker,
 }

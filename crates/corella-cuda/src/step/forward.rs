@@ -191,7 +191,7 @@ impl Forward {
             .copy_rows(batch, kv, &self.pages, &mut step.staging)
     }
 
-    /// Records an event behind all work so far.
+    /// Records an event after all work so far.
     pub fn record(&self) -> Result<Event, DeviceError> {
         self.device.record(Stream::Compute)
     }

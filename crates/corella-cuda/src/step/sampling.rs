@@ -293,7 +293,8 @@ impl DeviceSampler {
         unsafe { self.kernels.draw(&args, num_draws as u32, passes) }
     }
 
-    /// Copies the results of a launched step to its memory, valid after an event behind this.
+    /// Copies the results of a launched step to the step's memory. They are valid after an event that follows this
+    /// copy.
     pub fn download(&self, step: &mut SamplingStep) -> Result<(), DeviceError> {
         let num_draws = step.planned.len();
         if num_draws == 0 {

@@ -152,7 +152,7 @@ impl Stage {
         self.completions.send(completion).is_ok()
     }
 
-    /// Submits all work of a step to the device. Returns an event behind this work, and the part of the output that is
+    /// Submits all work of a step to the device. Returns an event after this work, and the part of the output that is
     /// known.
     fn launch(
         &mut self,

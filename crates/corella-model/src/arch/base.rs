@@ -135,7 +135,7 @@ pub fn num_layers(fields: &dyn Fields, field: Field) -> Result<usize, Checkpoint
     }
 }
 
-/// Subtracts the layers behind the decoder's last one, which converters include in the number of layers.
+/// Subtracts the layers after the decoder's last one, which converters include in the number of layers.
 pub fn leave_out_layers_behind(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,
@@ -278,7 +278,7 @@ pub fn layers_without_attention(
     let Some(by_layer) = file.try_layer_sizes(NUM_KV_HEADS)? else {
         return Ok(None);
     };
-    // The list includes layers behind the decoder's last one.
+    // The list includes layers after the decoder's last one.
     match by_layer.get(..num_layers) {
         Some(by_layer) => Ok(Some(by_layer.iter().map(|&size| size == 0).collect())),
         None => Err(fields.refuse(NUM_KV_HEADS, &format!("must have {num_layers} numbers"))),

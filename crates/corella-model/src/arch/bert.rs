@@ -1,5 +1,5 @@
-//! BERT and RoBERTa: encoders with learned positions and segments, and norms of the residual stream behind
-//! each part of a layer.
+//! BERT and RoBERTa: encoders with learned positions and segments, and norms of the residual stream after each part of
+//! a layer.
 
 use super::base::{self, HIDDEN_SIZE, INTERMEDIATE_SIZE, MAX_POSITION, NUM_HEADS, NUM_LAYERS};
 use super::field::{Field, Fields, FileFields};
@@ -140,7 +140,7 @@ pub fn with_biases(num_heads: usize, head_dim: usize) -> AttentionSpec {
     }
 }
 
-/// An encoder with norms of the residual stream behind its parts, and a norm as the only extra in its embeddings.
+/// An encoder with norms of the residual stream after its parts, and a norm as the only extra in its embeddings.
 fn norms_behind(eps: f32) -> EncoderSpec {
     EncoderSpec {
         embedding_norm: Some(NormSpec::layer(eps, true)),
@@ -150,8 +150,7 @@ fn norms_behind(eps: f32) -> EncoderSpec {
     }
 }
 
-/// The layers of an encoder whose norms are behind its parts. The norm behind the last layer is the norm before the
-/// head.
+/// The layers of an encoder whose norms are after its parts. The norm after the last layer is the norm before the head.
 pub fn post_norm(
     fields: &dyn Fields,
     attention: AttentionSpec,

@@ -1,5 +1,5 @@
-//! Cohere's Command R: attention and MLP side by side behind one LayerNorm without biases, RoPE that
-//! rotates neighbours, and scaled logits.
+//! Cohere's Command R: attention and MLP side by side after one LayerNorm without biases, RoPE that rotates neighbours,
+//! and scaled logits.
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};

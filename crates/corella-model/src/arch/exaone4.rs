@@ -1,5 +1,5 @@
-//! EXAONE 4: norms behind attention and MLP instead of in front of them, and a norm for each query and
-//! key head. Larger models have a sliding window in most layers, and no RoPE in the others.
+//! EXAONE 4: norms after attention and MLP instead of in front of them, and a norm for each query and key head. Larger
+//! models have a sliding window in most layers, and no RoPE in the others.
 
 use super::base::{self, Base};
 use super::field::{Fields, Source};

@@ -8,7 +8,7 @@ use crate::json::json_object::JsonObject;
 #[derive(Clone, Copy)]
 pub struct Field {
     pub folder: &'static str,
-    /// The key behind the architecture's name and a dot.
+    /// The key after the architecture's name and a dot.
     pub file: &'static str,
 }
 

@@ -49,13 +49,13 @@ pub struct Layout {
     /// The layers that turn the pooled hidden state of a text into scores of classes, in order, in encoders. Empty for
     /// families without them.
     pub class_head: &'static [HeadPart],
-    /// Whether layers behind the decoder's last one belong to a part that guesses further tokens.
+    /// Whether layers after the decoder's last one belong to a part that guesses further tokens.
     pub has_more_layers: bool,
     /// The suffixes of the names of tensors that are no weights.
     pub buffers: &'static [&'static str],
 }
 
-/// A layer of the part behind an encoder that makes scores of classes.
+/// A layer of the part after an encoder that makes scores of classes.
 #[derive(Clone, Copy)]
 pub enum HeadPart {
     /// A matrix, with a bias if the files have one, and an activation function.
@@ -75,7 +75,7 @@ pub struct Stored {
     pub expert: Option<usize>,
     /// The matrix's place, 0 or 1, if the outputs of two matrices alternate.
     pub alternate: Option<usize>,
-    /// Whether the parts alternate head by head, instead of lying one behind the other.
+    /// Whether the parts alternate head by head, instead of lying one after the other.
     pub takes_turns: bool,
     /// Whether the name is complete, without `.weight`. A bias then ends in `_bias`.
     pub is_complete: bool,
@@ -182,19 +182,19 @@ impl Layout {
         self.norm.replace("{last}", &last)
     }
 
-    /// The prefix of the names of a layer's tensors behind `body`.
+    /// The prefix of the names of a layer's tensors after `body`.
     pub fn prefix(&self, body: &str, layer: usize) -> String {
         format!("{body}{}.{layer}.", self.layers)
     }
 
-    /// The name of a layer's tensor behind `body`, without `.weight`; for a bias, the name of the tensor that it
-    /// belongs to.
+    /// The name of a layer's tensor after `body`, without `.weight`; for a bias, the name of the tensor that it belongs
+    /// to.
     pub fn name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
         let stored = (self.of_layer)(tensor.owner().unwrap_or(tensor));
         self.prefix(body, layer) + &stored.name
     }
 
-    /// The whole name of a layer's tensor behind `body`.
+    /// The whole name of a layer's tensor after `body`.
     pub fn full_name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
         let stored = (self.of_layer)(tensor.owner().unwrap_or(tensor));
         self.prefix(body, layer) + &stored.full_name(tensor.owner().is_some())

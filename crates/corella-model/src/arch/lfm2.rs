@@ -1,5 +1,5 @@
-//! LFM2: most layers are short convolutions with gates, the others have attention with a norm for each query
-//! and key head. In LFM2-MoE, layers behind the first ones have experts that are scored by sigmoids.
+//! LFM2: most layers are short convolutions with gates, the others have attention with a norm for each query and key
+//! head. In LFM2-MoE, layers after the first ones have experts that are scored by sigmoids.
 
 use super::base::{self, Base, HIDDEN_SIZE, INTERMEDIATE_SIZE};
 use super::field::{Field, Fields, Source};

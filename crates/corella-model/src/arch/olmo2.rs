@@ -1,5 +1,5 @@
-//! OLMo 2: norms behind attention and MLP instead of in front of them, and one norm over all query
-//! heads, and one over all key heads.
+//! OLMo 2: norms after attention and MLP instead of in front of them, and one norm over all query heads, and one over
+//! all key heads.
 
 use serde_json::{Map, Value};
 

@@ -163,7 +163,7 @@ fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, Ch
             base::layers_of_type(config, num_layers, ["full_attention", "linear_attention"])?
         }
         Source::File(file) => {
-            // The list includes layers behind the decoder's last one.
+            // The list includes layers after the decoder's last one.
             let listed = file.flags(LISTED)?;
             if !listed.is_empty() && listed.len() < num_layers {
                 let why = format!("must have {num_layers} flags");

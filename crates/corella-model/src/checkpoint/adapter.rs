@@ -59,7 +59,7 @@ const DECODERS: [&str; 3] = [
     "language_model.model.",
     "language_model.",
 ];
-/// The prefixes of the multimodal model's other parts, perhaps behind `model.`.
+/// The prefixes of the multimodal model's other parts, perhaps after `model.`.
 const OTHER_PARTS: [&str; 7] = [
     "vision_tower.",
     "vision_model.",

@@ -80,7 +80,7 @@ impl ClassHead {
         }))
     }
 
-    /// Scores a decoder's answer: the difference of two tokens' logits behind the last token of a prompt. That is a
+    /// Scores a decoder's answer: the difference of two tokens' logits after the last token of a prompt. That is a
     /// product with the difference of two rows of the output head.
     pub(crate) fn of_tokens(
         checkpoint: &Checkpoint,

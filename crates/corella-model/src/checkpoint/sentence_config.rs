@@ -1,5 +1,5 @@
-//! sentence-transformers' files in a model's folder: the pooling of hidden states, the layers behind it, and the
-//! prompts before texts.
+//! sentence-transformers' files in a model's folder: the pooling of hidden states, the layers after it, and the prompts
+//! before texts.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::{CheckpointError, ClassHead, HeadActivation, HeadStep, VectorHead};
 pub struct SentenceConfig {
     /// The pooling; `None` if the folder does not set one.
     pub pooling: Option<Pooling>,
-    /// The layers behind the pooled hidden state, except for the last norm.
+    /// The layers after the pooled hidden state, except for the last norm.
     pub head: VectorHead,
     /// Whether vectors are normalised to the length 1 at the end; `None` if the folder does not set it.
     pub is_normalised: Option<bool>,
@@ -29,7 +29,7 @@ pub struct SentenceConfig {
     pub max_len: Option<usize>,
     /// The scores of classes; `None` for models without them.
     pub classes: Option<ClassHead>,
-    /// Whether a decoder that scores pairs of texts begins a reply behind a pair.
+    /// Whether a decoder that scores pairs of texts begins a reply after a pair.
     pub adds_generation_prompt: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The layers behind the pooled hidden state of a text: a few small matrices and norms, for vectors of another length
-//! or scores of classes.
+//! The layers after the pooled hidden state of a text: a few small matrices and norms, for vectors of another length or
+//! scores of classes.
 //!
 //! A vector goes through them once for each text, so they are computed separately and in f32, for any format of the
 //! layers. Sums are added in a fixed order.

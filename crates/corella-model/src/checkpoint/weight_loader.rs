@@ -390,7 +390,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             ));
         }
         if self.config.spec.encoder.is_some() {
-            // The tensors behind an encoder are read with its head, or are not served.
+            // The tensors after an encoder are read with its head, or are not served.
             return Ok(Vec::new());
         }
         let mut names: Vec<_> = self
@@ -440,7 +440,7 @@ fn columns_of(stored: FileTensor, part: &Part, expert: Option<usize>) -> Option<
     };
     let num_bytes = num_inputs * num_outputs * dtype.size();
     let start = stored.range.start + expert.unwrap_or(0) * num_bytes;
-    // The outputs of each expert are counted from 0, although its matrix lies behind those of other experts.
+    // The outputs of each expert are counted from 0, although its matrix lies after those of other experts.
     let first = expert.map_or(part.first, |expert| part.first - expert * num_outputs);
     Some(Tensor::of_columns(
         stored.storage,

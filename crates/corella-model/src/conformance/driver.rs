@@ -81,7 +81,7 @@ pub struct Driver {
 /// A step in flight.
 struct Inflight {
     step: u64,
-    /// The slots with a sample, each with the largest number of additional samples behind drafts.
+    /// The slots with a sample, each with the largest number of additional samples after drafts.
     asked: Vec<(SlotId, usize)>,
     /// The starts of the slots' spans.
     starts: Vec<(SlotId, u32)>,
@@ -246,7 +246,7 @@ impl Driver {
         }
     }
 
-    /// Records that the next step draws a token for the sequence, and possibly `num_drafts` more behind drafts.
+    /// Records that the next step draws a token for the sequence, and possibly `num_drafts` more after drafts.
     pub fn ask(&mut self, sequence: &mut Sequence, num_drafts: usize) {
         sequence.num_asked += 1;
         sequence.last_asked_step = self.next_step;

@@ -10,7 +10,7 @@ use crate::PageForm;
 const PLACE: u32 = 7;
 
 impl Suite<'_> {
-    /// A request continues from the state behind another request's tokens, also after the other one has ended.
+    /// A request continues from the state after another request's tokens, also after the other one has ended.
     pub fn kept_states_equal_computed_ones(&self) {
         let page = self.page_size;
         for num_pages in [1, 2, 3, 64_usize.div_ceil(page), 150 / page] {
@@ -125,14 +125,14 @@ fn write_records(driver: &Driver, num_tokens: u32, records: &[Vec<u8>]) {
     }
 }
 
-/// Computes the first tokens of a sequence, and keeps the state behind them.
+/// Computes the first tokens of a sequence, and keeps the state after them.
 fn keep_behind(driver: &mut Driver, sequence: &mut Sequence, num_tokens: usize) {
     driver.advance(sequence, num_tokens);
     driver.batch.keep_state(sequence.slot, PLACE);
     driver.step(&mut [sequence]);
 }
 
-/// Begins a sequence behind tokens of another, with its pages and the kept state.
+/// Begins a sequence after tokens of another, with its pages and the kept state.
 fn go_on(
     driver: &mut Driver,
     slot: u32,

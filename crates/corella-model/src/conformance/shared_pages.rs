@@ -182,7 +182,7 @@ fn read_tables(driver: &Driver, tables: &[Vec<u32>], form: PageForm) -> Vec<Laye
     tables.map(|pages| driver.read_pages(pages, form)).collect()
 }
 
-/// The keys and values of the first `num_positions` in pages of another geometry, 0 behind them.
+/// The keys and values of the first `num_positions` in pages of another geometry, with zeros after them.
 fn convert(
     from: &KvGeometry,
     to: &KvGeometry,
@@ -211,7 +211,7 @@ fn write_tables(target: &mut Driver, form: PageForm, contents: &[Layers]) -> Vec
     tables
 }
 
-/// The output behind a prompt with all tokens except the last in these pages.
+/// The output after a prompt. All of its tokens except the last are in these pages.
 fn continue_in(target: &mut Driver, script: &Script, tables: &[Vec<u32>]) -> Vec<Sample> {
     let num_cached = script.prompt.len() - 1;
     let mut moved = target.begin_from(1, script, tables, &script.prompt, num_cached);

@@ -57,8 +57,7 @@ impl Suite<'_> {
                 if coming.is_empty() {
                     continue;
                 }
-                // The draw behind the last draft is a token too, so the drafts are one fewer than
-                // the tokens to come.
+                // The draw after the last draft is a token too, so the drafts are one fewer than the tokens to come.
                 let num_drafts = max_drafts.min(coming.len() - 1);
                 let drafts = self.drafts(&coming[..num_drafts], guesses);
                 driver.advance_with_drafts(sequence, &drafts);
@@ -99,7 +98,7 @@ impl Suite<'_> {
         coming.map(guess).collect()
     }
 
-    /// Checks that a draft counts as an output token for the draws behind it.
+    /// Checks that a draft counts as an output token for the draws after it.
     fn drafts_are_behind_min_tokens(&self) {
         let free = self.script(24, 5, SamplingParams::GREEDY);
         let drawn = self.alone(&free);
@@ -113,7 +112,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Checks that a mask applies to one draw, so that no token is drawn behind it.
+    /// Checks that a mask applies to one draw, so that no token is drawn after it.
     fn a_mask_is_for_one_draw(&self, expected: &[Vec<Sample>]) {
         let (script, expected) = (&self.scripts()[0], &expected[0]);
         let everything: Vec<TokenId> = (0..self.vocab_size as TokenId).collect();

@@ -86,7 +86,7 @@ mod tests {
             cost.step_duration(&batch),
             Duration::from_micros(100 + 30 + 500 + 16)
         );
-        // Two drafts are checked behind position 9, and attend to 11 + 12 tokens.
+        // Two drafts are checked after position 9, and attend to 11 + 12 tokens.
         batch.spans[1].tokens.end = 6;
         batch.spans[1].num_drafts = 2;
         batch.tokens = vec![InputToken::Known(0); 6];

@@ -75,7 +75,7 @@ pub enum AddedSpace {
     None,
     /// Before the text.
     Text,
-    /// Before the text and behind each special token, as old versions of Transformers did.
+    /// Before the text and after each special token, as old versions of Transformers did.
     Section,
 }
 

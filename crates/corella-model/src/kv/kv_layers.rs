@@ -45,7 +45,7 @@ impl KvLayers {
         }
     }
 
-    /// The layers of pipeline stages, whose parts of a page lie one behind the other. Recurrent layers, and layers that
+    /// The layers of pipeline stages, whose parts of a page lie one after the other. Recurrent layers, and layers that
     /// read the keys and values of others, are not counted.
     pub fn new(groups: &KvGroups, stages: impl IntoIterator<Item = Range<usize>>) -> Self {
         let mut places = Vec::new();

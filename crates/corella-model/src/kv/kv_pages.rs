@@ -128,7 +128,7 @@ pub unsafe trait KvPages: Send + Sync {
     /// Records that a page has been filled, so it will be used soon. `write` records it by itself.
     fn note_written(&self, _page: PageId) {}
 
-    /// The recurrent states behind the rows. `None` for models without recurrent layers.
+    /// The recurrent states after the rows. `None` for models without recurrent layers.
     fn states(&self) -> Option<&dyn StateRecords> {
         None
     }

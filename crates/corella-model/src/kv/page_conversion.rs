@@ -75,7 +75,7 @@ impl PageConversion {
                     let [at, to_at] = [from_at + i, to_at + i].map(|at| at..at + 1);
                     let elements = &from[from_rows.elements(at.clone())];
                     decode(self.from.format, elements, &from[from_rows.scales(at)], row);
-                    // Scales stand behind all elements of the head.
+                    // Scales stand after all elements of the head.
                     let scales = to_rows.scales(to_at.clone());
                     let elements = to_rows.elements(to_at);
                     let (before, rest) = to.split_at_mut(scales.start);

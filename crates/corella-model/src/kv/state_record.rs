@@ -9,18 +9,18 @@ use corella_core::SnapshotId;
 pub(crate) const RECORD_VERSION: u32 = 1;
 
 /// The recurrent states in an executor's snapshots. A snapshot has a record for each recurrent layer, with the layer's
-/// state behind a number of tokens. A record depends only on the model and the tokens, so executors with other limits,
+/// state after a number of tokens. A record depends only on the model and the tokens, so executors with other limits,
 /// pipeline stages or options have the same records.
 ///
 /// A layer's index counts only the recurrent layers of the model.
 pub trait StateRecords: Send + Sync {
     fn num_layers(&self) -> u32;
 
-    /// The bytes of a layer's record behind `num_tokens` tokens.
+    /// The number of bytes of a layer's record after `num_tokens` tokens, or 0 if the layer has no record.
     fn num_bytes(&self, layer: u32, num_tokens: u32) -> usize;
 
-    /// Copies a layer's record out of a snapshot, which must be behind `num_tokens` tokens. The step that takes the
-    /// snapshot has returned, and the core keeps the snapshot until the call is complete.
+    /// Copies a layer's record out of a snapshot, which must have the states after `num_tokens` tokens. The step that
+    /// takes the snapshot has returned, and the core keeps the snapshot until the call is complete.
     fn read(
         &self,
         layer: u32,
@@ -38,19 +38,19 @@ pub trait StateRecords: Send + Sync {
         bytes: &[u8],
     ) -> Result<(), StateError>;
 
-    /// The bytes of the largest record behind `num_tokens` tokens.
+    /// The number of bytes of the largest record after `num_tokens` tokens.
     fn max_bytes(&self, num_tokens: u32) -> usize {
         let layers = 0..self.num_layers();
         let bytes = layers.map(|layer| self.num_bytes(layer, num_tokens));
         bytes.max().unwrap_or(0)
     }
 
-    /// The first layer from `layer` on with a record behind `num_tokens` tokens.
+    /// The first layer from `layer` on with a record after `num_tokens` tokens.
     fn next_layer(&self, layer: u32, num_tokens: u32) -> Option<u32> {
         (layer..self.num_layers()).find(|&layer| self.num_bytes(layer, num_tokens) > 0)
     }
 
-    /// The bytes of all records behind `num_tokens` tokens.
+    /// The number of bytes of all records after `num_tokens` tokens.
     fn total_bytes(&self, num_tokens: u32) -> usize {
         let layers = 0..self.num_layers();
         layers.map(|layer| self.num_bytes(layer, num_tokens)).sum()

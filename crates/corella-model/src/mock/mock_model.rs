@@ -113,7 +113,7 @@ impl MockConfig {
         }
     }
 
-    /// The expected tokens of a request, computed without pages, batches or steps. The tokens continue behind an end
+    /// The expected tokens of a request, computed without pages, batches or steps. The tokens continue after an end
     /// token.
     pub fn lone_tokens(
         &self,
@@ -241,7 +241,7 @@ impl MockConfig {
         sampled.map_err(|error| format!("slot {}: {error}", sequence.start.slot))
     }
 
-    /// Computes the logits behind the first `num_tokens` tokens of a sequence.
+    /// Computes the logits after the first `num_tokens` tokens of a sequence.
     pub(crate) fn fill_logits(
         &self,
         sequence: &Sequence,

@@ -46,7 +46,7 @@ pub struct LayerSpec {
     /// Whether the feed-forward part has the same input as attention, so that both outputs are added to the same
     /// residual stream (GPT-J, Cohere). Such a layer has only the norm before attention.
     pub is_parallel: bool,
-    /// The addition behind the feed-forward part, from the layer's own embedding of the token (Gemma 4).
+    /// The addition after the feed-forward part, from the layer's own embedding of the token (Gemma 4).
     pub per_layer: Option<PerLayerSpec>,
     /// Whether the layer ends with the multiplication of the residual stream by a number of its own
     /// (Gemma 4).
@@ -105,10 +105,10 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
-    /// A query sees itself and the `window - 1` positions before it. Unless attention is causal, it also sees the
-    /// `window - 1` positions behind it.
+    /// A query sees itself and the `window - 1` positions before it. Unless attention is causal, the query also sees
+    /// the `window - 1` positions after it.
     pub window: Option<usize>,
-    /// Whether a query sees no position behind it. In encoders it sees the whole text.
+    /// Whether a query sees no position after it. In encoders it sees the whole text.
     pub is_causal: bool,
     /// Whether position 0 has no key: the input of a draft head's layer needs a token before its own.
     pub skips_first: bool,
@@ -304,7 +304,7 @@ impl LayerSpec {
         self.recurrent.is_none() && self.attention.kv_source.is_none()
     }
 
-    /// The number of elements of a token behind attention, or behind the recurrent part, and before the output
+    /// The number of elements of a token after attention, or after the recurrent part, and before the output
     /// projection.
     pub fn mixed_len(&self) -> usize {
         match &self.recurrent {

@@ -16,7 +16,7 @@ pub struct EncoderSpec {
     pub num_segments: usize,
     /// The row of a text's first token in the table of learned positions (2 in RoBERTa).
     pub first_position: usize,
-    /// Whether the norm behind a part of a layer norms the sum of the residual stream and the part's output (BERT),
+    /// Whether the norm after a part of a layer norms the sum of the residual stream and the part's output (BERT),
     /// instead of the output alone. The last layer's norm is then the norm before the head.
     pub norms_sums: bool,
 }

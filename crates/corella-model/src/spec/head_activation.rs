@@ -1,4 +1,4 @@
-//! The functions behind the layers of a head.
+//! The functions after the layers of a head.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadActivation {

@@ -68,7 +68,7 @@ impl BatchBuilder {
         self
     }
 
-    /// Keeps a slot's recurrent state behind the step.
+    /// Keeps a slot's recurrent state after the step.
     pub fn keep_state(&mut self, slot: u32, to: u32) -> &mut Self {
         self.batch.snapshots.push(StateSnapshot {
             slot: SlotId(slot),
@@ -130,7 +130,7 @@ impl BatchBuilder {
         )
     }
 
-    /// Adds a span that draws, with drafts behind its tokens.
+    /// Adds a span that draws, with drafts after its tokens.
     pub fn span_with_drafts(
         &mut self,
         slot: u32,
@@ -145,7 +145,7 @@ impl BatchBuilder {
         self
     }
 
-    /// Makes the newest span return the log-probabilities of the tokens at `positions`; `next` is the one behind its
+    /// Makes the newest span return the log-probabilities of the tokens at `positions`; `next` is the one after its
     /// end.
     pub fn logprobs(&mut self, positions: Range<u32>, next: Option<TokenId>) -> &mut Self {
         if let Some(span) = self.batch.spans.last_mut() {

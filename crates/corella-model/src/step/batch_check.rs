@@ -190,7 +190,7 @@ impl BatchCheck {
     }
 }
 
-/// A step takes each snapshot once, behind a span without drafts.
+/// A step takes each snapshot once, after a span without drafts.
 fn check_snapshots(batch: &Batch) -> Result<(), String> {
     let mut taken = BTreeSet::new();
     for &StateSnapshot { slot, to } in &batch.snapshots {

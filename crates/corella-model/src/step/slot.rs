@@ -105,7 +105,7 @@ impl<A> Slot<A> {
         &self.history
     }
 
-    /// Appends a token that no step has computed, so that a draft can be drawn behind it. The slot's next span
+    /// Appends a token that no step has computed, so that a draft can be drawn after it. The slot's next span
     /// overwrites it.
     pub fn take_up(&mut self, position: usize, token: TokenId) {
         self.history.truncate(position);

@@ -34,7 +34,7 @@ impl SpanPool {
         }
     }
 
-    /// The pooled hidden state; `None` if the span began behind the states that it needs.
+    /// The pooled hidden state; `None` if the span began after the states that it needs.
     pub fn pooled(&self) -> Option<HiddenState> {
         (!self.state.is_empty()).then(|| self.state[..].into())
     }

@@ -25,7 +25,7 @@ pub struct StepRow {
     pub is_second_text: bool,
 }
 
-/// One draw. The draws that follow the drafts of the same span come right behind it.
+/// One draw. The draws that follow the drafts of the same span come right after it.
 #[derive(Clone, Copy, Debug)]
 pub struct StepSample {
     pub slot: SlotId,

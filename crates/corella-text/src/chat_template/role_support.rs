@@ -12,7 +12,7 @@ impl ChatTemplate {
         *self.role_support.get_or_init(|| RoleSupport::of(self))
     }
 
-    /// Whether the template writes messages of this role, at the beginning or behind the first turn.
+    /// Whether the template writes messages of this role, at the beginning or after the first turn.
     pub fn takes_role(&self, role: &str) -> bool {
         let shows = |roles: &[&str]| shows_all(self, roles);
         shows(&[role, "user"])

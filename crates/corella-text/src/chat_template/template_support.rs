@@ -7,7 +7,7 @@ pub struct RoleSupport {
     pub takes_developer: bool,
     /// Two system prompts at the beginning.
     pub takes_second_system: bool,
-    /// A system message behind the first turn.
+    /// A system message after the first turn.
     pub takes_late_system: bool,
     /// Roles of any name.
     pub takes_any_role: bool,
@@ -36,16 +36,16 @@ pub struct ToolSupport {
 /// The turns of clients that a template accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnSupport {
-    /// Two messages of the user, one behind the other.
+    /// Two messages of the user, one after the other.
     pub takes_users_together: bool,
-    /// A message of the user behind a tool's result. Also true if the template writes no results of tools.
+    /// A message of the user after a tool's result. Also true if the template writes no results of tools.
     pub takes_user_behind_result: bool,
     /// Ids of calls that are not nine letters and digits. Also true if the template writes no results of tools.
     pub takes_long_call_ids: bool,
     pub thoughts: ThoughtSupport,
 }
 
-/// The form of thoughts behind a call in a template.
+/// The form of thoughts after a call in a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThoughtSupport {
     /// `reasoning_content`, or no thoughts.

@@ -1,4 +1,4 @@
-//! JSON schemas within a grammar in Lark's notation, behind `%json`.
+//! JSON schemas within a grammar in Lark's notation, after `%json`.
 
 use serde_json::{Deserializer, Value};
 

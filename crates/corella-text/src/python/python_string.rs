@@ -190,7 +190,7 @@ fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// Makes each run of letters begin with an upper-case letter, also behind an apostrophe.
+/// Makes each run of letters begin with an upper-case letter, also after an apostrophe.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut is_within = false;
@@ -252,7 +252,7 @@ pub fn lines(text: &str) -> Vec<(&str, &str)> {
 }
 
 /// The number of characters before the range `start..end`, and the text of the range. Negative indices count from the
-/// end. The text is `None` if the range would begin behind its end.
+/// end. The text is `None` if the range would begin after its end.
 fn ranged(text: &str, start: Option<i64>, end: Option<i64>) -> (usize, Option<&str>) {
     let len = text.chars().count();
     let place = |at: i64| {
@@ -342,7 +342,7 @@ fn filled_up(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(format!("{before}{text}{after}")))
 }
 
-/// Pads with zeros, behind a sign.
+/// Pads with zeros, after a sign.
 fn zero_filled(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (width,): (i64,) = from_args(args)?;
     let missing = bounded(width)?.saturating_sub(text.chars().count());

@@ -41,7 +41,7 @@ impl GrammarWriter {
         Ok(format!("{begin} call {more} {end}"))
     }
 
-    /// The text before all calls, between two, and behind all. Without a separator only one call is allowed.
+    /// The text before all calls, between two, and after all. Without a separator only one call is allowed.
     fn around_calls(&self, format: CallFormat) -> (String, Option<String>, String) {
         let (begin, separator, end) = match format {
             CallFormat::Tagged(format) => {
@@ -53,12 +53,12 @@ impl GrammarWriter {
             CallFormat::Llama3 => ("", Some("; "), ""),
             CallFormat::Mistral if self.has_args_token => ("", Some(""), ""),
             CallFormat::Mistral => {
-                // Tokenizers of SentencePiece put a space behind a marker.
+                // Tokenizers of SentencePiece put a space after a marker.
                 let begin = format!("{} \" \"? \"[\"", self.text("[TOOL_CALLS]"));
                 return (begin, Some(self.text(", ")), self.text("]"));
             }
             CallFormat::Granite => ("<|tool_call|>[", Some(", "), "]"),
-            // A token behind a call ends the reply, so there is only one call.
+            // A token after a call ends the reply, so there is only one call.
             CallFormat::Harmony => ("", None, ""),
             CallFormat::DeepSeekV3 => {
                 ("<｜tool▁calls▁begin｜>", Some("\n"), "<｜tool▁calls▁end｜>")
@@ -129,7 +129,7 @@ impl GrammarWriter {
         let arguments = GrammarSource::JsonSchema(arguments_schema(schema));
         let origin = GrammarOrigin::Tool(name.to_owned());
         let arguments = self.part(arguments, origin, String::new());
-        // Some of Mistral's models write an id behind the name.
+        // Some of Mistral's models write an id after the name.
         let begin = match begin.strip_suffix("[ARGS]") {
             Some(name) if self.has_call_id => format!(
                 "{} ({} /[a-zA-Z0-9]{{9}}/)? {}",

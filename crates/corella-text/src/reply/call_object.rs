@@ -202,7 +202,7 @@ impl CallObject {
         }
     }
 
-    /// Ends the object behind `text`. If a part of the call has been returned, the caller skips the rest.
+    /// Ends the object after `text`. If a part of the call has been returned, the caller skips the rest.
     fn end(&mut self, text: &str, out: &mut PartList) -> Progress {
         if self.is_started {
             out.end_call();

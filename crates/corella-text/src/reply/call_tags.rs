@@ -18,12 +18,12 @@ pub(crate) struct CallTags {
     /// The tags around a call, or around all calls of a reply if `holds_several`.
     pub(crate) outer: [&'static str; 2],
     pub(crate) holds_several: bool,
-    /// The tags before and behind the name of a function, and at the function's end. Formats without these tags have
-    /// the name and the parameters directly in the outer tags.
+    /// The tags before and after the name of a function, and at the function's end. Formats without these tags have the
+    /// name and the parameters directly in the outer tags.
     pub(crate) function: Option<[&'static str; 3]>,
-    /// The tags before and behind a key.
+    /// The tags before and after a key.
     pub(crate) key: [&'static str; 2],
-    /// The tags before and behind a value. The tag before it may be empty.
+    /// The tags before and after a value. The tag before it may be empty.
     pub(crate) value: [&'static str; 2],
     /// The white space around a value.
     pub(crate) padding: &'static str,
@@ -125,7 +125,7 @@ impl CallTags {
         tags
     }
 
-    /// The texts before all calls of a reply, between two, and behind all.
+    /// The texts before all calls of a reply, between two, and after all.
     pub(crate) fn around_calls(&self) -> [String; 3] {
         let [open, close] = self.outer;
         match self.holds_several {
@@ -148,7 +148,7 @@ impl CallTags {
         }
     }
 
-    /// A call behind its parameters.
+    /// A call after its parameters.
     pub(crate) fn end(&self) -> String {
         match self.function {
             None => self.outer[1].to_owned(),

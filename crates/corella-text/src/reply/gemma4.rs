@@ -1,4 +1,4 @@
-//! Calls in the format of Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,…}<tool_call|>`, one behind the other.
+//! Calls in the format of Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,…}<tool_call|>`, one after the other.
 
 use super::call_reader::{CallReader, is_name, may_become_name, read_text, skip_to_tag};
 use super::gemma4_arguments::{Gemma4Arguments, QUOTE};

@@ -16,7 +16,7 @@ const BEGINNINGS: [&str; 9] = [QUOTE, CALL_END, "{", "[", "}", "]", "\"", "'", "
 const BARE_ENDS: [&str; 4] = [",", "}", "]", CALL_END];
 const KEY_ENDS: [&str; 5] = [":", ",", "}", "]", CALL_END];
 
-/// Reads the arguments of one call, from behind their first brace.
+/// Reads the arguments of one call, starting after their first brace.
 pub(crate) struct Gemma4Arguments {
     json: JsonWriter,
     state: State,

@@ -1,5 +1,5 @@
-//! Calls as a list in JSON behind a tag: Granite 3's `<|tool_call|>[{"name": …, "arguments": {…}}, …]`, and Command R's
-//! list of `{"tool_name": …, "parameters": {…}}` in a block of code behind `Action:`.
+//! Calls as a list in JSON after a tag: Granite 3's `<|tool_call|>[{"name": …, "arguments": {…}}, …]`, and Command R's
+//! list of `{"tool_name": …, "parameters": {…}}` in a block of code after `Action:`.
 
 use super::call_list::CallList;
 use super::call_object::Progress;

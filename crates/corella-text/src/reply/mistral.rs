@@ -1,5 +1,5 @@
 //! Calls in the format of Mistral's models: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and in newer ones
-//! `[TOOL_CALLS]name[ARGS]{…}`, perhaps with `[CALL_ID]id` behind the name.
+//! `[TOOL_CALLS]name[ARGS]{…}`, perhaps with `[CALL_ID]id` after the name.
 
 use super::call_list::CallList;
 use super::call_object::Progress;
@@ -9,7 +9,7 @@ use super::part_list::PartList;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
 const CALLS: [&str; 1] = ["[TOOL_CALLS]"];
-/// The possible texts behind a name: the call's id, or its arguments, perhaps without a tag.
+/// The possible texts after a name: the call's id, or its arguments, perhaps without a tag.
 const AFTER_NAME: [&str; 3] = ["[CALL_ID]", "[ARGS]", "{"];
 const CALL_ID: usize = 0;
 const ARGS: usize = 1;

@@ -1,19 +1,19 @@
 //! Arguments of calls in Python: `city='Paris', days=3, units=['c', None])`. They are converted to JSON as they arrive.
 //!
 //! Chat templates write strings without escaping quotes in them, and so do models. A quote ends a string only if the
-//! text behind it can follow a value.
+//! text after it can follow a value.
 
 use super::json_writer::{JsonWriter, json_of_bare};
 use super::python_reader::PythonBlock;
 use super::python_string::{Escape, Quote, Unescaped, unescape};
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
-/// The possible texts behind a value without quotes, and behind a name. The last text of each list stands for the end
-/// of all calls.
+/// The possible texts after a value without quotes, and after a name. The last text of each list stands for the end of
+/// all calls.
 const BARE_ENDS: [&str; 6] = [",", ")", "]", "}", ":", ""];
 const NAME_ENDS: [&str; 11] = ["=", ":", ",", ")", "(", "[", "{", "'", "\"", "]", ""];
 
-/// Reads the arguments of one call, from behind its bracket.
+/// Reads the arguments of one call, starting after its bracket.
 pub(crate) struct PythonArguments {
     block: PythonBlock,
     json: JsonWriter,
@@ -44,7 +44,7 @@ enum State {
 #[derive(Clone, Debug, PartialEq)]
 enum Position {
     Value,
-    /// The first string or value behind a curly bracket, with the text of a string so far.
+    /// The first string or value after a curly bracket, with the text of a string so far.
     First(String),
     Key(String),
 }
@@ -147,7 +147,7 @@ impl PythonArguments {
                     Position::Value => {
                         self.writer().value(&json_of_bare(&value));
                         self.end_value();
-                        // A colon behind a value has no meaning.
+                        // A colon after a value has no meaning.
                         let skipped = usize::from(end == Some(":"));
                         Some(settled + skipped)
                     }
@@ -310,7 +310,7 @@ impl PythonArguments {
         (at > 0).then_some(at)
     }
 
-    /// Reads the text behind a possible key.
+    /// Reads the text after a possible key.
     fn colon(&mut self, text: &str, at_end: bool) -> Option<usize> {
         let rest = text.trim_start();
         let len = text.len() - rest.len();
@@ -365,7 +365,7 @@ fn end_of<const N: usize>(
     }
 }
 
-/// Whether a quote ends its string, judged by the text behind it. `None` if more text decides.
+/// Whether a quote ends its string, judged by the text after it. `None` if more text decides.
 fn closes(
     behind: &str,
     block: PythonBlock,

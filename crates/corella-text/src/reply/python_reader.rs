@@ -41,7 +41,7 @@ pub(crate) struct PythonReader {
 
 enum State {
     Text,
-    /// In a list of calls, before one or behind it. The brackets around it may be missing.
+    /// In a list of calls, before one or after it. The brackets around it may be missing.
     List,
     Name(String),
     Arguments(Box<PythonArguments>),
@@ -80,7 +80,7 @@ impl PythonReader {
         }
     }
 
-    /// Skips a repetition: the model sometimes repeats the list behind the end tag, without the tag that begins it.
+    /// Skips a repetition: the model sometimes repeats the list after the end tag, without the tag that begins it.
     fn skip_repetition(&mut self, text: &str, at_end: bool) -> Option<usize> {
         let (rest, end) = (text.trim_start(), self.block.end());
         let len = text.len() - rest.len();

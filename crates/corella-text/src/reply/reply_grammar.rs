@@ -10,7 +10,7 @@ use super::{CallFormat, ReasoningFormat, ReplyContext};
 use crate::grammar::grammar_source::{ComposedGrammar, GrammarSource};
 use crate::{Grammar, GrammarCompiler, GrammarError, Tokenizer};
 
-/// The required reply behind the reasoning. If both members are set, the reply is either calls or a text.
+/// The required reply after the reasoning. If both members are set, the reply is either calls or a text.
 #[derive(Clone, Debug, Default)]
 pub struct WantedReply {
     pub calls: Option<WantedCalls>,
@@ -113,7 +113,7 @@ pub(crate) struct GrammarWriter {
     origins: Vec<(GrammarOrigin, String)>,
 }
 
-/// White space that models write behind their reasoning.
+/// White space that models write after their reasoning.
 const GAP: &str = r"/[ \n]{1,4}/?";
 
 impl GrammarWriter {

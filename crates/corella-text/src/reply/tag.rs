@@ -10,7 +10,7 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
-    /// The bytes that belong to no tag, and the tag behind them.
+    /// The bytes that belong to no tag, and the tag after them.
     pub(crate) fn parts(self) -> (usize, Option<usize>) {
         match self {
             Self::Tag { start, tag } => (start, Some(tag)),

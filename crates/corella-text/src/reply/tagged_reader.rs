@@ -61,7 +61,7 @@ impl TaggedReader {
         };
     }
 
-    /// The tags behind the name of a function.
+    /// The tags after the name of a function.
     fn name_ends(&self) -> Vec<&'static str> {
         match self.tags.function {
             Some([_, close, _]) => vec![close],

@@ -13,7 +13,7 @@ pub(crate) struct ThinkTags {
     pub(crate) label: &'static str,
     /// A text that begins another part, and so ends the reasoning without its last tag.
     pub(crate) end: Option<&'static str>,
-    /// The tags around the answer behind the reasoning. A reply may lack them.
+    /// The tags around the answer after the reasoning. A reply may lack them.
     pub(crate) answer: Option<[&'static str; 2]>,
 }
 

@@ -350,7 +350,7 @@ fn join(
     filters::join(state, &value, joiner, attribute, named)
 }
 
-/// A break behind the text begins one more line, without an indent.
+/// A break after the text begins one more line, without an indent.
 fn indent(state: &State, text: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     /// The widest indent. A wider one would fill the memory.
     const MAX_WIDTH: usize = 1000;

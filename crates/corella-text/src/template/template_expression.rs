@@ -408,7 +408,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The expressions between square brackets behind a value, and whether they are a slice.
+    /// The expressions between square brackets after a value, and whether they are a slice.
     fn subscript(&mut self) -> Option<(String, bool)> {
         let mut text = String::new();
         let mut is_slice = false;

@@ -4,7 +4,7 @@
 use crate::python::template_cost::{MEMBER, NESTED};
 use crate::template::template_expression::{Token, is_name};
 
-/// Words behind which a bracket begins a value. Behind any other name, a bracket begins arguments or an index.
+/// Words after which a bracket begins a value. After any other name, a bracket begins arguments or an index.
 const KEYWORDS: [&str; 14] = [
     "in",
     "not",
@@ -91,7 +91,7 @@ fn literals(tokens: &[Token<'_>], first: usize) -> Vec<Insertion> {
     insertions
 }
 
-/// Whether a bracket behind these tokens begins a value.
+/// Whether a bracket after these tokens begins a value.
 fn begins_value(before: &[Token<'_>]) -> bool {
     let texts: Vec<&str> = before
         .iter()

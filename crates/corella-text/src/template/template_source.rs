@@ -1,7 +1,7 @@
 //! Rewrites the source of a chat template where the template engine's output would differ from Jinja2's:
 //!
 //! * `{% generation %}`, which marks the assistant's tokens for training, prints its body.
-//! * The line break behind `{% raw %}` stays.
+//! * The line break after `{% raw %}` stays.
 //! * `for` does not treat `none` as an empty list, and recognises the last character of a string.
 //! * Some operators become function calls (`template_expression`).
 //! * Values made of other values are checked (`template_nesting`).
@@ -167,7 +167,7 @@ fn raw_end(tag: &str, len: usize) -> Option<usize> {
     })
 }
 
-/// Copies a raw block. The engine would drop a line break behind the tag.
+/// Copies a raw block. The engine would drop a line break after the tag.
 fn push_raw(tag: &str, len: usize, out: &mut String) -> Option<usize> {
     let end = raw_end(tag, len)?;
     out.push_str(&tag[..len]);

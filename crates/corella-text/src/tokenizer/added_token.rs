@@ -27,7 +27,7 @@ impl AddedTokens {
     }
 
     /// Splits the text into added tokens and the texts between them. The token that begins first is found first. If
-    /// several begin at one position, the longest is found. The search then continues behind the token. The texts are
+    /// several begin at one position, the longest is found. The search then continues after the token. The texts are
     /// never empty.
     pub(crate) fn sections<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Section<'a>> {
         let mut rest = text;

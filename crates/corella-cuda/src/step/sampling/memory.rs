@@ -25,7 +25,7 @@ pub fn words_of_slice<T: Copy>(values: &[T]) -> &[u32] {
 #[derive(Debug)]
 pub struct Staging {
     device: SharedDevice,
-    /// The buffers. Only the last one has room, behind `num_used` words.
+    /// The buffers. Only the last one has room, after `num_used` words.
     buffers: Vec<PinnedBuffer<u32>>,
     len: usize,
     num_used: usize,
@@ -78,7 +78,7 @@ pub struct RuleBlock {
 }
 
 /// Blocks for token rules, in sizes that are powers of two. A freed block may be reused at once: on the stream, copies
-/// into the block come behind the kernels that read it.
+/// into the block come after the kernels that read it.
 #[derive(Debug)]
 pub struct RuleMemory {
     device: SharedDevice,

@@ -6,7 +6,7 @@ use crate::{CheckpointError, DraftHeadWeights, LayerSpec};
 use super::{Part, TensorSource, Tensors};
 
 impl<S: TensorSource> Tensors<'_, S> {
-    /// Takes the draft head, whose layer is the first behind its own prefix.
+    /// Takes the draft head, whose layer is the first after its own prefix.
     pub(super) fn take_draft_head(
         &mut self,
         layer: &LayerSpec,

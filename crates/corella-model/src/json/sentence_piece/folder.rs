@@ -89,7 +89,7 @@ pub fn folder_tokenizer(
         .tokenizer_json(added_tokens, post_processor, |_| true))
 }
 
-/// Refuses ids of added tokens that leave out one behind the model's pieces.
+/// Refuses added tokens after the model's pieces if an id is missing among their ids.
 fn check_ids(
     num_pieces: usize,
     added: &BTreeMap<TokenId, AddedToken>,

@@ -7,7 +7,7 @@ use corella_core::{SlotStart, SnapshotId, StateSnapshot};
 use crate::mock::mock_model::Sequence;
 use crate::{StateError, StateRecords};
 
-/// The snapshots of a model with recurrent layers. The state of a slot itself is the one behind the slot's whole
+/// The snapshots of a model with recurrent layers. The state of a slot itself is the one after the slot's whole
 /// history.
 pub(crate) struct Snapshots {
     has_states: bool,
@@ -42,7 +42,7 @@ impl Snapshots {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that a slot starts with the state behind its cached tokens. Returns whether that state is void.
+    /// Checks that a slot starts with the state after its cached tokens. Returns whether that state is void.
     pub fn restore(&self, start: &SlotStart, sequence: &Sequence) -> Result<bool, String> {
         let (slot, num_tokens) = (start.slot, sequence.tokens.len());
         let Some(id) = start.snapshot else {
@@ -70,7 +70,7 @@ impl Snapshots {
         }
     }
 
-    /// Keeps the state behind a sequence.
+    /// Keeps the state after the tokens of a sequence.
     pub fn take(
         &self,
         taken: StateSnapshot,

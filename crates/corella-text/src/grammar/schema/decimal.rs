@@ -89,7 +89,7 @@ impl Decimal {
         self.is_negative
     }
 
-    /// The number of digits behind the decimal point.
+    /// The number of digits after the decimal point.
     pub(super) fn scale(&self) -> i64 {
         (self.digits.len() as i64 - self.point).max(0)
     }
