@@ -1,5 +1,6 @@
 //! The named events of a streamed response.
 
+use std::mem;
 use std::sync::Arc;
 
 use corella_text::ReplyPart;
@@ -86,7 +87,7 @@ impl ResponseEvents {
         place
     }
 
-    fn push_part(&mut self, part: &ReplyPart, logprobs: Vec<Value>, events: &mut Events) {
+    fn push_part(&mut self, part: &ReplyPart, logprobs: &mut Vec<Value>, events: &mut Events) {
         let is_continued = self
             .output
             .last()
@@ -110,7 +111,7 @@ impl ResponseEvents {
         };
         data["delta"] = json!(text);
         if matches!(part, ReplyPart::Text(_)) {
-            data["logprobs"] = json!(logprobs);
+            data["logprobs"] = json!(mem::take(logprobs));
         }
         self.push(name, data, events);
     }
@@ -185,9 +186,10 @@ impl ResponseEvents {
 impl ChunkEncoder for ResponseEvents {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         self.start(events);
-        let logprobs = self.output.push_logprobs(&self.served, &delta.logprobs);
+        // The first text has the log-probabilities of the whole delta, so that no token is told twice.
+        let mut logprobs = self.output.push_logprobs(&self.served, &delta.logprobs);
         for part in &delta.parts {
-            self.push_part(part, logprobs.clone(), events);
+            self.push_part(part, &mut logprobs, events);
         }
         if delta.finish.is_some() {
             self.status = Status::of(delta.finish.as_ref());
