@@ -158,6 +158,16 @@ def test_the_wrong_one_of_many_is_told(llm):
     assert refused.value.index == 1
 
 
+@pytest.mark.parametrize("prompts", [[["a", "b"]], [[1, 2], ["a"]], [[[1, 2]]]])
+def test_a_prompt_that_is_a_list_has_token_ids(llm, prompts):
+    place = len(prompts) - 1
+    for call in (llm.generate, llm.embed, lambda prompts: llm.score("a", prompts)):
+        with pytest.raises(TypeError, match=f"^prompt {place} is .*give each text as a prompt of its own"):
+            call(prompts)
+    with pytest.raises(TypeError, match="^prompt 0 is .*a prompt that is a list has token ids"):
+        llm.stream(["a", "b"])
+
+
 def test_an_error_can_be_sent_to_another_process(llm):
     with pytest.raises(RequestError) as refused:
         llm.generate(["a", "b"], [SamplingParams(), SamplingParams(min_p=7)])
@@ -363,3 +373,40 @@ print(os.wait()[1], "".join(delta.text for delta in stream) == before, flush=Tru
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines() == ["True", "True", "True", "0 True"], done
+
+
+class Reply:
+    """A message as OpenAI's client returns it, an object of Pydantic."""
+
+    role = "assistant"
+
+    def model_dump(self, exclude_none):
+        assert exclude_none
+        return {"role": self.role, "content": "Hello!"}
+
+    @classmethod
+    def model_json_schema(cls):
+        return {"$defs": {}}
+
+
+def test_messages_may_be_objects_of_pydantic(llm):
+    params = SamplingParams(max_tokens=4, temperature=0)
+    own, plain = ([*QUESTION, reply, *QUESTION] for reply in (Reply(), {"role": "assistant", "content": "Hello!"}))
+    assert llm.chat(own, params)[0].outputs == llm.chat(plain, params)[0].outputs
+    assert llm.chat([own, own], params)[1].outputs == llm.chat(own, params)[0].outputs
+
+
+def test_a_half_of_a_character_is_named(llm):
+    with pytest.raises(RequestError, match=r"^prompt 1: prompt is no valid text: it has '\\ud83d'.*lone surrogate") as refused:
+        llm.generate(["é", "a\ud83d"])
+    assert (refused.value.index, refused.value.param) == (1, "prompt")
+    with pytest.raises(RequestError, match="^messages is no valid text"):
+        llm.chat([{"role": "user", "content": "\ud83d"}])
+
+
+def test_a_field_that_does_not_exist_cannot_be_set():
+    params = SamplingParams(max_tokens=3)
+    with pytest.raises(AttributeError, match="max_tokns"):
+        params.max_tokns = 3
+    params.max_tokens = 4
+    assert pickle.loads(pickle.dumps(params)) == copy.copy(params) == params.clone() == SamplingParams(max_tokens=4)

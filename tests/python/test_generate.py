@@ -127,6 +127,10 @@ class Verdict:
 def test_answers_obey_a_format(llm):
     params = SamplingParams(max_tokens=32, seed=1, structured_outputs=StructuredOutputsParams(json=Verdict))
     assert llm.generate("Is the fox red?", params)[0].text in ('"yes"', '"no"')
+    params = SamplingParams(max_tokens=32, seed=1, structured_outputs=Verdict)
+    assert llm.generate("Is the fox red?", params)[0].text in ('"yes"', '"no"')
+    question = [{"role": "user", "content": "Is the fox red?"}]
+    assert llm.chat(question, response_format=Verdict, max_tokens=32)[0].text in ('"yes"', '"no"')
     params = SamplingParams(max_tokens=32, seed=1, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
     assert {output.text for output in llm.generate(["Is it?", "Or not?"], params)} <= {"yes", "no"}
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from corella import LLM, SamplingParams
 from patience import PATIENCE_S
 
 HERE = Path(__file__).parent
@@ -49,6 +51,13 @@ def test_a_typed_program_is_accepted(tmp_path, name):
 def test_mistakes_are_found_before_they_run(tmp_path, line, error):
     checked = mypy(tmp_path, f"from corella import LLM, SamplingParams\n{line}\n")
     assert checked.returncode == 1 and error in checked.stdout, checked.stdout
+
+
+def test_notebooks_complete_the_names_of_arguments():
+    fields = inspect.signature(SamplingParams).parameters
+    assert list(fields) == list(SamplingParams.__dataclass_fields__)
+    options = inspect.signature(LLM).parameters
+    assert next(iter(options)) == "model" and {"max_num_seqs", "seed", "kv_cache_memory"} <= options.keys()
 
 
 @pytest.mark.parametrize("name", MODULES)

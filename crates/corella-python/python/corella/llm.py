@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, Literal, NoReturn, TypeVar
 
 from corella._corella import Engine, Job, stop_courier
 from corella.errors import EngineError, OptionError, RequestError, UnsupportedError
+from corella.options import ForeignOptions, Options
 from corella.output import RequestOutput, read_answer
 from corella.pooled_output import (
     ClassificationOutput,
@@ -25,7 +27,9 @@ from corella.pooled_output import (
 from corella.progress import UseTqdm, progress_bar
 from corella.request import (
     CHAT,
+    CLASSIFY,
     COMPLETIONS,
+    EMBEDDINGS,
     Message,
     Params,
     Prompt,
@@ -43,13 +47,11 @@ from corella.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from corella.options import Options
-
 # Threads must not enter Python while it ends.
 atexit.register(stop_courier)
 
-_EMBEDDINGS = "/v1/embeddings"
-_CLASSIFY = "/classify"
+_Bodies = TypeVar("_Bodies", str, "list[str]")
+
 _SCORE = "/score"
 
 
@@ -168,7 +170,7 @@ class LLM:
         """
         path, body, text = stream_request(prompt, sampling_params, fields)
         engine = self._open_engine()
-        return Stream(_start(engine, path, body), text, engine.token_texts)
+        return Stream(_start(engine.stream, path, body), text, engine.token_texts)
 
     def astream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None, **fields: Any
@@ -176,7 +178,7 @@ class LLM:
         """The same as `stream`, for `async for`."""
         path, body, text = stream_request(prompt, sampling_params, fields)
         engine = self._open_engine()
-        return AsyncStream(_start(engine, path, body), text, engine.token_texts)
+        return AsyncStream(_start(engine.stream, path, body), text, engine.token_texts)
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = False, **fields: Any
@@ -194,7 +196,7 @@ class LLM:
         """
         return [
             EmbeddingRequestOutput(*about, outputs=EmbeddingOutput(row["embedding"]))
-            for about, row in self._pool(_EMBEDDINGS, prompts, {**fields, "encoding_format": "float"}, use_tqdm)
+            for about, row in self._pool(EMBEDDINGS, prompts, {**fields, "encoding_format": "float"}, use_tqdm)
         ]
 
     def encode(
@@ -226,7 +228,7 @@ class LLM:
         """
         return [
             ClassificationRequestOutput(*about, outputs=ClassificationOutput(row["probs"], row["label"]))
-            for about, row in self._pool(_CLASSIFY, prompts, fields, use_tqdm)
+            for about, row in self._pool(CLASSIFY, prompts, fields, use_tqdm)
         ]
 
     def score(
@@ -290,7 +292,7 @@ class LLM:
         ...     llm.post("/tokenize", {"prompt": "a fox"})["count"]
         2
         """
-        job = _start_all(self._open_engine(), path, [to_json(body)])
+        job = _start(self._open_engine().answer_all, path, [to_json(body)])
         item = job.next()
         if item is None:
             raise _lost()
@@ -340,7 +342,7 @@ class LLM:
 
     def _answer(self, path: str, requests: list[tuple[str, str | None]], use_tqdm: UseTqdm) -> list[RequestOutput]:
         engine = self._open_engine()
-        job = _start_all(engine, path, [body for body, _ in requests])
+        job = _start(engine.answer_all, path, [body for body, _ in requests])
         answers = _Answers(engine, requests)
         try:
             with progress_bar(use_tqdm, len(requests)) as advance:
@@ -353,7 +355,7 @@ class LLM:
 
     def _post_all(self, path: str, bodies: list[str], use_tqdm: UseTqdm) -> list[dict[str, Any]]:
         """Returns the whole answers, in the order of the bodies."""
-        job = _start_all(self._open_engine(), path, bodies)
+        job = _start(self._open_engine().answer_all, path, bodies)
         answers: dict[int, dict[str, Any]] = {}
         try:
             with progress_bar(use_tqdm, len(bodies)) as advance:
@@ -388,7 +390,7 @@ class LLM:
         self, path: str, requests: list[tuple[str, str | None]], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         engine = self._open_engine()
-        job = _start_all(engine, path, [body for body, _ in requests])
+        job = _start(engine.answer_all, path, [body for body, _ in requests])
         answers = _Answers(engine, requests)
         try:
             with progress_bar(use_tqdm, len(requests)) as advance:
@@ -398,6 +400,18 @@ class LLM:
         finally:
             job.cancel()
         return answers.in_order()
+
+
+def _signature() -> inspect.Signature:
+    """Lists the options by name, for the help and the completion of notebooks."""
+    names = [name for name in Options.__annotations__ if name not in ForeignOptions.__annotations__]
+    model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    others = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
+    return inspect.Signature([model, *options, others])
+
+
+LLM.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 class _Answers:
@@ -426,16 +440,9 @@ def _lost() -> EngineError:
     return EngineError("the request was cut off, because the LLM was closed")
 
 
-def _start_all(engine: Engine, path: str, bodies: list[str]) -> Job:
+def _start(start: Callable[[str, _Bodies], Job], path: str, bodies: _Bodies) -> Job:
     try:
-        return engine.answer_all(path, bodies)
-    except RuntimeError as error:
-        raise EngineError(str(error)) from None
-
-
-def _start(engine: Engine, path: str, body: str) -> Job:
-    try:
-        return engine.stream(path, body)
+        return start(path, bodies)
     except RuntimeError as error:
         raise EngineError(str(error)) from None
 

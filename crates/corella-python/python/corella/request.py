@@ -7,7 +7,7 @@ import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 from corella.errors import RequestError, UnsupportedError
 from corella.sampling_params import SamplingParams
@@ -20,6 +20,8 @@ Params = Union[SamplingParams, Sequence[SamplingParams], None]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+CLASSIFY = "/classify"
 
 
 def completion_requests(
@@ -101,9 +103,10 @@ def contents_of(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
 
 
 def _is_conversation(messages: object) -> bool:
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         return False
-    return len(messages) > 0 and isinstance(messages[0], Mapping) and "role" in messages[0]
+    first = messages[0]
+    return "role" in first if isinstance(first, Mapping) else hasattr(first, "role")
 
 
 def _check_conversation(messages: object, index: int) -> None:
@@ -126,7 +129,10 @@ def _content_of(prompt: object, index: int) -> str | list[int]:
         raise _wrong(place, prompt, "decode the bytes")
     if not isinstance(prompt, Iterable):
         raise _wrong(place, prompt, "a prompt is a text, token ids or a dict")
-    return list(prompt)
+    ids = list(prompt)
+    if any(isinstance(element, (str, list, tuple, Mapping)) for element in ids):
+        raise _wrong(place, prompt, "a prompt that is a list has token ids; give each text as a prompt of its own")
+    return ids
 
 
 def _prompt_of_dict(prompt: Mapping[str, Any], index: int) -> object:
@@ -207,22 +213,43 @@ def to_json(fields: Mapping[str, object]) -> str:
 
 
 def _value_json(name: str, value: object) -> str:
+    if isinstance(value, type) and name in _OF_CLASS:
+        value = _OF_CLASS[name](value)
     try:
-        return json.dumps(value, default=_plain, allow_nan=False)
+        text = json.dumps(value, default=_plain, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return text
     except TypeError as error:
         raise TypeError(f"{name}: {error}") from None
+    except UnicodeEncodeError as error:
+        wrong = f"{name} is no valid text: it has {error.object[error.start]!r}, a half of a character"
+        raise RequestError(f"{wrong} (a lone surrogate)", param=name) from None
     except ValueError:
         raise RequestError(f"{name} is {reprlib.repr(value)}: numbers must be finite", param=name) from None
 
 
+_OF_CLASS: dict[str, Callable[[type], object]] = {
+    "structured_outputs": lambda schema: {"json": schema},
+    "response_format": lambda schema: {
+        "type": "json_schema",
+        "json_schema": {"name": schema.__name__, "schema": schema},
+    },
+}
+"""Makes the value of a field of a Pydantic class."""
+
+
 def _plain(value: object) -> object:
-    """Converts a value that `json` cannot encode: a path, another kind of sequence or mapping, or a Pydantic class."""
+    """Converts a value that `json` cannot encode: a path, another kind of sequence or mapping, or one of Pydantic."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
+    # Pydantic's objects are messages of clients, which have all fields that a message may have.
+    if not isinstance(value, type) and callable(dump := getattr(value, "model_dump", None)):
+        dumped: object = dump(exclude_none=True)
+        return dumped
     # NumPy's and PyTorch's arrays and numbers have `tolist`, Pydantic's classes `model_json_schema`.
     for name in ("tolist", "model_json_schema"):
         convert: object = getattr(value, name, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
@@ -33,12 +34,13 @@ _OF_VLLM = {
     "detokenize": "answers have their text and their token ids",
     "logits_processors": "logit_bias, bad_words, allowed_token_ids and structured_outputs change what is drawn",
     "extra_args": "leave it out",
+    "spaces_between_special_tokens": "leave it out: texts join tokens without spaces",
     "output_kind": "`generate` gives whole answers, and `stream` gives parts",
     "truncate_prompt_tokens": "cut the prompt with `get_tokenizer()`",
 }
 
 
-@dataclass
+@dataclass(slots=True)
 class SamplingParams:
     """How answers are drawn. The names are those of vLLM and of the server's API.
 
@@ -93,8 +95,8 @@ class SamplingParams:
     """Returns the log-probability of each token of the prompt, and of this many alternatives."""
     skip_special_tokens: bool | None = None
     """Whether special tokens are left out of the text, as they are by default."""
-    structured_outputs: Mapping[str, Any] | None = None
-    """The form that the answer must have: `StructuredOutputsParams`, or a dict with its fields."""
+    structured_outputs: Mapping[str, Any] | type[Any] | None = None
+    """The form that the answer must have: `StructuredOutputsParams`, a dict with its fields, or a Pydantic class."""
     priority: int | None = None
     """With `scheduling_policy="priority"`, a request with a smaller number is more urgent."""
     cache_salt: str | None = None
@@ -110,7 +112,7 @@ class SamplingParams:
             meant = f"did you mean {near[0]}?" if near else "fields of the API are keywords of `generate`"
             meant = _OF_VLLM.get(name, meant)
             raise TypeError(f"SamplingParams has no {name}; {meant}")
-        return super().__new__(cls)
+        return object.__new__(cls)
 
     def __repr__(self) -> str:
         set_fields = ((field.name, getattr(self, field.name)) for field in fields(self))
@@ -134,3 +136,8 @@ class SamplingParams:
         if self.logit_bias is not None:
             given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
         return {name: value for name, value in given.items() if value is not None}
+
+
+# Without it, notebooks would show and complete the arguments of `__new__`.
+_FIELDS = list(inspect.signature(SamplingParams.__init__).parameters.values())[1:]
+SamplingParams.__signature__ = inspect.Signature(_FIELDS)  # type: ignore[attr-defined]
