@@ -6,7 +6,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from corella import LLM, SamplingParams, StructuredOutputsParams
+from corella import LLM, RequestError, SamplingParams, StructuredOutputsParams
 from patience import PATIENCE_S, wait_until
 
 SUBJECTS = ["a fox", "an owl", "a bear and a lantern", "rain", "two snails"]
@@ -140,6 +140,16 @@ def test_answers_obey_a_format(llm):
         response_format={"type": "json_schema", "json_schema": {"name": "age", "schema": schema}},
     )
     assert isinstance(json.loads(output.text)["age"], int)
+
+
+def test_each_prompt_may_have_a_priority(llm):
+    params = SamplingParams(max_tokens=2, temperature=0)
+    outputs = llm.generate(["a", "b"], params, priority=[-1, 2])
+    assert llm.generate("a", params, priority=4)[0].outputs == outputs[0].outputs
+    with pytest.raises(RequestError, match="^prompt 1: priority: must be a whole number"):
+        llm.generate(["a", "b"], [params, params], priority=[-1, "high"])
+    with pytest.raises(ValueError, match="there are 2 prompts and 3 priorities"):
+        llm.chat([[{"role": "user", "content": "a"}]] * 2, priority=[1, 2, 3])
 
 
 def test_the_prefix_cache_is_told_about(llm):

@@ -6,6 +6,7 @@ import json
 import os
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Callable, Union
 
@@ -29,8 +30,8 @@ def completion_requests(
 ) -> list[tuple[str, str | None]]:
     """Returns the body of each request, with the prompt if the prompt is a text."""
     contents = contents_of(prompts)
-    params = _params_of_each(sampling_params, len(contents))
     given = _given(fields)
+    params = _params_of_each(sampling_params, given, len(contents))
     bodies = _bodies([{**_sampled(own), **given, "prompt": content} for content, own in zip(contents, params)])
     return [(body, content if isinstance(content, str) else None) for body, content in zip(bodies, contents)]
 
@@ -48,8 +49,8 @@ def chat_requests(
     conversations = [messages] if _is_conversation(messages) else list(messages)
     for index, conversation in enumerate(conversations):
         _check_conversation(conversation, index)
-    params = _params_of_each(sampling_params, len(conversations))
     given = _given({"tools": tools, "chat_template_kwargs": chat_template_kwargs, **fields})
+    params = _params_of_each(sampling_params, given, len(conversations))
     bodies = [
         {**_sampled_chat(own), **given, "messages": conversation} for conversation, own in zip(conversations, params)
     ]
@@ -60,8 +61,9 @@ def stream_request(
     prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None, fields: Mapping[str, Any]
 ) -> tuple[str, str, str | None]:
     """Returns the path and the body of a request, and the prompt if the prompt is a text."""
-    [params] = _params_of_each(sampling_params, 1)
-    streamed = {**_given(fields), "stream": True, "stream_options": {"include_usage": True}}
+    given = _given(fields)
+    [params] = _params_of_each(sampling_params, given, 1)
+    streamed = {**given, "stream": True, "stream_options": {"include_usage": True}}
     if _is_conversation(prompt):
         body = {**_sampled_chat(params), **streamed, "messages": prompt}
         return CHAT, to_json(body), None
@@ -150,7 +152,20 @@ def _prompt_of_dict(prompt: Mapping[str, Any], index: int) -> object:
 _OF_DICT = "a prompt that is a dict has `prompt` or `prompt_token_ids`, and nothing else"
 
 
-def _params_of_each(sampling_params: Params, num_prompts: int) -> Sequence[SamplingParams | None]:
+def _params_of_each(
+    sampling_params: Params, given: dict[str, Any], num_prompts: int
+) -> Sequence[SamplingParams | None]:
+    """Returns the parameters of each prompt. They get the priorities of the fields, if those are a list as in vLLM."""
+    params = _listed_params(sampling_params, num_prompts)
+    if not isinstance(given.get("priority"), Sequence):
+        return params
+    priorities = given.pop("priority")
+    if len(priorities) != num_prompts:
+        raise ValueError(f"there are {num_prompts} prompts and {len(priorities)} priorities: give one for each")
+    return [replace(own or SamplingParams(), priority=priority) for own, priority in zip(params, priorities)]
+
+
+def _listed_params(sampling_params: Params, num_prompts: int) -> Sequence[SamplingParams | None]:
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params] * num_prompts
     is_list = isinstance(sampling_params, Sequence) and not isinstance(sampling_params, str)
