@@ -122,6 +122,24 @@ def test_prometheus_reads_the_alerts_and_the_queries_of_the_dashboard(tmp_path):
     check("promtool", "check", "rules", path)
 
 
+def complaints(unit, *arguments):
+    done = subprocess.run(["systemd-analyze", "verify", *arguments, unit], capture_output=True, text=True)
+    return [line for line in done.stderr.splitlines() if "corella" in line]
+
+
+@program("systemd-analyze")
+def test_systemd_takes_the_books_unit_of_a_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    book = (ROOT / "docs/src/deployment.md").read_text()
+    blocks = re.findall(r"```ini\n(.*?)```", book, re.DOTALL)
+    (text,) = [block for block in blocks if "default.target" in block]
+    unit = tmp_path / "corella.service"
+    unit.write_text(text.replace("%h/.local/bin/corella", str(BINARY.resolve())))
+    assert complaints(unit, "--user") == []
+    unit.write_text(text.replace("RestartSec", "RestartSecs"))
+    assert complaints(unit, "--user") != []
+
+
 @program("systemd-analyze")
 @pytest.mark.parametrize("packed, path", [(False, "/usr/local/bin/corella"), (True, "/usr/bin/corella")])
 def test_systemd_takes_the_unit(packed, path, tmp_path, monkeypatch):
@@ -132,9 +150,7 @@ def test_systemd_takes_the_unit(packed, path, tmp_path, monkeypatch):
     text = package_unit() if packed else (DEPLOY / "systemd/corella.service").read_text()
     assert f"ExecStart={path} " in text
     unit.write_text(text.replace(path, str(BINARY.resolve())))
-    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
-    complaints = [line for line in done.stderr.splitlines() if "corella" in line]
-    assert not complaints, complaints
+    assert complaints(unit) == []
     # systemd rates a service with all permissions 100, and calls a service below 20 OK.
     check("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
 
