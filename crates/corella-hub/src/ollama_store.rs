@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::model_name::{is_lower_hex, is_part};
+use crate::model_name::is_lower_hex;
 
 /// Ollama's folders of models, which are read and never changed.
 pub struct OllamaStore {
@@ -15,18 +15,18 @@ pub struct OllamaStore {
 /// A model whose weights are one GGUF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OllamaModel {
-    /// `NAME:TAG`.
+    /// The name that Ollama shows: `NAME:TAG` of its library, `OWNER/NAME:TAG` or `HOST/OWNER/NAME:TAG`.
     pub name: String,
     pub path: PathBuf,
     pub num_bytes: u64,
 }
 
-/// The manifests of Ollama's own library.
-const LIBRARY: &str = "manifests/registry.ollama.ai/library";
+const MANIFESTS: &str = "manifests";
+/// Manifests are files HOST/OWNER/NAME/TAG. Ollama shows neither this host nor this owner.
+const LIBRARY: [&str; 2] = ["registry.ollama.ai/", "library/"];
 const WEIGHTS: &str = "application/vnd.ollama.image.model";
 /// A change of the weights, without which the model is another.
 const ADAPTER: &str = "application/vnd.ollama.image.adapter";
-const DEFAULT_TAG: &str = "latest";
 
 #[derive(Deserialize)]
 struct Manifest {
@@ -45,41 +45,48 @@ impl OllamaStore {
         Self { folders }
     }
 
-    /// Looks for `NAME` or `NAME:TAG`.
+    /// Looks for a model by its name, in any case. Without a tag, the tag is `latest`.
     pub fn find(&self, name: &str) -> Option<OllamaModel> {
-        let (name, tag) = name.split_once(':').unwrap_or((name, DEFAULT_TAG));
-        let mut folders = self.folders.iter();
-        folders.find_map(|folder| model(folder, name, tag))
+        let whole = format!("{name}:latest");
+        let is_meant =
+            |known: &str| name.eq_ignore_ascii_case(known) || whole.eq_ignore_ascii_case(known);
+        let mut models = self.models().into_iter();
+        models.find(|model| is_meant(&model.name))
     }
 
     /// All models, by their names.
     pub fn models(&self) -> Vec<OllamaModel> {
         let mut models = Vec::new();
         for folder in &self.folders {
-            for name in entries(&folder.join(LIBRARY)) {
-                let tags = entries(&folder.join(LIBRARY).join(&name)).into_iter();
-                models.extend(tags.filter_map(|tag| model(folder, &name, &tag)));
+            let mut paths = vec![folder.join(MANIFESTS)];
+            for _ in ["host", "owner", "name", "tag"] {
+                paths = paths.iter().flat_map(|path| entries(path)).collect();
             }
+            models.extend(paths.iter().filter_map(|path| model(folder, path)));
         }
         models.sort_by(|one, other| one.name.cmp(&other.name));
         models
     }
 }
 
-/// The names in a folder, and none if it cannot be read.
-fn entries(folder: &Path) -> Vec<String> {
+/// The content of a folder, and nothing if it cannot be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    { entries.map(|entry| entry.file_name().into_string()) }
-        .flatten()
-        .collect()
+    entries.map(|entry| entry.path()).collect()
 }
 
-fn model(folder: &Path, name: &str, tag: &str) -> Option<OllamaModel> {
-    if !(is_part(name) && is_part(tag)) {
-        return None;
-    }
-    let manifest = fs::read(folder.join(LIBRARY).join(name).join(tag)).ok()?;
-    let Manifest { layers } = serde_json::from_slice(&manifest).ok()?;
+/// The name that Ollama shows for a manifest.
+fn shown_name(folder: &Path, manifest: &Path) -> Option<String> {
+    let path = manifest.strip_prefix(folder.join(MANIFESTS)).ok()?;
+    let (name, tag) = path.to_str()?.rsplit_once('/')?;
+    let [host, owner] = LIBRARY;
+    let of_host = name.strip_prefix(host);
+    let name = of_host.map_or(name, |name| name.strip_prefix(owner).unwrap_or(name));
+    Some(format!("{name}:{tag}"))
+}
+
+fn model(folder: &Path, manifest: &Path) -> Option<OllamaModel> {
+    let Manifest { layers } = serde_json::from_slice(&fs::read(manifest).ok()?).ok()?;
     if layers.iter().any(|layer| layer.media_type == ADAPTER) {
         return None;
     }
@@ -87,8 +94,9 @@ fn model(folder: &Path, name: &str, tag: &str) -> Option<OllamaModel> {
     let hash = weights.digest.strip_prefix("sha256:")?;
     let path = folder.join("blobs").join(format!("sha256-{hash}"));
     let num_bytes = fs::metadata(&path).ok()?.len();
-    is_lower_hex(hash).then(|| OllamaModel {
-        name: format!("{name}:{tag}"),
+    let name = shown_name(folder, manifest)?;
+    is_lower_hex(hash).then_some(OllamaModel {
+        name,
         path,
         num_bytes,
     })
@@ -99,35 +107,53 @@ mod tests {
     use super::*;
 
     /// A folder as Ollama writes it, with one model of 7 bytes.
-    fn store(test: &str, name: &str, layers: &str) -> (PathBuf, OllamaStore) {
+    fn store(test: &str, manifest: &str, layers: &str) -> (PathBuf, OllamaStore) {
         let folder =
             std::env::temp_dir().join(format!("corella-ollama-{}-{test}", std::process::id()));
-        let (name, tag) = name.split_once(':').unwrap();
-        let manifest = folder.join(LIBRARY).join(name);
-        fs::create_dir_all(&manifest).unwrap();
+        let manifest = folder.join("manifests").join(manifest);
+        fs::create_dir_all(manifest.parent().unwrap()).unwrap();
         fs::create_dir_all(folder.join("blobs")).unwrap();
         fs::write(folder.join("blobs/sha256-0a"), "weights").unwrap();
-        fs::write(manifest.join(tag), format!(r#"{{"layers": [{layers}]}}"#)).unwrap();
+        fs::write(manifest, format!(r#"{{"layers": [{layers}]}}"#)).unwrap();
         let store = OllamaStore::new(vec![folder.join("none"), folder.clone()]);
         (folder, store)
     }
 
+    /// Pairs of a manifest and the name that `ollama list` shows for it.
     #[test]
     fn a_model_is_found_by_its_name_and_tag() {
         let layers = r#"{"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:0b", "size": 1},
             {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0a", "size": 7}"#;
-        for (name, short) in [("tiny:latest", Some("tiny")), ("tiny:1b-q4_0", None)] {
-            let (folder, store) = store("found", name, layers);
+        for (manifest, name) in [
+            ("registry.ollama.ai/library/tiny/latest", "tiny:latest"),
+            ("registry.ollama.ai/library/tiny/1b-q4_0", "tiny:1b-q4_0"),
+            ("registry.ollama.ai/me/mario/latest", "me/mario:latest"),
+            ("hf.co/me/Fox-1B-GGUF/Q4_K_M", "hf.co/me/Fox-1B-GGUF:Q4_K_M"),
+            (
+                "localhost:5000/library/tiny/v1",
+                "localhost:5000/library/tiny:v1",
+            ),
+        ] {
+            let (folder, store) = store("found", manifest, layers);
             let found = OllamaModel {
                 name: name.to_owned(),
                 path: folder.join("blobs/sha256-0a"),
                 num_bytes: 7,
             };
+            assert_eq!(store.models(), std::slice::from_ref(&found));
             assert_eq!(store.find(name), Some(found.clone()));
-            assert_eq!(store.find("tiny"), short.map(|_| found.clone()));
-            assert_eq!(store.models(), [found]);
-            assert_eq!(store.find("tiny:2b"), None);
-            assert_eq!(store.find(&format!("../library/{name}")), None);
+            assert_eq!(store.find(&name.to_lowercase()), Some(found.clone()));
+            if let Some(short) = name.strip_suffix(":latest") {
+                assert_eq!(store.find(short), Some(found));
+            }
+            for other in [
+                "tiny:2b",
+                "mario",
+                "hf.co/me/Fox-1B-GGUF",
+                &format!("../library/{name}"),
+            ] {
+                assert_eq!(store.find(other), None, "{other}");
+            }
             fs::remove_dir_all(folder).unwrap();
         }
     }
@@ -143,7 +169,7 @@ mod tests {
             weights.replace("0a", "0b"),
             weights.replace("0a", "../manifests"),
         ] {
-            let (folder, store) = store("parts", "tiny:latest", &layers);
+            let (folder, store) = store("parts", "registry.ollama.ai/library/tiny/latest", &layers);
             assert_eq!(store.find("tiny"), None, "{layers}");
             fs::remove_dir_all(folder).unwrap();
         }

@@ -27,10 +27,10 @@ pub fn pull(config: HubConfig, models: &[ModelName]) -> Result<(), HubError> {
 }
 
 pub fn list(config: HubConfig, ollama: &OllamaStore) -> Result<(), HubError> {
-    let folder = config.cache.display().to_string();
     let models = Hub::new(config).list()?;
-    if models.is_empty() {
-        eprintln!("no models in {folder}; `corella pull OWNER/MODEL` fetches one");
+    let ollama = ollama.models();
+    if models.is_empty() && ollama.is_empty() {
+        eprintln!("`corella pull OWNER/MODEL` fetches other models than the built-in one");
     }
     let built_in_bytes: usize = built_in::FILES.iter().map(|(_, file)| file.len()).sum();
     let built_in = [
@@ -52,7 +52,7 @@ pub fn list(config: HubConfig, ollama: &OllamaStore) -> Result<(), HubError> {
             note,
         ]
     });
-    let of_ollama = ollama.models().into_iter().map(|model| {
+    let of_ollama = ollama.into_iter().map(|model| {
         let size = shown_bytes(model.num_bytes);
         [model.name, size, String::new(), "Ollama's".to_owned()]
     });

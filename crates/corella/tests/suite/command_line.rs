@@ -567,22 +567,26 @@ fn the_built_in_model_has_no_files() {
 #[test]
 fn a_model_of_ollama_is_found_by_its_name() {
     let folder = std::env::temp_dir().join(format!("corella-ollama-{}", std::process::id()));
-    let library = folder.join("manifests/registry.ollama.ai/library");
+    let manifests = folder.join("manifests");
+    let library = manifests.join("registry.ollama.ai/library");
+    let fox = manifests.join("hf.co/acme/Fox-1B-GGUF");
+    let mario = manifests.join("registry.ollama.ai/me/mario");
     let manifest = concat!(
         r#"{"schemaVersion": 2, "layers": ["#,
         r#"{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0a1b", "size": 1}, "#,
         r#"{"mediaType": "application/vnd.ollama.image.params", "digest": "sha256:0c", "size": 1}]}"#
     );
     let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-f32.gguf");
-    for folder in [
-        library.join("tiny"),
-        library.join("qwen3"),
-        folder.join("blobs"),
+    fs::create_dir_all(folder.join("blobs")).unwrap();
+    for (name, tag) in [
+        (library.join("tiny"), "latest"),
+        (library.join("qwen3"), "0.6b"),
+        (mario, "latest"),
+        (fox, "Q4_K_M"),
     ] {
-        fs::create_dir_all(folder).unwrap();
+        fs::create_dir_all(&name).unwrap();
+        fs::write(name.join(tag), manifest).unwrap();
     }
-    fs::write(library.join("tiny/latest"), manifest).unwrap();
-    fs::write(library.join("qwen3/0.6b"), manifest).unwrap();
     std::os::unix::fs::symlink(&whole, folder.join("blobs/sha256-0a1b")).unwrap();
     let shown = |words: &[&str]| {
         let output = corella(words).env("OLLAMA_MODELS", &folder).output();
@@ -594,15 +598,25 @@ fn a_model_of_ollama_is_found_by_its_name() {
     for (typed, name) in [
         ("tiny", "tiny"),
         ("tiny:latest", "tiny"),
-        // The hub has this model, too, and is not asked.
+        // The hub may have models of these names, too, and is not asked.
         ("qwen3:0.6b", "qwen3:0.6b"),
+        ("me/mario", "me/mario"),
+        (
+            "hf.co/acme/Fox-1B-GGUF:Q4_K_M",
+            "hf.co/acme/Fox-1B-GGUF:Q4_K_M",
+        ),
     ] {
         let about = shown(&["inspect", typed]);
         let model = about.lines().next().unwrap();
         assert!(model.ends_with(&format!(" {name} (GGUF)")), "{about}");
     }
     let list = shown(&["list"]);
-    for name in ["tiny:latest ", "qwen3:0.6b "] {
+    for name in [
+        "tiny:latest ",
+        "qwen3:0.6b ",
+        "me/mario:latest ",
+        "hf.co/acme/Fox-1B-GGUF:Q4_K_M ",
+    ] {
         let mut lines = list.lines().filter(|line| line.starts_with(name));
         let line = lines.next().expect(&list);
         assert!(line.ends_with("Ollama's"), "{line}");
