@@ -222,6 +222,7 @@ impl KvCache {
         if num_pages > self.num_available() {
             return false;
         }
+        self.offers.note_taken(num_pages);
         for _ in 0..num_pages {
             if self.pool.num_free() == 0 {
                 self.num_evicted += 1;

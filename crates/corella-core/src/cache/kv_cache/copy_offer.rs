@@ -12,8 +12,10 @@ use crate::{BlockId, Namespace, StepId, TokenId};
 
 /// The most paths that wait for a poll. A path beyond is offered at its next use.
 const MAX_WAITING: usize = 64;
-/// Eviction is near when fewer than one in this many pages are free.
+/// Eviction is near when fewer than one in this many pages are free, or fewer than a prompt has lately taken at once.
 const FREE_SHARE: usize = 8;
+/// The largest number of pages taken at once is forgotten by one part in this many with each later prompt.
+const DECAY: usize = 64;
 /// The number of pages next to be evicted among which a poll looks for a block.
 const MAX_LOOKED_AT: usize = 64;
 
@@ -24,6 +26,8 @@ pub(crate) struct CopyOffers {
     reused: VecDeque<(BlockId, u64)>,
     /// The insertion of each offered block, indexed by block.
     offered: Vec<u64>,
+    /// The largest number of pages lately taken at once. The next prompt evicts as many, less the free ones.
+    num_taken: usize,
 }
 
 impl CopyOffers {
@@ -37,6 +41,13 @@ impl CopyOffers {
             self.offered.resize(at + 1, 0);
         }
         self.offered[at] = insertion;
+    }
+
+    /// Records pages that were taken at once. A single page is one of an answer.
+    pub(super) fn note_taken(&mut self, num_pages: usize) {
+        if num_pages > 1 {
+            self.num_taken = num_pages.max(self.num_taken - self.num_taken / DECAY);
+        }
     }
 }
 
@@ -75,7 +86,8 @@ impl KvCache {
                 return Some(tokens);
             }
         }
-        if self.num_free() * FREE_SHARE >= self.pool.num_pages() {
+        let num_free = self.num_free();
+        if num_free * FREE_SHARE >= self.pool.num_pages() && num_free >= self.offers.num_taken {
             return None;
         }
         let coldest = self.evictable.iter().take(MAX_LOOKED_AT);
@@ -159,6 +171,15 @@ mod tests {
         }
         kv.unlock_all(pages);
         end.unwrap()
+    }
+
+    /// Three pages are free, and another prompt of five pages would evict two of the first.
+    #[test]
+    fn a_path_that_the_next_prompt_would_evict_is_offered() {
+        let mut kv = cache();
+        let prompt: Vec<TokenId> = (1..=10).collect();
+        publish(&mut kv, &Namespace::default(), &prompt, 1);
+        assert_eq!(kv.poll_copy_offer(LAST), Some(prompt));
     }
 
     #[test]
