@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    /// Start scripts add options behind those of a wrapper, as they can with other servers.
+    /// Start scripts add options after those of a wrapper, as they can with other servers.
     #[test]
     fn the_last_of_several_values_counts_and_lists_grow() {
         let args = serve(

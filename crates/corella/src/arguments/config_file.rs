@@ -1,6 +1,6 @@
 //! Options from a TOML file and from the environment, under their names on the command line.
 //!
-//! They become arguments before the typed ones, so that every option has the same checks for every source.
+//! The options become arguments before the typed ones, so that every option has the same checks for every source.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -30,7 +30,7 @@ pub struct Arguments {
 
 #[derive(Debug)]
 struct Origin {
-    /// With its dashes.
+    /// The option, with its dashes.
     option: String,
     /// The file and the line, or the variable.
     place: String,
@@ -176,7 +176,7 @@ struct ConfigFile<'a> {
 /// An option of the file.
 struct Setting<'a> {
     arg: &'a Arg,
-    /// As written in the file.
+    /// The option's name as written in the file.
     name: String,
     value: OptionValue,
     line: usize,
@@ -318,7 +318,7 @@ impl<'a> ConfigFile<'a> {
         ))
     }
 
-    /// Returns the option's arguments; none if it or an excluding option was given elsewhere.
+    /// Returns the option's arguments; no arguments if the option, or one that conflicts with it, was given elsewhere.
     fn arguments(&self, setting: &Setting, given: &HashSet<&str>) -> Result<Vec<OsString>, String> {
         let Setting {
             arg,
@@ -342,7 +342,7 @@ impl<'a> ConfigFile<'a> {
     }
 }
 
-/// Returns whether `given` has the id of the option or of an excluding one.
+/// Returns whether `given` has the id of the option, or of one that conflicts with it.
 fn is_given(command: &Command, arg: &Arg, given: &HashSet<&str>) -> bool {
     let excludes = |one: &Arg, another: &Arg| {
         let excluded = command.get_arg_conflicts_with(one);

@@ -31,7 +31,7 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
     let (command, begin) = subcommand(program, &words);
     let is_other_word = |word: &OsString| word.to_str().is_none_or(|word| !is_flag(word));
     if command.has_subcommands() && words.get(begin).is_some_and(is_other_word) {
-        // Words behind an unknown command belong to it.
+        // Words after an unknown command belong to it.
         return Ok(Translation {
             words,
             warnings: Vec::new(),
@@ -236,7 +236,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Makes the last of several names the model if it can be one, and no other word is.
+    /// Makes the last of several names the model, if it can be a model and no other word is the model.
     fn free_model(&mut self) {
         let mut positionals = self.command.get_positionals();
         let Some(before_model) = positionals.position(|arg| arg.get_id() == "model") else {
@@ -289,7 +289,7 @@ impl<'a> Walk<'a> {
         let refusal = |reason: String| format!("there is no option {typed}: {reason}");
         match &flag.treatment {
             Treatment::Same { .. } => {
-                // The user typed another of its names.
+                // The user typed another name of the flag.
                 let own = flag
                     .names
                     .iter()
@@ -486,7 +486,7 @@ impl<'a> Walk<'a> {
                      first; `corella --help` names all"
                 ),
             };
-            // One sentence is enough for all further ones.
+            // One sentence is enough for all further words.
             if self.refusals.is_empty() {
                 self.refusals.push(reason);
             }
@@ -501,7 +501,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether a word behind names may be a path, or a model of the hub.
+/// Whether a word after names may be a path, or a model of the hub.
 fn may_be_model(word: &OsString) -> bool {
     let text = word.to_string_lossy();
     text.contains('/')

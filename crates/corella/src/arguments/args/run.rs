@@ -34,7 +34,7 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// Returns the command that does it: a conversation if a user types it, and one answer to a prompt.
+    /// Returns the command with the same effect: a conversation if a user types no prompt, and otherwise one answer.
     pub fn into_command(self, is_typed: bool) -> Command {
         if self.prompt.is_empty() && is_typed {
             return Command::Chat(Box::new(ChatArgs {

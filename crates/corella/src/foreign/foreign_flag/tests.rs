@@ -292,7 +292,7 @@ fn a_verb_without_a_counterpart_says_what_to_do() {
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(reasons[0].contains(advice), "{reasons:?}");
     }
-    // The parser of the command line refuses an unknown command by its name, whatever is behind it.
+    // The parser of the command line refuses an unknown command by its name, whatever follows it.
     for line in [
         "corella bnech serve --model x",
         "corella bench sreve --prompts x",
