@@ -102,10 +102,10 @@ impl Conversation<'_> {
     fn command(&mut self, command: Command) -> Result<(), String> {
         match command {
             Command::Help => eprintln!("{HELP}"),
-            Command::ShowSystem => match &self.system {
-                Some(system) => eprintln!("{system}"),
-                None => eprintln!("there is no system message"),
-            },
+            Command::ShowSystem => {
+                let system = self.system.as_deref();
+                eprintln!("{}", system.unwrap_or("there is no system message"));
+            }
             Command::SetSystem(system) => self.system = Some(system),
             Command::RemoveSystem => self.system = None,
             Command::ShowSettings => eprintln!("{}", self.settings.display()),
@@ -154,14 +154,10 @@ impl Conversation<'_> {
     }
 
     fn size(&self) -> String {
-        let num_messages = self.turns.len();
-        let s = if num_messages == 1 { "" } else { "s" };
-        let answer = if num_messages == 1 {
-            "its answer"
-        } else {
-            "their answers"
-        };
-        format!("{num_messages} message{s} with {answer}")
+        match self.turns.len() {
+            1 => "1 message with its answer".to_owned(),
+            num_messages => format!("{num_messages} messages with their answers"),
+        }
     }
 
     /// Requests an answer and prints it. A refused message does not become part of the

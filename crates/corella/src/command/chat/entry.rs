@@ -36,13 +36,11 @@ pub enum Command {
 const NAMES: [&str; 11] = [
     "help", "system", "set", "stats", "clear", "retry", "save", "load", "exit", "quit", "bye",
 ];
-/// Words that end the chat without a slash, as in shells.
-const PARTING_WORDS: [&str; 2] = ["exit", "quit"];
 
 pub const HELP: &str = "\
 /system TEXT      replace the system message; /system shows it, /system off removes it
-/set NAME VALUE   set a field of the requests, such as temperature; /set shows what is set,
-                  /set NAME goes back to the default
+/set NAME VALUE   set a field of the requests, such as temperature; stop takes several texts;
+                  /set shows what is set, /set NAME goes back to the default
 /stats            tokens and times of the last answer, and how full the context is; /set verbose
                   shows them after each answer, until /set quiet
 /clear            begin a new conversation; system message and settings stay
@@ -69,10 +67,11 @@ impl Entry {
             Some((name, rest)) => (name, rest.trim()),
             None => (text, ""),
         };
-        if PARTING_WORDS.contains(&text) {
+        // These words end a shell, too.
+        if matches!(text, "exit" | "quit") {
             return Ok(Self::Command(Command::Exit));
         }
-        if text == "/?" {
+        if text.starts_with("/?") {
             return Ok(Self::Command(Command::Help));
         }
         let name = name.strip_prefix('/').unwrap_or_default();
@@ -92,7 +91,7 @@ impl Entry {
                         .to_owned(),
                 );
             }
-            ("help", "") => Command::Help,
+            ("help", _) => Command::Help,
             ("stats", "") => Command::Stats,
             ("clear", "") => Command::Clear,
             ("retry", "") => Command::Retry,
@@ -100,7 +99,7 @@ impl Entry {
             ("save" | "load", "") => return Err(format!("/{name} needs the name of a file")),
             ("save", file) => Command::Save(file.to_owned()),
             ("load", file) => Command::Load(file.to_owned()),
-            ("help" | "stats" | "clear" | "retry" | "exit" | "quit" | "bye", _) => {
+            ("stats" | "clear" | "retry" | "exit" | "quit" | "bye", _) => {
                 return Err(format!("/{name} takes no argument"));
             }
             _ => {
@@ -190,7 +189,6 @@ mod tests {
             "7/set",
             "//set",
             "exit stage left",
-            "/? why",
         ] {
             assert_eq!(Entry::parse(text), Ok(Entry::Message(text.to_owned())));
         }
@@ -198,7 +196,9 @@ mod tests {
         for text in ["/quit", "/exit", "/bye", "exit", " quit "] {
             assert_eq!(command(text), Command::Exit, "{text}");
         }
-        assert_eq!(command("/?"), Command::Help);
+        for text in ["/?", "/?shortcuts", "/? shortcuts", "/help set"] {
+            assert_eq!(command(text), Command::Help, "{text}");
+        }
         assert_eq!(command("/retry"), Command::Retry);
         let file = "my fox.json".to_owned();
         assert_eq!(command("/save  my fox.json"), Command::Save(file.clone()));

@@ -36,7 +36,11 @@ impl SavedConversation {
     }
 
     pub fn load(path: &str) -> Result<Self, String> {
-        read(&expanded(path)).map_err(|reason| format!("/load {path}: {reason}"))
+        read(&expanded(path)).map_err(|reason| {
+            format!(
+                "/load {path}: {reason}; it reads what /save wrote, and `corella run` loads a model"
+            )
+        })
     }
 
     /// Returns the fields of a request, with the conversation as its `messages`.
@@ -150,6 +154,15 @@ mod tests {
             0o600
         );
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_models_name_is_not_loaded() {
+        let error = SavedConversation::load("llama3.2").unwrap_err();
+        assert!(
+            error.contains("No such file") && error.contains("`corella run`"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,20 +1,8 @@
 //! The fields of a request that `/set` changes.
 
-use std::ops::RangeInclusive;
-
 use serde_json::{Map, Value, json};
 
 use crate::input::nearest_name::nearest_name;
-
-/// Numbers that servers accept. The server checks whether the model can generate that many tokens.
-const RANGES: [(&str, RangeInclusive<f64>); 6] = [
-    ("temperature", 0.0..=f64::INFINITY),
-    ("top_p", 0.0..=1.0),
-    ("min_p", 0.0..=1.0),
-    ("repetition_penalty", 0.0..=f64::INFINITY),
-    ("presence_penalty", -2.0..=2.0),
-    ("frequency_penalty", -2.0..=2.0),
-];
 
 /// The fields that are sent with each message.
 #[derive(Default)]
@@ -22,35 +10,27 @@ pub struct Settings(Map<String, Value>);
 
 #[derive(Clone, Copy)]
 enum Kind {
-    Number,
+    /// A number from the first to the second one.
+    Number(f64, f64),
     Integer,
-    Text,
+    /// One text or a list.
+    Texts,
     Switch,
 }
 
+/// All settings, with the numbers that servers accept. Only a server knows the largest `max_tokens`.
 const FIELDS: [(&str, Kind); 11] = [
-    ("temperature", Kind::Number),
-    ("top_p", Kind::Number),
+    ("temperature", Kind::Number(0.0, f64::INFINITY)),
+    ("top_p", Kind::Number(0.0, 1.0)),
     ("top_k", Kind::Integer),
-    ("min_p", Kind::Number),
+    ("min_p", Kind::Number(0.0, 1.0)),
     ("max_tokens", Kind::Integer),
     ("seed", Kind::Integer),
-    ("repetition_penalty", Kind::Number),
-    ("presence_penalty", Kind::Number),
-    ("frequency_penalty", Kind::Number),
-    ("stop", Kind::Text),
+    ("repetition_penalty", Kind::Number(0.0, f64::INFINITY)),
+    ("presence_penalty", Kind::Number(-2.0, 2.0)),
+    ("frequency_penalty", Kind::Number(-2.0, 2.0)),
+    ("stop", Kind::Texts),
     ("ignore_eos", Kind::Switch),
-];
-
-/// Parameters of Ollama that have other names here, with those names.
-const OF_OLLAMA: [(&str, &str); 4] = [
-    ("num_predict", "max_tokens"),
-    ("repeat_penalty", "repetition_penalty"),
-    (
-        "repeat_last_n",
-        "repetition_penalty, which counts the whole text",
-    ),
-    ("num_ctx", "--max-model-len, when the model is loaded"),
 ];
 
 impl Settings {
@@ -68,9 +48,14 @@ impl Settings {
         for (name, value) in &fields {
             let (_, kind) = find(name)?;
             let is_right = match kind {
-                Kind::Number => value.is_number(),
+                Kind::Number(..) => value.is_number(),
                 Kind::Integer => value.is_u64(),
-                Kind::Text => value.is_string(),
+                Kind::Texts => {
+                    let texts = value
+                        .as_array()
+                        .map_or(std::slice::from_ref(value), Vec::as_slice);
+                    texts.iter().all(Value::is_string)
+                }
                 Kind::Switch => value.is_boolean(),
             };
             if !is_right {
@@ -84,27 +69,25 @@ impl Settings {
         &self.0
     }
 
-    pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+    pub fn set(&mut self, name: &str, typed: &str) -> Result<(), String> {
         let (name, kind) = find(name)?;
-        let wrong = |what: &str| format!("{name} is {what}, not `{value}`");
-        let value = match kind {
-            Kind::Number => match value.parse::<f64>() {
-                Ok(number) if number.is_finite() => {
-                    check_range(name, number, value)?;
-                    json!(number)
-                }
-                _ => return Err(wrong("a number")),
-            },
-            Kind::Integer => match value.parse::<u64>() {
-                Ok(number) => json!(number),
-                Err(_) => return Err(wrong("a whole number")),
-            },
-            Kind::Text => json!(value),
-            Kind::Switch => match value.parse::<bool>() {
-                Ok(is_on) => json!(is_on),
-                Err(_) => return Err(wrong("true or false")),
-            },
+        let (value, what) = match kind {
+            Kind::Number(least, most) => {
+                let number = typed.parse().ok();
+                let number: Option<f64> = number.filter(|number| (least..=most).contains(number));
+                let to = match most.is_finite() {
+                    true => format!("to {most}"),
+                    false => "up".into(),
+                };
+                (json!(number), format!("a number from {least} {to}"))
+            }
+            Kind::Integer => (json!(typed.parse::<u64>().ok()), "a whole number".into()),
+            Kind::Texts => (texts(typed), "one or more texts".into()),
+            Kind::Switch => (json!(typed.parse::<bool>().ok()), "true or false".into()),
         };
+        if value.is_null() {
+            return Err(format!("{name} is {what}, not `{typed}`"));
+        }
         self.0.insert(name.to_owned(), value);
         Ok(())
     }
@@ -130,18 +113,22 @@ impl Settings {
     }
 }
 
-fn check_range(name: &str, number: f64, typed: &str) -> Result<(), String> {
-    let range = RANGES.iter().find(|(known, _)| *known == name);
-    match range {
-        Some((_, range)) if !range.contains(&number) => {
-            let (least, most) = (range.start(), range.end());
-            let range = match most.is_finite() {
-                true => format!("from {least} to {most}"),
-                false => format!("from {least} up"),
-            };
-            Err(format!("{name} is a number {range}, not `{typed}`"))
-        }
-        _ => Ok(()),
+/// Reads words, texts in quotes, or a list of JSON. Returns null if there is no text.
+fn texts(typed: &str) -> Value {
+    let words = || -> Vec<String> {
+        let parts = typed.split('"').enumerate();
+        let texts = parts.flat_map(|(at, part)| match at % 2 {
+            0 => part.split_whitespace().collect(),
+            _ => vec![part],
+        });
+        let texts = texts.filter(|text| !text.is_empty());
+        texts.map(str::to_owned).collect()
+    };
+    let texts = serde_json::from_str(typed).unwrap_or_else(|_| words());
+    match texts.as_slice() {
+        [] => Value::Null,
+        [text] => json!(text),
+        texts => json!(texts),
     }
 }
 
@@ -151,9 +138,15 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 fn find(name: &str) -> Result<(&'static str, Kind), String> {
-    if let Some((_, here)) = OF_OLLAMA.iter().find(|(known, _)| *known == name) {
-        return Err(format!("there is no setting {name}: use {here}"));
-    }
+    let advise = |here: &str| Err(format!("there is no setting {name}: use {here}"));
+    let name = match name {
+        // Names of Ollama.
+        "num_predict" => "max_tokens",
+        "repeat_penalty" => "repetition_penalty",
+        "repeat_last_n" => return advise("repetition_penalty, which counts the whole text"),
+        "num_ctx" => return advise("--max-model-len, when the model is loaded"),
+        _ => name,
+    };
     let field = FIELDS.iter().find(|(known, _)| *known == name);
     field
         .copied()
@@ -180,18 +173,43 @@ mod tests {
         assert_eq!(Value::Object(settings.fields().clone()), expected);
         settings.unset("seed").unwrap();
         assert!(!settings.fields().contains_key("seed"));
+        settings.set("num_predict", "5").unwrap();
+        settings.set("repeat_penalty", "1.5").unwrap();
+        let own = ["max_tokens", "repetition_penalty"].map(|name| &settings.fields()[name]);
+        assert_eq!(own, [&json!(5), &json!(1.5)]);
+        settings.unset("num_predict").unwrap();
+        assert!(!settings.fields().contains_key("max_tokens"));
+    }
+
+    #[test]
+    fn stop_takes_several_strings() {
+        let mut settings = Settings::default();
+        for (typed, expected) in [
+            (".", json!(".")),
+            ("A  B", json!(["A", "B"])),
+            (r#""." "!""#, json!([".", "!"])),
+            (r#""the end" it's"#, json!(["the end", "it's"])),
+            (r#"["a \"b", "\n"]"#, json!(["a \"b", "\n"])),
+            ("[INST] [/INST]", json!(["[INST]", "[/INST]"])),
+        ] {
+            settings.set("stop", typed).unwrap();
+            assert_eq!(settings.fields()["stop"], expected, "{typed}");
+        }
+        assert_eq!(settings.display(), r#"stop ["[INST]","[/INST]"]"#);
+        let error = settings.set("stop", r#""""#).unwrap_err();
+        assert_eq!(error, r#"stop is one or more texts, not `""`"#);
     }
 
     #[test]
     fn settings_of_a_file_are_those_that_can_be_set() {
         let fields = |body: Value| body.as_object().unwrap().clone();
-        let good = json!({"seed": 7, "temperature": 0.5, "stop": "x", "ignore_eos": true});
+        let good = json!({"seed": 7, "temperature": 0.5, "stop": ["x"], "ignore_eos": true});
         let settings = Settings::from_fields(fields(good.clone())).ok().unwrap();
         assert_eq!(Value::Object(settings.fields().clone()), good);
         for (body, reason) in [
             (json!({"temprature": 1}), "did you mean temperature?"),
             (json!({"seed": -1}), "seed cannot be -1"),
-            (json!({"stop": ["x"]}), "stop cannot be"),
+            (json!({"stop": ["x", 1]}), "stop cannot be"),
         ] {
             let error = Settings::from_fields(fields(body)).err().unwrap();
             assert!(error.contains(reason), "{error}");
@@ -203,10 +221,9 @@ mod tests {
         let mut settings = Settings::default();
         for (name, value, reason) in [
             ("temprature", "1", "did you mean temperature?"),
-            ("num_predict", "2", "use max_tokens"),
             ("num_ctx", "4096", "use --max-model-len"),
             ("wings", "2", "the settings are temperature, top_p"),
-            ("temperature", "warm", "a number, not `warm`"),
+            ("temperature", "warm", "a number from 0 up, not `warm`"),
             ("temperature", "inf", "a number"),
             ("temperature", "-1", "a number from 0 up, not `-1`"),
             ("top_p", "1.5", "from 0 to 1, not `1.5`"),
