@@ -6,7 +6,7 @@ pub(crate) mod endpoint_table;
 pub(crate) mod flag_reference;
 pub(crate) mod flag_table;
 pub(crate) mod foreign_flag;
-pub(crate) mod foreign_key;
+pub(crate) mod foreign_setting;
 pub(crate) mod foreign_value;
 pub(crate) mod foreign_variable;
 pub(crate) mod foreign_verb;

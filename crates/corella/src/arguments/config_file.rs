@@ -12,7 +12,8 @@ use clap::{Arg, ArgMatches, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::foreign::foreign_key;
+use crate::foreign::flag_table::json;
+use crate::foreign::foreign_setting;
 use crate::input::environment::{self, Environment};
 use crate::input::nearest_name::nearest_name;
 use crate::input::option_file;
@@ -208,7 +209,7 @@ impl<'a> ConfigFile<'a> {
                         own.extend(self.setting(name, value.into_inner(), &[], warnings)?);
                     }
                 }
-                DeValue::Table(_) if !foreign_key::is_known(name.get_ref()) => {
+                DeValue::Table(_) if !foreign_setting::is_known(name.get_ref()) => {
                     let known = self.program.find_subcommand(name.get_ref().as_ref());
                     if !known.is_some_and(takes_file) {
                         let tables = self.configurable().map(|command| command.get_name());
@@ -283,25 +284,30 @@ impl<'a> ConfigFile<'a> {
             return Ok(vec![Setting {
                 arg,
                 name,
-                value: option_value(&value),
+                value: OptionValue::from(&json(&value)),
                 line,
             }]);
         }
         if others.iter().any(|other| find(other, &name).is_some()) {
             return Ok(Vec::new());
         }
-        if is_setting(&name) && foreign_key::is_known(&name) {
+        if is_setting(&name) && foreign_setting::is_known(&name) {
+            let mut program = self.program.clone();
+            program.build();
             let command = self.command.get_name();
-            let translated = foreign_key::translate(self.program, command, &name, &value)
+            let own = foreign_setting::translate(&program, Some(command), &name, &json(&value))
                 .map_err(|reason| format!("{}: {reason}", self.place(line)))?;
-            let told = translated.warnings.into_iter();
+            let told = own.notes.into_iter().chain(own.warnings);
             warnings.extend(told.map(|warning| format!("{}: {warning}", self.place(line))));
-            let settings = translated.options.into_iter().filter_map(|(long, value)| {
-                let arg = find(self.command, &long)?;
-                let name = name.clone();
+            let settings = own.words.iter().filter_map(|word| {
+                let text = word.to_str()?.strip_prefix("--")?;
+                let (long, value) = match text.split_once('=') {
+                    Some((long, value)) => (long, OptionValue::Text(value.to_owned())),
+                    None => (text, OptionValue::Switch(true)),
+                };
                 Some(Setting {
-                    arg,
-                    name,
+                    arg: find(self.command, long)?,
+                    name: name.clone(),
                     value,
                     line,
                 })
@@ -364,23 +370,6 @@ fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
 
 fn is_setting(name: &str) -> bool {
     !matches!(name, "help" | "version" | ID)
-}
-
-fn option_value(value: &DeValue) -> OptionValue {
-    match value {
-        DeValue::Boolean(switch) => OptionValue::Switch(*switch),
-        DeValue::String(text) => OptionValue::Text(text.clone().into_owned()),
-        DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
-            Ok(number) => OptionValue::Text(number.to_string()),
-            Err(_) => OptionValue::Other,
-        },
-        DeValue::Float(number) => OptionValue::Text(number.as_str().to_owned()),
-        DeValue::Array(values) => {
-            let values = values.iter();
-            OptionValue::List(values.map(|value| option_value(value.get_ref())).collect())
-        }
-        DeValue::Datetime(_) | DeValue::Table(_) => OptionValue::Other,
-    }
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use crate::arguments::args::LlmArgs;
 use crate::arguments::config;
 use crate::arguments::log_format;
 use crate::command::model_lookup;
-use crate::foreign::flag_table::{self, ENGINES, Flag, Treatment};
-use crate::foreign::foreign_flag;
+use crate::foreign::flag_table::{ENGINES, Flag, Treatment};
+use crate::foreign::foreign_setting;
 use crate::foreign::unknown_flag;
 use crate::input::option_value::{OptionValue, find};
 use crate::serve::local_server::LocalServer;
@@ -36,7 +36,6 @@ pub fn keywords() -> Vec<(String, KeywordKind)> {
     options
         .filter(|arg| !arg.is_hide_set())
         .filter_map(|arg| Some((arg.get_long()?.replace('-', "_"), KeywordKind::of(arg))))
-        .filter(|(name, _)| name != "help")
         .collect()
 }
 
@@ -88,7 +87,7 @@ impl KeywordKind {
 }
 
 fn command() -> Command {
-    let mut command = LlmArgs::augment_args(Command::new("corella"));
+    let mut command = LlmArgs::augment_args(Command::new("corella").disable_help_flag(true));
     command.build();
     command
 }
@@ -99,16 +98,16 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
     let mut words = vec![OsString::from("corella")];
     for (name, value) in keywords.iter().filter(|(_, value)| !value.is_null()) {
         let long = name.replace('_', "-");
-        let is_known = |name: &str| name != "help";
-        let Some(arg) = find(&command, &long).filter(|_| is_known(&long)) else {
-            match foreign(&command, name, value)? {
-                Some(own) => words.extend(own),
-                None => {
-                    let known = command.get_arguments().filter_map(Arg::get_long);
-                    let known = known.filter(|name| is_known(name));
-                    return Err(unknown_flag::refusal(&format!("--{long}"), known));
-                }
+        let Some(arg) = find(&command, &long) else {
+            if !foreign_setting::is_known(name) {
+                let known = command.get_arguments().filter_map(Arg::get_long);
+                return Err(unknown_flag::refusal(&long, known));
             }
+            let own = foreign_setting::translate(&command, None, name, value)?;
+            for warning in &own.warnings {
+                tracing::warn!("{}", in_keywords(warning));
+            }
+            words.extend(own.words);
             continue;
         };
         let is_json = arg
@@ -118,74 +117,13 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
             .any(|name| name == "JSON");
         let typed = match value {
             Value::Object(_) if is_json => OptionValue::Text(value.to_string()),
-            value => option_value(value),
+            value => OptionValue::from(value),
         };
         let arguments = typed.arguments(&command, arg);
         words.extend(arguments.map_err(|what| format!("--{long} {what}"))?);
     }
     let matches = command.try_get_matches_from(words).map_err(one_line)?;
     LlmArgs::from_arg_matches(&matches).map_err(one_line)
-}
-
-/// Returns the words that replace an option of another server on Corella's command line; `None` if [`parse`] refuses
-/// it.
-fn foreign(command: &Command, name: &str, value: &Value) -> Result<Option<Vec<OsString>>, String> {
-    let option = format!("--{}", name.replace('_', "-"));
-    let Some(flag) = flag_table::find(&option) else {
-        return Ok(None);
-    };
-    let is_own = |flag: &Flag| match &flag.treatment {
-        Treatment::OtherName(other) => find(command, long(&other.option)).is_some(),
-        _ => false,
-    };
-    let is_off = !flag.takes_value && *value == Value::Bool(false);
-    let word = if is_off {
-        let negation = format!("--no-{}", long(&option));
-        match flag_table::find(&negation).is_some_and(is_own) {
-            true => negation,
-            // Corella does not have the feature that `false` switches off.
-            false => return Ok(Some(Vec::new())),
-        }
-    } else if is_own(flag) {
-        match value {
-            Value::Bool(true) => option,
-            value => format!("{option}={}", as_typed(value)),
-        }
-    } else {
-        return match &flag.treatment {
-            Treatment::NoOp(no_op) if no_op.allows(&as_typed(value)) => {
-                if !no_op.is_done_anyway() {
-                    tracing::warn!("{name} has no effect: {}", no_op.why);
-                }
-                Ok(Some(Vec::new()))
-            }
-            _ => Ok(None),
-        };
-    };
-    let words = vec![OsString::from("corella"), OsString::from(word)];
-    let translation = foreign_flag::translate(command, words);
-    let mut translation = translation.map_err(|reasons| reasons.join("; "))?;
-    for warning in &translation.warnings {
-        tracing::warn!("{}", in_keywords(warning));
-    }
-    Ok(Some(translation.words.split_off(1)))
-}
-
-/// Returns a value as typed.
-fn as_typed(value: &Value) -> String {
-    value
-        .as_str()
-        .map_or_else(|| value.to_string(), str::to_owned)
-}
-
-fn option_value(value: &Value) -> OptionValue {
-    match value {
-        Value::Bool(switch) => OptionValue::Switch(*switch),
-        Value::Number(number) => OptionValue::Text(number.to_string()),
-        Value::String(text) => OptionValue::Text(text.clone()),
-        Value::Array(values) => OptionValue::List(values.iter().map(option_value).collect()),
-        Value::Null | Value::Object(_) => OptionValue::Other,
-    }
 }
 
 /// Returns clap's message without its hints about a command line.
@@ -344,7 +282,7 @@ mod tests {
             (json!({"max_num_seqs": [1]}), "max_num_seqs takes one value"),
             (
                 json!({"tensor_parallel_size": 2}),
-                "there is no option tensor_parallel_size: matrices are not split",
+                "tensor_parallel_size 2: matrices are not split",
             ),
             (
                 json!({"pin_threads": "yes"}),

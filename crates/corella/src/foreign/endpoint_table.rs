@@ -1,8 +1,10 @@
 //! The endpoints of vLLM, llama-server and Ollama, and their counterparts in `corella serve`.
 
-use serde_json::Value;
+use std::collections::BTreeMap;
 
-use crate::foreign::flag_table::{entries, published, texts, toml_value};
+use serde::Deserialize;
+
+use crate::foreign::flag_table::{parse, published};
 
 const TABLE: &str = include_str!("../../flags/endpoints.toml");
 
@@ -29,35 +31,45 @@ pub enum Service {
     },
 }
 
+#[derive(Deserialize)]
+struct Table {
+    same: BTreeMap<String, String>,
+    other: BTreeMap<String, OtherEndpoint>,
+    refused: Vec<RefusedGroup>,
+}
+
+#[derive(Deserialize)]
+struct OtherEndpoint {
+    endpoint: String,
+    why: String,
+}
+
+#[derive(Deserialize)]
+struct RefusedGroup {
+    why: String,
+    endpoints: Vec<String>,
+}
+
 /// Returns each endpoint, such as `GET /health`, in the order of the table.
 pub fn endpoints() -> Vec<(String, Service)> {
-    let table = toml_value(TABLE);
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let table: Table = parse(TABLE);
     let mut all = Vec::new();
-    for (endpoint, note) in entries(&table["same"]) {
-        let note = text(&note);
+    for (endpoint, note) in table.same {
         all.push((endpoint, Service::Same { note }));
     }
-    for (name, entry) in entries(&table["other"]) {
-        let (endpoint, why) = (text(&entry["endpoint"]), text(&entry["why"]));
+    for (name, OtherEndpoint { endpoint, why }) in table.other {
         all.push((name, Service::Other { endpoint, why }));
     }
-    for group in table["refused"].as_array().into_iter().flatten() {
-        for endpoint in texts(&group["endpoints"]) {
-            let why = text(&group["why"]);
-            all.push((endpoint, Service::Refused { why }));
-        }
+    for RefusedGroup { why, endpoints } in table.refused {
+        let refused = endpoints.into_iter();
+        all.extend(refused.map(|endpoint| (endpoint, Service::Refused { why: why.clone() })));
     }
     all
 }
 
 /// Returns the names of the servers with an endpoint.
 pub fn servers_of(endpoint: &str) -> Vec<&'static str> {
-    let has = |key: &str| {
-        texts(&published()[key]["endpoints"])
-            .iter()
-            .any(|one| one == endpoint)
-    };
+    let has = |key: &str| published()[key].endpoints.iter().any(|one| one == endpoint);
     let servers = SERVERS.iter().filter(|(key, _)| has(key));
     servers.map(|(_, name)| *name).collect()
 }
@@ -81,9 +93,9 @@ mod tests {
         }
         let mut listed = HashSet::new();
         for (key, _) in SERVERS {
-            let endpoints = texts(&published()[key]["endpoints"]);
+            let endpoints = &published()[key].endpoints;
             assert!(endpoints.len() > 25, "{key}");
-            listed.extend(endpoints);
+            listed.extend(endpoints.iter().cloned());
         }
         assert_eq!(known, listed);
     }

@@ -1,5 +1,6 @@
 //! The book's page about flags, verbs, variables and endpoints of other servers, rendered from the tables.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -73,7 +74,8 @@ fn render() -> String {
 
 fn engine_section(text: &mut String, engine: &Engine, title: &str) {
     let _ = writeln!(text, "\n## {title}\n");
-    if let Some(version) = engine.version() {
+    if let Some(server) = engine.published() {
+        let version = &server.version;
         let _ = writeln!(text, "Version: {version}, and flags of earlier versions.\n");
     }
     let flags = engine.flags();
@@ -165,9 +167,7 @@ fn grouped(text: &mut String, kind: &str, heading: &str, rows: &[(&Flag, String)
 }
 
 fn ollama_section(text: &mut String) {
-    let version = flag_table::published()["ollama"]["version"]
-        .as_str()
-        .unwrap_or_default();
+    let version = &flag_table::published()["ollama"].version;
     let _ = writeln!(
         text,
         "\n## Ollama\n\nVersion: {version}. [Its API](../ollama.md) has a page of its own.\n\n| verb | |\n|---|---|"
@@ -198,8 +198,8 @@ fn vllm_variable_section(text: &mut String) {
     variable_rows(text, flag_table::vllm_variables());
 }
 
-fn variable_rows(text: &mut String, variables: Vec<Variable>) {
-    for Variable { name, option, why } in variables {
+fn variable_rows(text: &mut String, variables: BTreeMap<String, Variable>) {
+    for (name, Variable { option, why }) in variables {
         let option = option.map(|option| {
             let variable = option
                 .trim_start_matches('-')

@@ -1,9 +1,11 @@
 //! The tables of other servers' flags and their meaning in Corella. They lie in `flags` and are part of the program.
 
-use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::LazyLock;
 
-use serde_json::Value;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Number, Value};
 use toml::de::{DeTable, DeValue};
 
 use crate::foreign::foreign_value::ValueForm;
@@ -69,32 +71,42 @@ pub enum Treatment {
     Refused(String),
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct OtherName {
     /// With its dashes.
     pub option: String,
     /// A value that both accept.
+    #[serde(rename = "value")]
     pub example: Option<String>,
     /// Whether values have the same form, so that the flag can replace the option.
+    #[serde(rename = "taken", default = "is_usually_taken")]
     pub is_taken: bool,
     /// The form of all values, if it differs.
     pub form: Option<ValueForm>,
     /// Values of a different form, with Corella's.
-    pub values: Vec<(String, String)>,
+    #[serde(default)]
+    pub values: BTreeMap<String, String>,
     /// The treatment by a command that lacks the option.
     pub elsewhere: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+fn is_usually_taken() -> bool {
+    true
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct NoOp {
+    #[serde(alias = "no_op")]
     pub why: String,
     /// The only values that change nothing, if not all do.
     pub values: Option<Vec<String>>,
     /// The largest number that changes nothing.
     pub most: Option<f64>,
     /// Why other values are refused.
+    #[serde(default)]
     pub otherwise: String,
     /// Whether the flag may lack its value.
+    #[serde(rename = "bare", default)]
     pub may_be_bare: bool,
 }
 
@@ -114,10 +126,7 @@ impl NoOp {
     fn of(why: &str) -> Self {
         Self {
             why: why.to_owned(),
-            values: None,
-            most: None,
-            otherwise: String::new(),
-            may_be_bare: false,
+            ..Self::default()
         }
     }
 
@@ -136,70 +145,53 @@ impl NoOp {
 impl Engine {
     /// Returns all flags, in the order of their names.
     pub fn flags(&self) -> Vec<Flag> {
-        let table = toml_value(self.table);
-        let mut treatments = treatments(&table);
+        let table: Table = parse(self.table);
+        let mut treatments = table.treatments();
         let mut flags = Vec::new();
-        let published = self.key.map(|key| published()[key]["flags"].clone());
-        for flag in published
-            .as_ref()
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
+        for published in self
+            .published()
+            .map_or(&[][..], |server| server.flags.as_slice())
         {
-            let takes_value = flag["takes_value"] == true;
-            let mut add = |names: Vec<String>, default: Option<Treatment>| {
-                let key = names.iter().find(|name| treatments.contains_key(*name));
-                let treatment = match key.cloned() {
-                    Some(key) => treatments.remove_entry(&key),
-                    None => default
-                        .zip(names.first().cloned())
-                        .map(|(one, name)| (name, one)),
-                };
-                let (key, treatment) = treatment?;
-                let others = names.into_iter().filter(|name| *name != key);
-                let names: Vec<String> = [key.clone()].into_iter().chain(others).collect();
+            let mut add = |names: &[String], default: Option<Treatment>| {
+                let listed = { names.iter() }.find_map(|name| treatments.remove_entry(name));
+                let (first, treatment) =
+                    listed.or_else(|| Some((names.first()?.clone(), default?)))?;
+                let others = names.iter().filter(|name| **name != first).cloned();
                 flags.push(Flag {
-                    names,
-                    takes_value,
+                    names: [first.clone()].into_iter().chain(others).collect(),
+                    takes_value: published.takes_value,
                     treatment: treatment.clone(),
                 });
                 Some(treatment)
             };
-            let treatment = add(texts(&flag["names"]), None);
-            let negations = texts(&flag["negations"]);
-            if !negations.is_empty() {
-                let default = match treatment {
-                    Some(Treatment::NoOp(no_op)) => NoOp::of(&no_op.why),
-                    _ => NoOp::of(OFF),
-                };
-                add(negations, Some(Treatment::NoOp(default)));
-            }
+            let treatment = add(&published.names, None);
+            let why = match &treatment {
+                Some(Treatment::NoOp(no_op)) => &no_op.why,
+                _ => OFF,
+            };
+            add(&published.negations, Some(Treatment::NoOp(NoOp::of(why))));
         }
-        flags.extend(unlisted(&table));
+        flags.extend(table.unlisted.into_iter().map(Flag::from));
         flags
     }
 
-    /// Returns the version of these flags.
-    #[cfg(test)]
-    pub fn version(&self) -> Option<String> {
-        let version = published()[self.key?]["version"].as_str()?;
-        Some(version.to_owned())
+    /// Returns the published lists of the server.
+    pub fn published(&self) -> Option<&'static Server> {
+        published().get(self.key?)
     }
 }
 
 /// Returns the flag with a name, if another server has one. If several have, the most readily accepted one is chosen.
 pub fn find(name: &str) -> Option<&'static Flag> {
-    static FLAGS: OnceLock<Vec<Flag>> = OnceLock::new();
-    find_among(
-        FLAGS.get_or_init(|| ENGINES.iter().flat_map(Engine::flags).collect()),
-        name,
-    )
+    static FLAGS: LazyLock<Vec<Flag>> =
+        LazyLock::new(|| ENGINES.iter().flat_map(Engine::flags).collect());
+    find_among(&FLAGS, name)
 }
 
 /// Returns the flag of vLLM's load generator with a name.
 pub fn find_of_benchmark(name: &str) -> Option<&'static Flag> {
-    static FLAGS: OnceLock<Vec<Flag>> = OnceLock::new();
-    find_among(FLAGS.get_or_init(|| BENCHMARK.flags()), name)
+    static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| BENCHMARK.flags());
+    find_among(&FLAGS, name)
 }
 
 fn find_among<'a>(flags: &'a [Flag], name: &str) -> Option<&'a Flag> {
@@ -225,162 +217,174 @@ pub enum Verb {
     Refused(String),
 }
 
+/// Returns the verbs of Ollama.
 pub fn verbs() -> Vec<(String, Verb)> {
-    let table = toml_value(OLLAMA);
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut verbs = Vec::new();
-    for (name, why) in entries(&table["same_verbs"]) {
-        verbs.push((name, Verb::Same(text(&why))));
-    }
-    for (name, entry) in entries(&table["other_verbs"]) {
-        let command = text(&entry["command"]);
-        let why = text(&entry["why"]);
-        verbs.push((name, Verb::Command { command, why }));
-    }
-    for (name, why) in entries(&table["refused_verbs"]) {
-        verbs.push((name, Verb::Refused(text(&why))));
-    }
-    verbs
+    parse::<Table>(OLLAMA).verbs()
 }
 
 /// Returns verbs of programs without a published list, and their counterparts.
 pub fn unlisted_verbs() -> Vec<(String, Verb)> {
-    let refused = entries(&toml_value(OTHERS)["refused_verbs"]).into_iter();
-    refused
-        .map(|(name, why)| {
-            (
-                name,
-                Verb::Refused(why.as_str().unwrap_or_default().to_owned()),
-            )
-        })
-        .collect()
+    parse::<Table>(OTHERS).verbs()
 }
 
 /// A variable of another server, which Corella does not read.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Variable {
-    pub name: String,
     /// The option with the same effect.
     pub option: Option<String>,
     /// A further word.
+    #[serde(default)]
     pub why: String,
 }
 
 /// The variables of Ollama.
-pub fn ollama_variables() -> Vec<Variable> {
-    variables(&toml_value(OLLAMA))
+pub fn ollama_variables() -> BTreeMap<String, Variable> {
+    parse::<Table>(OLLAMA).variables
 }
 
 /// The variables of vLLM that are often set.
-pub fn vllm_variables() -> Vec<Variable> {
-    variables(&toml_value(ENGINES[0].table))
+pub fn vllm_variables() -> BTreeMap<String, Variable> {
+    parse::<Table>(ENGINES[0].table).variables
 }
 
-fn variables(table: &Value) -> Vec<Variable> {
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let variables = entries(&table["variables"]).into_iter();
-    variables
-        .map(|(name, entry)| Variable {
-            name,
-            option: text(&entry["option"]),
-            why: text(&entry["why"]).unwrap_or_default(),
-        })
-        .collect()
+/// The lists of a server, from its own sources.
+#[derive(Debug, Deserialize)]
+pub struct Server {
+    #[cfg(test)]
+    pub version: String,
+    #[serde(default)]
+    flags: Vec<PublishedFlag>,
+    #[cfg(test)]
+    #[serde(default)]
+    verbs: Vec<Vec<String>>,
+    #[cfg(test)]
+    #[serde(default)]
+    variables: Vec<String>,
+    #[cfg(test)]
+    #[serde(default)]
+    pub endpoints: Vec<String>,
 }
 
-pub fn published() -> &'static Value {
-    static LISTS: OnceLock<Value> = OnceLock::new();
-    LISTS.get_or_init(|| serde_json::from_str(PUBLISHED).unwrap_or_default())
+#[derive(Debug, Deserialize)]
+struct PublishedFlag {
+    names: Vec<String>,
+    negations: Vec<String>,
+    takes_value: bool,
 }
 
-/// Returns the treatments of a table, by flag.
-fn treatments(table: &Value) -> HashMap<String, Treatment> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut all = HashMap::new();
-    for (name, example) in entries(&table["same"]) {
-        let example = text(&example);
-        all.insert(name, Treatment::Same { example });
-    }
-    for (name, entry) in entries(&table["other_name"]) {
-        all.insert(name, Treatment::OtherName(other_name(&entry)));
-    }
-    for group in table["no_op"].as_array().into_iter().flatten() {
-        let no_op = no_op(group, &text(&group["why"]));
-        for name in texts(&group["flags"]) {
-            all.insert(name, Treatment::NoOp(no_op.clone()));
+pub fn published() -> &'static HashMap<String, Server> {
+    static LISTS: LazyLock<HashMap<String, Server>> =
+        LazyLock::new(|| serde_json::from_str(PUBLISHED).expect("the lists are JSON"));
+    &LISTS
+}
+
+/// A file of `flags`, by flag, verb or variable.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Table {
+    same: BTreeMap<String, String>,
+    other_name: BTreeMap<String, OtherName>,
+    no_op: Vec<NoOpGroup>,
+    refused: Vec<RefusedGroup>,
+    unlisted: Vec<Unlisted>,
+    same_verbs: BTreeMap<String, String>,
+    other_verbs: BTreeMap<String, OtherVerb>,
+    refused_verbs: BTreeMap<String, String>,
+    variables: BTreeMap<String, Variable>,
+}
+
+#[derive(Clone, Deserialize)]
+struct NoOpGroup {
+    flags: Vec<String>,
+    #[serde(flatten)]
+    no_op: NoOp,
+}
+
+#[derive(Clone, Deserialize)]
+struct RefusedGroup {
+    flags: Vec<String>,
+    why: String,
+}
+
+/// A flag that the published lists lack, for example from an earlier version.
+#[derive(Clone, Deserialize)]
+struct Unlisted {
+    names: Vec<String>,
+    #[serde(default)]
+    takes_value: bool,
+    #[serde(flatten)]
+    treatment: UnlistedTreatment,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum UnlistedTreatment {
+    OtherName(OtherName),
+    NoOp(NoOp),
+    Refused { refused: String },
+}
+
+#[derive(Clone, Deserialize)]
+struct OtherVerb {
+    command: String,
+    why: String,
+}
+
+impl Table {
+    /// Returns the treatments of published flags, by their names.
+    fn treatments(&self) -> HashMap<String, Treatment> {
+        let mut all = HashMap::new();
+        for (name, example) in self.same.clone() {
+            all.insert(name, Treatment::Same { example });
         }
-    }
-    for group in table["refused"].as_array().into_iter().flatten() {
-        for name in texts(&group["flags"]) {
-            all.insert(name, Treatment::Refused(text(&group["why"])));
+        for (name, other) in self.other_name.clone() {
+            all.insert(name, Treatment::OtherName(other));
         }
+        for NoOpGroup { flags, no_op } in self.no_op.clone() {
+            let no_op = Treatment::NoOp(no_op);
+            all.extend(flags.into_iter().map(|name| (name, no_op.clone())));
+        }
+        for RefusedGroup { flags, why } in self.refused.clone() {
+            let refused = Treatment::Refused(why);
+            all.extend(flags.into_iter().map(|name| (name, refused.clone())));
+        }
+        all
     }
-    all
-}
 
-fn no_op(entry: &Value, why: &str) -> NoOp {
-    NoOp {
-        values: entry["values"].is_array().then(|| texts(&entry["values"])),
-        most: entry["most"].as_f64(),
-        otherwise: entry["otherwise"].as_str().unwrap_or_default().to_owned(),
-        may_be_bare: entry["bare"] == true,
-        ..NoOp::of(why)
-    }
-}
-
-fn other_name(entry: &Value) -> OtherName {
-    let text = |name: &str| entry[name].as_str().map(str::to_owned);
-    OtherName {
-        option: text("option").unwrap_or_default(),
-        example: text("value"),
-        is_taken: entry["taken"] != false,
-        form: entry["form"].as_str().and_then(ValueForm::named),
-        values: { entries(&entry["values"]).into_iter() }
-            .filter_map(|(theirs, own)| Some((theirs, own.as_str()?.to_owned())))
-            .collect(),
-        elsewhere: text("elsewhere"),
+    fn verbs(self) -> Vec<(String, Verb)> {
+        let same = self.same_verbs.into_iter();
+        let same = same.map(|(name, why)| (name, Verb::Same(why)));
+        let others = self.other_verbs.into_iter();
+        let others =
+            others.map(|(name, OtherVerb { command, why })| (name, Verb::Command { command, why }));
+        let refused = self.refused_verbs.into_iter();
+        let refused = refused.map(|(name, why)| (name, Verb::Refused(why)));
+        same.chain(others).chain(refused).collect()
     }
 }
 
-/// Returns flags that the published lists lack, for example from earlier versions.
-fn unlisted(table: &Value) -> Vec<Flag> {
-    let entries = table["unlisted"].as_array().into_iter().flatten();
-    entries
-        .map(|entry| Flag {
-            names: texts(&entry["names"]),
-            takes_value: entry["takes_value"] == true,
-            treatment: match (entry["no_op"].as_str(), entry["refused"].as_str()) {
-                (Some(why), _) => Treatment::NoOp(no_op(entry, why)),
-                (None, Some(why)) => Treatment::Refused(why.to_owned()),
-                (None, None) => Treatment::OtherName(other_name(entry)),
+impl From<Unlisted> for Flag {
+    fn from(unlisted: Unlisted) -> Self {
+        Self {
+            names: unlisted.names,
+            takes_value: unlisted.takes_value,
+            treatment: match unlisted.treatment {
+                UnlistedTreatment::OtherName(other) => Treatment::OtherName(other),
+                UnlistedTreatment::NoOp(no_op) => Treatment::NoOp(no_op),
+                UnlistedTreatment::Refused { refused } => Treatment::Refused(refused),
             },
-        })
-        .collect()
+        }
+    }
 }
 
-pub fn entries(table: &Value) -> Vec<(String, Value)> {
-    let entries = table.as_object().into_iter().flatten();
-    let mut entries: Vec<_> = entries
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
-    entries.sort_by(|(a, _), (b, _)| a.cmp(b));
-    entries
+/// Parses a table of the program. Tests parse all of them, so this cannot fail.
+pub fn parse<T: DeserializeOwned>(text: &str) -> T {
+    let table = DeTable::parse(text).expect("a table of the program is TOML");
+    let table = json(&DeValue::Table(table.into_inner()));
+    serde_json::from_value(table).expect("a table of the program has the right form")
 }
 
-pub fn texts(list: &Value) -> Vec<String> {
-    let texts = list.as_array().into_iter().flatten();
-    texts
-        .filter_map(|text| text.as_str().map(str::to_owned))
-        .collect()
-}
-
-/// Parses a table of the program. A test parses all of them, so this cannot fail.
-pub fn toml_value(text: &str) -> Value {
-    let table = DeTable::parse(text).map(|table| table.into_inner());
-    table.map_or(Value::Null, |table| json(&DeValue::Table(table)))
-}
-
-/// A value of TOML in JSON.
+/// A value of TOML in JSON; null for one that JSON lacks.
 pub fn json(value: &DeValue) -> Value {
     match value {
         DeValue::Table(table) => {
@@ -392,10 +396,14 @@ pub fn json(value: &DeValue) -> Value {
         DeValue::Array(values) => values.iter().map(|value| json(value.get_ref())).collect(),
         DeValue::String(text) => Value::from(text.as_ref()),
         DeValue::Boolean(switch) => Value::from(*switch),
-        DeValue::Integer(number) => {
-            Value::from(i64::from_str_radix(number.as_str(), number.radix()).unwrap_or(0))
-        }
-        DeValue::Float(number) => Value::from(number.as_str().parse::<f64>().unwrap_or(0.0)),
+        DeValue::Integer(number) => i128::from_str_radix(number.as_str(), number.radix())
+            .ok()
+            .and_then(Number::from_i128)
+            .map_or(Value::Null, Value::Number),
+        DeValue::Float(number) => number
+            .as_str()
+            .parse::<f64>()
+            .map_or(Value::Null, Value::from),
         DeValue::Datetime(_) => Value::Null,
     }
 }
@@ -454,33 +462,25 @@ mod tests {
     fn the_tables_have_every_flag() {
         for engine in &ENGINES {
             let Some(key) = engine.key else { continue };
-            let table = toml_value(engine.table);
-            assert!(table.is_object(), "{} is not TOML", key);
-            let mut rows: HashSet<String> = treatments(&table).into_keys().collect();
-            let published = published()[key]["flags"]
-                .as_array()
-                .expect("there is a list");
+            let table: Table = parse(engine.table);
+            let mut rows: HashSet<String> = table.treatments().into_keys().collect();
+            let published = &published()[key].flags;
             assert!(published.len() > 200, "{}", key);
             for flag in published {
-                let names = texts(&flag["names"]);
+                let names = &flag.names;
                 let num_rows = names.iter().filter(|name| rows.remove(*name)).count();
                 assert_eq!(num_rows, 1, "{names:?}");
-                for name in texts(&flag["negations"]) {
-                    rows.remove(&name);
+                for name in &flag.negations {
+                    rows.remove(name);
                 }
             }
             assert_eq!(rows, HashSet::new(), "{} has no such flags", key);
         }
-        let ollama = toml_value(OLLAMA);
         let published = &published()["ollama"];
         let known: HashSet<_> = verbs().into_iter().map(|(name, _)| name).collect();
-        let verbs = published["verbs"].as_array().into_iter().flatten();
-        assert_eq!(known, verbs.flat_map(texts).collect());
-        let known: HashSet<_> = entries(&ollama["variables"])
-            .into_iter()
-            .map(|(name, _)| name)
-            .collect();
-        assert_eq!(known, texts(&published["variables"]).into_iter().collect());
+        assert_eq!(known, published.verbs.iter().flatten().cloned().collect());
+        let known: HashSet<_> = ollama_variables().into_keys().collect();
+        assert_eq!(known, published.variables.iter().cloned().collect());
     }
 
     #[test]
@@ -535,7 +535,7 @@ mod tests {
                         assert_parsed(command, &with(other.example.as_deref().unwrap_or("1")));
                     }
                     _ => {
-                        for (theirs, _) in &other.values {
+                        for theirs in other.values.keys() {
                             assert_parsed(command, &with(theirs));
                         }
                         let reasons = serve(&with("1")).unwrap_err();
@@ -608,7 +608,7 @@ mod tests {
             }
         }
         let variables = ollama_variables().into_iter().chain(vllm_variables());
-        for Variable { name, option, why } in variables {
+        for (name, Variable { option, why }) in variables {
             let is_there = |option: &String| has_option("serve", option);
             assert!(option.as_ref().is_none_or(is_there), "{name}");
             assert!(option.is_some() || !why.is_empty(), "{name}");

@@ -14,7 +14,7 @@ use crate::foreign::unknown_flag::nearest_option;
 use crate::input::option_value;
 
 /// A command line in terms of Corella.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Translation {
     pub words: Vec<OsString>,
     /// One sentence for each flag without effect.
@@ -298,17 +298,18 @@ impl<'a> Walk<'a> {
                 match own {
                     Some(own) => self.push(&own, value),
                     None => {
-                        let reason = format!("`corella {}` does not need it", self.name);
+                        let reason = match self.name.is_empty() {
+                            true => "only commands such as `corella serve` have it".to_owned(),
+                            false => format!("{} does not need it", self.shown()),
+                        };
                         self.refusals.push(refusal(reason));
                     }
                 }
             }
             Treatment::OtherName(other) => {
                 let has_option = self.option(&other.option).is_some();
-                let translated = other
-                    .values
-                    .iter()
-                    .find(|(theirs, _)| value.as_ref().is_some_and(|value| *value == **theirs));
+                let text = value.as_ref().and_then(|value| value.to_str());
+                let translated = text.and_then(|text| other.values.get_key_value(text));
                 if let Some(form) = other.form.filter(|_| has_option) {
                     let value = value.map(|value| value.to_string_lossy().into_owned());
                     self.take_form(form, other, typed, &value.unwrap_or_default());
@@ -326,8 +327,9 @@ impl<'a> Walk<'a> {
                 {
                     // A flag that makes a server faster or smaller changes no answer of another command.
                     self.warnings.push(format!(
-                        "{typed} has no effect: it is {}, which `corella {}` does not have",
-                        other.option, self.name
+                        "{typed} has no effect: it is {}, which {} does not have",
+                        other.option,
+                        self.shown()
                     ));
                 } else {
                     let option = &other.option;
@@ -335,10 +337,7 @@ impl<'a> Walk<'a> {
                         (true, _) => format!("use {option}"),
                         (false, Some(elsewhere)) => with_value(elsewhere, other, value.as_ref()),
                         (false, None) => {
-                            format!(
-                                "it is {option}, which `corella {}` does not have",
-                                self.name
-                            )
+                            format!("it is {option}, which {} does not have", self.shown())
                         }
                     };
                     self.refusals.push(refusal(reason));
@@ -434,8 +433,17 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Returns whether the command serves, or is a model loaded by a program, which may serve it.
     fn serves(&self) -> bool {
-        self.name == "serve"
+        self.name == "serve" || self.name.is_empty()
+    }
+
+    /// Returns the command for messages. Without a name, it is the class of the Python package.
+    fn shown(&self) -> String {
+        match self.name.is_empty() {
+            true => "`LLM`".to_owned(),
+            false => format!("`corella {}`", self.name),
+        }
     }
 
     fn push(&mut self, option: &str, value: Option<OsString>) {

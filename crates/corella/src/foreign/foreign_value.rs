@@ -1,9 +1,11 @@
 //! Values with another form in other servers than in Corella's options: lists and objects in JSON.
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 /// The form of a flag's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ValueForm {
     /// Texts in a JSON array, as in vLLM.
     JsonList,
@@ -23,16 +25,6 @@ pub struct OwnOptions {
 }
 
 impl ValueForm {
-    /// Returns the form with this name in the tables.
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "json_list" => Some(Self::JsonList),
-            "comma_list" => Some(Self::CommaList),
-            "speculative_config" => Some(Self::SpeculativeConfig),
-            _ => None,
-        }
-    }
-
     /// Returns the book's text about it.
     #[cfg(test)]
     pub fn note(self) -> &'static str {

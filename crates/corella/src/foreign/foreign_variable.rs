@@ -36,7 +36,7 @@ pub fn check(is_set: impl Fn(&str) -> bool, start: &Start) -> Result<Vec<String>
         ));
     }
     let variables = flag_table::ollama_variables().into_iter();
-    for Variable { name, option, why } in variables.chain(flag_table::vllm_variables()) {
+    for (name, Variable { option, why }) in variables.chain(flag_table::vllm_variables()) {
         if let Some(option) = option
             && is_set(&name)
             && !KEYS.contains(&name.as_str())

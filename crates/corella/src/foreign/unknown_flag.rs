@@ -1,36 +1,16 @@
-//! Explains a refused flag: by the advice of the tables, or by the nearest option.
+//! Explains an unknown flag by the nearest option.
 
 use clap::Command;
 use clap::error::ErrorKind;
 
-use crate::foreign::flag_table::{self, Flag, Treatment};
 use crate::input::nearest_name::nearest_name;
 use crate::input::option_value;
 
-/// Returns the message for an unknown option. It explains the flag of another server, or names the nearest of `known`,
-/// which have no dashes.
-pub fn refusal<'a>(option: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    match flag_table::find(option).map(advice) {
-        Some(advice) => format!("there is no option {option}: {advice}"),
-        None => {
-            let near = nearest_name(option.trim_start_matches('-'), known);
-            let near = near.map_or_else(String::new, |near| format!("; did you mean --{near}?"));
-            format!("there is no option {option}{near}")
-        }
-    }
-}
-
-/// Returns advice for a refused flag.
-fn advice(flag: &Flag) -> String {
-    match &flag.treatment {
-        Treatment::Same { .. } => "only commands such as `corella serve` have it".to_owned(),
-        Treatment::OtherName(other) => format!("use {}", other.option),
-        Treatment::NoOp(no_op) if no_op.otherwise.is_empty() => {
-            format!("leave it out: {}", no_op.why)
-        }
-        Treatment::NoOp(no_op) => no_op.otherwise.clone(),
-        Treatment::Refused(why) => why.clone(),
-    }
+/// Returns the message for an unknown option. It names the nearest of `known`, which have no dashes.
+pub fn refusal<'a>(long: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let near = nearest_name(long, known);
+    let near = near.map_or_else(String::new, |near| format!("; did you mean --{near}?"));
+    format!("there is no option --{long}{near}")
 }
 
 /// Returns the option of `command` nearest to the typed one. A suggestion must not be refused itself.

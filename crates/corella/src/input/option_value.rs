@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, Command};
+use serde_json::Value;
 
 /// A value in a file or in another language.
 pub enum OptionValue {
@@ -46,6 +47,18 @@ impl OptionValue {
             _ => Err("takes a text or a number"),
         };
         values.iter().map(argument).collect()
+    }
+}
+
+impl From<&Value> for OptionValue {
+    fn from(value: &Value) -> Self {
+        match value {
+            Value::Bool(switch) => Self::Switch(*switch),
+            Value::Number(number) => Self::Text(number.to_string()),
+            Value::String(text) => Self::Text(text.clone()),
+            Value::Array(values) => Self::List(values.iter().map(Self::from).collect()),
+            Value::Null | Value::Object(_) => Self::Other,
+        }
     }
 }
 
