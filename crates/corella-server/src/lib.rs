@@ -59,7 +59,7 @@ pub use call::kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use call::metrics::OutputMetrics;
 pub use config::allowed_origins::AllowedOrigins;
 pub use config::api_key::{ApiKey, Clock, KeyDigest};
-pub use config::serve_config::{GenerationDefaults, ModelFacts, ServeConfig, TextModel};
+pub use config::serve_config::{ModelFacts, ServeConfig, TextModel};
 pub use config::tls::{ServerTls, TlsError};
 pub use http::router::router;
 pub use kv_events::{KvEvents, KvEventsConfig};

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use corella_core::SchedulerConfig;
 use corella_cpu::{Isa, Profile};
 use corella_model::{CostModel, KvFormat, WeightFormat};
@@ -29,14 +30,15 @@ pub enum ModelSource {
     Named { path: PathBuf, name: String },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where a model is computed. `Auto` is a GPU that can compute the model, else the CPU. `Mock` generates made-up tokens
+/// as fast as possible, without a model's weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Device {
-    /// A GPU that can compute the model, else the CPU.
+    #[default]
     Auto,
     Cpu,
-    /// An NVIDIA GPU.
+    /// An NVIDIA GPU
     Cuda,
-    /// Generates made-up tokens as fast as possible, without a model's weights.
     Mock,
 }
 

@@ -46,7 +46,7 @@ pub fn run(config: Serve) -> Result<(), Error> {
 }
 
 // Long: the steps of a start and of an end, whose order matters.
-async fn serve(mut config: Serve) -> Result<(), Error> {
+async fn serve(config: Serve) -> Result<(), Error> {
     let io_error = |what: String| move |error| Error::Io(what, error);
     // A missing model is reported even if the port is in use, too.
     if matches!(&config.source, ModelSource::Path(path) if !path.exists()) {
@@ -69,14 +69,14 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
     let has_key = !api_keys.is_empty();
     let scheduler = config.options.scheduler.clone();
     let reply_format = config.request.reply_format(llm.chat_template.as_ref());
-    let exporter = config.otlp.take().map(OtlpExporter::start).transpose()?;
+    let exporter = config.otlp.map(OtlpExporter::start).transpose()?;
     let tracer = exporter.clone().map(Tracer::new);
     cluster_config.tracer.clone_from(&tracer);
     let serve_config = ServeConfig {
         tracer,
         api_keys,
         tls: server_tls.clone(),
-        ..serve_config(&config, &llm)
+        ..config.request.serve_config(&llm, config.server)
     };
     make_room_for(serve_config.max_num_connections);
     let say = |line: &str| announce(config.log_format, line);
@@ -94,7 +94,7 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
         cluster_listener,
         &llm,
         Arc::new(outputs.clone()),
-        config.drain_timeout,
+        serve_config.drain_timeout,
     )?;
     if let Some(line) = cluster.summary() {
         say(&line);
@@ -104,10 +104,13 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
         None => None,
     };
     if config.is_verbose {
-        let url = socket.curl(server_tls.is_some()) + &config.root_path;
+        let url = socket.curl(server_tls.is_some()) + &serve_config.root_path;
         say(&try_line(&llm, &url, has_key));
     }
-    let ready_line = ready_line(&socket.address(server_tls.is_some()), &config.root_path);
+    let ready_line = ready_line(
+        &socket.address(server_tls.is_some()),
+        &serve_config.root_path,
+    );
 
     let engine = llm.engine.clone();
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
@@ -122,7 +125,7 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
         chat_template: llm.chat_template,
     };
     let state = ServerState::with_backend(serve_config, text, llm.engine, backend);
-    for (name, path) in &config.adapter.modules {
+    for (name, path) in &config.adapters {
         state
             .load_adapter(name, path)
             .map_err(|error| Error::Config(format!("--lora-modules {name}={path}: {error}")))?;
@@ -182,22 +185,6 @@ async fn until_drained(
 
 fn load_tls((cert, key): &(PathBuf, PathBuf)) -> Result<ServerTls, Error> {
     ServerTls::load(cert, key).map_err(|error| Error::Config(error.to_string()))
-}
-
-/// The server's settings that need no file.
-fn serve_config(config: &Serve, llm: &Llm) -> ServeConfig {
-    ServeConfig {
-        logs_requests: config.logs_requests,
-        max_num_connections: config.max_connections as usize,
-        max_body_memory: config.max_body_memory as usize,
-        drain_timeout: config.drain_timeout,
-        max_stored_response_bytes: config.max_stored_response_bytes as usize,
-        allowed_origins: config.allowed_origins.clone(),
-        root_path: config.root_path.clone(),
-        max_num_adapters: config.adapter.max_adapters,
-        adapter_load_timeout: config.adapter.load_timeout,
-        ..config.request.clone().serve_config(llm)
-    }
 }
 
 async fn start_kv_events(

@@ -1,6 +1,7 @@
 //! The content of `config.json` and `generation_config.json` in a Hugging Face folder.
 
 use corella_core::TokenId;
+use serde::Serialize;
 
 use crate::arch::FolderFields;
 use crate::json::file_name::{CONFIG, GENERATION_CONFIG};
@@ -27,7 +28,7 @@ pub struct ModelConfig {
 }
 
 /// Sampling parameters that the checkpoint's makers recommend for requests that do not set them.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
     pub top_k: Option<u32>,

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use corella_core::{Pooling, TokenId};
 use corella_engine::Tracer;
-use corella_model::SentenceConfig;
+use corella_model::{GenerationDefaults, SentenceConfig};
 use corella_text::{ChatTemplate, ReplyFormat, Tokenizer};
-use serde::Serialize;
 
 use crate::config::allowed_origins::AllowedOrigins;
 use crate::config::api_key::{ApiKey, Clock};
@@ -39,6 +38,7 @@ pub struct ServeConfig {
     /// How hidden states become vectors and scores.
     pub sentence: SentenceConfig,
     pub end_token_ids: Vec<TokenId>,
+    /// Without a default here, OpenAI's counts.
     pub generation_defaults: GenerationDefaults,
     /// The seed of requests without one; `None` draws a different seed for each request.
     pub seed: Option<u64>,
@@ -170,16 +170,6 @@ pub struct ModelFacts {
     pub weight_format: String,
     /// The format of keys and values, such as `bf16`.
     pub kv_format: String,
-}
-
-/// Sampling defaults from the model's `generation_config.json`. `None` means OpenAI's default.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct GenerationDefaults {
-    pub temperature: Option<f32>,
-    pub top_p: Option<f32>,
-    pub top_k: Option<u32>,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
 }
 
 /// The tokenizer and the chat template of the model.

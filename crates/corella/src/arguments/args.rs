@@ -1,13 +1,16 @@
-//! The command line as typed. `config.rs` converts it to configuration.
+//! The command line as typed. Each group of options says what it sets, and `config.rs` makes the configuration of a
+//! command.
 
 mod adapter;
 mod admission;
 mod batch;
 mod bench;
 mod byte_size;
+mod cache;
 mod chat;
 mod cluster;
 mod config_file;
+mod device;
 mod engine;
 mod files;
 mod format_choice;
@@ -18,11 +21,14 @@ mod llm;
 mod manual;
 mod mock_time;
 mod model;
-mod own_model;
 mod quantize;
 mod request;
 mod run;
+mod sampling;
+mod scheduler;
 mod server;
+mod share;
+mod speculation;
 mod token_count;
 
 use clap::{Args, Parser, Subcommand};
@@ -35,14 +41,12 @@ pub use bench::{
     BenchPerplexityArgs, BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg,
     LenRange, ReportArgs,
 };
+pub use cache::{CacheArgs, KvFormatArg, PageArgs, kv_format};
 pub use chat::ChatArgs;
 pub use cluster::{BlockFetchArg, ClusterArgs, FallbackArg, NextTurnArg, RoleArg};
 pub use config_file::ConfigFileArgs;
-pub use engine::{
-    AdmissionPolicyArg, CacheArgs, DeviceArg, DeviceArgs, IsaArg, KvFormatArg, PageArgs,
-    SamplingArgs, SchedulerArgs, SchedulingPolicyArg, SpeculateArg, SpeculationArgs,
-    WeightFormatArg,
-};
+pub use device::{DeviceArgs, IsaArg, check_threads, isa};
+pub use engine::{EngineArgs, OwnModelArgs};
 pub use files::FilesArgs;
 pub use format_choice::FormatChoice;
 pub use hub::{PullArgs, RmArgs};
@@ -51,13 +55,14 @@ pub use kv_disk::KvDiskArgs;
 pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use mock_time::MockTimeArgs;
-pub use model::{GenerationConfigArg, ModelArgs};
-pub use own_model::OwnModelArgs;
+pub use model::{ModelArgs, WeightFormatArg, own_folder, source_of, weight_format};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
 pub use run::RunArgs;
+pub use sampling::SamplingArgs;
+pub use scheduler::SchedulerArgs;
 pub use server::{LogFormatArg, ServerArgs};
-pub use token_count::ChunkSize;
+pub use speculation::{SpeculateArg, SpeculationArgs};
 
 /// Serves large language models
 #[derive(Parser)]
@@ -119,15 +124,9 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub files: FilesArgs,
     #[command(flatten)]
-    pub scheduler: SchedulerArgs,
-    #[command(flatten)]
-    pub speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub cache: CacheArgs,
+    pub engine: EngineArgs,
     #[command(flatten)]
     pub kv_disk: KvDiskArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
@@ -196,10 +195,10 @@ mod tests {
              --served-model-name a --pin-prefix p --served-model-name b --pin-prefix q \
              --enable-prefix-caching --no-enable-prefix-caching --enable-prefix-caching",
         );
-        assert_eq!((args.server.port, args.device.threads), (3, Some(4)));
-        assert!(args.device.pin_threads);
+        assert_eq!((args.server.port, args.engine.device.threads), (3, Some(4)));
+        assert!(args.engine.device.pin_threads);
         assert_eq!(args.request.served_model_name, ["a", "b"]);
-        assert_eq!(args.cache.pin_prefix, ["p", "q"]);
-        assert!(args.cache.enable_prefix_caching);
+        assert_eq!(args.engine.cache.pin_prefix, ["p", "q"]);
+        assert!(args.engine.cache.enable_prefix_caching);
     }
 }

@@ -1,48 +1,38 @@
 //! Converts the command line to configuration. No other module reads arguments or the environment.
 
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::blocks::FetchConfig;
 use corella_cluster::node::NodeConfig;
-use corella_cluster::{Role, TlsFiles};
 use corella_cpu::num_cores;
 use corella_quantize::QuantizeFormat;
 use corella_server::batch::FilesConfig;
-use corella_server::{AllowedOrigins, KvEventsConfig};
+use corella_server::{KvEventsConfig, ServeConfig};
 
 use crate::arguments::api_key_file::KeySource;
 use crate::arguments::args::{
-    BlockFetchArg, ClusterArgs, FallbackArg, FilesArgs, GenerateArgs, GroupLen, InspectArgs,
-    LogFormatArg, MethodArg, NextTurnArg, QuantizeArgs, QuantizeFormatArg, RoleArg, ServeArgs,
-    ServerArgs,
+    GenerateArgs, GroupLen, InspectArgs, LogFormatArg, MethodArg, QuantizeArgs, QuantizeFormatArg,
+    RequestArgs, RoleArg, ServeArgs, ServerArgs, check_threads, isa, kv_format, source_of,
+    weight_format,
 };
 use crate::client::otlp::OtlpConfig;
 use crate::foreign::foreign_variable;
 use crate::input::option_file;
 use crate::{
-    CalibrationText, Error, GenerateParams, KvDiskOptions, KvSpill, LlmOptions, ModelSource,
-    QuantizeOptions,
+    CalibrationText, Error, GenerateParams, KvSpill, LlmOptions, ModelSource, QuantizeOptions,
 };
 
-mod adapter;
 mod admission;
 mod batch;
 mod bench;
 mod chat;
-mod engine;
 mod hub;
 mod listen;
 mod llm;
-mod model;
 mod otlp;
 mod prompt;
-mod request;
-mod scheduler;
 
-pub use adapter::{AdapterOptions, adapter};
 pub use admission::{BenchAdmission, bench_admission};
 pub use batch::{Batch, batch};
 pub use bench::{
@@ -51,42 +41,30 @@ pub use bench::{
 pub use chat::{Chat, ChatWith, chat};
 pub use hub::{hub, ollama_store, pull};
 pub use listen::ListenAddress;
-pub use llm::llm;
+pub use llm::{LlmConfig, llm};
 pub use otlp::otlp;
 pub use prompt::Prompt;
-pub use request::{RequestOptions, request};
 
-use engine::{
-    check_sampling, check_threads, isa, kv_format, options_of_own, set_cache, set_device,
-    set_speculation, weight_format,
-};
-use listen::{listen_address, root_path};
-use model::{own_folder, set_model, source, source_of};
-use scheduler::{options_of, set_scheduler};
+use listen::listen_address;
 
 pub struct Serve {
     pub source: ModelSource,
     pub options: LlmOptions,
     pub address: ListenAddress,
-    /// Empty, or a path that begins with a slash and does not end with one.
-    pub root_path: String,
     pub keys: KeySource,
     /// Certificate and key.
     pub tls: Option<(PathBuf, PathBuf)>,
-    pub allowed_origins: AllowedOrigins,
-    pub max_connections: u32,
-    pub max_body_memory: u64,
-    pub max_stored_response_bytes: u64,
-    pub drain_timeout: Duration,
+    /// The server's limits, without keys, certificates and the facts about the model.
+    pub server: ServeConfig,
     pub log_format: LogFormatArg,
     /// Whether the start shows the limits in force.
     pub is_verbose: bool,
-    pub logs_requests: bool,
     /// Sends traces, if configured.
     pub otlp: Option<OtlpConfig>,
     pub kv_events: Option<KvEventsConfig>,
-    pub request: RequestOptions,
-    pub adapter: AdapterOptions,
+    pub request: RequestArgs,
+    /// Names and folders of the adapters at the start.
+    pub adapters: Vec<(String, String)>,
     /// The folder of files, if configured.
     pub files: Option<FilesConfig>,
     pub cluster: NodeConfig,
@@ -103,23 +81,16 @@ pub struct Generate {
 }
 
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
-    let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model)?;
-    set_scheduler(&mut options, &args.scheduler);
-    set_speculation(&mut options, &args.speculation)?;
-    set_cache(&mut options, &args.cache)?;
+    let mut options = args.engine.options(&args.model)?;
     // Roles change while a node serves, and this memory is only taken when needed.
     let may_decode_for_others = args.cluster.role == RoleArg::Decode
         || args.cluster.registry.is_some()
         || args.cluster.cluster_listen.is_some();
     options.exchanges_kv = may_decode_for_others;
-    if may_decode_for_others && args.cache.kv_spill_memory.is_none() {
+    if may_decode_for_others && args.engine.cache.kv_spill_memory.is_none() {
         options.kv_spill = KvSpill::QuarterOfCache;
     }
-    options.kv_disk = args.kv_disk.kv_disk.map(|disk| KvDiskOptions {
-        folder: disk.folder,
-        max_bytes: disk.max_bytes,
-    });
+    options.kv_disk = args.kv_disk.kv_disk;
     let has_other_nodes = may_decode_for_others || args.cluster.role != RoleArg::Unified;
     if options.kv_disk.is_some() && has_other_nodes {
         return Err(Error::Config(
@@ -128,11 +99,10 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
                 .to_owned(),
         ));
     }
-    set_device(&mut options, &args.device)?;
-    let adapter = adapter(&mut options, args.adapter)?;
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
-    let max_num_seqs = args.scheduler.max_num_seqs as usize;
     let server = args.server;
+    let mut server_config = server.config()?;
+    let adapters = args.adapter.set(&mut options, &mut server_config)?;
     let address = match &server.uds {
         Some(path) => ListenAddress::Unix(path.clone()),
         None => ListenAddress::Tcp(listen_address(&server.host, server.port)?),
@@ -143,29 +113,23 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         seconds => Duration::from_secs(seconds),
     };
     Ok(Serve {
-        source: source(args.model),
+        source: args.model.source(),
         options,
         address,
-        root_path: root_path(server.root_path.as_deref().unwrap_or_default())?,
         keys: KeySource {
             single: server.api_key,
             file: server.api_keys,
         },
         tls: server.tls_cert.zip(server.tls_key),
-        allowed_origins: allowed_origins(&server.cors_allow_origin)?,
-        max_connections: server.max_connections,
-        max_body_memory: server.max_body_memory,
-        max_stored_response_bytes: server.max_stored_response_bytes,
-        drain_timeout: Duration::from_secs(server.drain_timeout.into()),
+        server: server_config,
         log_format: server.log_format,
         is_verbose: server.verbose,
-        logs_requests: !server.no_log_requests,
         otlp: otlp(server.otlp_endpoint)?,
         kv_events: kv_events(server.kv_events_config.as_deref())?,
-        request: request(args.request),
-        adapter,
-        files: files(args.files, max_num_seqs),
-        cluster: cluster(args.cluster)?,
+        request: args.request,
+        adapters,
+        files: args.files.config(args.engine.scheduler.max_num_seqs),
+        cluster: args.cluster.node_config()?,
     })
 }
 
@@ -190,125 +154,8 @@ fn warn_of_foreign_variables(server: &ServerArgs, address: &ListenAddress) -> Re
     Ok(())
 }
 
-/// The lines of batches leave half of the slots to requests of clients.
-fn files(args: FilesArgs, max_num_seqs: usize) -> Option<FilesConfig> {
-    let half = (max_num_seqs / 2).max(1);
-    Some(FilesConfig {
-        dir: args.files_dir?,
-        max_file_bytes: args.max_file_bytes,
-        max_files_bytes: args.max_files_bytes,
-        batch_concurrency: args
-            .batch_concurrency
-            .map_or(half, |number| number as usize),
-    })
-}
-
-fn allowed_origins(origins: &[String]) -> Result<AllowedOrigins, Error> {
-    AllowedOrigins::parse(origins).map_err(|wrong| {
-        Error::Config(format!(
-            "--cors-allow-origin {wrong} is not an origin: write SCHEME://HOST or SCHEME://HOST:PORT \
-             without a path, or *"
-        ))
-    })
-}
-
-/// The other nodes of a fleet need fewer connections. With a low limit of open files the server accepts fewer.
-const MAX_NODE_CONNECTIONS: usize = 1024;
-/// Any free port, on this machine only.
-const DEFAULT_CLUSTER_LISTEN: &str = "127.0.0.1:0";
-
-fn cluster_listen(args: &ClusterArgs) -> Result<SocketAddr, Error> {
-    let listen = args.cluster_listen.as_deref();
-    let listen = listen.unwrap_or(DEFAULT_CLUSTER_LISTEN);
-    let addresses = listen.to_socket_addrs();
-    let Some(address) = addresses.ok().and_then(|mut addresses| addresses.next()) else {
-        return Err(Error::Config(format!(
-            "--cluster-listen {listen} is no HOST:PORT that this machine can resolve; for \
-             example 127.0.0.1:9000"
-        )));
-    };
-    if address.ip().is_unspecified() && args.cluster_advertise.is_none() {
-        return Err(Error::Config(format!(
-            "--cluster-listen {address} listens on every address: say with --cluster-advertise HOST \
-             which of them other nodes reach"
-        )));
-    }
-    Ok(address)
-}
-
-fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
-    let role = match args.role {
-        RoleArg::Unified => Role::Unified,
-        RoleArg::Prefill => Role::Prefill,
-        RoleArg::Decode => Role::Decode,
-    };
-    let listen = cluster_listen(&args)?;
-    let files = (
-        args.cluster_tls_cert,
-        args.cluster_tls_key,
-        args.cluster_tls_ca,
-    );
-    let tls = match files {
-        (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { cert, key, ca }),
-        // The command line requires all of them or none.
-        _ => None,
-    };
-    let row_path = args.transport.0;
-    if let Some(path) = row_path.filter(|path| !path.is_private && tls.is_some()) {
-        return Err(Error::Config(format!(
-            "--transport {} does not encrypt: leave out --cluster-tls-cert, --cluster-tls-key and \
-             --cluster-tls-ca, or choose --transport tcp",
-            path.option
-        )));
-    }
-    if args.block_fetch == BlockFetchArg::Always && args.next_turn == NextTurnArg::Decode {
-        return Err(Error::Config(
-            "with --next-turn decode no blocks come back to the prefill node: leave out --block-fetch always, or \
-             choose --next-turn prefill"
-                .to_owned(),
-        ));
-    }
-    Ok(NodeConfig {
-        role,
-        listens: role != Role::Unified || args.cluster_listen.is_some(),
-        registry: args.registry,
-        listen,
-        kv_peer_allow: args.kv_peer_allow,
-        max_connections: MAX_NODE_CONNECTIONS,
-        max_connections_per_address: { args.cluster_max_connections_per_address }
-            .map_or(usize::MAX, |number| number as usize),
-        advertise: args.cluster_advertise,
-        tls,
-        tracer: None,
-        node_id: args.node_id,
-        group: args.group.unwrap_or_default(),
-        policy: args.peer_policy.into(),
-        min_tokens: args.disaggregate_min_tokens,
-        max_prompt_tokens: args.max_prompt_tokens,
-        compute_place: args.next_turn.into(),
-        falls_back: args.fallback == FallbackArg::Local,
-        search_timeout: Duration::from_millis(args.decode_search_timeout.into()),
-        load_time: Duration::from_millis(args.kv_load_timeout.into()),
-        uses_network: row_path.is_none_or(|path| !path.is_local),
-        uses_host: row_path.is_none_or(|path| path.is_local),
-        row_paths: { row_path.into_iter() }
-            .filter(|path| path.load.is_some())
-            .collect(),
-        max_bandwidth: args.transfer_max_bandwidth,
-        num_threads: args.transfer_threads.into(),
-        fetches: match args.block_fetch {
-            BlockFetchArg::Auto => Some(FetchConfig::default()),
-            BlockFetchArg::Always => Some(FetchConfig {
-                is_forced: true,
-                ..FetchConfig::default()
-            }),
-            BlockFetchArg::Off => None,
-        },
-    })
-}
-
 pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
-    let mut options = options_of_own(&args.model, &args.own)?;
+    let mut options = args.own.options(&args.model)?;
     options.profile = args.profile.then(Arc::default);
     let prompt = match (args.prompt_tokens, args.prompt) {
         (Some(num_tokens), _) => Prompt::MadeUp { num_tokens },
@@ -322,9 +169,9 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
         }
     };
     let sampling = args.own.sampling;
-    check_sampling(&sampling)?;
+    sampling.check()?;
     Ok(Generate {
-        source: source(args.model),
+        source: args.model.source(),
         options,
         prompt,
         params: GenerateParams {

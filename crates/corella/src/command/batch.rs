@@ -47,7 +47,7 @@ pub fn run(config: Batch) -> Result<i32, Error> {
     if num_before > 0 {
         eprintln!("{shown} has {num_before} of {num_requests} answers; resuming");
     }
-    let server = LocalServer::load(&config.source, &config.options, config.request)?;
+    let server = LocalServer::load(config.llm)?;
     eprintln!("{}", server.summary);
     let io_error = |what: &'static str| move |error| Error::Io(what.to_owned(), error);
     let runtime = Runtime::new().map_err(io_error("starting the batch"))?;

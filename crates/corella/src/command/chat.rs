@@ -33,7 +33,7 @@ use setting::Settings;
 pub fn run(config: config::Chat) -> Result<(), Error> {
     let io_error = |what: &'static str| move |error| Error::Io(what.to_owned(), error);
     let runtime = Runtime::new().map_err(io_error("starting the conversation"))?;
-    let server = Server::open(&config.with, &runtime)?;
+    let server = Server::open(config.with, &runtime)?;
     let mut conversation = Conversation {
         is_typed: config.is_typed,
         interrupt: match config.is_typed {

@@ -24,7 +24,7 @@ pub fn load(keywords: &Map<String, Value>) -> Result<LocalServer, String> {
         let as_text = |error: crate::Error| error.to_string();
         model_lookup::resolve_llm(&mut args).map_err(as_text)?;
         let config = config::llm(args).map_err(as_text)?;
-        LocalServer::load(&config.source, &config.options, config.request).map_err(as_text)
+        LocalServer::load(config).map_err(as_text)
     });
     loaded.map_err(|message| in_keywords(&message))
 }
@@ -197,14 +197,17 @@ mod tests {
         }));
         let args = args.unwrap();
         assert_eq!(args.model.model_option, Some("some/model".into()));
-        assert_eq!(args.scheduler.max_num_seqs, 7);
-        assert_eq!(args.cache.max_pinned_share, 0.5);
-        assert_eq!(args.cache.kv_cache_memory, Some(64 << 20));
-        assert!(args.cache.no_enable_prefix_caching);
+        assert_eq!(args.engine.scheduler.max_num_seqs, 7);
+        assert_eq!(args.engine.cache.max_pinned_share, 0.5);
+        assert_eq!(args.engine.cache.kv_cache_memory, Some(64 << 20));
+        assert!(args.engine.cache.no_enable_prefix_caching);
         assert_eq!(args.request.served_model_name, ["a", "b"]);
         let kwargs = args.model.default_chat_template_kwargs.unwrap_or_default();
         assert_eq!(kwargs["enable_thinking"], false);
-        assert_eq!((args.request.seed, args.device.threads), (Some(5), None));
+        assert_eq!(
+            (args.request.seed, args.engine.device.threads),
+            (Some(5), None)
+        );
     }
 
     #[test]
@@ -220,11 +223,11 @@ mod tests {
             "hf_overrides": null,
         }));
         let args = args.unwrap();
-        assert_eq!(args.cache.kv_cache_memory, Some(64 << 20));
-        assert!(args.scheduler.no_chunked_prefill);
-        assert_eq!(args.speculation.draft_tokens, Some(3));
+        assert_eq!(args.engine.cache.kv_cache_memory, Some(64 << 20));
+        assert!(args.engine.scheduler.no_chunked_prefill);
+        assert_eq!(args.engine.speculation.draft_tokens, Some(3));
         let args = parse_json(json!({"enable_chunked_prefill": true})).unwrap();
-        assert!(!args.scheduler.no_chunked_prefill);
+        assert!(!args.engine.scheduler.no_chunked_prefill);
         for (keywords, message) in [
             (
                 json!({"skip_tokenizer_init": true}),

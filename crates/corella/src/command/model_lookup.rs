@@ -17,16 +17,16 @@ use crate::terminal::fetch_display::FetchDisplay;
 /// Replaces names by paths in the arguments of a command.
 pub fn resolve(command: &mut Command) -> Result<(), Error> {
     match command {
-        Command::Serve(args) => resolve_with_draft(&mut args.model, &mut args.speculation),
+        Command::Serve(args) => resolve_with_draft(&mut args.model, &mut args.engine.speculation),
         Command::Generate(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
         // The remote server knows the name.
         Command::Chat(args) if args.url.is_some() => Ok(()),
         Command::Chat(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
         Command::Run(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
-        Command::Batch(args) => resolve_with_draft(&mut args.model, &mut args.speculation),
+        Command::Batch(args) => resolve_llm(&mut args.llm),
         Command::Bench(command) => match command.as_mut() {
             BenchCommand::Offline(args) => {
-                resolve_with_draft(&mut args.model, &mut args.speculation)
+                resolve_with_draft(&mut args.model, &mut args.engine.speculation)
             }
             BenchCommand::Perplexity(args) => resolve_model(&mut args.model),
             BenchCommand::Serve(_)
@@ -61,7 +61,7 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
 
 /// Replaces names by paths in the options of a model loaded by keyword.
 pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
-    resolve_with_draft(&mut args.model, &mut args.speculation)
+    resolve_with_draft(&mut args.model, &mut args.engine.speculation)
 }
 
 fn resolve_with_draft(

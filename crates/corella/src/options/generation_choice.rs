@@ -1,6 +1,8 @@
 //! Sampling defaults: their source, and the values that replace them.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use corella_model::{GenerationDefaults, ModelConfig};
 use serde_json::{Map, Value};
@@ -25,6 +27,18 @@ pub enum GenerationSource {
     Neutral,
     /// `generation_config.json` in this folder.
     Folder(PathBuf),
+}
+
+impl FromStr for GenerationSource {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "auto" => Self::Model,
+            "vllm" => Self::Neutral,
+            folder => Self::Folder(folder.into()),
+        })
+    }
 }
 
 impl GenerationChoice {

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use corella_engine::Engine;
-use corella_server::{GenerationDefaults, LocalClient, ServeConfig, ServerState, TextModel};
+use corella_model::GenerationDefaults;
+use corella_server::{LocalClient, ServeConfig, ServerState, TextModel};
 use corella_text::Tokenizer;
 
-use crate::arguments::config::RequestOptions;
+use crate::arguments::config::LlmConfig;
 use crate::client::patient_client::PatientClient;
 use crate::model::llm::check_head;
-use crate::{Error, Llm, LlmOptions, ModelSource};
+use crate::{Error, Llm};
 
 pub struct LocalServer {
     pub client: PatientClient,
@@ -28,20 +29,17 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    pub fn load(
-        source: &ModelSource,
-        options: &LlmOptions,
-        request: RequestOptions,
-    ) -> Result<Self, Error> {
-        let mut llm = Llm::load(source, options)?;
+    pub fn load(config: LlmConfig) -> Result<Self, Error> {
+        let mut llm = Llm::load(&config.source, &config.options)?;
         // Packed weights are written to the cache while a server runs; here that would slow answers.
         llm.weight_keepers.clear();
-        let reply_format = request.reply_format(llm.chat_template.as_ref());
-        let config = ServeConfig {
+        let reply_format = config.request.reply_format(llm.chat_template.as_ref());
+        let limits = ServeConfig {
             // A line from a file or a terminal arrives at once, even a long one.
             max_body_bytes: MAX_BODY_BYTES,
-            ..request.serve_config(&llm)
+            ..ServeConfig::new("", 0, 0, 0)
         };
+        let config = config.request.serve_config(&llm, limits);
         let generation_defaults = config.generation_defaults.clone();
         let summary = llm.summary();
         let no_text = check_head(&llm.config).err();

@@ -1,6 +1,12 @@
 //! The options about LoRA adapters.
 
+use std::time::Duration;
+
 use clap::Args;
+use corella_server::ServeConfig;
+use serde_json::Value;
+
+use crate::{Error, LlmOptions};
 
 #[derive(Args)]
 #[command(next_help_heading = "Adapters")]
@@ -21,4 +27,71 @@ pub struct AdapterArgs {
     /// Give up an adapter that is not read within this time, while the server runs
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     pub adapter_load_timeout: u32,
+}
+
+impl AdapterArgs {
+    /// Makes room for adapters, and returns the name and the folder of each that is loaded at the start.
+    pub fn set(
+        &self,
+        options: &mut LlmOptions,
+        server: &mut ServeConfig,
+    ) -> Result<Vec<(String, String)>, Error> {
+        let modules = self
+            .lora_modules
+            .iter()
+            .map(|module| {
+                let parsed = named_folder(module);
+                parsed.filter(|(name, path)| !name.is_empty() && !path.is_empty()).ok_or_else(|| {
+                    Error::Config(format!(
+                        "--lora-modules {module} must have the form NAME=FOLDER, for example sql=adapters/sql"
+                    ))
+                })
+            });
+        let modules = modules.collect::<Result<Vec<_>, _>>()?;
+        if modules.len() > self.max_loras {
+            return Err(Error::Config(format!(
+                "--lora-modules names {} adapters, and --max-loras is {}",
+                modules.len(),
+                self.max_loras
+            )));
+        }
+        if self.max_lora_rank == 0 {
+            return Err(Error::Config(
+                "--max-lora-rank must be at least 1".to_owned(),
+            ));
+        }
+        if self.enable_lora || !modules.is_empty() {
+            options.max_adapter_rank = Some(self.max_lora_rank.into());
+        }
+        server.max_num_adapters = self.max_loras;
+        server.adapter_load_timeout = Duration::from_secs(self.adapter_load_timeout.into());
+        Ok(modules)
+    }
+}
+
+/// Parses `NAME=FOLDER`, or vLLM's JSON, `{"name": NAME, "path": FOLDER}`.
+fn named_folder(module: &str) -> Option<(String, String)> {
+    if module.starts_with('{') {
+        let module: Value = serde_json::from_str(module).ok()?;
+        let text = |name: &str| module[name].as_str().map(str::to_owned);
+        return Some((text("name")?, text("path")?));
+    }
+    let (name, path) = module.split_once('=')?;
+    Some((name.to_owned(), path.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_is_named_in_two_forms() {
+        let sql = Some(("sql".to_owned(), "adapters/sql".to_owned()));
+        assert_eq!(named_folder("sql=adapters/sql"), sql);
+        let json = r#"{"name": "sql", "path": "adapters/sql", "base_model_name": "x"}"#;
+        assert_eq!(named_folder(json), sql);
+        for wrong in ["sql", r#"{"name": "sql"}"#, "{"] {
+            assert_eq!(named_folder(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{
-    CacheArgs, ConfigFileArgs, DeviceArgs, ModelArgs, RequestArgs, SchedulerArgs, SpeculationArgs,
-};
+use super::{ConfigFileArgs, LlmArgs};
 
 #[derive(Args)]
 pub struct BatchArgs {
@@ -24,15 +22,5 @@ pub struct BatchArgs {
     pub config_file: ConfigFileArgs,
 
     #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub request: RequestArgs,
-    #[command(flatten)]
-    pub scheduler: SchedulerArgs,
-    #[command(flatten)]
-    pub speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
+    pub llm: LlmArgs,
 }

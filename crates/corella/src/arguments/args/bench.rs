@@ -10,7 +10,7 @@ use corella_bench::transfer::TransferBenchOptions;
 use corella_bench::{Metric, Objective};
 
 use super::admission::BenchAdmissionArgs;
-use super::{CacheArgs, DeviceArgs, KvFormatArg, ModelArgs, SchedulerArgs, SpeculationArgs};
+use super::{DeviceArgs, EngineArgs, KvFormatArg, ModelArgs};
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
@@ -78,20 +78,31 @@ pub struct BenchServeArgs {
     #[arg(long, value_enum, default_value_t)]
     pub endpoint: EndpointArg,
 
+    #[command(flatten)]
+    pub load: LoadArgs,
+    #[command(flatten)]
+    pub report: ReportArgs,
+    /// Count the requests that stay within these limits in milliseconds, e.g. ttft:500,tpot:50
+    #[arg(long, value_name = "NAME:MS,…", num_args = 1.., value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
+    pub goodput: Vec<Objective>,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Load")]
+pub struct LoadArgs {
     /// File with one prompt per line. A line of a .jsonl file is an object with a `prompt`, which is
     /// a text or a list of token ids
-    #[arg(long, value_name = "FILE", group = "source", help_heading = "Load")]
+    #[arg(long, value_name = "FILE", group = "source")]
     pub prompts: Option<PathBuf>,
     /// Make random prompts of this many English words [default: 128]
-    #[arg(long, value_name = "N", group = "source", help_heading = "Load")]
+    #[arg(long, value_name = "N", group = "source")]
     pub prompt_words: Option<usize>,
     /// Make prompts of this many random token ids, which the server need not tokenise
     #[arg(
         long,
         value_name = "N",
         visible_alias = "random-input-len",
-        group = "source",
-        help_heading = "Load"
+        group = "source"
     )]
     pub prompt_tokens: Option<usize>,
     /// Put a shared prefix of this many words or tokens before each random prompt
@@ -100,156 +111,74 @@ pub struct BenchServeArgs {
         value_name = "N",
         visible_alias = "random-prefix-len",
         default_value_t = 0,
-        conflicts_with_all = ["prompts", "prompt_repeats", "trace"],
-        help_heading = "Load"
+        conflicts_with_all = ["prompts", "prompt_repeats", "trace"]
     )]
     pub prefix_len: usize,
     /// Number of different shared prefixes, which the prompts use in turn
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        requires = "prefix_len",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "prefix_len")]
     pub num_prefixes: usize,
     /// With --prompt-tokens: let every prompt begin with another token, so that the prefix cache
     /// cannot help
-    #[arg(
-        long,
-        requires = "prompt_tokens",
-        conflicts_with = "prefix_len",
-        help_heading = "Load"
-    )]
+    #[arg(long, requires = "prompt_tokens", conflicts_with = "prefix_len")]
     pub unique_prompts: bool,
     /// With --prompt-tokens: draw token ids below this number
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = COMMON_VOCAB_SIZE,
-        requires = "prompt_tokens",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N", default_value_t = COMMON_VOCAB_SIZE, requires = "prompt_tokens")]
     pub vocab_size: u32,
     /// Make prompts that repeat a phrase this many times; with several numbers, in turn, e.g.
     /// 5,50,500
-    #[arg(
-        long,
-        value_name = "N,…",
-        value_delimiter = ',',
-        group = "source",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', group = "source")]
     pub prompt_repeats: Vec<usize>,
     /// The phrase that --prompt-repeats repeats [default: "hello "]
-    #[arg(
-        long,
-        value_name = "TEXT",
-        requires = "prompt_repeats",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "TEXT", requires = "prompt_repeats")]
     pub prompt_phrase: Option<String>,
     /// Replay a trace: JSON lines with timestamp, input_length, output_length and hash_ids
-    #[arg(long, value_name = "FILE", group = "source", help_heading = "Load")]
+    #[arg(long, value_name = "FILE", group = "source")]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub scale: TraceScaleArgs,
     /// Send this many requests per second on average; inf is the default [default: as many as
     /// --max-concurrency allows]
-    #[arg(
-        long,
-        value_name = "X",
-        conflicts_with = "trace",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "X", conflicts_with = "trace")]
     pub request_rate: Option<f64>,
     /// With --request-rate: how requests arrive. 1 is at random, less is in bursts, more is evenly
     #[arg(
         long,
         value_name = "X",
         default_value_t = 1.0,
-        requires = "request_rate",
-        help_heading = "Load"
+        requires = "request_rate"
     )]
     pub burstiness: f64,
     /// Tokenise all prompts by the server's /tokenize before the run, and send token ids
-    #[arg(long, help_heading = "Load")]
+    #[arg(long)]
     pub pre_tokenize: bool,
     /// Send a request every MS milliseconds; 0 sends all at once
-    #[arg(
-        long,
-        value_name = "MS",
-        value_parser = parse_milliseconds,
-        conflicts_with_all = ["trace", "request_rate"],
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "MS", value_parser = parse_milliseconds, conflicts_with_all = ["trace", "request_rate"])]
     pub submit_interval: Option<Duration>,
     /// Number of requests to send
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = bench_defaults().num_prompts,
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N", default_value_t = bench_defaults().num_prompts)]
     pub num_prompts: usize,
     /// Maximum number of requests in flight [default: all]
-    #[arg(
-        long,
-        value_name = "N",
-        visible_alias = "concurrency",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N", visible_alias = "concurrency")]
     pub max_concurrency: Option<usize>,
     /// Maximum number of tokens to generate for each request
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = bench_defaults().max_tokens,
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N", default_value_t = bench_defaults().max_tokens)]
     pub max_tokens: u32,
     /// Continue after an end token, so that every answer has --max-tokens tokens
-    #[arg(long, help_heading = "Load")]
+    #[arg(long)]
     pub ignore_eos: bool,
     /// Sampling temperature; 0 always takes the most likely token
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = bench_defaults().temperature,
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "X", default_value_t = bench_defaults().temperature)]
     pub temperature: f32,
     /// Seed of the random prompts, which is also sent with every request
-    #[arg(
-        long,
-        value_name = "SEED",
-        default_value_t = bench_defaults().seed,
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "SEED", default_value_t = bench_defaults().seed)]
     pub seed: u64,
     /// Number of requests to send before the first run, which are not measured
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = bench_defaults().num_warmups,
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N", default_value_t = bench_defaults().num_warmups)]
     pub num_warmups: usize,
     /// Number of runs, each with other random prompts; with more than one, the median and the spread
     /// are reported
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = bench_defaults().num_repeats,
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "N", default_value_t = bench_defaults().num_repeats)]
     pub repeats: usize,
-
-    #[command(flatten)]
-    pub report: ReportArgs,
-    /// Count the requests that stay within these limits in milliseconds, e.g. ttft:500,tpot:50
-    #[arg(long, value_name = "NAME:MS,…", num_args = 1.., value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
-    pub goodput: Vec<Objective>,
 }
 
 #[derive(Args)]
@@ -293,38 +222,39 @@ pub struct BenchPerplexityArgs {
 pub struct BenchOfflineArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub load: OfflineLoadArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Load")]
+pub struct OfflineLoadArgs {
     /// Number of requests, which are submitted all at once and in order
-    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 128)]
     pub num_prompts: usize,
     /// Lengths of the prompts in tokens, in turn; 900-915 stands for the 16 lengths from 900 to 915
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = parse_range, default_value = "128", help_heading = "Load")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = parse_range, default_value = "128")]
     pub input_lens: Vec<LenRange>,
     /// Let every prompt be a prefix of the same text
-    #[arg(long, help_heading = "Load")]
+    #[arg(long)]
     pub shared_prefix: bool,
     /// Number of tokens to generate for each request
-    #[arg(long, value_name = "N", default_value_t = 32, help_heading = "Load")]
+    #[arg(long, value_name = "N", default_value_t = 32)]
     pub max_tokens: u32,
     /// Seed of the random prompts
-    #[arg(long, value_name = "SEED", default_value_t = 0, help_heading = "Load")]
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
     /// Show the time that each operation took, beside the machine's limits
-    #[arg(long, help_heading = "Load")]
+    #[arg(long)]
     pub profile: bool,
     /// Also reserve pages every MS milliseconds, as a decode node does for another node's prompt, give
     /// them up, and show how long the answers took
-    #[arg(long, value_name = "MS", help_heading = "Load")]
+    #[arg(long, value_name = "MS")]
     pub reserve_every: Option<u64>,
-    #[command(flatten)]
-    pub scheduler: SchedulerArgs,
-    #[command(flatten)]
-    pub speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    #[command(flatten)]
-    pub report: ReportArgs,
 }
 
 #[derive(Args)]
@@ -343,24 +273,13 @@ pub struct ReportArgs {
 
 /// How a trace is made longer or denser than it was recorded.
 #[derive(Args)]
+#[command(next_help_heading = "Load")]
 pub struct TraceScaleArgs {
     /// Multiply the times of --trace by this factor
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        requires = "trace",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "trace")]
     pub time_scale: f64,
     /// Multiply the lengths of --trace by this factor
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 1.0,
-        requires = "trace",
-        help_heading = "Load"
-    )]
+    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "trace")]
     pub length_scale: f64,
 }
 

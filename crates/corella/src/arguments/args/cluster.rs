@@ -1,13 +1,19 @@
 //! Options of a node that serves with other nodes.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use corella_cluster::RegistryUrl;
+use corella_cluster::blocks::FetchConfig;
 use corella_cluster::kv_connector::Network;
+use corella_cluster::node::NodeConfig;
 use corella_cluster::transport::{PathKind, ROW_PATHS};
+use corella_cluster::{RegistryUrl, Role, TlsFiles};
 use corella_core::{ComputePlace, PeerPolicy};
+
+use crate::Error;
 
 #[derive(Args)]
 #[command(next_help_heading = "Cluster")]
@@ -100,6 +106,103 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub block_fetch: BlockFetchArg,
 }
+
+impl ClusterArgs {
+    fn listen(&self) -> Result<SocketAddr, Error> {
+        let listen = self.cluster_listen.as_deref();
+        let listen = listen.unwrap_or(DEFAULT_CLUSTER_LISTEN);
+        let addresses = listen.to_socket_addrs();
+        let Some(address) = addresses.ok().and_then(|mut addresses| addresses.next()) else {
+            return Err(Error::Config(format!(
+                "--cluster-listen {listen} is no HOST:PORT that this machine can resolve; for \
+                 example 127.0.0.1:9000"
+            )));
+        };
+        if address.ip().is_unspecified() && self.cluster_advertise.is_none() {
+            return Err(Error::Config(format!(
+                "--cluster-listen {address} listens on every address: say with --cluster-advertise HOST \
+                 which of them other nodes reach"
+            )));
+        }
+        Ok(address)
+    }
+
+    pub fn node_config(self) -> Result<NodeConfig, Error> {
+        let role = match self.role {
+            RoleArg::Unified => Role::Unified,
+            RoleArg::Prefill => Role::Prefill,
+            RoleArg::Decode => Role::Decode,
+        };
+        let listen = self.listen()?;
+        let files = (
+            self.cluster_tls_cert,
+            self.cluster_tls_key,
+            self.cluster_tls_ca,
+        );
+        let tls = match files {
+            (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { cert, key, ca }),
+            // The command line requires all of them or none.
+            _ => None,
+        };
+        let row_path = self.transport.0;
+        if let Some(path) = row_path.filter(|path| !path.is_private && tls.is_some()) {
+            return Err(Error::Config(format!(
+                "--transport {} does not encrypt: leave out --cluster-tls-cert, --cluster-tls-key and \
+                 --cluster-tls-ca, or choose --transport tcp",
+                path.option
+            )));
+        }
+        if self.block_fetch == BlockFetchArg::Always && self.next_turn == NextTurnArg::Decode {
+            return Err(Error::Config(
+                "with --next-turn decode no blocks come back to the prefill node: leave out --block-fetch always, or \
+                 choose --next-turn prefill"
+                    .to_owned(),
+            ));
+        }
+        Ok(NodeConfig {
+            role,
+            listens: role != Role::Unified || self.cluster_listen.is_some(),
+            registry: self.registry,
+            listen,
+            kv_peer_allow: self.kv_peer_allow,
+            max_connections: MAX_NODE_CONNECTIONS,
+            max_connections_per_address: { self.cluster_max_connections_per_address }
+                .map_or(usize::MAX, |number| number as usize),
+            advertise: self.cluster_advertise,
+            tls,
+            tracer: None,
+            node_id: self.node_id,
+            group: self.group.unwrap_or_default(),
+            policy: self.peer_policy.into(),
+            min_tokens: self.disaggregate_min_tokens,
+            max_prompt_tokens: self.max_prompt_tokens,
+            compute_place: self.next_turn.into(),
+            falls_back: self.fallback == FallbackArg::Local,
+            search_timeout: Duration::from_millis(self.decode_search_timeout.into()),
+            load_time: Duration::from_millis(self.kv_load_timeout.into()),
+            uses_network: row_path.is_none_or(|path| !path.is_local),
+            uses_host: row_path.is_none_or(|path| path.is_local),
+            row_paths: { row_path.into_iter() }
+                .filter(|path| path.load.is_some())
+                .collect(),
+            max_bandwidth: self.transfer_max_bandwidth,
+            num_threads: self.transfer_threads.into(),
+            fetches: match self.block_fetch {
+                BlockFetchArg::Auto => Some(FetchConfig::default()),
+                BlockFetchArg::Always => Some(FetchConfig {
+                    is_forced: true,
+                    ..FetchConfig::default()
+                }),
+                BlockFetchArg::Off => None,
+            },
+        })
+    }
+}
+
+/// The other nodes of a fleet need fewer connections. With a low limit of open files the server accepts fewer.
+const MAX_NODE_CONNECTIONS: usize = 1024;
+/// Any free port, on this machine only.
+const DEFAULT_CLUSTER_LISTEN: &str = "127.0.0.1:0";
 
 fn parse_group(name: &str) -> Result<String, String> {
     let may_stand = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

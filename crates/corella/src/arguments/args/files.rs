@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use corella_server::batch::FilesConfig;
 
 #[derive(Args)]
 #[command(next_help_heading = "Files and batches")]
@@ -19,4 +20,17 @@ pub struct FilesArgs {
     /// Maximum number of batch requests that run at once [default: half of --max-num-seqs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "files_dir")]
     pub batch_concurrency: Option<u32>,
+}
+
+impl FilesArgs {
+    /// The lines of batches leave half of the slots to requests of clients.
+    pub fn config(self, max_num_seqs: u32) -> Option<FilesConfig> {
+        let half = (max_num_seqs / 2).max(1);
+        Some(FilesConfig {
+            dir: self.files_dir?,
+            max_file_bytes: self.max_file_bytes,
+            max_files_bytes: self.max_files_bytes,
+            batch_concurrency: self.batch_concurrency.unwrap_or(half) as usize,
+        })
+    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::byte_size::parse_size;
-use super::engine::defaults;
+use super::scheduler::defaults;
 use super::token_count::{ModelLen, parse_model_len};
 use super::{IsaArg, KvFormatArg, PageArgs, WeightFormatArg};
 

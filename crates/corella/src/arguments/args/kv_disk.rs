@@ -1,11 +1,11 @@
 //! The option of the disk that keeps KV blocks.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
 
 use super::byte_size::parse_size;
+use crate::KvDiskOptions;
 
 #[derive(Args)]
 #[command(next_help_heading = "KV cache")]
@@ -13,16 +13,10 @@ pub struct KvDiskArgs {
     /// Keep KV pages of prompts that come again in a file in this folder, so that they outlive memory and restarts.
     /// SIZE is the size of the model's file [default: 8G]. Only for models without recurrent layers, on a CPU
     #[arg(long, value_name = "DIR[,SIZE]")]
-    pub kv_disk: Option<KvDiskArg>,
+    pub kv_disk: Option<KvDiskOptions>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvDiskArg {
-    pub folder: PathBuf,
-    pub max_bytes: u64,
-}
-
-impl FromStr for KvDiskArg {
+impl FromStr for KvDiskOptions {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -45,13 +39,13 @@ mod tests {
     fn a_size_may_follow_the_folder() {
         let of = |folder: &str, max_bytes| {
             let folder = folder.into();
-            Ok(KvDiskArg { folder, max_bytes })
+            Ok(KvDiskOptions { folder, max_bytes })
         };
         assert_eq!("/var/kv".parse(), of("/var/kv", 8 << 30));
         assert_eq!("/var/kv,512M".parse(), of("/var/kv", 512 << 20));
         assert_eq!("a,b,1K".parse(), of("a,b", 1024));
         for text in ["", ",1G", "/var/kv,", "/var/kv,0", "/var/kv,x"] {
-            assert!(text.parse::<KvDiskArg>().is_err(), "{text}");
+            assert!(text.parse::<KvDiskOptions>().is_err(), "{text}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The options of a model that a program in another language loads.
+//! The options of a model that answers the requests of this process.
 
 use clap::Args;
 
-use super::{CacheArgs, DeviceArgs, ModelArgs, RequestArgs, SchedulerArgs, SpeculationArgs};
+use super::{EngineArgs, ModelArgs, RequestArgs};
 
 #[derive(Args)]
 pub struct LlmArgs {
@@ -11,11 +11,5 @@ pub struct LlmArgs {
     #[command(flatten)]
     pub request: RequestArgs,
     #[command(flatten)]
-    pub scheduler: SchedulerArgs,
-    #[command(flatten)]
-    pub speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    #[command(flatten)]
-    pub device: DeviceArgs,
+    pub engine: EngineArgs,
 }

@@ -1,15 +1,16 @@
 //! The options of the model and its folder.
 
-use std::convert::Infallible;
-use std::path::PathBuf;
-use std::str::FromStr;
+use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use corella_model::{DType, WeightFormat};
 use serde_json::{Map, Value};
 
-use super::WeightFormatArg;
 use super::byte_size::parse_size_or_zero;
 use super::token_count::{ModelLen, parse_model_len};
+use crate::input::option_file;
+use crate::options::generation_choice::{GenerationChoice, GenerationSource, overrides};
+use crate::{Error, LlmOptions, ModelSource, WeightCache};
 
 #[derive(Args)]
 #[command(next_help_heading = "Model")]
@@ -61,7 +62,7 @@ pub struct ModelArgs {
     /// Where the sampling defaults come from: the model's generation_config.json (auto), none of them
     /// (vllm), or the generation_config.json of a folder
     #[arg(long, value_name = "auto|vllm|FOLDER", default_value = "auto")]
-    pub generation_config: GenerationConfigArg,
+    pub generation_config: GenerationSource,
     /// Sampling defaults that replace those of --generation-config, as a JSON object with temperature,
     /// top_k, top_p, min_p or repetition_penalty
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
@@ -76,27 +77,108 @@ pub struct ModelArgs {
     pub weight_cache_size: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GenerationConfigArg {
-    /// The model's own.
-    Auto,
-    /// None: the defaults of the API.
-    Vllm,
-    Folder(PathBuf),
+impl ModelArgs {
+    pub fn source(self) -> ModelSource {
+        source_of(self.model.or(self.model_option), self.name)
+    }
+
+    pub fn set(&self, options: &mut LlmOptions) -> Result<(), Error> {
+        options.max_model_len = self.max_model_len.and_then(|len| len.0);
+        options.weight_format = weight_format(self.dtype);
+        options.chat_template = self
+            .chat_template
+            .as_deref()
+            .map(template_source)
+            .transpose()?;
+        options.template_kwargs = self
+            .default_chat_template_kwargs
+            .clone()
+            .unwrap_or_default();
+        options.generation = GenerationChoice {
+            source: self.generation_config.clone(),
+            overrides: overrides(&self.override_generation_config.clone().unwrap_or_default())?,
+        };
+        let folder = self.weight_cache.clone().or_else(default_weight_cache);
+        options.weight_cache =
+            folder
+                .filter(|_| self.weight_cache_size > 0)
+                .map(|folder| WeightCache {
+                    max_bytes: self.weight_cache_size,
+                    ..WeightCache::new(folder)
+                });
+        Ok(())
+    }
 }
 
-impl FromStr for GenerationConfigArg {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(match text {
-            "auto" => Self::Auto,
-            "vllm" => Self::Vllm,
-            folder => Self::Folder(folder.into()),
-        })
+pub fn source_of(path: Option<PathBuf>, name: Option<String>) -> ModelSource {
+    match (path, name) {
+        (None, _) => ModelSource::BuiltIn,
+        (Some(path), None) => ModelSource::Path(path),
+        (Some(path), Some(name)) => ModelSource::Named { path, name },
     }
 }
 
 fn parse_object(text: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(text).map_err(|error| format!("must be a JSON object: {error}"))
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum WeightFormatArg {
+    #[default]
+    Auto,
+    #[value(alias = "float32")]
+    F32,
+    #[value(alias = "float16", alias = "half")]
+    F16,
+    #[value(alias = "bfloat16")]
+    Bf16,
+    /// 8-bit integers, one scale per output channel; inputs of these layers are rounded to 8 bits
+    /// too
+    Int8,
+    /// 8-bit integers, one scale per group of 128 weights: more accurate than int8, slower prefill
+    Int8Grouped,
+    /// 4-bit integers, one scale per group of 128 weights; inputs of these layers are rounded to 8
+    /// bits
+    Int4,
+}
+
+pub fn weight_format(arg: WeightFormatArg) -> Option<WeightFormat> {
+    match arg {
+        WeightFormatArg::Auto => None,
+        WeightFormatArg::F32 => Some(WeightFormat::Float(DType::F32)),
+        WeightFormatArg::F16 => Some(WeightFormat::Float(DType::F16)),
+        WeightFormatArg::Bf16 => Some(WeightFormat::Float(DType::Bf16)),
+        WeightFormatArg::Int8 => Some(WeightFormat::Int8),
+        WeightFormatArg::Int8Grouped => Some(WeightFormat::INT8_GROUPED),
+        WeightFormatArg::Int4 => Some(WeightFormat::INT4),
+    }
+}
+
+/// Returns the template in a file, or the template given instead of a file's name.
+fn template_source(given: &str) -> Result<String, Error> {
+    match option_file::read_text(Path::new(given)) {
+        Ok(source) => Ok(source),
+        Err(_) if given.contains("{{") || given.contains("{%") => Ok(given.to_owned()),
+        Err(error) => Err(Error::Io(
+            format!(
+                "--chat-template cannot read {given}; no templates are built in, so that it must be a file or Jinja"
+            ),
+            error,
+        )),
+    }
+}
+
+fn default_weight_cache() -> Option<PathBuf> {
+    own_folder("XDG_CACHE_HOME", ".cache")
+}
+
+/// Returns Corella's folder below one of the XDG base directories: `variable` names it, or else it is `in_home`.
+/// Returns `None` without a home folder.
+pub fn own_folder(variable: &str, in_home: &str) -> Option<PathBuf> {
+    let absolute = |name: &str| {
+        let path = PathBuf::from(std::env::var_os(name)?);
+        path.is_absolute().then_some(path)
+    };
+    let base = absolute(variable).or_else(|| Some(absolute("HOME")?.join(in_home)));
+    Some(base?.join("corella"))
 }

@@ -1,11 +1,15 @@
 //! The options for reading API requests, from clients of `corella serve` or from a file.
 
 use clap::Args;
-use corella_text::{CallFormat, ReasoningFormat};
+use corella_hub::short_names;
+use corella_server::{ModelFacts, ServeConfig};
+use corella_text::{CallFormat, ChatTemplate, ReasoningFormat, ReplyFormat};
 
 use super::format_choice::FormatChoice;
+use crate::Llm;
 
-#[derive(Args)]
+/// The default equals an empty command line.
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Requests")]
 pub struct RequestArgs {
     /// Name of the model in the API, or several: requests may use each, and those without a name get an
@@ -27,4 +31,53 @@ pub struct RequestArgs {
     /// openai_gptoss, gemma4, seed_oss or granite
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub reasoning_parser: FormatChoice<ReasoningFormat>,
+}
+
+impl RequestArgs {
+    /// Returns the format of replies: the chat template's, unless an option gives another.
+    pub fn reply_format(&self, template: Option<&ChatTemplate>) -> ReplyFormat {
+        let shown = template.map_or_else(ReplyFormat::default, ChatTemplate::reply_format);
+        ReplyFormat {
+            calls: self.tool_call_parser.of(shown.calls),
+            reasoning: self.reasoning_parser.of(shown.reasoning),
+        }
+    }
+
+    /// Completes a configuration by the facts about a model. Without a name in the options, the model is served under
+    /// the name of its folder or file.
+    pub fn serve_config(self, llm: &Llm, limits: ServeConfig) -> ServeConfig {
+        let mut names = self.served_model_name;
+        if names.is_empty() {
+            names.push(llm.name.clone());
+        }
+        let spec = &llm.config.spec;
+        let weight_bytes = llm.hardware.executor.weight_bytes as u64;
+        ServeConfig {
+            served_model_names: names,
+            other_names: short_names(&llm.name),
+            model_facts: ModelFacts {
+                family: llm.config.architecture.gguf_name().to_owned(),
+                num_parameters: spec.num_parameters().total(),
+                file_bytes: llm.file_bytes,
+                weight_bytes,
+                gpu_weight_bytes: match llm.hardware.executor.device.starts_with("cuda") {
+                    true => weight_bytes,
+                    false => 0,
+                },
+                weight_format: llm.hardware.weight_format.name().to_owned(),
+                kv_format: llm.hardware.kv_format.name().to_owned(),
+            },
+            seed: self.seed,
+            has_head: llm.config.has_head,
+            is_encoder: spec.encoder.is_some(),
+            sentence: llm.sentence.clone(),
+            allow_unknown_fields: self.allow_unknown_fields,
+            end_token_ids: llm.config.end_tokens.ids(),
+            generation_defaults: llm.config.generation.clone(),
+            max_model_len: llm.max_model_len,
+            vocab_size: spec.vocab_size,
+            hidden_size: spec.hidden_size,
+            ..limits
+        }
+    }
 }

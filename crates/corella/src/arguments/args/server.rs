@@ -1,10 +1,12 @@
 //! Options of a server's socket and of its clients.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use corella_server::{AllowedOrigins, ServeConfig};
 
-use crate::LlmOptions;
+use crate::{Error, LlmOptions};
 
 #[derive(Args)]
 #[command(next_help_heading = "Server")]
@@ -80,6 +82,43 @@ pub struct ServerArgs {
     /// disables this
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs())]
     pub step_deadline: u64,
+}
+
+impl ServerArgs {
+    /// Returns the configuration of a server, without keys and the facts about its model.
+    pub fn config(&self) -> Result<ServeConfig, Error> {
+        Ok(ServeConfig {
+            max_num_connections: self.max_connections as usize,
+            max_body_memory: self.max_body_memory as usize,
+            max_stored_response_bytes: self.max_stored_response_bytes as usize,
+            drain_timeout: Duration::from_secs(self.drain_timeout.into()),
+            logs_requests: !self.no_log_requests,
+            allowed_origins: allowed_origins(&self.cors_allow_origin)?,
+            root_path: root_path(self.root_path.as_deref().unwrap_or_default())?,
+            ..ServeConfig::new("", 0, 0, 0)
+        })
+    }
+}
+
+fn root_path(given: &str) -> Result<String, Error> {
+    let path = given.trim_end_matches('/');
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
+    let is_path = path.is_empty() || path.starts_with('/');
+    if !is_path || path.contains("//") || !path.bytes().all(is_plain) {
+        return Err(Error::Config(format!(
+            "--root-path {given} must be a path such as /llm, of letters, digits, and the signs - _ . ~"
+        )));
+    }
+    Ok(path.to_owned())
+}
+
+fn allowed_origins(origins: &[String]) -> Result<AllowedOrigins, Error> {
+    AllowedOrigins::parse(origins).map_err(|wrong| {
+        Error::Config(format!(
+            "--cors-allow-origin {wrong} is not an origin: write SCHEME://HOST or SCHEME://HOST:PORT \
+             without a path, or *"
+        ))
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

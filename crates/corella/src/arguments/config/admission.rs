@@ -15,13 +15,17 @@ pub struct BenchAdmission {
 }
 
 fn check(args: &BenchAdmissionArgs) -> Result<(), Error> {
-    let costs = [args.step_us, args.token_us, args.attended_kilotoken_us];
+    let costs = [
+        args.cost.step_us,
+        args.cost.token_us,
+        args.cost.attended_kilotoken_us,
+    ];
     let are_times = costs.iter().all(|micros| (0.0..=1e9).contains(micros));
     let factors = [
-        args.scale.length_scale,
-        args.output_scale.unwrap_or(1.0),
-        args.scale.time_scale,
-        args.request_rate.unwrap_or(1.0),
+        args.load.scale.length_scale,
+        args.load.output_scale.unwrap_or(1.0),
+        args.load.scale.time_scale,
+        args.load.request_rate.unwrap_or(1.0),
     ];
     let are_factors = factors.iter().all(|x| *x > 0.0 && x.is_finite());
     let faults = [
@@ -34,11 +38,11 @@ fn check(args: &BenchAdmissionArgs) -> Result<(), Error> {
             "--length-scale, --output-scale, --time-scale and --request-rate must be above 0",
         ),
         (
-            args.num_requests == Some(0) || args.page.block_size == 0,
+            args.load.num_requests == Some(0) || args.scheduler.page.block_size == 0,
             "--num-requests and --block-size must be at least 1",
         ),
         (
-            args.kv_cache_tokens < args.page.block_size,
+            args.scheduler.kv_cache_tokens < args.scheduler.page.block_size,
             "--kv-cache-tokens must be at least --block-size: the cache needs at least one page",
         ),
     ];
@@ -50,19 +54,24 @@ fn check(args: &BenchAdmissionArgs) -> Result<(), Error> {
 
 pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error> {
     check(&args)?;
-    let output_scale = args.output_scale.unwrap_or(args.scale.length_scale);
-    let num_pages = args.kv_cache_tokens / args.page.block_size;
-    let mut config = SchedulerConfig::new(num_pages, args.page.block_size, args.max_model_len);
-    config.max_num_seqs = args.max_num_seqs;
-    config.max_num_batched_tokens = args.max_num_batched_tokens;
-    config.max_prefill_tokens = args
+    let (load, scheduler, cost) = (args.load, args.scheduler, args.cost);
+    let output_scale = load.output_scale.unwrap_or(load.scale.length_scale);
+    let num_pages = scheduler.kv_cache_tokens / scheduler.page.block_size;
+    let mut config = SchedulerConfig::new(
+        num_pages,
+        scheduler.page.block_size,
+        scheduler.max_model_len,
+    );
+    config.max_num_seqs = scheduler.max_num_seqs;
+    config.max_num_batched_tokens = scheduler.max_num_batched_tokens;
+    config.max_prefill_tokens = scheduler
         .max_prefill_tokens
-        .unwrap_or(args.max_num_batched_tokens);
-    config.enable_prefix_caching = args.prefix_caching;
-    let arrivals = match (args.request_rate, &args.trace) {
+        .unwrap_or(scheduler.max_num_batched_tokens);
+    config.enable_prefix_caching = scheduler.prefix_caching;
+    let arrivals = match (load.request_rate, &load.trace) {
         (Some(rate), _) => Arrivals::Rate(rate),
-        (None, Some(_)) if !args.at_once => Arrivals::Trace {
-            time_scale: args.scale.time_scale,
+        (None, Some(_)) if !load.at_once => Arrivals::Trace {
+            time_scale: load.scale.time_scale,
         },
         _ => Arrivals::AtOnce,
     };
@@ -70,22 +79,22 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
         let number = |len| u32::try_from(len).unwrap_or(u32::MAX);
         (number(first), number(last))
     };
-    let (lengths, num_requests) = match (args.trace, args.prompt_len, args.output_len) {
+    let (lengths, num_requests) = match (load.trace, load.prompt_len, load.output_len) {
         (Some(file), ..) => {
             let lengths = LengthSource::Trace {
                 file,
-                prompt_scale: args.scale.length_scale,
+                prompt_scale: load.scale.length_scale,
                 output_scale,
             };
-            (lengths, args.num_requests)
+            (lengths, load.num_requests)
         }
         (None, Some(prompt), Some(output)) => {
             let lengths = LengthSource::Ranges {
                 prompt: range(prompt),
                 output: range(output),
-                seed: args.seed,
+                seed: load.seed,
             };
-            (lengths, args.num_requests.or(Some(300)))
+            (lengths, load.num_requests.or(Some(300)))
         }
         _ => {
             let reason = "--trace, or --prompt-len and --output-len, must be given";
@@ -100,10 +109,10 @@ pub fn bench_admission(args: BenchAdmissionArgs) -> Result<BenchAdmission, Error
             rules: args.rules,
             config,
             cost: CostModel {
-                per_step_us: args.step_us,
-                per_token_us: args.token_us,
-                per_decode_us: args.token_us,
-                per_attended_kilotoken_us: args.attended_kilotoken_us,
+                per_step_us: cost.step_us,
+                per_token_us: cost.token_us,
+                per_decode_us: cost.token_us,
+                per_attended_kilotoken_us: cost.attended_kilotoken_us,
             },
         },
         output_json: args.json.output_json,

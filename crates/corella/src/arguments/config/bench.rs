@@ -8,13 +8,10 @@ use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_cpu::{Isa, num_cores};
 
-use super::{
-    documents, kv_format, options_of, set_cache, set_device, set_model, set_scheduler,
-    set_speculation, source,
-};
+use super::documents;
 use crate::arguments::args::{
     BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs, EndpointArg, LenRange,
-    ReportArgs,
+    ReportArgs, kv_format,
 };
 use crate::client::tls_client::client_tls;
 use crate::{Device, Error, LlmOptions, ModelSource};
@@ -32,31 +29,32 @@ pub fn bench_serve(args: BenchServeArgs) -> Result<BenchServeOptions, Error> {
         true => Some(client_tls().map_err(Error::Config)?),
         false => None,
     };
-    let prompts = match (args.prompts, args.trace) {
+    let load = args.load;
+    let prompts = match (load.prompts, load.trace) {
         (Some(file), _) => PromptSource::File(file),
         (_, Some(file)) => PromptSource::Trace {
             file,
-            time_scale: args.scale.time_scale,
-            length_scale: args.scale.length_scale,
+            time_scale: load.scale.time_scale,
+            length_scale: load.scale.length_scale,
         },
-        _ if !args.prompt_repeats.is_empty() => PromptSource::Repeats {
-            phrase: args.prompt_phrase.unwrap_or_else(|| "hello ".to_owned()),
-            repeats: args.prompt_repeats,
+        _ if !load.prompt_repeats.is_empty() => PromptSource::Repeats {
+            phrase: load.prompt_phrase.unwrap_or_else(|| "hello ".to_owned()),
+            repeats: load.prompt_repeats,
         },
         _ => PromptSource::Random(RandomPrompts {
-            unit: match args.prompt_tokens {
+            unit: match load.prompt_tokens {
                 None => Unit::Words,
                 Some(_) => Unit::Tokens {
-                    vocab_size: args.vocab_size,
-                    unique: args.unique_prompts,
+                    vocab_size: load.vocab_size,
+                    unique: load.unique_prompts,
                 },
             },
-            len: args
+            len: load
                 .prompt_tokens
-                .or(args.prompt_words)
+                .or(load.prompt_words)
                 .unwrap_or(RandomPrompts::default().len),
-            prefix_len: args.prefix_len,
-            num_prefixes: args.num_prefixes,
+            prefix_len: load.prefix_len,
+            num_prefixes: load.num_prefixes,
         }),
     };
     Ok(BenchServeOptions {
@@ -68,19 +66,19 @@ pub fn bench_serve(args: BenchServeArgs) -> Result<BenchServeOptions, Error> {
             EndpointArg::Chat => Endpoint::Chat,
         },
         prompts,
-        pre_tokenize: args.pre_tokenize,
-        num_prompts: args.num_prompts,
-        request_rate: args.request_rate.filter(|rate| *rate != f64::INFINITY),
-        burstiness: args.burstiness,
-        submit_interval: args.submit_interval,
-        max_concurrency: args.max_concurrency,
-        max_tokens: args.max_tokens,
-        ignore_eos: args.ignore_eos,
-        seed: args.seed,
-        temperature: args.temperature,
+        pre_tokenize: load.pre_tokenize,
+        num_prompts: load.num_prompts,
+        request_rate: load.request_rate.filter(|rate| *rate != f64::INFINITY),
+        burstiness: load.burstiness,
+        submit_interval: load.submit_interval,
+        max_concurrency: load.max_concurrency,
+        max_tokens: load.max_tokens,
+        ignore_eos: load.ignore_eos,
+        seed: load.seed,
+        temperature: load.temperature,
         api_key: args.api_key.or_else(openai_key),
-        num_warmups: args.num_warmups,
-        num_repeats: args.repeats,
+        num_warmups: load.num_warmups,
+        num_repeats: load.repeats,
         files: report_files(args.report),
         goodput: args.goodput,
         ..BenchServeOptions::default()
@@ -96,7 +94,7 @@ fn openai_key() -> Option<String> {
 /// Returns the number of threads and the instruction set to measure.
 pub fn bench_kernels(args: &BenchKernelsArgs) -> Result<(usize, Option<Isa>), Error> {
     let mut options = LlmOptions::default();
-    set_device(&mut options, &args.device)?;
+    args.device.set(&mut options)?;
     if !matches!(options.device, Device::Auto | Device::Cpu) {
         return Err(Error::Config(
             "only a CPU has kernels to measure".to_owned(),
@@ -114,8 +112,8 @@ pub struct BenchPerplexity {
 
 pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Error> {
     let mut options = LlmOptions::default();
-    set_model(&mut options, &args.model)?;
-    set_device(&mut options, &args.device)?;
+    args.model.set(&mut options)?;
+    args.device.set(&mut options)?;
     options.kv_format = kv_format(args.kv_cache_dtype)?;
     if args.context < 2 {
         let reason = "--context must be at least 2: one token to read and one to predict";
@@ -128,7 +126,7 @@ pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Er
     }
     let documents = documents(&args.text)?;
     Ok(BenchPerplexity {
-        source: source(args.model),
+        source: args.model.source(),
         options,
         documents,
         context: args.context,
@@ -144,32 +142,28 @@ pub struct BenchOffline {
 }
 
 pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
-    let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model)?;
-    set_scheduler(&mut options, &args.scheduler);
-    set_speculation(&mut options, &args.speculation)?;
-    set_cache(&mut options, &args.cache)?;
-    set_device(&mut options, &args.device)?;
-    if args.profile && options.device == Device::Mock {
+    let mut options = args.engine.options(&args.model)?;
+    let load = args.load;
+    if load.profile && options.device == Device::Mock {
         let reason = "--profile needs --device cpu: the mock computes nothing";
         return Err(Error::Config(reason.to_owned()));
     }
-    options.profile = args.profile.then(Arc::default);
-    let lens = args.input_lens.iter();
+    options.profile = load.profile.then(Arc::default);
+    let lens = load.input_lens.iter();
     Ok(BenchOffline {
-        source: source(args.model),
+        source: args.model.source(),
         options,
         load: OfflineOptions {
-            num_prompts: args.num_prompts,
+            num_prompts: load.num_prompts,
             input_lens: lens
                 .flat_map(|&LenRange(first, last)| first..=last)
                 .collect(),
-            shared_prefix: args.shared_prefix,
-            max_tokens: args.max_tokens,
-            seed: args.seed,
+            shared_prefix: load.shared_prefix,
+            max_tokens: load.max_tokens,
+            seed: load.seed,
             files: report_files(args.report),
         },
-        reserve_every: args.reserve_every.map(Duration::from_millis),
+        reserve_every: load.reserve_every.map(Duration::from_millis),
     })
 }
 

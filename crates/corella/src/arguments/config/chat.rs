@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::{check_sampling, options_of_own, own_folder, source};
-use crate::arguments::args::ChatArgs;
+use super::LlmConfig;
+use crate::Error;
+use crate::arguments::args::{ChatArgs, RequestArgs, own_folder};
 use crate::client::remote_server::RemoteOptions;
 use crate::terminal::progress_line::is_controllable;
-use crate::{Error, LlmOptions, ModelSource};
 
 pub struct Chat {
     pub with: ChatWith,
@@ -28,16 +28,13 @@ pub struct Chat {
 
 /// The source of answers.
 pub enum ChatWith {
-    Model {
-        source: ModelSource,
-        options: Box<LlmOptions>,
-    },
+    Model(Box<LlmConfig>),
     Server(RemoteOptions),
 }
 
 pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
     let sampling = &args.own.sampling;
-    check_sampling(sampling)?;
+    sampling.check()?;
     let settings = [
         ("temperature", sampling.temperature.map(decimal)),
         ("top_k", sampling.top_k.map(|k| json!(k))),
@@ -70,11 +67,11 @@ fn chat_with(args: ChatArgs) -> Result<ChatWith, Error> {
             model: named.map(|name| name.to_string_lossy().into_owned()),
         }));
     }
-    let options = options_of_own(&args.model, &args.own)?;
-    Ok(ChatWith::Model {
-        source: source(args.model),
-        options: Box::new(options),
-    })
+    Ok(ChatWith::Model(Box::new(LlmConfig {
+        options: args.own.options(&args.model)?,
+        source: args.model.source(),
+        request: RequestArgs::default(),
+    })))
 }
 
 /// Returns the number as typed: 0.7 is not 0.699999988.

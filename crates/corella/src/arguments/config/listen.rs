@@ -1,4 +1,4 @@
-//! The address of a server and its root path.
+//! The address of a server.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -9,18 +9,6 @@ use crate::Error;
 pub enum ListenAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
-}
-
-pub fn root_path(given: &str) -> Result<String, Error> {
-    let path = given.trim_end_matches('/');
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
-    let is_path = path.is_empty() || path.starts_with('/');
-    if !is_path || path.contains("//") || !path.bytes().all(is_plain) {
-        return Err(Error::Config(format!(
-            "--root-path {given} must be a path such as /llm, of letters, digits, and the signs - _ . ~"
-        )));
-    }
-    Ok(path.to_owned())
 }
 
 /// Resolves a host. Prefers an IPv4 address of several: clients that connect to `localhost` try

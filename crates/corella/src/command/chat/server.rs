@@ -5,7 +5,7 @@ use tokio::runtime::Runtime;
 
 use super::answer::TokenCounts;
 use crate::Error;
-use crate::arguments::config::{ChatWith, RequestOptions};
+use crate::arguments::config::ChatWith;
 use crate::client::event_stream::EventStream;
 use crate::client::patient_client::PatientResponse;
 use crate::client::remote_server::{RemoteResponse, RemoteServer};
@@ -26,10 +26,10 @@ pub enum Events {
 
 impl Server {
     /// Loads the model, or connects to the server.
-    pub fn open(with: &ChatWith, runtime: &Runtime) -> Result<Self, Error> {
+    pub fn open(with: ChatWith, runtime: &Runtime) -> Result<Self, Error> {
         match with {
-            ChatWith::Model { source, options } => {
-                let mut server = LocalServer::load(source, options, RequestOptions::default())?;
+            ChatWith::Model(config) => {
+                let mut server = LocalServer::load(*config)?;
                 // This error comes first, because a model without text may have no chat template either.
                 if let Some(error) = server.no_text.take() {
                     return Err(error);
@@ -44,7 +44,7 @@ impl Server {
                 Ok(Self::Local(Box::new(server)))
             }
             ChatWith::Server(options) => {
-                let server = runtime.block_on(RemoteServer::open(options));
+                let server = runtime.block_on(RemoteServer::open(&options));
                 Ok(Self::Remote(Box::new(server.map_err(Error::Config)?)))
             }
         }
