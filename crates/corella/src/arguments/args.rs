@@ -43,12 +43,11 @@ pub use bench::{
 };
 pub use cache::{CacheArgs, KvFormatArg, PageArgs, kv_format};
 pub use chat::ChatArgs;
-pub use cluster::{BlockFetchArg, ClusterArgs, FallbackArg, NextTurnArg, RoleArg};
+pub use cluster::ClusterArgs;
 pub use config_file::ConfigFileArgs;
 pub use device::{DeviceArgs, IsaArg, check_threads, isa};
 pub use engine::{EngineArgs, OwnModelArgs};
 pub use files::FilesArgs;
-pub use format_choice::FormatChoice;
 pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
 pub use kv_disk::KvDiskArgs;
@@ -142,7 +141,7 @@ pub struct GenerateArgs {
     /// does a command without a prompt
     #[arg(short, long, value_name = "TEXT")]
     pub prompt: Option<String>,
-    /// Whether what is piped in stands before the prompt, as with `corella run`.
+    /// Whether piped input comes before the prompt, as with `corella run`.
     #[arg(skip)]
     pub with_input: bool,
     /// System message before the prompt

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use corella_cluster::Role;
 use corella_cluster::node::NodeConfig;
 use corella_cpu::num_cores;
 use corella_quantize::QuantizeFormat;
@@ -13,8 +14,7 @@ use corella_server::{KvEventsConfig, ServeConfig};
 use crate::arguments::api_key_file::KeySource;
 use crate::arguments::args::{
     GenerateArgs, GroupLen, InspectArgs, LogFormatArg, MethodArg, QuantizeArgs, QuantizeFormatArg,
-    RequestArgs, RoleArg, ServeArgs, ServerArgs, check_threads, isa, kv_format, source_of,
-    weight_format,
+    RequestArgs, ServeArgs, ServerArgs, check_threads, isa, kv_format, source_of, weight_format,
 };
 use crate::client::otlp::OtlpConfig;
 use crate::foreign::foreign_variable;
@@ -83,7 +83,7 @@ pub struct Generate {
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let mut options = args.engine.options(&args.model)?;
     // Roles change while a node serves, and this memory is only taken when needed.
-    let may_decode_for_others = args.cluster.role == RoleArg::Decode
+    let may_decode_for_others = args.cluster.role == Role::Decode
         || args.cluster.registry.is_some()
         || args.cluster.cluster_listen.is_some();
     options.exchanges_kv = may_decode_for_others;
@@ -91,7 +91,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         options.kv_spill = KvSpill::QuarterOfCache;
     }
     options.kv_disk = args.kv_disk.kv_disk;
-    let has_other_nodes = may_decode_for_others || args.cluster.role != RoleArg::Unified;
+    let has_other_nodes = may_decode_for_others || args.cluster.role != Role::Unified;
     if options.kv_disk.is_some() && has_other_nodes {
         return Err(Error::Config(
             "--kv-disk is for a server without other nodes so far: leave it out, or --role, --registry and \

@@ -21,8 +21,8 @@ pub struct ClusterArgs {
     /// Part of a request that this node serves: everything (unified), the prompt and whatever no
     /// other node can take over (prefill, which clients talk to), or what follows the prompt
     /// (decode). With --cluster-listen, a proxy that sends kv_transfer_params may pair unified nodes
-    #[arg(long, value_name = "ROLE", default_value = "unified")]
-    pub role: RoleArg,
+    #[arg(long, value_name = "ROLE", default_value = "unified", value_parser = role())]
+    pub role: Role,
     /// Where nodes find each other: static:HOST:PORT,…, file:DIR, dns:NAME:PORT,
     /// etcd:HOST:PORT,…/PREFIX or kubernetes:NAMESPACE/SERVICE
     #[arg(long, value_name = "URL", required_if_eq("role", "prefill"))]
@@ -62,8 +62,8 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "NAME", value_parser = parse_group)]
     pub group: Option<String>,
     /// How a prefill node chooses among decode nodes: in turn, or by free KV pages
-    #[arg(long, value_name = "POLICY", default_value = "weighted")]
-    pub peer_policy: PeerPolicyArg,
+    #[arg(long, value_name = "POLICY", default_value = "weighted", value_parser = peer_policy())]
+    pub peer_policy: PeerPolicy,
     /// Who decodes a request that no decode node takes, or whose decode node is lost: the prefill
     /// node (local), or no one (none), so that the request ends with an error
     #[arg(long, value_name = "NODE", default_value = "local")]
@@ -128,11 +128,7 @@ impl ClusterArgs {
     }
 
     pub fn node_config(self) -> Result<NodeConfig, Error> {
-        let role = match self.role {
-            RoleArg::Unified => Role::Unified,
-            RoleArg::Prefill => Role::Prefill,
-            RoleArg::Decode => Role::Decode,
-        };
+        let role = self.role;
         let listen = self.listen()?;
         let files = (
             self.cluster_tls_cert,
@@ -173,7 +169,7 @@ impl ClusterArgs {
             tracer: None,
             node_id: self.node_id,
             group: self.group.unwrap_or_default(),
-            policy: self.peer_policy.into(),
+            policy: self.peer_policy,
             min_tokens: self.disaggregate_min_tokens,
             max_prompt_tokens: self.max_prompt_tokens,
             compute_place: self.next_turn.into(),
@@ -236,28 +232,17 @@ impl From<NextTurnArg> for Option<ComputePlace> {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RoleArg {
-    Unified,
-    Prefill,
-    Decode,
+fn role() -> impl TypedValueParser<Value = Role> {
+    let roles = [Role::Unified, Role::Prefill, Role::Decode];
+    PossibleValuesParser::new(roles.map(Role::name))
+        .try_map(|name| Role::from_name(&name).ok_or("is no role"))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PeerPolicyArg {
-    #[value(name = "round_robin")]
-    RoundRobin,
-    #[value(name = "weighted")]
-    Weighted,
-}
-
-impl From<PeerPolicyArg> for PeerPolicy {
-    fn from(policy: PeerPolicyArg) -> Self {
-        match policy {
-            PeerPolicyArg::RoundRobin => Self::RoundRobin,
-            PeerPolicyArg::Weighted => Self::Weighted,
-        }
-    }
+fn peer_policy() -> impl TypedValueParser<Value = PeerPolicy> {
+    PossibleValuesParser::new(["round_robin", "weighted"]).map(|name| match &*name {
+        "round_robin" => PeerPolicy::RoundRobin,
+        _ => PeerPolicy::Weighted,
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
