@@ -59,7 +59,7 @@ pub struct Serve {
     pub log_format: LogFormatArg,
     /// Whether the start shows the limits in force.
     pub is_verbose: bool,
-    /// Sends traces, if configured.
+    /// The destination of traces, if configured.
     pub otlp: Option<OtlpConfig>,
     pub kv_events: Option<KvEventsConfig>,
     pub request: RequestArgs,
@@ -82,7 +82,7 @@ pub struct Generate {
 
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let mut options = args.engine.options(&args.model)?;
-    // Roles change while a node serves, and this memory is only taken when needed.
+    // Roles change while a node serves, so each node of a cluster may spill. The memory is only taken when needed.
     let may_decode_for_others = args.cluster.role == Role::Decode
         || args.cluster.registry.is_some()
         || args.cluster.cluster_listen.is_some();
@@ -214,7 +214,7 @@ pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
     })
 }
 
-/// Texts by which models are measured or quantised.
+/// Limits a text by which models are measured or quantised.
 const MAX_DOCUMENT_BYTES: u64 = 4 << 30;
 
 /// Returns the documents of a file: the `text` of each line of a `.jsonl` file, else the whole file.

@@ -1,4 +1,5 @@
-//! The tables of other servers' flags and their meaning in Corella. They lie in `flags` and are part of the program.
+//! The tables of other servers' flags and their meaning in Corella. The tables lie in `flags` and are part of the
+//! program.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
@@ -43,7 +44,7 @@ const OTHERS: &str = include_str!("../../flags/others.toml");
 const OLLAMA: &str = include_str!("../../flags/ollama.toml");
 
 pub struct Engine {
-    /// Its name in the published lists, if it has one.
+    /// The server's name in the published lists, if it has one.
     pub key: Option<&'static str>,
     table: &'static str,
 }
@@ -51,9 +52,9 @@ pub struct Engine {
 /// A flag of another server.
 #[derive(Clone, Debug)]
 pub struct Flag {
-    /// All its names, with their dashes. The table has the first one.
+    /// All names of the flag, with their dashes. The table has the first name.
     pub names: Vec<String>,
-    /// Whether a value follows it.
+    /// Whether a value follows the flag.
     pub takes_value: bool,
     pub treatment: Treatment,
 }
@@ -61,29 +62,29 @@ pub struct Flag {
 /// The treatment of a flag.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Treatment {
-    /// It is also an option of Corella. The value is an example for the option.
+    /// The flag is also an option of Corella. The value is an example for the option.
     Same { example: String },
-    /// It is an option of Corella under another name.
+    /// The flag is an option of Corella under another name.
     OtherName(OtherName),
-    /// It changes nothing.
+    /// The flag changes nothing.
     NoOp(NoOp),
-    /// Leaving it out would make a difference, which the text explains.
+    /// Leaving the flag out would make a difference, which the text explains.
     Refused(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct OtherName {
-    /// With its dashes.
+    /// The option, with its dashes.
     pub option: String,
-    /// A value that both accept.
+    /// A value that the flag and the option accept.
     #[serde(rename = "value")]
     pub example: Option<String>,
     /// Whether values have the same form, so that the flag can replace the option.
     #[serde(rename = "taken", default = "is_usually_taken")]
     pub is_taken: bool,
-    /// The form of all values, if it differs.
+    /// The form of all values, if it differs from the option's.
     pub form: Option<ValueForm>,
-    /// Values of a different form, with Corella's.
+    /// Values of the flag that have another form, each with the option's value.
     #[serde(default)]
     pub values: BTreeMap<String, String>,
     /// The treatment by a command that lacks the option.
@@ -98,7 +99,7 @@ fn is_usually_taken() -> bool {
 pub struct NoOp {
     #[serde(alias = "no_op")]
     pub why: String,
-    /// The only values that change nothing, if not all do.
+    /// The only values that change nothing, if other values change something.
     pub values: Option<Vec<String>>,
     /// The largest number that changes nothing.
     pub most: Option<f64>,
@@ -181,7 +182,8 @@ impl Engine {
     }
 }
 
-/// Returns the flag with a name, if another server has one. If several have, the most readily accepted one is chosen.
+/// Returns the flag with a name, if another server has one. If several servers have such a flag, returns the one that
+/// is accepted most readily.
 pub fn find(name: &str) -> Option<&'static Flag> {
     static FLAGS: LazyLock<Vec<Flag>> =
         LazyLock::new(|| ENGINES.iter().flat_map(Engine::flags).collect());
@@ -232,7 +234,7 @@ pub fn unlisted_verbs() -> Vec<(String, Verb)> {
 pub struct Variable {
     /// The option with the same effect.
     pub option: Option<String>,
-    /// A further word.
+    /// A further explanation.
     #[serde(default)]
     pub why: String,
 }

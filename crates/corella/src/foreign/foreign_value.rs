@@ -18,14 +18,14 @@ pub enum ValueForm {
 /// A value converted to options of Corella.
 #[derive(Debug, PartialEq)]
 pub struct OwnOptions {
-    /// Each is one word, such as `--draft-tokens=4`.
+    /// One word for each option, such as `--draft-tokens=4`.
     pub words: Vec<String>,
     /// Members that change nothing.
     pub ignored: Vec<String>,
 }
 
 impl ValueForm {
-    /// Returns the book's text about it.
+    /// Returns the book's text about the form.
     #[cfg(test)]
     pub fn note(self) -> &'static str {
         match self {
@@ -100,7 +100,7 @@ const WITHOUT_EFFECT: [&str; 14] = [
     "use_local_argmax_reduction",
 ];
 
-/// If `is_part`, other flags have the other members.
+/// With `is_part`, `config` has one member, and other flags have the other members.
 fn speculative_config(config: &Map<String, Value>, is_part: bool) -> Result<OwnOptions, String> {
     let mut own = OwnOptions {
         words: Vec::new(),

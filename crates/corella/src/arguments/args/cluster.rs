@@ -137,7 +137,7 @@ impl ClusterArgs {
         );
         let tls = match files {
             (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { cert, key, ca }),
-            // The command line requires all of them or none.
+            // The command line requires all three files or none.
             _ => None,
         };
         let row_path = self.transport.0;
@@ -195,7 +195,7 @@ impl ClusterArgs {
     }
 }
 
-/// The other nodes of a fleet need fewer connections. With a low limit of open files the server accepts fewer.
+/// Limits the connections of other nodes. A fleet needs fewer, and a low limit of open files reduces this number.
 const MAX_NODE_CONNECTIONS: usize = 1024;
 /// Any free port, on this machine only.
 const DEFAULT_CLUSTER_LISTEN: &str = "127.0.0.1:0";

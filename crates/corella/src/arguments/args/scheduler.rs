@@ -97,7 +97,7 @@ pub enum AdmissionPolicyArg {
 }
 
 impl SchedulerArgs {
-    /// `options` has the device's values.
+    /// Sets the limits and policies of `options`, which have the device's values.
     pub fn set(&self, options: &mut LlmOptions) {
         options.gpu_limits = options.gpu_limits.map(|default| self.step_limits(default));
         self.step_limits(StepLimits::of(&options.scheduler))
