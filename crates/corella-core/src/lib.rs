@@ -20,7 +20,7 @@
 //! * `pace`: the time, and the duration of steps.
 //! * `cache`: pages and their owners, and the blocks of the prefix tree.
 //! * `scheduler_config`: limits and policies, and their consequences for one request.
-//! * `stats`: counts.
+//! * `stats`: counts, and their metrics.
 //! * `draft`: guesses of the next tokens.
 //! * `request_state`: the state of one request, and the table of all requests.
 //! * `request_view`: the displayed state of a request.
@@ -93,7 +93,7 @@ pub use sampling::{Pooling, SamplingParams};
 pub use scheduler_config::policy::{PrefillAdmissionPolicy, SchedulingPolicy};
 pub use scheduler_config::recurrent_state::RecurrentState;
 pub use scheduler_config::{ConfigError, HeadRoom, SchedulerConfig, Speculation};
-pub use stats::{AcceptedByPosition, PrefixHits, SchedulerStats};
+pub use stats::{AcceptedByPosition, Metric, MetricValue, PrefixHits, SchedulerStats};
 pub use step::scheduler::remote_kv::{LostKv, Reservation};
 pub use step::scheduler::speculation::DraftRequest;
 pub use step::scheduler::{CacheInUse, Scheduler};

@@ -1,6 +1,10 @@
-//! The scheduler's counters.
+//! The scheduler's counters, and their metrics.
+
+mod metric;
 
 use crate::SchedulerConfig;
+
+pub use metric::{Metric, MetricValue};
 
 /// The scheduler's present state and past work. The fields up to `num_snapshots` describe the present state; the others
 /// count since the start.
@@ -76,6 +80,102 @@ pub struct SchedulerStats {
     pub num_evicted_pages: u64,
     /// The highest number of times that one request was passed over before it started.
     pub max_passed_over: u32,
+}
+
+type Row = Metric<SchedulerStats>;
+
+impl SchedulerStats {
+    pub const METRICS: &[Metric<Self>] = &[
+        Row::gauge("num_requests_running", |stats| stats.num_running as u64)
+            .help("Requests that are running")
+            .in_vllm(),
+        // A request whose KV has arrived waits for a slot like any other.
+        Row::gauge("num_requests_waiting", |stats| {
+            (stats.num_waiting + stats.num_arrived) as u64
+        })
+        .help(
+            "Requests that wait to start, to resume after a preemption, or to decode with the KV of \
+             another node",
+        )
+        .in_vllm(),
+        Row::gauge("num_requests_receiving", |stats| stats.num_receiving as u64)
+            .help("Requests whose prompt another node computes, until all its KV is here"),
+        Row::gauge("max_passed_over", |stats| stats.max_passed_over.into())
+            .help("Most steps in which others overtook one waiting request"),
+        Row::counter("num_preemptions", |stats| stats.num_preemptions)
+            .help("Preemptions of running requests")
+            .in_vllm(),
+        Row::counter("requests_too_late", |stats| stats.num_missed_objectives)
+            .help("Requests that --slo-admission refused or ended"),
+        Row::counter("requests_handed_back", |stats| stats.num_handed_back).help(
+            "Requests of other nodes that were preempted and went back, because their KV could not be \
+             kept",
+        ),
+        Row::new(
+            "kv_cache_usage_perc",
+            MetricValue::Share(|stats| [stats.num_in_use_pages, stats.num_pages]),
+        )
+        .help("Share of the KV pages that running requests hold, from 0 to 1")
+        .in_vllm(),
+        Row::gauge("kv_pages_in_use", |stats| stats.num_in_use_pages as u64)
+            .help("KV pages that running requests hold, pinned ones included"),
+        Row::gauge("kv_pages_cached", |stats| stats.num_cached_pages as u64)
+            .help("KV pages in the prefix cache that no running request holds"),
+        Row::gauge("kv_pages_pinned", |stats| stats.num_pinned_pages as u64)
+            .help("KV pages of pinned prefixes, which are never evicted"),
+        Row::gauge("kv_pages_held", |stats| stats.num_held_pages as u64).help(
+            "KV pages that other nodes may still read or write after their request has ended here",
+        ),
+        Row::counter("kv_pages_evicted", |stats| stats.num_evicted_pages)
+            .help("Cached KV pages that were evicted"),
+        Row::gauge("kv_spilled_pages", |stats| stats.num_spilled_pages as u64)
+            .help("KV pages of preempted requests in host memory (--kv-spill-memory)"),
+        Row::counter("kv_spills", |stats| stats.num_spills)
+            .help("Preempted requests whose KV went to host memory"),
+        Row::counter("kv_restores", |stats| stats.num_restores)
+            .help("Requests that got their KV back from host memory"),
+        Row::gauge("state_snapshots", |stats| stats.num_snapshots as u64).help(
+            "Copies of recurrent state, from which requests with the same prefix continue, and copies \
+             on their way to another node",
+        ),
+        Row::counter("prefix_cache_queries", |stats| {
+            stats.num_prefix_query_tokens
+        })
+        .help("Tokens looked up in the prefix cache")
+        .in_vllm(),
+        Row::counter("prefix_cache_hits", |stats| stats.num_prefix_hit_tokens)
+            .help("Tokens found in the prefix cache")
+            .in_vllm(),
+        Row::new(
+            "prefix_cache_hit_tokens",
+            MetricValue::Counters(
+                "source",
+                &[
+                    ("cached", |stats| stats.prefix_hits.num_cached_tokens),
+                    ("copied", |stats| stats.prefix_hits.num_copied_tokens),
+                    ("shared", |stats| stats.prefix_hits.num_shared_tokens),
+                    ("resumed", |stats| stats.prefix_hits.num_resumed_tokens),
+                ],
+            ),
+        )
+        .help(
+            "Tokens not computed, by source: cached in pages of earlier steps, copied rows of a page, \
+             shared within a step, resumed after a preemption",
+        ),
+        Row::counter("spec_decode_num_drafts", |stats| stats.num_drafts)
+            .help("Times at which a request had draft tokens in a step")
+            .in_vllm(),
+        Row::counter("spec_decode_num_draft_tokens", |stats| {
+            stats.num_draft_tokens
+        })
+        .help("Draft tokens that were checked")
+        .in_vllm(),
+        Row::counter("spec_decode_num_accepted_tokens", |stats| {
+            stats.num_accepted_draft_tokens
+        })
+        .help("Generated tokens that had been drafted, and took no step of their own")
+        .in_vllm(),
+    ];
 }
 
 /// Tokens that did not have to be computed, by their source. They add up to `num_prefix_hit_tokens`.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use corella_core::KvGroup;
+use corella_core::{KvGroup, Metric};
 use corella_model::KvGeometry;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -62,6 +62,30 @@ pub struct KvDiskStats {
     /// Pages of the file that proved torn or damaged when they were read.
     pub num_damaged: u64,
     pub num_errors: u64,
+}
+
+type Row = Metric<KvDiskStats>;
+
+impl KvDiskStats {
+    pub const METRICS: &[Metric<Self>] = &[
+        Row::gauge("kv_disk_on", |disk| disk.is_on.into()).help(
+            "1 while blocks are kept on the disk, 0 before the file is open and after an error",
+        ),
+        Row::gauge("kv_disk_blocks", |disk| disk.num_pages as u64).help("KV blocks on the disk"),
+        Row::gauge("kv_disk_max_blocks", |disk| disk.max_pages.into())
+            .help("KV blocks for which the file on the disk has room"),
+        Row::counter("kv_disk_blocks_stored", |disk| disk.num_stored)
+            .help("KV blocks that were written to the disk"),
+        Row::counter("kv_disk_hits", |disk| disk.num_read)
+            .help("KV blocks that were read from the disk for requests"),
+        Row::counter("kv_disk_written_bytes", |disk| disk.bytes_written)
+            .help("Bytes that were written to the disk"),
+        Row::counter("kv_disk_read_bytes", |disk| disk.bytes_read)
+            .help("Bytes of blocks that were read from the disk"),
+        Row::counter("kv_disk_damaged_blocks", |disk| disk.num_damaged)
+            .help("KV blocks on the disk that proved torn or damaged"),
+        Row::counter("kv_disk_errors", |disk| disk.num_errors).help("Errors of the disk"),
+    ];
 }
 
 impl Tier {

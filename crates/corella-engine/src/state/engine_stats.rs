@@ -1,8 +1,8 @@
-//! The engine's counters, for `/metrics`.
+//! The engine's counters, and their metrics.
 
 use std::time::Duration;
 
-use corella_core::SchedulerStats;
+use corella_core::{Metric, MetricValue, SchedulerStats};
 
 use crate::kv_disk::KvDiskStats;
 use crate::state::step_tokens::StepTokens;
@@ -32,4 +32,17 @@ pub struct EngineStats {
     pub step_time: Duration,
     /// `None` without a disk for blocks.
     pub kv_disk: Option<KvDiskStats>,
+}
+
+type Row = Metric<EngineStats>;
+
+impl EngineStats {
+    pub const METRICS: &[Metric<Self>] = &[
+        Row::counter("steps", |stats| stats.num_steps).help("Steps that were computed"),
+        Row::new("step_seconds", MetricValue::Time(|stats| stats.step_time))
+            .help("Time spent in steps"),
+        Row::counter("failed_steps", |stats| stats.num_failed_steps).help("Steps that failed"),
+        Row::counter("slow_steps", |stats| stats.num_slow_steps)
+            .help("Steps that took longer than 30 seconds"),
+    ];
 }
