@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use corella_core::session::{
-    Allocate, Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey,
-    ToDecode, ToPrefill,
+    Allocate, Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig,
+    SessionConfigError, SessionKey, ToDecode, ToPrefill,
 };
 use corella_core::{Arithmetic, LoadReport, LostKv, NodeId, PageTable, RequestId, SnapshotId};
 use corella_engine::{
@@ -115,7 +115,7 @@ impl DecodeNode {
         hello: Hello,
         engine: Engine,
         parts: DecodeParts,
-    ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
+    ) -> Result<Arc<Self>, SessionConfigError> {
         let max_prompt_tokens = Some(config.max_prompt_tokens).filter(|&most| most < u32::MAX);
         let end = DecodeEnd::new(config, hello.clone())?;
         let node = Arc::new(Self {
@@ -509,9 +509,8 @@ impl DecodeNode {
         let (key, hello) = match parsed {
             Ok(parsed) => parsed,
             Err(error) => {
-                let _ = outgoing
-                    .send(Err(Status::invalid_argument(error.to_string())))
-                    .await;
+                let error = Status::invalid_argument(error.to_string());
+                let _ = outgoing.send(Err(error)).await;
                 return;
             }
         };
@@ -548,25 +547,13 @@ impl DecodeNode {
         incoming: &mut Streaming<Envelope>,
         closed: &mut LinkClosed,
     ) {
-        while let Some(envelope) = closed.next(incoming).await {
-            let Some(body) = envelope.body else {
-                // This kind of message comes from a later version of the protocol.
-                continue;
-            };
-            match wire::from_prefill(body) {
-                Ok(message) => {
-                    if let ToDecode::Allocate(allocate) = &message {
-                        let trace_id = allocate.trace_id.as_deref();
-                        tracing::Span::current().record("trace_id", trace_id);
-                        tracing::debug!(%node, "a prefill node brings a request");
-                    }
-                    self.with(|end, now_us| end.handle_message(node, key, message, now_us));
-                }
-                Err(error) => {
-                    rare_line!(warn, %key, %error, "a prefill node breaks the protocol");
-                    return;
-                }
+        while let Some(message) = closed.next(incoming, wire::from_prefill).await {
+            if let ToDecode::Allocate(allocate) = &message {
+                let trace_id = allocate.trace_id.as_deref();
+                tracing::Span::current().record("trace_id", trace_id);
+                tracing::debug!(%node, "a prefill node brings a request");
             }
+            self.with(|end, now_us| end.handle_message(node, key, message, now_us));
         }
     }
 }
@@ -586,8 +573,8 @@ impl SessionHandler for DecodeNode {
     }
 }
 
-fn node_number(state: &mut State, hello: &corella_core::session::ToDecode) -> NodeId {
-    let corella_core::session::ToDecode::Hello(hello) = hello else {
+fn node_number(state: &mut State, hello: &ToDecode) -> NodeId {
+    let ToDecode::Hello(hello) = hello else {
         return NodeId(u32::MAX);
     };
     let next = NodeId(state.names.len() as u32);

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use corella_engine::rare_line;
 use tokio::sync::{mpsc, watch};
 use tonic::Streaming;
 
-use super::wire::Envelope;
+use super::wire::{Body, Envelope, WireError};
 
 /// The limit of messages that wait for a peer. A peer that takes no message while this many arrive counts as silent.
 pub const MAX_UNSENT: usize = 1024;
@@ -52,11 +53,27 @@ impl LinkClosed {
         while self.0.changed().await.is_ok() {}
     }
 
-    /// Returns the next message, or `None` when the stream has ended, failed, or was closed on this side.
-    pub async fn next(&mut self, incoming: &mut Streaming<Envelope>) -> Option<Envelope> {
-        tokio::select! {
-            message = incoming.message() => message.ok().flatten(),
-            () = self.wait() => None,
+    /// Returns the next message, or `None` when the stream has ended, failed, or was closed on this side. A message that
+    /// `read` refuses ends the stream.
+    pub async fn next<M>(
+        &mut self,
+        incoming: &mut Streaming<Envelope>,
+        read: impl Fn(Body) -> Result<M, WireError>,
+    ) -> Option<M> {
+        loop {
+            let envelope = tokio::select! {
+                message = incoming.message() => message.ok().flatten(),
+                () = self.wait() => None,
+            };
+            let Some(body) = envelope?.body else {
+                // This kind of message comes from a later version of the protocol.
+                continue;
+            };
+            let message = read(body);
+            if let Err(error) = &message {
+                rare_line!(warn, %error, "another node breaks the protocol");
+            }
+            return message.ok();
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use corella_core::NodeId;
 use corella_core::session::{SessionKey, ToDecode, ToPrefill};
-use corella_engine::{Attribute, SpanKind, TraceScope, rare_line};
+use corella_engine::{Attribute, SpanKind, TraceScope};
 use tracing::Instrument;
 
 use super::{Node, State};
@@ -63,21 +63,10 @@ impl Node {
         let serve = async move {
             match service::open(channel, outgoing, context).await {
                 Ok(mut incoming) => {
-                    while let Some(envelope) = closed.next(&mut incoming).await {
-                        let Some(body) = envelope.body else {
-                            // This kind of message comes from a later version.
-                            continue;
-                        };
-                        match wire::from_decode(body, &this.hello) {
-                            Ok(message) => {
-                                this.account(key, node, &message, &mut progress);
-                                this.with(|node, now_us| node.handle_message(key, message, now_us));
-                            }
-                            Err(error) => {
-                                rare_line!(warn, %key, %error, "a decode node breaks the protocol");
-                                break;
-                            }
-                        }
+                    let read = |body| wire::from_decode(body, &this.hello);
+                    while let Some(message) = closed.next(&mut incoming, read).await {
+                        this.account(key, node, &message, &mut progress);
+                        this.with(|node, now_us| node.handle_message(key, message, now_us));
                     }
                     this.handle_closed(key);
                     progress.end_trace(node);

@@ -33,7 +33,8 @@ impl Node {
         };
         let submitted = self.engine.submit_as(submission, entry);
         let now_us = self.clock().now_us();
-        let error = match submitted {
+        let sessions = state.node.sessions();
+        match submitted {
             Ok(mut streams) => {
                 let stream = streams.remove(0);
                 let id = stream.id();
@@ -43,24 +44,15 @@ impl Node {
                     .read_outputs(session, run, stream, exported_since);
                 let reader = self.spawn(reader).abort_handle();
                 state.sessions.add_reader(session, id, reader);
-                return state
-                    .node
-                    .sessions()
-                    .handle_submitted(session, run, id, now_us);
+                sessions.handle_submitted(session, run, id, now_us);
             }
-            Err(SubmitError::Refused(error)) => error,
+            Err(SubmitError::Refused(error)) => {
+                sessions.handle_local_refused(session, run, error, now_us);
+            }
             Err(error) => {
-                let reason = error.to_string().into();
-                return state
-                    .node
-                    .sessions()
-                    .handle_engine_lost(session, run, reason, now_us);
+                sessions.handle_engine_lost(session, run, error.to_string().into(), now_us);
             }
-        };
-        state
-            .node
-            .sessions()
-            .handle_local_refused(session, run, error, now_us);
+        }
     }
 
     async fn read_outputs(
