@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::hub::{Hub, Subscriber};
 use super::zmtp::{self, Frame, ZmtpError};
-use super::zmtp_connection::{MAX_PEERS, ZmtpConnection, refused};
+use super::zmtp_connection::{ZmtpConnection, accept, refused};
 
 /// Limits the subscriptions of one peer.
 const MAX_PREFIXES: usize = 64;
@@ -22,23 +21,11 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Serves all arriving subscribers.
 pub async fn listen(listener: TcpListener, hub: Arc<Hub>, topic: Arc<[u8]>) {
-    let places = Arc::new(Semaphore::new(MAX_PEERS));
-    loop {
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
-        };
-        let Ok((stream, address)) = listener.accept().await else {
-            // The process has no file descriptor left. One becomes free when a file is closed.
-            sleep(MIN_PAUSE).await;
-            continue;
-        };
+    let serve = |stream| {
         let (hub, topic) = (hub.clone(), topic.clone());
-        tokio::spawn(async move {
-            let error = publish(stream, &hub, &topic).await;
-            tracing::debug!(%address, ?error, "a subscriber to KV events has gone");
-            drop(place);
-        });
-    }
+        async move { publish(stream, &hub, &topic).await }
+    };
+    accept(listener, serve).await;
 }
 
 /// Connects to a subscriber, and reconnects whenever the connection is lost.

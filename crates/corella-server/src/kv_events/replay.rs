@@ -5,39 +5,23 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::sleep;
 
 use super::hub::Hub;
 use super::zmtp::ZmtpError;
-use super::zmtp_connection::{MAX_PEERS, ZmtpConnection, refused};
+use super::zmtp_connection::{ZmtpConnection, accept, refused};
 
-const PAUSE: Duration = Duration::from_millis(100);
 /// Limits the frames of a request. Only the last frame has content.
 const MAX_FRAMES: usize = 8;
 const END: [u8; 8] = (-1_i64).to_be_bytes();
 
 pub async fn listen(listener: TcpListener, hub: Arc<Hub>) {
-    let places = Arc::new(Semaphore::new(MAX_PEERS));
-    loop {
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
-        };
-        let Ok((stream, address)) = listener.accept().await else {
-            // The process has no file descriptor left. One becomes free when a file is closed.
-            sleep(PAUSE).await;
-            continue;
-        };
+    let serve = |stream| {
         let hub = hub.clone();
-        tokio::spawn(async move {
-            let error = answer(stream, &hub).await;
-            tracing::debug!(%address, ?error, "a reader of missed KV events has gone");
-            drop(place);
-        });
-    }
+        async move { answer(stream, &hub).await }
+    };
+    accept(listener, serve).await;
 }
 
 async fn answer(stream: TcpStream, hub: &Hub) -> io::Result<()> {

@@ -1,11 +1,13 @@
 //! A connection to a ZeroMQ peer.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
 use super::zmtp::{self, Frame, FrameBuffer, ZmtpError};
 
@@ -13,7 +15,32 @@ use super::zmtp::{self, Frame, FrameBuffer, ZmtpError};
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Limits the connections of each socket. Further peers wait in the system's queue.
-pub const MAX_PEERS: usize = 256;
+const MAX_PEERS: usize = 256;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves all arriving peers.
+pub async fn accept<S>(listener: TcpListener, serve: impl Fn(TcpStream) -> S)
+where
+    S: Future<Output = io::Result<()>> + Send + 'static,
+{
+    let places = Arc::new(Semaphore::new(MAX_PEERS));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
+        let Ok((stream, address)) = listener.accept().await else {
+            // The process has no file descriptor left. One becomes free when a file is closed.
+            sleep(PAUSE).await;
+            continue;
+        };
+        let served = serve(stream);
+        tokio::spawn(async move {
+            let error = served.await;
+            tracing::debug!(%address, ?error, "a reader of KV events has gone");
+            drop(place);
+        });
+    }
+}
 
 pub struct ZmtpConnection {
     stream: TcpStream,

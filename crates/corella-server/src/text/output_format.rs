@@ -51,7 +51,8 @@ impl OutputFormatFields {
             add("guided_grammar", GrammarSource::of_grammar(grammar));
         }
         formats.extend(structured_outputs(self.structured_outputs)?);
-        formats.extend(response_format(self.response_format)?);
+        let openai = typed_format("response_format", self.response_format, Some("json_schema"));
+        formats.extend(openai?);
         match &formats[..] {
             [_, second, ..] => Err(ApiError::invalid(
                 &second.field,
@@ -73,60 +74,43 @@ impl OutputFormat {
     }
 }
 
-/// Reads OpenAI's field.
-fn response_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
-    const FIELD: &str = "response_format";
-    let Some(field) = field else {
+/// The member `format` of the Responses API's field `text`.
+pub fn text_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
+    typed_format("text.format", field, None)
+}
+
+/// Returns the format of an object with a `type`. `member` has the schema, unless the object itself has it.
+fn typed_format(
+    path: &str,
+    field: Option<Value>,
+    member: Option<&str>,
+) -> Result<Option<OutputFormat>, ApiError> {
+    let Some(field) = field.filter(|field| !field.is_null()) else {
         return Ok(None);
     };
-    let mut fields = object(FIELD, field)?;
+    let mut fields = object(path, field)?;
     let kind = fields.remove("type");
-    let kind = kind.as_ref().and_then(Value::as_str);
-    let format = match kind {
-        Some("text") => None,
-        Some("json_object") => Some(OutputFormat {
+    let format = match (kind.as_ref().and_then(Value::as_str), member) {
+        (Some("text"), _) => None,
+        (Some("json_object"), _) => Some(OutputFormat {
             source: GrammarSource::JsonObject,
-            field: FIELD.to_owned(),
+            field: path.to_owned(),
         }),
-        Some("json_schema") => {
-            const INNER: &str = "response_format.json_schema";
-            let inner = fields.remove("json_schema").unwrap_or(Value::Null);
-            Some(schema_of(INNER, object(INNER, inner)?)?)
+        (Some("json_schema"), None) => Some(schema_of(path, std::mem::take(&mut fields))?),
+        (Some("json_schema"), Some(member)) => {
+            let inner = fields.remove(member).unwrap_or(Value::Null);
+            let path = format!("{path}.{member}");
+            Some(schema_of(&path, object(&path, inner)?)?)
         }
         _ => {
             return Err(ApiError::invalid(
-                "response_format.type",
+                format!("{path}.type"),
                 "must be text, json_object or json_schema",
             ));
         }
     };
-    no_others(FIELD, &fields, &[])?;
+    no_others(path, &fields, &[])?;
     Ok(format)
-}
-
-/// The member `format` of the Responses API's field `text`.
-pub fn text_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
-    const FIELD: &str = "text.format";
-    let Some(field) = field.filter(|field| !field.is_null()) else {
-        return Ok(None);
-    };
-    let mut fields = object(FIELD, field)?;
-    let kind = fields.remove("type");
-    match kind.as_ref().and_then(Value::as_str) {
-        Some("text") => no_others(FIELD, &fields, &[]).map(|()| None),
-        Some("json_object") => {
-            no_others(FIELD, &fields, &[])?;
-            Ok(Some(OutputFormat {
-                source: GrammarSource::JsonObject,
-                field: FIELD.to_owned(),
-            }))
-        }
-        Some("json_schema") => schema_of(FIELD, fields).map(Some),
-        _ => Err(ApiError::invalid(
-            "text.format.type",
-            "must be text, json_object or json_schema",
-        )),
-    }
 }
 
 /// The member `format` of the Messages API's field `output_config`.
