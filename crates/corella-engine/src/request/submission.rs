@@ -86,19 +86,14 @@ impl Submission {
 impl From<Request> for Submission {
     fn from(request: Request) -> Self {
         Self {
-            prompt: request.prompt,
             output: request.output,
             exports_kv: request.exports_kv,
             sampling: request.sampling,
-            num_choices: 1,
             stopping: request.stopping,
             priority: request.priority,
             objectives: request.objectives,
             namespace: request.namespace,
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
+            ..Self::new(request.prompt, 0)
         }
     }
 }

@@ -127,9 +127,6 @@ impl Generation {
             let returned = returned.then(|| Arc::<[TokenId]>::from(&prompt.tokens[..]));
             let streams = generator
                 .submit(Submission {
-                    prompt: prompt.tokens,
-                    output: Vec::new(),
-                    exports_kv: false,
                     sampling: params.sampling.clone(),
                     num_choices: params.num_choices,
                     stopping: params.stopping.clone(),
@@ -140,6 +137,7 @@ impl Generation {
                     adapter: params.adapter.clone(),
                     trace_id: Some(name.to_shared()),
                     trace: timer.trace().cloned(),
+                    ..Submission::new(prompt.tokens, 0)
                 })
                 .map_err(|error| submit_error(error, prompt_field))?;
             for (stream, text) in streams.into_iter().zip(texts) {

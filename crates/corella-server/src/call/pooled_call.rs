@@ -5,9 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use corella_core::{
-    AdmissionError, FinishReason, HiddenState, RequestOutput, SamplingParams, StoppingCriteria,
-};
+use corella_core::{AdmissionError, FinishReason, HiddenState, RequestOutput, SamplingParams};
 use corella_engine::{StreamEvent, Submission, SubmitError, TokenStream};
 use serde::Serialize;
 
@@ -203,26 +201,17 @@ impl PooledCall {
     fn submission(&self, prompt: &PooledPrompt) -> Submission {
         let params = &self.params;
         Submission {
-            prompt: prompt.tokens.clone(),
-            output: Vec::new(),
-            exports_kv: false,
             sampling: SamplingParams {
                 pooling: Some(params.pooling),
                 second_text: prompt.second_text,
                 ..SamplingParams::GREEDY
             },
-            num_choices: 1,
-            stopping: StoppingCriteria {
-                max_tokens: Some(0),
-                ..StoppingCriteria::default()
-            },
             priority: params.priority,
-            objectives: Default::default(),
             namespace: params.namespace.clone(),
-            constraint: None,
             adapter: params.adapter.clone(),
             trace_id: Some(self.trace_id.clone()),
             trace: self.timer.trace().cloned(),
+            ..Submission::new(prompt.tokens.clone(), 0)
         }
     }
 

@@ -1,8 +1,7 @@
 //! A loaded model: text in, text out.
 
 use corella_core::{
-    FinishReason, Namespace, SamplingParams, SchedulerConfig, Speculation, StoppingCriteria,
-    TokenId,
+    FinishReason, SamplingParams, SchedulerConfig, Speculation, StoppingCriteria, TokenId,
 };
 use corella_engine::{Engine, EngineConfig, KvDiskConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, ModelConfig, SentenceConfig};
@@ -328,24 +327,13 @@ impl Llm {
             prompt_tail(&prompt),
         );
         let mut streams = self.engine.submit(Submission {
-            prompt,
-            output: Vec::new(),
-            exports_kv: false,
             sampling,
-            num_choices: 1,
             stopping: StoppingCriteria {
                 max_tokens: params.max_tokens,
-                min_tokens: 0,
                 end_token_ids,
-                stop_token_ids: Vec::new(),
+                ..StoppingCriteria::default()
             },
-            priority: 0,
-            objectives: Default::default(),
-            namespace: Namespace::default(),
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
+            ..Submission::new(prompt, 0)
         })?;
         Ok(TextEvents {
             stream: streams.pop(),
