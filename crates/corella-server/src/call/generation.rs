@@ -31,7 +31,7 @@ pub struct Generation {
 }
 
 /// New text of one choice. The last delta of a choice, and only the last, has `finish`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ChoiceDelta {
     /// Index of the choice within the call: prompt × number of choices + choice.
     pub index: usize,
@@ -219,15 +219,7 @@ impl Generation {
         let mut finished: Vec<_> = (0..self.choices.len())
             .map(|index| ChoiceDelta {
                 index,
-                text: String::new(),
-                parts: Vec::new(),
-                logprobs: Vec::new(),
-                prompt: None,
-                tokens: Vec::new(),
-                prompt_tokens: None,
-                usage: Usage::default(),
-                times: None,
-                finish: None,
+                ..ChoiceDelta::default()
             })
             .collect();
         while let Some(delta) = std::future::poll_fn(|cx| self.poll_delta(cx)).await {
@@ -302,7 +294,6 @@ impl Drop for Generation {
 }
 
 struct Choice {
-    index: usize,
     /// `None` when the choice has finished.
     stream: Option<TokenStream>,
     text: TextStream,
@@ -312,16 +303,9 @@ struct Choice {
     /// Sum and number of the log-probabilities of all drawn tokens, including the end token.
     logprob_sum: f64,
     num_logprobs: u32,
-    /// Text, parts of a reply, and log-probabilities that are not yet part of a delta.
-    pending_text: String,
-    pending_parts: Vec<ReplyPart>,
-    pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
-    /// The prompt, until its log-probabilities are part of a delta.
-    prompt: Option<ScoredPrompt>,
     returns_token_ids: bool,
-    /// Tokens of the prompt and the output that are not yet part of a delta.
-    prompt_tokens: Option<Arc<[TokenId]>>,
-    pending_tokens: Vec<TokenId>,
+    /// The delta that the next tokens complete.
+    next: ChoiceDelta,
     num_prompt_tokens: u32,
     num_cached_tokens: u32,
     num_output_tokens: u32,
@@ -345,7 +329,6 @@ impl Choice {
         prompt_tokens: Option<Arc<[TokenId]>>,
     ) -> Self {
         Self {
-            index,
             stream: Some(stream),
             text: text.stream,
             reply: text.reply,
@@ -353,13 +336,14 @@ impl Choice {
             wants_logprobs: params.wants_logprobs,
             logprob_sum: 0.0,
             num_logprobs: 0,
-            pending_text: text.beginning,
-            pending_parts: Vec::new(),
-            pending_logprobs: Vec::new(),
-            prompt,
             returns_token_ids: params.returns_token_ids,
-            prompt_tokens,
-            pending_tokens: Vec::new(),
+            next: ChoiceDelta {
+                index,
+                text: text.beginning,
+                prompt,
+                prompt_tokens,
+                ..ChoiceDelta::default()
+            },
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
             num_output_tokens: 0,
@@ -397,7 +381,7 @@ impl Choice {
             let Some(StreamEvent::Output(output)) = event else {
                 return Poll::Ready(Err(ended_early()));
             };
-            timer.handle_output(self.index, &output);
+            timer.handle_output(self.next.index, &output);
             match self.handle_output(output) {
                 Ok(None) => {}
                 Ok(Some(delta)) => return Poll::Ready(Ok(delta)),
@@ -420,7 +404,7 @@ impl Choice {
         self.num_prompt_tokens = output.num_prompt_tokens;
         self.num_cached_tokens = output.num_cached_tokens;
         self.num_output_tokens = output.num_output_tokens;
-        if let Some(prompt) = &mut self.prompt {
+        if let Some(prompt) = &mut self.next.prompt {
             prompt.others.extend(output.prompt_logprobs);
         }
         if output.sample.is_none() && output.finish.is_none() {
@@ -458,7 +442,7 @@ impl Choice {
         }
         if self.returns_token_ids {
             let drawn = output.sample.iter().map(|sample| sample.token);
-            self.pending_tokens.extend(drawn);
+            self.next.tokens.extend(drawn);
         }
         // The end token or stop token itself is not part of the text.
         let ended_by_token = finish
@@ -470,16 +454,16 @@ impl Choice {
         {
             has_token = true;
             let delta = self.text.push(sample.token);
-            self.pending_text.push_str(&delta.text);
+            self.next.text.push_str(&delta.text);
             if let Some(logprobs) = sample.logprobs
                 && self.wants_logprobs
             {
-                self.pending_logprobs.push((sample.token, logprobs));
+                self.next.logprobs.push((sample.token, logprobs));
             }
         }
         if finish.is_some() {
             let rest = self.text.finish();
-            self.pending_text.push_str(&rest);
+            self.next.text.push_str(&rest);
         }
         if let Some(stop) = self.text.stopped() {
             finish = Some(Finish {
@@ -491,36 +475,33 @@ impl Choice {
             self.stream = None;
         }
         if let Some(reply) = &mut self.reply {
-            let text = std::mem::take(&mut self.pending_text);
-            self.pending_parts = match has_token {
+            let text = std::mem::take(&mut self.next.text);
+            self.next.parts = match has_token {
                 true => reply.push_token(&text),
                 false => reply.push(&text),
             };
             if let Some(finish) = &finish {
                 for part in reply.finish(finish.reason == "length") {
-                    part.append_to(&mut self.pending_parts);
+                    part.append_to(&mut self.next.parts);
                 }
             }
         }
-        if finish.is_none() && self.pending_text.is_empty() && self.pending_parts.is_empty() {
+        if finish.is_none() && self.next.text.is_empty() && self.next.parts.is_empty() {
             return Ok(None);
         }
+        let after = ChoiceDelta {
+            index: self.next.index,
+            ..ChoiceDelta::default()
+        };
         Ok(Some(ChoiceDelta {
-            index: self.index,
-            text: std::mem::take(&mut self.pending_text),
-            parts: std::mem::take(&mut self.pending_parts),
-            logprobs: std::mem::take(&mut self.pending_logprobs),
-            prompt: self.prompt.take(),
-            tokens: std::mem::take(&mut self.pending_tokens),
-            prompt_tokens: self.prompt_tokens.take(),
             usage: Usage::new(
                 self.num_prompt_tokens,
                 self.num_cached_tokens,
                 self.num_output_tokens,
                 self.num_reasoning_tokens(),
             ),
-            times: None,
             finish,
+            ..std::mem::replace(&mut self.next, after)
         }))
     }
 }
