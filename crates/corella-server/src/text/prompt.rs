@@ -4,6 +4,7 @@ use std::fmt;
 
 use corella_core::TokenId;
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -89,11 +90,8 @@ impl<'de> Deserialize<'de> for Item {
                 Ok(Item::Token(token))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Item, A::Error> {
-                let mut tokens = Vec::new();
-                while let Some(token) = items.next_element()? {
-                    tokens.push(token);
-                }
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Item, A::Error> {
+                let tokens = Vec::deserialize(SeqAccessDeserializer::new(items))?;
                 Ok(Item::Prompt(Prompt::Tokens(tokens)))
             }
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use corella_core::{LatencyObjectives, Namespace, SamplingParams, StoppingCriteria, TokenId};
 use corella_engine::{LoadedAdapter, TokenConstraint};
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -501,12 +502,8 @@ impl<'de> Deserialize<'de> for StopField {
                 Ok(StopField(vec![stop.to_owned()]))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<StopField, A::Error> {
-                let mut stop = Vec::new();
-                while let Some(item) = items.next_element()? {
-                    stop.push(item);
-                }
-                Ok(StopField(stop))
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<StopField, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(StopField)
             }
         }
 

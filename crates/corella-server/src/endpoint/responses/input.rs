@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
@@ -33,12 +34,8 @@ impl<'de> Deserialize<'de> for InputField {
                 Ok(InputField::Text(text.to_owned()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<InputField, A::Error> {
-                let mut all = Vec::new();
-                while let Some(item) = items.next_element()? {
-                    all.push(item);
-                }
-                Ok(InputField::Items(all))
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<InputField, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(InputField::Items)
             }
         }
 
