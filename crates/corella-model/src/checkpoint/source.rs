@@ -340,8 +340,10 @@ fn open_gguf_file(path: &Path) -> Result<GgufFile, CheckpointError> {
         Err(error) => return Err(CheckpointError::new(label, error.to_string())),
     };
     if !storage.bytes().starts_with(&gguf::MAGIC) {
-        let problem = "is not a GGUF file; a model is one, or a folder with config.json and \
-                       safetensors";
+        let problem = match storage.bytes().first() {
+            Some(b'{') => "is JSON, not a model: in a conversation, /load reads what /save wrote",
+            _ => "is not a GGUF file; a model is one, or a folder with config.json and safetensors",
+        };
         return Err(CheckpointError::new(label, problem));
     }
     GgufFile::open(label, storage)

@@ -366,6 +366,8 @@ fn paths_that_are_no_checkpoint() {
         open("model.bin"),
         "is not a GGUF file; a model is one, or a folder with config.json and safetensors"
     );
+    folder.write("saved", "{}");
+    assert!(open("saved").contains("/load"), "{}", open("saved"));
     assert_eq!(folder.error(), "config.json: is missing");
     folder.write("x-Q4_0.gguf", "GGUF");
     assert_eq!(

@@ -423,7 +423,7 @@ fn what_cannot_be_done_is_said_in_a_line() {
         "there is no matrix to quantise",
     );
     check_refusal(
-        &["/no/model", out, "--format", "int8"],
+        &["/no/model", out, "--dtype", "int8"],
         "/no/model: no such folder or file",
     );
     let empty = scratch.path("empty.txt");

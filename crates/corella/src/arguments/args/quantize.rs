@@ -20,7 +20,7 @@ pub struct QuantizeArgs {
     #[arg(long)]
     pub offline: bool,
     /// Format of the weights to write
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, visible_alias = "dtype")]
     pub format: QuantizeFormatArg,
     /// Number of weights that share a scale: 32, 64, 128, or `channel` for one scale per output
     /// channel [default: 128 with int4, channel with int8]. If a matrix cannot be divided into such
