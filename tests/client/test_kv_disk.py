@@ -111,6 +111,37 @@ def test_a_prompt_of_a_model_with_windows_outlives_a_killed_server(tmp_path):
         assert num_read(server) > num_cached // 16
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "lfm2"])
+def test_a_conversation_with_a_recurrent_model_outlives_a_killed_server(tmp_path, name):
+    model = golden_model.make(name, tmp_path / "recurrent")
+    prompt = [3 + 7 * at % 50 for at in range(90)]
+    turn = prompt + [3 + 11 * at % 50 for at in range(60)]
+    with ServerProcess(model, *SMALL) as server:
+        expected = [ask(server, tokens)[0] for tokens in (prompt, turn)]
+    with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
+        wait_open(server)
+        assert ask(server, prompt) == (expected[0], 0)
+        assert ask(server, prompt) == (expected[0], 80)
+        # The state comes last, in one or more pages.
+        server.wait_until(lambda: num_stored(server) > 80 // 16, "the state is stored")
+        num_pages = server.metric("corella_kv_disk_blocks")
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
+        wait_found(server, num_pages)
+        assert ask(server, turn) == (expected[1], 80)
+        assert num_read(server) == num_pages
+        assert ask(server, turn) == (expected[1], 144)
+        server.wait_until(lambda: num_stored(server) > (144 - 80) // 16, "the state of the next turn is stored")
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
+        server.wait_until(lambda: server.metric("corella_kv_disk_blocks") > num_pages, "the file is scanned")
+        assert ask(server, turn) == (expected[1], 144)
+        assert ask(server, prompt) == (expected[0], 80)
+        assert server.metric("corella_kv_disk_damaged_blocks_total") == 0
+
+
 def test_a_server_killed_while_it_stores_gives_the_same_answers(tmp_path):
     draw = random.Random(5)
     words = STORY.split()
@@ -211,10 +242,8 @@ def refusal(*arguments):
     return str(refused.value)
 
 
-def test_a_model_or_a_node_that_it_is_not_for_is_refused(tmp_path):
+def test_a_cache_or_a_node_that_it_is_not_for_is_refused(tmp_path):
     disk_folder = tmp_path / "kv"
-    recurrent = golden_model.make("qwen3-next", tmp_path / "recurrent")
-    assert "recurrent layers" in refusal(recurrent, *disk(disk_folder))
     assert "--no-enable-prefix-caching" in refusal("--no-enable-prefix-caching", *disk(disk_folder))
     assert "other nodes" in refusal("--role", "decode", *disk(disk_folder))
     assert "the size" in refusal("--kv-disk", f"{disk_folder},x")

@@ -466,12 +466,12 @@ const MAX_LIVE_REQUESTS: u32 = 1 << 16;
 
 /// The disk holds and fetches blocks as other nodes do, so the same limits must allow it.
 fn check_disk_limits(limits: &SchedulerConfig) -> Result<(), ConfigError> {
-    let has_blocks = limits.enable_prefix_caching && limits.recurrent_state.is_none();
+    let has_blocks = limits.enable_prefix_caching;
     match has_blocks && limits.max_served_pages > 0 && limits.max_fetched_pages > 0 {
         true => Ok(()),
         false => Err(ConfigError::new(
             "kv_disk",
-            " needs prefix caching, no recurrent layers, max_served_pages and max_fetched_pages",
+            " needs prefix caching, max_served_pages and max_fetched_pages",
         )),
     }
 }

@@ -11,7 +11,9 @@
 //!   is as quick (by the formula for loads from other nodes, with the measured speed of the disk). The request then
 //!   waits for the fetch like a follower, for as long as computing the blocks would take.
 //! * In groups with a window, only the pages that a query after the path reads are stored and read.
-//! * Only blocks without salt and adapter are stored and looked up, of models without recurrent layers.
+//! * Of a model with recurrent layers, the state after the last block of a path is stored in further slots. A prefix
+//!   counts up to its last state.
+//! * Only blocks without salt and adapter are stored and looked up.
 //! * An error of the disk switches the tier off until the disk works again. Fetches under way are lost, so that their
 //!   requests compute; nothing else changes.
 
@@ -107,7 +109,7 @@ impl KvDisk {
         doorbell: Doorbell,
     ) -> io::Result<Self> {
         scheduler.offer_copies();
-        let tier = Arc::new(Tier::new(config, pages.geometry()));
+        let tier = Arc::new(Tier::new(config, pages.clone()));
         let (report, reports) = bounded(MAX_REPORTS);
         let report = LoopSender::new(report, doorbell);
         let (writes, write_tasks) = bounded(1);
@@ -196,6 +198,7 @@ impl KvDisk {
         let task = ReadTask {
             fetch: Some(id),
             pages: path_pages(&grant.tables),
+            state: grant.state,
             first: grant.num_found,
             list,
             is_stopped: is_stopped.clone(),
@@ -226,6 +229,7 @@ impl KvDisk {
         let task = ReadTask {
             fetch: None,
             pages: pages.collect(),
+            state: None,
             first: block,
             list,
             is_stopped: Arc::default(),
@@ -347,6 +351,12 @@ impl KvDisk {
         let mut list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
         // The beginning of a path that is longer than the file is kept.
         list.truncate(store.num_slots(), page_size);
+        if self.pages.states().is_some() {
+            list.truncate(scheduler.look_up_blocks(&list), page_size);
+            if !store.has_room_for(&list.hashes) {
+                return None;
+            }
+        }
         Some(StoredPath {
             time: store.begin_path(&list.hashes),
             epoch: store.epoch(),
@@ -362,15 +372,13 @@ impl KvDisk {
         };
         let page_size = scheduler.config().page_size;
         let geometry = self.pages.geometry();
+        let is_recurrent = self.pages.states().is_some();
         let max_pages = (MAX_COPY_BYTES / geometry.page_bytes()).max(1);
         let mut list = path.list.clone();
-        // Groups with a window have pages only at the end of the path, so the list must not be cut.
-        if geometry
-            .layers
-            .groups()
-            .iter()
-            .all(|group| group.window.is_none())
-        {
+        // Groups with a window have pages only at the end of the path, and the recurrent state is there, so the list
+        // must not be cut.
+        let mut groups = geometry.layers.groups().iter();
+        if groups.all(|group| group.window.is_none()) && !is_recurrent {
             list.truncate(first + max_pages as u32, page_size);
         }
         scheduler.note_time(now_us);
@@ -381,12 +389,16 @@ impl KvDisk {
                 return false;
             }
         };
+        list.truncate(held.num_blocks, page_size);
         let mut pages = path_pages(&held.tables);
         pages.retain(|page| !store.has(page.key(&list)));
+        // The state comes with the last pages.
+        let state = held.state.filter(|_| pages.len() <= max_pages);
         pages.truncate(max_pages);
         let task = WriteTask {
             list,
             pages,
+            state,
             time: path.time,
             epoch: path.epoch,
         };

@@ -14,7 +14,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use crate::{BlockHasher, HoldId, Namespace, PageHash, PageId, PageTable, TokenId};
+use crate::{BlockHasher, HoldId, Namespace, PageHash, PageId, PageTable, SnapshotId, TokenId};
 
 /// The most holds at a time.
 pub(crate) const MAX_BLOCK_HOLDS: usize = 64;
@@ -69,6 +69,8 @@ pub struct HeldBlocks {
     /// The lent pages of each KV group: those that a query after the held blocks reads and that the loading node lacks.
     /// Entries are blocks, counted from the beginning of the sequence.
     pub tables: Vec<PageTable>,
+    /// The snapshot of the recurrent state after the held blocks. `None` for models without recurrent layers.
+    pub state: Option<SnapshotId>,
 }
 
 /// The reason why no blocks are held.
@@ -90,10 +92,18 @@ pub enum HoldRefusal {
     Late,
 }
 
+/// The KV that a hold keeps.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeldKv {
+    /// Each page has a lock of its own.
+    pub pages: Vec<PageId>,
+    pub num_lent_pages: usize,
+    pub state: Option<SnapshotId>,
+}
+
 #[derive(Debug)]
 struct BlockHold {
-    pages: Vec<PageId>,
-    num_lent_pages: usize,
+    kv: HeldKv,
     until_us: u64,
     is_live: bool,
 }
@@ -125,18 +135,16 @@ impl BlockHolds {
 
     /// The pages of all holds. A page comes once for each hold that locks it.
     pub fn pages(&self) -> impl Iterator<Item = PageId> {
-        self.by_id.values().flat_map(|hold| &hold.pages).copied()
+        self.by_id.values().flat_map(|hold| &hold.kv.pages).copied()
     }
 
-    /// Keeps pages, each with a lock of its own, until `until_us`, and lends `num_lent_pages` of them.
-    pub fn insert(&mut self, pages: Vec<PageId>, num_lent_pages: usize, until_us: u64) -> HoldId {
+    pub fn insert(&mut self, kv: HeldKv, until_us: u64) -> HoldId {
         let id = HoldId(self.num_begun);
         self.num_begun += 1;
-        self.num_lent_pages += num_lent_pages;
+        self.num_lent_pages += kv.num_lent_pages;
         self.by_end.insert((until_us, id));
         let hold = BlockHold {
-            pages,
-            num_lent_pages,
+            kv,
             until_us,
             is_live: true,
         };
@@ -144,13 +152,13 @@ impl BlockHolds {
         id
     }
 
-    /// Removes a hold whose readers have stopped. Returns its pages, and whether it was live until `now_us`.
-    pub fn remove(&mut self, id: HoldId, now_us: u64) -> Option<(Vec<PageId>, bool)> {
+    /// Removes a hold whose readers have stopped. Returns its KV, and whether it was live until `now_us`.
+    pub fn remove(&mut self, id: HoldId, now_us: u64) -> Option<(HeldKv, bool)> {
         let hold = self.by_id.remove(&id)?;
         self.by_end.remove(&(hold.until_us, id));
         self.ended.retain(|&other| other != id);
-        self.num_lent_pages -= hold.num_lent_pages;
-        Some((hold.pages, hold.is_live && now_us < hold.until_us))
+        self.num_lent_pages -= hold.kv.num_lent_pages;
+        Some((hold.kv, hold.is_live && now_us < hold.until_us))
     }
 
     pub fn pop_ended(&mut self) -> Option<HoldId> {
@@ -182,7 +190,7 @@ impl BlockHolds {
     /// Ends the holds that have such a page.
     pub fn end_with(&mut self, has_page: impl Fn(PageId) -> bool) {
         let holds = self.by_id.iter();
-        let with_page = holds.filter(|(_, hold)| hold.pages.iter().any(|&page| has_page(page)));
+        let with_page = holds.filter(|(_, hold)| hold.kv.pages.iter().any(|&page| has_page(page)));
         let ids: Vec<_> = with_page.map(|(&id, _)| id).collect();
         for id in ids {
             self.end(id);
@@ -207,11 +215,11 @@ impl BlockHolds {
     /// # Panics
     /// When the bookkeeping contradicts itself.
     pub fn check_invariants(&self) {
-        let num_lent_pages: usize = self.by_id.values().map(|hold| hold.num_lent_pages).sum();
+        let num_lent_pages: usize = self.by_id.values().map(|hold| hold.kv.num_lent_pages).sum();
         assert_eq!(num_lent_pages, self.num_lent_pages, "lent pages");
         let mut holds = self.by_id.values();
         assert!(
-            holds.all(|hold| hold.num_lent_pages <= hold.pages.len()),
+            holds.all(|hold| hold.kv.num_lent_pages <= hold.kv.pages.len()),
             "a page is lent and not kept"
         );
         let live = self.by_id.iter().filter(|(_, hold)| hold.is_live);
@@ -261,8 +269,12 @@ mod tests {
                         let pages: Vec<_> = (0..below(random, 4) as u32).collect();
                         let until_us = now_us + below(random, 20);
                         let num_lent_pages = below(random, pages.len() as u64 + 1) as usize;
-                        let locked = pages.iter().copied().map(PageId).collect();
-                        let id = holds.insert(locked, num_lent_pages, until_us);
+                        let kv = HeldKv {
+                            pages: pages.iter().copied().map(PageId).collect(),
+                            num_lent_pages,
+                            state: None,
+                        };
+                        let id = holds.insert(kv, until_us);
                         assert_eq!(id, HoldId(num_begun));
                         model.push(Known {
                             id: num_begun,
@@ -277,9 +289,13 @@ mod tests {
                         let known = model.remove(below(random, model.len() as u64) as usize);
                         let lived = !known.has_ended && now_us < known.until_us;
                         counts[usize::from(lived)] += 1;
-                        let pages = known.pages.into_iter().map(PageId).collect();
+                        let pages: Vec<_> = known.pages.into_iter().map(PageId).collect();
                         told.retain(|&id| id != known.id);
-                        assert_eq!(holds.remove(HoldId(known.id), now_us), Some((pages, lived)));
+                        let removed = holds.remove(HoldId(known.id), now_us);
+                        assert_eq!(
+                            removed.map(|(kv, lived)| (kv.pages, lived)),
+                            Some((pages, lived))
+                        );
                         assert_eq!(holds.remove(HoldId(known.id), now_us), None);
                     }
                     3 => {

@@ -10,7 +10,8 @@
 //! the tree, and the fetched page is given back when the fetch ends. The pages of a cancelled fetch stay reserved until
 //! the writer has stopped, because it may still write to them.
 //!
-//! In a group with a window, a fetch brings only the pages that a query after the last block reads.
+//! In a group with a window, a fetch brings only the pages that a query after the last block reads. For recurrent
+//! layers, it brings the state after the last block.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -18,7 +19,7 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::KvCache;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::Parent;
-use crate::{BlockId, FetchId, Namespace, PageId, PageTable, StepId, TokenId};
+use crate::{BlockId, FetchId, Namespace, PageId, PageTable, SnapshotId, StepId, TokenId};
 
 /// The most fetches under way.
 pub(crate) const MAX_FETCHES: usize = 64;
@@ -46,6 +47,9 @@ pub struct FetchGrant {
     pub num_blocks: u32,
     /// The pages to fill in each KV group. Entries are blocks, counted from the beginning of the sequence.
     pub tables: Vec<PageTable>,
+    /// The snapshot to fill with the recurrent state after the last granted block, before that block is reported.
+    /// `None` for models without recurrent layers.
+    pub state: Option<SnapshotId>,
 }
 
 /// The reason why a fetch does not begin.
@@ -67,6 +71,8 @@ pub enum FetchRefusal {
         num_needed_pages: usize,
         num_available_pages: usize,
     },
+    /// All snapshots of recurrent state have to stay.
+    NoSnapshot,
 }
 
 /// The end of a fetch.
@@ -99,6 +105,8 @@ pub(crate) struct Fetch {
     num_brought: u32,
     /// The pages that the writer fills, published or not.
     reserved: PageTables,
+    /// The snapshot that the writer fills, until its block is published.
+    state: Option<SnapshotId>,
     /// Pages on the path that belong to other owners.
     locked: Vec<PageId>,
     phase: FetchPhase,
@@ -107,12 +115,12 @@ pub(crate) struct Fetch {
 }
 
 impl Fetch {
-    /// Begins a fetch after a path of the tree, whose pages are `found`. `reserved` has the pages to fill.
+    /// Begins a fetch after a path of the tree, whose pages are `found`. The writer fills `reserved` pages and `state`.
     pub fn new(
         request: FetchRequest,
         path: &[BlockId],
         found: &PageTables,
-        reserved: PageTables,
+        (reserved, state): (PageTables, Option<SnapshotId>),
         kv: &mut KvCache,
     ) -> Self {
         let end = path.last().copied();
@@ -124,6 +132,7 @@ impl Fetch {
             end,
             num_brought: 0,
             reserved,
+            state,
             locked: found.pages().collect(),
             phase: FetchPhase::Open,
             is_detached: false,
@@ -164,6 +173,11 @@ impl Fetch {
             kv.move_end(self.end, Some(block));
             self.end = Some(block);
             self.num_published += 1;
+            if self.num_published == num_whole
+                && let Some(state) = self.state.take()
+            {
+                kv.give_snapshot(state, block);
+            }
         }
     }
 
@@ -200,6 +214,9 @@ impl Fetch {
     pub fn release(self, kv: &mut KvCache) {
         kv.unlock_all(self.pages());
         kv.move_end(self.end, None);
+        if let Some(state) = self.state {
+            kv.drop_snapshot(state);
+        }
     }
 }
 
@@ -237,6 +254,10 @@ impl Fetches {
         self.by_id.values().flat_map(Fetch::pages)
     }
 
+    pub fn states(&self) -> impl Iterator<Item = SnapshotId> {
+        self.by_id.values().filter_map(|fetch| fetch.state)
+    }
+
     pub fn ends(&self) -> impl Iterator<Item = BlockId> {
         self.by_id.values().filter_map(|fetch| fetch.end)
     }
@@ -269,7 +290,7 @@ impl Fetches {
         num_blocks: u32,
         mut reserved: PageTables,
         kv: &mut KvCache,
-    ) -> Option<Vec<PageTable>> {
+    ) -> Option<(Vec<PageTable>, Option<SnapshotId>)> {
         let fetch = self.by_id.get_mut(&id)?;
         self.num_pages -= fetch.reserved.num_pages();
         kv.unlock_all(fetch.reserved.take_pages());
@@ -279,7 +300,7 @@ impl Fetches {
         fetch.reserved = reserved;
         let num_tokens = num_blocks as usize * kv.page_size() as usize;
         fetch.request.tokens.truncate(num_tokens);
-        Some(fetch.reserved.to_vec())
+        Some((fetch.reserved.to_vec(), fetch.state))
     }
 
     pub fn insert(&mut self, fetch: Fetch) -> FetchId {
@@ -405,7 +426,7 @@ impl Fetches {
     }
 
     /// The fetch that a request may follow, and the number of blocks to wait for. The tree has `num_found` blocks of
-    /// the request's `tokens`. With windows, a request can use only the whole fetch.
+    /// the request's `tokens`. With windows or recurrent layers, a request can use only the whole fetch.
     pub fn leader_of(
         &self,
         namespace: &Namespace,
@@ -421,7 +442,7 @@ impl Fetches {
         let mut leaders = open.filter_map(|(&id, fetch)| {
             let num_common = fetch.num_common_blocks(namespace, tokens, page_size);
             let num_all = fetch.request.tokens.len() as u32 / page_size;
-            let can_be_hit = num_common == num_all || !kv.has_windows();
+            let can_be_hit = num_common == num_all || !kv.has_windows() && !kv.is_recurrent();
             let brings_more = num_common > num_found.max(fetch.num_published);
             (can_be_hit && brings_more).then_some((id, num_common))
         });

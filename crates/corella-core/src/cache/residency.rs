@@ -217,12 +217,8 @@ impl Residency {
         let Some(snapshots) = &self.snapshots else {
             return path.len();
         };
-        let is_there = |block: &BlockId| {
-            snapshots
-                .filled_by(*block)
-                .is_some_and(|filled_by| filled_by < step)
-        };
-        path.iter().rposition(is_there).map_or(0, |last| last + 1)
+        let is_ready = |block: &BlockId| snapshots.is_ready(*block, step);
+        path.iter().rposition(is_ready).map_or(0, |last| last + 1)
     }
 
     /// # Panics

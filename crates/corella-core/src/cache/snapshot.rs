@@ -1,8 +1,8 @@
 //! Snapshots: copies of recurrent state that the executor keeps, and the blocks after which they were taken.
 //!
 //! A snapshot belongs to the request that takes it until the block before it is in the prefix tree, and then to that
-//! block. The least recently used snapshot of a block is overwritten first. A step restores and takes each snapshot at
-//! most once, and never does both.
+//! block. The least recently used snapshot of a block is overwritten first, unless a reader holds it. A step restores
+//! and takes each snapshot at most once, and never does both.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -29,6 +29,20 @@ struct Entry {
     filled_by: StepId,
     /// The last step that takes or restores the snapshot.
     named_by: Option<StepId>,
+    /// The number of holds whose readers read the snapshot.
+    num_holds: u32,
+}
+
+impl Entry {
+    /// Whether another state may overwrite the snapshot.
+    fn is_idle(&self) -> bool {
+        let is_kept = match self.owner {
+            Owner::Nobody => false,
+            Owner::Request => true,
+            Owner::Block { is_pinned, .. } => is_pinned,
+        };
+        !is_kept && self.num_holds == 0
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +59,7 @@ impl Snapshots {
             last_used: 0,
             filled_by: StepId(0),
             named_by: None,
+            num_holds: 0,
         };
         Self {
             of_blocks: Vec::new(),
@@ -69,6 +84,14 @@ impl Snapshots {
         Some(self.entry(id).filled_by)
     }
 
+    /// Whether `step` can restore a block's snapshot. A snapshot that no step has named was filled by another writer.
+    pub fn is_ready(&self, block: BlockId, step: StepId) -> bool {
+        self.of_block(block).is_some_and(|id| {
+            let entry = self.entry(id);
+            entry.filled_by < step || entry.named_by.is_none()
+        })
+    }
+
     /// The snapshot that `step` would take.
     pub fn next(&self, step: StepId) -> Option<SnapshotId> {
         let mut idle = self.idle.iter().map(|&(_, id)| id);
@@ -84,10 +107,8 @@ impl Snapshots {
 
     /// Reserves a snapshot for a request. The caller has taken the snapshot from its block.
     pub fn reserve(&mut self, id: SnapshotId) {
-        self.idle.remove(&(self.entry(id).last_used, id));
-        let entry = &mut self.entries[id.0 as usize];
-        debug_assert_eq!(entry.owner, Owner::Nobody);
-        entry.owner = Owner::Request;
+        debug_assert_eq!(self.entry(id).owner, Owner::Nobody);
+        self.change(id, |entry| entry.owner = Owner::Request);
     }
 
     /// Records that `step` takes or restores a request's snapshot.
@@ -98,10 +119,8 @@ impl Snapshots {
 
     /// Gives a request a snapshot that `step` takes. The caller has taken the snapshot from its block.
     pub fn take(&mut self, id: SnapshotId, step: StepId) {
-        self.idle.remove(&(self.entry(id).last_used, id));
+        self.reserve(id);
         let entry = &mut self.entries[id.0 as usize];
-        debug_assert_eq!(entry.owner, Owner::Nobody);
-        entry.owner = Owner::Request;
         entry.filled_by = step;
         entry.named_by = Some(step);
     }
@@ -133,14 +152,26 @@ impl Snapshots {
             return;
         };
         self.clock += 1;
+        let clock = self.clock;
+        self.change(id, |entry| entry.last_used = clock);
+    }
+
+    /// Keeps a snapshot unchanged for a reader.
+    pub fn hold(&mut self, id: SnapshotId) {
+        self.change(id, |entry| entry.num_holds += 1);
+    }
+
+    pub fn release(&mut self, id: SnapshotId) {
+        self.change(id, |entry| entry.num_holds -= 1);
+    }
+
+    /// Changes an entry, and lists its snapshot anew if it may be overwritten.
+    fn change(&mut self, id: SnapshotId, change: impl FnOnce(&mut Entry)) {
         let entry = &mut self.entries[id.0 as usize];
         self.idle.remove(&(entry.last_used, id));
-        entry.last_used = self.clock;
-        if let Owner::Block {
-            is_pinned: false, ..
-        } = entry.owner
-        {
-            self.idle.insert((self.clock, id));
+        change(entry);
+        if entry.is_idle() {
+            self.idle.insert((entry.last_used, id));
         }
     }
 
@@ -157,12 +188,12 @@ impl Snapshots {
         let Some(id) = self.of_block(block) else {
             return;
         };
-        let entry = &mut self.entries[id.0 as usize];
-        self.idle.remove(&(entry.last_used, id));
-        entry.owner = Owner::Block {
-            block,
-            is_pinned: true,
-        };
+        self.change(id, |entry| {
+            entry.owner = Owner::Block {
+                block,
+                is_pinned: true,
+            };
+        });
     }
 
     /// Whether a snapshot can be taken from its block: the block is not pinned, and no step after `last_returned` names
@@ -177,10 +208,9 @@ impl Snapshots {
         if let Some(block) = self.block_of(id) {
             self.of_blocks[block.0 as usize] = None;
         }
-        let entry = &mut self.entries[id.0 as usize];
-        self.idle.remove(&(entry.last_used, id));
-        (entry.owner, entry.last_used) = (Owner::Nobody, 0);
-        self.idle.insert((0, id));
+        self.change(id, |entry| {
+            (entry.owner, entry.last_used) = (Owner::Nobody, 0)
+        });
     }
 
     fn entry(&self, id: SnapshotId) -> &Entry {
@@ -210,26 +240,21 @@ impl Snapshots {
         let mut num_of_blocks = 0;
         for (at, entry) in self.entries.iter().enumerate() {
             let id = SnapshotId(at as u32);
-            let is_idle = match entry.owner {
-                Owner::Nobody => true,
-                Owner::Request => false,
-                Owner::Block { block, is_pinned } => {
-                    num_of_blocks += 1;
-                    assert_eq!(
-                        self.of_block(block),
-                        Some(id),
-                        "block {block} has another snapshot than {id}"
-                    );
-                    assert!(
-                        is_in_tree(block),
-                        "block {block} is not in the tree and has snapshot {id}"
-                    );
-                    !is_pinned
-                }
-            };
+            if let Owner::Block { block, .. } = entry.owner {
+                num_of_blocks += 1;
+                assert_eq!(
+                    self.of_block(block),
+                    Some(id),
+                    "block {block} has another snapshot than {id}"
+                );
+                assert!(
+                    is_in_tree(block),
+                    "block {block} is not in the tree and has snapshot {id}"
+                );
+            }
             assert_eq!(
                 self.idle.contains(&(entry.last_used, id)),
-                is_idle,
+                entry.is_idle(),
                 "snapshot {id} is listed to be overwritten and must stay, or the reverse"
             );
         }

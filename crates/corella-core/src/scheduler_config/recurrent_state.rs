@@ -78,8 +78,8 @@ impl SnapshotPoints {
 }
 
 impl SchedulerConfig {
-    /// Configures a model with recurrent layers. Its KV is not kept in host memory, and its cached blocks are neither
-    /// fetched nor held for other nodes.
+    /// Configures a model with recurrent layers. Its KV is not kept in host memory. Its cached blocks are neither
+    /// fetched nor held for readers, unless these limits are set later.
     pub fn set_recurrent_state(&mut self, state: RecurrentState) {
         self.recurrent_state = Some(state);
         self.max_fetched_pages = 0;
@@ -99,32 +99,16 @@ impl SchedulerConfig {
                 return Err(ConfigError::new(name, " must be at least 1"));
             }
         }
-        let refused = [
-            (
-                "max_spilled_pages",
-                self.max_spilled_pages,
-                "keep the KV of preempted requests in host memory",
-            ),
-            (
-                "max_fetched_pages",
-                self.max_fetched_pages,
-                "fetch KV from elsewhere",
-            ),
-            (
-                "max_served_pages",
-                self.max_served_pages,
-                "keep blocks for other nodes",
-            ),
-        ];
-        for (name, value, what) in refused {
-            if value > 0 {
+        match self.max_spilled_pages {
+            0 => Ok(()),
+            num_pages => {
                 let text = format!(
-                    " is {value}: a model with recurrent layers cannot {what} yet; set it to 0"
+                    " is {num_pages}: a model with recurrent layers cannot keep the KV of preempted requests in host \
+                     memory yet; set it to 0"
                 );
-                return Err(ConfigError::new(name, text));
+                Err(ConfigError::new("max_spilled_pages", text))
             }
         }
-        Ok(())
     }
 }
 

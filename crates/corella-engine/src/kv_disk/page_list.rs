@@ -1,5 +1,7 @@
 //! The pages of a path that are copied to or from the file.
 
+use std::ops::Range;
+
 use corella_core::{BlockList, PageId, PageTable};
 
 use super::slot::{PageKey, PageName};
@@ -22,14 +24,30 @@ impl PathPage {
     }
 
     pub fn name<'a>(&self, list: &'a BlockList) -> PageName<'a> {
-        let at = self.block as usize;
-        let page_size = list.tokens.len() / list.hashes.len();
-        PageName {
-            key: self.key(list),
-            parent: at.checked_sub(1).map(|parent| list.hashes[parent]),
-            depth: self.block,
-            tokens: &list.tokens[at * page_size..(at + 1) * page_size],
-        }
+        name(list, self.block, self.group)
+    }
+}
+
+/// The names of the parts of the recurrent state after a path.
+pub(super) fn state_names(
+    list: &BlockList,
+    groups: Range<u32>,
+) -> impl Iterator<Item = PageName<'_>> {
+    let last = list.hashes.len() as u32 - 1;
+    groups.map(move |group| name(list, last, group))
+}
+
+fn name(list: &BlockList, block: u32, group: u32) -> PageName<'_> {
+    let at = block as usize;
+    let page_size = list.tokens.len() / list.hashes.len();
+    PageName {
+        key: PageKey {
+            hash: list.hashes[at],
+            group,
+        },
+        parent: at.checked_sub(1).map(|parent| list.hashes[parent]),
+        depth: block,
+        tokens: &list.tokens[at * page_size..(at + 1) * page_size],
     }
 }
 

@@ -4,6 +4,7 @@
 //! its header is written, and a reader compares the header's tokens, and checks the checksums of header and rows.
 
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,6 +18,7 @@ pub(super) struct PageStore<F> {
     file: F,
     shape: SlotShape,
     groups: Vec<KvGroup>,
+    num_state_parts: StateParts,
     num_slots: u32,
     index: Mutex<PageIndex>,
     /// Counts erasures.
@@ -24,6 +26,12 @@ pub(super) struct PageStore<F> {
     /// Locked while something is written.
     writing: Mutex<()>,
 }
+
+/// The number of pages that the recurrent state after a number of blocks takes. `None` for models without recurrent
+/// layers.
+///
+/// The parts of a state are pages of the last block, in groups after the KV groups. A state that lacks a part is absent.
+pub(super) type StateParts = Option<Box<dyn Fn(u32) -> u32 + Send + Sync>>;
 
 /// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +45,20 @@ pub(super) enum Found<'a> {
 impl<F: FileLayer> PageStore<F> {
     /// Returns an empty store that uses at most `max_bytes` of the file. [`scan`](Self::scan) finds the pages in the
     /// file.
-    pub fn new(file: F, shape: SlotShape, groups: Vec<KvGroup>, max_bytes: u64) -> Self {
+    pub fn new(
+        file: F,
+        shape: SlotShape,
+        groups: Vec<KvGroup>,
+        num_state_parts: StateParts,
+        max_bytes: u64,
+    ) -> Self {
         let num_slots = max_bytes / shape.slot_bytes() as u64;
         let num_slots = u32::try_from(num_slots).unwrap_or(u32::MAX);
         Self {
             file,
             shape,
             groups,
+            num_state_parts,
             num_slots,
             index: Mutex::new(PageIndex::new(num_slots)),
             epoch: AtomicU64::new(0),
@@ -114,9 +129,31 @@ impl<F: FileLayer> PageStore<F> {
             // usable.
             match missing.min() {
                 Some(missing) => end = missing,
+                None if end > first as usize && !self.has_state(&index, &hashes[..end]) => end -= 1,
                 None => return end as u32,
             }
         }
+    }
+
+    fn has_state(&self, index: &PageIndex, hashes: &[PageHash]) -> bool {
+        let is_there = |group| {
+            let hash = hashes[hashes.len() - 1];
+            index.slot(PageKey { hash, group }).is_some()
+        };
+        // Most blocks have no state, and counting its parts takes longer than looking for the first one.
+        self.num_state_parts.is_none()
+            || is_there(self.groups.len() as u32)
+                && self.state_groups(hashes.len() as u32).all(is_there)
+    }
+
+    /// The groups of the parts of the state after `num_blocks` blocks.
+    pub fn state_groups(&self, num_blocks: u32) -> Range<u32> {
+        let first = self.groups.len() as u32;
+        let num_parts = match &self.num_state_parts {
+            Some(num_parts) if num_blocks > 0 => num_parts(num_blocks),
+            _ => 0,
+        };
+        first..first + num_parts
     }
 
     /// The number of blocks of a path before the first missing page, among the pages that a query after the whole path
@@ -134,10 +171,21 @@ impl<F: FileLayer> PageStore<F> {
         self.index().slot(key).is_some()
     }
 
+    /// Whether the file has room for the pages that a query after a path reads.
+    pub fn has_room_for(&self, hashes: &[PageHash]) -> bool {
+        self.keys(hashes).count() <= self.num_slots as usize
+    }
+
     /// The pages that a query after a path reads, each with the number of blocks before it.
     fn keys<'a>(&'a self, hashes: &'a [PageHash]) -> impl Iterator<Item = (usize, PageKey)> + 'a {
-        (0..).zip(&self.groups).flat_map(|(group, kv_group)| {
+        let rows = (0..).zip(&self.groups).map(|(group, kv_group)| {
             let first = self.first_block_read(*kv_group, hashes.len());
+            (group, first)
+        });
+        let last = hashes.len().saturating_sub(1);
+        let state = self.state_groups(hashes.len() as u32);
+        let state = state.map(move |group| (group, last));
+        rows.chain(state).flat_map(|(group, first)| {
             let hashes = hashes.iter().enumerate().skip(first);
             hashes.map(move |(at, &hash)| (at, PageKey { hash, group }))
         })

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use corella_core::{BlockList, FetchEnd, FetchId};
+use corella_core::{BlockList, FetchEnd, FetchId, SnapshotId};
 use corella_model::{KvPages, PageForm};
 use crossbeam_channel::Receiver;
 
-use super::page_list::PathPage;
+use super::page_list::{PathPage, state_names};
 use super::page_store::Found;
 use super::report::Report;
+use super::slot::PageName;
 use super::tier::Tier;
 use crate::wake::doorbell::LoopSender;
 
@@ -26,6 +27,8 @@ pub(super) struct ReadTask {
     pub first: u32,
     /// The pages to fill, in order of their blocks.
     pub pages: Vec<PathPage>,
+    /// The snapshot to fill with the recurrent state after the path.
+    pub state: Option<SnapshotId>,
     /// Set when the reader must write no further page.
     pub is_stopped: Arc<AtomicBool>,
 }
@@ -96,14 +99,18 @@ fn read(
             report_whole(num_whole);
             num_reported = num_whole;
         }
-        let is_stopped = task.is_stopped.load(Ordering::Relaxed);
-        if is_stopped || !read_page(tier, pages, task, wanted, slot) {
+        if !read_page(tier, pages, task, wanted, slot) {
             report_whole(num_whole);
             return num_whole;
         }
     }
-    report_whole(task.num_blocks());
-    task.num_blocks()
+    let is_whole = match task.state {
+        Some(state) => read_state(tier, pages, task, state, slot),
+        None => true,
+    };
+    let num_whole = task.num_blocks() - u32::from(!is_whole);
+    report_whole(num_whole);
+    num_whole
 }
 
 /// Returns false if the page is missing.
@@ -114,20 +121,8 @@ fn read_page(
     wanted: &PathPage,
     slot: &mut [u8],
 ) -> bool {
-    let Some(store) = tier.store() else {
+    let Some(rows) = read_rows(tier, task, &wanted.name(&task.list), slot) else {
         return false;
-    };
-    let rows = match store.read(&wanted.name(&task.list), slot) {
-        Ok(Found::Rows(rows)) => rows,
-        Ok(Found::Nothing) => return false,
-        Ok(Found::Damaged) => {
-            tier.counts.num_damaged.fetch_add(1, Ordering::Relaxed);
-            return false;
-        }
-        Err(error) => {
-            tier.switch_off("reading a page", &error);
-            return false;
-        }
     };
     if task.fetch.is_some() {
         let layers = rows.chunks(pages.geometry().layer_bytes());
@@ -136,11 +131,71 @@ fn read_page(
             // of the fetch is reported, or its block is.
             unsafe { pages.write(layer, &[wanted.page], PageForm::Native, rows) };
         }
-        tier.counts.num_read.fetch_add(1, Ordering::Relaxed);
     }
-    let num_bytes = store.slot_bytes() as u64;
-    tier.counts
-        .bytes_read
-        .fetch_add(num_bytes, Ordering::Relaxed);
     true
+}
+
+/// Reads the recurrent state after the path. Returns false if a part is missing.
+fn read_state(
+    tier: &Tier,
+    pages: &dyn KvPages,
+    task: &ReadTask,
+    state: SnapshotId,
+    slot: &mut [u8],
+) -> bool {
+    let (Some(store), Some(states)) = (tier.store(), pages.states()) else {
+        return false;
+    };
+    let mut records = Vec::new();
+    for name in state_names(
+        &task.list,
+        store.state_groups(task.list.hashes.len() as u32),
+    ) {
+        match read_rows(tier, task, &name, slot) {
+            Some(rows) => records.extend_from_slice(rows),
+            None => return false,
+        }
+    }
+    let num_tokens = task.list.tokens.len() as u32;
+    let mut records = &records[..];
+    for layer in 0..states.num_layers() {
+        let (record, rest) = records.split_at(states.num_bytes(layer, num_tokens));
+        if let Err(error) = states.write(layer, state, num_tokens, record) {
+            tracing::warn!(%error, "a recurrent state on the disk cannot be used");
+            return false;
+        }
+        records = rest;
+    }
+    true
+}
+
+/// Reads the rows of a page. `None` if they are missing, or the task is stopped.
+fn read_rows<'a>(
+    tier: &Tier,
+    task: &ReadTask,
+    name: &PageName,
+    slot: &'a mut [u8],
+) -> Option<&'a [u8]> {
+    if task.is_stopped.load(Ordering::Relaxed) {
+        return None;
+    }
+    let (store, counts) = (tier.store()?, &tier.counts);
+    match store.read(name, slot) {
+        Ok(Found::Rows(rows)) => {
+            let num_read = u64::from(task.fetch.is_some());
+            counts.num_read.fetch_add(num_read, Ordering::Relaxed);
+            let num_bytes = store.slot_bytes() as u64;
+            counts.bytes_read.fetch_add(num_bytes, Ordering::Relaxed);
+            Some(rows)
+        }
+        Ok(Found::Nothing) => None,
+        Ok(Found::Damaged) => {
+            counts.num_damaged.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+        Err(error) => {
+            tier.switch_off("reading a page", &error);
+            None
+        }
+    }
 }

@@ -3,15 +3,15 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use corella_core::{KvGroup, Metric};
-use corella_model::KvGeometry;
+use corella_model::{KvGeometry, KvPages, StateRecords};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::folder;
-use super::page_store::PageStore;
+use super::page_store::{PageStore, StateParts};
 use super::slot::SlotShape;
 
 /// The location and the limits of blocks on a disk.
@@ -29,6 +29,7 @@ pub(crate) struct Tier {
     max_bytes: u64,
     shape: SlotShape,
     groups: Vec<KvGroup>,
+    pages: Arc<dyn KvPages>,
     store: OnceLock<PageStore<File>>,
     is_scanned: AtomicBool,
     is_off: AtomicBool,
@@ -89,12 +90,12 @@ impl KvDiskStats {
 }
 
 impl Tier {
-    pub(super) fn new(config: &KvDiskConfig, geometry: &KvGeometry) -> Self {
+    pub(super) fn new(config: &KvDiskConfig, pages: Arc<dyn KvPages>) -> Self {
         // The digest covers everything that decides the meaning of a page's bytes, and not the number of pages in
         // memory.
         let geometry = KvGeometry {
             num_pages: 0,
-            ..geometry.clone()
+            ..pages.geometry().clone()
         };
         let layout = format!("{:032x} {geometry:?}", config.identity);
         Self {
@@ -106,6 +107,7 @@ impl Tier {
                 row_bytes: geometry.page_bytes(),
             },
             groups: geometry.layers.groups().to_vec(),
+            pages,
             store: OnceLock::new(),
             is_scanned: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
@@ -146,7 +148,7 @@ impl Tier {
             return store.scan(&self.is_stopping);
         }
         let file = folder::open(&self.folder, self.shape.layout)?;
-        let store = PageStore::new(file, self.shape, self.groups.clone(), self.max_bytes);
+        let store = self.new_store(file);
         if store.num_slots() == 0 {
             let slot_bytes = self.shape.slot_bytes();
             let reason = format!("a page takes {slot_bytes} bytes: give it a larger SIZE");
@@ -174,6 +176,22 @@ impl Tier {
             "the disk has KV pages"
         );
         Ok(())
+    }
+
+    fn new_store(&self, file: File) -> PageStore<File> {
+        let (groups, max_bytes) = (self.groups.clone(), self.max_bytes);
+        PageStore::new(file, self.shape, groups, self.num_state_parts(), max_bytes)
+    }
+
+    fn num_state_parts(&self) -> StateParts {
+        self.pages.states()?;
+        let (pages, shape) = (self.pages.clone(), self.shape);
+        Some(Box::new(move |num_blocks| {
+            let num_bytes =
+                |states: &dyn StateRecords| states.total_bytes(num_blocks * shape.page_size);
+            let num_bytes = pages.states().map_or(0, num_bytes);
+            num_bytes.div_ceil(shape.row_bytes) as u32
+        }))
     }
 
     /// `None` before the file is open, and after an error.

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use corella_core::BlockList;
-use corella_model::{KvPages, PageForm};
+use corella_core::{BlockList, SnapshotId};
+use corella_model::{KvPages, PageForm, StateError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
-use super::page_list::PathPage;
+use super::page_list::{PathPage, state_names};
 use super::report::Report;
 use super::slot::PageName;
 use super::tier::Tier;
@@ -21,6 +21,8 @@ pub(super) struct WriteTask {
     /// The path up to the last held block.
     pub list: BlockList,
     pub pages: Vec<PathPage>,
+    /// The snapshot after the path, if it is stored now.
+    pub state: Option<SnapshotId>,
     pub time: u64,
     pub epoch: u64,
 }
@@ -55,14 +57,17 @@ pub(super) fn start(
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            copy(&*pages, &task.pages, &mut rows);
+            let copied = copy(&*pages, &task, &mut rows);
+            if let Err(error) = &copied {
+                tracing::warn!(%error, "a recurrent state cannot be stored");
+            }
             let (is_valid, validity) = bounded(1);
             if !report.send(Report::Copied { is_valid }) {
                 return;
             }
             let is_done = match validity.recv() {
-                Ok(true) => write(&tier, &task, &rows),
-                Ok(false) => false,
+                Ok(true) if copied.is_ok() => write(&tier, &task, &rows),
+                Ok(_) => false,
                 Err(_) => return,
             };
             if !report.send(Report::Written { is_done }) {
@@ -72,12 +77,12 @@ pub(super) fn start(
     })
 }
 
-/// Copies pages, one after the other, each with its layers in order.
-fn copy(pages: &dyn KvPages, held: &[PathPage], rows: &mut Vec<u8>) {
+/// Copies pages, one after the other, each with its layers in order, and then the recurrent state.
+fn copy(pages: &dyn KvPages, task: &WriteTask, rows: &mut Vec<u8>) -> Result<(), StateError> {
     let geometry = pages.geometry();
-    rows.resize(held.len() * geometry.page_bytes(), 0);
+    rows.resize(task.pages.len() * geometry.page_bytes(), 0);
     let parts = rows.chunks_mut(geometry.page_bytes());
-    for (held, rows) in held.iter().zip(parts) {
+    for (held, rows) in task.pages.iter().zip(parts) {
         let layers = rows.chunks_mut(geometry.layer_bytes());
         for (layer, out) in (0..).zip(layers) {
             // SAFETY: the scheduler holds the pages until the copy is reported: they belong to published blocks that
@@ -85,17 +90,29 @@ fn copy(pages: &dyn KvPages, held: &[PathPage], rows: &mut Vec<u8>) {
             unsafe { pages.read(layer, &[held.page], PageForm::Native, out) };
         }
     }
+    let (Some(states), Some(state)) = (pages.states(), task.state) else {
+        return Ok(());
+    };
+    let num_tokens = task.list.tokens.len() as u32;
+    for layer in 0..states.num_layers() {
+        let first = rows.len();
+        rows.resize(first + states.num_bytes(layer, num_tokens), 0);
+        states.read(layer, state, num_tokens, &mut rows[first..])?;
+    }
+    rows.resize(rows.len().next_multiple_of(geometry.page_bytes()), 0);
+    Ok(())
 }
 
 pub(super) fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
     let Some(store) = tier.store_to_write() else {
         return false;
     };
-    let names: Vec<PageName> = task
-        .pages
-        .iter()
-        .map(|page| page.name(&task.list))
-        .collect();
+    let pages = task.pages.iter().map(|page| page.name(&task.list));
+    let state = task.state.map(|_| {
+        let groups = store.state_groups(task.list.hashes.len() as u32);
+        state_names(&task.list, groups)
+    });
+    let names: Vec<PageName> = pages.chain(state.into_iter().flatten()).collect();
     match store.store(&names, rows, task.time, task.epoch) {
         Ok(num_stored) => {
             let num_bytes = u64::from(num_stored) * store.slot_bytes() as u64;

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use corella_core::{KvGroup, Namespace, SchedulerConfig, TokenId};
+use corella_core::{KvGroup, Namespace, RecurrentState, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig, KvDiskConfig, KvDiskStats, StreamEvent};
 use corella_test::wait_until;
 
@@ -182,6 +182,83 @@ fn of_windows_only_the_pages_are_stored_that_a_query_after_the_prompt_reads() {
     let found = ask(&third, longer, Namespace::default());
     assert_eq!(found, (answers[1].clone(), 44));
     stop(third);
+}
+
+fn recurrent_limits() -> SchedulerConfig {
+    let mut limits = limits(64, 1);
+    limits.set_recurrent_state(RecurrentState {
+        num_snapshots: 6,
+        snapshot_interval: 100,
+        least_distance: 100,
+    });
+    limits
+}
+
+/// The state after a prompt takes a page beside those of its rows. The mock executor checks that a request continues
+/// from the state after its own tokens.
+#[test]
+fn a_conversation_goes_on_from_its_last_recurrent_state() {
+    let folder = Folder::new("recurrent");
+    let longer: Vec<_> = prompt(1).into_iter().chain(7..27).collect();
+    let other: Vec<_> = prompt(1)[..20].iter().copied().chain(30..40).collect();
+    let prompts = [prompt(1), longer.clone(), other.clone()];
+    let lone = start(recurrent_limits(), model(&recurrent_limits()));
+    let answers = prompts.map(|prompt| ask(&lone, prompt, Namespace::default()).0);
+    stop(lone);
+
+    let first = engine_of(recurrent_limits(), &folder.0, 1);
+    wait_opened(&first);
+    assert_eq!(ask_plain(&first, 1), (answers[0].clone(), 0));
+    assert_eq!(ask_plain(&first, 1), (answers[0].clone(), 24));
+    wait_stored(&first, 6 + 1);
+    stop(first);
+
+    let second = engine_of(recurrent_limits(), &folder.0, 1);
+    wait_until("the file is scanned", || stats(&second).num_pages == 7);
+    // The last block with a state is not a part of this prompt.
+    let found = ask(&second, other, Namespace::default());
+    assert_eq!(found, (answers[2].clone(), 0));
+    assert_eq!(stats(&second).num_read, 0);
+    let found = ask(&second, longer.clone(), Namespace::default());
+    assert_eq!(found, (answers[1].clone(), 24));
+    assert_eq!(stats(&second).num_read, 7);
+    ask(&second, longer.clone(), Namespace::default());
+    wait_until("the longer prompt is stored", || {
+        stats(&second).num_stored == 5 + 1
+    });
+    stop(second);
+
+    let third = engine_of(recurrent_limits(), &folder.0, 1);
+    wait_until("the file is scanned", || stats(&third).num_pages == 13);
+    let found = ask(&third, longer, Namespace::default());
+    assert_eq!(found, (answers[1].clone(), 44));
+    assert_eq!(stats(&third).num_read, 11 + 1);
+    assert_eq!(ask_plain(&third, 1), (answers[0].clone(), 24));
+    stop(third);
+}
+
+#[test]
+fn a_damaged_recurrent_state_costs_only_time() {
+    let folder = Folder::new("damaged-state");
+    let first = engine_of(recurrent_limits(), &folder.0, 1);
+    wait_opened(&first);
+    let tokens = ask_plain(&first, 1).0;
+    ask_plain(&first, 1);
+    wait_stored(&first, 6 + 1);
+    stop(first);
+    let mut content = fs::read(folder.file()).unwrap();
+    let slot_bytes = slot_bytes(&content);
+    content[6 * slot_bytes + 512] ^= 0x10;
+    fs::write(folder.file(), &content).unwrap();
+
+    let second = engine_of(recurrent_limits(), &folder.0, 1);
+    wait_until("the file is scanned", || stats(&second).num_pages == 7);
+    assert_eq!(ask_plain(&second, 1), (tokens.clone(), 0));
+    wait_until("the read has ended", || stats(&second).num_damaged == 1);
+    // The state is stored anew.
+    assert_eq!(ask_plain(&second, 1), (tokens, 24));
+    wait_until("the state is stored", || stats(&second).num_pages == 7);
+    stop(second);
 }
 
 /// The pool has room for one prompt and its answer at a time.

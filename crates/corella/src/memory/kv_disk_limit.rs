@@ -28,10 +28,6 @@ pub(crate) fn set_limits(
             is_encoder,
             "an encoder keeps no keys and values: leave it out",
         ),
-        (
-            scheduler.recurrent_state.is_some(),
-            "states of recurrent layers are not kept yet: leave it out",
-        ),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(is_so, _)| *is_so) {
         return Err(Error::Config(format!("--kv-disk: {why}")));

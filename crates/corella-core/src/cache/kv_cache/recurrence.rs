@@ -48,8 +48,22 @@ impl KvCache {
         Some(id)
     }
 
-    /// Reserves a snapshot for the state that a request sends to another node, or receives from one. The caller drops
-    /// it. `None` when all snapshots have to stay, or steps after `last_returned` name them.
+    /// Holds the snapshot of a path's last block for a reader. The caller releases it.
+    pub(crate) fn hold_snapshot(&mut self, path: &[BlockId]) -> Option<SnapshotId> {
+        let snapshots = self.residency.snapshots_mut()?;
+        let id = snapshots.of_block(*path.last()?)?;
+        snapshots.hold(id);
+        Some(id)
+    }
+
+    pub(crate) fn release_snapshot(&mut self, id: SnapshotId) {
+        if let Some(snapshots) = self.residency.snapshots_mut() {
+            snapshots.release(id);
+        }
+    }
+
+    /// Reserves a snapshot for the state that a request sends to another node, or receives from one, or that a fetch
+    /// brings. The caller drops it. `None` when all snapshots have to stay, or steps after `last_returned` name them.
     pub(crate) fn try_reserve_snapshot(
         &mut self,
         last_returned: Option<StepId>,

@@ -147,23 +147,33 @@ impl Scheduler {
         found: &FoundPrefix,
         step: StepId,
     ) -> Option<(Leader, u32)> {
-        if self.kv.is_recurrent() {
-            return self.snapshot_leader_of(index, found, step);
+        let ahead = match self.kv.is_recurrent() {
+            true => self.snapshot_leader_of(index, found, step),
+            false => self.prefilling_leader_of(index, found),
+        };
+        if ahead.is_some() {
+            return ahead;
         }
-        let page_size = self.config.page_size;
         let state = &self.requests[index];
-        let prefilling = self.running.prefilling();
-        let leader = leader_of(state, found, prefilling, &self.requests, page_size);
-        if let Some(leader) = leader {
-            let (ahead, num_found) = (&self.requests[leader], found.path.len());
-            let num_blocks = num_shared_blocks(state, ahead, num_found, page_size);
-            return Some((Leader::Request(leader), num_blocks));
-        }
         let (namespace, num_found) = (&state.request().namespace, found.path.len() as u32);
         let tokens = &state.tokens()[..state.max_cached_tokens()];
         let fetches = self.holds.fetches();
         let (fetch, num_blocks) = fetches.leader_of(namespace, tokens, num_found, &self.kv)?;
         Some((Leader::Fetch(fetch), num_blocks))
+    }
+
+    fn prefilling_leader_of(
+        &self,
+        index: RequestIndex,
+        found: &FoundPrefix,
+    ) -> Option<(Leader, u32)> {
+        let page_size = self.config.page_size;
+        let state = &self.requests[index];
+        let prefilling = self.running.prefilling();
+        let leader = leader_of(state, found, prefilling, &self.requests, page_size)?;
+        let (ahead, num_found) = (&self.requests[leader], found.path.len());
+        let num_blocks = num_shared_blocks(state, ahead, num_found, page_size);
+        Some((Leader::Request(leader), num_blocks))
     }
 
     /// A cached page is available until the request locks it.

@@ -7,7 +7,7 @@
 
 use alloc::vec::Vec;
 
-use crate::cache::block_hold::MAX_BLOCK_HOLDS;
+use crate::cache::block_hold::{HeldKv, MAX_BLOCK_HOLDS};
 use crate::{BlockId, BlockList, HeldBlocks, HoldId, HoldRefusal, PageId, Scheduler};
 
 impl Scheduler {
@@ -77,12 +77,16 @@ impl Scheduler {
         let until_us = until_us.min(now_us.saturating_add(self.config.hold_lease_us));
         let lent = tables.iter().map(|table| table.part(first, num_blocks));
         let lent: Vec<_> = lent.collect();
-        let num_lent_pages = lent.iter().map(|table| table.pages.len()).sum();
-        let holds = self.holds.of_blocks_mut();
+        let kv = HeldKv {
+            pages: tables.pages().collect(),
+            num_lent_pages: lent.iter().map(|table| table.pages.len()).sum(),
+            state: self.kv.hold_snapshot(&path),
+        };
         Ok(HeldBlocks {
-            id: holds.insert(tables.pages().collect(), num_lent_pages, until_us),
             num_blocks: num_blocks as u32,
             tables: lent,
+            state: kv.state,
+            id: self.holds.of_blocks_mut().insert(kv, until_us),
         })
     }
 
@@ -119,8 +123,11 @@ impl Scheduler {
     /// Releases the pages of a hold whose readers in this process have stopped. Returns whether the hold was live until
     /// `now_us`, or `None` for an unknown hold.
     pub fn release_blocks(&mut self, id: HoldId, now_us: u64) -> Option<bool> {
-        let (pages, has_lived) = self.holds.of_blocks_mut().remove(id, now_us)?;
-        self.kv.unlock_all(pages);
+        let (kv, has_lived) = self.holds.of_blocks_mut().remove(id, now_us)?;
+        self.kv.unlock_all(kv.pages);
+        if let Some(state) = kv.state {
+            self.kv.release_snapshot(state);
+        }
         Some(has_lived)
     }
 

@@ -17,7 +17,7 @@ use crate::{FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, PageId, S
 impl Scheduler {
     /// Reserves pages for the blocks of a sequence that are not cached, or only for the first of these blocks if all
     /// would need more pages than fetches may hold. In a group with a window, these are the pages that a query after
-    /// the last block reads.
+    /// the last block reads. With recurrent layers, also reserves a snapshot for the state after the last block.
     pub fn begin_fetch(&mut self, mut request: FetchRequest) -> Result<FetchGrant, FetchRefusal> {
         if !self.config.enable_prefix_caching {
             return Err(FetchRefusal::NoPrefixCache);
@@ -61,6 +61,11 @@ impl Scheduler {
                 num_available_pages,
             });
         }
+        let last_returned = self.inflight.last_returned();
+        let state = self.kv.try_reserve_snapshot(last_returned);
+        if self.kv.is_recurrent() && state.is_none() {
+            return Err(FetchRefusal::NoSnapshot);
+        }
         for page in found.pages() {
             self.kv.lock(page);
         }
@@ -70,12 +75,13 @@ impl Scheduler {
             "fewer pages are free than were counted for a fetch"
         );
         let tables = reserved.to_vec();
-        let fetch = Fetch::new(request, &path, &found, reserved, &mut self.kv);
+        let fetch = Fetch::new(request, &path, &found, (reserved, state), &mut self.kv);
         Ok(FetchGrant {
             id: self.holds.fetches_mut().insert(fetch),
             num_found: num_found as u32,
             num_blocks: num_blocks as u32,
             tables,
+            state,
         })
     }
 
@@ -136,16 +142,18 @@ impl Scheduler {
         let num_found = fetches.num_found_before(id, num_blocks, self.config.page_size)?;
         let reserved = self.tables_behind(num_found as usize, num_blocks as usize);
         let fetches = self.holds.fetches_mut();
-        let tables = fetches.shorten(id, num_blocks, reserved, &mut self.kv)?;
+        let (tables, state) = fetches.shorten(id, num_blocks, reserved, &mut self.kv)?;
         Some(FetchGrant {
             id,
             num_found,
             num_blocks,
             tables,
+            state,
         })
     }
 
-    /// Reports that all pages of the first `num_blocks` fetched blocks are filled. Requests can hit the blocks from now
+    /// Reports that all pages of the first `num_blocks` fetched blocks are filled, and the snapshot after the last
+    /// block of the fetch. Requests can hit the blocks from now
     /// on. Returns false if the fetch is cancelled, or has ended.
     pub fn handle_fetched(&mut self, id: FetchId, num_blocks: u32) -> bool {
         let last_returned = self.last_returned_step();

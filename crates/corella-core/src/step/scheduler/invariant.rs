@@ -24,6 +24,7 @@ impl Scheduler {
             [held, state.export().state(), state.received_state()]
         });
         let held = of_requests.flatten().chain(self.holds.states());
+        let held = held.chain(fetches.states());
         self.kv.check_held_snapshots(held);
     }
 

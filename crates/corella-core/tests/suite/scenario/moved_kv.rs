@@ -105,7 +105,8 @@ impl World {
         match self.scheduler.begin_fetch(request) {
             Ok(grant) => {
                 self.fetches.insert(grant.id, words[0].into());
-                self.say(&table_list(&grant.tables));
+                let (tables, state) = (table_list(&grant.tables), state_place(grant.state));
+                self.say(&format!("{tables}{state}"));
             }
             Err(refusal) => {
                 let why = match refusal {
@@ -168,7 +169,8 @@ impl World {
             Ok(held) => {
                 self.holds.insert(held.id, words[0].into());
                 let (num_blocks, tables) = (held.num_blocks, table_list(&held.tables));
-                self.say(&format!("{num_blocks} blocks, {tables}"));
+                let state = state_place(held.state);
+                self.say(&format!("{num_blocks} blocks, {tables}{state}"));
             }
             Err(refusal) => self.say(&format!("refused: {refusal:?}")),
         }

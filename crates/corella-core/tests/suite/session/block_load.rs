@@ -78,5 +78,6 @@ fn held(num_blocks: u32) -> HeldBlocks {
         id: HoldId(3),
         num_blocks,
         tables: vec![PageTable::whole((0..num_blocks).map(PageId).collect())],
+        state: None,
     }
 }

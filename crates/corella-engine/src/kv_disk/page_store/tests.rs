@@ -10,6 +10,7 @@ const SHAPE: SlotShape = SlotShape {
     row_bytes: 700,
 };
 const NUM_SLOTS: u32 = 12;
+const NUM_STATE_PARTS: u32 = 2;
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// Numbers from a seed.
@@ -110,6 +111,7 @@ impl FileLayer for LossyFile {
 struct Path {
     tokens: Vec<u32>,
     hashes: Vec<PageHash>,
+    num_state_parts: u32,
 }
 
 impl Path {
@@ -117,7 +119,19 @@ impl Path {
         let tokens: Vec<u32> = (0..2 * num_blocks).map(|at| first * 100 + at).collect();
         let hasher = corella_core::BlockHasher::new(3);
         let hashes = hasher.hashes(&Default::default(), &tokens, 2).collect();
-        Self { tokens, hashes }
+        Self {
+            tokens,
+            hashes,
+            num_state_parts: 0,
+        }
+    }
+
+    /// A path with a recurrent state after its last block.
+    fn recurrent(first: u32, num_blocks: u32) -> Self {
+        Self {
+            num_state_parts: NUM_STATE_PARTS,
+            ..Self::new(first, num_blocks)
+        }
     }
 
     fn names(&self) -> Vec<PageName<'_>> {
@@ -128,12 +142,20 @@ impl Path {
             depth: at as u32,
             tokens,
         };
-        blocks.map(name).collect()
+        let mut names: Vec<_> = blocks.map(name).collect();
+        let last = names[names.len() - 1];
+        let in_group = |group| PageKey { group, ..last.key };
+        names.extend((1..=self.num_state_parts).map(|group| PageName {
+            key: in_group(group),
+            ..last
+        }));
+        names
     }
 
     fn rows(&self, version: u64) -> Vec<u8> {
-        let rows = self.hashes.iter().flat_map(|hash| {
-            let mut random = Random(hash.0 as u64 ^ version);
+        let names = self.names();
+        let rows = names.iter().flat_map(|PageName { key, .. }| {
+            let mut random = Random(key.hash.0 as u64 ^ version ^ u64::from(key.group) << 32);
             std::iter::repeat_with(move || random.below(256) as u8).take(SHAPE.row_bytes)
         });
         rows.collect()
@@ -141,8 +163,18 @@ impl Path {
 }
 
 fn open(file: LossyFile) -> PageStore<LossyFile> {
+    open_with(file, None)
+}
+
+/// A store for a model with recurrent layers, whose states have several parts.
+fn open_recurrent(file: LossyFile) -> PageStore<LossyFile> {
+    open_with(file, Some(Box::new(|_| NUM_STATE_PARTS)))
+}
+
+fn open_with(file: LossyFile, state_parts: StateParts) -> PageStore<LossyFile> {
     let max_bytes = u64::from(NUM_SLOTS) * SHAPE.slot_bytes() as u64 + 100;
-    let store = PageStore::new(file, SHAPE, vec![KvGroup::default()], max_bytes);
+    let groups = vec![KvGroup::default()];
+    let store = PageStore::new(file, SHAPE, groups, state_parts, max_bytes);
     store.preallocate().unwrap();
     store.scan(&RUNNING).unwrap();
     store
@@ -175,8 +207,19 @@ fn check(store: &PageStore<LossyFile>, path: &Path) -> usize {
         .count()
 }
 
+type Open = fn(LossyFile) -> PageStore<LossyFile>;
+
 #[test]
 fn after_a_crash_at_any_write_each_block_is_right_or_absent() {
+    crash(open, Path::new);
+}
+
+#[test]
+fn after_a_crash_at_any_write_each_recurrent_state_is_right_or_absent() {
+    crash(open_recurrent, Path::recurrent);
+}
+
+fn crash(open: Open, new_path: fn(u32, u32) -> Path) {
     let mut counts = [0; 3];
     for seed in 0..1_000 {
         let random = &mut Random(seed);
@@ -192,7 +235,7 @@ fn after_a_crash_at_any_write_each_block_is_right_or_absent() {
             loop {
                 let first = random.below(9) as u32;
                 let num_blocks = 1 + first % 5;
-                let path = Path::new(first, num_blocks);
+                let path = new_path(first, num_blocks);
                 let stored = store_path(&store, &path);
                 paths.insert(first, path);
                 match stored {
@@ -202,10 +245,15 @@ fn after_a_crash_at_any_write_each_block_is_right_or_absent() {
             }
             bytes = store.file.after_crash(random);
             let reopened = open(LossyFile::new(bytes.clone(), u64::MAX));
+            for path in paths.values().filter(|path| path.num_state_parts > 0) {
+                // A prefix without a state does not count.
+                let num_usable = reopened.num_usable(&path.hashes, 0) as usize;
+                assert!(num_usable == 0 || num_usable == path.hashes.len());
+            }
             let num_right: usize = paths.values().map(|path| check(&reopened, path)).sum();
             assert!(num_right <= NUM_SLOTS as usize);
             counts[0] += num_right;
-            counts[1] += paths.values().map(|path| path.hashes.len()).sum::<usize>() - num_right;
+            counts[1] += paths.values().map(|path| path.names().len()).sum::<usize>() - num_right;
             // The interrupted path may have replaced blocks of the previous path, but only when it needed their slots.
             if let Some(last) = last {
                 counts[2] += usize::from(check(&reopened, &paths[&last]) > 0);
@@ -301,6 +349,7 @@ fn a_damaged_block_is_absent_and_the_others_stay() {
         LossyFile::new(bytes, 9),
         foreign,
         vec![KvGroup::default()],
+        None,
         9_000,
     );
     foreign.scan(&RUNNING).unwrap();
@@ -328,7 +377,8 @@ fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
 #[test]
 fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
     let groups = vec![KvGroup::default(), KvGroup { window: Some(4) }];
-    let store = PageStore::new(LossyFile::new(Vec::new(), u64::MAX), SHAPE, groups, 99_999);
+    let file = LossyFile::new(Vec::new(), u64::MAX);
+    let store = PageStore::new(file, SHAPE, groups, None, 99_999);
     store.preallocate().unwrap();
     store.scan(&RUNNING).unwrap();
     let path = Path::new(1, 8);
@@ -358,4 +408,28 @@ fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
     assert_eq!(num_usable(0), 8);
     assert_eq!(store.num_before_missing(&path.hashes), 8);
     assert_eq!(store.num_usable(&path.hashes[..7], 0), 5);
+}
+
+#[test]
+fn a_path_is_usable_up_to_its_last_whole_state() {
+    let store = open_recurrent(LossyFile::new(Vec::new(), u64::MAX));
+    let (path, shorter) = (Path::recurrent(1, 5), Path::recurrent(1, 3));
+    assert_eq!(store_path(&store, &shorter).unwrap(), 5);
+    assert_eq!(store_path(&store, &path).unwrap(), 4);
+    let num_usable = |first| store.num_usable(&path.hashes, first);
+    assert_eq!((num_usable(0), num_usable(4)), (5, 5));
+    assert_eq!(store.num_before_missing(&path.hashes), 5);
+    assert!(store.has_room_for(&path.hashes));
+    let forget = |name: &PageName| {
+        let mut index = store.index();
+        let slot = index.slot(name.key).unwrap();
+        index.forget(name.key, slot);
+    };
+    forget(&path.names()[6]);
+    assert_eq!((num_usable(0), num_usable(3), num_usable(4)), (3, 3, 4));
+    assert_eq!(store.num_before_missing(&path.hashes), 4);
+    assert_eq!(store.num_usable(&path.hashes[..2], 0), 0);
+    forget(&shorter.names()[3]);
+    assert_eq!(num_usable(0), 0);
+    assert!(!store.has_room_for(&Path::recurrent(2, 11).hashes));
 }

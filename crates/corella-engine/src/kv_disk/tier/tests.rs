@@ -30,10 +30,10 @@ fn tier(name: &str, options: &OpenOptions) -> (Arc<Tier>, Arc<dyn KvPages>) {
         max_bytes: 1 << 20,
         identity: 1,
     };
-    let tier = Tier::new(&config, pages.geometry());
+    let tier = Tier::new(&config, pages.clone());
     let file = options.open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
-    let store = PageStore::new(file, tier.shape, tier.groups.clone(), tier.max_bytes);
+    let store = tier.new_store(file);
     store.scan(&tier.is_stopping).ok();
     tier.store.set(store).ok().unwrap();
     tier.is_scanned.store(true, Ordering::Release);
@@ -54,6 +54,7 @@ fn write_task(tier: &Tier) -> WriteTask {
     let list = list();
     WriteTask {
         pages: pages(0),
+        state: None,
         time: store.begin_path(&list.hashes),
         epoch: store.epoch(),
         list,
@@ -91,7 +92,7 @@ fn the_tier_comes_back_when_its_file_can_be_opened() {
         max_bytes: 1 << 20,
         identity: 1,
     };
-    let tier = Tier::new(&config, pages.geometry());
+    let tier = Tier::new(&config, pages);
     let other = folder::open(&folder, tier.shape.layout).unwrap();
     assert!(!tier.try_again(), "nothing has failed");
     tier.open();
@@ -127,6 +128,7 @@ fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
         list: list(),
         first: 0,
         pages: pages(2),
+        state: None,
         is_stopped: Arc::default(),
     };
     tasks.send(task).unwrap();

@@ -74,6 +74,7 @@ pub fn granted() -> BlockFetcher {
             num_gone: 1,
             pages: vec![PageId(8), PageId(9)],
         }],
+        state: None,
     };
     fetcher.handle_fetch_begun(key(), Ok(grant), 30);
     let asked = sent(ToSource::LoadBlocks(LoadBlocks {
@@ -235,6 +236,7 @@ fn every_stage_of_a_loader_has_an_end() {
         num_found: 0,
         num_blocks: 3,
         tables: vec![PageTable::whole(vec![PageId(0), PageId(1), PageId(2)])],
+        state: None,
     };
     fetcher.handle_fetch_begun(key(), Ok(grant), 30);
     let end = ended(BlockFetchEnd::SourceLost);

@@ -35,6 +35,7 @@ fn short_grant() -> FetchGrant {
             num_gone: 1,
             pages: vec![PageId(6)],
         }],
+        state: None,
     }
 }
 
@@ -218,6 +219,7 @@ fn a_load_is_shortened_a_few_times() {
         num_found: 0,
         num_blocks,
         tables: vec![PageTable::whole((0..num_blocks).map(PageId).collect())],
+        state: None,
     };
     fetcher.handle_fetch_begun(key(), Ok(grant(10)), 0);
     fetcher_actions(&mut fetcher);
