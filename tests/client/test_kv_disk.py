@@ -171,6 +171,63 @@ def test_a_salted_prompt_is_not_on_the_disk(tmp_path):
         assert num_stored(server) == num_blocks
 
 
+def test_a_salted_prompt_is_kept_on_demand(tmp_path):
+    salt = "a salt of a caller"
+    options = (*SMALL, *disk(tmp_path), "--kv-disk-salted")
+    with ServerProcess(*options) as server:
+        expected, num_blocks = store(server, cache_salt=salt)
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    assert any(content)
+    assert salt.encode() not in content
+    with ServerProcess(*options) as server:
+        wait_found(server, num_blocks)
+        assert ask(server) == (expected, 0)
+        assert ask(server, cache_salt="another") == (expected, 0)
+        assert num_read(server) == 0
+        assert ask(server, cache_salt=salt) == (expected, num_blocks * 16)
+    assert "--kv-disk" in refusal("--kv-disk-salted")
+
+
+def test_blocks_of_an_adapter_are_kept_until_it_is_unloaded(tmp_path):
+    model = golden_model.make("llama-gqa-tied", tmp_path / "model")
+    adapters = golden_model.GOLDEN / "adapters"
+    prompt = [3 + 7 * at % 50 for at in range(90)]
+
+    def serve(adapter):
+        return ServerProcess(model, *SMALL, *disk(tmp_path / "kv"), "--lora-modules", f"mine={adapters / adapter}")
+
+    def ask_adapter(server):
+        answer = server.client.completions.create(
+            model="mine", prompt=prompt, max_tokens=12, temperature=0, logprobs=3
+        )
+        (choice,) = answer.choices
+        return (choice.text, choice.logprobs.model_dump()), answer.usage.prompt_tokens_details.cached_tokens
+
+    with serve("llama-all") as server:
+        wait_open(server)
+        expected, _ = ask_adapter(server)
+        num_blocks = ask_adapter(server)[1] // 16
+        server.wait_until(lambda: num_stored(server) >= num_blocks, "its blocks are stored")
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with serve("llama-some") as server:
+        wait_found(server, num_blocks)
+        other, num_cached = ask_adapter(server)
+        assert other != expected
+        assert num_cached == 0
+        assert num_read(server) == 0
+    with serve("llama-all") as server:
+        wait_found(server, num_blocks)
+        assert ask_adapter(server) == (expected, num_blocks * 16)
+        server.client.post("/unload_lora_adapter", cast_to=object, body={"lora_name": "mine"})
+        assert server.metric("corella_kv_disk_blocks") == 0
+    (file,) = (tmp_path / "kv").iterdir()
+    assert not any(file.read_bytes())
+
+
 def store_other(server):
     prompt = "Another story of a lantern and a river, which was told in the village. " * 4
     answer, _ = ask(server, prompt)

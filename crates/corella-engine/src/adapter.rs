@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use corella_model::{Adapter, Adapters};
 
+use crate::kv_disk::Tier;
+
 /// An adapter of the executor. It is removed when the last request that uses it has ended and no other owner holds it.
 pub struct LoadedAdapter {
     name: Arc<str>,
@@ -12,9 +14,11 @@ pub struct LoadedAdapter {
     adapters: Arc<dyn Adapters>,
 }
 
-/// Adapters for requests of other nodes, found by their contents.
-#[derive(Default)]
-pub struct AdapterIndex(Mutex<Vec<Weak<LoadedAdapter>>>);
+/// The served adapters: requests of other nodes find them by their contents, and the disk keeps their blocks.
+pub struct AdapterIndex {
+    adapters: Mutex<Vec<Weak<LoadedAdapter>>>,
+    tier: Option<Arc<Tier>>,
+}
 
 impl LoadedAdapter {
     /// Gives an adapter to an executor. No other loaded adapter may have the same name, because requests share cached
@@ -39,15 +43,29 @@ impl LoadedAdapter {
 }
 
 impl AdapterIndex {
+    pub(crate) fn new(tier: Option<Arc<Tier>>) -> Self {
+        Self {
+            adapters: Mutex::default(),
+            tier,
+        }
+    }
+
     pub fn add(&self, adapter: &Arc<LoadedAdapter>) {
         let mut adapters = self.lock();
         adapters.retain(|other| other.strong_count() > 0);
         adapters.push(Arc::downgrade(adapter));
+        if let Some(tier) = &self.tier {
+            tier.add_adapter(adapter.name().clone(), adapter.fingerprint);
+        }
     }
 
+    /// Removes an adapter, and erases its blocks from the disk. Blocks until they are erased.
     pub fn remove(&self, adapter: &Arc<LoadedAdapter>) {
         let is_another = |other: &Weak<LoadedAdapter>| other.as_ptr() != Arc::as_ptr(adapter);
         self.lock().retain(is_another);
+        if let Some(tier) = &self.tier {
+            tier.remove_adapter(adapter.name());
+        }
     }
 
     pub fn find(&self, fingerprint: u128) -> Option<Arc<LoadedAdapter>> {
@@ -57,7 +75,7 @@ impl AdapterIndex {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<LoadedAdapter>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

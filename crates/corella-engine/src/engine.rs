@@ -216,7 +216,7 @@ impl Engine {
                 step_timeout: config.step_timeout,
                 kv_pages,
                 adapters,
-                served_adapters: Arc::default(),
+                served_adapters: Arc::new(AdapterIndex::new(tier.clone())),
                 kv_disk: tier,
             }),
             Ok(Err(error)) => Err(EngineError::WarmUp(error)),
@@ -412,7 +412,7 @@ impl Engine {
         self.adapters.as_ref()
     }
 
-    /// The adapters for requests of other nodes.
+    /// The served adapters.
     pub fn served_adapters(&self) -> &Arc<AdapterIndex> {
         &self.served_adapters
     }

@@ -13,7 +13,8 @@
 //! * In groups with a window, only the pages that a query after the path reads are stored and read.
 //! * Of a model with recurrent layers, the state after the last block of a path is stored in further slots. A prefix
 //!   counts up to its last state.
-//! * Only blocks without salt and adapter are stored and looked up.
+//! * Blocks of an adapter are stored by its content, and erased when it is removed. Blocks with a salt are only stored
+//!   on demand.
 //! * An error of the disk switches the tier off until the disk works again. Fetches under way are lost, so that their
 //!   requests compute; nothing else changes.
 
@@ -48,7 +49,7 @@ use corella_model::KvPages;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::wake::doorbell::{Doorbell, LoopSender};
-use page_list::{PathPage, path_pages};
+use page_list::{DiskPath, PathPage, path_pages};
 use page_store::PageStore;
 use reader::ReadTask;
 use report::Report;
@@ -76,7 +77,7 @@ pub(crate) struct KvDisk {
 }
 
 struct StoredPath {
-    list: BlockList,
+    blocks: DiskPath,
     /// Whether a part of the path is being copied or written.
     is_busy: bool,
     /// The time of the path's use in the store, and the store's epoch when the path was begun.
@@ -148,14 +149,16 @@ impl KvDisk {
         };
         let limits = scheduler.config();
         let (page_size, hasher) = (limits.page_size, limits.block_hasher);
-        let is_stored = request.namespace == Namespace::default() && store.num_pages() > 0;
-        if !is_stored || request.sampling.wants_prompt_outputs() {
+        if store.num_pages() == 0 || request.sampling.wants_prompt_outputs() {
             return;
         }
-        let mut list = known_blocks(request, &hasher, page_size);
-        let num_blocks = list.hashes.len() as u32;
-        let num_here = scheduler.look_up_blocks(&list);
-        let num_offered = store.num_usable(&list.hashes, num_here);
+        let list = known_blocks(request, &hasher, page_size);
+        let Some(mut path) = self.disk_path(list, scheduler) else {
+            return;
+        };
+        let num_blocks = path.num_blocks();
+        let num_here = scheduler.look_up_blocks(&path.list);
+        let num_offered = store.num_usable(&path.hashes, num_here);
         if num_offered <= num_here {
             return;
         }
@@ -166,21 +169,21 @@ impl KvDisk {
         };
         let stats = scheduler.stats();
         let num_worth = self.pace.num_worth(offer, &stats, page_size);
-        let hashes = &list.hashes[..num_worth.max(num_here) as usize];
+        let hashes = &path.hashes[..num_worth.max(num_here) as usize];
         let num_worth = store.num_usable(hashes, num_here);
         if num_worth <= num_here {
-            list.truncate(num_offered, page_size);
-            return self.measure(list, now_us);
+            path.truncate(num_offered, page_size);
+            return self.measure(path, now_us);
         }
-        list.truncate(num_worth, page_size);
+        path.truncate(num_worth, page_size);
         let wait_us = match stats.prefill_us {
             0 => LONGEST_WAIT_US,
             _ => compute_us(&stats, num_worth - num_here, page_size),
         };
         let wait_us = wait_us.clamp(LEAST_WAIT_US, LONGEST_WAIT_US);
         let granted = scheduler.begin_fetch(FetchRequest {
-            namespace: Namespace::default(),
-            tokens: list.tokens.clone(),
+            namespace: request.namespace.clone(),
+            tokens: path.list.tokens.clone(),
             soft_us: now_us + wait_us,
             hard_us: now_us + LONGEST_WAIT_US,
         });
@@ -189,18 +192,18 @@ impl KvDisk {
             Err(refusal) => return tracing::debug!(?refusal, "no blocks come from the disk"),
         };
         let id = grant.id;
-        let Some(grant) = shorten_to_usable(grant, &list, store, scheduler) else {
+        let Some(grant) = shorten_to_usable(grant, &path, store, scheduler) else {
             scheduler.handle_fetch_ended(id, FetchEnd::Lost);
             return;
         };
-        list.truncate(grant.num_blocks, page_size);
+        path.truncate(grant.num_blocks, page_size);
         let is_stopped = Arc::new(AtomicBool::new(false));
         let task = ReadTask {
             fetch: Some(id),
             pages: path_pages(&grant.tables),
             state: grant.state,
             first: grant.num_found,
-            list,
+            path,
             is_stopped: is_stopped.clone(),
         };
         match self.try_read(task) {
@@ -216,12 +219,12 @@ impl KvDisk {
 
     /// Reads the last block of a path only to time the read. Without such reads, a disk that was slow once would never
     /// be used again.
-    fn measure(&mut self, list: BlockList, now_us: u64) {
+    fn measure(&mut self, path: DiskPath, now_us: u64) {
         if now_us.saturating_sub(self.paced_us) < MEASURE_AFTER_US {
             return;
         }
         self.paced_us = now_us;
-        let block = list.hashes.len() as u32 - 1;
+        let block = path.num_blocks() - 1;
         // Every group reads the last block. The rows of a measurement go nowhere.
         let groups = 0..self.pages.geometry().layers.groups().len() as u32;
         let page = PageId(0);
@@ -231,7 +234,7 @@ impl KvDisk {
             pages: pages.collect(),
             state: None,
             first: block,
-            list,
+            path,
             is_stopped: Arc::default(),
         };
         // If the reader is busy, its fetches are timed anyway.
@@ -309,7 +312,8 @@ impl KvDisk {
 
     fn give_up_path(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         if let Some(path) = self.path.take() {
-            scheduler.retract_copy_offer(&path.list.tokens);
+            let list = &path.blocks.list;
+            scheduler.retract_copy_offer(&list.namespace, &list.tokens);
             self.pause_until_us = now_us + PAUSE_US;
         }
     }
@@ -322,10 +326,10 @@ impl KvDisk {
         };
         while now_us >= self.pause_until_us {
             if self.path.is_none() {
-                let Some(tokens) = scheduler.poll_copy_offer() else {
+                let Some((namespace, tokens)) = scheduler.poll_copy_offer() else {
                     return;
                 };
-                self.path = self.new_path(tokens, scheduler);
+                self.path = self.new_path(namespace, tokens, scheduler);
             }
             let Some(path) = &mut self.path else {
                 continue;
@@ -333,8 +337,8 @@ impl KvDisk {
             if path.is_busy {
                 return;
             }
-            let first = store.num_before_missing(&path.list.hashes);
-            if first as usize == path.list.hashes.len() || store.epoch() != path.epoch {
+            let first = store.num_before_missing(&path.blocks.hashes);
+            if first == path.blocks.num_blocks() || store.epoch() != path.epoch {
                 self.path = None;
                 continue;
             }
@@ -344,23 +348,37 @@ impl KvDisk {
         }
     }
 
-    fn new_path(&self, tokens: Vec<TokenId>, scheduler: &Scheduler) -> Option<StoredPath> {
+    /// The blocks of a list in the file. `None` if they are not kept.
+    fn disk_path(&self, list: BlockList, scheduler: &Scheduler) -> Option<DiskPath> {
+        let limits = scheduler.config();
+        let namespace = self.tier.slot_namespace(&list.namespace)?;
+        let (hasher, page_size) = (&limits.block_hasher, limits.page_size);
+        Some(DiskPath::new(list, namespace, hasher, page_size))
+    }
+
+    fn new_path(
+        &self,
+        namespace: Namespace,
+        tokens: Vec<TokenId>,
+        scheduler: &Scheduler,
+    ) -> Option<StoredPath> {
         let store = self.tier.store()?;
         let limits = scheduler.config();
         let (page_size, hasher) = (limits.page_size, limits.block_hasher);
-        let mut list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
+        let list = BlockList::new(namespace, tokens, &hasher, page_size);
+        let mut path = self.disk_path(list, scheduler)?;
         // The beginning of a path that is longer than the file is kept.
-        list.truncate(store.num_slots(), page_size);
+        path.truncate(store.num_slots(), page_size);
         if self.pages.states().is_some() {
-            list.truncate(scheduler.look_up_blocks(&list), page_size);
-            if !store.has_room_for(&list.hashes) {
+            path.truncate(scheduler.look_up_blocks(&path.list), page_size);
+            if !store.has_room_for(&path.hashes) {
                 return None;
             }
         }
         Some(StoredPath {
-            time: store.begin_path(&list.hashes),
+            time: store.begin_path(&path.hashes),
             epoch: store.epoch(),
-            list,
+            blocks: path,
             is_busy: false,
         })
     }
@@ -374,29 +392,29 @@ impl KvDisk {
         let geometry = self.pages.geometry();
         let is_recurrent = self.pages.states().is_some();
         let max_pages = (MAX_COPY_BYTES / geometry.page_bytes()).max(1);
-        let mut list = path.list.clone();
+        let mut held_path = path.blocks.clone();
         // Groups with a window have pages only at the end of the path, and the recurrent state is there, so the list
         // must not be cut.
         let mut groups = geometry.layers.groups().iter();
         if groups.all(|group| group.window.is_none()) && !is_recurrent {
-            list.truncate(first + max_pages as u32, page_size);
+            held_path.truncate(first + max_pages as u32, page_size);
         }
         scheduler.note_time(now_us);
-        let held = match scheduler.hold_blocks(&list, first, now_us + HOLD_US) {
+        let held = match scheduler.hold_blocks(&held_path.list, first, now_us + HOLD_US) {
             Ok(held) => held,
             Err(refusal) => {
                 tracing::debug!(?refusal, "blocks are not stored on the disk now");
                 return false;
             }
         };
-        list.truncate(held.num_blocks, page_size);
+        held_path.truncate(held.num_blocks, page_size);
         let mut pages = path_pages(&held.tables);
-        pages.retain(|page| !store.has(page.key(&list)));
+        pages.retain(|page| !store.has(page.name(&held_path).key));
         // The state comes with the last pages.
         let state = held.state.filter(|_| pages.len() <= max_pages);
         pages.truncate(max_pages);
         let task = WriteTask {
-            list,
+            path: held_path,
             pages,
             state,
             time: path.time,
@@ -425,7 +443,7 @@ fn known_blocks(request: &Request, hasher: &BlockHasher, page_size: u32) -> Bloc
     let mut tokens: Vec<_> = tokens.copied().collect();
     let num_blocks = tokens.len().saturating_sub(1) / page_size as usize;
     tokens.truncate(num_blocks * page_size as usize);
-    BlockList::new(Namespace::default(), tokens, hasher, page_size)
+    BlockList::new(request.namespace.clone(), tokens, hasher, page_size)
 }
 
 /// The time that computing `num_blocks` blocks would take.
@@ -438,11 +456,11 @@ fn compute_us(stats: &SchedulerStats, num_blocks: u32, page_size: u32) -> u64 {
 /// other pages in groups with windows.
 fn shorten_to_usable(
     grant: FetchGrant,
-    list: &BlockList,
+    path: &DiskPath,
     store: &PageStore<File>,
     scheduler: &mut Scheduler,
 ) -> Option<FetchGrant> {
-    let granted = &list.hashes[..grant.num_blocks as usize];
+    let granted = &path.hashes[..grant.num_blocks as usize];
     let num_usable = store.num_usable(granted, grant.num_found);
     match num_usable == grant.num_blocks {
         true => Some(grant),

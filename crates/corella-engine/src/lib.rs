@@ -4,10 +4,10 @@
 //!
 //! * `log`: lines of the log: at a limited rate, about panics, and the steps before one.
 //! * `wake`: the wake-up of the loop, and news to and from it.
-//! * `adapter`: adapters by their names and fingerprints.
 //! * `trace`: spans of requests.
 //! * `token_constraint`: constraints on answers.
 //! * `kv_disk`: blocks of the prefix cache on a disk.
+//! * `adapter`: adapters by their names and fingerprints.
 //! * `state`: the state and counts that callers and the loop share, and the watchdog over its steps.
 //! * `watch`: snapshots of the engine for its watcher.
 //! * `request`: submissions, their streams of events, and the commands of callers to the loop.

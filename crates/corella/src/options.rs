@@ -65,6 +65,8 @@ pub struct KvDiskOptions {
     pub folder: PathBuf,
     /// The size of the model's file in the folder.
     pub max_bytes: u64,
+    /// Whether prompts with a `cache_salt` are kept, too.
+    pub keeps_salted: bool,
 }
 
 /// Called after each layer of the model and of its draft model, with the number of layers whose weights are in memory,

@@ -205,6 +205,10 @@ impl Fetch {
         common.take_while(|(ours, theirs)| ours == theirs).count() as u32
     }
 
+    fn has_only(&self, num_blocks: u32, page_size: u32) -> bool {
+        self.request.tokens.len() as u32 / page_size == num_blocks
+    }
+
     /// All pages that the fetch locks.
     fn pages(&self) -> impl Iterator<Item = PageId> {
         self.locked.iter().copied().chain(self.reserved.pages())
@@ -409,17 +413,21 @@ impl Fetches {
         self.is_barred = true;
     }
 
-    /// The fetch that brings the block after the first `num_found` of a sequence.
+    /// The fetch that brings the block after the first `num_found` of a sequence. With recurrent layers, only a fetch
+    /// without other blocks.
     pub fn bringing(
         &self,
         namespace: &Namespace,
         tokens: &[TokenId],
         num_found: u32,
-        page_size: u32,
+        kv: &KvCache,
     ) -> Option<FetchId> {
+        let page_size = kv.page_size();
         let brings = |fetch: &Fetch| {
             let num_common = fetch.num_common_blocks(namespace, tokens, page_size);
-            fetch.phase != FetchPhase::Cancelled && num_common > num_found.max(fetch.num_published)
+            let can_be_hit = !kv.is_recurrent() || fetch.has_only(num_common, page_size);
+            let brings_more = num_common > num_found.max(fetch.num_published);
+            fetch.phase != FetchPhase::Cancelled && can_be_hit && brings_more
         };
         let mut fetches = self.by_id.iter();
         fetches.find(|(_, fetch)| brings(fetch)).map(|(&id, _)| id)
@@ -441,8 +449,8 @@ impl Fetches {
             .filter(|(_, fetch)| fetch.phase == FetchPhase::Open);
         let mut leaders = open.filter_map(|(&id, fetch)| {
             let num_common = fetch.num_common_blocks(namespace, tokens, page_size);
-            let num_all = fetch.request.tokens.len() as u32 / page_size;
-            let can_be_hit = num_common == num_all || !kv.has_windows() && !kv.is_recurrent();
+            let is_divisible = !kv.has_windows() && !kv.is_recurrent();
+            let can_be_hit = is_divisible || fetch.has_only(num_common, page_size);
             let brings_more = num_common > num_found.max(fetch.num_published);
             (can_be_hit && brings_more).then_some((id, num_common))
         });

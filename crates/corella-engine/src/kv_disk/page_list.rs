@@ -1,10 +1,65 @@
-//! The pages of a path that are copied to or from the file.
+//! The blocks of a path in the file, and their pages that are copied to or from it.
 
 use std::ops::Range;
 
-use corella_core::{BlockList, PageId, PageTable};
+use corella_core::{BlockHasher, BlockList, PageHash, PageId, PageTable};
 
-use super::slot::{PageKey, PageName};
+use super::slot::{PageKey, PageName, SlotNamespace};
+
+/// A sequence's whole blocks, as the scheduler and as the file name them.
+#[derive(Clone)]
+pub(super) struct DiskPath {
+    pub list: BlockList,
+    namespace: SlotNamespace,
+    /// The hashes of the blocks in the file.
+    pub hashes: Vec<PageHash>,
+}
+
+impl DiskPath {
+    pub fn new(
+        list: BlockList,
+        namespace: SlotNamespace,
+        hasher: &BlockHasher,
+        page_size: u32,
+    ) -> Self {
+        let hashes = hasher.hashes(&namespace.of_hashes(), &list.tokens, page_size);
+        Self {
+            hashes: hashes.collect(),
+            list,
+            namespace,
+        }
+    }
+
+    pub fn num_blocks(&self) -> u32 {
+        self.hashes.len() as u32
+    }
+
+    /// Leaves out all but the first `num_blocks` blocks.
+    pub fn truncate(&mut self, num_blocks: u32, page_size: u32) {
+        self.list.truncate(num_blocks, page_size);
+        self.hashes.truncate(num_blocks as usize);
+    }
+
+    /// The names of the parts of the recurrent state after the path.
+    pub fn state_names(&self, groups: Range<u32>) -> impl Iterator<Item = PageName<'_>> {
+        groups.map(|group| self.name(self.num_blocks() - 1, group))
+    }
+
+    fn name(&self, block: u32, group: u32) -> PageName<'_> {
+        let at = block as usize;
+        let page_size = self.list.tokens.len() / self.hashes.len();
+        PageName {
+            key: PageKey {
+                hash: self.hashes[at],
+                group,
+            },
+            namespace: self.namespace,
+            parent: at.checked_sub(1).map(|parent| self.hashes[parent]),
+            depth: block,
+            tokens: &self.list.tokens[at * page_size..(at + 1) * page_size],
+        }
+    }
+}
 
 /// A page of the pool, and the place of its rows in a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,38 +71,8 @@ pub(super) struct PathPage {
 }
 
 impl PathPage {
-    pub fn key(&self, list: &BlockList) -> PageKey {
-        PageKey {
-            hash: list.hashes[self.block as usize],
-            group: self.group,
-        }
-    }
-
-    pub fn name<'a>(&self, list: &'a BlockList) -> PageName<'a> {
-        name(list, self.block, self.group)
-    }
-}
-
-/// The names of the parts of the recurrent state after a path.
-pub(super) fn state_names(
-    list: &BlockList,
-    groups: Range<u32>,
-) -> impl Iterator<Item = PageName<'_>> {
-    let last = list.hashes.len() as u32 - 1;
-    groups.map(move |group| name(list, last, group))
-}
-
-fn name(list: &BlockList, block: u32, group: u32) -> PageName<'_> {
-    let at = block as usize;
-    let page_size = list.tokens.len() / list.hashes.len();
-    PageName {
-        key: PageKey {
-            hash: list.hashes[at],
-            group,
-        },
-        parent: at.checked_sub(1).map(|parent| list.hashes[parent]),
-        depth: block,
-        tokens: &list.tokens[at * page_size..(at + 1) * page_size],
+    pub fn name<'a>(&self, path: &'a DiskPath) -> PageName<'a> {
+        path.name(self.block, self.group)
     }
 }
 

@@ -30,7 +30,8 @@ pub(super) struct PageStore<F> {
 /// The number of pages that the recurrent state after a number of blocks takes. `None` for models without recurrent
 /// layers.
 ///
-/// The parts of a state are pages of the last block, in groups after the KV groups. A state that lacks a part is absent.
+/// The parts of a state are pages of the last block, in groups after the KV groups. A state without all of its parts is
+/// absent.
 pub(super) type StateParts = Option<Box<dyn Fn(u32) -> u32 + Send + Sync>>;
 
 /// The outcome of a read.
@@ -114,14 +115,15 @@ impl<F: FileLayer> PageStore<F> {
             index.slot(PageKey { hash, group }).is_none()
         };
         let mut end = hashes.len();
-        let whole = (0..).zip(&self.groups);
-        for (group, _) in whole.filter(|(_, kv_group)| kv_group.window.is_none()) {
+        let groups = (0..).zip(&self.groups);
+        let (windowed, whole): (Vec<_>, Vec<_>) =
+            groups.partition(|(_, kv_group)| kv_group.window.is_some());
+        for (group, _) in whole {
             let missing = (first as usize..end).find(|&at| is_missing(at, group));
             end = missing.unwrap_or(end);
         }
         loop {
-            let windowed = (0..).zip(&self.groups);
-            let missing = windowed.filter_map(|(group, kv_group)| {
+            let missing = windowed.iter().filter_map(|&(group, kv_group)| {
                 let first_read = self.first_block_read(*kv_group, end).max(first as usize);
                 (first_read..end).rev().find(|&at| is_missing(at, group))
             });
@@ -299,6 +301,25 @@ impl<F: FileLayer> PageStore<F> {
         let mut header = vec![0; self.shape.header_bytes()];
         self.file.read_at(&mut header, 0)?;
         self.file.write_at(&header, 0)?;
+        self.file.sync()
+    }
+
+    /// Erases the pages of an adapter. Paths that are being stored are given up.
+    ///
+    /// The file also has pages that the index does not know, because it found a later copy.
+    pub fn erase_adapter(&self, adapter: u128) -> io::Result<()> {
+        let _writing = self.lock_writing();
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+        let mut header = vec![0; self.shape.header_bytes()];
+        let empty = vec![0; self.shape.slot_bytes()];
+        for slot in 0..self.num_slots {
+            self.file.read_at(&mut header, self.at(slot))?;
+            let found = self.shape.read_header(&header);
+            if let Some(found) = found.filter(|found| found.adapter == adapter) {
+                self.index().forget(found.key, slot);
+                self.file.write_at(&empty, self.at(slot))?;
+            }
+        }
         self.file.sync()
     }
 

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use corella_core::{BlockList, FetchEnd, FetchId, SnapshotId};
+use corella_core::{FetchEnd, FetchId, SnapshotId};
 use corella_model::{KvPages, PageForm};
 use crossbeam_channel::Receiver;
 
-use super::page_list::{PathPage, state_names};
+use super::page_list::{DiskPath, PathPage};
 use super::page_store::Found;
 use super::report::Report;
 use super::slot::PageName;
@@ -22,7 +22,7 @@ pub(super) struct ReadTask {
     /// `None` if only the time of the read matters.
     pub fetch: Option<FetchId>,
     /// The path up to the last block of the task.
-    pub list: BlockList,
+    pub path: DiskPath,
     /// The number of blocks before the first block to read.
     pub first: u32,
     /// The pages to fill, in order of their blocks.
@@ -35,7 +35,7 @@ pub(super) struct ReadTask {
 
 impl ReadTask {
     fn num_blocks(&self) -> u32 {
-        self.list.hashes.len() as u32 - self.first
+        self.path.num_blocks() - self.first
     }
 }
 
@@ -86,7 +86,7 @@ fn read(
         return 0;
     };
     slot.resize(store.slot_bytes(), 0);
-    store.begin_path(&task.list.hashes);
+    store.begin_path(&task.path.hashes);
     let report_whole = |num_blocks| {
         if let Some(id) = task.fetch {
             report.send(Report::Fetched { id, num_blocks });
@@ -121,7 +121,7 @@ fn read_page(
     wanted: &PathPage,
     slot: &mut [u8],
 ) -> bool {
-    let Some(rows) = read_rows(tier, task, &wanted.name(&task.list), slot) else {
+    let Some(rows) = read_rows(tier, task, &wanted.name(&task.path), slot) else {
         return false;
     };
     if task.fetch.is_some() {
@@ -147,16 +147,14 @@ fn read_state(
         return false;
     };
     let mut records = Vec::new();
-    for name in state_names(
-        &task.list,
-        store.state_groups(task.list.hashes.len() as u32),
-    ) {
+    let path = &task.path;
+    for name in path.state_names(store.state_groups(path.num_blocks())) {
         match read_rows(tier, task, &name, slot) {
             Some(rows) => records.extend_from_slice(rows),
             None => return false,
         }
     }
-    let num_tokens = task.list.tokens.len() as u32;
+    let num_tokens = path.list.tokens.len() as u32;
     let mut records = &records[..];
     for layer in 0..states.num_layers() {
         let (record, rest) = records.split_at(states.num_bytes(layer, num_tokens));

@@ -11,18 +11,20 @@
 //! | 64 | number of blocks before it |
 //! | 68 | number of tokens |
 //! | 72 | checksum of the rows |
-//! | 88 | KV group |
-//! | 96 | checksum of the other bytes of the header up to the last token |
-//! | 104 | tokens |
+//! | 88 | fingerprint of the adapter; 0 without one |
+//! | 104 | digest of the salt; 0 without one |
+//! | 120 | KV group |
+//! | 128 | checksum of the other bytes of the header up to the last token |
+//! | 136 | tokens |
 //!
 //! Numbers are little-endian. The header is padded to a multiple of 512 bytes.
 
-use corella_core::{PageHash, TokenId};
+use corella_core::{Namespace, PageHash, TokenId};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"CORKV\0\0\x02");
-const TOKENS_AT: usize = 104;
-const CHECKSUM_AT: usize = 96;
+const MAGIC: u64 = u64::from_le_bytes(*b"CORKV\0\0\x03");
+const TOKENS_AT: usize = 136;
+const CHECKSUM_AT: usize = 128;
 const SECTOR: usize = 512;
 
 /// The layout that all slots of a file share.
@@ -39,6 +41,7 @@ pub(super) struct SlotShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageName<'a> {
     pub key: PageKey,
+    pub namespace: SlotNamespace,
     /// `None` for the first block of a sequence.
     pub parent: Option<PageHash>,
     /// The number of blocks before the page's block.
@@ -53,10 +56,32 @@ pub(super) struct PageKey {
     pub group: u32,
 }
 
+/// The namespace of blocks in the file. It names an adapter by its content, and has no salt in plain text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SlotNamespace {
+    /// The fingerprint of the adapter; 0 without one.
+    pub adapter: u128,
+    /// The digest of the salt; 0 without one.
+    pub salt: u128,
+}
+
+impl SlotNamespace {
+    /// The namespace from which the blocks' hashes are chained.
+    pub fn of_hashes(self) -> Namespace {
+        let name = |digest: u128| (digest != 0).then(|| format!("{digest:032x}").into());
+        Namespace {
+            lora: name(self.adapter),
+            cache_salt: name(self.salt),
+            arithmetic: None,
+        }
+    }
+}
+
 /// The facts in a header that a scan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub key: PageKey,
+    pub adapter: u128,
     pub depth: u32,
     pub generation: u64,
 }
@@ -85,6 +110,8 @@ impl SlotShape {
         put(&page.depth.to_le_bytes());
         put(&(page.tokens.len() as u32).to_le_bytes());
         put(&xxh3_128(rows).to_le_bytes());
+        put(&page.namespace.adapter.to_le_bytes());
+        put(&page.namespace.salt.to_le_bytes());
         put(&page.key.group.to_le_bytes());
         put(&[0; 12]);
         for token in page.tokens {
@@ -111,8 +138,9 @@ impl SlotShape {
         is_whole.then(|| Header {
             key: PageKey {
                 hash: PageHash(number(header, 24, 16)),
-                group: number(header, 88, 4) as u32,
+                group: number(header, 120, 4) as u32,
             },
+            adapter: number(header, 88, 16),
             depth: number(header, 64, 4) as u32,
             generation: number(header, 56, 8) as u64,
         })
@@ -123,6 +151,8 @@ impl SlotShape {
         let (header, rows) = slot.split_at(self.header_bytes());
         let rows = &rows[..self.row_bytes];
         let is_it = self.read_header(header)?.key == page.key
+            && number(header, 88, 16) == page.namespace.adapter
+            && number(header, 104, 16) == page.namespace.salt
             && number(header, 40, 16) == page.parent.map_or(0, |parent| parent.0);
         let tokens = header[TOKENS_AT..].chunks_exact(4);
         let tokens = tokens.take(page.tokens.len());
@@ -152,6 +182,10 @@ mod tests {
             hash: PageHash(5 << 100),
             group: 1,
         },
+        namespace: SlotNamespace {
+            adapter: 11 << 100,
+            salt: 12 << 100,
+        },
         parent: Some(PageHash(3)),
         depth: 2,
         tokens: &[1, 2, 3, u32::MAX],
@@ -171,6 +205,7 @@ mod tests {
         assert_eq!(slot.len(), 1024);
         let header = Header {
             key: PAGE.key,
+            adapter: 11 << 100,
             depth: 2,
             generation: 9,
         };
@@ -196,6 +231,20 @@ mod tests {
                 ..PAGE
             },
             PageName {
+                namespace: SlotNamespace {
+                    adapter: 0,
+                    ..PAGE.namespace
+                },
+                ..PAGE
+            },
+            PageName {
+                namespace: SlotNamespace {
+                    salt: 0,
+                    ..PAGE.namespace
+                },
+                ..PAGE
+            },
+            PageName {
                 tokens: &[1, 2, 4, u32::MAX],
                 ..PAGE
             },
@@ -213,7 +262,7 @@ mod tests {
     fn each_changed_bit_makes_a_page_absent() {
         let slot = slot();
         // Only bytes of the header's fields, the tokens and the rows count. The other bytes are padding.
-        for at in (0..104 + 16).chain(512..612) {
+        for at in (0..136 + 16).chain(512..612) {
             let mut damaged = slot.clone();
             damaged[at] ^= 1 << (at % 8);
             assert_eq!(SHAPE.rows(&damaged, &PAGE), None, "byte {at}");

@@ -35,6 +35,7 @@ impl Bench {
             folder: folder.clone(),
             max_bytes: 1 << 20,
             identity: 1,
+            keeps_salted: false,
         };
         let pages = MockExecutor::new(MockConfig::new(50, 64, 4)).kv_pages();
         let (bell, wake_receiver) = doorbell();

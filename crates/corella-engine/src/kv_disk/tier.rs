@@ -1,18 +1,20 @@
 //! The part of the disk tier that the engine's loop, the disk's threads and callers share.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use corella_core::{KvGroup, Metric};
+use corella_core::{KvGroup, Metric, Namespace};
 use corella_model::{KvGeometry, KvPages, StateRecords};
+use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::folder;
 use super::page_store::{PageStore, StateParts};
-use super::slot::SlotShape;
+use super::slot::{SlotNamespace, SlotShape};
 
 /// The location and the limits of blocks on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,11 +24,16 @@ pub struct KvDiskConfig {
     pub max_bytes: u64,
     /// A digest of the model and of the arithmetic that computes its rows.
     pub identity: u128,
+    /// Whether prompts with a salt are kept, too.
+    pub keeps_salted: bool,
 }
 
 pub(crate) struct Tier {
     folder: PathBuf,
     max_bytes: u64,
+    keeps_salted: bool,
+    /// The fingerprints of the served adapters, by name.
+    adapters: Mutex<HashMap<Arc<str>, u128>>,
     shape: SlotShape,
     groups: Vec<KvGroup>,
     pages: Arc<dyn KvPages>,
@@ -101,6 +108,8 @@ impl Tier {
         Self {
             folder: config.folder.clone(),
             max_bytes: config.max_bytes,
+            keeps_salted: config.keeps_salted,
+            adapters: Mutex::default(),
             shape: SlotShape {
                 layout: xxh3_128(layout.as_bytes()),
                 page_size: geometry.page_size,
@@ -220,6 +229,56 @@ impl Tier {
     /// Ends a scan under way.
     pub(super) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// The namespace of blocks in the file. `None` if they are not kept.
+    pub(super) fn slot_namespace(&self, namespace: &Namespace) -> Option<SlotNamespace> {
+        let is_kept = namespace.cache_salt.is_none() || self.keeps_salted;
+        if !is_kept || namespace.arithmetic.is_some() {
+            return None;
+        }
+        let adapter = match &namespace.lora {
+            Some(name) => *self.adapters().get(name)?,
+            None => 0,
+        };
+        let salt = namespace.cache_salt.as_ref();
+        Some(SlotNamespace {
+            adapter,
+            salt: salt.map_or(0, |salt| self.salt_digest(salt)),
+        })
+    }
+
+    /// The first half of a digest that does not lead back to the salt.
+    fn salt_digest(&self, salt: &str) -> u128 {
+        let digest = Sha256::new().chain_update(self.shape.layout.to_le_bytes());
+        let digest = digest.chain_update(salt).finalize();
+        let first = digest.iter().take(size_of::<u128>());
+        first.fold(0, |sum, &byte| sum << 8 | u128::from(byte))
+    }
+
+    /// Begins to keep the blocks of an adapter.
+    pub(crate) fn add_adapter(&self, name: Arc<str>, fingerprint: u128) {
+        self.adapters().insert(name, fingerprint);
+    }
+
+    /// Erases the blocks of an adapter, unless another adapter has the same content.
+    pub(crate) fn remove_adapter(&self, name: &str) {
+        let mut adapters = self.adapters();
+        let Some(fingerprint) = adapters.remove(name) else {
+            return;
+        };
+        let is_left = adapters.values().any(|&other| other == fingerprint);
+        drop(adapters);
+        if !is_left
+            && let Some(store) = self.store()
+            && let Err(error) = store.erase_adapter(fingerprint)
+        {
+            self.switch_off("erasing blocks of an adapter", &error);
+        }
+    }
+
+    fn adapters(&self) -> MutexGuard<'_, HashMap<Arc<str>, u128>> {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn erase(&self) {

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use corella_core::{BlockList, SnapshotId};
+use corella_core::SnapshotId;
 use corella_model::{KvPages, PageForm, StateError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
-use super::page_list::{PathPage, state_names};
+use super::page_list::{DiskPath, PathPage};
 use super::report::Report;
 use super::slot::PageName;
 use super::tier::Tier;
@@ -19,7 +19,7 @@ use crate::wake::doorbell::LoopSender;
 /// Pages that the loop holds until they are copied.
 pub(super) struct WriteTask {
     /// The path up to the last held block.
-    pub list: BlockList,
+    pub path: DiskPath,
     pub pages: Vec<PathPage>,
     /// The snapshot after the path, if it is stored now.
     pub state: Option<SnapshotId>,
@@ -93,7 +93,7 @@ fn copy(pages: &dyn KvPages, task: &WriteTask, rows: &mut Vec<u8>) -> Result<(),
     let (Some(states), Some(state)) = (pages.states(), task.state) else {
         return Ok(());
     };
-    let num_tokens = task.list.tokens.len() as u32;
+    let num_tokens = task.path.list.tokens.len() as u32;
     for layer in 0..states.num_layers() {
         let first = rows.len();
         rows.resize(first + states.num_bytes(layer, num_tokens), 0);
@@ -107,10 +107,11 @@ pub(super) fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
     let Some(store) = tier.store_to_write() else {
         return false;
     };
-    let pages = task.pages.iter().map(|page| page.name(&task.list));
+    let path = &task.path;
+    let pages = task.pages.iter().map(|page| page.name(path));
     let state = task.state.map(|_| {
-        let groups = store.state_groups(task.list.hashes.len() as u32);
-        state_names(&task.list, groups)
+        let groups = store.state_groups(path.num_blocks());
+        path.state_names(groups)
     });
     let names: Vec<PageName> = pages.chain(state.into_iter().flatten()).collect();
     match store.store(&names, rows, task.time, task.epoch) {

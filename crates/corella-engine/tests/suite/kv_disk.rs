@@ -4,9 +4,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use corella_core::{KvGroup, Namespace, RecurrentState, SchedulerConfig, TokenId};
-use corella_engine::{Engine, EngineConfig, KvDiskConfig, KvDiskStats, StreamEvent};
+use corella_engine::{
+    Engine, EngineConfig, KvDiskConfig, KvDiskStats, LoadedAdapter, StreamEvent, Submission,
+};
+use corella_model::{Adapter, Checkpoint};
 use corella_test::wait_until;
 
 use crate::fixture::*;
@@ -36,6 +40,15 @@ impl Drop for Folder {
 }
 
 fn engine_of(limits: SchedulerConfig, folder: &Path, identity: u128) -> Engine {
+    engine_with(limits, folder, identity, false)
+}
+
+fn engine_with(
+    limits: SchedulerConfig,
+    folder: &Path,
+    identity: u128,
+    keeps_salted: bool,
+) -> Engine {
     let mock = model(&limits);
     let mut config = EngineConfig::new(SchedulerConfig {
         max_fetched_pages: limits.num_pages,
@@ -46,6 +59,7 @@ fn engine_of(limits: SchedulerConfig, folder: &Path, identity: u128) -> Engine {
         folder: folder.to_owned(),
         max_bytes: 1 << 20,
         identity,
+        keeps_salted,
     });
     start_with(config, mock)
 }
@@ -66,6 +80,10 @@ fn prompt(first: TokenId) -> Vec<TokenId> {
 fn ask(engine: &Engine, prompt: Vec<TokenId>, namespace: Namespace) -> (Vec<TokenId>, u32) {
     let mut request = submission(prompt, 5);
     request.namespace = namespace;
+    answer(engine, request)
+}
+
+fn answer(engine: &Engine, request: Submission) -> (Vec<TokenId>, u32) {
     let mut stream = submit_one(engine, request);
     assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
     let (mut tokens, mut num_cached) = (Vec::new(), 0);
@@ -278,17 +296,31 @@ fn blocks_next_to_be_evicted_are_found_again() {
     stop(engine);
 }
 
+const SALT: &str = "a salt of a caller";
+
+fn salted(salt: &str) -> Namespace {
+    Namespace {
+        cache_salt: Some(salt.into()),
+        ..Namespace::default()
+    }
+}
+
+/// The number of slots with a page. None may have a salt in plain text.
+fn num_slots(folder: &Folder) -> usize {
+    let content = fs::read(folder.file()).unwrap();
+    let mut windows = content.windows(SALT.len());
+    assert!(windows.all(|bytes| bytes != SALT.as_bytes()));
+    let is_header = |sector: &&[u8]| sector.starts_with(b"CORKV");
+    content.chunks(512).filter(is_header).count()
+}
+
 #[test]
 fn prompts_with_a_salt_are_not_stored() {
     let folder = Folder::new("salt");
     let engine = engine(&folder.0);
     wait_opened(&engine);
-    let salted = Namespace {
-        cache_salt: Some("secret".into()),
-        ..Namespace::default()
-    };
     for _ in 0..2 {
-        ask(&engine, prompt(1), salted.clone());
+        ask(&engine, prompt(1), salted(SALT));
     }
     for _ in 0..2 {
         ask_plain(&engine, 2);
@@ -297,6 +329,115 @@ fn prompts_with_a_salt_are_not_stored() {
     wait_stored(&engine, 6);
     assert_eq!(stats(&engine).num_pages, 6);
     stop(engine);
+    assert_eq!(num_slots(&folder), 6);
+}
+
+#[test]
+fn prompts_with_a_salt_are_found_by_their_salt_alone() {
+    let folder = Folder::new("salted");
+    let first = engine_with(limits(64, 1), &folder.0, 1, true);
+    wait_opened(&first);
+    let tokens = ask(&first, prompt(1), salted(SALT)).0;
+    ask(&first, prompt(1), salted(SALT));
+    wait_stored(&first, 6);
+    stop(first);
+    assert_eq!(num_slots(&folder), 6);
+
+    let second = engine_with(limits(64, 1), &folder.0, 1, true);
+    wait_until("the file is scanned", || stats(&second).num_pages == 6);
+    assert_eq!(ask_plain(&second, 1).1, 0);
+    assert_eq!(ask(&second, prompt(1), salted("another salt")).1, 0);
+    assert_eq!(stats(&second).num_read, 0);
+    let found = ask(&second, prompt(1), salted(SALT));
+    assert_eq!(found, (tokens.clone(), 24));
+    stop(second);
+
+    let third = engine(&folder.0);
+    wait_until("the file is scanned", || stats(&third).num_pages == 6);
+    assert_eq!(ask(&third, prompt(1), salted(SALT)), (tokens, 0));
+    assert_eq!(stats(&third).num_read, 0);
+    stop(third);
+}
+
+/// Loads an adapter of a folder. The mock executor draws by its name.
+fn load(engine: &Engine, name: &str, folder: &str) -> Arc<LoadedAdapter> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let model = Checkpoint::open(golden.join("llama-gqa-tied")).unwrap();
+    let adapter = Adapter::open(&golden.join("adapters").join(folder), model.config()).unwrap();
+    let adapters = engine.adapters().unwrap().clone();
+    let loaded = Arc::new(LoadedAdapter::new(name, &adapter, adapters));
+    engine.served_adapters().add(&loaded);
+    loaded
+}
+
+fn ask_adapter(engine: &Engine, adapter: &Arc<LoadedAdapter>) -> (Vec<TokenId>, u32) {
+    let mut request = submission(prompt(1), 5);
+    request.adapter = Some(adapter.clone());
+    answer(engine, request)
+}
+
+#[test]
+fn blocks_of_an_adapter_are_found_by_its_content() {
+    let folder = Folder::new("adapter");
+    let first = engine(&folder.0);
+    wait_opened(&first);
+    let adapter = load(&first, "a", "llama-all");
+    let tokens = ask_adapter(&first, &adapter).0;
+    ask_adapter(&first, &adapter);
+    wait_stored(&first, 6);
+    stop(first);
+
+    let second = engine(&folder.0);
+    wait_until("the file is scanned", || stats(&second).num_pages == 6);
+    let other = load(&second, "a", "llama-some");
+    assert_eq!(ask_adapter(&second, &other).1, 0);
+    assert_eq!(ask_plain(&second, 1).1, 0);
+    assert_eq!(stats(&second).num_read, 0);
+    stop(second);
+
+    let third = engine(&folder.0);
+    wait_until("the file is scanned", || stats(&third).num_pages == 6);
+    let same = load(&third, "a", "llama-all");
+    assert_eq!(ask_adapter(&third, &same), (tokens, 24));
+    stop(third);
+}
+
+#[test]
+fn blocks_of_a_removed_adapter_are_erased() {
+    let folder = Folder::new("removed-adapter");
+    let first = engine(&folder.0);
+    wait_opened(&first);
+    let adapter = load(&first, "a", "llama-all");
+    let same = load(&first, "b", "llama-all");
+    let tokens = ask_adapter(&first, &adapter).0;
+    ask_adapter(&first, &adapter);
+    let plain = ask_plain(&first, 1).0;
+    ask_plain(&first, 1);
+    wait_stored(&first, 12);
+    let adapters = first.served_adapters();
+    adapters.remove(&same);
+    assert_eq!(stats(&first).num_pages, 12, "another one has the content");
+    adapters.remove(&adapter);
+    assert_eq!(stats(&first).num_pages, 6);
+    assert_eq!(num_slots(&folder), 6);
+    // Requests that still use the adapter leave nothing on the disk.
+    wait_until("no page is in use", || first.reset_prefix_cache().is_ok());
+    for _ in 0..2 {
+        assert_eq!(ask_adapter(&first, &adapter).0, tokens);
+    }
+    for _ in 0..2 {
+        ask_plain(&first, 2);
+    }
+    wait_stored(&first, 18);
+    stop(first);
+    assert_eq!(num_slots(&folder), 12);
+
+    let second = engine(&folder.0);
+    wait_until("the file is scanned", || stats(&second).num_pages == 12);
+    let again = load(&second, "a", "llama-all");
+    assert_eq!(ask_adapter(&second, &again), (tokens, 0));
+    assert_eq!(ask_plain(&second, 1), (plain, 24));
+    stop(second);
 }
 
 #[test]
@@ -401,6 +542,7 @@ fn limits_without_blocks_are_refused() {
         folder: PathBuf::from("/nowhere"),
         max_bytes: 1 << 20,
         identity: 1,
+        keeps_salted: false,
     });
     let executor = Box::new(corella_model::MockExecutor::new(mock));
     let refusal = Engine::start(config, executor).err().unwrap().to_string();

@@ -189,10 +189,12 @@ impl ServedAdapters {
         waiting.await.unwrap_or_else(failed)
     }
 
-    /// Refuses new requests for an adapter, or gives up its load. Running requests continue with the adapter.
+    /// Refuses new requests for an adapter, or gives up its load. Running requests continue with the adapter. Blocks
+    /// until the disk has none of the adapter's pages.
     pub fn unload(&self, name: &str) -> Result<(), ApiError> {
         self.loader()?;
-        match self.lock().by_name.remove(name) {
+        let removed = self.lock().by_name.remove(name);
+        match removed {
             None => {
                 let problem = format!("is {name:?}, and no adapter of that name is loaded");
                 Err(ApiError::invalid("lora_name", problem))

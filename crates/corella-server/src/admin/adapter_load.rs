@@ -9,6 +9,8 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::state::server_state::ServerState;
+use crate::text::served_model::ServedModel;
+use crate::text::text_thread::Caller;
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::json_response::json_response;
 
@@ -51,8 +53,8 @@ pub async fn unload_adapter(
     let body = state.bodies.read(body).await?;
     let fields: UnloadFields = body.parse()?;
     let name = required("lora_name", fields.lora_name)?;
-    state.served.adapters.unload(&name)?;
-    Ok(json_response(
-        &json!({"id": name, "object": "model", "deleted": true}),
-    ))
+    let answer = json!({"id": name, "object": "model", "deleted": true});
+    let unload = move |served: &ServedModel, _: &Caller| served.adapters.unload(&name);
+    state.run_blocking(0, unload).await?;
+    Ok(json_response(&answer))
 }

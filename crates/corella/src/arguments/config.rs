@@ -90,7 +90,10 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     if may_decode_for_others && args.engine.cache.kv_spill_memory.is_none() {
         options.kv_spill = KvSpill::QuarterOfCache;
     }
-    options.kv_disk = args.kv_disk.kv_disk;
+    options.kv_disk = args.kv_disk.kv_disk.map(|disk| KvDiskOptions {
+        keeps_salted: args.kv_disk.kv_disk_salted,
+        ..disk
+    });
     let has_other_nodes = may_decode_for_others || args.cluster.role != Role::Unified;
     if options.kv_disk.is_some() && has_other_nodes {
         return Err(Error::Config(

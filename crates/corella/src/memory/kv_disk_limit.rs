@@ -50,6 +50,7 @@ mod tests {
             kv_disk: Some(KvDiskOptions {
                 folder: "/nowhere".into(),
                 max_bytes: 1,
+                keeps_salted: false,
             }),
             ..LlmOptions::default()
         };

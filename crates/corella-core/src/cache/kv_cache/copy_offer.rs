@@ -68,11 +68,11 @@ impl KvCache {
         self.offers.is_on = true;
     }
 
-    /// The tokens of the next path to copy, whose last block was not offered before.
+    /// The namespace and the tokens of the next path to copy, whose last block was not offered before.
     pub(crate) fn poll_copy_offer(
         &mut self,
         last_returned: Option<StepId>,
-    ) -> Option<Vec<TokenId>> {
+    ) -> Option<(Namespace, Vec<TokenId>)> {
         if !self.offers.is_on {
             return None;
         }
@@ -82,8 +82,8 @@ impl KvCache {
                 break;
             }
             self.offers.reused.pop_front();
-            if is_there && let Some(tokens) = self.offer(end) {
-                return Some(tokens);
+            if is_there && let Some(offer) = self.offer(end) {
+                return Some(offer);
             }
         }
         let num_free = self.num_free();
@@ -97,9 +97,9 @@ impl KvCache {
         ready.into_iter().find_map(|block| self.offer(block))
     }
 
-    /// Marks a block and those before it as offered. Returns the tokens of the whole ones, or `None` if these were
-    /// offered before, or have a salt or an adapter.
-    fn offer(&mut self, end: BlockId) -> Option<Vec<TokenId>> {
+    /// Marks a block and those before it as offered. Returns the namespace and the tokens of the whole ones, or `None`
+    /// if these were offered before.
+    fn offer(&mut self, end: BlockId) -> Option<(Namespace, Vec<TokenId>)> {
         if self
             .insertion(end)
             .is_none_or(|insertion| self.offers.has(end, insertion))
@@ -121,20 +121,17 @@ impl KvCache {
             }
             at = self.tree.block_before(block);
         }
-        let is_kept = self.tree.namespace(end) == Some(&Namespace::default());
-        if !is_new || !is_kept {
+        if !is_new {
             return None;
         }
-        let path = path.iter().rev();
-        Some(
-            path.flat_map(|&block| self.tree.block_tokens(block))
-                .copied()
-                .collect(),
-        )
+        let namespace = self.tree.namespace(end)?.clone();
+        let tokens = path.iter().rev();
+        let tokens = tokens.flat_map(|&block| self.tree.block_tokens(block));
+        Some((namespace, tokens.copied().collect()))
     }
 
-    pub(crate) fn retract_copy_offer(&mut self, tokens: &[TokenId]) {
-        for block in self.match_prefix(&Namespace::default(), tokens).blocks {
+    pub(crate) fn retract_copy_offer(&mut self, namespace: &Namespace, tokens: &[TokenId]) {
+        for block in self.match_prefix(namespace, tokens).blocks {
             self.offers.set(block, 0);
         }
     }
@@ -146,6 +143,10 @@ mod tests {
     use crate::{KvGroup, Parent};
 
     const LAST: Option<StepId> = Some(StepId(1));
+
+    fn offer(tokens: &[TokenId]) -> Option<(Namespace, Vec<TokenId>)> {
+        Some((Namespace::default(), tokens.to_vec()))
+    }
 
     /// A pool of eight pages of two tokens.
     fn cache() -> KvCache {
@@ -179,7 +180,7 @@ mod tests {
         let mut kv = cache();
         let prompt: Vec<TokenId> = (1..=10).collect();
         publish(&mut kv, &Namespace::default(), &prompt, 1);
-        assert_eq!(kv.poll_copy_offer(LAST), Some(prompt));
+        assert_eq!(kv.poll_copy_offer(LAST), offer(&prompt));
     }
 
     #[test]
@@ -193,18 +194,18 @@ mod tests {
             None,
             "its step has not returned"
         );
-        assert_eq!(kv.poll_copy_offer(LAST), Some(alloc::vec![1, 2, 3, 4]));
+        assert_eq!(kv.poll_copy_offer(LAST), offer(&[1, 2, 3, 4]));
         kv.note_reused(end);
         assert_eq!(kv.poll_copy_offer(LAST), None);
-        kv.retract_copy_offer(&[1, 2, 3, 4]);
+        kv.retract_copy_offer(&Namespace::default(), &[1, 2, 3, 4]);
         kv.note_reused(end);
-        assert_eq!(kv.poll_copy_offer(LAST), Some(alloc::vec![1, 2, 3, 4]));
+        assert_eq!(kv.poll_copy_offer(LAST), offer(&[1, 2, 3, 4]));
         // Another block with its number is another block.
         kv.note_reused(end);
         kv.clear();
         let other = publish(&mut kv, &Namespace::default(), &[5, 6, 7, 8], 1);
         kv.note_reused(other);
-        assert_eq!(kv.poll_copy_offer(LAST), Some(alloc::vec![5, 6, 7, 8]));
+        assert_eq!(kv.poll_copy_offer(LAST), offer(&[5, 6, 7, 8]));
     }
 
     /// With no page free, the leaf that was released first is the next to be evicted.
@@ -215,36 +216,33 @@ mod tests {
         publish(&mut kv, &Namespace::default(), &[5, 6, 7, 8, 9, 10], 1);
         assert_eq!(kv.poll_copy_offer(LAST), None, "three pages are free");
         publish(&mut kv, &Namespace::default(), &[11, 12, 13, 14, 15], 2);
-        assert_eq!(kv.poll_copy_offer(LAST), Some(alloc::vec![1, 2, 3, 4]));
-        assert_eq!(
-            kv.poll_copy_offer(LAST),
-            Some(alloc::vec![5, 6, 7, 8, 9, 10])
-        );
+        assert_eq!(kv.poll_copy_offer(LAST), offer(&[1, 2, 3, 4]));
+        assert_eq!(kv.poll_copy_offer(LAST), offer(&[5, 6, 7, 8, 9, 10]));
         assert_eq!(
             kv.poll_copy_offer(LAST),
             None,
             "the last path is not computed"
         );
-        let whole = Some(alloc::vec![11, 12, 13, 14]);
+        let whole = offer(&[11, 12, 13, 14]);
         assert_eq!(kv.poll_copy_offer(Some(StepId(2))), whole);
         assert_eq!(kv.poll_copy_offer(Some(StepId(2))), None);
     }
 
     #[test]
-    fn a_path_with_a_salt_or_an_adapter_is_not_offered() {
+    fn a_path_is_offered_with_its_salt_and_its_adapter() {
         let mut kv = cache();
-        let salted = Namespace {
+        let namespace = Namespace {
             cache_salt: Some("a".into()),
+            lora: Some("b".into()),
             ..Namespace::default()
         };
-        let adapted = Namespace {
-            lora: Some("a".into()),
-            ..Namespace::default()
-        };
-        for namespace in [salted, adapted] {
-            let end = publish(&mut kv, &namespace, &[1, 2, 3, 4, 5, 6, 7, 8], 1);
+        let end = publish(&mut kv, &namespace, &[1, 2, 3, 4], 1);
+        for _ in 0..2 {
             kv.note_reused(end);
+            let offer = Some((namespace.clone(), alloc::vec![1, 2, 3, 4]));
+            assert_eq!(kv.poll_copy_offer(LAST), offer);
+            assert_eq!(kv.poll_copy_offer(LAST), None);
+            kv.retract_copy_offer(&namespace, &[1, 2, 3, 4]);
         }
-        assert_eq!((kv.num_free(), kv.poll_copy_offer(LAST)), (0, None));
     }
 }

@@ -7,7 +7,7 @@
 
 use alloc::vec::Vec;
 
-use crate::{Scheduler, TokenId};
+use crate::{Namespace, Scheduler, TokenId};
 
 impl Scheduler {
     /// Begins to note the blocks that are worth a copy.
@@ -15,14 +15,14 @@ impl Scheduler {
         self.kv.begin_copy_offers();
     }
 
-    /// The tokens of the next path of blocks that is worth a copy: a request used it again, or it is next to be
-    /// evicted. Blocks of adapters and of salted namespaces are not offered.
-    pub fn poll_copy_offer(&mut self) -> Option<Vec<TokenId>> {
+    /// The namespace and the tokens of the next path of blocks that is worth a copy: a request used it again, or it is
+    /// next to be evicted.
+    pub fn poll_copy_offer(&mut self) -> Option<(Namespace, Vec<TokenId>)> {
         self.kv.poll_copy_offer(self.inflight.last_returned())
     }
 
     /// Reports that blocks could not be copied, so that they may be offered again.
-    pub fn retract_copy_offer(&mut self, tokens: &[TokenId]) {
-        self.kv.retract_copy_offer(tokens);
+    pub fn retract_copy_offer(&mut self, namespace: &Namespace, tokens: &[TokenId]) {
+        self.kv.retract_copy_offer(namespace, tokens);
     }
 }

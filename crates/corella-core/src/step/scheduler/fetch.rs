@@ -35,7 +35,7 @@ impl Scheduler {
             return Err(FetchRefusal::AllCached);
         }
         let fetches = self.holds.fetches();
-        if let Some(id) = fetches.bringing(namespace, tokens, num_found as u32, page_size) {
+        if let Some(id) = fetches.bringing(namespace, tokens, num_found as u32, &self.kv) {
             return Err(FetchRefusal::UnderWay(id));
         }
         if fetches.len() >= MAX_FETCHES {

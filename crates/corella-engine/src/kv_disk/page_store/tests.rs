@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
+use crate::kv_disk::slot::SlotNamespace;
 
 const SHAPE: SlotShape = SlotShape {
     layout: 7,
@@ -138,6 +139,7 @@ impl Path {
         let blocks = self.hashes.iter().zip(self.tokens.chunks(2)).enumerate();
         let name = |(at, (&hash, tokens)): (usize, (&PageHash, _))| PageName {
             key: PageKey { hash, group: 0 },
+            namespace: SlotNamespace::default(),
             parent: at.checked_sub(1).map(|at| self.hashes[at]),
             depth: at as u32,
             tokens,

@@ -10,7 +10,7 @@ use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
 use crossbeam_channel::bounded;
 
 use super::*;
-use crate::kv_disk::page_list::{PathPage, path_pages};
+use crate::kv_disk::page_list::{DiskPath, PathPage, path_pages};
 use crate::kv_disk::reader::{self, ReadTask};
 use crate::kv_disk::report::Report;
 use crate::kv_disk::writer::{WriteTask, write};
@@ -29,6 +29,7 @@ fn tier(name: &str, options: &OpenOptions) -> (Arc<Tier>, Arc<dyn KvPages>) {
         folder,
         max_bytes: 1 << 20,
         identity: 1,
+        keeps_salted: false,
     };
     let tier = Tier::new(&config, pages.clone());
     let file = options.open(&path).unwrap();
@@ -40,9 +41,10 @@ fn tier(name: &str, options: &OpenOptions) -> (Arc<Tier>, Arc<dyn KvPages>) {
     (Arc::new(tier), pages)
 }
 
-fn list() -> BlockList {
-    let tokens = (0..4 * NUM_BLOCKS as u32).collect();
-    BlockList::new(Namespace::default(), tokens, &BlockHasher::new(1), 4)
+fn path() -> DiskPath {
+    let (tokens, hasher) = ((0..4 * NUM_BLOCKS as u32).collect(), BlockHasher::new(1));
+    let list = BlockList::new(Namespace::default(), tokens, &hasher, 4);
+    DiskPath::new(list, SlotNamespace::default(), &hasher, 4)
 }
 
 fn pages(first: u32) -> Vec<PathPage> {
@@ -51,13 +53,13 @@ fn pages(first: u32) -> Vec<PathPage> {
 
 fn write_task(tier: &Tier) -> WriteTask {
     let store = tier.store().unwrap();
-    let list = list();
+    let path = path();
     WriteTask {
         pages: pages(0),
         state: None,
-        time: store.begin_path(&list.hashes),
+        time: store.begin_path(&path.hashes),
         epoch: store.epoch(),
-        list,
+        path,
     }
 }
 
@@ -91,6 +93,7 @@ fn the_tier_comes_back_when_its_file_can_be_opened() {
         folder: folder.clone(),
         max_bytes: 1 << 20,
         identity: 1,
+        keeps_salted: false,
     };
     let tier = Tier::new(&config, pages);
     let other = folder::open(&folder, tier.shape.layout).unwrap();
@@ -125,7 +128,7 @@ fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
     let thread = reader::start(tier.clone(), kv, read_tasks, report).unwrap();
     let task = ReadTask {
         fetch: Some(FetchId(3)),
-        list: list(),
+        path: path(),
         first: 0,
         pages: pages(2),
         state: None,

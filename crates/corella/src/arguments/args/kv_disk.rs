@@ -1,4 +1,4 @@
-//! The option of the disk that keeps KV blocks.
+//! The options of the disk that keeps KV blocks.
 
 use std::str::FromStr;
 
@@ -14,6 +14,9 @@ pub struct KvDiskArgs {
     /// SIZE is the size of the model's file [default: 8G]. Only on a CPU
     #[arg(long, value_name = "DIR[,SIZE]")]
     pub kv_disk: Option<KvDiskOptions>,
+    /// Also keep prompts with a `cache_salt` in the file of --kv-disk. The salt itself is not written
+    #[arg(long, requires = "kv_disk")]
+    pub kv_disk_salted: bool,
 }
 
 impl FromStr for KvDiskOptions {
@@ -27,6 +30,7 @@ impl FromStr for KvDiskOptions {
         Ok(Self {
             folder: folder.into(),
             max_bytes: parse_size(size).map_err(|error| format!("the size `{size}`: {error}"))?,
+            keeps_salted: false,
         })
     }
 }
@@ -38,8 +42,11 @@ mod tests {
     #[test]
     fn a_size_may_follow_the_folder() {
         let of = |folder: &str, max_bytes| {
-            let folder = folder.into();
-            Ok(KvDiskOptions { folder, max_bytes })
+            Ok(KvDiskOptions {
+                folder: folder.into(),
+                max_bytes,
+                keeps_salted: false,
+            })
         };
         assert_eq!("/var/kv".parse(), of("/var/kv", 8 << 30));
         assert_eq!("/var/kv,512M".parse(), of("/var/kv", 512 << 20));
