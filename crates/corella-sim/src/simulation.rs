@@ -5,10 +5,12 @@ pub(crate) mod reader;
 pub(crate) mod totals;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 
 use corella_core::{
     AdmissionError, Batch, FetchId, FinishReason, HoldId, InputToken, KvEvent, PageHash, Request,
-    RequestError, RequestId, RequestOutput, Scheduler, SlotId, Span,
+    RequestError, RequestId, RequestOutput, Scheduler, SchedulerConfig, SchedulerStats, SlotId,
+    Span,
 };
 
 use crate::check::checker;
@@ -234,7 +236,8 @@ impl<'a> Simulation<'a> {
                 self.totals.num_refused += answers.len() as u64;
                 let is_right = match &error {
                     AdmissionError::QueueFull { limit, .. } => {
-                        num_waiting + answers.len() > *limit as usize
+                        let limits = queue_limits(&workload.config, &before);
+                        num_waiting + answers.len() > *limit as usize && limits.contains(limit)
                     }
                     AdmissionError::QueuedTokensFull { limit, .. } => {
                         before.num_queued_tokens > 0
@@ -625,4 +628,13 @@ fn first_wrong(
         look(checker.as_mut()).map_err(|what| (checker.rule(), what))?;
     }
     Ok(())
+}
+
+/// The possible limits of the queue. If no request waits and no step is in flight, all free slots count.
+fn queue_limits(config: &SchedulerConfig, stats: &SchedulerStats) -> RangeInclusive<u32> {
+    let most = config.max_queued_requests + config.max_num_seqs - stats.num_running as u32;
+    match stats.num_waiting + stats.num_inflight_steps {
+        0 => most..=most,
+        _ => config.max_queued_requests..=most,
+    }
 }

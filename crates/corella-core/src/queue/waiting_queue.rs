@@ -40,6 +40,8 @@ pub(crate) struct WaitingQueue {
     num_new_tokens: u64,
     /// The number of admission rounds in which at least one request was waiting.
     num_admission_rounds: u64,
+    /// Whether a request waits for pages.
+    lacks_pages: bool,
     deadlines: Deadlines,
 }
 
@@ -63,6 +65,7 @@ impl WaitingQueue {
             num_new: 0,
             num_new_tokens: 0,
             num_admission_rounds: 0,
+            lacks_pages: false,
             deadlines: Deadlines::new(config.enable_slo_admission),
         }
     }
@@ -81,14 +84,25 @@ impl WaitingQueue {
         self.num_new_tokens
     }
 
+    /// The limit of requests that wait for their first admission. A free slot is a place for one more, unless requests
+    /// wait for pages.
+    pub fn limit(&self, config: &SchedulerConfig, num_free_slots: usize) -> u32 {
+        let limit = config.max_queued_requests;
+        match self.lacks_pages {
+            true => limit,
+            false => limit.saturating_add(num_free_slots as u32),
+        }
+    }
+
     /// Whether the queue has room for the requests of one API call. If no other request waits, a prompt of any length
     /// has room.
     pub fn check_room(
         &self,
         requests: &[Request],
         config: &SchedulerConfig,
+        num_free_slots: usize,
     ) -> Result<(), AdmissionError> {
-        let limit = config.max_queued_requests;
+        let limit = self.limit(config, num_free_slots);
         if self.num_new + requests.len() > limit as usize {
             let num_waiting = self.num_new;
             return Err(AdmissionError::QueueFull { num_waiting, limit });
@@ -106,6 +120,13 @@ impl WaitingQueue {
 
     pub fn begin_round(&mut self) {
         self.num_admission_rounds += 1;
+    }
+
+    /// Ends the admissions of a step. If the step still has a slot and tokens for a request that waits, the request
+    /// lacks pages.
+    pub fn end_round(&mut self, has_slot_and_tokens: bool) {
+        let waits = !self.by_rank.is_empty();
+        self.lacks_pages = waits && (has_slot_and_tokens || self.lacks_pages);
     }
 
     pub fn num_admission_rounds(&self) -> u64 {
@@ -162,6 +183,7 @@ impl WaitingQueue {
     fn unlist(&mut self, state: &RequestState) {
         self.by_rank.remove(&self.rank(state));
         self.by_ticket.remove(&state.ticket());
+        self.lacks_pages &= !self.by_rank.is_empty();
     }
 
     /// Returns a new request that may have become too late.

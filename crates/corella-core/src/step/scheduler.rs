@@ -160,7 +160,9 @@ impl Scheduler {
 
     /// Queues the requests of one API call, one for each of its choices. Either all are queued or none.
     pub fn add_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
-        self.waiting.check_room(&requests, &self.config)?;
+        let num_free_slots = self.running.num_free_slots();
+        self.waiting
+            .check_room(&requests, &self.config, num_free_slots)?;
         self.queue_requests(requests, Self::check_objectives)
     }
 
@@ -292,6 +294,7 @@ impl Scheduler {
             }
         }
         self.admit_waiting(&mut plan);
+        self.waiting.end_round(self.has_room_to_start(&plan));
         if plan.batch.is_empty() {
             self.give_up_loads_for_waiting();
         }

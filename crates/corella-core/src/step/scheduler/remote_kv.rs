@@ -87,7 +87,9 @@ impl Scheduler {
         let peak = self.forecast.pages_mut().peak_with(&candidate.demand);
         let num_needed_pages = num_new_pages + peak;
         let num_available_pages = self.kv.num_available();
-        let is_full = self.remote_kv.len() >= self.config.max_queued_requests as usize;
+        let num_free_slots = self.running.num_free_slots();
+        let limit = self.waiting.limit(&self.config, num_free_slots);
+        let is_full = self.remote_kv.len() >= limit as usize;
         let has_room = num_needed_pages.max(num_new_pages) <= num_available_pages && !is_full;
         let last_returned = self.inflight.last_returned();
         let snapshot = match has_room {

@@ -35,7 +35,7 @@ pub struct SchedulerArgs {
     /// [default: no limit]
     #[arg(long, value_name = "N")]
     pub max_decode_seqs: Option<u32>,
-    /// Maximum number of waiting requests; further ones get 429
+    /// Maximum number of waiting requests, besides those for which a slot is free; further ones get 429
     #[arg(long, value_name = "N", value_parser = parse_count, default_value_t = defaults().max_queued_requests)]
     pub max_queued_requests: u32,
     /// Maximum number of waiting prompt tokens, all requests together; further requests get 429
