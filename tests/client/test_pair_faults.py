@@ -475,7 +475,8 @@ def test_46_nodes_work_on_while_etcd_is_away_and_find_it_again(alone):
 
 def test_46_a_node_that_is_restarted_at_its_address_is_another(alone):
     num_tokens = 200
-    address = ("--node-id", "decode", "--cluster-listen", f"127.0.0.1:{free_port()}")
+    port = free_port()
+    address = ("--node-id", "decode", "--cluster-listen", f"127.0.0.1:{port}")
     with Fleet() as fleet:
         first = fleet.decode(*SLOW, *address)
         prefill = fleet.prefill(*SLOW)
@@ -491,6 +492,9 @@ def test_46_a_node_that_is_restarted_at_its_address_is_another(alone):
         text += text_of(chunks)
         assert text == alone(prompt, num_tokens)
         wait_at_rest(prefill, second)
+        (loss,) = [line for line in prefill.log().splitlines() if "does not answer" in line]
+        assert "WARN" in loss and f"decode at 127.0.0.1:{port}" in loss and "decodes requests itself" in loss, loss
+        assert prefill.log().count("node decode has joined") == 2
 
 
 def test_47_full_decode_nodes_are_passed_over_until_nobody_has_room(alone):

@@ -27,8 +27,8 @@ pub struct PeerBook {
     records: BTreeMap<NodeId, NodeRecord>,
     /// Connections to peers in the table.
     channels: BTreeMap<NodeId, Channel>,
-    /// Listed peers that have not answered yet. A list of addresses also names nodes that are not running.
-    unreached: BTreeMap<NodeId, String>,
+    /// The standing that each peer had after the last change.
+    standings: BTreeMap<NodeId, PeerStanding>,
 }
 
 impl PeerBook {
@@ -47,8 +47,8 @@ impl PeerBook {
         records
     }
 
-    /// Applies the changes of the peer table.
-    pub fn follow(&mut self, changes: Vec<PeerChange>, table: &PeerTable) {
+    /// Applies the changes of the peer table. Returns the peers that no longer answer, although they have not drained.
+    pub fn follow(&mut self, changes: Vec<PeerChange>, table: &PeerTable) -> Vec<NodeId> {
         for change in changes {
             match change {
                 PeerChange::Added {
@@ -59,18 +59,14 @@ impl PeerBook {
                     if let Some(record) = self.listed.get(&instance_id) {
                         self.records.insert(peer_id, record.clone());
                     }
-                    self.unreached.insert(peer_id, instance_id);
                 }
                 PeerChange::Restarted {
                     instance_id,
                     old,
                     new,
                 } => {
-                    match self.unreached.remove(&old) {
-                        None => tracing::info!("node {instance_id} was restarted"),
-                        Some(_) => {
-                            self.unreached.insert(new, instance_id.clone());
-                        }
+                    if is_answering(self.standings.remove(&old)) {
+                        tracing::info!("node {instance_id} was restarted");
                     }
                     let record = self.records.remove(&old);
                     let record = self.listed.get(&instance_id).cloned().or(record);
@@ -82,28 +78,38 @@ impl PeerBook {
                     instance_id,
                     peer_id,
                 } => {
-                    match self.unreached.remove(&peer_id) {
-                        None => tracing::info!("node {instance_id} is gone"),
-                        Some(_) => tracing::info!("node {instance_id} is no longer listed"),
+                    match is_answering(self.standings.remove(&peer_id)) {
+                        true => tracing::info!("node {instance_id} is gone"),
+                        false => tracing::info!("node {instance_id} is no longer listed"),
                     }
                     self.records.remove(&peer_id);
                 }
             }
         }
-        let standing = |peer_id: &NodeId| table.standing(*peer_id);
-        self.unreached
-            .retain(|peer_id, instance_id| match standing(peer_id) {
-                Some(PeerStanding::Healthy | PeerStanding::Draining) => {
-                    tracing::info!("node {instance_id} has joined");
-                    false
-                }
-                // An incompatible peer has its own warning.
-                Some(PeerStanding::Suspect | PeerStanding::Incompatible) => true,
-                None => false,
-            });
         let records = &self.records;
         self.channels
             .retain(|peer_id, _| records.contains_key(peer_id));
+        self.note_standings(table)
+    }
+
+    fn note_standings(&mut self, table: &PeerTable) -> Vec<NodeId> {
+        let mut lost = Vec::new();
+        for (&peer_id, record) in &self.records {
+            let standing = table.standing(peer_id);
+            let before = standing.and_then(|standing| self.standings.insert(peer_id, standing));
+            let instance_id = &record.instance_id;
+            match (before, standing) {
+                _ if is_answering(before) == is_answering(standing) => {}
+                (_, Some(PeerStanding::Healthy | PeerStanding::Draining)) => {
+                    tracing::info!("node {instance_id} has joined");
+                }
+                (Some(PeerStanding::Draining), _) => tracing::info!("node {instance_id} is gone"),
+                (_, Some(PeerStanding::Suspect)) => lost.push(peer_id),
+                // An incompatible peer has its own warning.
+                _ => {}
+            }
+        }
+        lost
     }
 
     pub fn record(&self, peer_id: NodeId) -> Option<&NodeRecord> {
@@ -128,6 +134,13 @@ impl PeerBook {
         self.channels.insert(peer_id, channel.clone());
         Some(channel)
     }
+}
+
+fn is_answering(standing: Option<PeerStanding>) -> bool {
+    matches!(
+        standing,
+        Some(PeerStanding::Healthy | PeerStanding::Draining)
+    )
 }
 
 /// The peers of a node that sends no requests to them.
@@ -181,38 +194,86 @@ impl NodeList for Peers {
 
 #[cfg(test)]
 mod tests {
-    use corella_core::PeerFacts;
+    use corella_core::{LoadReport, PeerFacts};
 
     use super::*;
 
-    fn unreached(peers: &Peers) -> Vec<String> {
-        peers.lock().1.unreached.values().cloned().collect()
+    /// A table of the two peers `a:1` and `b:1`, and their book.
+    struct Pair {
+        table: PeerTable,
+        book: PeerBook,
     }
 
-    fn answer(peers: &Peers, name: &str, incarnation: u64) {
-        let facts = PeerFacts {
-            incarnation,
-            page_size: 16,
-        };
-        peers.with(|table, now_us| {
-            let peer_id = table.peer_id(name).expect("it is listed");
-            table.handle_hello(peer_id, facts, now_us);
-        });
+    impl Pair {
+        fn new() -> Self {
+            let config = PeerTableConfig {
+                max_failed_probes: 1,
+                ..PeerTableConfig::default()
+            };
+            let mut pair = Self {
+                table: PeerTable::new(config),
+                book: PeerBook::default(),
+            };
+            let list = ["a:1", "b:1"].map(|address| NodeRecord::at(address, address));
+            let records = pair.book.handle_list(list.into());
+            pair.table.handle_list(&records, 0);
+            pair
+        }
+
+        fn peer_id(&self) -> NodeId {
+            self.table.peer_id("b:1").expect("it is listed")
+        }
+
+        fn answer(&mut self, incarnation: u64) {
+            let facts = PeerFacts {
+                incarnation,
+                page_size: 16,
+            };
+            self.table.handle_hello(self.peer_id(), facts, 0);
+        }
+
+        /// The addresses of the peers that were lost since the last call.
+        fn lost(&mut self) -> Vec<String> {
+            let changes = std::iter::from_fn(|| self.table.poll_change()).collect();
+            let lost = self.book.follow(changes, &self.table).into_iter();
+            let record = |peer_id| self.book.record(peer_id).expect("it is listed");
+            lost.map(|peer_id| record(peer_id).session_address.clone())
+                .collect()
+        }
     }
 
-    /// A list of fixed addresses also names nodes that are not running.
     #[test]
-    fn a_node_joins_when_it_answers() {
-        let peers = Peers::new(PeerTableConfig::default());
-        let list = || ["a:1", "b:1"].map(|address| NodeRecord::at(address, address));
-        peers.handle_list(list().into());
-        assert_eq!(unreached(&peers), ["a:1", "b:1"]);
-        answer(&peers, "b:1", 1);
-        assert_eq!(unreached(&peers), ["a:1"]);
-        answer(&peers, "b:1", 2);
-        peers.handle_list(list().into());
-        assert_eq!(unreached(&peers), ["a:1"]);
-        peers.handle_list(vec![NodeRecord::at("b:1", "b:1")]);
-        assert_eq!(unreached(&peers), [""; 0]);
+    fn a_peer_that_has_answered_is_lost_once() {
+        let mut pair = Pair::new();
+        let none = [""; 0];
+        assert_eq!(pair.lost(), none);
+        // A list of fixed addresses also names nodes that are not running.
+        pair.table.handle_silent(pair.peer_id(), 0);
+        assert_eq!(pair.lost(), none);
+        for incarnation in [1, 2] {
+            pair.answer(incarnation);
+            assert_eq!(pair.lost(), none);
+            for expected in [&["b:1"] as &[_], &[]] {
+                pair.table.handle_silent(pair.peer_id(), 0);
+                assert_eq!(pair.lost(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_restart_and_a_drained_peer_are_no_losses() {
+        let mut pair = Pair::new();
+        for incarnation in [1, 2] {
+            pair.answer(incarnation);
+            assert_eq!(pair.lost(), [""; 0]);
+        }
+        let report = LoadReport {
+            is_draining: true,
+            ..LoadReport::default()
+        };
+        pair.table.handle_report(pair.peer_id(), report, 0);
+        assert_eq!(pair.lost(), [""; 0]);
+        pair.table.handle_silent(pair.peer_id(), 0);
+        assert_eq!(pair.lost(), [""; 0]);
     }
 }

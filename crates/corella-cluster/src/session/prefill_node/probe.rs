@@ -46,7 +46,9 @@ impl Node {
         self.update(state, |state, now_us| {
             let changed = change(state.node.peers(), now_us);
             let changes = std::iter::from_fn(|| state.node.poll_change(now_us)).collect();
-            state.book.follow(changes, state.node.peers());
+            for peer in state.book.follow(changes, state.node.peers()) {
+                self.warn_of_loss(state, peer, now_us);
+            }
             changed
         })
     }
@@ -159,17 +161,35 @@ impl Node {
         })
     }
 
+    /// Tells the operator where requests go after the loss of a decode node.
+    fn warn_of_loss(&self, state: &mut State, lost: NodeId, now_us: u64) {
+        let nodes = state.node.peers().decode_nodes(now_us);
+        let fate = match (num_healthy(&nodes), self.falls_back) {
+            (1.., _) => "requests go to the other decode nodes",
+            (0, true) => "this node decodes requests itself until a decode node answers",
+            (0, false) => "requests are refused until a decode node answers (--fallback none)",
+        };
+        if let Some(record) = state.book.record(lost) {
+            let (node, address) = (&record.instance_id, &record.session_address);
+            tracing::warn!("the decode node {node} at {address} does not answer: {fate}");
+        }
+    }
+
     /// Tells the operator why a client gets 503 although this node could answer.
     pub(super) fn warn_of_refusal(&self, state: &mut State) {
         let nodes = state.node.peers().decode_nodes(self.clock().now_us());
-        let is_healthy = |node: &&DecodeCandidate| node.standing == PeerStanding::Healthy;
         rare_line!(
             warn,
             num_nodes = nodes.len(),
-            num_healthy = nodes.iter().filter(is_healthy).count(),
+            num_healthy = num_healthy(&nodes),
             "no decode node has room for a request, and --fallback none lets this node decode none"
         );
     }
+}
+
+fn num_healthy(nodes: &[DecodeCandidate]) -> usize {
+    let is_healthy = |node: &&DecodeCandidate| node.standing == PeerStanding::Healthy;
+    nodes.iter().filter(is_healthy).count()
 }
 
 pub(super) fn warn_incompatible(state: &State, peer: NodeId, mismatch: &Mismatch) {
