@@ -250,8 +250,11 @@ def test_ollamas_name_fetches_a_quantised_file_and_says_which(hub, user):
     assert listed[0][0] == "corella-nano"
     shown = [(line[0], line[-1]) for line in listed[1:]]
     assert shown == [(f"{LLAMA}:Q4_K_M", "llama3.2:1b"), (f"{LLAMA}:Q8_0", "llama3.2:1b-q8_0")]
-    user.corella("rm", "llama3.2:1b-q8_0")
-    assert len(user.corella("list").splitlines()) == 3
+    # A name deletes the file beside which it is shown.
+    user.corella("rm", "llama3.2:1b")
+    [_, _, rest] = user.corella("list").splitlines()
+    assert rest.split()[0] == f"{LLAMA}:Q8_0"
+    assert "not in" in user.refusal("rm", "tiny")
     assert "llama3.2 has the tags 3b, 1b" in user.run(BINARY, "pull", "llama3.2:9b").stderr
 
 

@@ -65,7 +65,9 @@ impl ModelName {
         let Some((owner, model)) = repository.split_once('/') else {
             let meant = meaning(repository, file.as_deref());
             let Meaning { repository, file } = meant
-                .ok_or_else(|| wrong("it has no owner"))?
+                .ok_or_else(|| {
+                    wrong("it has no owner, and Corella knows no such model of Ollama's library")
+                })?
                 .map_err(|reason| HubError::Tag(format!("`{text}` is no model: {reason}")))?;
             let whole = Self {
                 repository: repository.to_owned(),

@@ -205,7 +205,7 @@ mod tests {
             ("qwen3:9b", "qwen3 has the tags 8b, 0.6b"),
             ("llama3.2:3b-text-q4_K_M", "llama3.2 has the tags 3b, 1b"),
             ("mxbai-embed-large:335m-v1-q4_0", "is not quantised"),
-            ("qwen", "it has no owner"),
+            ("qwen", "knows no such model of Ollama's library; names"),
         ] {
             let error = ModelName::parse(text).expect_err(text).to_string();
             assert!(error.contains(reason), "{error}");

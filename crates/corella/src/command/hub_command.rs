@@ -1,7 +1,8 @@
 //! `corella pull`, `corella list` and `corella rm`: the hub's cache.
 
 use corella_hub::{
-    DEFAULT_QUANTISATION, Hub, HubConfig, HubError, ModelName, OllamaStore, short_names,
+    DEFAULT_QUANTISATION, Hub, HubConfig, HubError, ModelName, OllamaModel, OllamaStore,
+    short_names,
 };
 
 use crate::built_in;
@@ -85,29 +86,27 @@ fn short_name(model: &ModelName) -> Option<String> {
         .min_by_key(String::len)
 }
 
-pub fn remove(
-    config: HubConfig,
-    ollama: &OllamaStore,
-    models: &[ModelName],
-) -> Result<(), HubError> {
+/// Deletes models by the names that `list` shows.
+pub fn remove(config: HubConfig, ollama: &OllamaStore, models: &[String]) -> Result<(), HubError> {
     let folder = config.cache.display().to_string();
     let hub = Hub::new(config);
-    for model in models {
-        let Some(removed) = hub.remove(model)? else {
-            if let Some(short) = short_name(model)
-                && let Some(found) = ollama.find(&short)
-            {
-                let name = found.name;
-                return Err(HubError::Name(format!(
-                    "{name} is Ollama's: `ollama rm {name}` deletes it"
-                )));
-            }
-            return Err(HubError::Name(format!(
-                "{model} is not in {folder}; `corella list` says what is"
-            )));
+    for text in models {
+        let mut listed = hub.list()?.into_iter().map(|model| model.name);
+        let listed = listed.find(|model| short_name(model).as_ref() == Some(text));
+        let removed = match listed.or_else(|| ModelName::parse(text).ok()) {
+            Some(model) => hub.remove(&model)?,
+            None => None,
         };
+        let removed = removed.ok_or_else(|| {
+            HubError::Name(match ollama.find(text) {
+                Some(OllamaModel { name, .. }) => {
+                    format!("{name} is Ollama's: `ollama rm {name}` deletes it")
+                }
+                None => format!("{text} is not in {folder}; `corella list` says what is"),
+            })
+        })?;
         let size = shown_bytes(removed.num_bytes);
-        eprintln!("{model}: deleted, {size} freed");
+        eprintln!("{text}: deleted, {size} freed");
     }
     Ok(())
 }

@@ -621,11 +621,18 @@ fn a_model_of_ollama_is_found_by_its_name() {
         let line = lines.next().expect(&list);
         assert!(line.ends_with("Ollama's"), "{line}");
     }
-    let removal = corella(&["rm", "qwen3:0.6b"])
-        .env("OLLAMA_MODELS", &folder)
-        .output();
-    let log = String::from_utf8(removal.unwrap().stderr).unwrap();
-    assert!(log.contains("`ollama rm qwen3:0.6b` deletes it"), "{log}");
+    for (typed, name) in [
+        ("qwen3:0.6b", "qwen3:0.6b"),
+        ("tiny", "tiny:latest"),
+        ("tiny:latest", "tiny:latest"),
+    ] {
+        let removal = corella(&["rm", typed])
+            .env("OLLAMA_MODELS", &folder)
+            .output();
+        let log = String::from_utf8(removal.unwrap().stderr).unwrap();
+        let advice = format!("{name} is Ollama's: `ollama rm {name}` deletes it");
+        assert!(log.contains(&advice), "{log}");
+    }
     fs::remove_dir_all(&folder).unwrap();
 }
 

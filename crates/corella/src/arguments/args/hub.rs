@@ -20,13 +20,17 @@ pub struct PullArgs {
 pub struct RmArgs {
     /// Model to delete, as `corella list` names it. OWNER/MODEL deletes all of its files and
     /// revisions
-    #[arg(value_name = "MODEL", required = true, value_parser = parse_name)]
-    pub models: Vec<ModelName>,
+    #[arg(value_name = "MODEL", required = true, value_parser = not_built_in)]
+    pub models: Vec<String>,
+}
+
+fn not_built_in(text: &str) -> Result<String, &'static str> {
+    match text {
+        built_in::NAME => Err("it is part of the program"),
+        text => Ok(text.to_owned()),
+    }
 }
 
 fn parse_name(text: &str) -> Result<ModelName, String> {
-    if text == built_in::NAME {
-        return Err("it is part of the program".to_owned());
-    }
-    ModelName::parse(text).map_err(|error| error.to_string())
+    ModelName::parse(&not_built_in(text)?).map_err(|error| error.to_string())
 }
