@@ -26,7 +26,7 @@ def test_vllms_flags_load_a_server(tmp_path):
             *("--backend", "vllm", "--host", "127.0.0.1", "--port", port, "--endpoint", "/v1/completions"),
             *("--dataset-name", "random", "--random-input-len", 8, "--random-output-len", 5, "--ignore-eos"),
             *("--request-rate", "inf", "--max-concurrency", 2, "--seed", 1, "--goodput", "ttft:60000", "tpot:60000"),
-            *("--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99", "--disable-tqdm"),
+            *("--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "90,99", "--disable-tqdm"),
             *("--save-result", "--result-filename", results),
         )
         done = bench(*typed)
@@ -34,6 +34,7 @@ def test_vllms_flags_load_a_server(tmp_path):
     found = json.loads(results.read_text())
     assert (found["completed"], found["total_input_tokens"], found["total_output_tokens"]) == (4, 32, 20)
     assert "--random-output-len is --max-tokens" in done.stderr
+    assert found["median_ttft_ms"] <= found["p90_ttft_ms"] <= found["p99_ttft_ms"]
     assert re.fullmatch(r"\d{8}-\d{6}", found["date"]) and found["command"].startswith("corella bench serve --num-prompts 4")
     assert (found["ended_early"], found["ignore_eos"], found["max_tokens"]) == (None, True, 5)
     refused = bench("--dataset-name", "sharegpt", "--use-beam-search", "--random-output-len", 5)

@@ -71,7 +71,7 @@ mod tests {
         assert_eq!((replay.num_finished, replay.num_failed), (2, 0));
         assert_near(replay.makespan_s, 0.072);
         assert_near(replay.output_tokens_per_s, 6.0 / 0.072);
-        assert_near(replay.ttft_ms.p50, (14.0 + 50.0) / 2.0);
+        assert_near(replay.ttft_ms.median, (14.0 + 50.0) / 2.0);
         assert_near(replay.ttft_ms.p99, 14.0 + 0.99 * 36.0);
         assert_near(replay.worst_gap_ms, 11.0);
         let page_ms = 14.0 * 4.0 + 11.0 * 5.0 + 11.0 * 6.0;

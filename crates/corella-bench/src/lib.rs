@@ -34,8 +34,6 @@ pub use report::provenance::Provenance;
 pub use report::repeat::{Repeats, Spread};
 pub use report::report_file::ReportFiles;
 pub use report::result_file::ResultFile;
-pub use report::{
-    Metric, Objective, Report, ReportHead, RequestRecord, ServerPercentiles, ServerPhase,
-};
+pub use report::{Metric, Objective, Report, ReportHead, RequestRecord, ServerPhase};
 pub use sample::summary::Summary;
 pub use sample::timeline::Timeline;

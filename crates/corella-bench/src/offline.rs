@@ -84,6 +84,7 @@ pub async fn run(
         max_tokens: Some(options.max_tokens),
         ignore_eos: true,
         base_url: None,
+        percentiles: Vec::new(),
         provenance,
     };
     let records = records.into_iter().map(|(_, record)| record).collect();

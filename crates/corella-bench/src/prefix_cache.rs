@@ -329,8 +329,8 @@ impl OperationCosts {
             "page_size": self.page_size,
             "num_pages": self.num_pages,
         });
-        for (name, Summary { p50, p999, max, .. }) in self.operations() {
-            row[name] = json!({ "p50": p50, "p99.9": p999, "max": max });
+        for (name, cost) in self.operations() {
+            row[name] = json!({ "p50": cost.median, "p99.9": cost.p999, "max": cost.max });
         }
         row
     }
@@ -343,7 +343,7 @@ impl OperationCosts {
             "shape", "page size", "pages", "operation", "p50", "p99.9", "max"
         )?;
         for cost in costs {
-            for (name, Summary { p50, p999, max, .. }) in cost.operations() {
+            for (name, times) in cost.operations() {
                 writeln!(
                     f,
                     "{:>10} {:>9} {:>8} {:>17} {:>10.2} {:>10.2} {:>10.2}",
@@ -351,9 +351,9 @@ impl OperationCosts {
                     cost.page_size,
                     cost.num_pages,
                     name,
-                    p50,
-                    p999,
-                    max
+                    times.median,
+                    times.p999,
+                    times.max
                 )?;
             }
         }

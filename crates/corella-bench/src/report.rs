@@ -11,6 +11,7 @@ pub(crate) mod result_file;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::iter;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -76,10 +77,9 @@ impl RequestRecord {
 impl ServerPhase {
     /// The mean and, if they are known, median, p95 and p99.
     pub(crate) fn values(&self) -> impl Iterator<Item = f64> {
-        let percentiles = self.percentiles.map(|it| [it.p50_ms, it.p95_ms, it.p99_ms]);
         [self.mean_ms]
             .into_iter()
-            .chain(percentiles.into_iter().flatten())
+            .chain(self.percentiles_ms.into_iter().flatten())
     }
 }
 
@@ -112,6 +112,8 @@ pub struct ReportHead {
     pub ignore_eos: bool,
     /// The server's address, if there is one.
     pub base_url: Option<String>,
+    /// Percentiles to report beside the median, p95 and p99.
+    pub percentiles: Vec<f64>,
     pub provenance: Provenance,
 }
 
@@ -152,16 +154,8 @@ pub struct ServerPhase {
     pub key: &'static str,
     pub name: &'static str,
     pub mean_ms: f64,
-    /// `None` if the server's metrics have no buckets.
-    pub percentiles: Option<ServerPercentiles>,
-}
-
-/// Percentiles by the buckets of the server's histogram, in milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ServerPercentiles {
-    pub p50_ms: f64,
-    pub p95_ms: f64,
-    pub p99_ms: f64,
+    /// Median, p95 and p99 by the buckets of the server's histogram. `None` if it has no buckets.
+    pub percentiles_ms: Option<[f64; 3]>,
 }
 
 impl Report {
@@ -304,6 +298,12 @@ impl Report {
             .collect()
     }
 
+    fn percents(&self) -> impl Iterator<Item = f64> {
+        let others = self.head.percentiles.iter().copied();
+        let others = others.filter(|percent| ![50.0, 95.0, 99.0].contains(percent));
+        [95.0, 99.0].into_iter().chain(others)
+    }
+
     /// The report as JSON. With `detailed` it includes the numbers of every request, in seconds.
     pub fn to_json(&self, detailed: bool) -> Value {
         let mut json = json!({
@@ -344,21 +344,10 @@ impl Report {
         }
         for phase in &self.server_phases {
             let key = phase.key;
-            json[format!("mean_{key}_ms")] = phase.mean_ms.into();
-            if let Some(ServerPercentiles {
-                p50_ms,
-                p95_ms,
-                p99_ms,
-            }) = phase.percentiles
-            {
-                for (kind, value) in [
-                    ("median", p50_ms),
-                    ("p50", p50_ms),
-                    ("p95", p95_ms),
-                    ("p99", p99_ms),
-                ] {
-                    json[format!("{kind}_{key}_ms")] = value.into();
-                }
+            let median = phase.percentiles_ms.map(|[median, ..]| median);
+            let kinds = ["mean", "median", "p95", "p99", "p50"];
+            for (kind, value) in kinds.into_iter().zip(phase.values().chain(median)) {
+                json[format!("{kind}_{key}_ms")] = value.into();
             }
         }
         for (key, _, summary) in self.metrics() {
@@ -366,11 +355,11 @@ impl Report {
                 ("mean", summary.mean),
                 ("median", summary.median),
                 ("std", summary.std),
-                ("p50", summary.p50),
-                ("p95", summary.p95),
-                ("p99", summary.p99),
             ] {
                 json[format!("{kind}_{key}_ms")] = value.into();
+            }
+            for percent in iter::once(50.0).chain(self.percents()) {
+                json[format!("p{percent}_{key}_ms")] = summary.percentile(percent).into();
             }
         }
         if detailed && let Some(json) = json.as_object_mut() {
@@ -450,13 +439,19 @@ impl fmt::Display for Report {
             writeln!(f, "{:<28}{max_passed_over:>12}", "Passed over at most")?;
         }
         writeln!(f)?;
-        let header = ["mean", "median", "p95", "p99"]
-            .map(|name| format!("{name:>11}"))
-            .concat();
-        writeln!(f, "{:<38}{header}", "Milliseconds")?;
+        let header = self.percents().map(|percent| format!("p{percent}"));
+        let header: String = header.map(|name| format!("{name:>11}")).collect();
+        writeln!(
+            f,
+            "{:<38}{:>11}{:>11}{header}",
+            "Milliseconds", "mean", "median"
+        )?;
         for (key, name, summary) in self.metrics() {
-            let values = [summary.mean, summary.median, summary.p95, summary.p99];
-            let values = values.map(|value| format!("{value:>11.2}")).concat();
+            let percentiles = self.percents().map(|percent| summary.percentile(percent));
+            let values = [summary.mean, summary.median]
+                .into_iter()
+                .chain(percentiles);
+            let values: String = values.map(|value| format!("{value:>11.2}")).collect();
             writeln!(
                 f,
                 "{:<38}{values}",
@@ -516,6 +511,43 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn asked_percentiles_follow_the_usual_ones() {
+        let head = ReportHead {
+            percentiles: vec![90.0, 99.0, 99.9],
+            ..ReportHead::default()
+        };
+        let request = |ttft_ms| RequestRecord {
+            ttft: Some(Duration::from_millis(ttft_ms)),
+            ..RequestRecord::default()
+        };
+        let requests = vec![request(10), request(20)];
+        let report = Report::new(head, Duration::from_secs(1), requests);
+        let json = report.to_json(false);
+        let expected = [
+            ("p50", 15.0),
+            ("p90", 19.0),
+            ("p99", 19.9),
+            ("p99.9", 19.99),
+        ];
+        for (kind, expected) in expected {
+            let value = json[format!("{kind}_ttft_ms")].as_f64();
+            assert!(
+                (value.unwrap() - expected).abs() < 1e-9,
+                "{kind}: {value:?}"
+            );
+        }
+        let table = report.to_string();
+        let words = |start: &str| -> Vec<&str> {
+            let line = table.lines().find(|line| line.starts_with(start));
+            line.expect(start).split_whitespace().rev().collect()
+        };
+        let header = ["p99.9", "p90", "p99", "p95", "median", "mean"];
+        assert_eq!(words("Milliseconds")[..6], header);
+        let times = ["19.99", "19.00", "19.90", "19.50", "15.00", "15.00"];
+        assert_eq!(words("Time to first token")[..6], times);
+    }
 
     #[test]
     fn peaks_are_counted() {

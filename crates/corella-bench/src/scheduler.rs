@@ -166,8 +166,8 @@ impl SchedulerReport {
             json!({
                 "num_running": cost.num_running,
                 "num_waiting": cost.num_waiting,
-                "schedule_us": { "p50": cost.schedule_us.p50, "p99": cost.schedule_us.p99 },
-                "update_us": { "p50": cost.update_us.p50, "p99": cost.update_us.p99 },
+                "schedule_us": { "p50": cost.schedule_us.median, "p99": cost.schedule_us.p99 },
+                "update_us": { "p50": cost.update_us.median, "p99": cost.update_us.p99 },
             })
         });
         let caches = self.caches.iter().map(|cost| cost.to_json());
@@ -195,9 +195,9 @@ impl fmt::Display for SchedulerReport {
                 "{:>8} {:>8} {:>13.1} {:>13.1} {:>11.1} {:>11.1}",
                 cost.num_running,
                 cost.num_waiting,
-                cost.schedule_us.p50,
+                cost.schedule_us.median,
                 cost.schedule_us.p99,
-                cost.update_us.p50,
+                cost.update_us.median,
                 cost.update_us.p99
             )?;
         }

@@ -76,6 +76,7 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
             },
             ignore_eos: options.ignore_eos,
             base_url: Some(options.base_url.clone()),
+            percentiles: options.percentiles.clone(),
             provenance: provenance.clone(),
         };
         let progress = Progress::new(label, items.len());

@@ -27,7 +27,7 @@ impl QueueCost {
             "num_running": self.num_running,
             "num_waiting": self.num_waiting,
             "num_calls": self.cost.num_calls,
-            "us": { "p50": micros.p50, "p99.9": micros.p999, "max": micros.max },
+            "us": { "p50": micros.median, "p99.9": micros.p999, "max": micros.max },
             "num_allocations": self.cost.num_allocations,
         })
     }
@@ -58,7 +58,7 @@ impl QueueCost {
                 row.num_running,
                 row.num_waiting,
                 num_calls,
-                micros.p50,
+                micros.median,
                 micros.p999,
                 micros.max,
             )?;

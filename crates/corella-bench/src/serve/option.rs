@@ -49,6 +49,8 @@ pub struct BenchServeOptions {
     pub files: ReportFiles,
     /// The objectives of goodput. A request is good if it meets all of them.
     pub goodput: Vec<Objective>,
+    /// Percentiles to report beside the median, p95 and p99.
+    pub percentiles: Vec<f64>,
 }
 
 impl Default for BenchServeOptions {
@@ -65,6 +67,7 @@ impl Default for BenchServeOptions {
             burstiness: 1.0,
             submit_interval: None,
             goodput: Vec::new(),
+            percentiles: Vec::new(),
             max_concurrency: None,
             max_tokens: 128,
             ignore_eos: false,

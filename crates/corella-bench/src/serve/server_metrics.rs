@@ -1,7 +1,7 @@
 //! The server's own metrics of a run: phases of requests that clients cannot see.
 
 use super::histogram::Histogram;
-use crate::report::{Report, ServerPercentiles, ServerPhase};
+use crate::report::{Report, ServerPhase};
 use crate::sample::timeline::metric;
 
 /// Each phase's key in the report, its Prometheus histogram, and its display name. Histograms
@@ -27,17 +27,17 @@ pub(super) fn add_server_metrics(report: &mut Report, before: &str, after: &str)
         let grown = Histogram::grown(histogram, before, after)?;
         let percentile_ms = |percent| Some(grown.percentile(percent)? * 1e3);
         let percentiles = || {
-            Some(ServerPercentiles {
-                p50_ms: percentile_ms(50.0)?,
-                p95_ms: percentile_ms(95.0)?,
-                p99_ms: percentile_ms(99.0)?,
-            })
+            Some([
+                percentile_ms(50.0)?,
+                percentile_ms(95.0)?,
+                percentile_ms(99.0)?,
+            ])
         };
         Some(ServerPhase {
             key,
             name,
             mean_ms: grown.sum * 1e3 / grown.count,
-            percentiles: percentiles(),
+            percentiles_ms: percentiles(),
         })
     });
     report.server_phases = phases.collect();
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!((queue.key, queue.mean_ms), ("queue", 125.0));
         assert_eq!(report.max_passed_over, Some(4));
         assert_eq!(report.to_json(false)["mean_queue_ms"], 125.0);
-        assert_eq!(queue.percentiles, None);
+        assert_eq!(queue.percentiles_ms, None);
         assert!(report.to_string().contains("Queue wait, by the server"));
 
         let buckets = |counts: [u32; 3]| {

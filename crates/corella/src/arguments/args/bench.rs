@@ -85,6 +85,9 @@ pub struct BenchServeArgs {
     /// Count the requests that stay within these limits in milliseconds, e.g. ttft:500,tpot:50
     #[arg(long, value_name = "NAME:MS,…", num_args = 1.., value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
     pub goodput: Vec<Objective>,
+    /// Report these percentiles of each time, beside the median, p95 and p99, e.g. 90,99.9
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = parse_percent, help_heading = "Report")]
+    pub metric_percentiles: Vec<f64>,
 }
 
 #[derive(Args)]
@@ -381,6 +384,12 @@ fn parse_milliseconds(text: &str) -> Result<Duration, String> {
         Some(Ok(duration)) => Ok(duration),
         _ => Err("must be a number of at least 0".to_owned()),
     }
+}
+
+fn parse_percent(text: &str) -> Result<f64, &'static str> {
+    let percent = text.trim().parse().ok();
+    let percent = percent.filter(|percent| (0.0..=100.0).contains(percent));
+    percent.ok_or("must be a number from 0 to 100")
 }
 
 fn parse_objective(text: &str) -> Result<Objective, String> {

@@ -81,6 +81,7 @@ pub fn bench_serve(args: BenchServeArgs) -> Result<BenchServeOptions, Error> {
         num_repeats: load.repeats,
         files: report_files(args.report),
         goodput: args.goodput,
+        percentiles: args.metric_percentiles,
         ..BenchServeOptions::default()
     })
 }

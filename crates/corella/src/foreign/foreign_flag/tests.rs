@@ -99,9 +99,9 @@ fn flags_of_other_servers_become_options() {
         (
             "corella bench serve --backend openai-chat --endpoint /v1/chat/completions --dataset-name random \
              --random-input-len 64 --random-output-len 8 --percentile-metrics ttft,tpot --save-result \
-             --result-filename a.json",
+             --metric-percentiles 90,99 --result-filename a.json",
             "corella bench serve --endpoint=chat --endpoint /v1/chat/completions --random-input-len 64 \
-             --max-tokens=8 --output-json=a.json",
+             --max-tokens=8 --metric-percentiles 90,99 --output-json=a.json",
         ),
     ] {
         assert_eq!(words(line), expected, "{line}");
