@@ -111,7 +111,7 @@ put 644 "$unpacked/completions/corella.bash" share/bash-completion/completions/c
 put 644 "$unpacked/completions/_corella" share/zsh/site-functions/_corella
 put 644 "$unpacked/completions/corella.fish" share/fish/vendor_completions.d/corella.fish
 for document in LICENSE README.md THIRD-PARTY-LICENSES corella.cdx.json \
-    systemd/corella.service prometheus/alerts.yml grafana/corella.json; do
+    systemd/corella.service prometheus/alerts.yml prometheus/alerts_test.yml grafana/corella.json; do
     put 644 "$unpacked/$document" "share/corella/$document"
 done
 

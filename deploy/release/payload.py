@@ -17,6 +17,7 @@ DOCUMENTS = {
     "README.md": "README.md",
     "deploy/systemd/corella.service": "systemd/corella.service",
     "deploy/prometheus/alerts.yml": "prometheus/alerts.yml",
+    "deploy/prometheus/alerts_test.yml": "prometheus/alerts_test.yml",
     "deploy/grafana/corella.json": "grafana/corella.json",
 }
 UNIT = "deploy/systemd/corella.service"

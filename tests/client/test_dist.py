@@ -268,7 +268,8 @@ def test_the_script_installs_and_removes(release, home):
     binary = home / ".local/bin/corella"
     assert subprocess.run([binary, "--version"], capture_output=True, text=True).stdout == "corella 0.1.0\n"
     assert (home / ".local/share/man/man1/corella-serve.1").is_file()
-    for document in ("systemd/corella.service", "prometheus/alerts.yml", "grafana/corella.json"):
+    alerts = ("prometheus/alerts.yml", "prometheus/alerts_test.yml")
+    for document in ("systemd/corella.service", *alerts, "grafana/corella.json"):
         assert (home / ".local/share/corella" / document).is_file(), document
     assert f"are in {home}/.local/share/corella" in done.stdout and done.stdout.endswith("install.sh --remove\n")
     installed = files(home)
