@@ -280,6 +280,11 @@ def test_parameters_of_vllm_have_counterparts(name, advice):
         SamplingParams(**{name: None})
 
 
+def test_the_name_of_a_form_is_suggested(llm):
+    with pytest.raises(RequestError, match="did you mean `regex`"):
+        llm.generate("hi", SamplingParams(structured_outputs={"regexp": "a"}))
+
+
 def test_a_template_belongs_to_the_model(llm):
     with pytest.raises(UnsupportedError, match=r"LLM\(chat_template=...\)"):
         llm.chat(QUESTION, chat_template="{{ messages }}")

@@ -83,7 +83,7 @@ def main() -> None:
     for output in outputs:
         metrics: RequestMetrics | None = output.metrics
         assert metrics is not None and metrics.last_token_ts >= metrics.first_token_ts
-        print(output.prompt, output.outputs[1].text)
+        print(output.prompt + output.outputs[0].text, output.outputs[1].text)
     freed: bool = llm.reset_prefix_cache()
     assert freed
     llm.close()

@@ -83,8 +83,8 @@ class RequestOutput:
     """The answers to one prompt."""
 
     request_id: str
-    prompt: str | None
-    """The prompt if it was a text."""
+    prompt: str | Any
+    """The prompt if it was a text, and otherwise `None`."""
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0

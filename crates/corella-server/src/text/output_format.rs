@@ -5,6 +5,7 @@ use corella_text::{GrammarError, GrammarSource};
 use serde_json::{Map, Value};
 
 use crate::wire::api_error::ApiError;
+use crate::wire::field_check::closest;
 use crate::wire::field_limit::MAX_GUIDED_CHOICES;
 
 /// The fields as sent.
@@ -164,8 +165,13 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
         !value.is_null() && *value != false && !WITHOUT_EFFECT.contains(&name.as_str())
     });
     if let Some(other) = fields.keys().find(|name| !KINDS.contains(&name.as_str())) {
-        let field = format!("{FIELD}.{other}");
-        return Err(ApiError::unsupported(&field, "leave it out"));
+        return Err(match closest(other, KINDS.into_iter()) {
+            meant @ Some(_) => ApiError::unknown_field(FIELD, other, meant),
+            None => {
+                let advice = format!("use one of {}", KINDS.join(", "));
+                ApiError::unsupported(format!("{FIELD}.{other}"), &advice)
+            }
+        });
     }
     if fields.len() != 1 {
         let names: Vec<_> = fields.keys().map(String::as_str).collect();

@@ -221,7 +221,12 @@ async fn what_cannot_be_followed_is_refused_with_its_place() {
         (
             "structured_outputs.structural_tag",
             json!({"structural_tag": "x"}),
-            "",
+            "use one of json, ",
+        ),
+        (
+            "structured_outputs.regexp",
+            json!({"regexp": "a"}),
+            "did you mean `regex`?",
         ),
         ("guided_regex", json!("(?=a)b"), ""),
         ("guided_choice[1]", json!(["a", 1]), ""),
