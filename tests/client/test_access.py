@@ -377,14 +377,16 @@ def test_pages_of_other_origins(tmp_path):
     write_keys(tmp_path / "keys.toml")
     options = ("--device", "mock", "--api-keys", tmp_path / "keys.toml")
     with ServerProcess(*options, "--cors-allow-origin", friend) as server:
-        # Browsers send a preflight request, without a key.
-        status, headers = ask(server, "OPTIONS", "/v1/chat/completions", {"origin": friend, **PREFLIGHT})
-        assert status == 204
-        assert headers["access-control-allow-origin"] == friend
-        assert headers["access-control-allow-headers"] == "authorization,content-type"
-        assert "POST" in headers["access-control-allow-methods"]
-        status, headers = ask(server, "OPTIONS", "/v1/chat/completions", {"origin": stranger, **PREFLIGHT})
-        assert status == 405 and headers["access-control-allow-origin"] is None
+        for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/api/tags", "/completion", "/props"):
+            # Browsers send a preflight request, without a key.
+            status, headers = ask(server, "OPTIONS", path, {"origin": friend, **PREFLIGHT})
+            assert status == 204, path
+            assert headers["access-control-allow-origin"] == friend
+            assert headers["access-control-allow-headers"] == "authorization,content-type"
+            assert "POST" in headers["access-control-allow-methods"]
+            status, headers = ask(server, "OPTIONS", path, {"origin": stranger, **PREFLIGHT})
+            assert status == 403 and headers["access-control-allow-origin"] is None, path
+        assert f"--cors-allow-origin {stranger} lets them" in server.log()
         key = {"authorization": f"Bearer {WEB}"}
         for origin, allowed in ((friend, friend), (stranger, None)):
             status, headers = ask(server, "GET", "/v1/models", {"origin": origin, **key})

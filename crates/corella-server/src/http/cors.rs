@@ -11,9 +11,11 @@ use axum::http::header::{
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use corella_engine::rare_line;
 
 use crate::config::allowed_origins::AllowedOrigins;
 use crate::config::serve_config::ServeConfig;
+use crate::wire::api_error::ApiError;
 
 /// The methods of all paths together.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
@@ -33,14 +35,14 @@ pub async fn allow_origins(
     next: Next,
 ) -> Response {
     let origins = &config.allowed_origins;
-    let origin = request.headers().get(ORIGIN);
-    let allowed = origin.and_then(|origin| origins.answer(origin));
+    let origin = request.headers().get(ORIGIN).cloned();
+    let allowed = origin.as_ref().and_then(|origin| origins.answer(origin));
     let asks_in_advance = request.method() == Method::OPTIONS
         && request
             .headers()
             .contains_key(ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = match &allowed {
-        Some(_) if asks_in_advance => {
+    let mut response = match (&allowed, origin) {
+        (Some(_), _) if asks_in_advance => {
             let wanted = request
                 .headers()
                 .get(ACCESS_CONTROL_REQUEST_HEADERS)
@@ -54,6 +56,7 @@ pub async fn allow_origins(
             }
             response
         }
+        (None, Some(origin)) if asks_in_advance => refusal(&origin),
         _ => next.run(request).await,
     };
     let headers = response.headers_mut();
@@ -66,4 +69,11 @@ pub async fn allow_origins(
         headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     }
     response
+}
+
+/// Browsers do not show the answer to the page's author, so the operator learns of it, too.
+fn refusal(origin: &HeaderValue) -> Response {
+    let error = ApiError::origin_not_allowed(&String::from_utf8_lossy(origin.as_bytes()));
+    rare_line!(warn, "{}", error.message());
+    error.into_response()
 }

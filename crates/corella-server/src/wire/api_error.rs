@@ -410,6 +410,15 @@ impl ApiError {
         )
     }
 
+    /// A browser asks whether pages of another origin may use the server.
+    pub fn origin_not_allowed(origin: &str) -> Self {
+        let origin = shown(origin);
+        let message = format!(
+            "Pages of {origin} may not use this server; --cors-allow-origin {origin} lets them."
+        );
+        Self::new(StatusCode::FORBIDDEN, message)
+    }
+
     /// A request for labels to a model without labels.
     pub fn no_classes(model: &str) -> Self {
         let message = format!(
