@@ -20,7 +20,8 @@ use crate::client::otlp::OtlpConfig;
 use crate::foreign::foreign_variable;
 use crate::input::option_file;
 use crate::{
-    CalibrationText, Error, GenerateParams, KvDiskOptions, KvSpill, LlmOptions, ModelSource, QuantizeOptions,
+    CalibrationText, Error, GenerateParams, KvDiskOptions, KvSpill, LlmOptions, ModelSource,
+    QuantizeOptions,
 };
 
 mod admission;
