@@ -5,7 +5,8 @@
 //! The model's output head maps the layer's output to the next token. So the row of a token depends only on this token
 //! and earlier ones, like the rows of all other layers. The head's keys and values therefore use the ids of the model's
 //! pages, and are shared, found again and given up with these pages. They have memory of their own, because only the
-//! model's layers are in the pages themselves, and pages of models with recurrent layers are neither spilled nor sent.
+//! model's layers are in the pages themselves. A page from a disk or another node comes without them, and guesses after
+//! such pages are worse.
 //!
 //! Each step writes the head's keys and values of its tokens. Only guessing needs attention and the parts after it. It
 //! runs the layer for the newest token of a request, which no step has computed, and then for each guess, with the
