@@ -163,6 +163,11 @@ impl<'a> Walk<'a> {
                 self.translated.push(word.into());
                 0
             }
+            // Ollama's letter for the version.
+            None if self.name.is_empty() && word == "-v" => {
+                self.translated.push("-V".into());
+                0
+            }
             None => {
                 let value = inline.map(str::to_owned).or_else(|| {
                     let next = behind.first().filter(|next| is_value(next))?;
@@ -487,13 +492,10 @@ impl<'a> Walk<'a> {
 
     fn refuse_unknown(&mut self, typed: &str, value: Option<&str>) {
         if self.name.is_empty() {
-            let reason = match typed {
-                "-v" => "there is no option -v; did you mean -V?".to_owned(),
-                _ => format!(
-                    "{typed} stands before a command: write `corella serve`, `corella chat` or `corella generate` \
-                     first; `corella --help` names all"
-                ),
-            };
+            let reason = format!(
+                "{typed} stands before a command: write `corella serve`, `corella chat` or `corella generate` first; \
+                 `corella --help` names all"
+            );
             // One sentence is enough for all further words.
             if self.refusals.is_empty() {
                 self.refusals.push(reason);

@@ -32,6 +32,10 @@ fn an_alias_is_noted_once_and_is_no_warning() {
 #[test]
 fn flags_of_other_servers_become_options() {
     for (line, expected) in [
+        (
+            "corella serve x --num-ctx 8192 --num-parallel 4 --keep-alive 5m",
+            "corella serve x --max-model-len=8192 --max-num-seqs=4",
+        ),
         // A flag in the tables of two servers.
         (
             "corella serve meta/llama --trust-remote-code --tensor-parallel-size 1 --max_model_len 8k \
@@ -286,12 +290,20 @@ fn a_verb_without_a_counterpart_says_what_to_do() {
         ),
         ("corella version", "`corella --version`"),
         ("corella -m x.gguf -p hi", "`corella generate` first"),
-        ("corella -v", "did you mean -V?"),
+        (
+            "corella create mario -f Modelfile",
+            "SYSTEM goes with each request",
+        ),
+        (
+            "corella serve --system Fox",
+            "send a system message with each request",
+        ),
     ] {
         let reasons = typed(line).unwrap_err();
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(reasons[0].contains(advice), "{reasons:?}");
     }
+    assert_eq!(words("corella -v"), "corella -V");
     // The parser of the command line refuses an unknown command by its name, whatever follows it.
     for line in [
         "corella bnech serve --model x",
