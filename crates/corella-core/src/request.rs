@@ -146,6 +146,8 @@ pub struct RequestOutput {
     pub num_prompt_tokens: u32,
     /// Prompt tokens whose KV came from the prefix cache at first admission.
     pub num_cached_tokens: u32,
+    /// The cached tokens in blocks that a fetch has brought and that no request had used before.
+    pub num_fetched_tokens: u32,
     /// The number of output tokens so far, including this event's.
     pub num_output_tokens: u32,
     /// Time from arrival to the first step that computes the request.

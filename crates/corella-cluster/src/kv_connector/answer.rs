@@ -98,6 +98,7 @@ impl Answer {
             finish: Some(FinishReason::Error(error)),
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
+            num_fetched_tokens: 0,
             num_output_tokens: 0,
             queue_us: 0,
         }));

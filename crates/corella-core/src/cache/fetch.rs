@@ -161,7 +161,10 @@ impl Fetch {
             let mut is_brought = false;
             for group in 0..self.reserved.num_groups() {
                 match kv.page(block, group) {
-                    Some(page) if own(group) == Some(page) => is_brought = true,
+                    Some(page) if own(group) == Some(page) => {
+                        is_brought = true;
+                        kv.note_fetched(page);
+                    }
                     Some(page) => {
                         kv.lock(page);
                         self.locked.push(page);

@@ -403,6 +403,17 @@ impl KvCache {
         Some(resident.filled_by)
     }
 
+    /// Records that a fetch has brought a page.
+    pub(crate) fn note_fetched(&mut self, page: PageId) {
+        self.residency.note_fetched(page);
+    }
+
+    /// Records a request's use of a path. Returns the number of blocks that a fetch has brought for this first use.
+    pub(crate) fn use_fetched(&mut self, path: &[BlockId]) -> usize {
+        let is_fetched = |block: &&BlockId| self.residency.use_fetched(**block);
+        path.iter().filter(is_fetched).count()
+    }
+
     /// The step whose return makes all pages of a block ready.
     pub(crate) fn block_filled_by(&self, block: BlockId) -> Option<StepId> {
         self.residency.filled_by(block)

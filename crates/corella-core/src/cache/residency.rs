@@ -40,6 +40,8 @@ pub(crate) struct Resident {
     /// depend on it.
     num_blocks: NonZeroU32,
     group: u8,
+    /// A fetch has brought the page, and no request has used it yet.
+    is_fetched: bool,
 }
 
 impl Resident {
@@ -164,7 +166,28 @@ impl Residency {
             last_used: 0,
             num_blocks: NonZeroU32::MIN.saturating_add(depth as u32),
             group: group as u8,
+            is_fetched: false,
         });
+    }
+
+    /// Records that a fetch has brought a page.
+    pub fn note_fetched(&mut self, page: PageId) {
+        if let Some(resident) = &mut self.residents[page.0 as usize] {
+            resident.is_fetched = true;
+        }
+    }
+
+    /// Records a use of a block. Returns whether a fetch has brought a page of the block for this use.
+    pub fn use_fetched(&mut self, block: BlockId) -> bool {
+        let mut is_fetched = false;
+        for group in 0..self.groups.len() {
+            if let Some(page) = self.page(block, group)
+                && let Some(resident) = &mut self.residents[page.0 as usize]
+            {
+                is_fetched |= core::mem::take(&mut resident.is_fetched);
+            }
+        }
+        is_fetched
     }
 
     /// Takes a block's page in a group from it. Returns the page with the time of its last use.

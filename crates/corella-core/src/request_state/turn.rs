@@ -45,8 +45,9 @@ pub(crate) enum Leader {
 
 #[derive(Clone, Copy, Debug)]
 struct Admission {
-    /// Prompt tokens that were cached.
+    /// Prompt tokens that were cached, and those of them that a fetch has brought for the request.
     num_cached_tokens: u32,
+    num_fetched_tokens: u32,
     queue_us: u64,
 }
 
@@ -70,13 +71,14 @@ impl RequestState {
         self.turn.admission.is_none()
     }
 
-    /// Records an admission at `now_us`, with `num_cached_tokens` prompt tokens cached. Returns whether it is the
-    /// request's first one.
-    pub fn admit(&mut self, num_cached_tokens: u32, now_us: u64) -> bool {
+    /// Records an admission at `now_us`, with `num_cached_tokens` prompt tokens cached, `num_fetched_tokens` of them
+    /// by a fetch for the request. Returns whether it is the request's first one.
+    pub fn admit(&mut self, num_cached_tokens: u32, num_fetched_tokens: u32, now_us: u64) -> bool {
         let is_new = self.is_new();
         if is_new {
             self.turn.admission = Some(Admission {
                 num_cached_tokens,
+                num_fetched_tokens,
                 queue_us: now_us.saturating_sub(self.request.arrival_us),
             });
         }
@@ -88,6 +90,13 @@ impl RequestState {
         self.turn
             .admission
             .map_or(0, |admission| admission.num_cached_tokens)
+    }
+
+    /// The cached tokens that a fetch has brought for the request.
+    pub fn num_fetched_tokens(&self) -> u32 {
+        self.turn
+            .admission
+            .map_or(0, |admission| admission.num_fetched_tokens)
     }
 
     /// The time that the request waited, or has waited so far, for its first admission.

@@ -150,6 +150,8 @@ pub struct ClientEvent {
     pub num_prompt_tokens: u32,
     /// The number of prompt tokens that were cached on the computing node when the request first ran.
     pub num_cached_tokens: u32,
+    /// Cached tokens that a fetch of the node has brought for the request.
+    pub num_fetched_tokens: u32,
     /// The number of tokens so far, including this event's.
     pub num_output_tokens: u32,
     /// The time from arrival to the first step.

@@ -49,6 +49,7 @@ impl PrefillSession {
                 link.needs_rows = false;
                 self.accounting = Some(Accounting {
                     num_cached_tokens: num_cached_rows,
+                    num_fetched_tokens: 0,
                     queue_us: 0,
                 });
                 self.send(ToDecode::Compute, context);

@@ -680,8 +680,14 @@ impl World {
                 0 => String::new(),
                 cached => format!(", {cached} of {} cached", output.num_prompt_tokens),
             };
+            let fetched = match output.num_fetched_tokens {
+                0 => String::new(),
+                fetched => format!(", {fetched} fetched"),
+            };
             let num_tokens = output.num_output_tokens;
-            self.say(&format!("{name} ends: {how}, {num_tokens} out{cached}"));
+            self.say(&format!(
+                "{name} ends: {how}, {num_tokens} out{cached}{fetched}"
+            ));
         }
     }
 

@@ -71,6 +71,7 @@ impl StreamSender {
                 finish: None,
                 num_prompt_tokens: request.prompt.len() as u32,
                 num_cached_tokens: 0,
+                num_fetched_tokens: 0,
                 num_output_tokens: 0,
                 queue_us: 0,
             },
@@ -87,6 +88,7 @@ impl StreamSender {
     pub(crate) fn send(&mut self, event: StreamEvent) {
         if let StreamEvent::Output(output) = &event {
             self.last.num_cached_tokens = output.num_cached_tokens;
+            self.last.num_fetched_tokens = output.num_fetched_tokens;
             self.last.num_output_tokens = output.num_output_tokens;
             self.last.queue_us = output.queue_us;
         }

@@ -154,6 +154,7 @@ impl Drop for StreamRelay {
                 finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
                 num_prompt_tokens: 0,
                 num_cached_tokens: 0,
+                num_fetched_tokens: 0,
                 num_output_tokens: 0,
                 queue_us: 0,
             }));

@@ -254,7 +254,9 @@ impl Scheduler {
             .first_table_len(num_known, at_once, num_ready_rows, group)
     }
 
-    fn count_hits(&mut self, candidate: &Candidate, step: StepId) {
+    /// Counts the tokens that a request finds in the cache. Returns how many of a new request's tokens a fetch has
+    /// brought for it.
+    fn count_hits(&mut self, candidate: &Candidate, step: StepId) -> u32 {
         let state = &self.requests[candidate.index];
         let num_matched_tokens = u64::from(candidate.num_matched_tokens);
         let counters = self.journal.counters();
@@ -263,7 +265,7 @@ impl Scheduler {
         let hits = &mut counters.prefix_hits;
         if !state.is_new() {
             hits.num_resumed_tokens += num_matched_tokens;
-            return;
+            return 0;
         }
         let FoundPrefix { path, donor, .. } = &candidate.found;
         // On a path, the blocks of this step come after the blocks of earlier steps.
@@ -280,6 +282,7 @@ impl Scheduler {
         hits.num_shared_tokens += num_shared_tokens;
         hits.num_copied_tokens += num_copied_tokens;
         hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
+        self.kv.use_fetched(path) as u32 * self.config.page_size
     }
 
     /// Removes a request from the queue and gives it its first pages.
@@ -330,9 +333,10 @@ impl Scheduler {
 
     /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.
     fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
-        if self.config.enable_prefix_caching {
-            self.count_hits(&candidate, plan.batch.step);
-        }
+        let num_fetched_tokens = match self.config.enable_prefix_caching {
+            true => self.count_hits(&candidate, plan.batch.step),
+            false => 0,
+        };
         self.take_pages(&candidate, plan);
         let Candidate { index, found, .. } = candidate;
         let now_us = self.pace.now_us();
@@ -358,7 +362,7 @@ impl Scheduler {
             }
         }
 
-        if state.admit(candidate.num_matched_tokens, now_us) {
+        if state.admit(candidate.num_matched_tokens, num_fetched_tokens, now_us) {
             self.journal.counters().num_prompt_tokens += u64::from(state.num_prompt_tokens());
         }
 
