@@ -7,6 +7,8 @@ pub mod generation;
 pub mod kv_transfer;
 pub mod metrics;
 pub mod pooled_call;
+pub mod prompt_memory;
+pub mod prompt_watch;
 pub mod rate_limit;
 pub mod recent_latency;
 pub mod request_id;

@@ -2,6 +2,7 @@
 
 pub mod api_error;
 pub mod body_memory;
+pub mod cache_explanation;
 pub mod constant_answer;
 pub mod cut_json;
 pub mod field_check;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
+use axum::http::HeaderName;
 use axum::http::request::Parts;
 use corella_engine::TraceScope;
 
@@ -28,7 +29,12 @@ pub struct CallContext {
     pub line: Option<Arc<RequestLine>>,
     /// Whether other requests come first.
     pub is_background: bool,
+    /// Whether the caller wants to know what the prefix cache had of the prompt.
+    pub explains_cache: bool,
 }
+
+/// Asks for explanations. The only one is `cache`.
+const EXPLAIN: HeaderName = HeaderName::from_static("x-corella-explain");
 
 impl CallContext {
     /// Returns the owner of objects that the call leaves on the server: the name of its API key.
@@ -71,6 +77,10 @@ impl<S: Sync> FromRequestParts<S> for CallContext {
             trace,
             line: parts.extensions.get::<Arc<RequestLine>>().cloned(),
             is_background: parts.extensions.get::<Background>().is_some(),
+            explains_cache: parts
+                .headers
+                .get(EXPLAIN)
+                .is_some_and(|wanted| wanted == "cache"),
         })
     }
 }

@@ -5,21 +5,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use corella_engine::Generate;
 
+use crate::call::prompt_memory::PromptMemory;
 use crate::text::served_model::ServedModel;
 
 pub struct CallEngine {
     pub served: Arc<ServedModel>,
     /// The generator of answers: the engine, or the engine with other nodes.
     pub generator: Arc<dyn Generate>,
+    pub prompts: Arc<PromptMemory>,
     /// An atomic, because every token reads it.
     is_cutting_off: AtomicBool,
 }
 
 impl CallEngine {
-    pub fn new(served: Arc<ServedModel>, generator: Arc<dyn Generate>) -> Self {
+    pub fn new(
+        served: Arc<ServedModel>,
+        generator: Arc<dyn Generate>,
+        prompts: PromptMemory,
+    ) -> Self {
         Self {
             served,
             generator,
+            prompts: Arc::new(prompts),
             is_cutting_off: AtomicBool::new(false),
         }
     }

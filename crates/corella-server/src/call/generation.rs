@@ -10,11 +10,13 @@ use serde::Serialize;
 
 use crate::call::call_engine::CallEngine;
 use crate::call::metrics::{CallTimer, ChoiceTimes};
+use crate::call::prompt_watch::PromptWatch;
 use crate::call::request_id::RequestName;
 use crate::text::prompt_tokens::PromptTokens;
 use crate::text::sampling_fields::GenerationParams;
 use crate::text::scored_prompt::ScoredPrompt;
 use crate::wire::api_error::ApiError;
+use crate::wire::cache_explanation::{CacheExplanation, CachedTokens};
 use crate::wire::usage::Usage;
 
 /// All choices of all prompts of one call. Dropping the generation aborts its running choices.
@@ -125,6 +127,13 @@ impl Generation {
             let texts: Vec<_> = (0..params.num_choices).map(text).collect();
             let returned = params.returns_token_ids;
             let returned = returned.then(|| Arc::<[TokenId]>::from(&prompt.tokens[..]));
+            let key = timer.key();
+            let mut watch = Some(PromptWatch::new(
+                &engine.prompts,
+                key,
+                params,
+                &prompt.tokens,
+            ));
             let streams = generator
                 .submit(Submission {
                     sampling: params.sampling.clone(),
@@ -141,14 +150,16 @@ impl Generation {
                 })
                 .map_err(|error| submit_error(error, prompt_field))?;
             for (stream, text) in streams.into_iter().zip(texts) {
-                choices.push(Choice::new(
+                let mut choice = Choice::new(
                     choices.len(),
                     stream,
                     text,
                     params,
                     scored.clone(),
                     returned.clone(),
-                ));
+                );
+                choice.watch = watch.take();
+                choices.push(choice);
             }
         }
         let mut generation = Self {
@@ -192,6 +203,7 @@ impl Generation {
                 Poll::Ready(Ok(mut delta)) => {
                     if let Some(finish) = &delta.finish {
                         delta.times = self.timer.times(delta.index);
+                        choice.explain(&self.engine, &mut delta.usage);
                         self.num_unfinished -= 1;
                         self.timer.handle_finish(delta.index, finish.reason);
                     }
@@ -271,7 +283,10 @@ impl Generation {
         let mut usage = Usage::default();
         for prompt in self.choices.chunks(self.choices_per_prompt) {
             usage.prompt_tokens += u64::from(prompt[0].num_prompt_tokens);
-            usage.prompt_tokens_details.cached_tokens += u64::from(prompt[0].num_cached_tokens);
+            let details = &mut usage.prompt_tokens_details;
+            details.cached_tokens += u64::from(prompt[0].num_cached_tokens);
+            let by_medium = prompt[0].cached_by_medium(&self.engine);
+            details.cached_tokens_by_medium.add(by_medium);
             for choice in prompt {
                 usage.completion_tokens += u64::from(choice.num_output_tokens);
                 if let Some(num_tokens) = choice.num_reasoning_tokens() {
@@ -281,6 +296,8 @@ impl Generation {
             }
         }
         usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
+        let first = self.choices.first();
+        usage.prefix_cache = first.and_then(|choice| choice.explanation(&self.engine));
         usage
     }
 }
@@ -296,6 +313,8 @@ impl Drop for Generation {
 struct Choice {
     /// `None` when the choice has finished.
     stream: Option<TokenStream>,
+    /// Only the first choice of a prompt has it.
+    watch: Option<PromptWatch>,
     text: TextStream,
     reply: Option<ReplyParser>,
     stop: Vec<String>,
@@ -308,6 +327,7 @@ struct Choice {
     next: ChoiceDelta,
     num_prompt_tokens: u32,
     num_cached_tokens: u32,
+    num_fetched_tokens: u32,
     num_output_tokens: u32,
 }
 
@@ -330,6 +350,7 @@ impl Choice {
     ) -> Self {
         Self {
             stream: Some(stream),
+            watch: None,
             text: text.stream,
             reply: text.reply,
             stop: params.stop.clone(),
@@ -346,6 +367,7 @@ impl Choice {
             },
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
+            num_fetched_tokens: 0,
             num_output_tokens: 0,
         }
     }
@@ -382,6 +404,9 @@ impl Choice {
                 return Poll::Ready(Err(ended_early()));
             };
             timer.handle_output(self.next.index, &output);
+            if let Some(watch) = &mut self.watch {
+                watch.handle_output(&output, timer);
+            }
             match self.handle_output(output) {
                 Ok(None) => {}
                 Ok(Some(delta)) => return Poll::Ready(Ok(delta)),
@@ -395,6 +420,22 @@ impl Choice {
         self.reply.as_ref().map(ReplyParser::num_reasoning_tokens)
     }
 
+    fn cached_by_medium(&self, engine: &CallEngine) -> CachedTokens {
+        let (num_cached, num_fetched) = (self.num_cached_tokens, self.num_fetched_tokens);
+        engine.prompts.by_medium(num_cached, num_fetched)
+    }
+
+    fn explanation(&self, engine: &CallEngine) -> Option<Arc<CacheExplanation>> {
+        let explanation = self.watch.as_ref()?.explanation(&engine.served.tokenizer)?;
+        Some(Arc::new(explanation))
+    }
+
+    /// Completes the usage of a finished choice.
+    fn explain(&self, engine: &CallEngine, usage: &mut Usage) {
+        usage.prompt_tokens_details.cached_tokens_by_medium = self.cached_by_medium(engine);
+        usage.prefix_cache = self.explanation(engine);
+    }
+
     fn mean_logprob(&self) -> f64 {
         self.logprob_sum / f64::from(self.num_logprobs.max(1))
     }
@@ -403,6 +444,7 @@ impl Choice {
     fn handle_output(&mut self, output: RequestOutput) -> Result<Option<ChoiceDelta>, ApiError> {
         self.num_prompt_tokens = output.num_prompt_tokens;
         self.num_cached_tokens = output.num_cached_tokens;
+        self.num_fetched_tokens = output.num_fetched_tokens;
         self.num_output_tokens = output.num_output_tokens;
         if let Some(prompt) = &mut self.next.prompt {
             prompt.others.extend(output.prompt_logprobs);

@@ -46,6 +46,7 @@ pub struct Metrics {
     http_requests: Family<HttpLabels, Counter>,
     pub outputs: OutputMetrics,
     prompt_tokens: Counter,
+    prefix_cache_misses: Family<MissLabels, Counter>,
     tokenize_seconds: Histogram,
     queue_seconds: Histogram,
     prefill_seconds: Histogram,
@@ -62,6 +63,11 @@ pub struct Metrics {
 struct HttpLabels {
     path: String,
     status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MissLabels {
+    cause: &'static str,
 }
 
 /// Bounds for times up to the first token, which are short on a fast machine.
@@ -128,6 +134,12 @@ impl Metrics {
                 "prompt_tokens",
                 "Prompt tokens of requests that have a first output token",
                 Counter::default(),
+            ),
+            prefix_cache_misses: ours(
+                &mut registry,
+                "prefix_cache_misses",
+                "Prompt tokens that were computed because the prefix cache lacked them, by cause; once for all choices of a prompt",
+                Family::default(),
             ),
             queue_seconds: both(
                 &mut registry,

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::text::scored_prompt::PromptLogprobs;
+use crate::wire::cache_explanation::CacheExplanation;
 use crate::wire::usage::Usage;
 
 /// The common first fields of every response object.
@@ -28,6 +29,9 @@ pub struct ResponseObject<'a, C> {
     /// With `include_usage`, OpenAI sends `null` in every chunk of a stream but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<&'a Usage>>,
+    /// Present only in complete answers and in the last chunk of a choice, if the caller has asked for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix_cache: Option<&'a CacheExplanation>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_transfer_params: Option<&'a Value>,
     /// Present only in answers of `/v1/chat/completions`, as in vLLM: completions have them in each
@@ -53,6 +57,7 @@ impl ResponseHead {
             model: &self.model,
             choices,
             usage,
+            prefix_cache: None,
             kv_transfer_params: self.kv_transfer_params.as_ref(),
             prompt_logprobs: None,
             prompt_token_ids: None,

@@ -68,6 +68,8 @@ pub struct ServeConfig {
     pub tracer: Option<Tracer>,
     /// Whether the log gets a line for each answered request.
     pub logs_requests: bool,
+    /// Whether every answer explains what the prefix cache had of its prompt.
+    pub explains_cache: bool,
     /// Limits the time to read an adapter.
     pub adapter_load_timeout: Duration,
     /// Whether fields with unknown names are ignored instead of refused.
@@ -113,6 +115,7 @@ impl ServeConfig {
             root_path: String::new(),
             tracer: None,
             logs_requests: false,
+            explains_cache: false,
             adapter_load_timeout: Duration::from_secs(300),
             allow_unknown_fields: false,
             drain_timeout: Duration::from_secs(30),

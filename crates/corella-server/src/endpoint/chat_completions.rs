@@ -120,6 +120,7 @@ impl Endpoint for Chat {
             .map(|choice| ChatChoice::new(self, served, choice))
             .collect();
         let mut object = head.object("chat.completion", &choices, Some(Some(&usage)));
+        object.prefix_cache = usage.prefix_cache.as_deref();
         object.prompt_logprobs = prompt_logprobs;
         object.prompt_token_ids = prompt_tokens.as_deref();
         json_response(&object)
@@ -194,8 +195,13 @@ const CHUNK: &str = "chat.completion.chunk";
 
 impl ChatChunks {
     fn push(&self, choice: ChatChunkChoice, usage: &Usage, events: &mut Events) {
+        let explanation = usage.prefix_cache.as_deref();
+        let is_last = choice.finish_reason.is_some();
         let usage = self.stream.usage.of_choice(usage);
-        events.push(&self.stream.head.object(CHUNK, &[choice], usage));
+        let choices = [choice];
+        let mut chunk = self.stream.head.object(CHUNK, &choices, usage);
+        chunk.prefix_cache = explanation.filter(|_| is_last);
+        events.push(&chunk);
     }
 }
 

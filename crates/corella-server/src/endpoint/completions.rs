@@ -122,7 +122,9 @@ impl Endpoint for Completion {
             .into_iter()
             .map(|choice| CompletionChoice::new(&served.tokenizer, self, choice, &mut 0))
             .collect();
-        json_response(&head.object(OBJECT, &choices, Some(Some(&answer.usage))))
+        let mut object = head.object(OBJECT, &choices, Some(Some(&answer.usage)));
+        object.prefix_cache = answer.usage.prefix_cache.as_deref();
+        json_response(&object)
     }
 }
 
@@ -201,8 +203,11 @@ impl ChunkEncoder for CompletionChunks {
         let tokenizer = &self.stream.served.tokenizer;
         let usage = delta.usage.clone();
         let choice = CompletionChoice::new(tokenizer, self.format, delta, text_offset);
-        let usage = self.stream.usage.of_choice(&usage);
-        events.push(&self.stream.head.object(OBJECT, &[choice], usage));
+        let choices = [choice];
+        let of_choice = self.stream.usage.of_choice(&usage);
+        let mut chunk = self.stream.head.object(OBJECT, &choices, of_choice);
+        chunk.prefix_cache = usage.prefix_cache.as_deref();
+        events.push(&chunk);
     }
 
     fn encode_end(&mut self, usage: &Usage, events: &mut Events) {

@@ -104,6 +104,7 @@ pub async fn serve_call<E: Endpoint>(
     if adapter.is_some() {
         timer.count_adapter(state.served.adapters.uses().begin(&call.model));
     }
+    call.params.explains_cache = context.explains_cache || state.config.explains_cache;
     call.params.adapter = adapter.map(|adapter| adapter.loaded);
     let transfer = match &call.params.kv_transfer_params {
         Some(params) => begin_transfer(&state, params, name, call.params.stream)?,

@@ -28,6 +28,7 @@ use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::text::thinking_switch::thinking_switch;
 use crate::wire::api_error::{ApiError, required};
+use crate::wire::cache_explanation::{CacheExplanation, CachedTokens};
 use crate::wire::cut_json::object_of;
 use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table;
@@ -230,6 +231,7 @@ impl Endpoint for Messages {
             stop_reason,
             stop_sequence,
             usage: MessageUsage::new(&answer.usage),
+            prefix_cache: answer.usage.prefix_cache.as_deref(),
         })
     }
 }
@@ -246,6 +248,8 @@ struct Message<'a> {
     stop_reason: Option<&'static str>,
     stop_sequence: Option<String>,
     usage: MessageUsage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefix_cache: Option<&'a CacheExplanation>,
 }
 
 #[derive(Serialize)]
@@ -289,16 +293,20 @@ struct MessageUsage {
     input_tokens: u64,
     cache_creation_input_tokens: u64,
     cache_read_input_tokens: u64,
+    #[serde(skip_serializing_if = "CachedTokens::are_in_memory")]
+    cache_read_input_tokens_by_medium: CachedTokens,
     output_tokens: u64,
 }
 
 impl MessageUsage {
     fn new(usage: &Usage) -> Self {
-        let cached = usage.prompt_tokens_details.cached_tokens;
+        let details = &usage.prompt_tokens_details;
+        let cached = details.cached_tokens;
         Self {
             input_tokens: usage.prompt_tokens - cached,
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: cached,
+            cache_read_input_tokens_by_medium: details.cached_tokens_by_medium,
             output_tokens: usage.completion_tokens,
         }
     }

@@ -12,6 +12,7 @@ use crate::call::account::ApiKeys;
 use crate::call::call_engine::CallEngine;
 use crate::call::kv_transfer::KvTransfer;
 use crate::call::metrics::{Metrics, OutputMetrics};
+use crate::call::prompt_memory::PromptMemory;
 use crate::clock::unix_now_s;
 use crate::config::api_key::ApiKey;
 use crate::config::serve_config::{ServeConfig, TextModel};
@@ -119,6 +120,7 @@ impl ServerState {
         let served = ServedModel::new(config.clone(), text, adapters, takes_kv_transfer);
         let served = Arc::new(served);
         let is_draining = watch::Sender::new(false);
+        let prompts = PromptMemory::new(&engine);
         Arc::new(Self {
             batches,
             responses: Arc::new(ResponseStore::new(config.max_stored_response_bytes)),
@@ -127,7 +129,7 @@ impl ServerState {
             engine_feed: EngineFeed::default(),
             api_keys: Arc::new(ApiKeys::new(config.api_keys.clone(), config.clock.clone())),
             config,
-            calls: Arc::new(CallEngine::new(served.clone(), generator)),
+            calls: Arc::new(CallEngine::new(served.clone(), generator, prompts)),
             served,
             engine,
             kv_transfer,

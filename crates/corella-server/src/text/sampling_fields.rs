@@ -146,6 +146,8 @@ pub struct GenerationParams {
     pub tokens_as_ids: bool,
     /// Whether the times of each choice are part of the answer.
     pub returns_metrics: bool,
+    /// Whether the answer explains what the prefix cache had of the prompt.
+    pub explains_cache: bool,
     /// Another server reads these parameters; `kv_transfer.rs` passes them on.
     pub kv_transfer_params: Option<Map<String, Value>>,
     /// The number of alternatives in the answer's `prompt_logprobs`; `None` if the answer lacks the field.
@@ -296,6 +298,7 @@ impl SamplingFields {
             returns_token_ids: self.return_token_ids.unwrap_or(false),
             tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
             returns_metrics: self.return_metrics.unwrap_or(false),
+            explains_cache: false,
             namespace: Namespace {
                 cache_salt: check_cache_salt(self.cache_salt.as_deref())?,
                 ..Namespace::default()

@@ -1,6 +1,10 @@
 //! The numbers of tokens that an answer reports.
 
+use std::sync::Arc;
+
 use serde::Serialize;
+
+use crate::wire::cache_explanation::{CacheExplanation, CachedTokens};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
@@ -11,6 +15,9 @@ pub struct Usage {
     /// Present only for replies of conversations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
+    /// Present only at the end of an answer whose caller has asked for it. Endpoints put it beside the usage.
+    #[serde(skip)]
+    pub prefix_cache: Option<Arc<CacheExplanation>>,
 }
 
 impl Usage {
@@ -28,7 +35,9 @@ impl Usage {
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails {
                 cached_tokens: num_cached_tokens.into(),
+                cached_tokens_by_medium: CachedTokens::default(),
             },
+            prefix_cache: None,
             completion_tokens_details: num_reasoning_tokens.map(|reasoning_tokens| {
                 CompletionTokensDetails {
                     reasoning_tokens: reasoning_tokens.into(),
@@ -46,6 +55,9 @@ impl Usage {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromptTokensDetails {
     pub cached_tokens: u64,
+    /// Known at the end of an answer, and left out if all cached tokens were in memory.
+    #[serde(skip_serializing_if = "CachedTokens::are_in_memory")]
+    pub cached_tokens_by_medium: CachedTokens,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

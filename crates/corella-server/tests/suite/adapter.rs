@@ -73,7 +73,7 @@ fn setup_with(mount: Arc<Mount>) -> Setup {
     setup
 }
 
-async fn load(server: &TestServer, name: &str) {
+pub async fn load(server: &TestServer, name: &str) {
     let body = json!({"lora_name": name, "lora_path": format!("folder/{name}")});
     let reply = post(server.address, LOAD, &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());

@@ -22,6 +22,7 @@ mod metric;
 mod number;
 mod ollama;
 mod page;
+mod prefix_cache;
 mod prompt_logprobs;
 mod rate_limit;
 mod responses;

@@ -192,8 +192,10 @@ const LIST_END: &str = "<!-- End of the list. -->";
 #[tokio::test]
 async fn the_list_of_metrics_is_current() {
     let server = crate::adapter::setup().start().await;
-    // Requests are counted from the first one on.
-    assert_eq!(get(server.address, "/health").await.status, 200);
+    // Requests, and the causes of computed prompts, are counted from the first one on.
+    let body = json!({"prompt": "count", "max_tokens": 1});
+    let answer = post(server.address, "/v1/completions", &body).await;
+    assert_eq!(answer.status, 200);
     let head = "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\
                 accept: application/openmetrics-text\r\n\r\n";
     let scrape = send(server.address, head, b"").await;

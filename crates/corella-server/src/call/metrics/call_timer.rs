@@ -11,9 +11,10 @@ use crate::call::account::Account;
 use crate::call::call_context::CallContext;
 use crate::call::request_line::RequestLine;
 use crate::wire::api_error::ApiError;
+use crate::wire::cache_explanation::MissCause;
 
-use super::Metrics;
 use super::output::TokenTimes;
+use super::{Metrics, MissLabels};
 
 /// Times one API call, from the arrival of its request.
 pub struct CallTimer {
@@ -78,6 +79,21 @@ impl CallTimer {
     /// Returns the span of the call, if it is traced.
     pub fn trace(&self) -> Option<&TraceScope> {
         self.trace.as_ref()
+    }
+
+    /// The name of the caller's API key.
+    pub fn key(&self) -> Option<&str> {
+        self.account.as_ref().map(|account| account.name())
+    }
+
+    /// Counts prompt tokens that were computed.
+    pub fn count_miss(&self, cause: MissCause, num_tokens: u32) {
+        let cause = cause.name();
+        let misses = self
+            .metrics
+            .prefix_cache_misses
+            .get_or_create(&MissLabels { cause });
+        misses.inc_by(num_tokens.into());
     }
 
     /// Counts the call among those of its adapter.

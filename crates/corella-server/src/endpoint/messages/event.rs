@@ -48,6 +48,7 @@ impl MessageEvents {
                 output_tokens: 0,
                 ..MessageUsage::new(usage)
             },
+            prefix_cache: None,
         };
         push(events, "message_start", json!({"message": message}));
     }
@@ -97,10 +98,13 @@ impl ChunkEncoder for MessageEvents {
         if delta.finish.is_some() {
             self.stop_block(events);
             let (stop_reason, stop_sequence) = stop_of(delta.finish, &self.blocks);
-            let end = json!({
+            let mut end = json!({
                 "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
                 "usage": MessageUsage::new(&delta.usage),
             });
+            if let Some(explanation) = &delta.usage.prefix_cache {
+                end["prefix_cache"] = json!(**explanation);
+            }
             push(events, "message_delta", end);
         }
     }

@@ -69,7 +69,7 @@ impl Echo {
     ) -> Value {
         let reason = (status == Status::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
         let member = |name| self.reasoning.get(name).cloned().unwrap_or(Value::Null);
-        json!({
+        let mut object = json!({
             "id": head.id,
             "object": "response",
             "created_at": head.created,
@@ -96,14 +96,18 @@ impl Echo {
             "truncation": "disabled",
             "usage": usage.map(usage_object),
             "user": null,
-        })
+        });
+        if let Some(explanation) = usage.and_then(|usage| usage.prefix_cache.as_deref()) {
+            object["prefix_cache"] = json!(explanation);
+        }
+        object
     }
 }
 
 fn usage_object(usage: &Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "input_tokens_details": usage.prompt_tokens_details,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens()},
         "total_tokens": usage.total_tokens,

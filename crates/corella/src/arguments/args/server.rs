@@ -66,6 +66,10 @@ pub struct ServerArgs {
     /// and the files of the page
     #[arg(long)]
     pub no_log_requests: bool,
+    /// Add to every answer why its prompt was computed and not found in the prefix cache, as the request
+    /// header `x-corella-explain: cache` does for one answer
+    #[arg(long)]
+    pub explain_cache: bool,
     /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, for example
     /// http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
@@ -93,6 +97,7 @@ impl ServerArgs {
             max_stored_response_bytes: self.max_stored_response_bytes as usize,
             drain_timeout: Duration::from_secs(self.drain_timeout.into()),
             logs_requests: !self.no_log_requests,
+            explains_cache: self.explain_cache,
             allowed_origins: allowed_origins(&self.cors_allow_origin)?,
             root_path: root_path(self.root_path.as_deref().unwrap_or_default())?,
             ..ServeConfig::new("", 0, 0, 0)

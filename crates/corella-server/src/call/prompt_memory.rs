@@ -1,0 +1,204 @@
+//! Remembers which prompts each caller has sent, to tell why a prompt is not cached.
+//!
+//! The memory has a hash of each page of earlier prompts and answers, chained like the hashes of blocks and seeded with
+//! the caller. So a caller learns only about their own prompts: what others sent, and what was evicted of it, changes
+//! no answer of the memory. It is bounded, and forgets the oldest pages first.
+
+use std::collections::hash_map::RandomState;
+use std::collections::{HashSet, VecDeque};
+use std::hash::BuildHasher;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use corella_core::{BlockHasher, Namespace, PageHash, TokenId};
+use corella_engine::Engine;
+
+use crate::wire::cache_explanation::{CachedTokens, MissCause};
+
+/// The memory takes at most about 8 MB.
+const MAX_PAGES: usize = 1 << 18;
+
+pub struct PromptMemory {
+    page_size: u32,
+    is_on: bool,
+    is_recurrent: bool,
+    /// Whether fetched rows come from a disk. A node with a disk fetches from no other node.
+    has_disk: bool,
+    /// Makes hashes that no caller can foresee.
+    seeds: RandomState,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    pages: HashSet<u64>,
+    /// The same pages, the oldest first.
+    by_age: VecDeque<u64>,
+    /// The seeds of callers with earlier prompts, at most one for each API key.
+    callers: HashSet<u64>,
+}
+
+/// The pages of a prompt, and what the memory knew of them when the prompt came.
+pub struct RecalledPrompt {
+    caller: u64,
+    num_tokens: u32,
+    /// The number of the prompt's first pages that an earlier prompt or answer had.
+    num_seen_pages: u32,
+    /// The cause if no page was seen.
+    cause_if_new: MissCause,
+    /// Hashes of the pages to remember.
+    pages: Vec<u64>,
+    /// The chain of hashes up to the last of these pages.
+    chain: PageHash,
+}
+
+impl RecalledPrompt {
+    /// Adds a page of the answer to the pages to remember.
+    pub fn add_page(&mut self, tokens: &[TokenId]) {
+        self.chain = self.chain.next(self.caller, tokens);
+        self.pages.push(short(self.chain));
+    }
+}
+
+impl PromptMemory {
+    pub fn new(engine: &Engine) -> Self {
+        let limits = engine.limits();
+        Self {
+            page_size: limits.page_size,
+            is_on: limits.enable_prefix_caching,
+            is_recurrent: limits.recurrent_state.is_some(),
+            has_disk: engine.stats().kv_disk.is_some(),
+            seeds: RandomState::new(),
+            seen: Mutex::default(),
+        }
+    }
+
+    pub fn page_size(&self) -> usize {
+        self.page_size as usize
+    }
+
+    /// Looks a prompt up. `key` is the name of the caller's API key; all callers without one count as one caller.
+    pub fn recall(
+        &self,
+        key: Option<&str>,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+    ) -> RecalledPrompt {
+        let caller = self.seeds.hash_one(key);
+        let chain: Vec<_> = BlockHasher::new(caller)
+            .hashes(namespace, tokens, self.page_size)
+            .collect();
+        let mut pages: Vec<_> = chain.iter().map(|&page| short(page)).collect();
+        let seen = self.seen();
+        let num_seen_pages = pages.iter().rposition(|page| seen.pages.contains(page));
+        let first_page = &tokens[..self.page_size().min(tokens.len())];
+        let mut cause_if_new = match seen.callers.contains(&caller) {
+            true => MissCause::First,
+            false => MissCause::Restart,
+        };
+        for (cause, mark) in self.marks(caller, namespace, first_page) {
+            if seen.pages.contains(&mark) && (cause != MissCause::Salt || key.is_some()) {
+                cause_if_new = cause;
+            }
+            pages.push(mark);
+        }
+        RecalledPrompt {
+            caller,
+            num_tokens: tokens.len() as u32,
+            num_seen_pages: num_seen_pages.map_or(0, |last| last as u32 + 1),
+            cause_if_new,
+            pages,
+            chain: chain
+                .last()
+                .copied()
+                .unwrap_or_else(|| PageHash::root(caller, namespace)),
+        }
+    }
+
+    /// Hashes of a prompt's first page, without its salt and without its adapter. Each has the cause that an equal hash
+    /// shows.
+    fn marks(
+        &self,
+        caller: u64,
+        namespace: &Namespace,
+        first_page: &[TokenId],
+    ) -> impl Iterator<Item = (MissCause, u64)> {
+        let (mut without_salt, mut without_adapter) = (namespace.clone(), namespace.clone());
+        without_salt.cache_salt = None;
+        without_adapter.lora = None;
+        let kinds = [
+            (MissCause::Salt, without_salt, caller.wrapping_add(1)),
+            (MissCause::Adapter, without_adapter, caller.wrapping_add(2)),
+        ];
+        let page_size = self.page_size;
+        kinds
+            .into_iter()
+            .filter_map(move |(cause, namespace, seed)| {
+                let hasher = BlockHasher::new(seed);
+                let page = hasher.hashes(&namespace, first_page, page_size).next()?;
+                Some((cause, short(page)))
+            })
+    }
+
+    /// Remembers pages whose rows are computed, and empties the list.
+    pub fn remember(&self, prompt: &mut RecalledPrompt) {
+        let mut seen = self.seen();
+        seen.callers.insert(prompt.caller);
+        for page in prompt.pages.drain(..) {
+            if !seen.pages.insert(page) {
+                continue;
+            }
+            seen.by_age.push_back(page);
+            if seen.by_age.len() > MAX_PAGES
+                && let Some(oldest) = seen.by_age.pop_front()
+            {
+                seen.pages.remove(&oldest);
+            }
+        }
+    }
+
+    /// The cause for which a prompt's tokens after the first `num_cached` were computed.
+    pub fn cause(&self, prompt: &RecalledPrompt, num_cached: u32, takes_hits: bool) -> MissCause {
+        let num_cached_pages = num_cached / self.page_size;
+        if !self.is_on || !takes_hits {
+            MissCause::Off
+        } else if num_cached_pages >= prompt.num_tokens.saturating_sub(1) / self.page_size {
+            MissCause::PartialPage
+        } else if prompt.num_seen_pages > num_cached_pages {
+            match self.is_recurrent {
+                true => MissCause::State,
+                false => MissCause::Eviction,
+            }
+        } else if prompt.num_seen_pages > 0 {
+            MissCause::Client
+        } else {
+            prompt.cause_if_new
+        }
+    }
+
+    /// Divides cached tokens by the medium of their rows.
+    pub fn by_medium(&self, num_cached: u32, num_fetched: u32) -> CachedTokens {
+        let fetched = u64::from(num_fetched);
+        let memory = u64::from(num_cached).saturating_sub(fetched);
+        match self.has_disk {
+            true => CachedTokens {
+                memory,
+                disk: fetched,
+                peer: 0,
+            },
+            false => CachedTokens {
+                memory,
+                disk: 0,
+                peer: fetched,
+            },
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// 64 bits of a hash are enough: a chance equality only gives another cause.
+fn short(page: PageHash) -> u64 {
+    page.0 as u64
+}

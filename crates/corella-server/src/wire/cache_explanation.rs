@@ -1,0 +1,82 @@
+//! How much of a prompt came from the prefix cache, and why the rest did not.
+
+use serde::Serialize;
+
+/// Cached tokens by the medium from which their rows came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CachedTokens {
+    pub memory: u64,
+    pub disk: u64,
+    pub peer: u64,
+}
+
+impl CachedTokens {
+    pub fn are_in_memory(&self) -> bool {
+        self.disk + self.peer == 0
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.memory += other.memory;
+        self.disk += other.disk;
+        self.peer += other.peer;
+    }
+}
+
+/// The reason why the tokens after the cached ones had to be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissCause {
+    /// All whole pages were cached. The last token is always computed.
+    PartialPage,
+    /// An earlier prompt of the caller begins like this one and then differs.
+    Client,
+    /// The caller has sent more of this prompt before, and the cache no longer has it.
+    Eviction,
+    /// The caller has sent more of this prompt before, and no recurrent state was kept where this one could continue.
+    State,
+    /// The caller has sent the beginning of this prompt to another adapter, or to the model itself.
+    Adapter,
+    /// The caller has sent the beginning of this prompt with another salt.
+    Salt,
+    /// The caller's first prompt since the start.
+    Restart,
+    /// No prompt of the caller since the start begins like this one.
+    First,
+    /// The request or the server does not use the cache.
+    Off,
+}
+
+impl MissCause {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PartialPage => "partial_page",
+            Self::Client => "client",
+            Self::Eviction => "eviction",
+            Self::State => "state",
+            Self::Adapter => "adapter",
+            Self::Salt => "salt",
+            Self::Restart => "restart",
+            Self::First => "first",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// The explanation that a caller may ask for. It has no text but the caller's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheExplanation {
+    pub prompt_tokens: u32,
+    pub cached_tokens: u32,
+    pub cached_tokens_by_medium: CachedTokens,
+    pub cause: &'static str,
+    pub computed_from: PromptPlace,
+}
+
+/// A place in the caller's prompt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PromptPlace {
+    /// The number of tokens before the place.
+    pub position: u32,
+    /// The end of the text before the place, and the beginning of the text after it.
+    pub before: String,
+    pub after: String,
+}
