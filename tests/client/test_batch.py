@@ -63,6 +63,16 @@ def test_answers_are_those_of_a_server(tmp_path, golden_folder):
             assert body["usage"]["total_tokens"] == expected["usage"]["total_tokens"]
 
 
+def test_a_batch_without_an_answer_fails(tmp_path):
+    requests = [request(f"r{number}", prompt="Once", model="other") for number in range(5)]
+    status, log = run(write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl")
+    assert status == 1 and "0 answered, 5 failed" in log
+    assert log.count("`other` does not exist") == 3
+    requests[1]["custom_id"] = 1
+    status, log = run(write(tmp_path / "in.jsonl", requests), tmp_path / "other.jsonl")
+    assert status != 0 and "`custom_id`: invalid type: integer `1`, expected a string" in log
+
+
 def test_a_request_fails_alone(tmp_path):
     file = write(
         tmp_path / "in.jsonl",
@@ -76,6 +86,7 @@ def test_a_request_fails_alone(tmp_path):
     status, log = run(file, tmp_path / "out.jsonl")
     assert status == 0, log
     assert "1 answered, 3 failed" in log
+    assert "\nhot: temperature: " in log and "\nstream: " in log and "\nlong: This model's maximum context" in log
     answers = read(tmp_path / "out.jsonl")
     assert answers["good"]["response"]["body"]["usage"]["completion_tokens"] == 6
     hot = answers["hot"]["response"]

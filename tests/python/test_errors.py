@@ -158,10 +158,44 @@ def test_the_wrong_one_of_many_is_told(llm):
     assert refused.value.index == 1
 
 
+LATE = {"long": "x " * 3000, "empty": "", "no token": [99_999]}
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE)
+def test_a_prompt_that_cannot_be_answered_is_found_before_any_is_computed(late):
+    first = "A prompt whose pages would be cached. " * 4
+    params = SamplingParams(max_tokens=1)
+    with LLM(kv_cache_memory="16M", max_num_seqs=1) as own:
+        rows = [first, "b", "c", "d", "e", late, "f", late]
+        calls = [lambda: own.generate(rows, params), lambda: own.embed(rows)]
+        if isinstance(late, str):
+            calls.append(lambda: own.score(first, rows))
+        for call in calls:
+            with pytest.raises(RequestError, match="^prompt 5: "):
+                call()
+        assert own.generate(first, params)[0].num_cached_tokens == 0
+        errors = own.check(rows, params)
+        assert [error and error.index for error in errors] == [None] * 5 + [5, None, 7]
+        assert [str(error) for error in own.check(rows, pooling_task="embed")[:5]] == ["None"] * 5
+
+
+def test_prompts_can_be_checked_alone(llm):
+    conversation = [{"role": "user", "content": "x " * 3000}]
+    [error] = llm.check(conversation)
+    assert isinstance(error, RequestError) and error.param == "messages" and "2048" in str(error)
+    assert [error is None for error in llm.check([QUESTION, conversation])] == [True, False]
+    with pytest.raises(RequestError, match="^prompt 2: .*2048"):
+        llm.chat([QUESTION, QUESTION, conversation], SamplingParams(max_tokens=1))
+    [good, wrong] = llm.check(["a", "b"], [SamplingParams(), SamplingParams(min_p=7)])
+    assert good is None and wrong.param == "min_p" and str(wrong).startswith("prompt 1: ")
+    assert llm.check([]) == [] and llm.check("a") == [None]
+    assert llm.num_live_requests == 0
+
+
 @pytest.mark.parametrize("prompts", [[["a", "b"]], [[1, 2], ["a"]], [[[1, 2]]]])
 def test_a_prompt_that_is_a_list_has_token_ids(llm, prompts):
     place = len(prompts) - 1
-    for call in (llm.generate, llm.embed, lambda prompts: llm.score("a", prompts)):
+    for call in (llm.generate, llm.embed, llm.check, lambda prompts: llm.score("a", prompts)):
         with pytest.raises(TypeError, match=f"^prompt {place} is .*give each text as a prompt of its own"):
             call(prompts)
     with pytest.raises(TypeError, match="^prompt 0 is .*a prompt that is a list has token ids"):

@@ -152,6 +152,24 @@ def test_each_prompt_may_have_a_priority(llm):
         llm.chat([[{"role": "user", "content": "a"}]] * 2, priority=[1, 2, 3])
 
 
+def test_the_seed_of_a_model_makes_runs_of_different_draws_equal():
+    params = SamplingParams(max_tokens=8, temperature=1.0)
+
+    def run(max_num_seqs):
+        with LLM(kv_cache_memory="16M", seed=42, max_num_seqs=max_num_seqs) as own:
+            outputs = own.generate(["Once upon a time"] * 6, params) + own.generate("Once upon a time", params)
+            stream = own.stream("Once upon a time", params)
+            list(stream)
+            return [output.text for output in (*outputs, stream.output)]
+
+    texts = run(8)
+    assert len(set(texts)) > 6
+    assert run(1) == texts
+    with LLM(kv_cache_memory="16M") as own:
+        own_seed = SamplingParams(max_tokens=8, temperature=1.0, seed=42)
+        assert [output.text for output in own.generate(["Once upon a time"] * 2, own_seed)] == texts[:1] * 2
+
+
 def test_the_prefix_cache_is_told_about(llm):
     prompt = "A prefix that nobody has used before, " * 8
     params = SamplingParams(max_tokens=1, temperature=0)

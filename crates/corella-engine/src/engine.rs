@@ -333,13 +333,21 @@ impl Engine {
     /// Checks a submission and counts its choices as live. Returns the request of the first choice.
     fn take_in(&self, submission: Submission, entry: Entry) -> Result<Request, SubmitError> {
         let num_choices = submission.num_choices;
-        let id = RequestId(self.shared.take_ids(num_choices));
-        let first = submission.into_request(id, self.shared.now_us());
-        self.shared
-            .limits()
-            .check_request(&first)
-            .map_err(SubmitError::Refused)?;
+        let first = self.checked(submission)?;
         self.shared.count_live(num_choices, entry)?;
+        Ok(first)
+    }
+
+    /// Checks a submission against the fixed limits, without submitting it.
+    pub fn check(&self, submission: Submission) -> Result<(), SubmitError> {
+        self.checked(submission).map(drop)
+    }
+
+    fn checked(&self, submission: Submission) -> Result<Request, SubmitError> {
+        let id = RequestId(self.shared.take_ids(submission.num_choices));
+        let first = submission.into_request(id, self.shared.now_us());
+        let checked = self.shared.limits().check_request(&first);
+        checked.map_err(SubmitError::Refused)?;
         Ok(first)
     }
 

@@ -9,10 +9,19 @@ use crate::state::engine_error::SubmitError;
 pub trait Generate: Send + Sync {
     /// Returns a stream for each choice: all of them or none. Never blocks.
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError>;
+
+    /// Checks a submission against the fixed limits, without submitting it. A source without such limits refuses none.
+    fn check(&self, _: Submission) -> Result<(), SubmitError> {
+        Ok(())
+    }
 }
 
 impl Generate for Engine {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
         self.submit(submission)
+    }
+
+    fn check(&self, submission: Submission) -> Result<(), SubmitError> {
+        self.check(submission)
     }
 }

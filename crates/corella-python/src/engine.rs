@@ -1,7 +1,7 @@
 //! A loaded model, with the threads that answer requests.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub struct Shared {
     threads: Option<Threads>,
     handle: Handle,
     is_closed: AtomicBool,
+    /// The number of requests so far.
+    num_requests: AtomicU64,
     /// The process that loaded the model. Threads do not survive a fork.
     process: u32,
 }
@@ -40,6 +42,7 @@ impl Shared {
             handle: runtime.handle().clone(),
             threads: Some(Threads { server, runtime }),
             is_closed: AtomicBool::new(false),
+            num_requests: AtomicU64::new(0),
             process: std::process::id(),
         })
     }
@@ -53,6 +56,12 @@ impl Shared {
 
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Returns the first number of new requests. Callers take numbers in their own order, before threads mix it.
+    pub fn take_numbers(&self, num_requests: usize) -> u64 {
+        self.num_requests
+            .fetch_add(num_requests as u64, Ordering::Relaxed)
     }
 
     /// Returns why this process cannot use the engine, if it is a fork of the process that loaded the model.
@@ -157,6 +166,12 @@ impl Engine {
     fn answer_all(&self, path: String, bodies: Vec<String>) -> PyResult<Job> {
         self.check()?;
         Ok(Job::answer_all(self.shared.clone(), path, bodies))
+    }
+
+    /// Checks each body for an endpoint, and answers none. Items are refusals, in the order of the bodies.
+    fn check_all(&self, path: String, bodies: Vec<String>) -> PyResult<Job> {
+        self.check()?;
+        Ok(Job::check_all(self.shared.clone(), path, bodies))
     }
 
     /// Posts a body that asks for a stream. Items are events.

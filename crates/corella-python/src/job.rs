@@ -6,7 +6,7 @@ use corella::{EventStream, PatientClient};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::{Mutex, mpsc};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::timeout;
 
 use crate::courier::{self, Delivery};
@@ -37,6 +37,10 @@ impl Item {
             body: reason.into_bytes(),
         }
     }
+
+    fn panic(error: &JoinError) -> Self {
+        Self::failure(0, format!("a request failed: {error}"))
+    }
 }
 
 /// One call from Python. Dropping the job aborts its requests.
@@ -49,18 +53,37 @@ pub struct Job {
 }
 
 impl Job {
+    /// Checks all bodies before it answers one, so that a fault in the last one costs no computation.
     pub fn answer_all(shared: Arc<Shared>, path: String, bodies: Vec<String>) -> Self {
-        let client = shared.server().client.clone();
-        // While some requests run, the next ones are read, checked and tokenised.
-        let max_num_seqs = shared.server().engine.limits().max_num_seqs as usize;
-        let max_concurrency = max_num_seqs.saturating_mul(2);
-        Self::start(shared, |sender| {
-            answer_all(client, path, bodies, max_concurrency, sender)
+        let batch = Batch::new(&shared, path);
+        let first_number = shared.take_numbers(bodies.len());
+        Self::start(shared, |sender| async move {
+            let refusals = batch.check_all(&bodies, true).await;
+            match refusals.into_iter().next() {
+                None => batch.answer_all(bodies, first_number, sender).await,
+                Some(refusal) => {
+                    // Sending fails if the receiver is gone.
+                    let _ = sender.send(refusal).await;
+                }
+            }
+        })
+    }
+
+    /// Items are the refusals, in the order of the bodies.
+    pub fn check_all(shared: Arc<Shared>, path: String, bodies: Vec<String>) -> Self {
+        let batch = Batch::new(&shared, path);
+        Self::start(shared, |sender| async move {
+            for refusal in batch.check_all(&bodies, false).await {
+                if sender.send(refusal).await.is_err() {
+                    return;
+                }
+            }
         })
     }
 
     pub fn stream(shared: Arc<Shared>, path: String, body: String) -> Self {
-        let client = shared.server().client.clone();
+        let number = shared.take_numbers(1);
+        let client = shared.server().client.with_number(number);
         Self::start(shared, |sender| stream(client, path, body, sender))
     }
 
@@ -146,41 +169,86 @@ async fn receive(items: &Mutex<mpsc::Receiver<Item>>) -> Option<Item> {
     items.lock().await.recv().await
 }
 
-/// Answers some requests at a time, and sends answers in the order of their arrival.
-async fn answer_all(
+/// Several requests to one endpoint.
+struct Batch {
     client: PatientClient,
     path: String,
-    bodies: Vec<String>,
     max_concurrency: usize,
-    sender: mpsc::Sender<Item>,
-) {
-    let mut rest = bodies.into_iter().enumerate();
-    let mut running = JoinSet::new();
-    loop {
-        while running.len() < max_concurrency
-            && let Some((index, body)) = rest.next()
-        {
-            let (client, path) = (client.clone(), path.clone());
-            running.spawn(async move {
-                let answered = answer(&client, &path, body).await;
-                answered.map_or_else(
-                    |reason| Item::failure(index, reason),
-                    |(status, body)| Item {
-                        index,
-                        status,
-                        body,
-                    },
-                )
-            });
+}
+
+impl Batch {
+    fn new(shared: &Shared, path: String) -> Self {
+        // While some requests run, the next ones are read, checked and tokenised.
+        let max_num_seqs = shared.server().engine.limits().max_num_seqs as usize;
+        Self {
+            client: shared.server().client.clone(),
+            path,
+            max_concurrency: max_num_seqs.saturating_mul(2),
         }
-        let item = match running.join_next().await {
-            None => return,
-            Some(Ok(item)) => item,
-            Some(Err(error)) => Item::failure(0, format!("a request failed: {error}")),
-        };
-        if sender.send(item).await.is_err() {
-            return;
+    }
+
+    /// Returns the refusals of all bodies, or of the first body that is refused, in the order of the bodies. A single
+    /// body that is to be answered needs no check before.
+    async fn check_all(&self, bodies: &[String], only_first: bool) -> Vec<Item> {
+        let client = self.client.only_checking();
+        let mut rest = bodies.iter().enumerate();
+        let mut running = JoinSet::new();
+        let mut refusals = Vec::new();
+        if only_first && bodies.len() == 1 {
+            return refusals;
         }
+        loop {
+            while running.len() < self.max_concurrency
+                && !(only_first && !refusals.is_empty())
+                && let Some((index, body)) = rest.next()
+            {
+                running.spawn(item(index, client.clone(), self.path.clone(), body.clone()));
+            }
+            match running.join_next().await {
+                None => break,
+                Some(Ok(item)) if item.status == CHECKED => {}
+                Some(Ok(item)) => refusals.push(item),
+                Some(Err(error)) => refusals.push(Item::panic(&error)),
+            }
+        }
+        refusals.sort_unstable_by_key(|item| item.index);
+        refusals
+    }
+
+    /// Answers some requests at a time, and sends answers in the order of their arrival.
+    async fn answer_all(self, bodies: Vec<String>, first_number: u64, sender: mpsc::Sender<Item>) {
+        let mut rest = bodies.into_iter().enumerate();
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < self.max_concurrency
+                && let Some((index, body)) = rest.next()
+            {
+                let client = self.client.with_number(first_number + index as u64);
+                running.spawn(item(index, client, self.path.clone(), body));
+            }
+            let item = match running.join_next().await {
+                None => return,
+                Some(Ok(item)) => item,
+                Some(Err(error)) => Item::panic(&error),
+            };
+            if sender.send(item).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The status of a request without fault that is only checked.
+const CHECKED: u16 = 204;
+
+async fn item(index: usize, client: PatientClient, path: String, body: String) -> Item {
+    match answer(&client, &path, body).await {
+        Ok((status, body)) => Item {
+            index,
+            status,
+            body,
+        },
+        Err(reason) => Item::failure(index, reason),
     }
 }
 

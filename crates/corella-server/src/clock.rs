@@ -20,6 +20,12 @@ pub fn random_seed() -> u64 {
     mix(nanos ^ mix(count))
 }
 
+/// Returns the seed of the request with this number in a run with `seed`. The first request, number 0, has the run's
+/// own seed. The factor is odd, so the seeds of a run are distinct.
+pub fn numbered_seed(seed: u64, number: u64) -> u64 {
+    seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -10,7 +10,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 
 use crate::call::account::Account;
-use crate::call::call_context::Background;
+use crate::call::call_context::{Background, OnlyCheck, RequestNumber};
 use crate::http::router::{batch_router, router};
 use crate::state::server_state::ServerState;
 
@@ -55,6 +55,21 @@ impl LocalClient {
         if let Some(account) = account {
             client.extensions.insert(account);
         }
+        client
+    }
+
+    /// Returns the same client, whose requests are checked and not computed. The answer to a request without fault has
+    /// status 204 and no content.
+    pub fn only_checking(&self) -> Self {
+        let mut client = self.clone();
+        client.extensions.insert(OnlyCheck);
+        client
+    }
+
+    /// Returns the same client, whose requests have a number in their run. It keys their draws with the server's seed.
+    pub fn with_number(&self, number: u64) -> Self {
+        let mut client = self.clone();
+        client.extensions.insert(RequestNumber(number));
         client
     }
 

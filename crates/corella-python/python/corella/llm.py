@@ -34,6 +34,7 @@ from corella.request import (
     Params,
     Prompt,
     chat_requests,
+    check_requests,
     completion_requests,
     pooling_requests,
     score_requests,
@@ -101,7 +102,7 @@ class LLM:
         all prompts, or are a list with one for each prompt. With `use_tqdm`, a progress bar on standard error shows how
         many prompts are answered; it is tqdm's if tqdm is installed. `fields` are further fields of `/v1/completions`.
 
-        Raises a `RequestError` if a prompt cannot be answered. The other prompts are then cancelled.
+        Raises a `RequestError` if a prompt cannot be answered. All prompts are checked before the first is computed.
         """
         requests = completion_requests(prompts, sampling_params, fields)
         return self._answer(COMPLETIONS, requests, use_tqdm)
@@ -156,6 +157,35 @@ class LLM:
         """The same as `chat`, without blocking the event loop."""
         requests = chat_requests(messages, sampling_params, tools, chat_template_kwargs, fields)
         return await self._answer_async(CHAT, requests, use_tqdm)
+
+    def check(
+        self,
+        prompts: Prompt | Sequence[Prompt] | Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        pooling_task: Literal["embed", "classify"] | None = None,
+        **fields: Any,
+    ) -> list[RequestError | None]:
+        """Returns for each prompt why it cannot be answered, or `None` if it can. Computes nothing.
+
+        The arguments are those of `generate` or `chat`, or with `pooling_task` those of `embed` or `classify`.
+
+        >>> from corella import LLM
+        >>> with LLM(kv_cache_memory="64M") as llm:
+        ...     rows = ["Once upon a time", "", "The fox"]
+        ...     good = [row for row, error in zip(rows, llm.check(rows)) if error is None]
+        >>> good
+        ['Once upon a time', 'The fox']
+        """
+        path, bodies = check_requests(prompts, sampling_params, pooling_task, fields)
+        errors: list[RequestError | None] = [None] * len(bodies)
+        job = _start(self._open_engine().check_all, path, bodies)
+        while (item := job.next()) is not None:
+            try:
+                read_item(item, len(bodies))
+            except RequestError as error:
+                errors[error.index] = error
+        return errors
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None, **fields: Any

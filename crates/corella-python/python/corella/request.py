@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any, Callable, Union
@@ -70,6 +70,23 @@ def stream_request(
     content = _content_of(prompt, 0)
     body = {**_sampled(params), **streamed, "prompt": content}
     return COMPLETIONS, to_json(body), content if isinstance(content, str) else None
+
+
+def check_requests(
+    prompts: Prompt | Sequence[Prompt] | Sequence[Message] | Sequence[Sequence[Message]],
+    sampling_params: Params,
+    pooling_task: str | None,
+    fields: Mapping[str, Any],
+) -> tuple[str, list[str]]:
+    """Returns the path and the bodies of the requests that `generate`, `chat`, `embed` or `classify` would make."""
+    listed: Any = list(prompts) if isinstance(prompts, Iterator) else prompts
+    if pooling_task is not None:
+        path = {"embed": EMBEDDINGS, "classify": CLASSIFY}[pooling_task]
+        return path, [body for body, _ in pooling_requests(listed, fields)]
+    first = listed[0] if isinstance(listed, Sequence) and listed else None
+    if _is_conversation(listed) or _is_conversation(first):
+        return CHAT, [body for body, _ in chat_requests(listed, sampling_params, None, None, fields)]
+    return COMPLETIONS, [body for body, _ in completion_requests(listed, sampling_params, fields)]
 
 
 def pooling_requests(prompts: Prompt | Sequence[Prompt], fields: Mapping[str, Any]) -> list[tuple[str, str | list[int]]]:

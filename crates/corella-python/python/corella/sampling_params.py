@@ -56,7 +56,7 @@ class SamplingParams:
     best_of: int | None = None
     """Generates this many answers and returns the `n` most likely ones."""
     seed: int | None = None
-    """The same seed draws the same answer. Without a seed here or in the `LLM`, each answer is different."""
+    """The same seed draws the same answer. Without it, answers differ, and `LLM(seed=...)` makes a run repeatable."""
     max_tokens: int | None = None
     """The limit of tokens for each answer."""
     min_tokens: int | None = None

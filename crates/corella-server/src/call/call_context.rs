@@ -17,6 +17,14 @@ use crate::wire::api_error::ApiError;
 #[derive(Clone, Copy)]
 pub struct Background;
 
+/// Marks requests that are checked and not computed.
+#[derive(Clone, Copy)]
+pub struct OnlyCheck;
+
+/// The number of a request in its run, from 0, if its sender counts its requests.
+#[derive(Clone, Copy)]
+pub struct RequestNumber(pub u64);
+
 /// The facts about the caller that the layers before a handler have found.
 #[derive(Clone)]
 pub struct CallContext {
@@ -31,6 +39,10 @@ pub struct CallContext {
     pub is_background: bool,
     /// Whether the caller wants to know what the prefix cache had of the prompt.
     pub explains_cache: bool,
+    /// Whether the request is checked and not computed.
+    pub is_only_check: bool,
+    /// `None` if the server counts.
+    pub number: Option<u64>,
 }
 
 /// Asks for explanations. The only one is `cache`.
@@ -81,6 +93,11 @@ impl<S: Sync> FromRequestParts<S> for CallContext {
                 .headers
                 .get(EXPLAIN)
                 .is_some_and(|wanted| wanted == "cache"),
+            is_only_check: parts.extensions.get::<OnlyCheck>().is_some(),
+            number: parts
+                .extensions
+                .get::<RequestNumber>()
+                .map(|number| number.0),
         })
     }
 }

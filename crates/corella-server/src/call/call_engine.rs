@@ -1,11 +1,12 @@
 //! The engine of calls: it generates their tokens, and knows the text of the tokens.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use corella_engine::Generate;
 
 use crate::call::prompt_memory::PromptMemory;
+use crate::clock::{numbered_seed, random_seed};
 use crate::text::served_model::ServedModel;
 
 pub struct CallEngine {
@@ -15,6 +16,8 @@ pub struct CallEngine {
     pub prompts: Arc<PromptMemory>,
     /// An atomic, because every token reads it.
     is_cutting_off: AtomicBool,
+    /// The number of calls without a number of their own.
+    num_calls: AtomicU64,
 }
 
 impl CallEngine {
@@ -28,7 +31,15 @@ impl CallEngine {
             generator,
             prompts: Arc::new(prompts),
             is_cutting_off: AtomicBool::new(false),
+            num_calls: AtomicU64::new(0),
         }
+    }
+
+    /// Returns the seed of a call that gives none. `number` is the call's number, if its sender counts.
+    pub fn default_seed(&self, number: Option<u64>) -> u64 {
+        let number = number.unwrap_or_else(|| self.num_calls.fetch_add(1, Ordering::Relaxed));
+        let seed = self.served.config.seed;
+        seed.map_or_else(random_seed, |seed| numbered_seed(seed, number))
     }
 
     /// Ends every generation with an error at its next poll. This wakes no task: the caller must then wake the

@@ -97,7 +97,12 @@ impl Generation {
         timer.handle_params(params.num_choices, params.stopping.max_tokens);
         timer.handle_submission(prompts.iter().map(|prompt| prompt.tokens.len()).sum());
         let mut choices = Vec::with_capacity(prompts.len() * params.num_choices as usize);
-        for prompt in prompts {
+        for (at, prompt) in prompts.into_iter().enumerate() {
+            let mut sampling = params.sampling.clone();
+            if !params.has_own_seed {
+                // The prompts share a seed, and draws differ by choice.
+                sampling.choice = at as u32 * params.num_choices;
+            }
             let tail = prompt.tokens.len().saturating_sub(PROMPT_TAIL_TOKENS);
             let reply = prompt.reply.as_ref();
             let markers = reply.map_or_else(Vec::new, |reply| reply.format.markers());
@@ -136,7 +141,7 @@ impl Generation {
             ));
             let streams = generator
                 .submit(Submission {
-                    sampling: params.sampling.clone(),
+                    sampling,
                     num_choices: params.num_choices,
                     stopping: params.stopping.clone(),
                     priority: params.priority,

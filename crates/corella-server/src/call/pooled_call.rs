@@ -86,6 +86,9 @@ pub async fn pool<F>(
         usage: PoolingUsage::default(),
         timer,
     };
+    if context.is_only_check {
+        return Err(call.check());
+    }
     let result = poll_fn(|cx| call.poll(cx)).await;
     if let Err(error) = &result {
         call.timer.handle_failure(call.running.len(), error);
@@ -168,6 +171,16 @@ impl PooledCall {
                 self.max_num_running = (num_running - num_refused).max(1);
             }
         }
+    }
+
+    /// Checks all prompts, and computes none.
+    fn check(&self) -> ApiError {
+        let check = |(_, prompt): &(usize, PooledPrompt)| {
+            let checked = self.engine.generator.check(self.submission(prompt));
+            checked.map_err(|error| submit_error(error, &prompt.field))
+        };
+        let checked = self.waiting.iter().try_for_each(check);
+        checked.err().unwrap_or_else(ApiError::only_checked)
     }
 
     /// Submits prompts as long as the queue has room.

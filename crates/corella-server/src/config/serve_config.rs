@@ -40,7 +40,7 @@ pub struct ServeConfig {
     pub end_token_ids: Vec<TokenId>,
     /// Without a default here, OpenAI's counts.
     pub generation_defaults: GenerationDefaults,
-    /// The seed of requests without one; `None` draws a different seed for each request.
+    /// Makes seeds for requests without one, by the number of the request; `None` draws a different seed each time.
     pub seed: Option<u64>,
     /// Limits the alternatives of `logprobs`.
     pub max_logprobs: u32,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use corella_engine::Generate;
+use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
 use crate::call::call_context::CallContext;
@@ -79,22 +79,7 @@ pub async fn serve_call<E: Endpoint>(
     if state.is_draining() {
         return Err(ApiError::draining());
     }
-    let body = state.bodies.read(body).await?;
-    let num_bytes = body.num_bytes();
-    if !state.config.has_head {
-        return Err(ApiError::no_head(&state.config));
-    }
-    let (responses, for_text_thread) = (state.responses.clone(), context.clone());
-    let prepare = move |served: &ServedModel, caller: &Caller| {
-        E::prepare(CallRequest {
-            responses: &responses,
-            served,
-            context: &for_text_thread,
-            body: &body,
-            caller,
-        })
-    };
-    let mut call = state.run_blocking(num_bytes, prepare).await?;
+    let mut call = prepare::<E>(&state, &context, body).await?;
     context.check_model(&state.config, &call.model)?;
     timer.handle_model(&call.model);
     if let Some(priority) = context.priority() {
@@ -117,9 +102,11 @@ pub async fn serve_call<E: Endpoint>(
         kv_transfer_params: None,
     };
     let num_prompts = call.prompts.len();
+    let checker = Checker(&*state.calls.generator);
     let generator: &dyn Generate = match &transfer {
         // `kv_transfer_params` describe a single prompt.
         Some(transfer) if num_prompts == 1 => &**transfer,
+        _ if context.is_only_check => &checker,
         _ => &*state.calls.generator,
     };
     let (prompts, params) = (call.prompts, &call.params);
@@ -134,6 +121,9 @@ pub async fn serve_call<E: Endpoint>(
         account.give_back_prompt(num_prompt_tokens);
     }
     let mut generation = started?;
+    if context.is_only_check {
+        return Err(ApiError::only_checked());
+    }
     if call.params.stream {
         let stream = StreamStart {
             served: state.served.clone(),
@@ -148,6 +138,40 @@ pub async fn serve_call<E: Endpoint>(
         head.kv_transfer_params = Some(transfer.params().unwrap_or(Value::Null));
     }
     Ok(call.format.response(&state.served, head, answer))
+}
+
+/// Reads a body, and has a text thread prepare its call.
+async fn prepare<E: Endpoint>(
+    state: &ServerState,
+    context: &CallContext,
+    body: Body,
+) -> Result<Call<E>, ApiError> {
+    let body = state.bodies.read(body).await?;
+    let num_bytes = body.num_bytes();
+    if !state.config.has_head {
+        return Err(ApiError::no_head(&state.config));
+    }
+    let (responses, for_text_thread) = (state.responses.clone(), context.clone());
+    let default_seed = state.calls.default_seed(context.number);
+    let prepare = move |served: &ServedModel, caller: &Caller| {
+        E::prepare(CallRequest {
+            responses: &responses,
+            served,
+            context: &for_text_thread,
+            body: &body,
+            caller: &caller.with_default_seed(default_seed),
+        })
+    };
+    state.run_blocking(num_bytes, prepare).await
+}
+
+/// Checks submissions, and generates nothing.
+struct Checker<'a>(&'a dyn Generate);
+
+impl Generate for Checker<'_> {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.0.check(submission).map(|()| Vec::new())
+    }
 }
 
 fn begin_transfer(

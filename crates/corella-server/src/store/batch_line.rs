@@ -2,7 +2,8 @@
 //!
 //! Source: <https://platform.openai.com/docs/api-reference/batch/request-input>.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 /// The endpoints that a line may call: they answer a POST with one JSON object.
@@ -24,10 +25,17 @@ const ENDPOINTS: [&str; 11] = [
 #[derive(Debug, PartialEq, Deserialize)]
 pub struct RequestLine {
     /// The output's line for this request has the same id.
+    #[serde(deserialize_with = "custom_id")]
     pub custom_id: String,
     method: String,
     pub url: String,
     pub body: Map<String, Value>,
+}
+
+/// Names the field in the error, since ids are often numbers by mistake.
+fn custom_id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let id = String::deserialize(deserializer);
+    id.map_err(|error| D::Error::custom(format!("`custom_id`: {error}")))
 }
 
 /// A line of the output.

@@ -11,7 +11,6 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::clock::random_seed;
 use crate::config::serve_config::ServeConfig;
 use crate::text::grammar_constraint::GrammarConstraint;
 use crate::text::output_format::{OutputFormat, OutputFormatFields};
@@ -129,6 +128,8 @@ pub struct GenerationParams {
     /// Whether log-probabilities are part of the answer. They are also computed to rank choices.
     pub wants_logprobs: bool,
     pub sampling: SamplingParams,
+    /// Whether the request has a seed, so that equal prompts of one call get equal answers.
+    pub has_own_seed: bool,
     pub stopping: StoppingCriteria,
     pub stop: Vec<String>,
     pub include_stop: bool,
@@ -248,11 +249,7 @@ impl SamplingFields {
                 1.0,
                 REPETITION_PENALTY,
             )?,
-            seed: self
-                .seed
-                .map(|seed| seed as u64)
-                .or(config.seed)
-                .unwrap_or_else(random_seed),
+            seed: self.seed.map_or(caller.default_seed, |seed| seed as u64),
             choice: 0,
             logprobs: own.logprobs.or((num_choices > num_best).then_some(0)),
             rules: rules.checked(served, caller)?,
@@ -285,6 +282,7 @@ impl SamplingFields {
             num_best,
             wants_logprobs: own.logprobs.is_some(),
             sampling,
+            has_own_seed: self.seed.is_some(),
             stopping,
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: self.skip_special_tokens.unwrap_or(true),

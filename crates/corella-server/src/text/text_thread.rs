@@ -36,9 +36,11 @@ pub struct TextWork {
     pub oldest: Duration,
 }
 
-/// Tells work whether its client still waits for the result.
+/// The caller of work: whether its client still waits for the result, and how its draws are seeded.
 pub struct Caller {
     has_left: Arc<AtomicBool>,
+    /// The seed of a request without one.
+    pub default_seed: u64,
 }
 
 impl Caller {
@@ -46,6 +48,14 @@ impl Caller {
     pub fn who_has_left(has_left: bool) -> Self {
         Self {
             has_left: Arc::new(AtomicBool::new(has_left)),
+            default_seed: 0,
+        }
+    }
+
+    pub fn with_default_seed(&self, default_seed: u64) -> Self {
+        Self {
+            has_left: self.has_left.clone(),
+            default_seed,
         }
     }
 
@@ -144,6 +154,7 @@ impl TextThreads {
         let has_left = Arc::new(AtomicBool::new(false));
         let caller = Caller {
             has_left: has_left.clone(),
+            default_seed: 0,
         };
         let _presence = Presence { has_left };
         let span = tracing::Span::current();

@@ -241,7 +241,7 @@ impl ApiError {
 
     /// A field that other servers support and Corella does not.
     pub fn unsupported(param: impl Into<String>, advice: &str) -> Self {
-        let message = format!("not supported by this server; {advice}");
+        let message = format!("not supported; {advice}");
         Self::invalid(param, message).with_code("unsupported_parameter")
     }
 

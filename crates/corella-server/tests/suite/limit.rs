@@ -87,23 +87,33 @@ async fn a_request_that_cannot_be_in_time_is_429_when_asked_for() {
 }
 
 #[tokio::test]
-async fn without_a_seed_the_servers_own_decides() {
-    let mut setup = Setup::new();
-    setup.serve.seed = Some(11);
-    let server = setup.start().await;
-    let body = json!({"prompt": "dice", "temperature": 1.0, "max_tokens": 40});
-    let text = async || {
-        let reply = post(server.address, "/v1/completions", &body).await;
-        reply.json()["choices"][0]["text"].clone()
+async fn a_servers_seed_makes_runs_of_different_draws_equal() {
+    let run = async || {
+        let mut setup = Setup::new();
+        setup.serve.seed = Some(11);
+        let server = setup.start().await;
+        let mut texts = Vec::new();
+        for prompt in [json!("dice"), json!("dice"), json!(["dice", "dice"])] {
+            let body = json!({"prompt": prompt, "temperature": 1.0, "max_tokens": 40});
+            let reply = post(server.address, "/v1/completions", &body).await;
+            let choices = reply.json()["choices"].as_array().cloned();
+            let choices = choices.expect("it answers");
+            texts.extend(choices.iter().map(|choice| choice["text"].clone()));
+        }
+        let sampling = SamplingParams {
+            temperature: 1.0,
+            seed: 11,
+            ..SamplingParams::GREEDY
+        };
+        let first = server.oracle(&server.encode("dice"), &sampling, 40);
+        assert_eq!(texts[0], first, "the first request has the seed itself");
+        texts
     };
-    let sampling = SamplingParams {
-        temperature: 1.0,
-        seed: 11,
-        ..SamplingParams::GREEDY
-    };
-    let expected = server.oracle(&server.encode("dice"), &sampling, 40);
-    assert_eq!(text().await, expected);
-    assert_eq!(text().await, expected);
+    let texts = run().await;
+    assert_eq!(run().await, texts);
+    for (at, text) in texts.iter().enumerate() {
+        assert!(!texts[..at].contains(text), "{text} at {at}");
+    }
 }
 
 #[tokio::test]

@@ -35,6 +35,24 @@ impl PatientClient {
         }
     }
 
+    /// Returns the same client, whose requests are checked and not computed.
+    pub fn only_checking(&self) -> Self {
+        let client = self.client.only_checking();
+        Self {
+            client,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the same client, whose requests have a number in their run. It keys their draws with the server's seed.
+    pub fn with_number(&self, number: u64) -> Self {
+        let client = self.client.with_number(number);
+        Self {
+            client,
+            ..self.clone()
+        }
+    }
+
     /// Posts a JSON body. Dropping the future aborts the request.
     ///
     /// The error says why there is no response.

@@ -109,7 +109,9 @@ impl Run<'_> {
                     None => all_sent = true,
                     Some(request) if self.answered.contains(&request.custom_id) => {}
                     Some(request) => {
-                        let client = self.server.client.clone();
+                        // The number of the line, so that a resumed batch draws the same.
+                        let number = self.lines.number() as u64;
+                        let client = self.server.client.with_number(number);
                         running.spawn(answer(client, request));
                     }
                 }
@@ -132,8 +134,9 @@ impl Run<'_> {
                 _ = refresh.tick() => self.progress.show(running.len()),
             }
         }
+        let status = i32::from(self.progress.has_only_failures());
         eprintln!("{}", self.progress.finish());
-        Ok(0)
+        Ok(status)
     }
 
     /// Writes the line of an answer at once, so that a crash does not repeat its computation.
@@ -146,7 +149,7 @@ impl Run<'_> {
                 self.shown
             )));
         }
-        self.progress.count(&answer.result);
+        self.progress.count(&answer.custom_id, &answer.result);
         let line = result_line(&answer.custom_id, &answer.result, self.progress.num_done());
         let written = self.file.write_all(line.as_bytes());
         written.map_err(|error| Error::Io(format!("cannot write {}", self.shown), error))

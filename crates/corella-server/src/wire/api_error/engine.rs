@@ -19,6 +19,11 @@ impl ApiError {
         .with_code("no_slot")
     }
 
+    /// The answer to a request without fault that is checked and not computed.
+    pub fn only_checked() -> Self {
+        Self::new(StatusCode::NO_CONTENT, "The request can be answered.")
+    }
+
     pub fn draining() -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,

@@ -37,8 +37,8 @@ pub static DRAW: &[Field] = &[
          is the model's, else 0.",
     ),
     read("seed", |_| integer(i64::MIN..=i64::MAX)).about(
-        "The same seed gives the same answer. The default is the server's, else a different one \
-         each time.",
+        "The same seed gives the same answer. Without it, each request draws differently; the \
+         server's `--seed` makes a run repeatable.",
     ),
 ];
 

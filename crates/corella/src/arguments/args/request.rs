@@ -16,7 +16,8 @@ pub struct RequestArgs {
     /// answer with the first [default: the name of the folder or file]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Vec<String>,
-    /// Seed for requests that give none [default: a different one for each request]
+    /// Makes a run repeatable: the n-th request to arrive, or the n-th line of a batch, draws the same in every run,
+    /// if it has no seed [default: draws differ from run to run]
     #[arg(long, value_name = "SEED")]
     pub seed: Option<u64>,
     /// Ignore request fields with unknown names instead of answering 400
