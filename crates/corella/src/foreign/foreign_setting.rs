@@ -34,18 +34,15 @@ pub fn translate(
     Ok(translation)
 }
 
-/// Returns a setting as typed; `None` for a switch that is off here, too.
+/// Returns a setting as typed; `None` for a switch whose being off changes nothing.
 fn typed(name: &str, value: &Value) -> Option<String> {
     let flag = flag(name);
     match value {
         Value::Bool(true) => Some(flag),
         Value::Bool(false) => {
             let negation = flag.replacen("--", "--no-", 1);
-            let is_off = match &flag_table::find(&negation)?.treatment {
-                Treatment::NoOp(no_op) => no_op.why == flag_table::OFF,
-                _ => false,
-            };
-            (!is_off).then_some(negation)
+            let treatment = &flag_table::find(&negation)?.treatment;
+            (!matches!(treatment, Treatment::NoOp(_))).then_some(negation)
         }
         Value::String(text) => Some(format!("{flag}={text}")),
         // Lists and tables are typed in JSON.
