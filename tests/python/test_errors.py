@@ -192,10 +192,22 @@ def test_prompts_can_be_checked_alone(llm):
     assert llm.num_live_requests == 0
 
 
+def test_prompts_that_no_request_can_hold_are_checked_like_others(llm):
+    rows = ["a", float("nan"), None, "b\ud83d", ["a", "b"], "", "c"]
+    errors = llm.check(rows)
+    kinds = [type(error).__name__ for error in errors]
+    assert kinds == ["NoneType", "TypeError", "TypeError", "RequestError", "TypeError", "RequestError", "NoneType"]
+    assert [str(error).split(":")[0] for error in errors[3:6]] == ["prompt 3", "prompt 4 is ['a', 'b']", "prompt 5"]
+    assert [error.index for error in errors if isinstance(error, RequestError)] == [3, 5]
+    lone = [{"role": "user", "content": float("nan")}]
+    assert [error is None for error in llm.check([QUESTION, lone, float("nan"), QUESTION])] == [True, False, False, True]
+    assert [error is None for error in llm.check(["a", None], pooling_task="embed")] == [True, False]
+
+
 @pytest.mark.parametrize("prompts", [[["a", "b"]], [[1, 2], ["a"]], [[[1, 2]]]])
 def test_a_prompt_that_is_a_list_has_token_ids(llm, prompts):
     place = len(prompts) - 1
-    for call in (llm.generate, llm.embed, llm.check, lambda prompts: llm.score("a", prompts)):
+    for call in (llm.generate, llm.embed, lambda prompts: llm.score("a", prompts)):
         with pytest.raises(TypeError, match=f"^prompt {place} is .*give each text as a prompt of its own"):
             call(prompts)
     with pytest.raises(TypeError, match="^prompt 0 is .*a prompt that is a list has token ids"):

@@ -51,3 +51,16 @@ def test_a_closed_model_has_none():
     llm.close()
     with pytest.raises(EngineError, match="closed"):
         llm.get_tokenizer()
+
+
+def test_lists_of_texts_are_converted_and_other_names_say_where_they_are(llm):
+    tokenizer = llm.get_tokenizer()
+    texts = ["a fox", "an owl and a cub"]
+    ids = [tokenizer.encode(text) for text in texts]
+    assert tokenizer(texts) == {"input_ids": ids} and tokenizer(texts[0]) == {"input_ids": ids[0]}
+    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == texts
+    with pytest.raises(TypeError, match="encode takes one text, not list"):
+        tokenizer.encode(texts)
+    with pytest.raises(AttributeError, match="the tokenizer has no eos_token_id: .*AutoTokenizer"):
+        tokenizer.eos_token_id
+    assert not hasattr(tokenizer, "get_vocab")

@@ -21,7 +21,7 @@ from corella import (
 
 def answer(llm: LLM, questions: list[str]) -> list[str]:
     params = SamplingParams(n=2, max_tokens=16, stop=["."], logprobs=1, logit_bias={3: -1.0})
-    errors: list[RequestError | None] = llm.check(questions, params)
+    errors: list[RequestError | TypeError | None] = llm.check(questions, params)
     outputs: list[RequestOutput] = llm.generate([text for text, error in zip(questions, errors) if not error], params)
     rows: list[dict[int, Logprob]] | None = outputs[0].outputs[0].logprobs
     assert rows is not None

@@ -199,7 +199,7 @@ impl Batch {
         }
         loop {
             while running.len() < self.max_concurrency
-                && !(only_first && !refusals.is_empty())
+                && (!only_first || refusals.is_empty())
                 && let Some((index, body)) = rest.next()
             {
                 running.spawn(item(index, client.clone(), self.path.clone(), body.clone()));

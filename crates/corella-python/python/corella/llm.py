@@ -165,8 +165,8 @@ class LLM:
         *,
         pooling_task: Literal["embed", "classify"] | None = None,
         **fields: Any,
-    ) -> list[RequestError | None]:
-        """Returns for each prompt why it cannot be answered, or `None` if it can. Computes nothing.
+    ) -> list[RequestError | TypeError | None]:
+        """Returns for each prompt the error for which it cannot be answered, or `None` if it can. Computes nothing.
 
         The arguments are those of `generate` or `chat`, or with `pooling_task` those of `embed` or `classify`.
 
@@ -177,12 +177,14 @@ class LLM:
         >>> good
         ['Once upon a time', 'The fox']
         """
-        path, bodies = check_requests(prompts, sampling_params, pooling_task, fields)
-        errors: list[RequestError | None] = [None] * len(bodies)
-        job = _start(self._open_engine().check_all, path, bodies)
+        path, checked = check_requests(prompts, sampling_params, pooling_task, fields)
+        errors = [None if isinstance(body, str) else body for body in checked]
+        bodies = [(index, body) for index, body in enumerate(checked) if isinstance(body, str)]
+        job = _start(self._open_engine().check_all, path, [body for _, body in bodies])
         while (item := job.next()) is not None:
+            number, status, answer = item
             try:
-                read_item(item, len(bodies))
+                read_item((bodies[number][0], status, answer), len(checked))
             except RequestError as error:
                 errors[error.index] = error
         return errors

@@ -43,12 +43,7 @@ def chat_requests(
     chat_template_kwargs: Mapping[str, Any] | None,
     fields: Mapping[str, Any],
 ) -> list[tuple[str, str | None]]:
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
-        wanted = "a conversation is a list of messages, such as [{'role': 'user', 'content': TEXT}]"
-        raise _wrong("messages", messages, wanted)
-    conversations = [messages] if _is_conversation(messages) else list(messages)
-    for index, conversation in enumerate(conversations):
-        _check_conversation(conversation, index)
+    conversations = [_conversation_of(messages, index) for index, messages in enumerate(_conversations_in(messages))]
     given = _given({"tools": tools, "chat_template_kwargs": chat_template_kwargs, **fields})
     params = _params_of_each(sampling_params, given, len(conversations))
     bodies = [
@@ -77,16 +72,29 @@ def check_requests(
     sampling_params: Params,
     pooling_task: str | None,
     fields: Mapping[str, Any],
-) -> tuple[str, list[str]]:
-    """Returns the path and the bodies of the requests that `generate`, `chat`, `embed` or `classify` would make."""
+) -> tuple[str, list[str | RequestError | TypeError]]:
+    """Returns the path and the bodies of the requests that `generate`, `chat`, `embed` or `classify` would make. A
+    prompt for which they would make none has its error in place of a body."""
     listed: Any = list(prompts) if isinstance(prompts, Iterator) else prompts
+    is_chat = _is_conversation(listed) or (isinstance(listed, (list, tuple)) and any(map(_is_conversation, listed)))
+    rows = _conversations_in(listed) if is_chat and pooling_task is None else _prompts_in(listed)
+    given = _given(fields)
+    params = _params_of_each(sampling_params, given, len(rows))
     if pooling_task is not None:
         path = {"embed": EMBEDDINGS, "classify": CLASSIFY}[pooling_task]
-        return path, [body for body, _ in pooling_requests(listed, fields)]
-    first = listed[0] if isinstance(listed, Sequence) and listed else None
-    if _is_conversation(listed) or _is_conversation(first):
-        return CHAT, [body for body, _ in chat_requests(listed, sampling_params, None, None, fields)]
-    return COMPLETIONS, [body for body, _ in completion_requests(listed, sampling_params, fields)]
+        read, name, sampled = _content_of, "input", None
+    elif is_chat:
+        path, read, name, sampled = CHAT, _conversation_of, "messages", _sampled_chat
+    else:
+        path, read, name, sampled = COMPLETIONS, _content_of, "prompt", _sampled
+    bodies: list[str | RequestError | TypeError] = []
+    for index, (row, own) in enumerate(zip(rows, params)):
+        try:
+            of_params = {} if sampled is None else sampled(own)
+            bodies.append(_body({**of_params, **given, name: read(row, index)}, index, len(rows)))
+        except (RequestError, TypeError) as error:
+            bodies.append(error)
+    return path, bodies
 
 
 def pooling_requests(prompts: Prompt | Sequence[Prompt], fields: Mapping[str, Any]) -> list[tuple[str, str | list[int]]]:
@@ -112,13 +120,15 @@ def score_requests(
 
 def contents_of(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     """Returns the text or the token ids of each prompt."""
+    return [_content_of(prompt, index) for index, prompt in enumerate(_prompts_in(prompts))]
+
+
+def _prompts_in(prompts: Any) -> list[Any]:
     if hasattr(prompts, "columns"):
         raise TypeError("prompts are a table: give one of its columns")
     is_one = isinstance(prompts, (str, bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable)
     listed: list[Any] = [prompts] if is_one else list(prompts)
-    if not is_one and listed and isinstance(listed[0], Integral):
-        listed = [listed]
-    return [_content_of(prompt, index) for index, prompt in enumerate(listed)]
+    return [listed] if not is_one and listed and isinstance(listed[0], Integral) else listed
 
 
 def _is_conversation(messages: object) -> bool:
@@ -128,14 +138,22 @@ def _is_conversation(messages: object) -> bool:
     return "role" in first if isinstance(first, Mapping) else hasattr(first, "role")
 
 
-def _check_conversation(messages: object, index: int) -> None:
-    """Checks for a missing cell of a table, which is a number or an object that JSON cannot represent."""
+def _conversations_in(messages: Any) -> list[Any]:
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
+        wanted = "a conversation is a list of messages, such as [{'role': 'user', 'content': TEXT}]"
+        raise _wrong("messages", messages, wanted)
+    return [messages] if _is_conversation(messages) else list(messages)
+
+
+def _conversation_of(messages: Any, index: int) -> Any:
+    """Refuses a missing cell of a table, which is a number or an object that JSON cannot represent."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
         raise _wrong(f"prompt {index}", messages, "a conversation is a list of messages")
     for message in messages:
         content = message.get("content", "") if isinstance(message, Mapping) else ""
         if content is not None and not isinstance(content, Iterable):
             raise _wrong(f"prompt {index}: content", content, "the content of a message is a text or a list of parts")
+    return messages
 
 
 def _content_of(prompt: object, index: int) -> str | list[int]:
@@ -227,17 +245,18 @@ _TOLD = {"return_token_ids": True, "return_tokens_as_token_ids": True, "return_m
 
 
 def _bodies(requests: Sequence[Mapping[str, object]]) -> list[str]:
-    """Returns the bodies of requests. With several prompts, errors begin with the index of the prompt."""
-    bodies = []
-    for index, fields in enumerate(requests):
-        place = f"prompt {index}: " if len(requests) > 1 else ""
-        try:
-            bodies.append(to_json(fields))
-        except RequestError as error:
-            raise RequestError(f"{place}{error}", param=error.param, index=index) from None
-        except TypeError as error:
-            raise TypeError(f"{place}{error}") from None
-    return bodies
+    return [_body(fields, index, len(requests)) for index, fields in enumerate(requests)]
+
+
+def _body(fields: Mapping[str, object], index: int, num_requests: int) -> str:
+    """Returns the body of a request. With several prompts, errors begin with the index of the prompt."""
+    place = f"prompt {index}: " if num_requests > 1 else ""
+    try:
+        return to_json(fields)
+    except RequestError as error:
+        raise RequestError(f"{place}{error}", param=error.param, index=index) from None
+    except TypeError as error:
+        raise TypeError(f"{place}{error}") from None
 
 
 def to_json(fields: Mapping[str, object]) -> str:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from corella._corella import Engine
 from corella.errors import EngineError, RequestError
 
 Message = Mapping[str, Any]
+
+_ALL = (
+    "it has encode, decode, batch_decode, apply_chat_template and vocab_size, and can be called; for more, "
+    "transformers' AutoTokenizer reads the model's folder"
+)
 
 
 class Tokenizer:
@@ -25,7 +30,30 @@ class Tokenizer:
         self._engine = engine
         self._tokenize = tokenize
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            raise AttributeError(f"the tokenizer has no {name}: {_ALL}")
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        """Returns the token ids of a text, or of each text of a list, as `input_ids`.
+
+        >>> from corella import LLM
+        >>> with LLM(kv_cache_memory="64M") as llm:
+        ...     tokenizer = llm.get_tokenizer()
+        ...     len(tokenizer(["a fox", "a cub"])["input_ids"])
+        2
+        """
+        is_one = isinstance(text, str)
+        listed = [self.encode(one, add_special_tokens) for one in ([text] if is_one else text)]
+        return {"input_ids": listed[0] if is_one else listed}
+
+    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+        return [self.decode(token_ids, skip_special_tokens) for token_ids in sequences]
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError(f"encode takes one text, not {type(text).__name__}: tokenizer(TEXTS) takes a list of them")
         try:
             return self._engine.encode(text, add_special_tokens)
         except RuntimeError as error:
