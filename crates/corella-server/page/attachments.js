@@ -51,6 +51,7 @@ export class Attachments {
 
   /** Takes what fits and is text, and tells why it leaves the others. */
   async add(files) {
+    at("file-error").textContent = "";
     const refusals = [];
     for (const file of files) {
       const refusal = await this.#take(file);

@@ -30,6 +30,7 @@ use prometheus_client::registry::{Metric, Registry};
 
 use crate::config::serve_config::ServeConfig;
 use crate::text::text_thread::TextWork;
+use crate::wire::cache_explanation::MissCause;
 
 use self::engine::EngineMetrics;
 use self::process::ProcessMetrics;
@@ -68,6 +69,16 @@ struct HttpLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MissLabels {
     cause: &'static str,
+}
+
+/// A series must start at zero, or a rate misses its first increase.
+fn no_misses() -> Family<MissLabels, Counter> {
+    let misses = Family::<MissLabels, Counter>::default();
+    for cause in MissCause::ALL {
+        let cause = cause.name();
+        let _ = misses.get_or_create(&MissLabels { cause });
+    }
+    misses
 }
 
 /// Bounds for times up to the first token, which are short on a fast machine.
@@ -139,7 +150,7 @@ impl Metrics {
                 &mut registry,
                 "prefix_cache_misses",
                 "Prompt tokens that were computed because the prefix cache lacked them, by cause; once for all choices of a prompt",
-                Family::default(),
+                no_misses(),
             ),
             queue_seconds: both(
                 &mut registry,

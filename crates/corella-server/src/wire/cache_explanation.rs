@@ -46,6 +46,18 @@ pub enum MissCause {
 }
 
 impl MissCause {
+    pub const ALL: [Self; 9] = [
+        Self::PartialPage,
+        Self::Client,
+        Self::Eviction,
+        Self::State,
+        Self::Adapter,
+        Self::Salt,
+        Self::Restart,
+        Self::First,
+        Self::Off,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::PartialPage => "partial_page",
