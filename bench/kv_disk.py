@@ -2,7 +2,7 @@
 
     python bench/kv_disk.py target/release/corella MODEL [--prompt-tokens 2048] [--rounds 5] [--folder FOLDER]
 
-MODEL is a folder of `bench/make_model.py`, and FOLDER a folder on the disk. Five prompts take four times the KV cache
+MODEL is a folder of `bench/make_model.py`, and FOLDER a folder on the disk. Sixteen prompts take four times the KV cache
 and are asked in turn, so that none is in memory when it comes again. Their last 64 tokens differ each time:
 
 * computed: without `--kv-disk`;
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from node_process import NodeProcess, time_first_token
 
-NUM_PROMPTS = 5
+NUM_PROMPTS = 16
 NUM_NEW = 64
 
 
