@@ -355,7 +355,7 @@ fn objectives_choose_the_node_and_refuse_where_none_meets_them() {
     }
 }
 
-/// A node of which only the address is known says itself how long its prompts may be.
+/// The limit of prompt tokens comes with a node's report, because a list has only addresses.
 #[test]
 fn prompts_go_to_the_group_that_takes_them() {
     let mut known = directory(config(), 2);

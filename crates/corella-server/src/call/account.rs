@@ -1,5 +1,5 @@
-//! The API keys in use, with what is left of their limits. A prompt's tokens are taken from the limit before the prompt
-//! is submitted, an answer's tokens as they come.
+//! The API keys in use, with the remaining amounts of their limits. A prompt's tokens are taken from the limit before
+//! the prompt is submitted, an answer's tokens as they come.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -76,7 +76,7 @@ impl ApiKeys {
     }
 }
 
-/// A key in use, with what is left of its limits.
+/// A key in use, with the remaining amounts of its limits.
 pub struct Account {
     key: ApiKey,
     limits: Mutex<Limits>,
@@ -183,7 +183,7 @@ impl Account {
         }
     }
 
-    /// Writes what is left of each limit, with the header names that OpenAI's clients know.
+    /// Writes the remaining amount of each limit, under OpenAI's header names.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         let now_us = self.clock.now_us();
         let mut limits = self.limits();
@@ -201,7 +201,7 @@ impl Account {
     }
 }
 
-/// The headers of a limit: the amount per minute, what is left, and the time until all of it is available again.
+/// The headers of a limit: the amount per minute, the remaining amount, and the time until the limit is full again.
 struct LimitHeaders {
     limit: HeaderName,
     remaining: HeaderName,

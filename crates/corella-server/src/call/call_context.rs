@@ -37,7 +37,7 @@ pub struct CallContext {
     pub line: Option<Arc<RequestLine>>,
     /// Whether other requests come first.
     pub is_background: bool,
-    /// Whether the caller wants to know what the prefix cache had of the prompt.
+    /// Whether the caller asks to explain the prompt's hits and misses in the prefix cache.
     pub explains_cache: bool,
     /// Whether the request is checked and not computed.
     pub is_only_check: bool,

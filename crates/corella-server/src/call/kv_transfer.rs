@@ -4,7 +4,7 @@
 use corella_engine::Generate;
 use serde_json::{Map, Value};
 
-/// Reads the field and does what it asks for.
+/// Reads `kv_transfer_params`, and begins the fetch or the session that it names.
 pub trait KvTransfer: Send + Sync {
     /// `request_name` is the request's `x-request-id`. Returns `None` when the field asks for nothing.
     fn begin(

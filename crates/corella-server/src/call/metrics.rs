@@ -71,7 +71,7 @@ struct MissLabels {
     cause: &'static str,
 }
 
-/// A series must start at zero, or a rate misses its first increase.
+/// All causes start at zero, so that a rate has its first increase.
 fn no_misses() -> Family<MissLabels, Counter> {
     let misses = Family::<MissLabels, Counter>::default();
     for cause in MissCause::ALL {

@@ -37,7 +37,7 @@ struct Seen {
     callers: HashSet<u64>,
 }
 
-/// The pages of a prompt, and what the memory knew of them when the prompt came.
+/// The pages of a prompt, compared with the memory when the prompt arrived.
 pub struct RecalledPrompt {
     caller: u64,
     num_tokens: u32,

@@ -147,7 +147,7 @@ pub struct GenerationParams {
     pub tokens_as_ids: bool,
     /// Whether the times of each choice are part of the answer.
     pub returns_metrics: bool,
-    /// Whether the answer explains what the prefix cache had of the prompt.
+    /// Whether the answer explains the prompt's hits and misses in the prefix cache.
     pub explains_cache: bool,
     /// Another server reads these parameters; `kv_transfer.rs` passes them on.
     pub kv_transfer_params: Option<Map<String, Value>>,
