@@ -22,7 +22,7 @@ use crate::endpoint::reply_block::ReplyBlock;
 use crate::state::server_state::ServerState;
 use crate::text::chat_fields::ChatFields;
 use crate::text::conversation_fields::ConversationFields;
-use crate::text::output_format::message_format;
+use crate::text::output_format::{OutputFormat, message_format};
 use crate::text::sampling_fields::EndpointFields;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
@@ -54,9 +54,10 @@ pub async fn count_tokens(
     let num_bytes = body.num_bytes();
     let count = move |served: &ServedModel, caller: &Caller| {
         ChatFields::check_num_messages(&body, served)?;
-        let fields: MessageFields = body.parse()?;
+        let mut fields: MessageFields = body.parse()?;
         let check = served.field_check(field_table::Endpoint::CountTokens);
         body.check_fields(check)?;
+        fields.take_format()?;
         served.check_name(fields.model.as_deref())?;
         let mut chat = fields.chat(served, check)?;
         let prompt = chat.tokenize(served, check, caller).map_err(in_own_names)?;
@@ -83,6 +84,11 @@ struct MessageFields {
 }
 
 impl MessageFields {
+    fn take_format(&mut self) -> Result<Option<OutputFormat>, ApiError> {
+        let config = self.output_config.as_mut();
+        message_format(config.and_then(|config| config.remove("format")))
+    }
+
     /// Returns the conversation in the chat template's form.
     fn chat(self, served: &ServedModel, check: FieldCheck) -> Result<ChatFields, ApiError> {
         let messages = required("messages", self.messages)?;
@@ -192,8 +198,8 @@ impl Endpoint for Messages {
         sampling.set_stop(fields.stop_sequences.clone());
         let params = sampling.validate(served, caller, EndpointFields::default());
         let mut params = params.map_err(|error| error.renamed("stop", "stop_sequences"))?;
-        if let Some(config) = &mut fields.output_config {
-            params.output_format = message_format(config.remove("format"))?;
+        if let Some(format) = fields.take_format()? {
+            params.output_format = Some(format);
         }
         let mut chat = fields.chat(served, check)?;
         let prompt = chat.tokenize(served, check, caller).map_err(in_own_names)?;

@@ -150,6 +150,11 @@ async fn errors_about_tools_have_the_names_of_this_api() {
             "tool_choice.name: must be the name of a tool",
         ),
         ("messages", call(""), "messages[1].content[0].name: "),
+        (
+            "output_config",
+            json!({"format": {"type": "json_schema", "schema": [null]}}),
+            "output_config.format.schema: must be a JSON schema",
+        ),
     ] {
         let mut body = body_with_tools();
         body[field] = value;
