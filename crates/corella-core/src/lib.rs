@@ -12,6 +12,7 @@
 //! The rooms of the core, from bottom to top. A room uses only those above it in this list:
 //!
 //! * `id`: identifiers.
+//! * `fetch_medium`: the medium from which a fetch brings KV.
 //! * `token_rule`: the tokens that may be drawn at each position.
 //! * `sampling`: drawing tokens, and pooling hidden states.
 //! * `batch`: the work of one step.
@@ -37,6 +38,7 @@ extern crate alloc;
 mod batch;
 mod cache;
 mod draft;
+mod fetch_medium;
 mod fleet;
 mod id;
 mod latency_objective;
@@ -69,6 +71,7 @@ pub use cache::page_map::{PageMap, PageState};
 pub use cache::page_table::PageTable;
 pub use cache::prefix_tree::{Parent, PrefixMatch};
 pub use cache::spill::SpillTask;
+pub use fetch_medium::{FetchMedium, FetchedTokens};
 pub use fleet::compute_choice::{ComputeCost, ComputePlace, ComputeSite};
 pub use fleet::peer::{PeerFacts, ReservationId};
 pub use fleet::peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};

@@ -9,8 +9,8 @@ use core::fmt;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
-    HiddenState, LatencyObjectives, MissedObjective, Pooling, PromptLogprob, RequestId, Sample,
-    SamplingParams, TokenId,
+    FetchedTokens, HiddenState, LatencyObjectives, MissedObjective, Pooling, PromptLogprob,
+    RequestId, Sample, SamplingParams, TokenId,
 };
 
 /// A request for one generated sequence.
@@ -147,7 +147,7 @@ pub struct RequestOutput {
     /// Prompt tokens whose KV came from the prefix cache at first admission.
     pub num_cached_tokens: u32,
     /// The cached tokens in blocks that a fetch has brought and that no request had used before.
-    pub num_fetched_tokens: u32,
+    pub fetched_tokens: FetchedTokens,
     /// The number of output tokens so far, including this event's.
     pub num_output_tokens: u32,
     /// Time from arrival to the first step that computes the request.

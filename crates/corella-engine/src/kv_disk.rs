@@ -1,7 +1,8 @@
 //! The disk tier: blocks of the prefix cache that outlive memory and restarts.
 //!
-//! * One preallocated file for each model and layout (`kv_disk/folder.rs`), locked by its process, with a slot for each
-//!   page (`slot.rs`). A torn, damaged or foreign slot is an absent page (`page_store.rs`).
+//! * One file for each model and layout (`kv_disk/folder.rs`), locked by its process, with a label (`label.rs`) and a
+//!   slot for each page (`slot.rs`). Disk space is reserved before it is used. Files of models that no process serves
+//!   make room for others. A torn, damaged or foreign slot is an absent page (`page_store.rs`).
 //! * A thread opens and scans the file while requests are served, and then stores. Another thread reads.
 //! * Blocks are stored if a request used them again, or if they are next to be evicted
 //!   ([`poll_copy_offer`](Scheduler::poll_copy_offer)). The core holds them while they are copied to memory, as it
@@ -15,11 +16,13 @@
 //!   counts up to its last state.
 //! * Blocks of an adapter are stored by its content, and erased when it is removed. Blocks with a salt are only stored
 //!   on demand.
-//! * An error of the disk switches the tier off until the disk works again. Fetches under way are lost, so that their
-//!   requests compute; nothing else changes.
+//! * An error of the disk switches the tier off until the disk works again, and a panic of a thread until the next
+//!   start. Fetches under way are lost, so that their requests compute; nothing else changes.
 
 mod file_layer;
 mod folder;
+mod inspection;
+mod label;
 mod page_index;
 mod page_list;
 mod page_store;
@@ -29,11 +32,12 @@ mod slot;
 mod tier;
 mod writer;
 
+pub use inspection::{KvFileContent, KvFilePages, KvFileReport, inspect_kv_disk};
+pub use label::KvDiskLabel;
 pub(crate) use tier::Tier;
 pub use tier::{KvDiskConfig, KvDiskStats};
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,17 +46,17 @@ use std::time::Duration;
 
 use corella_core::session::{BlockOffer, FetchPace};
 use corella_core::{
-    BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, FetchRequest, HoldId, Namespace, PageId,
-    Request, Scheduler, SchedulerStats, TokenId,
+    BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRequest, HoldId,
+    Namespace, PageId, Request, Scheduler, SchedulerStats, TokenId,
 };
 use corella_model::KvPages;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::wake::doorbell::{Doorbell, LoopSender};
 use page_list::{DiskPath, PathPage, path_pages};
-use page_store::PageStore;
 use reader::ReadTask;
 use report::Report;
+use tier::Store;
 use writer::WriteTask;
 
 /// The loop's side of the tier.
@@ -109,8 +113,18 @@ impl KvDisk {
         scheduler: &mut Scheduler,
         doorbell: Doorbell,
     ) -> io::Result<Self> {
+        let tier = Tier::new(config, pages.clone());
+        Self::start_with(tier, pages, scheduler, doorbell)
+    }
+
+    fn start_with(
+        tier: Tier,
+        pages: Arc<dyn KvPages>,
+        scheduler: &mut Scheduler,
+        doorbell: Doorbell,
+    ) -> io::Result<Self> {
         scheduler.offer_copies();
-        let tier = Arc::new(Tier::new(config, pages.clone()));
+        let tier = Arc::new(tier);
         let (report, reports) = bounded(MAX_REPORTS);
         let report = LoopSender::new(report, doorbell);
         let (writes, write_tasks) = bounded(1);
@@ -182,6 +196,7 @@ impl KvDisk {
         };
         let wait_us = wait_us.clamp(LEAST_WAIT_US, LONGEST_WAIT_US);
         let granted = scheduler.begin_fetch(FetchRequest {
+            medium: FetchMedium::Disk,
             namespace: request.namespace.clone(),
             tokens: path.list.tokens.clone(),
             soft_us: now_us + wait_us,
@@ -269,8 +284,7 @@ impl KvDisk {
         }
     }
 
-    /// Waits until no copy holds blocks. Copies in memory take milliseconds, and a thread that has died reports
-    /// nothing.
+    /// Waits until no copy holds blocks. Copies in memory take milliseconds.
     pub(crate) fn end_copy(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         while self.hold.is_some()
             && let Ok(report) = self.reports.recv_timeout(Duration::from_micros(HOLD_US))
@@ -307,6 +321,21 @@ impl KvDisk {
                 num_blocks,
                 elapsed_us,
             } => self.pace.note_load(num_blocks, elapsed_us),
+            Report::ReaderDied => {
+                self.tier.give_up();
+                self.reads = None;
+                for (id, _) in self.fetches.drain() {
+                    scheduler.handle_fetch_ended(id, FetchEnd::Lost);
+                }
+            }
+            Report::WriterDied => {
+                self.tier.give_up();
+                self.writes = None;
+                if let Some(id) = self.hold.take() {
+                    scheduler.release_blocks(id, now_us);
+                }
+                self.give_up_path(scheduler, now_us);
+            }
         }
     }
 
@@ -457,7 +486,7 @@ fn compute_us(stats: &SchedulerStats, num_blocks: u32, page_size: u32) -> u64 {
 fn shorten_to_usable(
     grant: FetchGrant,
     path: &DiskPath,
-    store: &PageStore<File>,
+    store: &Store,
     scheduler: &mut Scheduler,
 ) -> Option<FetchGrant> {
     let granted = &path.hashes[..grant.num_blocks as usize];

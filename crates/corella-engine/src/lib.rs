@@ -40,7 +40,10 @@ pub use engine::{Engine, EngineConfig};
 pub use exchange::block_exchange::BlockExchange;
 pub use exchange::kv_exchange::{KvExchange, Receipt};
 pub use generate::Generate;
-pub use kv_disk::{KvDiskConfig, KvDiskStats};
+pub use kv_disk::{
+    KvDiskConfig, KvDiskLabel, KvDiskStats, KvFileContent, KvFilePages, KvFileReport,
+    inspect_kv_disk,
+};
 pub use log::rare_line::RareLine;
 pub use request::block_fact::BlockFact;
 pub use request::submission::Submission;

@@ -63,7 +63,7 @@ pub enum KvSpill {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvDiskOptions {
     pub folder: PathBuf,
-    /// The size of the model's file in the folder.
+    /// The size of all files in the folder.
     pub max_bytes: u64,
     /// Whether prompts with a `cache_salt` are kept, too.
     pub keeps_salted: bool,

@@ -507,7 +507,7 @@ impl Node {
             finish,
             num_prompt_tokens: event.num_prompt_tokens,
             num_cached_tokens: event.num_cached_tokens,
-            num_fetched_tokens: event.num_fetched_tokens,
+            fetched_tokens: event.fetched_tokens,
             num_output_tokens: event.num_output_tokens,
             queue_us: event.queue_us,
         }));

@@ -19,7 +19,9 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::KvCache;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::Parent;
-use crate::{BlockId, FetchId, Namespace, PageId, PageTable, SnapshotId, StepId, TokenId};
+use crate::{
+    BlockId, FetchId, FetchMedium, Namespace, PageId, PageTable, SnapshotId, StepId, TokenId,
+};
 
 /// The most fetches under way.
 pub(crate) const MAX_FETCHES: usize = 64;
@@ -27,6 +29,7 @@ pub(crate) const MAX_FETCHES: usize = 64;
 /// Blocks to fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchRequest {
+    pub medium: FetchMedium,
     pub namespace: Namespace,
     /// The blocks' tokens, from the beginning of the sequence. An incomplete last block is left out.
     pub tokens: Vec<TokenId>,
@@ -163,7 +166,7 @@ impl Fetch {
                 match kv.page(block, group) {
                     Some(page) if own(group) == Some(page) => {
                         is_brought = true;
-                        kv.note_fetched(page);
+                        kv.note_fetched(page, self.request.medium);
                     }
                     Some(page) => {
                         kv.lock(page);

@@ -19,7 +19,10 @@ use crate::cache::page_pool::PagePool;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
 use crate::cache::residency::{Residency, Resident};
-use crate::{BlockId, KvGroup, Namespace, PageId, PageState, SnapshotId, StepId, TokenId};
+use crate::{
+    BlockId, FetchMedium, FetchedTokens, KvGroup, Namespace, PageId, PageState, SnapshotId, StepId,
+    TokenId,
+};
 
 /// The KV pages and their content. A page is in one of three states, whose counts always add up to `num_pages`:
 /// * in use: page tables name it, and each of them holds one lock;
@@ -404,14 +407,19 @@ impl KvCache {
     }
 
     /// Records that a fetch has brought a page.
-    pub(crate) fn note_fetched(&mut self, page: PageId) {
-        self.residency.note_fetched(page);
+    pub(crate) fn note_fetched(&mut self, page: PageId, medium: FetchMedium) {
+        self.residency.note_fetched(page, medium);
     }
 
-    /// Records a request's use of a path. Returns the number of blocks that a fetch has brought for this first use.
-    pub(crate) fn use_fetched(&mut self, path: &[BlockId]) -> usize {
-        let is_fetched = |block: &&BlockId| self.residency.use_fetched(**block);
-        path.iter().filter(is_fetched).count()
+    /// Records a request's use of a path. Returns the tokens of the blocks that a fetch has brought for this first use.
+    pub(crate) fn use_fetched(&mut self, path: &[BlockId]) -> FetchedTokens {
+        let mut fetched = FetchedTokens::default();
+        for &block in path {
+            if let Some(medium) = self.residency.use_fetched(block) {
+                fetched.add(medium, self.page_size());
+            }
+        }
+        fetched
     }
 
     /// The step whose return makes all pages of a block ready.

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use crate::cache::snapshot::Snapshots;
-use crate::{BlockId, KvGroup, PageId, StepId};
+use crate::{BlockId, FetchMedium, KvGroup, PageId, StepId};
 
 /// The number of low bits in a time of last use that order pages with the same use.
 const DEPTH_BITS: u32 = 31;
@@ -40,8 +40,8 @@ pub(crate) struct Resident {
     /// depend on it.
     num_blocks: NonZeroU32,
     group: u8,
-    /// A fetch has brought the page, and no request has used it yet.
-    is_fetched: bool,
+    /// The medium from which a fetch has brought the page, until a request uses it.
+    fetched_from: Option<FetchMedium>,
 }
 
 impl Resident {
@@ -166,28 +166,28 @@ impl Residency {
             last_used: 0,
             num_blocks: NonZeroU32::MIN.saturating_add(depth as u32),
             group: group as u8,
-            is_fetched: false,
+            fetched_from: None,
         });
     }
 
     /// Records that a fetch has brought a page.
-    pub fn note_fetched(&mut self, page: PageId) {
+    pub fn note_fetched(&mut self, page: PageId, medium: FetchMedium) {
         if let Some(resident) = &mut self.residents[page.0 as usize] {
-            resident.is_fetched = true;
+            resident.fetched_from = Some(medium);
         }
     }
 
-    /// Records a use of a block. Returns whether a fetch has brought a page of the block for this use.
-    pub fn use_fetched(&mut self, block: BlockId) -> bool {
-        let mut is_fetched = false;
+    /// Records a use of a block. Returns the medium from which a fetch has brought a page of the block for this use.
+    pub fn use_fetched(&mut self, block: BlockId) -> Option<FetchMedium> {
+        let mut medium = None;
         for group in 0..self.groups.len() {
             if let Some(page) = self.page(block, group)
                 && let Some(resident) = &mut self.residents[page.0 as usize]
             {
-                is_fetched |= core::mem::take(&mut resident.is_fetched);
+                medium = resident.fetched_from.take().or(medium);
             }
         }
-        is_fetched
+        medium
     }
 
     /// Takes a block's page in a group from it. Returns the page with the time of its last use.

@@ -3,7 +3,7 @@
 use crate::cache::kv_cache::{FoundPrefix, KvCache};
 use crate::cache::prefix_tree::KnownPath;
 use crate::request_state::{RequestIndex, RequestState};
-use crate::{FetchId, StepId};
+use crate::{FetchId, FetchedTokens, StepId};
 
 #[derive(Debug, Default)]
 pub(super) struct Turn {
@@ -47,7 +47,7 @@ pub(crate) enum Leader {
 struct Admission {
     /// Prompt tokens that were cached, and those of them that a fetch has brought for the request.
     num_cached_tokens: u32,
-    num_fetched_tokens: u32,
+    fetched_tokens: FetchedTokens,
     queue_us: u64,
 }
 
@@ -71,14 +71,19 @@ impl RequestState {
         self.turn.admission.is_none()
     }
 
-    /// Records an admission at `now_us`, with `num_cached_tokens` prompt tokens cached, `num_fetched_tokens` of them
+    /// Records an admission at `now_us`, with `num_cached_tokens` prompt tokens cached, `fetched_tokens` of them
     /// by a fetch for the request. Returns whether it is the request's first one.
-    pub fn admit(&mut self, num_cached_tokens: u32, num_fetched_tokens: u32, now_us: u64) -> bool {
+    pub fn admit(
+        &mut self,
+        num_cached_tokens: u32,
+        fetched_tokens: FetchedTokens,
+        now_us: u64,
+    ) -> bool {
         let is_new = self.is_new();
         if is_new {
             self.turn.admission = Some(Admission {
                 num_cached_tokens,
-                num_fetched_tokens,
+                fetched_tokens,
                 queue_us: now_us.saturating_sub(self.request.arrival_us),
             });
         }
@@ -93,10 +98,9 @@ impl RequestState {
     }
 
     /// The cached tokens that a fetch has brought for the request.
-    pub fn num_fetched_tokens(&self) -> u32 {
-        self.turn
-            .admission
-            .map_or(0, |admission| admission.num_fetched_tokens)
+    pub fn fetched_tokens(&self) -> FetchedTokens {
+        let admission = self.turn.admission;
+        admission.map_or_else(FetchedTokens::default, |admission| admission.fetched_tokens)
     }
 
     /// The time that the request waited, or has waited so far, for its first admission.

@@ -11,8 +11,8 @@ use crate::session::{
     ToFetcher, ToSource,
 };
 use crate::{
-    BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation, NodeId,
-    PageId,
+    BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRefusal, FetchRequest, Incarnation,
+    NodeId, PageId,
 };
 
 /// Fetches blocks from another node: looks them up, reserves pages for them, and publishes each block when its rows
@@ -280,6 +280,7 @@ impl BlockFetcher {
         fetch.truncate(num_blocks, self.config.page_size);
         let request = &fetch.request;
         let request = FetchRequest {
+            medium: FetchMedium::Peer,
             namespace: request.list.namespace.clone(),
             tokens: request.list.tokens.clone(),
             soft_us: request.soft_us,

@@ -18,8 +18,9 @@ use crate::session::{
     ToPrefill,
 };
 use crate::{
-    AdmissionError, ComputePlace, FinishReason, Incarnation, KvFact, Namespace, NodeId, Request,
-    RequestError, RequestId, RequestOutput, Sample, SessionId, StepId, StoppingCriteria,
+    AdmissionError, ComputePlace, FetchedTokens, FinishReason, Incarnation, KvFact, Namespace,
+    NodeId, Request, RequestError, RequestId, RequestOutput, Sample, SessionId, StepId,
+    StoppingCriteria,
 };
 
 /// Accepts requests of clients, and finishes each exactly once, with or without a decode node.
@@ -151,7 +152,7 @@ pub struct ClientEvent {
     /// The number of prompt tokens that were cached on the computing node when the request first ran.
     pub num_cached_tokens: u32,
     /// Cached tokens that a fetch of the node has brought for the request.
-    pub num_fetched_tokens: u32,
+    pub fetched_tokens: FetchedTokens,
     /// The number of tokens so far, including this event's.
     pub num_output_tokens: u32,
     /// The time from arrival to the first step.

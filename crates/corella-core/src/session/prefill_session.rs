@@ -14,8 +14,8 @@ use crate::session::{
     ToPrefill, Tokens,
 };
 use crate::{
-    AdmissionError, ComputePlace, FinishReason, Incarnation, MissedObjective, NodeId, Request,
-    Sample, SessionId, TokenId,
+    AdmissionError, ComputePlace, FetchedTokens, FinishReason, Incarnation, MissedObjective,
+    NodeId, Request, Sample, SessionId, TokenId,
 };
 
 #[derive(Clone, Debug)]
@@ -130,7 +130,7 @@ pub(super) enum Local {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accounting {
     pub num_cached_tokens: u32,
-    pub num_fetched_tokens: u32,
+    pub fetched_tokens: FetchedTokens,
     pub queue_us: u64,
 }
 
@@ -604,7 +604,8 @@ impl PrefillSession {
             finish,
             num_prompt_tokens: self.request.prompt.len() as u32,
             num_cached_tokens: accounting.map_or(0, |known| known.num_cached_tokens),
-            num_fetched_tokens: accounting.map_or(0, |known| known.num_fetched_tokens),
+            fetched_tokens: accounting
+                .map_or_else(FetchedTokens::default, |known| known.fetched_tokens),
             num_output_tokens: self.output.len() as u32,
             queue_us: accounting.map_or(0, |known| known.queue_us),
         };

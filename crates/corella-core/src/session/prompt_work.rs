@@ -1,11 +1,11 @@
 //! The choice of the node that computes a prompt: the prefill node or the decode node.
 
-use crate::ComputePlace;
 use crate::session::prefill_end::PrefillAction;
 use crate::session::prefill_session::{
     Accounting, Context, Local, PrefillSession, PromptWork, Remote,
 };
 use crate::session::{SessionKey, ToDecode};
+use crate::{ComputePlace, FetchedTokens};
 
 impl PrefillSession {
     /// Asks the driver to decide which node computes the prompt.
@@ -49,7 +49,7 @@ impl PrefillSession {
                 link.needs_rows = false;
                 self.accounting = Some(Accounting {
                     num_cached_tokens: num_cached_rows,
-                    num_fetched_tokens: 0,
+                    fetched_tokens: FetchedTokens::default(),
                     queue_us: 0,
                 });
                 self.send(ToDecode::Compute, context);

@@ -494,7 +494,7 @@ impl Scheduler {
             finish,
             num_prompt_tokens: state.num_prompt_tokens(),
             num_cached_tokens: state.num_cached_tokens(),
-            num_fetched_tokens: state.num_fetched_tokens(),
+            fetched_tokens: state.fetched_tokens(),
             num_output_tokens: state.num_output_tokens(),
             queue_us: state.queue_us(self.pace.now_us()),
         }

@@ -1,8 +1,8 @@
 //! The pages of a load: both nodes name the same pages, which are the ones that a query after the last block reads.
 
 use corella_core::{
-    BatchOutput, BlockList, FetchEnd, FetchRequest, KvGroup, Namespace, PageTable, Request,
-    RequestId, Sample, Scheduler, SchedulerConfig, TokenId,
+    BatchOutput, BlockList, FetchEnd, FetchMedium, FetchRequest, KvGroup, Namespace, PageTable,
+    Request, RequestId, Sample, Scheduler, SchedulerConfig, TokenId,
 };
 
 const NUM_BLOCKS: u32 = 9;
@@ -30,6 +30,7 @@ fn both_ends_of_a_load_have_the_pages_that_the_next_query_reads() {
                 compute(&mut loader, &tokens[..num_rows]);
             }
             let grant = loader.begin_fetch(FetchRequest {
+                medium: FetchMedium::Peer,
                 namespace: Namespace::default(),
                 tokens: tokens.clone(),
                 soft_us: u64::MAX,
@@ -94,6 +95,7 @@ fn a_part_of_a_load_has_the_pages_that_a_query_behind_it_reads() {
             compute(&mut loader, &tokens[..(num_found * page_size) as usize]);
         }
         let fetch = loader.begin_fetch(FetchRequest {
+            medium: FetchMedium::Peer,
             namespace: Namespace::default(),
             tokens: tokens.clone(),
             soft_us: u64::MAX,

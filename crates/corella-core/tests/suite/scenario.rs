@@ -48,6 +48,7 @@
 //! stored a · stored a=failed         a's pages are in host memory, or could not be copied there
 //! restored a · restored a=failed     a has its KV back, or could not get it
 //! fetch f prompt=xyxy soft=9 hard=99 reserve pages for the blocks of a prefix; requests follow it
+//! fetch f prompt=xyxy medium=disk     the same, from a disk
 //! fetched f=2                        the pages of two blocks are filled
 //! fetched f=done · fetched f=lost    the writer has stopped
 //! cancels                            the fetches whose writers have to stop
@@ -680,10 +681,15 @@ impl World {
                 0 => String::new(),
                 cached => format!(", {cached} of {} cached", output.num_prompt_tokens),
             };
-            let fetched = match output.num_fetched_tokens {
-                0 => String::new(),
-                fetched => format!(", {fetched} fetched"),
-            };
+            let mut fetched = String::new();
+            for (num_tokens, medium) in [
+                (output.fetched_tokens.num_from_peers, "fetched"),
+                (output.fetched_tokens.num_from_disk, "from the disk"),
+            ] {
+                if num_tokens > 0 {
+                    write!(fetched, ", {num_tokens} {medium}").unwrap();
+                }
+            }
             let num_tokens = output.num_output_tokens;
             self.say(&format!(
                 "{name} ends: {how}, {num_tokens} out{cached}{fetched}"

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_core::{
-    BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, HeldBlocks, HoldId,
-    HoldRefusal, Namespace, PageHash, Scheduler, TokenId,
+    BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRefusal, FetchRequest, HeldBlocks,
+    HoldId, HoldRefusal, Namespace, PageHash, Scheduler, TokenId,
 };
 
 use crate::request::command::{Command, CommandSender};
@@ -110,6 +110,7 @@ impl BlockExchange {
         hard: Duration,
     ) -> Option<Result<FetchGrant, FetchRefusal>> {
         let request = FetchRequest {
+            medium: FetchMedium::Peer,
             namespace,
             tokens,
             soft_us: self.at_us(soft),

@@ -10,9 +10,11 @@ pub(super) trait FileLayer: Send + Sync {
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
     /// When this returns, all earlier writes survive a crash. Without it, any part of them may be lost.
     fn sync(&self) -> io::Result<()>;
-    /// Makes the file `len` bytes long and reserves the disk space, so that later writes have room. Existing bytes up
-    /// to `len` stay.
-    fn resize(&self, len: u64) -> io::Result<()>;
+    /// Makes the file at least `len` bytes long and reserves the disk space, so that later writes have room. Existing
+    /// bytes stay. Returns the length of the file, which is below `len` if there is not enough room.
+    fn reserve(&self, len: u64) -> io::Result<u64>;
+    /// Empties the file, and gives its disk space back.
+    fn clear(&self) -> io::Result<()>;
 }
 
 impl FileLayer for File {
@@ -28,28 +30,59 @@ impl FileLayer for File {
         self.sync_data()
     }
 
-    fn resize(&self, len: u64) -> io::Result<()> {
-        self.set_len(len)?;
-        allocate(self, len)
+    fn reserve(&self, len: u64) -> io::Result<u64> {
+        let there = self.metadata()?.len();
+        if len <= there {
+            return Ok(there);
+        }
+        allocate(self, len)?;
+        Ok(len)
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        self.set_len(0)
     }
 }
 
+impl FileLayer for Box<dyn FileLayer> {
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        (**self).read_at(bytes, at)
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        (**self).write_at(bytes, at)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        (**self).sync()
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<u64> {
+        (**self).reserve(len)
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        (**self).clear()
+    }
+}
+
+/// Makes a file longer, with disk space for all of it.
 #[cfg(target_os = "linux")]
 fn allocate(file: &File, len: u64) -> io::Result<()> {
     use std::os::fd::AsRawFd;
-    let len = len.try_into().map_err(io::Error::other)?;
+    let end = len.try_into().map_err(io::Error::other)?;
     // SAFETY: the descriptor is open as long as the file is borrowed, and the call reads no memory.
-    if len == 0 || unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, end) } == 0 {
         return Ok(());
     }
     match io::Error::last_os_error() {
         // The file system cannot reserve room. A write may then find the disk full.
-        error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
+        error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => file.set_len(len),
         error => Err(error),
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn allocate(_file: &File, _len: u64) -> io::Result<()> {
-    Ok(())
+fn allocate(file: &File, len: u64) -> io::Result<()> {
+    file.set_len(len)
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use super::slot::PageKey;
 
@@ -62,10 +63,17 @@ impl PageIndex {
         self.by_use.insert((used, Reverse(depth), slot));
     }
 
-    /// Makes all slots without a page free.
-    pub fn free_others(&mut self) {
+    /// Makes slots free, except those with a page.
+    pub fn free_slots(&mut self, slots: Range<u32>) {
+        self.free.retain(|slot| !slots.contains(slot));
         let empty = |slot: &u32| self.slots[*slot as usize].is_none();
-        self.free = (0..self.slots.len() as u32).rev().filter(empty).collect();
+        let mut free: Vec<_> = slots.rev().filter(empty).collect();
+        free.append(&mut self.free);
+        self.free = free;
+    }
+
+    pub fn num_free(&self) -> usize {
+        self.free.len()
     }
 
     pub fn touch(&mut self, key: PageKey, time: u64) {
@@ -112,11 +120,11 @@ impl PageIndex {
         }
     }
 
+    /// Forgets all pages. No slot is free afterwards.
     pub fn clear(&mut self) {
         let clock = self.clock;
         *self = Self::new(self.slots.len() as u32);
         self.clock = clock;
-        self.free_others();
     }
 }
 
@@ -133,13 +141,18 @@ mod tests {
         }
     }
 
-    /// Four slots: a path of two blocks, a later path of one block, and a free slot.
-    fn index() -> PageIndex {
+    /// Four slots: a path of two blocks, a later path of one block, and a slot without a page.
+    fn found() -> PageIndex {
         let mut index = PageIndex::new(4);
         index.insert(2, key(20), 0, 5);
         index.insert(0, key(21), 1, 5);
         index.insert(3, key(30), 0, 6);
-        index.free_others();
+        index
+    }
+
+    fn index() -> PageIndex {
+        let mut index = found();
+        index.free_slots(0..4);
         index
     }
 
@@ -171,16 +184,35 @@ mod tests {
 
     #[test]
     fn of_two_slots_with_one_block_the_newer_counts() {
-        let mut index = index();
+        let mut index = found();
         index.insert(1, key(30), 0, 4);
         assert_eq!(index.slot(key(30)), Some(3));
         index.insert(1, key(30), 0, 8);
         assert_eq!(index.slot(key(30)), Some(1));
-        index.free_others();
+        index.free_slots(0..4);
         // The other slot is free. A late report about it changes nothing.
         index.forget(key(30), 3);
         assert_eq!(index.take_slot(9), Some(3));
         index.forget(key(30), 1);
         assert_eq!((index.slot(key(30)), index.take_slot(9)), (None, Some(1)));
+    }
+    #[test]
+    fn slots_become_free_in_steps() {
+        let mut index = PageIndex::new(5);
+        assert_eq!(index.take_slot(9), None);
+        index.free_slots(0..2);
+        assert_eq!(index.take_slot(9), Some(0));
+        index.free_slots(2..4);
+        assert_eq!(index.num_free(), 3);
+        // Free slots stay free once.
+        index.free_slots(1..4);
+        assert_eq!(index.num_free(), 3);
+        assert_eq!(
+            [9; 4].map(|time| index.take_slot(time)),
+            [Some(1), Some(2), Some(3), None]
+        );
+        index.insert(1, key(20), 0, 5);
+        index.clear();
+        assert_eq!((index.len(), index.take_slot(9)), (0, None));
     }
 }

@@ -22,9 +22,14 @@ impl DiskPath {
         hasher: &BlockHasher,
         page_size: u32,
     ) -> Self {
-        let hashes = hasher.hashes(&namespace.of_hashes(), &list.tokens, page_size);
+        let names = namespace.of_hashes();
+        // Without a salt and an adapter, the file names blocks as the scheduler does.
+        let hashes = match names == list.namespace {
+            true => list.hashes.clone(),
+            false => hasher.hashes(&names, &list.tokens, page_size).collect(),
+        };
         Self {
-            hashes: hashes.collect(),
+            hashes,
             list,
             namespace,
         }

@@ -2,15 +2,18 @@
 //!
 //! A page is right or absent, whatever is lost when the process or the machine stops: its rows are synchronised before
 //! its header is written, and a reader compares the header's tokens, and checks the checksums of header and rows.
+//!
+//! The file grows in steps when pages need more slots. Disk space is reserved for each step before slots are used.
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corella_core::{KvGroup, PageHash};
 
 use super::file_layer::FileLayer;
+use super::label::{KvDiskLabel, LABEL_BYTES, write_label};
 use super::page_index::PageIndex;
 use super::slot::{PageKey, PageName, SlotShape};
 
@@ -19,7 +22,13 @@ pub(super) struct PageStore<F> {
     shape: SlotShape,
     groups: Vec<KvGroup>,
     num_state_parts: StateParts,
+    label: Vec<u8>,
+    /// The number of slots for which the size has room.
     num_slots: u32,
+    /// The number of first slots whose disk space is reserved.
+    num_reserved: AtomicU32,
+    /// Whether the file could not grow as far as it needed.
+    is_short: AtomicBool,
     index: Mutex<PageIndex>,
     /// Counts erasures.
     epoch: AtomicU64,
@@ -33,6 +42,9 @@ pub(super) struct PageStore<F> {
 /// The parts of a state are pages of the last block, in groups after the KV groups. A state without all of its parts is
 /// absent.
 pub(super) type StateParts = Option<Box<dyn Fn(u32) -> u32 + Send + Sync>>;
+
+/// The number of steps in which a file grows to its size.
+const NUM_STEPS: u32 = 8;
 
 /// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,16 +63,21 @@ impl<F: FileLayer> PageStore<F> {
         shape: SlotShape,
         groups: Vec<KvGroup>,
         num_state_parts: StateParts,
+        label: &KvDiskLabel,
         max_bytes: u64,
     ) -> Self {
-        let num_slots = max_bytes / shape.slot_bytes() as u64;
+        let slots_bytes = max_bytes.saturating_sub(LABEL_BYTES as u64);
+        let num_slots = slots_bytes / shape.slot_bytes() as u64;
         let num_slots = u32::try_from(num_slots).unwrap_or(u32::MAX);
         Self {
             file,
             shape,
             groups,
             num_state_parts,
+            label: write_label(shape, label),
             num_slots,
+            num_reserved: AtomicU32::new(0),
+            is_short: AtomicBool::new(false),
             index: Mutex::new(PageIndex::new(num_slots)),
             epoch: AtomicU64::new(0),
             writing: Mutex::new(()),
@@ -71,6 +88,19 @@ impl<F: FileLayer> PageStore<F> {
         self.num_slots
     }
 
+    /// The number of slots whose disk space is reserved.
+    pub fn num_reserved(&self) -> u32 {
+        self.num_reserved.load(Ordering::Relaxed)
+    }
+
+    /// The number of pages for which there is room, as far as is known.
+    pub fn max_pages(&self) -> u32 {
+        match self.is_short.load(Ordering::Relaxed) {
+            true => self.num_reserved(),
+            false => self.num_slots,
+        }
+    }
+
     pub fn slot_bytes(&self) -> usize {
         self.shape.slot_bytes()
     }
@@ -79,18 +109,68 @@ impl<F: FileLayer> PageStore<F> {
         self.index().len()
     }
 
-    /// Reserves the disk space for all slots.
-    pub fn preallocate(&self) -> io::Result<()> {
-        self.file.resize(self.at(self.num_slots))
+    /// Reserves disk space for the first slots, unless the file has some, and labels the file.
+    pub fn prepare(&self) -> io::Result<()> {
+        self.reserve(self.step())?;
+        let mut label = vec![0; LABEL_BYTES];
+        let is_there = self.file.read_at(&mut label, 0).is_ok() && label == self.label;
+        match is_there || self.num_reserved() == 0 {
+            true => Ok(()),
+            false => self.write_label(),
+        }
+    }
+
+    fn write_label(&self) -> io::Result<()> {
+        self.file.write_at(&self.label, 0)?;
+        self.file.sync()
+    }
+
+    /// The number of slots by which the file grows.
+    fn step(&self) -> u32 {
+        self.num_slots.div_ceil(NUM_STEPS)
+    }
+
+    /// Reserves the disk space of the first `num_slots` slots, or of as many as there is room for.
+    fn reserve(&self, num_slots: u32) -> io::Result<()> {
+        let len = self.file.reserve(self.at(num_slots))?;
+        let slots_bytes = len.saturating_sub(LABEL_BYTES as u64);
+        let num_there = slots_bytes / self.shape.slot_bytes() as u64;
+        let num_there = num_there.min(self.num_slots.into()) as u32;
+        self.is_short
+            .store(num_there < num_slots, Ordering::Relaxed);
+        self.num_reserved.store(num_there, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Reserves the disk space of further slots until all of `pages` have a slot, as far as there is room.
+    fn grow_for(&self, pages: &[PageName]) -> io::Result<()> {
+        loop {
+            let index = self.index();
+            let new = pages.iter().filter(|page| index.slot(page.key).is_none());
+            let has_slots = new.count() <= index.num_free();
+            drop(index);
+            let before = self.num_reserved();
+            if has_slots || before == self.num_slots {
+                return Ok(());
+            }
+            self.reserve(self.num_slots.min(before + self.step()))?;
+            let after = self.num_reserved();
+            if after <= before {
+                return Ok(());
+            }
+            self.index().free_slots(before..after);
+        }
     }
 
     /// Finds the pages in the file, one after the other. Nothing may be stored before the scan has returned.
     pub fn scan(&self, is_stopping: &AtomicBool) -> io::Result<()> {
         let mut header = vec![0; self.shape.header_bytes()];
-        for slot in 0..self.num_slots {
+        for slot in 0..self.num_reserved() {
             if is_stopping.load(Ordering::Relaxed) {
                 return Ok(());
             }
+            // The file may be erased meanwhile, but not between a read and its entry in the index.
+            let _writing = self.lock_writing();
             match self.file.read_at(&mut header, self.at(slot)) {
                 Ok(()) => {}
                 // The file was cut off.
@@ -102,7 +182,8 @@ impl<F: FileLayer> PageStore<F> {
                 index.insert(slot, found.key, found.depth, found.generation);
             }
         }
-        self.index().free_others();
+        let _writing = self.lock_writing();
+        self.index().free_slots(0..self.num_reserved());
         Ok(())
     }
 
@@ -221,6 +302,7 @@ impl<F: FileLayer> PageStore<F> {
         if self.epoch() != epoch {
             return Ok(0);
         }
+        self.grow_for(pages)?;
         let mut writes = Vec::with_capacity(pages.len());
         for (page, rows) in pages.iter().zip(rows.chunks_exact(self.shape.row_bytes)) {
             let mut index = self.index();
@@ -288,20 +370,18 @@ impl<F: FileLayer> PageStore<F> {
     pub fn erase(&self) -> io::Result<()> {
         let _writing = self.lock_writing();
         self.epoch.fetch_add(1, Ordering::Relaxed);
+        self.num_reserved.store(0, Ordering::Relaxed);
         self.index().clear();
-        self.file.resize(0)?;
-        self.preallocate()?;
-        self.file.sync()
+        self.file.clear()?;
+        self.reserve(self.step())?;
+        self.index().free_slots(0..self.num_reserved());
+        self.write_label()
     }
 
-    /// Rewrites the first header unchanged, to see whether the disk takes writes.
+    /// Rewrites the label, to see whether the disk takes writes.
     pub fn try_to_write(&self) -> io::Result<()> {
         let _writing = self.lock_writing();
-        self.preallocate()?;
-        let mut header = vec![0; self.shape.header_bytes()];
-        self.file.read_at(&mut header, 0)?;
-        self.file.write_at(&header, 0)?;
-        self.file.sync()
+        self.write_label()
     }
 
     /// Erases the pages of an adapter. Paths that are being stored are given up.
@@ -312,7 +392,7 @@ impl<F: FileLayer> PageStore<F> {
         self.epoch.fetch_add(1, Ordering::Relaxed);
         let mut header = vec![0; self.shape.header_bytes()];
         let empty = vec![0; self.shape.slot_bytes()];
-        for slot in 0..self.num_slots {
+        for slot in 0..self.num_reserved() {
             self.file.read_at(&mut header, self.at(slot))?;
             let found = self.shape.read_header(&header);
             if let Some(found) = found.filter(|found| found.adapter == adapter) {
@@ -324,7 +404,7 @@ impl<F: FileLayer> PageStore<F> {
     }
 
     fn at(&self, slot: u32) -> u64 {
-        u64::from(slot) * self.shape.slot_bytes() as u64
+        LABEL_BYTES as u64 + u64::from(slot) * self.shape.slot_bytes() as u64
     }
 
     fn index(&self) -> MutexGuard<'_, PageIndex> {

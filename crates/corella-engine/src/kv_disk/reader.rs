@@ -12,7 +12,7 @@ use crossbeam_channel::Receiver;
 
 use super::page_list::{DiskPath, PathPage};
 use super::page_store::Found;
-use super::report::Report;
+use super::report::{DeathReport, Report};
 use super::slot::PageName;
 use super::tier::Tier;
 use crate::wake::doorbell::LoopSender;
@@ -50,6 +50,7 @@ pub(super) fn start(
 ) -> io::Result<JoinHandle<()>> {
     let thread = thread::Builder::new().name("corella-kv-read".to_owned());
     thread.spawn(move || {
+        let _death = DeathReport::new(&report, Report::ReaderDied);
         let mut slot = Vec::new();
         while let Ok(task) = tasks.recv() {
             let begun = Instant::now();

@@ -1,7 +1,11 @@
 //! Reports of the threads to the loop.
 
+use std::thread;
+
 use corella_core::{FetchEnd, FetchId};
 use crossbeam_channel::Sender;
+
+use crate::wake::doorbell::LoopSender;
 
 /// A report of the threads to the loop.
 pub(super) enum Report {
@@ -26,4 +30,33 @@ pub(super) enum Report {
         num_blocks: u32,
         elapsed_us: u64,
     },
+    /// The thread that reads has panicked, and ends no fetch.
+    ReaderDied,
+    /// The thread that writes has panicked, and releases no hold.
+    WriterDied,
+}
+
+/// Makes a report if the thread that owns it panics.
+pub(super) struct DeathReport {
+    report: LoopSender<Report>,
+    of_death: Option<Report>,
+}
+
+impl DeathReport {
+    pub fn new(report: &LoopSender<Report>, of_death: Report) -> Self {
+        Self {
+            report: report.clone(),
+            of_death: Some(of_death),
+        }
+    }
+}
+
+impl Drop for DeathReport {
+    fn drop(&mut self) {
+        if thread::panicking()
+            && let Some(of_death) = self.of_death.take()
+        {
+            self.report.send(of_death);
+        }
+    }
 }

@@ -86,6 +86,15 @@ pub(super) struct Header {
     pub generation: u64,
 }
 
+/// The content of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotContent {
+    Empty,
+    /// The page is damaged or torn.
+    Damaged,
+    Page(SlotNamespace),
+}
+
 impl SlotShape {
     pub fn header_bytes(&self) -> usize {
         (TOKENS_AT + 4 * self.page_size as usize).next_multiple_of(SECTOR)
@@ -146,6 +155,23 @@ impl SlotShape {
         })
     }
 
+    /// What a slot has, whatever page it is.
+    pub fn content(&self, slot: &[u8]) -> SlotContent {
+        let (header, rows) = slot.split_at(self.header_bytes());
+        if number(header, 0, 8) != u128::from(MAGIC) {
+            return SlotContent::Empty;
+        }
+        let is_whole = self.read_header(header).is_some()
+            && number(header, 72, 16) == xxh3_128(&rows[..self.row_bytes]);
+        match is_whole {
+            true => SlotContent::Page(SlotNamespace {
+                adapter: number(header, 88, 16),
+                salt: number(header, 104, 16),
+            }),
+            false => SlotContent::Damaged,
+        }
+    }
+
     /// The rows of a slot, if they are those of `page`. Equal hashes alone do not prove equal tokens.
     pub fn rows<'a>(&self, slot: &'a [u8], page: &PageName) -> Option<&'a [u8]> {
         let (header, rows) = slot.split_at(self.header_bytes());
@@ -162,7 +188,8 @@ impl SlotShape {
     }
 }
 
-fn number(bytes: &[u8], at: usize, len: usize) -> u128 {
+/// A number of `len` bytes at `at`, little-endian.
+pub(super) fn number(bytes: &[u8], at: usize, len: usize) -> u128 {
     let mut number = [0; 16];
     number[..len].copy_from_slice(&bytes[at..at + len]);
     u128::from_le_bytes(number)

@@ -1,12 +1,13 @@
 //! The tier with a scheduler whose clock the test sets.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 
 use corella_core::{Batch, BatchOutput, RequestId, Sample, SchedulerConfig};
 use corella_model::{Executor, MockConfig, MockExecutor};
 use corella_test::wait_until;
 
+use super::file_layer::FileLayer;
 use super::*;
 use crate::request::submission::Submission;
 use crate::wake::doorbell::{WakeReceiver, doorbell};
@@ -23,8 +24,62 @@ struct Bench {
     _wake_receiver: WakeReceiver,
 }
 
+/// A file whose reads and writes panic on demand.
+struct PanickingFile {
+    file: File,
+    panics: Arc<AtomicBool>,
+}
+
+impl PanickingFile {
+    fn check(&self) {
+        assert!(!self.panics.load(Ordering::Relaxed), "a panic on demand");
+    }
+}
+
+impl FileLayer for PanickingFile {
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        self.check();
+        self.file.read_at(bytes, at)
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.check();
+        self.file.write_at(bytes, at)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<u64> {
+        self.file.reserve(len)
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        self.file.clear()
+    }
+}
+
 impl Bench {
     fn new(name: &str) -> Self {
+        Self::with_tier(name, |_, _| {})
+    }
+
+    /// A bench whose file panics when the flag is set.
+    fn panicking(name: &str) -> (Self, Arc<AtomicBool>) {
+        let panics = Arc::new(AtomicBool::new(false));
+        let flag = panics.clone();
+        let bench = Self::with_tier(name, |tier, folder| {
+            fs::create_dir_all(folder).unwrap();
+            let mut options = File::options();
+            options.read(true).write(true).create_new(true);
+            let file = options.open(folder.join("file")).unwrap();
+            tier.use_file(Box::new(PanickingFile { file, panics: flag }));
+        });
+        (bench, panics)
+    }
+
+    fn with_tier(name: &str, prepare: impl FnOnce(&Tier, &Path)) -> Self {
         let mut limits = SchedulerConfig::new(64, 4, 64);
         (limits.max_fetched_pages, limits.max_served_pages) = (64, 64);
         let mut scheduler = Scheduler::new(limits).unwrap();
@@ -34,12 +89,15 @@ impl Bench {
         let config = KvDiskConfig {
             folder: folder.clone(),
             max_bytes: 1 << 20,
+            label: KvDiskLabel::default(),
             identity: 1,
             keeps_salted: false,
         };
         let pages = MockExecutor::new(MockConfig::new(50, 64, 4)).kv_pages();
         let (bell, wake_receiver) = doorbell();
-        let disk = KvDisk::start(&config, pages, &mut scheduler, bell).unwrap();
+        let tier = Tier::new(&config, pages.clone());
+        prepare(&tier, &folder);
+        let disk = KvDisk::start_with(tier, pages, &mut scheduler, bell).unwrap();
         wait_until("the file is open", || disk.tier.store_to_write().is_some());
         Self {
             disk,
@@ -198,4 +256,45 @@ fn a_cancelled_fetch_ends_and_gives_its_pages_back() {
     assert!(!bench.disk.handle_fetch_cancelled(FetchId(99)));
     bench.run_until("it has ended", |bench| bench.disk.fetches.is_empty());
     assert_eq!(bench.scheduler.stats().num_in_use_pages, 0);
+}
+
+#[test]
+fn a_panic_of_the_reader_loses_its_fetches_and_ends_the_tier() {
+    let (mut bench, panics) = Bench::panicking("dead-reader");
+    bench.store();
+    panics.store(true, Ordering::Relaxed);
+    bench.begin_fetch();
+    assert_eq!(bench.disk.fetches.len(), 1);
+    let request = bench.request();
+    bench.scheduler.add_requests(vec![request]).unwrap();
+    assert!(bench.scheduler.schedule(bench.now_us).is_none());
+    bench.run_until("the fetch is lost", |bench| bench.disk.fetches.is_empty());
+    let batch = bench.scheduler.schedule(bench.now_us).unwrap();
+    assert_eq!(batch.num_tokens(), 26);
+    let stats = bench.disk.tier.stats();
+    assert_eq!((stats.is_on, stats.num_errors), (false, 1));
+    panics.store(false, Ordering::Relaxed);
+    assert!(!bench.disk.tier.try_again());
+    bench.begin_fetch();
+    assert!(bench.disk.fetches.is_empty());
+}
+
+#[test]
+fn a_panic_of_the_writer_releases_its_hold_and_ends_the_tier() {
+    let (mut bench, panics) = Bench::panicking("dead-writer");
+    bench.compute();
+    bench.compute();
+    panics.store(true, Ordering::Relaxed);
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    assert_eq!(bench.scheduler.stats().num_block_holds, 1);
+    bench.run_until("the path is given up", |bench| bench.disk.path.is_none());
+    assert_eq!(bench.scheduler.stats().num_block_holds, 0);
+    let stats = bench.disk.tier.stats();
+    assert_eq!(
+        (stats.is_on, stats.num_errors, stats.num_stored),
+        (false, 1, 0)
+    );
+    bench.now_us += PAUSE_US;
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    assert!(bench.disk.path.is_none());
 }

@@ -1,7 +1,6 @@
 //! The part of the disk tier that the engine's loop, the disk's threads and callers share.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +11,9 @@ use corella_model::{KvGeometry, KvPages, StateRecords};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::folder;
+use super::file_layer::FileLayer;
+use super::folder::KvFile;
+use super::label::KvDiskLabel;
 use super::page_store::{PageStore, StateParts};
 use super::slot::{SlotNamespace, SlotShape};
 
@@ -20,26 +21,35 @@ use super::slot::{SlotNamespace, SlotShape};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvDiskConfig {
     pub folder: PathBuf,
-    /// The size of the model's file.
+    /// The size of all files in the folder.
     pub max_bytes: u64,
+    pub label: KvDiskLabel,
     /// A digest of the model and of the arithmetic that computes its rows.
     pub identity: u128,
     /// Whether prompts with a salt are kept, too.
     pub keeps_salted: bool,
 }
 
+/// The pages on the disk, or in a test's file.
+pub(super) type Store = PageStore<Box<dyn FileLayer>>;
+
 pub(crate) struct Tier {
     folder: PathBuf,
     max_bytes: u64,
+    label: KvDiskLabel,
     keeps_salted: bool,
     /// The fingerprints of the served adapters, by name.
     adapters: Mutex<HashMap<Arc<str>, u128>>,
     shape: SlotShape,
     groups: Vec<KvGroup>,
     pages: Arc<dyn KvPages>,
-    store: OnceLock<PageStore<File>>,
+    store: OnceLock<Store>,
     is_scanned: AtomicBool,
     is_off: AtomicBool,
+    /// Set when a thread of the tier has panicked.
+    is_dead: AtomicBool,
+    /// Set when pages had to be erased while the file could not be changed. All of them are erased before it is used.
+    must_erase: AtomicBool,
     is_stopping: AtomicBool,
     pub(super) counts: Counts,
 }
@@ -108,6 +118,7 @@ impl Tier {
         Self {
             folder: config.folder.clone(),
             max_bytes: config.max_bytes,
+            label: config.label.clone(),
             keeps_salted: config.keeps_salted,
             adapters: Mutex::default(),
             shape: SlotShape {
@@ -120,6 +131,8 @@ impl Tier {
             store: OnceLock::new(),
             is_scanned: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
+            is_dead: AtomicBool::new(false),
+            must_erase: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
             counts: Counts::default(),
         }
@@ -135,11 +148,13 @@ impl Tier {
 
     /// Tries the disk again after an error. Returns whether it works.
     pub(super) fn try_again(&self) -> bool {
-        if !self.is_off.load(Ordering::Relaxed) {
+        if !self.is_off.load(Ordering::Relaxed) || self.is_dead.load(Ordering::Relaxed) {
             return false;
         }
         let tried = match self.store.get() {
-            Some(store) if self.is_scanned.load(Ordering::Relaxed) => store.try_to_write(),
+            Some(store) if self.is_scanned.load(Ordering::Relaxed) => store
+                .try_to_write()
+                .and_then(|()| self.erase_if_asked(store)),
             _ => self.try_open(),
         };
         if let Err(error) = tried {
@@ -154,42 +169,45 @@ impl Tier {
 
     fn try_open(&self) -> io::Result<()> {
         if let Some(store) = self.store.get() {
+            self.erase_if_asked(store)?;
             return store.scan(&self.is_stopping);
         }
-        let file = folder::open(&self.folder, self.shape.layout)?;
-        let store = self.new_store(file);
+        let file = KvFile::open(&self.folder, self.shape.layout, self.max_bytes)?;
+        let store = self.new_store(Box::new(file));
+        let slot_bytes = self.shape.slot_bytes();
         if store.num_slots() == 0 {
-            let slot_bytes = self.shape.slot_bytes();
             let reason = format!("a page takes {slot_bytes} bytes: give it a larger SIZE");
             return Err(io::Error::other(reason));
         }
-        while let Err(error) = store.preallocate() {
-            let is_full = matches!(
-                error.kind(),
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-            );
-            match folder::remove_oldest(&self.folder)? {
-                Some(path) if is_full => tracing::info!(
-                    path = %path.display(),
-                    "the KV blocks of another model made room on the disk"
-                ),
-                _ => return Err(error),
-            }
+        store.prepare()?;
+        if store.num_reserved() == 0 {
+            return Err(io::Error::other(
+                "the files of other processes in this folder leave no room in SIZE for this model's file",
+            ));
         }
         let store = self.store.get_or_init(|| store);
+        self.erase_if_asked(store)?;
         store.scan(&self.is_stopping)?;
         tracing::info!(
             folder = %self.folder.display(),
             num_pages = store.num_pages(),
-            max_pages = store.num_slots(),
+            max_pages = store.max_pages(),
             "the disk has KV pages"
         );
         Ok(())
     }
 
-    fn new_store(&self, file: File) -> PageStore<File> {
+    fn new_store(&self, file: Box<dyn FileLayer>) -> Store {
         let (groups, max_bytes) = (self.groups.clone(), self.max_bytes);
-        PageStore::new(file, self.shape, groups, self.num_state_parts(), max_bytes)
+        let num_state_parts = self.num_state_parts();
+        PageStore::new(
+            file,
+            self.shape,
+            groups,
+            num_state_parts,
+            &self.label,
+            max_bytes,
+        )
     }
 
     fn num_state_parts(&self) -> StateParts {
@@ -203,14 +221,23 @@ impl Tier {
         }))
     }
 
+    /// Takes a test's file in place of the one in the folder.
+    #[cfg(test)]
+    pub(super) fn use_file(&self, file: Box<dyn FileLayer>) -> &Store {
+        let store = self.store.get_or_init(|| self.new_store(file));
+        store.prepare().ok();
+        store
+    }
+
     /// `None` before the file is open, and after an error.
-    pub(super) fn store(&self) -> Option<&PageStore<File>> {
+    pub(super) fn store(&self) -> Option<&Store> {
         let store = self.store.get();
-        store.filter(|_| !self.is_off.load(Ordering::Relaxed))
+        let is_off = self.is_off.load(Ordering::Relaxed) || self.is_dead.load(Ordering::Relaxed);
+        store.filter(|_| !is_off)
     }
 
     /// `None` also while the file is scanned.
-    pub(super) fn store_to_write(&self) -> Option<&PageStore<File>> {
+    pub(super) fn store_to_write(&self) -> Option<&Store> {
         let store = self.store();
         store.filter(|_| self.is_scanned.load(Ordering::Acquire))
     }
@@ -222,6 +249,19 @@ impl Tier {
                 folder = %self.folder.display(),
                 "{what} has failed: {error}; --kv-disk is off until the disk works again, and prompts are computed as \
                  without it"
+            );
+        }
+    }
+
+    /// Switches the tier off until the next start, because one of its threads has panicked.
+    pub(super) fn give_up(&self) {
+        self.counts.num_errors.fetch_add(1, Ordering::Relaxed);
+        self.is_off.store(true, Ordering::Relaxed);
+        if !self.is_dead.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                folder = %self.folder.display(),
+                "a thread of the disk has panicked, which is a defect of Corella; --kv-disk is off until the next \
+                 start, and prompts are computed as without it"
             );
         }
     }
@@ -269,11 +309,10 @@ impl Tier {
         };
         let is_left = adapters.values().any(|&other| other == fingerprint);
         drop(adapters);
-        if !is_left
-            && let Some(store) = self.store()
-            && let Err(error) = store.erase_adapter(fingerprint)
-        {
-            self.switch_off("erasing blocks of an adapter", &error);
+        if !is_left {
+            self.erase_by("erasing blocks of an adapter", |store| {
+                store.erase_adapter(fingerprint)
+            });
         }
     }
 
@@ -282,11 +321,27 @@ impl Tier {
     }
 
     pub(crate) fn erase(&self) {
-        if let Some(store) = self.store()
-            && let Err(error) = store.erase()
-        {
-            self.switch_off("erasing its file", &error);
+        self.erase_by("erasing its file", PageStore::erase);
+    }
+
+    /// Erases pages now, or all of them before the file is used again.
+    fn erase_by(&self, what: &str, erase: impl FnOnce(&Store) -> io::Result<()>) {
+        let must_erase = self.must_erase.swap(true, Ordering::SeqCst);
+        let Some(store) = self.store() else {
+            return;
+        };
+        match erase(store) {
+            Ok(()) => self.must_erase.store(must_erase, Ordering::SeqCst),
+            Err(error) => self.switch_off(what, &error),
         }
+    }
+
+    fn erase_if_asked(&self, store: &Store) -> io::Result<()> {
+        if self.must_erase.load(Ordering::SeqCst) {
+            store.erase()?;
+            self.must_erase.store(false, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
     pub(crate) fn stats(&self) -> KvDiskStats {
@@ -296,7 +351,7 @@ impl Tier {
         KvDiskStats {
             is_on: store.is_some(),
             num_pages: store.map_or(0, PageStore::num_pages),
-            max_pages: store.map_or(0, PageStore::num_slots),
+            max_pages: store.map_or(0, PageStore::max_pages),
             num_stored: count(&counts.num_stored),
             bytes_written: count(&counts.bytes_written),
             num_read: count(&counts.num_read),

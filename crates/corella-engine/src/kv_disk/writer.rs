@@ -11,7 +11,7 @@ use corella_model::{KvPages, PageForm, StateError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use super::page_list::{DiskPath, PathPage};
-use super::report::Report;
+use super::report::{DeathReport, Report};
 use super::slot::PageName;
 use super::tier::Tier;
 use crate::wake::doorbell::LoopSender;
@@ -39,6 +39,7 @@ pub(super) fn start(
 ) -> io::Result<JoinHandle<()>> {
     let thread = thread::Builder::new().name("corella-kv-write".to_owned());
     thread.spawn(move || {
+        let _death = DeathReport::new(&report, Report::WriterDied);
         tier.open();
         // Blocks may have been offered during the scan.
         report.doorbell().ring();

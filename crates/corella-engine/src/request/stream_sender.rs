@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use corella_core::{FinishReason, Request, RequestError, RequestOutput};
+use corella_core::{FetchedTokens, FinishReason, Request, RequestError, RequestOutput};
 
 use crate::adapter::LoadedAdapter;
 use crate::state::shared::Shared;
@@ -71,7 +71,7 @@ impl StreamSender {
                 finish: None,
                 num_prompt_tokens: request.prompt.len() as u32,
                 num_cached_tokens: 0,
-                num_fetched_tokens: 0,
+                fetched_tokens: FetchedTokens::default(),
                 num_output_tokens: 0,
                 queue_us: 0,
             },
@@ -88,7 +88,7 @@ impl StreamSender {
     pub(crate) fn send(&mut self, event: StreamEvent) {
         if let StreamEvent::Output(output) = &event {
             self.last.num_cached_tokens = output.num_cached_tokens;
-            self.last.num_fetched_tokens = output.num_fetched_tokens;
+            self.last.fetched_tokens = output.fetched_tokens;
             self.last.num_output_tokens = output.num_output_tokens;
             self.last.queue_us = output.queue_us;
         }

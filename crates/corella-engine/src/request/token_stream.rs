@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use corella_core::{FinishReason, Request, RequestError, RequestId, RequestOutput};
+use corella_core::{FetchedTokens, FinishReason, Request, RequestError, RequestId, RequestOutput};
 
 use crate::request::command::{Command, CommandSender};
 use crate::request::stream_sender::{EventQueue, StreamSender};
@@ -154,7 +154,7 @@ impl Drop for StreamRelay {
                 finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
                 num_prompt_tokens: 0,
                 num_cached_tokens: 0,
-                num_fetched_tokens: 0,
+                fetched_tokens: FetchedTokens::default(),
                 num_output_tokens: 0,
                 queue_us: 0,
             }));

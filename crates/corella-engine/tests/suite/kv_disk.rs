@@ -8,12 +8,16 @@ use std::sync::Arc;
 
 use corella_core::{KvGroup, Namespace, RecurrentState, SchedulerConfig, TokenId};
 use corella_engine::{
-    Engine, EngineConfig, KvDiskConfig, KvDiskStats, LoadedAdapter, StreamEvent, Submission,
+    Engine, EngineConfig, KvDiskConfig, KvDiskLabel, KvDiskStats, LoadedAdapter, StreamEvent,
+    Submission,
 };
 use corella_model::{Adapter, Checkpoint};
 use corella_test::wait_until;
 
 use crate::fixture::*;
+
+/// The length of a file's beginning, before its pages.
+const LABEL_BYTES: usize = 4096;
 
 /// A folder that is removed at the end.
 struct Folder(PathBuf);
@@ -58,6 +62,7 @@ fn engine_with(
     config.kv_disk = Some(KvDiskConfig {
         folder: folder.to_owned(),
         max_bytes: 1 << 20,
+        label: KvDiskLabel::default(),
         identity,
         keeps_salted,
     });
@@ -117,7 +122,15 @@ fn wait_stored(engine: &Engine, num_blocks: u64) {
     });
 }
 
-/// A prompt of 26 tokens has six whole blocks of four.
+/// Stores a prompt, which has six whole blocks of four tokens, by asking twice. Returns its answer.
+fn store_plain(engine: &Engine, first: TokenId) -> Vec<TokenId> {
+    wait_opened(engine);
+    let tokens = ask_plain(engine, first).0;
+    ask_plain(engine, first);
+    wait_stored(engine, 6);
+    tokens
+}
+
 #[test]
 fn a_prompt_that_came_twice_is_found_by_the_next_engine() {
     let folder = Folder::new("twice");
@@ -266,7 +279,7 @@ fn a_damaged_recurrent_state_costs_only_time() {
     stop(first);
     let mut content = fs::read(folder.file()).unwrap();
     let slot_bytes = slot_bytes(&content);
-    content[6 * slot_bytes + 512] ^= 0x10;
+    content[LABEL_BYTES + 6 * slot_bytes + 512] ^= 0x10;
     fs::write(folder.file(), &content).unwrap();
 
     let second = engine_of(recurrent_limits(), &folder.0, 1);
@@ -311,7 +324,7 @@ fn num_slots(folder: &Folder) -> usize {
     let mut windows = content.windows(SALT.len());
     assert!(windows.all(|bytes| bytes != SALT.as_bytes()));
     let is_header = |sector: &&[u8]| sector.starts_with(b"CORKV");
-    content.chunks(512).filter(is_header).count()
+    content[LABEL_BYTES..].chunks(512).filter(is_header).count()
 }
 
 #[test]
@@ -376,15 +389,21 @@ fn ask_adapter(engine: &Engine, adapter: &Arc<LoadedAdapter>) -> (Vec<TokenId>, 
     answer(engine, request)
 }
 
+/// Stores a prompt of an adapter. Returns its answer, too.
+fn store_adapter(engine: &Engine) -> (Arc<LoadedAdapter>, Vec<TokenId>) {
+    wait_opened(engine);
+    let adapter = load(engine, "a", "llama-all");
+    let tokens = ask_adapter(engine, &adapter).0;
+    ask_adapter(engine, &adapter);
+    wait_stored(engine, 6);
+    (adapter, tokens)
+}
+
 #[test]
 fn blocks_of_an_adapter_are_found_by_its_content() {
     let folder = Folder::new("adapter");
     let first = engine(&folder.0);
-    wait_opened(&first);
-    let adapter = load(&first, "a", "llama-all");
-    let tokens = ask_adapter(&first, &adapter).0;
-    ask_adapter(&first, &adapter);
-    wait_stored(&first, 6);
+    let (_, tokens) = store_adapter(&first);
     stop(first);
 
     let second = engine(&folder.0);
@@ -406,11 +425,8 @@ fn blocks_of_an_adapter_are_found_by_its_content() {
 fn blocks_of_a_removed_adapter_are_erased() {
     let folder = Folder::new("removed-adapter");
     let first = engine(&folder.0);
-    wait_opened(&first);
-    let adapter = load(&first, "a", "llama-all");
+    let (adapter, tokens) = store_adapter(&first);
     let same = load(&first, "b", "llama-all");
-    let tokens = ask_adapter(&first, &adapter).0;
-    ask_adapter(&first, &adapter);
     let plain = ask_plain(&first, 1).0;
     ask_plain(&first, 1);
     wait_stored(&first, 12);
@@ -444,10 +460,7 @@ fn blocks_of_a_removed_adapter_are_erased() {
 fn a_damaged_or_short_file_costs_only_time() {
     let folder = Folder::new("damaged");
     let first = engine(&folder.0);
-    wait_opened(&first);
-    let tokens = ask_plain(&first, 1).0;
-    ask_plain(&first, 1);
-    wait_stored(&first, 6);
+    let tokens = store_plain(&first, 1);
     stop(first);
     let file = folder.file();
     let whole = fs::read(&file).unwrap();
@@ -455,7 +468,7 @@ fn a_damaged_or_short_file_costs_only_time() {
     // Rows of the fourth block. Paths are stored from the first slot on.
     let slot_bytes = slot_bytes(&whole);
     let mut damaged = whole.clone();
-    damaged[3 * slot_bytes + 512] ^= 0x10;
+    damaged[LABEL_BYTES + 3 * slot_bytes + 512] ^= 0x10;
     fs::write(&file, &damaged).unwrap();
     let second = engine(&folder.0);
     wait_until("the file is scanned", || stats(&second).num_pages == 6);
@@ -468,15 +481,17 @@ fn a_damaged_or_short_file_costs_only_time() {
     let third = engine(&folder.0);
     wait_until("the file is scanned", || stats(&third).num_pages == 6);
     let short = fs::OpenOptions::new().write(true).open(&file).unwrap();
-    short.set_len(2 * slot_bytes as u64).unwrap();
+    let len = LABEL_BYTES + 2 * slot_bytes;
+    short.set_len(len as u64).unwrap();
     assert_eq!(ask_plain(&third, 1), (tokens.clone(), 8));
     stop(third);
 }
 
 /// The magic number of the first slot comes again in the second one.
 fn slot_bytes(file: &[u8]) -> usize {
-    let mut sectors = file.chunks(512).skip(1);
-    let num_between = sectors.position(|sector| sector[..8] == file[..8]);
+    let mut sectors = file[LABEL_BYTES..].chunks(512);
+    let first = sectors.next().unwrap();
+    let num_between = sectors.position(|sector| sector[..8] == first[..8]);
     512 * (1 + num_between.expect("there are several slots"))
 }
 
@@ -511,10 +526,7 @@ fn without_a_usable_file_requests_are_served() {
 fn a_reset_of_the_tiers_erases_the_file() {
     let folder = Folder::new("erased");
     let engine = engine(&folder.0);
-    wait_opened(&engine);
-    let expected = ask_plain(&engine, 1);
-    ask_plain(&engine, 1);
-    wait_stored(&engine, 6);
+    let expected = (store_plain(&engine, 1), 0);
     wait_until("no page is in use", || engine.reset_prefix_cache().is_ok());
     assert_eq!(ask_plain(&engine, 1).0, expected.0);
     wait_until("the blocks are read again", || stats(&engine).num_read == 6);
@@ -523,8 +535,7 @@ fn a_reset_of_the_tiers_erases_the_file() {
     });
     assert_eq!(stats(&engine).num_pages, 0);
     assert!(
-        fs::read(folder.file())
-            .unwrap()
+        fs::read(folder.file()).unwrap()[LABEL_BYTES..]
             .iter()
             .all(|&byte| byte == 0)
     );
@@ -541,6 +552,7 @@ fn limits_without_blocks_are_refused() {
     config.kv_disk = Some(KvDiskConfig {
         folder: PathBuf::from("/nowhere"),
         max_bytes: 1 << 20,
+        label: KvDiskLabel::default(),
         identity: 1,
         keeps_salted: false,
     });

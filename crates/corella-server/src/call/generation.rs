@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use corella_core::{FinishReason, Logprobs, RequestError, RequestOutput, TokenId};
+use corella_core::{FetchedTokens, FinishReason, Logprobs, RequestError, RequestOutput, TokenId};
 use corella_engine::{Generate, StreamEvent, Submission, SubmitError, TokenStream};
 use corella_text::{Detokenizer, ReplyParser, ReplyPart, TextStream};
 use serde::Serialize;
@@ -290,8 +290,8 @@ impl Generation {
             usage.prompt_tokens += u64::from(prompt[0].num_prompt_tokens);
             let details = &mut usage.prompt_tokens_details;
             details.cached_tokens += u64::from(prompt[0].num_cached_tokens);
-            let by_medium = prompt[0].cached_by_medium(&self.engine);
-            details.cached_tokens_by_medium.add(by_medium);
+            let by_medium = &mut details.cached_tokens_by_medium;
+            by_medium.add(prompt[0].cached_by_medium());
             for choice in prompt {
                 usage.completion_tokens += u64::from(choice.num_output_tokens);
                 if let Some(num_tokens) = choice.num_reasoning_tokens() {
@@ -332,7 +332,7 @@ struct Choice {
     next: ChoiceDelta,
     num_prompt_tokens: u32,
     num_cached_tokens: u32,
-    num_fetched_tokens: u32,
+    fetched_tokens: FetchedTokens,
     num_output_tokens: u32,
 }
 
@@ -372,7 +372,7 @@ impl Choice {
             },
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
-            num_fetched_tokens: 0,
+            fetched_tokens: FetchedTokens::default(),
             num_output_tokens: 0,
         }
     }
@@ -425,9 +425,8 @@ impl Choice {
         self.reply.as_ref().map(ReplyParser::num_reasoning_tokens)
     }
 
-    fn cached_by_medium(&self, engine: &CallEngine) -> CachedTokens {
-        let (num_cached, num_fetched) = (self.num_cached_tokens, self.num_fetched_tokens);
-        engine.prompts.by_medium(num_cached, num_fetched)
+    fn cached_by_medium(&self) -> CachedTokens {
+        CachedTokens::new(self.num_cached_tokens, self.fetched_tokens)
     }
 
     fn explanation(&self, engine: &CallEngine) -> Option<Arc<CacheExplanation>> {
@@ -437,7 +436,7 @@ impl Choice {
 
     /// Completes the usage of a finished choice.
     fn explain(&self, engine: &CallEngine, usage: &mut Usage) {
-        usage.prompt_tokens_details.cached_tokens_by_medium = self.cached_by_medium(engine);
+        usage.prompt_tokens_details.cached_tokens_by_medium = self.cached_by_medium();
         usage.prefix_cache = self.explanation(engine);
     }
 
@@ -449,7 +448,7 @@ impl Choice {
     fn handle_output(&mut self, output: RequestOutput) -> Result<Option<ChoiceDelta>, ApiError> {
         self.num_prompt_tokens = output.num_prompt_tokens;
         self.num_cached_tokens = output.num_cached_tokens;
-        self.num_fetched_tokens = output.num_fetched_tokens;
+        self.fetched_tokens = output.fetched_tokens;
         self.num_output_tokens = output.num_output_tokens;
         if let Some(prompt) = &mut self.next.prompt {
             prompt.others.extend(output.prompt_logprobs);

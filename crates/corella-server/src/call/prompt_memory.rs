@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use corella_core::{BlockHasher, Namespace, PageHash, TokenId};
 use corella_engine::Engine;
 
-use crate::wire::cache_explanation::{CachedTokens, MissCause};
+use crate::wire::cache_explanation::MissCause;
 
 /// The memory takes at most about 8 MB.
 const MAX_PAGES: usize = 1 << 18;
@@ -21,8 +21,6 @@ pub struct PromptMemory {
     page_size: u32,
     is_on: bool,
     is_recurrent: bool,
-    /// Whether fetched rows come from a disk. A node with a disk fetches from no other node.
-    has_disk: bool,
     /// Makes hashes that no caller can foresee.
     seeds: RandomState,
     seen: Mutex<Seen>,
@@ -66,7 +64,6 @@ impl PromptMemory {
             page_size: limits.page_size,
             is_on: limits.enable_prefix_caching,
             is_recurrent: limits.recurrent_state.is_some(),
-            has_disk: engine.stats().kv_disk.is_some(),
             seeds: RandomState::new(),
             seen: Mutex::default(),
         }
@@ -172,24 +169,6 @@ impl PromptMemory {
             MissCause::Client
         } else {
             prompt.cause_if_new
-        }
-    }
-
-    /// Divides cached tokens by the medium of their rows.
-    pub fn by_medium(&self, num_cached: u32, num_fetched: u32) -> CachedTokens {
-        let fetched = u64::from(num_fetched);
-        let memory = u64::from(num_cached).saturating_sub(fetched);
-        match self.has_disk {
-            true => CachedTokens {
-                memory,
-                disk: fetched,
-                peer: 0,
-            },
-            false => CachedTokens {
-                memory,
-                disk: 0,
-                peer: fetched,
-            },
         }
     }
 

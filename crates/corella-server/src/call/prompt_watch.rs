@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use corella_core::{FinishReason, RequestOutput, TokenId};
+use corella_core::{FetchedTokens, FinishReason, RequestOutput, TokenId};
 use corella_text::Tokenizer;
 
 use crate::call::metrics::CallTimer;
 use crate::call::prompt_memory::{PromptMemory, RecalledPrompt};
 use crate::text::sampling_fields::GenerationParams;
-use crate::wire::cache_explanation::{CacheExplanation, MissCause, PromptPlace};
+use crate::wire::cache_explanation::{CacheExplanation, CachedTokens, MissCause, PromptPlace};
 
 /// The limit of tokens and characters of an explanation's text, on each side of the place.
 const MAX_TEXT_TOKENS: usize = 32;
@@ -22,7 +22,7 @@ pub struct PromptWatch {
     /// The prompt's tokens, if the caller wants an explanation.
     explained: Option<Box<[TokenId]>>,
     /// The cached tokens, and those of them that were fetched. `None` before the prompt is computed.
-    cached: Option<(u32, u32)>,
+    cached: Option<(u32, FetchedTokens)>,
     /// The tokens after the last whole page.
     tail: Vec<TokenId>,
 }
@@ -54,7 +54,7 @@ impl PromptWatch {
     pub fn handle_output(&mut self, output: &RequestOutput, timer: &CallTimer) {
         let is_computed = output.sample.is_some() || output.finish == Some(FinishReason::Length);
         if self.cached.is_none() && is_computed {
-            self.cached = Some((output.num_cached_tokens, output.num_fetched_tokens));
+            self.cached = Some((output.num_cached_tokens, output.fetched_tokens));
             self.memory.remember(&mut self.prompt);
             let num_computed = output.num_prompt_tokens - output.num_cached_tokens;
             timer.count_miss(self.cause(output.num_cached_tokens), num_computed);
@@ -80,11 +80,11 @@ impl PromptWatch {
     /// The explanation, if the caller wants one and the prompt is computed.
     pub fn explanation(&self, tokenizer: &Tokenizer) -> Option<CacheExplanation> {
         let tokens = self.explained.as_deref()?;
-        let (num_cached, num_fetched) = self.cached?;
+        let (num_cached, fetched) = self.cached?;
         Some(CacheExplanation {
             prompt_tokens: tokens.len() as u32,
             cached_tokens: num_cached,
-            cached_tokens_by_medium: self.memory.by_medium(num_cached, num_fetched),
+            cached_tokens_by_medium: CachedTokens::new(num_cached, fetched),
             cause: self.cause(num_cached).name(),
             computed_from: place(tokenizer, tokens, num_cached),
         })

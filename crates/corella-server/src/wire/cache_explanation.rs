@@ -1,5 +1,6 @@
 //! How much of a prompt came from the prefix cache, and why the rest did not.
 
+use corella_core::FetchedTokens;
 use serde::Serialize;
 
 /// Cached tokens by the medium from which their rows came.
@@ -11,6 +12,15 @@ pub struct CachedTokens {
 }
 
 impl CachedTokens {
+    /// Divides the cached tokens of a request, some of which fetches have brought.
+    pub fn new(num_cached: u32, fetched: FetchedTokens) -> Self {
+        Self {
+            memory: num_cached.saturating_sub(fetched.total()).into(),
+            disk: fetched.num_from_disk.into(),
+            peer: fetched.num_from_peers.into(),
+        }
+    }
+
     pub fn are_in_memory(&self) -> bool {
         self.disk + self.peer == 0
     }
@@ -91,4 +101,24 @@ pub struct PromptPlace {
     /// The end of the text before the place, and the beginning of the text after it.
     pub before: String,
     pub after: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cached_tokens_come_from_memory_unless_a_fetch_has_brought_them() {
+        let fetched = FetchedTokens {
+            num_from_disk: 32,
+            num_from_peers: 16,
+        };
+        let by_medium = CachedTokens {
+            memory: 52,
+            disk: 32,
+            peer: 16,
+        };
+        assert_eq!(CachedTokens::new(100, fetched), by_medium);
+        assert!(!by_medium.are_in_memory());
+    }
 }

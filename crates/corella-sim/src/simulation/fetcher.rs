@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use corella_core::{FetchEnd, FetchId, FetchRequest, PageId, Scheduler};
+use corella_core::{FetchEnd, FetchId, FetchMedium, FetchRequest, PageId, Scheduler};
 
 use crate::executor::{CheckingExecutor, Row, in_group, root_row, rows_of};
 use crate::random::Random;
@@ -76,6 +76,7 @@ impl Fetcher {
         now_us: u64,
     ) -> Option<(FetchId, u64)> {
         let request = FetchRequest {
+            medium: FetchMedium::Peer,
             namespace: plan.namespace.clone(),
             tokens: plan.tokens.clone(),
             soft_us: now_us + plan.soft_us,

@@ -1,6 +1,7 @@
-//! `corella inspect`: prints a model's properties.
+//! `corella inspect`: prints a model's properties, or the content of a folder of `--kv-disk`.
 
 mod json;
+mod kv_disk;
 mod shape;
 mod text;
 
@@ -9,6 +10,9 @@ use crate::arguments::config::Inspect;
 use crate::terminal::output::print_text;
 
 pub fn run(config: Inspect) -> Result<(), Error> {
+    if let Some(folder) = &config.kv_disk {
+        return kv_disk::run(folder, config.prints_json);
+    }
     let inspection = crate::inspect(&config.source, &config.options)?;
     let printed = match config.prints_json {
         true => format!("{:#}\n", json::render(&inspection)),

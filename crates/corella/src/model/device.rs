@@ -3,7 +3,7 @@
 use corella_core::{Arithmetic, KvGroup, SchedulerConfig, Speculation, TokenId};
 use corella_cpu::{CpuFactory, num_cores};
 use corella_cuda::{CudaFactory, CudaOptions};
-use corella_engine::DraftModel;
+use corella_engine::{DraftModel, KvDiskLabel};
 use corella_model::{
     Checkpoint, CuedReply, DType, DecoderSpec, DecoderWeights, DeviceTraits, Executor,
     ExecutorFactory, ExecutorInfo, ExecutorPlan, KvFormat, KvGroups, MockConfig, MockEnd,
@@ -72,6 +72,17 @@ impl Hardware {
             self.kv_format.name().to_owned(),
             format!("{isa} of Corella {}", env!("CARGO_PKG_VERSION")),
         ]
+    }
+
+    /// The label of blocks on a disk.
+    pub fn kv_disk_label(&self, model: &str) -> KvDiskLabel {
+        KvDiskLabel {
+            model: model.to_owned(),
+            weight_type: self.weight_format.name().to_owned(),
+            kv_type: self.kv_format.name().to_owned(),
+            isa: self.executor.isa.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
     }
 
     pub fn arithmetic(&self) -> Arithmetic {

@@ -115,6 +115,7 @@ impl Llm {
             folder: disk.folder.clone(),
             max_bytes: disk.max_bytes,
             identity: identity.digest(loaded.hardware.arithmetic()),
+            label: loaded.hardware.kv_disk_label(&name),
             keeps_salted: disk.keeps_salted,
         });
         let tokenizer = tokenizer.get()?.clone();

@@ -6,7 +6,7 @@ use crate::cache::page_table::PageTables;
 use crate::queue::follower::{leader_of, num_shared_blocks};
 use crate::request_state::{Leader, RequestIndex, RequestState};
 use crate::step::step_plan::{StepBudget, StepPlan};
-use crate::{PageCopy, PageId, Scheduler, StepId};
+use crate::{FetchedTokens, PageCopy, PageId, Scheduler, StepId};
 
 /// The limit of followers that one step finds. A follower leaves the queue, so later steps do not look at it again.
 pub(crate) const MAX_FOLLOWERS: usize = 64;
@@ -256,7 +256,7 @@ impl Scheduler {
 
     /// Counts the tokens that a request finds in the cache. Returns how many of a new request's tokens a fetch has
     /// brought for it.
-    fn count_hits(&mut self, candidate: &Candidate, step: StepId) -> u32 {
+    fn count_hits(&mut self, candidate: &Candidate, step: StepId) -> FetchedTokens {
         let state = &self.requests[candidate.index];
         let num_matched_tokens = u64::from(candidate.num_matched_tokens);
         let counters = self.journal.counters();
@@ -265,7 +265,7 @@ impl Scheduler {
         let hits = &mut counters.prefix_hits;
         if !state.is_new() {
             hits.num_resumed_tokens += num_matched_tokens;
-            return 0;
+            return FetchedTokens::default();
         }
         let FoundPrefix { path, donor, .. } = &candidate.found;
         // On a path, the blocks of this step come after the blocks of earlier steps.
@@ -282,7 +282,7 @@ impl Scheduler {
         hits.num_shared_tokens += num_shared_tokens;
         hits.num_copied_tokens += num_copied_tokens;
         hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
-        self.kv.use_fetched(path) as u32 * self.config.page_size
+        self.kv.use_fetched(path)
     }
 
     /// Removes a request from the queue and gives it its first pages.
@@ -333,9 +333,9 @@ impl Scheduler {
 
     /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.
     fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
-        let num_fetched_tokens = match self.config.enable_prefix_caching {
+        let fetched_tokens = match self.config.enable_prefix_caching {
             true => self.count_hits(&candidate, plan.batch.step),
-            false => 0,
+            false => FetchedTokens::default(),
         };
         self.take_pages(&candidate, plan);
         let Candidate { index, found, .. } = candidate;
@@ -362,7 +362,7 @@ impl Scheduler {
             }
         }
 
-        if state.admit(candidate.num_matched_tokens, num_fetched_tokens, now_us) {
+        if state.admit(candidate.num_matched_tokens, fetched_tokens, now_us) {
             self.journal.counters().num_prompt_tokens += u64::from(state.num_prompt_tokens());
         }
 

@@ -20,8 +20,8 @@ use crate::cache::kv_cache::FoundPrefix;
 use crate::request_state::{Phase, RequestIndex};
 use crate::step::step_plan::StepPlan;
 use crate::{
-    AdmissionError, FinishReason, PageTable, Request, RequestError, RequestId, Scheduler,
-    SnapshotId, TokenId,
+    AdmissionError, FetchedTokens, FinishReason, PageTable, Request, RequestError, RequestId,
+    Scheduler, SnapshotId, TokenId,
 };
 
 /// The pages of a request whose KV another node will fill.
@@ -330,7 +330,7 @@ impl Scheduler {
         let now_us = self.pace.now_us();
         let state = &mut self.requests[index];
         let num_cached_tokens = state.num_published_blocks() * self.config.page_size;
-        if state.admit(num_cached_tokens, 0, now_us) {
+        if state.admit(num_cached_tokens, FetchedTokens::default(), now_us) {
             self.journal.counters().num_prompt_tokens += u64::from(state.num_prompt_tokens());
         }
     }

@@ -62,7 +62,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        FetchEnd, FetchRequest, Namespace, Request, RequestId, RequestStatus, SchedulerConfig,
+        FetchEnd, FetchMedium, FetchRequest, Namespace, Request, RequestId, RequestStatus,
+        SchedulerConfig,
     };
 
     fn scheduler(num_pages: u32) -> Scheduler {
@@ -177,6 +178,7 @@ mod tests {
     fn fetched_pages_are_received_until_the_fetch_has_ended() {
         let mut scheduler = scheduler(10);
         let request = FetchRequest {
+            medium: FetchMedium::Peer,
             namespace: Namespace::default(),
             tokens: (0..8).collect(),
             soft_us: 10,

@@ -1,8 +1,8 @@
 //! Commands about KV transfers for which no request waits in a slot.
 
 use corella_core::{
-    BlockList, FetchEnd, FetchRefusal, FetchRequest, HoldId, KvFact, Namespace, PageId, PageTable,
-    SnapshotId, SpillTask, TokenId,
+    BlockList, FetchEnd, FetchMedium, FetchRefusal, FetchRequest, HoldId, KvFact, Namespace,
+    PageId, PageTable, SnapshotId, SpillTask, TokenId,
 };
 
 use super::World;
@@ -89,6 +89,7 @@ impl World {
 
     fn begin_fetch(&mut self, words: &[&str]) {
         let mut request = FetchRequest {
+            medium: FetchMedium::Peer,
             namespace: Namespace::default(),
             tokens: Vec::new(),
             soft_us: u64::MAX,
@@ -97,6 +98,7 @@ impl World {
         for (key, value) in words[1..].iter().map(|word| word.split_once('=').unwrap()) {
             match key {
                 "prompt" => request.tokens = value.chars().map(TokenId::from).collect(),
+                "medium" if value == "disk" => request.medium = FetchMedium::Disk,
                 "soft" => request.soft_us = value.parse().unwrap(),
                 "hard" => request.hard_us = value.parse().unwrap(),
                 _ => panic!("unknown property {key}"),

@@ -121,7 +121,7 @@ pub fn output(request: u64, token: Option<u32>, finish: Option<FinishReason>) ->
         finish,
         num_prompt_tokens: NUM_ROWS,
         num_cached_tokens: 4,
-        num_fetched_tokens: 0,
+        fetched_tokens: Default::default(),
         num_output_tokens: 0,
         queue_us: 7,
     }

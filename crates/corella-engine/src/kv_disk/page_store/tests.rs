@@ -34,6 +34,8 @@ struct Content {
     synced: Vec<u8>,
     /// The number of operations before all further ones fail.
     num_left: u64,
+    /// The limit of the file's length.
+    room: usize,
 }
 
 impl LossyFile {
@@ -43,6 +45,7 @@ impl LossyFile {
             bytes,
             synced,
             num_left,
+            room: usize::MAX,
         }))
     }
 
@@ -98,12 +101,17 @@ impl FileLayer for LossyFile {
         Ok(())
     }
 
-    fn resize(&self, len: u64) -> io::Result<()> {
+    fn reserve(&self, len: u64) -> io::Result<u64> {
+        let mut content = self.0.lock().unwrap();
+        let len = content.bytes.len().max(content.room.min(len as usize));
+        content.bytes.resize(len, 0);
+        Ok(len as u64)
+    }
+
+    fn clear(&self) -> io::Result<()> {
         let mut content = self.begin()?;
-        content.bytes.resize(len as usize, 0);
-        if len == 0 {
-            content.synced.clear();
-        }
+        content.bytes.clear();
+        content.synced.clear();
         Ok(())
     }
 }
@@ -164,6 +172,13 @@ impl Path {
     }
 }
 
+fn label() -> KvDiskLabel {
+    KvDiskLabel {
+        model: "a model".to_owned(),
+        ..KvDiskLabel::default()
+    }
+}
+
 fn open(file: LossyFile) -> PageStore<LossyFile> {
     open_with(file, None)
 }
@@ -174,10 +189,10 @@ fn open_recurrent(file: LossyFile) -> PageStore<LossyFile> {
 }
 
 fn open_with(file: LossyFile, state_parts: StateParts) -> PageStore<LossyFile> {
-    let max_bytes = u64::from(NUM_SLOTS) * SHAPE.slot_bytes() as u64 + 100;
+    let max_bytes = LABEL_BYTES as u64 + u64::from(NUM_SLOTS) * SHAPE.slot_bytes() as u64 + 100;
     let groups = vec![KvGroup::default()];
-    let store = PageStore::new(file, SHAPE, groups, state_parts, max_bytes);
-    store.preallocate().unwrap();
+    let store = PageStore::new(file, SHAPE, groups, state_parts, &label(), max_bytes);
+    store.prepare().unwrap();
     store.scan(&RUNNING).unwrap();
     store
 }
@@ -271,7 +286,7 @@ fn after_a_crash_a_header_has_its_rows() {
     let mut num_found = 0;
     for seed in 0..300 {
         let random = &mut Random(seed);
-        let store = open(LossyFile::new(Vec::new(), 2 + random.below(13)));
+        let store = open(LossyFile::new(Vec::new(), 3 + random.below(13)));
         let path = Path::new(1, 5);
         store_path(&store, &path).ok();
         let bytes = store.file.after_crash(random);
@@ -316,6 +331,26 @@ fn the_least_recently_used_path_makes_room() {
     assert_eq!(store.num_usable(&long.hashes, 0), NUM_SLOTS);
 }
 
+/// The file grows by an eighth of its slots, rounded up to two.
+#[test]
+fn the_file_grows_as_far_as_there_is_room() {
+    let store = open(LossyFile::new(Vec::new(), u64::MAX));
+    assert_eq!((store.num_reserved(), store.max_pages()), (2, NUM_SLOTS));
+    let paths = [1, 2].map(|first| Path::new(first, 5));
+    assert_eq!(store_path(&store, &paths[0]).unwrap(), 5);
+    assert_eq!(store.num_reserved(), 6);
+    store.file.0.lock().unwrap().room = store.at(8) as usize;
+    assert_eq!(store_path(&store, &paths[1]).unwrap(), 5);
+    assert_eq!((store.num_reserved(), store.max_pages()), (8, 8));
+    assert_eq!((check(&store, &paths[0]), check(&store, &paths[1])), (3, 5));
+    store.file.0.lock().unwrap().room = usize::MAX;
+    assert_eq!(store_path(&store, &Path::new(3, 3)).unwrap(), 3);
+    assert_eq!((store.num_reserved(), store.max_pages()), (12, NUM_SLOTS));
+    assert_eq!(check(&store, &paths[0]), 3);
+    let bytes = store.file.0.lock().unwrap().bytes.clone();
+    assert_eq!(open(LossyFile::new(bytes, 0)).num_pages(), 11);
+}
+
 #[test]
 fn a_disk_is_tried_without_harm_to_its_blocks() {
     let store = open(LossyFile::new(Vec::new(), u64::MAX));
@@ -335,7 +370,8 @@ fn a_damaged_block_is_absent_and_the_others_stay() {
     let store = open(LossyFile::new(Vec::new(), u64::MAX));
     let path = Path::new(1, 4);
     store_path(&store, &path).unwrap();
-    let at = store.index().slot(path.names()[1].key).unwrap() as usize * SHAPE.slot_bytes();
+    let slot = store.index().slot(path.names()[1].key).unwrap();
+    let at = store.at(slot) as usize;
     store.file.0.lock().unwrap().bytes[at + 600] ^= 1;
     let mut slot = vec![0; store.slot_bytes()];
     let names = path.names();
@@ -352,8 +388,10 @@ fn a_damaged_block_is_absent_and_the_others_stay() {
         foreign,
         vec![KvGroup::default()],
         None,
-        9_000,
+        &label(),
+        99_000,
     );
+    foreign.prepare().unwrap();
     foreign.scan(&RUNNING).unwrap();
     assert_eq!(foreign.num_pages(), 0);
 }
@@ -369,7 +407,7 @@ fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
     let stored = store.store(&late.names(), &late.rows(0), time, epoch);
     assert_eq!(stored.unwrap(), 0);
     let bytes = store.file.0.lock().unwrap().bytes.clone();
-    assert!(bytes.iter().all(|&byte| byte == 0));
+    assert!(bytes[LABEL_BYTES..].iter().all(|&byte| byte == 0));
     assert_eq!(store.num_pages(), 0);
     assert_eq!(store_path(&store, &path).unwrap(), 4);
     assert_eq!(check(&store, &path), 4);
@@ -380,8 +418,8 @@ fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
 fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
     let groups = vec![KvGroup::default(), KvGroup { window: Some(4) }];
     let file = LossyFile::new(Vec::new(), u64::MAX);
-    let store = PageStore::new(file, SHAPE, groups, None, 99_999);
-    store.preallocate().unwrap();
+    let store = PageStore::new(file, SHAPE, groups, None, &label(), 99_999);
+    store.prepare().unwrap();
     store.scan(&RUNNING).unwrap();
     let path = Path::new(1, 8);
     let put = |group: u32, blocks: std::ops::Range<usize>| {

@@ -28,15 +28,15 @@ fn tier(name: &str, options: &OpenOptions) -> (Arc<Tier>, Arc<dyn KvPages>) {
     let config = KvDiskConfig {
         folder,
         max_bytes: 1 << 20,
+        label: KvDiskLabel::default(),
         identity: 1,
         keeps_salted: false,
     };
     let tier = Tier::new(&config, pages.clone());
     let file = options.open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
-    let store = tier.new_store(file);
+    let store = tier.use_file(Box::new(file));
     store.scan(&tier.is_stopping).ok();
-    tier.store.set(store).ok().unwrap();
     tier.is_scanned.store(true, Ordering::Release);
     (Arc::new(tier), pages)
 }
@@ -92,11 +92,12 @@ fn the_tier_comes_back_when_its_file_can_be_opened() {
     let config = KvDiskConfig {
         folder: folder.clone(),
         max_bytes: 1 << 20,
+        label: KvDiskLabel::default(),
         identity: 1,
         keeps_salted: false,
     };
     let tier = Tier::new(&config, pages);
-    let other = folder::open(&folder, tier.shape.layout).unwrap();
+    let other = KvFile::open(&folder, tier.shape.layout, 1 << 20).unwrap();
     assert!(!tier.try_again(), "nothing has failed");
     tier.open();
     assert!(!tier.try_again() && tier.store_to_write().is_none());
@@ -147,4 +148,37 @@ fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
         (stats.is_on, stats.num_errors, stats.num_read),
         (false, 1, 0)
     );
+}
+
+/// A file with two pages.
+fn stored(name: &str) -> Arc<Tier> {
+    let (tier, _) = tier(name, OpenOptions::new().read(true).write(true));
+    assert!(write(&tier, &write_task(&tier), &rows(&tier)));
+    assert_eq!(tier.stats().num_pages, NUM_BLOCKS);
+    tier
+}
+
+#[test]
+fn pages_that_had_to_be_erased_while_the_disk_failed_are_not_found_afterwards() {
+    let fail = |tier: &Tier| tier.switch_off("a test", &io::Error::other("it is pulled out"));
+    let tier = stored("late-reset");
+    fail(&tier);
+    tier.erase();
+    assert!(tier.try_again());
+    assert_eq!(tier.stats().num_pages, 0);
+    assert!(write(&tier, &write_task(&tier), &rows(&tier)));
+
+    let tier = stored("late-adapter");
+    tier.add_adapter("a".into(), 5);
+    fail(&tier);
+    tier.remove_adapter("a");
+    assert!(tier.try_again());
+    assert_eq!(tier.stats().num_pages, 0);
+    tier.add_adapter("b".into(), 6);
+    assert!(write(&tier, &write_task(&tier), &rows(&tier)));
+    tier.remove_adapter("b");
+    assert_eq!(tier.stats().num_pages, NUM_BLOCKS, "its own pages alone");
+    fail(&tier);
+    assert!(tier.try_again());
+    assert_eq!(tier.stats().num_pages, NUM_BLOCKS);
 }

@@ -8,6 +8,20 @@ use super::byte_size::parse_size;
 use super::scheduler::defaults;
 use super::token_count::{ModelLen, parse_model_len};
 use super::{IsaArg, KvFormatArg, PageArgs, WeightFormatArg};
+use crate::KvDiskOptions;
+
+fn of_a_model() -> [&'static str; 8] {
+    [
+        "model",
+        "dtype",
+        "kv_cache_dtype",
+        "kv_cache_memory",
+        "max_model_len",
+        "max_num_seqs",
+        "block_size",
+        "isa",
+    ]
+}
 
 #[derive(Args)]
 pub struct InspectArgs {
@@ -23,6 +37,10 @@ pub struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// List the files of KV blocks in a folder that `--kv-disk` of `corella serve` names. Reads all of them and changes
+    /// nothing. Servers may use the files meanwhile
+    #[arg(long, value_name = "DIR", conflicts_with_all = of_a_model())]
+    pub kv_disk: Option<KvDiskOptions>,
     /// Type of the weights in memory, as for `corella serve`
     #[arg(long, value_enum, default_value_t)]
     pub dtype: WeightFormatArg,

@@ -11,7 +11,7 @@ use crate::KvDiskOptions;
 #[command(next_help_heading = "KV cache")]
 pub struct KvDiskArgs {
     /// Keep KV pages of prompts that come again in a file in this folder, so that they outlive memory and restarts.
-    /// SIZE is the size of the model's file [default: 8G]. Only on a CPU
+    /// SIZE is for all files in the folder [default: 8G]. Only on a CPU
     #[arg(long, value_name = "DIR[,SIZE]")]
     pub kv_disk: Option<KvDiskOptions>,
     /// Also keep prompts with a `cache_salt` in the file of --kv-disk. The salt itself is not written

@@ -1,0 +1,30 @@
+//! The medium from which a fetch brings KV.
+
+/// The medium from which a fetch brings blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchMedium {
+    /// A disk of this node
+    Disk,
+    /// The memory of another node
+    Peer,
+}
+
+/// The number of tokens that fetches have brought, by medium.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchedTokens {
+    pub num_from_disk: u32,
+    pub num_from_peers: u32,
+}
+
+impl FetchedTokens {
+    pub fn total(self) -> u32 {
+        self.num_from_disk + self.num_from_peers
+    }
+
+    pub(crate) fn add(&mut self, medium: FetchMedium, num_tokens: u32) {
+        match medium {
+            FetchMedium::Disk => self.num_from_disk += num_tokens,
+            FetchMedium::Peer => self.num_from_peers += num_tokens,
+        }
+    }
+}
