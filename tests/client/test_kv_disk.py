@@ -1,6 +1,7 @@
 """Tests prompts on a disk: they outlive a killed server, and no fault of the disk changes an answer."""
 
 import json
+import os
 import random
 import re
 import signal
@@ -15,6 +16,8 @@ STORY = "Once upon a time there was a fox who lived in a box by the sea, and eve
 # The beginning of a file, before its pages
 LABEL_BYTES = 4096
 SMALL = ("--threads", 1, "--kv-cache-memory", "64M")
+# The servers of each model that are killed while they store.
+NUM_KILLS = int(os.environ.get("CORELLA_DISK_KILLS", 3))
 
 
 def disk(folder, size="32M"):
@@ -147,22 +150,45 @@ def test_a_conversation_with_a_recurrent_model_outlives_a_killed_server(tmp_path
         assert server.metric("corella_kv_disk_damaged_blocks_total") == 0
 
 
-def test_a_server_killed_while_it_stores_gives_the_same_answers(tmp_path):
+@pytest.mark.parametrize("name", [None, "gemma3", "lfm2"])
+def test_a_server_killed_while_it_stores_gives_the_same_answers(tmp_path, name):
+    """A model of each kind: with plain attention, with windows, and with recurrent layers."""
     draw = random.Random(5)
-    words = STORY.split()
-    prompts = [" ".join(draw.choices(words, k=150)) for _ in range(6)]
-    with ServerProcess(*SMALL) as server:
-        expected = [ask(server, prompt)[0] for prompt in prompts]
-    num_found = 0
-    for _ in range(5):
-        with ServerProcess(*SMALL, *disk(tmp_path)) as server:
-            wait_open(server)
-            for index in draw.choices(range(len(prompts)), k=draw.randrange(2, 12)):
-                assert ask(server, prompts[index])[0] == expected[index]
-            assert server.metric("corella_kv_disk_damaged_blocks_total") == 0
-            num_found += num_read(server)
-            server.process.send_signal(signal.SIGKILL)
-            server.process.wait()
+    model = (golden_model.make(name, tmp_path / "model"),) if name else ()
+
+    def new_prompt():
+        if name is None:
+            return " ".join(draw.choices(STORY.split(), k=150))
+        return [draw.randrange(3, 53) for _ in range(draw.randrange(60, 150))]
+
+    def answer(server, prompt):
+        return ask(server, prompt, ignore_eos=True)
+
+    kept, num_found = None, 0
+    with ServerProcess(*model, *SMALL) as lone:
+        for _ in range(NUM_KILLS):
+            with ServerProcess(*model, *SMALL, *disk(tmp_path / "kv", "4M")) as server:
+                wait_open(server)
+                if kept is not None:
+                    assert answer(server, kept)[0] == answer(lone, kept)[0]
+                    num_found += num_read(server)
+                kept = new_prompt()
+                expected, _ = answer(lone, kept)
+                assert answer(server, kept)[0] == expected
+                again, num_cached = answer(server, kept)
+                assert again == expected
+                # Windows and states are stored after the other pages.
+                num_least = num_cached // 16 + (name is not None)
+                server.wait_until(lambda: num_stored(server) >= num_least, "the prompt is stored")
+                for _ in range(draw.randrange(1, 4)):
+                    prompt = new_prompt()
+                    expected, _ = answer(lone, prompt)
+                    assert [answer(server, prompt)[0] for _ in range(2)] == [expected] * 2
+                # The last prompt is being stored. The server is killed at some time during this.
+                for _ in range(draw.randrange(4)):
+                    assert server.metric("corella_kv_disk_errors_total") == 0
+                server.process.send_signal(signal.SIGKILL)
+                server.process.wait()
     assert num_found > 0
 
 

@@ -3,6 +3,7 @@
 
 mod release;
 
+use std::process::Command;
 use std::time::Instant;
 
 use crate::ci::{clients, play};
@@ -23,7 +24,9 @@ pub struct Part {
 /// Tests that take as long as many other files of `tests/client` together.
 const FUZZED_REQUESTS: &str = "tests/client/test_fuzz.py";
 
-pub const PARTS: [Part; 22] = [
+const KV_DISK: &str = "tests/client/test_kv_disk.py";
+
+pub const PARTS: [Part; 23] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",
@@ -103,6 +106,11 @@ pub const PARTS: [Part; 22] = [
         "requests",
         "requests that /openapi.json allows and rules out, sent to the binary",
         |repository| fuzz_requests(repository, None),
+    ),
+    part(
+        "kv-disk",
+        "1,000 crashes of engines of each kind while they store KV blocks, and 50 killed servers of each kind",
+        crash_disks,
     ),
     long_part(
         "install",
@@ -272,15 +280,32 @@ fn play_seeds(repository: &Repository, kind: &[&str], number: u32) -> Result<(),
 }
 
 fn fuzz(repository: &Repository, seconds: u32) -> Result<(), String> {
-    let binaries = test::binaries(repository)?;
-    let is_it = |binary: &&TestBinary| binary.package == "corella-fuzz" && binary.name == "suite";
-    let binary = binaries
-        .iter()
-        .find(is_it)
-        .ok_or("corella-fuzz has no tests")?;
-    let mut command = binary.command();
+    let mut command = suite(repository, "corella-fuzz")?;
     command.env("CORELLA_FUZZ_SECONDS", seconds.to_string());
     run(&mut command, "a parser failed, above")
+}
+
+/// Opens the files that crashes leave of `--kv-disk`, and kills servers while they write one.
+fn crash_disks(repository: &Repository) -> Result<(), String> {
+    let mut command = suite(repository, "corella-engine")?;
+    command.arg("kv_disk::crash");
+    command.env("CORELLA_DISK_CRASHES", "1000");
+    run(&mut command, "an engine did not survive a crash, above")?;
+    let python = python::environment(repository)?;
+    let mut command = python::pytest(repository, &python, KV_DISK);
+    command.args(["-k", "killed_while_it_stores"]);
+    command.env("CORELLA_DISK_KILLS", "50");
+    command.env("CORELLA_BIN", repository.binary());
+    run(&mut command, "a server did not survive its death, above")
+}
+
+/// Returns a command that runs the tests in `tests/suite` of a package.
+fn suite(repository: &Repository, package: &str) -> Result<Command, String> {
+    let binaries = test::binaries(repository)?;
+    let is_it = |binary: &&TestBinary| binary.package == package && binary.name == "suite";
+    let binary = binaries.iter().find(is_it);
+    let binary = binary.ok_or_else(|| format!("{package} has no tests"))?;
+    Ok(binary.command())
 }
 
 fn night_clients(repository: &Repository) -> Result<(), String> {

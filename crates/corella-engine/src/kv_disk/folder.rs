@@ -264,7 +264,13 @@ mod tests {
         assert_eq!(remove_oldest(&folder.0).unwrap(), Some(folder.path(3)));
         assert_eq!(remove_oldest(&folder.0).unwrap(), Some(folder.path(2)));
         assert_eq!(remove_oldest(&folder.0).unwrap(), None);
+        // Its owner had a clock that ran ahead.
+        let later = SystemTime::UNIX_EPOCH + Duration::from_secs(4_000_000_000);
+        first.file.set_modified(later).unwrap();
         drop((first, fourth));
+        let again = folder.open(1, 1 << 20);
+        let metadata = again.file.metadata().unwrap();
+        assert!(metadata.modified().unwrap() < later);
         assert!(folder.path(1).exists() && folder.path(4).exists() && other.exists());
     }
 

@@ -12,6 +12,9 @@ use super::*;
 use crate::request::submission::Submission;
 use crate::wake::doorbell::{WakeReceiver, doorbell};
 
+mod fault;
+mod trace;
+
 /// A prompt of six whole blocks and a part of a seventh.
 const NUM_BLOCKS: u64 = 6;
 
@@ -62,14 +65,14 @@ impl FileLayer for PanickingFile {
 
 impl Bench {
     fn new(name: &str) -> Self {
-        Self::with_tier(name, |_, _| {})
+        Self::with_tier(name, 64, 1 << 20, |_, _| {})
     }
 
     /// A bench whose file panics when the flag is set.
     fn panicking(name: &str) -> (Self, Arc<AtomicBool>) {
         let panics = Arc::new(AtomicBool::new(false));
         let flag = panics.clone();
-        let bench = Self::with_tier(name, |tier, folder| {
+        let bench = Self::with_tier(name, 64, 1 << 20, |tier, folder| {
             fs::create_dir_all(folder).unwrap();
             let mut options = File::options();
             options.read(true).write(true).create_new(true);
@@ -79,21 +82,26 @@ impl Bench {
         (bench, panics)
     }
 
-    fn with_tier(name: &str, prepare: impl FnOnce(&Tier, &Path)) -> Self {
-        let mut limits = SchedulerConfig::new(64, 4, 64);
-        (limits.max_fetched_pages, limits.max_served_pages) = (64, 64);
+    fn with_tier(
+        name: &str,
+        num_pages: u32,
+        max_bytes: u64,
+        prepare: impl FnOnce(&Tier, &Path),
+    ) -> Self {
+        let mut limits = SchedulerConfig::new(num_pages, 4, 4 * num_pages);
+        (limits.max_fetched_pages, limits.max_served_pages) = (num_pages, num_pages);
         let mut scheduler = Scheduler::new(limits).unwrap();
         let name = format!("corella-kv-bench-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&folder);
         let config = KvDiskConfig {
             folder: folder.clone(),
-            max_bytes: 1 << 20,
+            max_bytes,
             label: KvDiskLabel::default(),
             identity: 1,
             keeps_salted: false,
         };
-        let pages = MockExecutor::new(MockConfig::new(50, 64, 4)).kv_pages();
+        let pages = MockExecutor::new(MockConfig::new(50, num_pages, 4)).kv_pages();
         let (bell, wake_receiver) = doorbell();
         let tier = Tier::new(&config, pages.clone());
         prepare(&tier, &folder);
@@ -110,17 +118,32 @@ impl Bench {
     }
 
     fn request(&mut self) -> Request {
-        let submission = Submission::new((0..26).collect(), 1);
+        self.request_of((0..26).collect())
+    }
+
+    fn request_of(&mut self, prompt: Vec<TokenId>) -> Request {
         self.num_requests += 1;
-        submission.into_request(RequestId(self.num_requests), self.now_us)
+        Submission::new(prompt, 1).into_request(RequestId(self.num_requests), self.now_us)
     }
 
     /// Computes the prompt in a step of 26 ms, a millisecond for each token.
     fn compute(&mut self) {
         let request = self.request();
+        self.answer(request, 26_000);
+    }
+
+    /// Answers a request in one step. Returns the number of computed tokens.
+    fn answer(&mut self, request: Request, step_us: u64) -> usize {
         self.scheduler.add_requests(vec![request]).unwrap();
-        let Batch { step, spans, .. } = self.scheduler.schedule(self.now_us).unwrap();
-        self.now_us += 26_000;
+        self.answer_waiting(step_us)
+    }
+
+    /// Answers the waiting request.
+    fn answer_waiting(&mut self, step_us: u64) -> usize {
+        let batch = self.scheduler.schedule(self.now_us).unwrap();
+        let num_tokens = batch.num_tokens();
+        let Batch { step, spans, .. } = batch;
+        self.now_us += step_us;
         let sample = Sample {
             token: 1,
             logprobs: None,
@@ -133,13 +156,18 @@ impl Bench {
             undrawn: Vec::new(),
         });
         assert!(self.scheduler.schedule(self.now_us).is_none());
+        num_tokens
     }
 
     fn begin_fetch(&mut self) {
         let request = self.request();
+        self.begin_fetch_of(&request);
+    }
+
+    fn begin_fetch_of(&mut self, request: &Request) {
         self.scheduler.note_time(self.now_us);
         self.disk
-            .begin_fetch(&request, &mut self.scheduler, self.now_us);
+            .begin_fetch(request, &mut self.scheduler, self.now_us);
     }
 
     /// Passes reports on until a condition holds.

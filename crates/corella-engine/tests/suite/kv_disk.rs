@@ -16,6 +16,8 @@ use corella_test::wait_until;
 
 use crate::fixture::*;
 
+mod crash;
+
 /// The length of a file's beginning, before its pages.
 const LABEL_BYTES: usize = 4096;
 
@@ -53,19 +55,24 @@ fn engine_with(
     identity: u128,
     keeps_salted: bool,
 ) -> Engine {
+    let disk = KvDiskConfig {
+        folder: folder.to_owned(),
+        max_bytes: 1 << 20,
+        label: KvDiskLabel::default(),
+        identity,
+        keeps_salted,
+    };
+    start_with_disk(limits, disk)
+}
+
+fn start_with_disk(limits: SchedulerConfig, disk: KvDiskConfig) -> Engine {
     let mock = model(&limits);
     let mut config = EngineConfig::new(SchedulerConfig {
         max_fetched_pages: limits.num_pages,
         max_served_pages: limits.num_pages,
         ..limits
     });
-    config.kv_disk = Some(KvDiskConfig {
-        folder: folder.to_owned(),
-        max_bytes: 1 << 20,
-        label: KvDiskLabel::default(),
-        identity,
-        keeps_salted,
-    });
+    config.kv_disk = Some(disk);
     start_with(config, mock)
 }
 
@@ -457,7 +464,7 @@ fn blocks_of_a_removed_adapter_are_erased() {
 }
 
 #[test]
-fn a_damaged_or_short_file_costs_only_time() {
+fn a_damaged_foreign_or_short_file_costs_only_time() {
     let folder = Folder::new("damaged");
     let first = engine(&folder.0);
     let tokens = store_plain(&first, 1);
@@ -475,6 +482,18 @@ fn a_damaged_or_short_file_costs_only_time() {
     assert_eq!(ask_plain(&second, 1), (tokens.clone(), 12));
     wait_until("the read has ended", || stats(&second).num_damaged == 1);
     stop(second);
+
+    // Each slot is of another version of the layout.
+    let mut foreign = whole.clone();
+    for slot in foreign[LABEL_BYTES..].chunks_mut(slot_bytes).take(6) {
+        slot[7] += 1;
+    }
+    fs::write(&file, &foreign).unwrap();
+    let other = engine(&folder.0);
+    wait_opened(&other);
+    assert_eq!(ask_plain(&other, 1), (tokens.clone(), 0));
+    assert_eq!(stats(&other).num_read, 0);
+    stop(other);
 
     // The file is cut off while the engine runs.
     fs::write(&file, &whole).unwrap();

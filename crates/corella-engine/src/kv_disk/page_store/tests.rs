@@ -120,7 +120,8 @@ impl FileLayer for LossyFile {
 struct Path {
     tokens: Vec<u32>,
     hashes: Vec<PageHash>,
-    num_state_parts: u32,
+    /// The pages beside those in the first group, each by its block and its group.
+    further: Vec<(usize, u32)>,
 }
 
 impl Path {
@@ -131,14 +132,25 @@ impl Path {
         Self {
             tokens,
             hashes,
-            num_state_parts: 0,
+            further: Vec::new(),
         }
     }
 
     /// A path with a recurrent state after its last block.
     fn recurrent(first: u32, num_blocks: u32) -> Self {
+        let last = num_blocks as usize - 1;
         Self {
-            num_state_parts: NUM_STATE_PARTS,
+            further: (1..=NUM_STATE_PARTS).map(|group| (last, group)).collect(),
+            ..Self::new(first, num_blocks)
+        }
+    }
+
+    /// A path whose end has pages in a group with a window of two blocks.
+    fn windowed(first: u32, num_blocks: u32) -> Self {
+        let first_read = (num_blocks as usize).saturating_sub(2);
+        let read = first_read..num_blocks as usize;
+        Self {
+            further: read.map(|block| (block, 1)).collect(),
             ..Self::new(first, num_blocks)
         }
     }
@@ -153,12 +165,11 @@ impl Path {
             tokens,
         };
         let mut names: Vec<_> = blocks.map(name).collect();
-        let last = names[names.len() - 1];
-        let in_group = |group| PageKey { group, ..last.key };
-        names.extend((1..=self.num_state_parts).map(|group| PageName {
-            key: in_group(group),
-            ..last
-        }));
+        for &(block, group) in &self.further {
+            let page = names[block];
+            let key = PageKey { group, ..page.key };
+            names.push(PageName { key, ..page });
+        }
         names
     }
 
@@ -188,9 +199,25 @@ fn open_recurrent(file: LossyFile) -> PageStore<LossyFile> {
     open_with(file, Some(Box::new(|_| NUM_STATE_PARTS)))
 }
 
+/// A store for a model whose second group has a window of two blocks.
+fn open_windowed(file: LossyFile) -> PageStore<LossyFile> {
+    open_groups(file, windowed_groups(), None)
+}
+
+fn windowed_groups() -> Vec<KvGroup> {
+    vec![KvGroup::default(), KvGroup { window: Some(4) }]
+}
+
 fn open_with(file: LossyFile, state_parts: StateParts) -> PageStore<LossyFile> {
+    open_groups(file, vec![KvGroup::default()], state_parts)
+}
+
+fn open_groups(
+    file: LossyFile,
+    groups: Vec<KvGroup>,
+    state_parts: StateParts,
+) -> PageStore<LossyFile> {
     let max_bytes = LABEL_BYTES as u64 + u64::from(NUM_SLOTS) * SHAPE.slot_bytes() as u64 + 100;
-    let groups = vec![KvGroup::default()];
     let store = PageStore::new(file, SHAPE, groups, state_parts, &label(), max_bytes);
     store.prepare().unwrap();
     store.scan(&RUNNING).unwrap();
@@ -236,6 +263,11 @@ fn after_a_crash_at_any_write_each_recurrent_state_is_right_or_absent() {
     crash(open_recurrent, Path::recurrent);
 }
 
+#[test]
+fn after_a_crash_at_any_write_each_window_is_right_or_absent() {
+    crash(open_windowed, Path::windowed);
+}
+
 fn crash(open: Open, new_path: fn(u32, u32) -> Path) {
     let mut counts = [0; 3];
     for seed in 0..1_000 {
@@ -262,10 +294,12 @@ fn crash(open: Open, new_path: fn(u32, u32) -> Path) {
             }
             bytes = store.file.after_crash(random);
             let reopened = open(LossyFile::new(bytes.clone(), u64::MAX));
-            for path in paths.values().filter(|path| path.num_state_parts > 0) {
-                // A prefix without a state does not count.
+            for path in paths.values().filter(|path| !path.further.is_empty()) {
+                // A prefix without a state or without its window does not count. Only of two blocks in a window, the
+                // first one has the window after it.
                 let num_usable = reopened.num_usable(&path.hashes, 0) as usize;
-                assert!(num_usable == 0 || num_usable == path.hashes.len());
+                let has_end = path.further.contains(&(0, 1)) && num_usable == 1;
+                assert!(has_end || num_usable == 0 || num_usable == path.hashes.len());
             }
             let num_right: usize = paths.values().map(|path| check(&reopened, path)).sum();
             assert!(num_right <= NUM_SLOTS as usize);
@@ -416,9 +450,8 @@ fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
 /// In the second of two groups, a query after n blocks reads the pages of the last two of them.
 #[test]
 fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
-    let groups = vec![KvGroup::default(), KvGroup { window: Some(4) }];
     let file = LossyFile::new(Vec::new(), u64::MAX);
-    let store = PageStore::new(file, SHAPE, groups, None, &label(), 99_999);
+    let store = PageStore::new(file, SHAPE, windowed_groups(), None, &label(), 99_999);
     store.prepare().unwrap();
     store.scan(&RUNNING).unwrap();
     let path = Path::new(1, 8);

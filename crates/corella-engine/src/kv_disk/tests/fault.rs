@@ -1,0 +1,220 @@
+//! Faults of the disk while it is in use, and jumps of the clock.
+
+use std::sync::{Mutex, MutexGuard};
+
+use super::*;
+
+const DAY_US: u64 = 86_400_000_000;
+/// The rows of each block are written, then synchronised, and then the headers.
+const NUM_CHANGES: u32 = 2 * (NUM_BLOCKS as u32 + 1);
+
+/// A file in memory whose operations fail or wait on demand.
+#[derive(Clone, Default)]
+struct FaultyFile(Arc<Content>);
+
+#[derive(Default)]
+struct Content {
+    bytes: Mutex<Vec<u8>>,
+    fault: Mutex<Option<Fault>>,
+    /// Locked while reads are held.
+    reads: Mutex<()>,
+}
+
+struct Fault {
+    /// Reads fail, or else all that changes the file.
+    is_of_reads: bool,
+    /// The number of operations before the first that fails.
+    num_good: u32,
+    errno: i32,
+}
+
+impl FaultyFile {
+    fn fail(&self, is_of_reads: bool, num_good: u32, errno: i32) {
+        *self.0.fault.lock().unwrap() = Some(Fault {
+            is_of_reads,
+            num_good,
+            errno,
+        });
+    }
+
+    fn mend(&self) {
+        *self.0.fault.lock().unwrap() = None;
+    }
+
+    /// Reads wait until the guard is dropped.
+    fn hold_reads(&self) -> MutexGuard<'_, ()> {
+        self.0.reads.lock().unwrap()
+    }
+
+    fn begin(&self, is_read: bool) -> io::Result<MutexGuard<'_, Vec<u8>>> {
+        let mut fault = self.0.fault.lock().unwrap();
+        if let Some(fault) = fault.as_mut().filter(|it| it.is_of_reads == is_read) {
+            if fault.num_good == 0 {
+                return Err(io::Error::from_raw_os_error(fault.errno));
+            }
+            fault.num_good -= 1;
+        }
+        Ok(self.0.bytes.lock().unwrap())
+    }
+}
+
+impl FileLayer for FaultyFile {
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        drop(self.0.reads.lock().unwrap());
+        let content = self.begin(true)?;
+        let there = content.get(at as usize..at as usize + bytes.len());
+        bytes.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let mut content = self.begin(false)?;
+        content[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.begin(false).map(|_| ())
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<u64> {
+        let mut content = self.begin(false)?;
+        let len = content.len().max(len as usize);
+        content.resize(len, 0);
+        Ok(len as u64)
+    }
+
+    fn clear(&self) -> io::Result<()> {
+        self.begin(false)?.clear();
+        Ok(())
+    }
+}
+
+fn bench(name: &str) -> (Bench, FaultyFile) {
+    let file = FaultyFile::default();
+    let bench = Bench::with_tier(name, 64, 1 << 20, |tier, _| {
+        tier.use_file(Box::new(file.clone()));
+    });
+    (bench, file)
+}
+
+impl Bench {
+    /// Answers the prompt from the disk, or computes it. Returns the number of computed tokens.
+    fn fetch_and_answer(&mut self) -> usize {
+        // However slow this machine is, the disk counts as quicker than computing.
+        self.disk.pace = FetchPace::default();
+        self.begin_fetch();
+        self.run_until("the fetch has ended", |bench| bench.disk.fetches.is_empty());
+        let request = self.request();
+        self.answer(request, 26_000)
+    }
+}
+
+/// Each error comes at each of the operations that store a prompt, and then at all further ones.
+#[test]
+fn a_disk_that_takes_no_writes_is_off_until_it_takes_them() {
+    for errno in [libc::ENOSPC, libc::EROFS, libc::EIO] {
+        for num_good in 0..NUM_CHANGES {
+            let (mut bench, file) = bench(&format!("writes-{errno}-{num_good}"));
+            bench.compute();
+            bench.compute();
+            file.fail(false, num_good, errno);
+            bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+            bench.run_until("the path is given up", |bench| bench.disk.path.is_none());
+            let tier = bench.disk.tier.clone();
+            let stats = tier.stats();
+            assert_eq!((stats.is_on, stats.num_errors), (false, 1));
+            assert_eq!(stats.num_stored, 0);
+            assert!(!tier.try_again());
+            // Requests do without the disk.
+            bench.scheduler.reset_prefix_cache().unwrap();
+            assert_eq!(bench.fetch_and_answer(), 26);
+            assert_eq!(tier.stats().num_errors, 1, "nothing more is tried");
+
+            file.mend();
+            // The thread that writes tries, too.
+            wait_until("it is on", || tier.try_again() || tier.stats().is_on);
+            bench.now_us += PAUSE_US;
+            bench.store();
+            assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+            assert_eq!(tier.stats().num_damaged, 0);
+        }
+    }
+}
+
+#[test]
+fn an_error_in_the_middle_of_a_fetch_leaves_the_blocks_before_it() {
+    for num_good in 0..NUM_BLOCKS as u32 {
+        let (mut bench, file) = bench(&format!("reads-{num_good}"));
+        bench.store();
+        file.fail(true, num_good, libc::EIO);
+        assert_eq!(bench.fetch_and_answer(), 26 - 4 * num_good as usize);
+        let tier = bench.disk.tier.clone();
+        let stats = tier.stats();
+        assert_eq!((stats.is_on, stats.num_errors), (false, 1));
+        assert_eq!(stats.num_read, u64::from(num_good));
+
+        file.mend();
+        wait_until("it is on", || tier.try_again() || tier.stats().is_on);
+        bench.scheduler.reset_prefix_cache().unwrap();
+        assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+    }
+}
+
+/// The reads end long after the request has.
+#[test]
+fn a_request_does_not_wait_for_a_slow_disk() {
+    let (mut bench, file) = bench("slow-reads");
+    bench.store();
+    let held = file.hold_reads();
+    bench.begin_fetch();
+    let request = bench.request();
+    bench.scheduler.add_requests(vec![request]).unwrap();
+    assert!(bench.scheduler.schedule(bench.now_us).is_none());
+    // Computing six blocks takes less than the time that each fetch has at least.
+    bench.now_us += LEAST_WAIT_US / 2;
+    assert!(bench.scheduler.schedule(bench.now_us).is_none());
+    bench.now_us += LEAST_WAIT_US;
+    assert_eq!(bench.answer_waiting(26_000), 26);
+    assert_eq!(bench.disk.fetches.len(), 1);
+    drop(held);
+    bench.run_until("the fetch has ended", |bench| bench.disk.fetches.is_empty());
+    assert_eq!(bench.scheduler.stats().num_in_use_pages, 0);
+    let stats = bench.disk.tier.stats();
+    assert_eq!((stats.is_on, stats.num_errors), (true, 0));
+}
+
+/// The machine sleeps for a day while a prompt is read, and for another one while a prompt is copied.
+#[test]
+fn a_clock_that_jumps_costs_only_time() {
+    let (mut bench, file) = bench("jump");
+    bench.store();
+    let held = file.hold_reads();
+    bench.begin_fetch();
+    bench.now_us += DAY_US;
+    let request = bench.request();
+    assert_eq!(bench.answer(request, 26_000), 26);
+    let cancelled = bench.scheduler.poll_fetch_cancel().unwrap();
+    assert!(bench.disk.handle_fetch_cancelled(cancelled));
+    drop(held);
+    bench.run_until("the fetch has ended", |bench| bench.disk.fetches.is_empty());
+    bench.scheduler.reset_prefix_cache().unwrap();
+    assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+
+    bench.disk.tier.erase();
+    bench.compute();
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    bench.now_us += DAY_US;
+    bench.scheduler.note_time(bench.now_us);
+    bench.run_until("the copy has ended", |bench| {
+        bench.disk.path.as_ref().is_none_or(|path| !path.is_busy)
+    });
+    bench.now_us += PAUSE_US;
+    bench.compute();
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    bench.run_until("the prompt is stored", |bench| {
+        bench.disk.tier.stats().num_pages == NUM_BLOCKS as usize
+    });
+    bench.scheduler.reset_prefix_cache().unwrap();
+    assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+}
