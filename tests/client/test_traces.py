@@ -161,6 +161,16 @@ def test_a_request_without_a_trace_begins_one_and_an_unwanted_trace_is_not_sent(
         assert not collector.of_trace(TRACE_ID)
 
 
+def test_probes_and_scrapes_are_no_spans(collector):
+    with ServerProcess("--device", "mock", "--otlp-endpoint", collector.url) as server:
+        for path in ("/health", "/ready", "/metrics"):
+            assert server.status_of(path) == 200
+        assert server.status_of("/v1/models") == 200
+        server.terminate()
+        assert server.wait() == 0
+    assert [span.name for span in collector.spans] == ["GET /v1/models"]
+
+
 def test_what_waits_is_sent_when_the_server_ends(collector):
     with ServerProcess("--device", "mock", "--otlp-endpoint", collector.url) as server:
         complete(server, {"traceparent": PARENT})

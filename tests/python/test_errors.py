@@ -202,6 +202,8 @@ def test_prompts_that_no_request_can_hold_are_checked_like_others(llm):
     lone = [{"role": "user", "content": float("nan")}]
     assert [error is None for error in llm.check([QUESTION, lone, float("nan"), QUESTION])] == [True, False, False, True]
     assert [error is None for error in llm.check(["a", None], pooling_task="embed")] == [True, False]
+    with pytest.raises(UnsupportedError, match='pooling_task is \'score\', and can be "embed" or "classify"'):
+        llm.check(["a"], pooling_task="score")
 
 
 @pytest.mark.parametrize("prompts", [[["a", "b"]], [[1, 2], ["a"]], [[[1, 2]]]])
@@ -315,6 +317,24 @@ def test_a_table_is_no_prompt(llm):
 
     with pytest.raises(TypeError, match="give one of its columns"):
         llm.generate(Table(prompt=["hi"]))
+
+
+def test_a_column_of_numbers_is_not_one_prompt(llm):
+    class Column(list):
+        dtype = "int64"
+
+    ids = Column([1, 2])
+    for call in (llm.generate, llm.embed, llm.check):
+        with pytest.raises(TypeError, match="a column of numbers; give texts, or put the column in a list"):
+            call(ids)
+    assert llm.generate([ids], SamplingParams(max_tokens=1))[0].prompt_token_ids == ids
+    assert llm.check(Column(["a", "b"])) == [None, None]
+
+
+def test_an_answer_always_has_its_text():
+    assert SamplingParams(detokenize=True) == SamplingParams()
+    with pytest.raises(TypeError, match="SamplingParams has no detokenize=False"):
+        SamplingParams(detokenize=False)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from corella import (
     SamplingParams,
     ScoringRequestOutput,
 )
+from corella.inputs import TextPrompt, TokensPrompt
+from corella.outputs import CompletionOutput, RequestOutput
 
 
 def load(model: Optional[str], tensor_parallel_size: int, enforce_eager: bool) -> LLM:
@@ -84,6 +86,10 @@ def main() -> None:
         metrics: RequestMetrics | None = output.metrics
         assert metrics is not None and metrics.last_token_ts >= metrics.first_token_ts
         print(output.prompt + output.outputs[0].text, output.outputs[1].text)
+    prompts = [TextPrompt(prompt="Once"), TokensPrompt(prompt_token_ids=[1, 2])]
+    typed: list[RequestOutput] = llm.generate(prompts, SamplingParams(max_tokens=2, detokenize=True))
+    last: CompletionOutput = typed[1].outputs[0]
+    print(last.text)
     freed: bool = llm.reset_prefix_cache()
     assert freed
     llm.close()

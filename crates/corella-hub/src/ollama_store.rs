@@ -1,6 +1,7 @@
 //! Models that Ollama has fetched, in its own folder: a manifest for each tag names the file of the weights.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -19,6 +20,8 @@ pub struct OllamaModel {
     pub name: String,
     pub path: PathBuf,
     pub num_bytes: u64,
+    /// The SYSTEM of its Modelfile.
+    pub system: Option<String>,
 }
 
 const MANIFESTS: &str = "manifests";
@@ -27,6 +30,9 @@ const LIBRARY: [&str; 2] = ["registry.ollama.ai/", "library/"];
 const WEIGHTS: &str = "application/vnd.ollama.image.model";
 /// A change of the weights, without which the model is another.
 const ADAPTER: &str = "application/vnd.ollama.image.adapter";
+const SYSTEM: &str = "application/vnd.ollama.image.system";
+/// No context holds a longer system message.
+const MAX_SYSTEM_BYTES: u64 = 1 << 20;
 
 #[derive(Deserialize)]
 struct Manifest {
@@ -47,26 +53,108 @@ impl OllamaStore {
 
     /// Looks for a model by its name, in any case. Without a tag, the tag is `latest`.
     pub fn find(&self, name: &str) -> Option<OllamaModel> {
-        let whole = format!("{name}:latest");
-        let is_meant =
-            |known: &str| name.eq_ignore_ascii_case(known) || whole.eq_ignore_ascii_case(known);
-        let mut models = self.models().into_iter();
-        models.find(|model| is_meant(&model.name))
+        self.named(name).find_map(|manifest| manifest.model().ok())
+    }
+
+    /// Returns why a model that is there cannot be used.
+    pub fn refusal(&self, name: &str) -> Option<String> {
+        self.named(name).find_map(|manifest| {
+            let reason = manifest.model().err()?;
+            Some(format!(
+                "{}, a model of Ollama, cannot be used: {reason}",
+                manifest.name
+            ))
+        })
     }
 
     /// All models, by their names.
     pub fn models(&self) -> Vec<OllamaModel> {
-        let mut models = Vec::new();
+        let manifests = self.manifests().into_iter();
+        let mut models: Vec<_> =
+            { manifests.filter_map(|manifest| manifest.model().ok()) }.collect();
+        models.sort_by(|one, other| one.name.cmp(&other.name));
+        models
+    }
+
+    fn named(&self, name: &str) -> impl Iterator<Item = ManifestFile<'_>> {
+        let whole = format!("{name}:latest");
+        let manifests = self.manifests().into_iter();
+        manifests.filter(move |manifest| {
+            [name, &whole]
+                .iter()
+                .any(|name| name.eq_ignore_ascii_case(&manifest.name))
+        })
+    }
+
+    fn manifests(&self) -> Vec<ManifestFile<'_>> {
+        let mut manifests = Vec::new();
         for folder in &self.folders {
             let mut paths = vec![folder.join(MANIFESTS)];
             for _ in ["host", "owner", "name", "tag"] {
                 paths = paths.iter().flat_map(|path| entries(path)).collect();
             }
-            models.extend(paths.iter().filter_map(|path| model(folder, path)));
+            manifests.extend(paths.into_iter().filter_map(|path| {
+                let name = shown_name(folder, &path)?;
+                Some(ManifestFile { folder, path, name })
+            }));
         }
-        models.sort_by(|one, other| one.name.cmp(&other.name));
-        models
+        manifests
     }
+}
+
+struct ManifestFile<'a> {
+    folder: &'a Path,
+    path: PathBuf,
+    name: String,
+}
+
+impl ManifestFile<'_> {
+    /// Fails with a reason for the model's user.
+    fn model(&self) -> Result<OllamaModel, String> {
+        let shown = self.path.display();
+        let text =
+            fs::read(&self.path).map_err(|error| format!("{shown} cannot be read: {error}"))?;
+        let Manifest { layers } = serde_json::from_slice(&text)
+            .map_err(|error| format!("{shown} is damaged: {error}"))?;
+        let layer = |kind: &str| layers.iter().find(|layer| layer.media_type == kind);
+        if layer(ADAPTER).is_some() {
+            let instead = "give the model of FROM to `corella serve`, and the adapter as --lora-modules NAME=FOLDER";
+            return Err(format!("its Modelfile has an ADAPTER; {instead}"));
+        }
+        let weights = layer(WEIGHTS).ok_or("its weights are not one GGUF file")?;
+        let path = self
+            .blob(weights)
+            .ok_or_else(|| format!("{shown} is damaged"))?;
+        let metadata = fs::metadata(&path).map_err(|error| {
+            let name = &self.name;
+            format!(
+                "{}: {error}; `ollama pull {name}` fetches it again",
+                path.display()
+            )
+        })?;
+        Ok(OllamaModel {
+            name: self.name.clone(),
+            path,
+            num_bytes: metadata.len(),
+            system: layer(SYSTEM).and_then(|system| read_system(&self.blob(system)?)),
+        })
+    }
+
+    /// The file of a layer, unless the manifest is damaged.
+    fn blob(&self, layer: &Layer) -> Option<PathBuf> {
+        let hash = layer
+            .digest
+            .strip_prefix("sha256:")
+            .filter(|hash| is_lower_hex(hash))?;
+        Some(self.folder.join("blobs").join(format!("sha256-{hash}")))
+    }
+}
+
+fn read_system(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    let mut file = File::open(path).ok()?.take(MAX_SYSTEM_BYTES);
+    file.read_to_string(&mut text).ok()?;
+    (!text.trim().is_empty()).then_some(text)
 }
 
 /// The content of a folder, and nothing if it cannot be read.
@@ -83,23 +171,6 @@ fn shown_name(folder: &Path, manifest: &Path) -> Option<String> {
     let of_host = name.strip_prefix(host);
     let name = of_host.map_or(name, |name| name.strip_prefix(owner).unwrap_or(name));
     Some(format!("{name}:{tag}"))
-}
-
-fn model(folder: &Path, manifest: &Path) -> Option<OllamaModel> {
-    let Manifest { layers } = serde_json::from_slice(&fs::read(manifest).ok()?).ok()?;
-    if layers.iter().any(|layer| layer.media_type == ADAPTER) {
-        return None;
-    }
-    let weights = layers.iter().find(|layer| layer.media_type == WEIGHTS)?;
-    let hash = weights.digest.strip_prefix("sha256:")?;
-    let path = folder.join("blobs").join(format!("sha256-{hash}"));
-    let num_bytes = fs::metadata(&path).ok()?.len();
-    let name = shown_name(folder, manifest)?;
-    is_lower_hex(hash).then_some(OllamaModel {
-        name,
-        path,
-        num_bytes,
-    })
 }
 
 #[cfg(test)]
@@ -139,6 +210,7 @@ mod tests {
                 name: name.to_owned(),
                 path: folder.join("blobs/sha256-0a"),
                 num_bytes: 7,
+                system: None,
             };
             assert_eq!(store.models(), std::slice::from_ref(&found));
             assert_eq!(store.find(name), Some(found.clone()));
@@ -163,15 +235,50 @@ mod tests {
         let weights =
             r#"{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0a"}"#;
         let adapter = weights.replace("image.model", "image.adapter");
-        for layers in [
-            format!("{weights}, {adapter}"),
-            weights.replace("image.model", "image.tensor"),
-            weights.replace("0a", "0b"),
-            weights.replace("0a", "../manifests"),
+        for (layers, reason) in [
+            (
+                format!("{weights}, {adapter}"),
+                "its Modelfile has an ADAPTER",
+            ),
+            (
+                weights.replace("image.model", "image.tensor"),
+                "not one GGUF file",
+            ),
+            (
+                weights.replace("0a", "0b"),
+                "`ollama pull tiny:latest` fetches it again",
+            ),
+            (
+                weights.replace("0a", "../manifests"),
+                "/tiny/latest is damaged",
+            ),
+            ("no layer".to_owned(), "/tiny/latest is damaged: expected"),
         ] {
             let (folder, store) = store("parts", "registry.ollama.ai/library/tiny/latest", &layers);
             assert_eq!(store.find("tiny"), None, "{layers}");
+            assert_eq!(store.models(), []);
+            let refusal = store.refusal("tiny").unwrap();
+            let begin = "tiny:latest, a model of Ollama, cannot be used: ";
+            assert!(
+                refusal.starts_with(begin) && refusal.contains(reason),
+                "{refusal}"
+            );
+            assert_eq!(store.refusal("other"), None);
             fs::remove_dir_all(folder).unwrap();
         }
+    }
+
+    #[test]
+    fn a_model_has_the_system_message_of_its_modelfile() {
+        let layers = r#"{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0a"},
+            {"mediaType": "application/vnd.ollama.image.system", "digest": "sha256:0c"}"#;
+        let (folder, store) = store("system", "registry.ollama.ai/library/tiny/latest", layers);
+        // A message that is missing hides no model.
+        assert_eq!(store.find("tiny").unwrap().system, None);
+        fs::write(folder.join("blobs/sha256-0c"), "You are Mario.").unwrap();
+        let system = store.find("tiny").unwrap().system;
+        assert_eq!(system.as_deref(), Some("You are Mario."));
+        assert_eq!(store.refusal("tiny"), None);
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -25,6 +25,7 @@ use crate::arguments::{config, config_file, log_format};
 use crate::foreign::foreign_flag;
 use crate::foreign::foreign_flag::Translation;
 use crate::serve;
+use crate::terminal::log_queue;
 
 /// The command line, for its documentation.
 pub fn command_line() -> clap::Command {
@@ -66,14 +67,19 @@ pub fn run_command(words: Vec<OsString>) -> ! {
         tracing::warn!("{warning}");
     }
     match run(cli.command) {
-        Ok(status) => exit(status),
+        Ok(status) => end(status),
         Err(error) => refuse(&arguments.locate(one_line(&*error))),
     }
 }
 
 fn refuse(reason: &str) -> ! {
-    eprintln!("error: {reason}");
-    exit(2)
+    log_queue::print_line(&format!("error: {reason}"));
+    end(2)
+}
+
+fn end(status: i32) -> ! {
+    log_queue::flush();
+    exit(status)
 }
 
 /// Returns the exit status.

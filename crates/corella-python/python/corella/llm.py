@@ -40,6 +40,7 @@ from corella.request import (
     score_requests,
     stream_request,
     to_json,
+    unknown_pooling_task,
 )
 from corella.sampling_params import SamplingParams
 from corella.stream import AsyncStream, Item, Stream, next_item, read_item
@@ -246,8 +247,7 @@ class LLM:
         if pooling_task == "classify":
             classes = self.classify(prompts, use_tqdm=use_tqdm, **fields)
             return [_pooled(output, output.outputs.probs) for output in classes]
-        reason = f'pooling_task is {pooling_task!r}, and can be "embed" or "classify"'
-        raise UnsupportedError(f"{reason}: a prompt has one vector, and its tokens have none of their own")
+        raise unknown_pooling_task(pooling_task)
 
     def classify(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = False, **fields: Any

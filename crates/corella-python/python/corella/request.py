@@ -77,6 +77,8 @@ def check_requests(
     prompt for which they would make none has its error in place of a body."""
     listed: Any = list(prompts) if isinstance(prompts, Iterator) else prompts
     is_chat = _is_conversation(listed) or (isinstance(listed, (list, tuple)) and any(map(_is_conversation, listed)))
+    if pooling_task not in (None, "embed", "classify"):
+        raise unknown_pooling_task(pooling_task)
     rows = _conversations_in(listed) if is_chat and pooling_task is None else _prompts_in(listed)
     given = _given(fields)
     params = _params_of_each(sampling_params, given, len(rows))
@@ -95,6 +97,11 @@ def check_requests(
         except (RequestError, TypeError) as error:
             bodies.append(error)
     return path, bodies
+
+
+def unknown_pooling_task(name: object) -> UnsupportedError:
+    why = "a prompt has one vector, and its tokens have none of their own; `score` compares two texts"
+    return UnsupportedError(f'pooling_task is {name!r}, and can be "embed" or "classify": {why}')
 
 
 def pooling_requests(prompts: Prompt | Sequence[Prompt], fields: Mapping[str, Any]) -> list[tuple[str, str | list[int]]]:
@@ -128,7 +135,13 @@ def _prompts_in(prompts: Any) -> list[Any]:
         raise TypeError("prompts are a table: give one of its columns")
     is_one = isinstance(prompts, (str, bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable)
     listed: list[Any] = [prompts] if is_one else list(prompts)
-    return [listed] if not is_one and listed and isinstance(listed[0], Integral) else listed
+    if is_one or not listed or not isinstance(listed[0], Integral):
+        return listed
+    # A column of a table or an array is rarely meant as one prompt.
+    if hasattr(prompts, "dtype"):
+        wanted = "give texts, or put the column in a list if it has the token ids of one prompt"
+        raise _wrong("prompts", prompts, f"a column of numbers; {wanted}")
+    return [listed]
 
 
 def _is_conversation(messages: object) -> bool:

@@ -6,8 +6,8 @@ import copy
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from dataclasses import InitVar, dataclass, fields
+from typing import Any, Literal, TypedDict
 
 
 class StructuredOutputsParams(TypedDict, total=False):
@@ -27,11 +27,12 @@ class StructuredOutputsParams(TypedDict, total=False):
     """One of these texts."""
     grammar: str
     """A text that this grammar, in Lark's notation, allows."""
+    disable_any_whitespace: bool
+    """With `json` or `json_object`: no space or line break stands between the parts of the JSON."""
 
 
 _OF_VLLM = {
     "guided_decoding": "use structured_outputs",
-    "detokenize": "answers have their text and their token ids",
     "logits_processors": "logit_bias, bad_words, allowed_token_ids and structured_outputs change what is drawn",
     "extra_args": "leave it out",
     "spaces_between_special_tokens": "leave it out: texts join tokens without spaces",
@@ -105,6 +106,13 @@ class SamplingParams:
     """The objective for the time to the first token, in milliseconds. Needs `slo_admission`."""
     tpot_slo_ms: int | None = None
     """The objective for the time per further token, in milliseconds. Needs `slo_admission`."""
+
+    detokenize: InitVar[Literal[True] | None] = None
+    """vLLM's default, `True`, has no effect: answers have their text and their token ids."""
+
+    def __post_init__(self, detokenize: Literal[True] | None) -> None:
+        if detokenize not in (None, True):
+            raise TypeError(f"SamplingParams has no detokenize={detokenize!r}: answers always have their text")
 
     def __new__(cls, *_: object, **names: object) -> SamplingParams:
         for name in names.keys() - cls.__dataclass_fields__.keys():

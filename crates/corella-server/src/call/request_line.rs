@@ -37,8 +37,7 @@ struct Details {
     reason: Option<String>,
 }
 
-/// Paths whose requests have no line. Probes and scrapes come every few seconds, and a browser asks for each file of
-/// the page: their lines would hide all others.
+/// Paths of probes, scrapes and the page.
 const UNLOGGED_PATHS: [&str; 7] = [
     "/health",
     "/v1/health",
@@ -52,13 +51,19 @@ const FILES_OF_THE_PAGE: &str = "/page/";
 /// Clients choose the path, and lines must stay short.
 const MAX_PATH_CHARS: usize = 256;
 
+/// Whether a request has neither a line nor a span. Probes and scrapes come every few seconds, and a browser asks for
+/// each file of the page: they would hide all other requests.
+pub fn is_unlogged(path: &str) -> bool {
+    UNLOGGED_PATHS.contains(&path) || path.starts_with(FILES_OF_THE_PAGE)
+}
+
 impl RequestLine {
     /// Returns `None` for probes, scrapes, files of the page and the lines of batches, whose results are in the batch's
     /// own file.
     pub fn of(request: &Request) -> Option<Arc<Self>> {
         let path = request.uri().path();
         let is_of_batch = request.extensions().get::<Background>().is_some();
-        if is_of_batch || UNLOGGED_PATHS.contains(&path) || path.starts_with(FILES_OF_THE_PAGE) {
+        if is_of_batch || is_unlogged(path) {
             return None;
         }
         Some(Arc::new(Self {

@@ -14,7 +14,7 @@ use corella_engine::TraceScope;
 use hyper::body::{Frame, SizeHint};
 
 use crate::call::request_id::RequestName;
-use crate::call::request_line::RequestLine;
+use crate::call::request_line::{RequestLine, is_unlogged};
 use crate::call::request_trace::{EndedRequest, begin_trace};
 use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
@@ -29,6 +29,7 @@ pub async fn count_request(
     let expects_body = request.method() != Method::HEAD;
     let name = request.extensions().get::<RequestName>().cloned();
     let tracer = state.config.tracer.as_ref();
+    let tracer = tracer.filter(|_| !is_unlogged(request.uri().path()));
     let trace = tracer.and_then(|tracer| begin_trace(tracer, request.headers()));
     if let Some(trace) = trace.clone() {
         request.extensions_mut().insert(trace);

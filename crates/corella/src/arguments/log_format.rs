@@ -1,20 +1,27 @@
 //! The log: lines for people, or JSON objects for programs.
 
-use std::io::Write;
-
 use tracing_subscriber::EnvFilter;
 
 use crate::arguments::args::LogFormatArg;
+use crate::terminal::log_queue::{self, QueuedLog};
 use crate::terminal::progress_line::{LogWriter, is_controllable};
+
+/// The line about lost lines comes whatever RUST_LOG selects.
+const LOST_LINES: &str = "corella::terminal::log_queue=warn";
 
 /// Logs to standard error. RUST_LOG selects the lines; by default, information and all warnings.
 pub fn start(format: LogFormatArg) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let mut filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    filter = match LOST_LINES.parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    };
+    log_queue::take_panics();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Otherwise a line that fails on a full disk is reported on the same disk, and that failure ends the thread.
+        // Otherwise a line that cannot be formatted is reported on standard error, which may wait.
         .log_internal_errors(false)
-        .with_writer(|| LogWriter);
+        .with_writer(|| QueuedLog);
     match format {
         LogFormatArg::Text => log.with_ansi(is_controllable(&std::io::stderr())).init(),
         // The fields of a line are members of its object, and `spans` names its context.
@@ -28,7 +35,7 @@ pub fn start(format: LogFormatArg) {
 }
 
 /// Logs warnings to standard error, or the lines that RUST_LOG selects, in a program that embeds Corella. Does nothing
-/// if a log is running.
+/// if a log is running. Lines are not queued: the program may exchange its standard error, and end without notice.
 pub fn start_quietly() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     let log = tracing_subscriber::fmt()
@@ -43,8 +50,7 @@ pub fn start_quietly() {
 /// Announces a starting server: as plain text, or as a line of a JSON log.
 pub fn announce(format: LogFormatArg, line: &str) {
     match format {
-        // A failed write to the log must not stop the server.
-        LogFormatArg::Text => drop(writeln!(std::io::stderr(), "{line}")),
+        LogFormatArg::Text => log_queue::print_line(line),
         LogFormatArg::Json => tracing::info!("{line}"),
     }
 }

@@ -17,18 +17,26 @@ use crate::terminal::fetch_display::FetchDisplay;
 /// Replaces names by paths in the arguments of a command.
 pub fn resolve(command: &mut Command) -> Result<(), Error> {
     match command {
-        Command::Serve(args) => resolve_with_draft(&mut args.model, &mut args.engine.speculation),
-        Command::Generate(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
+        Command::Serve(args) => {
+            resolve_without_system(&mut args.model, &mut args.engine.speculation)
+        }
+        Command::Generate(args) => {
+            resolve_with_system(&mut args.model, &mut args.own.speculation, &mut args.system)
+        }
         // The remote server knows the name.
         Command::Chat(args) if args.url.is_some() => Ok(()),
-        Command::Chat(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
-        Command::Run(args) => resolve_with_draft(&mut args.model, &mut args.own.speculation),
+        Command::Chat(args) => {
+            resolve_with_system(&mut args.model, &mut args.own.speculation, &mut args.system)
+        }
+        Command::Run(args) => {
+            resolve_with_system(&mut args.model, &mut args.own.speculation, &mut args.system)
+        }
         Command::Batch(args) => resolve_llm(&mut args.llm),
         Command::Bench(command) => match command.as_mut() {
             BenchCommand::Offline(args) => {
-                resolve_with_draft(&mut args.model, &mut args.engine.speculation)
+                resolve_with_draft(&mut args.model, &mut args.engine.speculation).map(drop)
             }
-            BenchCommand::Perplexity(args) => resolve_model(&mut args.model),
+            BenchCommand::Perplexity(args) => resolve_model(&mut args.model).map(drop),
             BenchCommand::Serve(_)
             | BenchCommand::Compare(_)
             | BenchCommand::Kernels(_)
@@ -46,8 +54,8 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
                     built_in::NAME
                 )));
             }
-            if let Some((path, _)) = resolve_path(&args.model, args.offline)? {
-                args.model = path;
+            if let Some(found) = resolve_path(&args.model, args.offline)? {
+                args.model = found.path;
             }
             Ok(())
         }
@@ -61,18 +69,44 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
 
 /// Replaces names by paths in the options of a model loaded by keyword.
 pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
-    resolve_with_draft(&mut args.model, &mut args.engine.speculation)
+    resolve_without_system(&mut args.model, &mut args.engine.speculation)
 }
 
-fn resolve_with_draft(
+/// For commands whose requests bring their own system messages.
+fn resolve_without_system(
     model: &mut ModelArgs,
     speculation: &mut SpeculationArgs,
 ) -> Result<(), Error> {
+    if resolve_with_draft(model, speculation)?.is_some() {
+        tracing::warn!(
+            "the SYSTEM of {}'s Modelfile is left out: it goes with each request, as a system message",
+            model.name.as_deref().unwrap_or_default()
+        );
+    }
+    Ok(())
+}
+
+/// Without a system message in `system`, takes the model's own.
+fn resolve_with_system(
+    model: &mut ModelArgs,
+    speculation: &mut SpeculationArgs,
+    system: &mut Option<String>,
+) -> Result<(), Error> {
+    let own = resolve_with_draft(model, speculation)?;
+    *system = system.take().or(own);
+    Ok(())
+}
+
+/// Returns the model's own system message, if any.
+fn resolve_with_draft(
+    model: &mut ModelArgs,
+    speculation: &mut SpeculationArgs,
+) -> Result<Option<String>, Error> {
     resolve_draft(speculation, model.offline)?;
     resolve_model(model)
 }
 
-fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
+fn resolve_model(args: &mut ModelArgs) -> Result<Option<String>, Error> {
     forget_built_in(&mut args.model);
     forget_built_in(&mut args.model_option);
     let given = args.model.as_mut().or(args.model_option.as_mut());
@@ -84,12 +118,13 @@ fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
         if let Some(revision) = &args.revision {
             named.as_mut_os_string().push(format!("@{revision}"));
         }
-        if let Some((path, name)) = resolve_path(&named, args.offline)? {
-            *given = path;
-            args.name = Some(name);
+        if let Some(found) = resolve_path(&named, args.offline)? {
+            *given = found.path;
+            args.name = Some(found.name);
+            return Ok(found.system);
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Removes the name of the built-in model, which commands load when no model is named.
@@ -128,10 +163,10 @@ fn check_revision(given: Option<&Path>, revision: &str) -> Result<(), Error> {
 fn resolve_inspected(args: &mut InspectArgs) -> Result<(), Error> {
     forget_built_in(&mut args.model);
     if let Some(given) = &mut args.model
-        && let Some((path, name)) = resolve_path(given, args.offline)?
+        && let Some(found) = resolve_path(given, args.offline)?
     {
-        *given = path;
-        args.name = Some(name);
+        *given = found.path;
+        args.name = Some(found.name);
     }
     Ok(())
 }
@@ -148,15 +183,25 @@ fn resolve_draft(args: &mut SpeculationArgs, is_offline: bool) -> Result<(), Err
                 given.display()
             )));
         }
-        if let Some((path, _)) = resolve_path(given, is_offline)? {
-            *given = path;
+        if let Some(found) = resolve_path(given, is_offline)? {
+            *given = found.path;
         }
     }
     Ok(())
 }
 
-/// Returns the path of a model of the hub or of Ollama, and its name without a revision; `None` if the text is not a name.
-fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, String)>, Error> {
+/// A model of the hub or of Ollama.
+#[derive(Debug)]
+struct Found {
+    path: PathBuf,
+    /// The name without a revision.
+    name: String,
+    /// The model's own system message, which only Ollama's may have.
+    system: Option<String>,
+}
+
+/// Returns the model that a text names; `None` if the text is not a name.
+fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<Found>, Error> {
     if given.exists() {
         return Ok(None);
     }
@@ -165,15 +210,20 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
     let name = text.map(ModelName::parse);
     let is_cached = matches!(&name, Some(Ok(name)) if matches!(hub.find(name), Ok(Some(_))));
     let of_ollama = text.filter(|_| !is_cached);
-    if let Some(found) = of_ollama.and_then(|text| config::ollama_store().find(text)) {
-        let OllamaModel { name, path, .. } = found;
+    let ollama = config::ollama_store();
+    if let Some(found) = of_ollama.and_then(|text| ollama.find(text)) {
+        let OllamaModel {
+            name, path, system, ..
+        } = found;
         let name = name.strip_suffix(":latest").unwrap_or(&name).to_owned();
-        return Ok(Some((path, name)));
+        return Ok(Some(Found { path, name, system }));
     }
-    let name = match name {
-        Some(Ok(name)) => name,
-        Some(Err(HubError::Tag(reason))) => return Err(Error::Config(reason)),
-        Some(Err(_)) | None => return unknown_name(given).map_or(Ok(None), Err),
+    let refusal = of_ollama.and_then(|text| ollama.refusal(text));
+    let name = match (name, &refusal) {
+        (Some(Ok(name)), _) => name,
+        (Some(Err(_)), Some(reason)) => return Err(Error::Config(reason.clone())),
+        (Some(Err(HubError::Tag(reason))), None) => return Err(Error::Config(reason)),
+        (Some(Err(_)), None) | (None, _) => return unknown_name(given).map_or(Ok(None), Err),
     };
     let display = FetchDisplay::new();
     let found = hub.resolve(&name, &|event| display.handle(event));
@@ -184,9 +234,19 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
                 revision: None,
                 ..name
             };
-            Ok(Some((path, name.to_string())))
+            Ok(Some(Found {
+                path,
+                name: name.to_string(),
+                system: None,
+            }))
         }
-        Err(error) => Err(Error::Config(not_found(given, &name, &error))),
+        Err(error) => {
+            let told = not_found(given, &name, &error);
+            Err(Error::Config(match refusal {
+                Some(reason) => format!("{told}; {reason}"),
+                None => told,
+            }))
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use super::answer::Piece;
 use super::wrap::Wrap;
+use crate::terminal::log_queue;
 use crate::terminal::progress_line::terminal_columns;
 
 /// Writes an answer as it arrives.
@@ -83,6 +84,7 @@ fn write(text: &str) {
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     if written.is_err() {
         // The reader has closed the pipe.
+        log_queue::flush();
         corella_cluster::transport::exit(0);
     }
 }
