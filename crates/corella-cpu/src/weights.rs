@@ -39,7 +39,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use corella_model::{
-    DType, DecoderSpec, DecoderWeights, DeviceError, LayerTensor, LayerWeights, OnLayer,
+    DType, DecoderSpec, DecoderWeights, DeviceError, FileWatch, LayerTensor, LayerWeights, OnLayer,
     StoredMatrices, StoredMatrix, Tensor, WeightFormat,
 };
 
@@ -72,6 +72,8 @@ pub struct PackedEnds {
     pub norm: PackedNorm,
     /// The output head, which the draft head shares; also a tied embedding.
     pub head: Arc<PackedMatrix>,
+    /// Watches the files of tensors that are read in place.
+    pub files: Option<FileWatch>,
 }
 
 /// The source of token embeddings.
@@ -160,6 +162,7 @@ impl PackedWeights {
             per_layer: packer.per_layer_ends(spec, weights)?,
             norm,
             head: Arc::new(packer.matrix(Role::Head, &[(head, None)], spec.hidden_size)?),
+            files: weights.files.clone(),
         };
         Ok(Self {
             draft_head: packer.draft_head(spec, weights, &ends)?,
@@ -198,6 +201,7 @@ impl PackedWeights {
                 bias: Vec::new(),
             },
             head: Arc::new(packer.matrix(Role::Head, &[], spec.hidden_size)?),
+            files: None,
         };
         Ok(Self {
             layers: vec![layer],
@@ -260,6 +264,11 @@ impl PackedWeights {
 }
 
 impl PackedEnds {
+    /// Fails if a row was read that a file no longer had. All steps since then, and all later ones, are void.
+    pub fn check_files(&self) -> Result<(), String> {
+        self.files.as_ref().map_or(Ok(()), FileWatch::check)
+    }
+
     /// Adds the vector of a position, for learned positions.
     pub fn add_position(&self, position: usize, out: &mut [f32]) {
         if let Some(positions) = &self.positions {

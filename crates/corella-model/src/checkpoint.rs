@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use crate::file::file_tensor::{FileTensor, TensorSource};
 use crate::file::safetensors_file::SafetensorsFile;
-use crate::{CheckpointError, DecoderWeights, ModelConfig};
+use crate::{CheckpointError, DecoderWeights, FileWatch, ModelConfig};
 
 pub(crate) use self::source::Source;
 use self::source::TensorFiles;
@@ -35,12 +35,32 @@ use crate::json::file_name::{CONFIG, GENERATION_CONFIG};
 pub struct Checkpoint {
     source: Source,
     config: ModelConfig,
+    watch: Option<FileWatch>,
 }
 
 impl Checkpoint {
     /// Reads the configuration of a folder or a GGUF file. Only `weights` reads weights.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
-        Self::from_source(Source::open(path.as_ref())?)
+        Self::from_source(Source::open(path.as_ref(), None)?)
+    }
+
+    /// Opens a checkpoint whose files may become shorter while it is in use. Its reader has to ask `watch` before it uses
+    /// what it has read, and so has the owner of its weights.
+    pub fn open_watched(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        let watch = FileWatch::default();
+        let opened = Source::open(path.as_ref(), Some(watch.clone())).and_then(Self::from_source);
+        // The loss of a page may be the reason of any other error.
+        let torn = |problem| CheckpointError::new(path.as_ref().display().to_string(), problem);
+        watch.check().map_err(torn)?;
+        Ok(Self {
+            watch: Some(watch),
+            ..opened?
+        })
+    }
+
+    /// The watch over the files, if the checkpoint is watched.
+    pub fn watch(&self) -> Option<&FileWatch> {
+        self.watch.as_ref()
     }
 
     /// Reads files inside the binary, under their names in a folder.
@@ -51,7 +71,7 @@ impl Checkpoint {
     pub(crate) fn from_source(source: Source) -> Result<Self, CheckpointError> {
         if let Source::Gguf(file) = &source {
             let config = gguf_config::model_config(file)?;
-            return Ok(Self { source, config });
+            return Ok(Self::new(source, config));
         }
         let config = source.config()?;
         let generation = source.read(GENERATION_CONFIG)?;
@@ -66,7 +86,15 @@ impl Checkpoint {
         if let Ok(TensorFiles::Safetensors { files, .. }) = source.tensors() {
             head::settle(&mut config, &files)?;
         }
-        Ok(Self { source, config })
+        Ok(Self::new(source, config))
+    }
+
+    fn new(source: Source, config: ModelConfig) -> Self {
+        Self {
+            source,
+            config,
+            watch: None,
+        }
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -108,18 +136,22 @@ impl Checkpoint {
         self.source.file_bytes()
     }
 
-    /// Maps the weights into memory, and checks every name, shape and type. The files must not
-    /// change while the weights are in use.
+    /// Maps the weights into memory, and checks every name, shape and type. The files must not change while the weights
+    /// are in use; those of a watched checkpoint may become shorter.
     pub fn weights(&self) -> Result<DecoderWeights, CheckpointError> {
         let family = self.config.architecture.family();
-        match self.source.tensors()? {
+        let weights = match self.source.tensors()? {
             TensorFiles::Safetensors { files, label } => {
                 weight_loader::load(&self.config, &files, &family.folder, &label)
             }
             TensorFiles::Gguf(file) => {
                 weight_loader::load(&self.config, &[file], &family.file, file.label())
             }
-        }
+        };
+        Ok(DecoderWeights {
+            files: self.watch.clone(),
+            ..weights?
+        })
     }
 
     /// A tensor by its name; `None` if no file has it.

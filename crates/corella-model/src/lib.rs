@@ -95,5 +95,6 @@ pub use step::step_rows::{StepPool, StepRow, StepRows, StepSample, StepScore};
 pub use tensor::Tensor;
 pub use tensor::block_tensor::{BlockTensor, RowOrder};
 pub use tensor::file_bytes::FileBytes;
+pub use tensor::mapped_file::{FileWatch, MappedFile};
 pub use tensor::packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, StoredTensor};
 pub use tensor::storage::Storage;

@@ -3,7 +3,10 @@
 pub(crate) mod block_tensor;
 pub(crate) mod converted_tensor;
 pub(crate) mod file_bytes;
+pub(crate) mod mapped_file;
 pub(crate) mod packed_tensor;
+#[cfg(target_os = "linux")]
+mod page_fault;
 pub(crate) mod storage;
 pub(crate) mod transposed_tensor;
 

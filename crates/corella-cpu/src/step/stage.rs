@@ -259,6 +259,7 @@ impl Stage {
         }
         self.run_layers(&rows)?;
         self.follow_with_draft_head(batch)?;
+        self.forward.ends().check_files()?;
         if let Some(states) = &mut self.forward.states {
             states.keep(batch)?;
         }
@@ -345,7 +346,10 @@ impl Stage {
                 .send(Command::Drawn(Drawn { step, tokens }))
                 .map_err(|_| Closed)?;
         }
-        let result = result.map_err(|reason| ExecutorError::StepFailed { step, reason });
+        let result = result.map_err(|reason| match self.forward.ends().check_files() {
+            Ok(()) => ExecutorError::StepFailed { step, reason },
+            Err(reason) => ExecutorError::Lost { reason },
+        });
         results.send(result).map_err(|_| Closed)?;
         waker.wake();
         Ok(())

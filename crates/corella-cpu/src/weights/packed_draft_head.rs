@@ -73,6 +73,7 @@ impl Packer<'_> {
             per_layer: None,
             norm: norm("draft_head.norm", &weights.norm)?,
             head: Arc::clone(&ends.head),
+            files: ends.files.clone(),
         };
         Ok(Some(Box::new(PackedDraftHead {
             embedding_norm: norm("draft_head.embedding_norm", &weights.embedding_norm)?,

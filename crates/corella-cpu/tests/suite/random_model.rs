@@ -80,5 +80,6 @@ pub fn random_weights(spec: &DecoderSpec, seed: u64) -> DecoderWeights {
         per_layer: None,
         draft_head: None,
         left_out: Vec::new(),
+        files: None,
     }
 }

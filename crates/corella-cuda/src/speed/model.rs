@@ -92,5 +92,6 @@ pub fn random_weights(spec: &DecoderSpec) -> DecoderWeights {
         per_layer: None,
         draft_head: None,
         left_out: Vec::new(),
+        files: None,
     }
 }

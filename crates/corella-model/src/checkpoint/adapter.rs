@@ -90,7 +90,7 @@ impl Adapter {
     /// leaving them out would change the adapter's output. Updates of parts that read no text are left out, because
     /// they change no output.
     pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self, CheckpointError> {
-        let source = Source::Folder(folder.to_path_buf());
+        let source = Source::Folder(folder.to_path_buf(), None);
         let label = source.label(CONFIG);
         let Some(config) = source.read(CONFIG)? else {
             let problem = "no such file; an adapter is a folder that PEFT's save_pretrained wrote";

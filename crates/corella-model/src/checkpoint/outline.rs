@@ -97,7 +97,7 @@ const CONTEXT: Names = &[
 impl Outline {
     /// Reads a folder or a GGUF file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
-        Self::from_source(Source::open(path.as_ref())?)
+        Self::from_source(Source::open(path.as_ref(), None)?)
     }
 
     /// Reads files that are part of the binary.

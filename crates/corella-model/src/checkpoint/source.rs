@@ -13,7 +13,7 @@ use crate::file::safetensors_file::SafetensorsFile;
 use crate::json::file_name::{CONFIG, INDEX, SINGLE};
 use crate::json::json_object;
 use crate::json::sentence_piece::{self, folder_tokenizer};
-use crate::{CheckpointError, Storage};
+use crate::{CheckpointError, FileWatch, MappedFile, Storage};
 
 const TOKENIZER: &str = "tokenizer.json";
 
@@ -22,7 +22,7 @@ const MAX_READ_BYTES: u64 = 256 << 20;
 
 /// The place of a checkpoint's files.
 pub enum Source {
-    Folder(PathBuf),
+    Folder(PathBuf, Option<FileWatch>),
     Static(Vec<(String, &'static [u8])>),
     Gguf(GgufFile),
 }
@@ -47,17 +47,17 @@ pub struct TensorTotals {
 }
 
 impl Source {
-    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+    pub fn open(path: &Path, watch: Option<FileWatch>) -> Result<Self, CheckpointError> {
         let problem = match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
-                let folder = Self::Folder(path.to_path_buf());
+                let folder = Self::Folder(path.to_path_buf(), watch.clone());
                 return match folder.first_part() {
-                    Some(first) => Self::open_gguf(&path.join(first)),
+                    Some(first) => Self::open_gguf(&path.join(first), watch.as_ref()),
                     None => Ok(folder),
                 };
             }
             Ok(metadata) if metadata.is_file() => match folder_of_part(path) {
-                None => return Self::open_gguf(path),
+                None => return Self::open_gguf(path, watch.as_ref()),
                 Some(folder) => format!(
                     "is one file of a model; name its folder instead: {}",
                     folder.display()
@@ -76,8 +76,9 @@ impl Source {
         Err(CheckpointError::new(path.display().to_string(), problem))
     }
 
-    fn open_gguf(path: &Path) -> Result<Self, CheckpointError> {
-        let file = open_gguf_file(path)?.join(path, open_gguf_file)?;
+    fn open_gguf(path: &Path, watch: Option<&FileWatch>) -> Result<Self, CheckpointError> {
+        let open = |path: &Path| open_gguf_file(path, watch);
+        let file = open(path)?.join(path, open)?;
         Ok(Self::Gguf(file))
     }
 
@@ -104,7 +105,7 @@ impl Source {
 
     pub fn files(&self) -> io::Result<Vec<PathBuf>> {
         match self {
-            Self::Folder(folder) => {
+            Self::Folder(folder, _) => {
                 let mut files = vec![folder.join(CONFIG)];
                 for entry in fs::read_dir(folder)? {
                     let path = entry?.path();
@@ -163,7 +164,7 @@ impl Source {
     /// The name of a file in error messages.
     pub fn label(&self, name: &str) -> String {
         match self {
-            Self::Folder(folder) => folder.join(name).display().to_string(),
+            Self::Folder(folder, _) => folder.join(name).display().to_string(),
             Self::Static(_) => format!("built-in {name}"),
             Self::Gguf(file) => file.label().to_owned(),
         }
@@ -171,7 +172,7 @@ impl Source {
 
     pub fn read(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         match self {
-            Self::Folder(folder) => match read(&folder.join(name)) {
+            Self::Folder(folder, _) => match read(&folder.join(name)) {
                 Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
                 Err(error) if error.kind() == ErrorKind::NotFound => match name {
                     TOKENIZER => self.sentence_piece_tokenizer(),
@@ -212,10 +213,10 @@ impl Source {
     }
 
     pub fn map(&self, name: &str) -> Result<Option<Storage>, CheckpointError> {
-        let Self::Folder(folder) = self else {
+        let Self::Folder(folder, watch) = self else {
             return Ok(self.find_static(name).map(Storage::Static));
         };
-        match map(&folder.join(name)) {
+        match map(&folder.join(name), watch.as_ref()) {
             Ok(storage) => Ok(Some(storage)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(CheckpointError::new(self.label(name), error.to_string())),
@@ -224,7 +225,7 @@ impl Source {
 
     /// The names of the GGUF files in the checkpoint's folder, in order.
     fn gguf_names(&self) -> Vec<String> {
-        let Self::Folder(folder) = self else {
+        let Self::Folder(folder, _) = self else {
             return Vec::new();
         };
         let Ok(entries) = fs::read_dir(folder) else {
@@ -333,9 +334,9 @@ fn hub_name(path: &Path) -> Option<&str> {
     (is_plain(owner) && is_plain(model) && !is_file).then_some(name)
 }
 
-fn open_gguf_file(path: &Path) -> Result<GgufFile, CheckpointError> {
+fn open_gguf_file(path: &Path, watch: Option<&FileWatch>) -> Result<GgufFile, CheckpointError> {
     let label = path.display().to_string();
-    let storage = match map(path) {
+    let storage = match map(path, watch) {
         Ok(storage) => storage,
         Err(error) => return Err(CheckpointError::new(label, error.to_string())),
     };
@@ -383,11 +384,12 @@ fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-fn map(path: &Path) -> io::Result<Storage> {
+fn map(path: &Path, watch: Option<&FileWatch>) -> io::Result<Storage> {
     let file = open_regular(path)?;
-    // SAFETY: the map is read only. Another process could still change or truncate the file while it is mapped;
-    // `weights` states the condition that this does not happen, as every engine that maps weights must.
-    match unsafe { memmap2::Mmap::map(&file) } {
+    let name = path.display().to_string();
+    // SAFETY: the map is read only. Another process could still change the file while it is mapped; `weights` states
+    // the condition that this does not happen, as every engine that maps weights must.
+    match unsafe { MappedFile::new(&file, &name, watch) } {
         Ok(map) => {
             check_is_fetched(&map)?;
             Ok(Storage::Mapped(map))

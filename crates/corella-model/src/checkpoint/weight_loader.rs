@@ -81,6 +81,7 @@ pub fn load<S: TensorSource>(
         per_layer,
         draft_head,
         left_out,
+        files: None,
     })
 }
 

@@ -1,6 +1,6 @@
 //! A decoder's weights, or an encoder's.
 
-use crate::{EncoderWeights, LayerWeights, Tensor};
+use crate::{EncoderWeights, FileWatch, LayerWeights, Tensor};
 
 /// The weights from which the layers' own inputs are computed. A row has the inputs of all layers, one after the other.
 #[derive(Clone)]
@@ -46,4 +46,6 @@ pub struct DecoderWeights {
     pub draft_head: Option<DraftHeadWeights>,
     /// The names of tensors of other parts of the model, such as vision.
     pub left_out: Vec<String>,
+    /// Tells whether a file lost a page that was read; `None` if the files are not watched.
+    pub files: Option<FileWatch>,
 }

@@ -5,12 +5,13 @@ use std::ops::Range;
 use crate::tensor::block_tensor::BlockTensor;
 use crate::tensor::converted_tensor::ConvertedTensor;
 use crate::tensor::file_bytes::FileBytes;
+use crate::tensor::mapped_file::MappedFile;
 use crate::tensor::packed_tensor::PackedTensor;
 use crate::tensor::transposed_tensor::TransposedTensor;
 
 /// The place of a tensor's bytes.
 pub enum Storage {
-    Mapped(memmap2::Mmap),
+    Mapped(MappedFile),
     Static(&'static [u8]),
     Owned(Vec<u8>),
     /// The values of a block-quantised tensor, dequantised on demand.
@@ -41,12 +42,7 @@ impl Storage {
     pub fn release(&self, range: Range<usize>) {
         match self {
             #[cfg(unix)]
-            Self::Mapped(map) => {
-                let advice = memmap2::UncheckedAdvice::DontNeed;
-                // SAFETY: the map is shared and read only, so a released page is read again from
-                // the file with the same bytes. A failure leaves the map unchanged.
-                let _ = unsafe { map.unchecked_advise_range(advice, range.start, range.len()) };
-            }
+            Self::Mapped(map) => map.release(range),
             Self::Blocks(blocks) => blocks.release(),
             Self::Packed(packed) => packed.release(),
             Self::Transposed(transposed) => transposed.release(),

@@ -5,7 +5,7 @@ use corella_model::{Checkpoint, WeightFormat};
 use corella_text::Tokenizer;
 
 use crate::Error;
-use crate::model::model_file::open;
+use crate::model::model_file::open_watched;
 use crate::model::vocabulary::drop_padding;
 use crate::options::DraftOptions;
 
@@ -22,7 +22,7 @@ impl DraftCheckpoint {
         target: &Checkpoint,
         tokenizer: &Tokenizer,
     ) -> Result<Self, Error> {
-        let (name, mut checkpoint) = open(&options.source)?;
+        let (name, mut checkpoint) = open_watched(&options.source)?;
         if !checkpoint.config().has_head {
             return Err(Error::Config(format!(
                 "--draft-model {name} has no output head (lm_head), so it cannot draft tokens"

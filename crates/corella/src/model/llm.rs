@@ -4,7 +4,7 @@ use corella_core::{
     FinishReason, SamplingParams, SchedulerConfig, Speculation, StoppingCriteria, TokenId,
 };
 use corella_engine::{Engine, EngineConfig, KvDiskConfig, StreamEvent, Submission, TokenStream};
-use corella_model::{Checkpoint, ModelConfig, SentenceConfig};
+use corella_model::{Checkpoint, FileWatch, ModelConfig, SentenceConfig};
 use corella_text::{ChatInput, ChatTemplate, TOOL_USE_FILE, TemplateFiles, TextStream, Tokenizer};
 use serde_json::json;
 
@@ -15,7 +15,7 @@ use crate::model::device::{self, DraftHardware, Hardware, Loaded};
 use crate::model::device_choice;
 use crate::model::draft_model::DraftCheckpoint;
 use crate::model::end_token;
-use crate::model::model_file::{FileContent, open};
+use crate::model::model_file::{FileContent, open_watched};
 use crate::model::model_identity::ModelIdentity;
 use crate::model::tokenizer_loader::TokenizerLoader;
 use crate::options::weight_cache::WeightKeeper;
@@ -79,7 +79,19 @@ pub enum Finish {
 
 impl Llm {
     pub fn load(source: &ModelSource, options: &LlmOptions) -> Result<Self, Error> {
-        let (name, mut checkpoint) = open(source)?;
+        let (name, checkpoint) = open_watched(source)?;
+        let watch = checkpoint.watch().cloned();
+        let loaded = Self::load_checkpoint(name, checkpoint, options);
+        // A page that was lost may be the reason of any other error.
+        check_files(watch.as_ref())?;
+        loaded
+    }
+
+    fn load_checkpoint(
+        name: String,
+        mut checkpoint: Checkpoint,
+        options: &LlmOptions,
+    ) -> Result<Self, Error> {
         let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
         if options.uses_draft_head {
             draft_head_limit::add(&mut checkpoint, options)?;
@@ -149,6 +161,7 @@ impl Llm {
         for prefix in &options.pinned_prefixes {
             llm.pin_prefix(prefix)?;
         }
+        check_files(draft.as_ref().and_then(|draft| draft.checkpoint.watch()))?;
         Ok(llm)
     }
 
@@ -342,6 +355,12 @@ impl Llm {
             text,
         })
     }
+}
+
+/// Refuses what was read from a file that has become shorter meanwhile.
+fn check_files(watch: Option<&FileWatch>) -> Result<(), Error> {
+    let checked = watch.map_or(Ok(()), FileWatch::check);
+    checked.map_err(Error::Config)
 }
 
 /// Refuses a model that cannot generate text.

@@ -12,16 +12,28 @@ pub(crate) type FileContent = Result<Option<Cow<'static, [u8]>>, CheckpointError
 
 /// Opens a model, and returns its name and checkpoint.
 pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> {
+    open_by(source, |path| Checkpoint::open(path))
+}
+
+/// Opens a model whose files may become shorter while it is in use.
+pub(crate) fn open_watched(source: &ModelSource) -> Result<(String, Checkpoint), Error> {
+    open_by(source, |path| Checkpoint::open_watched(path))
+}
+
+fn open_by(
+    source: &ModelSource,
+    open: impl Fn(&Path) -> Result<Checkpoint, CheckpointError>,
+) -> Result<(String, Checkpoint), Error> {
     match source {
         ModelSource::BuiltIn => Ok((
             built_in::NAME.to_owned(),
             Checkpoint::from_static(&built_in::FILES)?,
         )),
         ModelSource::Path(path) => {
-            let checkpoint = Checkpoint::open(path)?;
+            let checkpoint = open(path)?;
             Ok((model_name(path), checkpoint))
         }
-        ModelSource::Named { path, name } => Ok((name.clone(), Checkpoint::open(path)?)),
+        ModelSource::Named { path, name } => Ok((name.clone(), open(path)?)),
     }
 }
 

@@ -12,6 +12,7 @@ mod gguf;
 mod head;
 mod inspect;
 mod load_limit;
+mod lost_page;
 mod python_options;
 mod quantize;
 mod request_log;
