@@ -150,6 +150,30 @@ def test_a_conversation_with_a_recurrent_model_outlives_a_killed_server(tmp_path
         assert server.metric("corella_kv_disk_damaged_blocks_total") == 0
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "lfm2"])
+def test_another_question_about_a_document_outlives_a_killed_server(tmp_path, name):
+    model = golden_model.make(name, tmp_path / "recurrent")
+    document = [3 + 7 * at % 50 for at in range(70)]
+    prompts = [document + [first + at for at in range(20)] for first in (3, 4, 5)]
+    with ServerProcess(model, *SMALL) as server:
+        expected = [ask(server, tokens)[0] for tokens in prompts]
+    with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
+        wait_open(server)
+        assert ask(server, prompts[0]) == (expected[0], 0)
+        # The second question shows where questions begin, and the state after the last whole page of the document is
+        # stored.
+        assert ask(server, prompts[1]) == (expected[1], 0)
+        server.wait_until(lambda: num_stored(server) > 64 // 16, "the state is stored")
+        num_pages = server.metric("corella_kv_disk_blocks")
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
+        wait_found(server, num_pages)
+        assert ask(server, prompts[2]) == (expected[2], 64)
+        assert num_read(server) == num_pages
+        assert server.metric("corella_kv_disk_damaged_blocks_total") == 0
+
+
 @pytest.mark.parametrize("name", [None, "gemma3", "lfm2"])
 def test_a_server_killed_while_it_stores_gives_the_same_answers(tmp_path, name):
     """A model of each kind: with plain attention, with windows, and with recurrent layers."""

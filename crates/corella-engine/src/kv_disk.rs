@@ -12,8 +12,8 @@
 //!   is as quick (by the formula for loads from other nodes, with the measured speed of the disk). The request then
 //!   waits for the fetch like a follower, for as long as computing the blocks would take.
 //! * In groups with a window, only the pages that a query after the path reads are stored and read.
-//! * Of a model with recurrent layers, the state after the last block of a path is stored in further slots. A prefix
-//!   counts up to its last state.
+//! * Of a model with recurrent layers, states are stored in further slots: the one after the last block of a path, and
+//!   others along the path whose distances are worth their bytes. A prefix counts up to its last state.
 //! * Blocks of an adapter are stored by its content, and erased when it is removed. Blocks with a salt are only stored
 //!   on demand.
 //! * An error of the disk switches the tier off until the disk works again, and a panic of a thread until the next
@@ -82,6 +82,9 @@ pub(crate) struct KvDisk {
 
 struct StoredPath {
     blocks: DiskPath,
+    /// The numbers of first blocks after which a request will be able to continue, smallest first. The last one is the
+    /// whole path. Others are those of recurrent states.
+    ends: Vec<u32>,
     /// Whether a part of the path is being copied or written.
     is_busy: bool,
     /// The time of the path's use in the store, and the store's epoch when the path was begun.
@@ -366,7 +369,7 @@ impl KvDisk {
             if path.is_busy {
                 return;
             }
-            let first = store.num_before_missing(&path.blocks.hashes);
+            let first = store.num_before_missing(&path.blocks.hashes, &path.ends);
             if first == path.blocks.num_blocks() || store.epoch() != path.epoch {
                 self.path = None;
                 continue;
@@ -398,16 +401,19 @@ impl KvDisk {
         let mut path = self.disk_path(list, scheduler)?;
         // The beginning of a path that is longer than the file is kept.
         path.truncate(store.num_slots(), page_size);
+        let mut ends = vec![path.num_blocks()];
         if self.pages.states().is_some() {
-            path.truncate(scheduler.look_up_blocks(&path.list), page_size);
-            if !store.has_room_for(&path.hashes) {
-                return None;
+            ends = store.choose_states(&path.hashes, &scheduler.look_up_states(&path.list));
+            while !store.has_room_for(&path.hashes, &ends) {
+                ends.pop();
             }
+            path.truncate(*ends.last()?, page_size);
         }
         Some(StoredPath {
             time: store.begin_path(&path.hashes),
             epoch: store.epoch(),
             blocks: path,
+            ends,
             is_busy: false,
         })
     }
@@ -422,8 +428,10 @@ impl KvDisk {
         let is_recurrent = self.pages.states().is_some();
         let max_pages = (MAX_COPY_BYTES / geometry.page_bytes()).max(1);
         let mut held_path = path.blocks.clone();
-        // Groups with a window have pages only at the end of the path, and the recurrent state is there, so the list
-        // must not be cut.
+        let end = path.ends.iter().find(|&&end| end > first);
+        held_path.truncate(*end.unwrap_or(&first), page_size);
+        // Groups with a window have pages only before this end, and the recurrent state is there, so the list must not
+        // be cut further.
         let mut groups = geometry.layers.groups().iter();
         if groups.all(|group| group.window.is_none()) && !is_recurrent {
             held_path.truncate(first + max_pages as u32, page_size);

@@ -6,6 +6,7 @@
 //! The file grows in steps when pages need more slots. Disk space is reserved for each step before slots are used.
 
 use std::io;
+use std::iter;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -239,38 +240,74 @@ impl<F: FileLayer> PageStore<F> {
         first..first + num_parts
     }
 
-    /// The number of blocks of a path before the first missing page, among the pages that a query after the whole path
-    /// reads.
-    pub fn num_before_missing(&self, hashes: &[PageHash]) -> u32 {
+    /// Chooses the states along a path that are worth their bytes, from those after certain numbers of blocks, smallest
+    /// first. The last of them is always chosen. Another one is chosen if the rows since the state before it, chosen or
+    /// stored, take at least as many bytes as the state. So these states take no more than the rows.
+    pub fn choose_states(&self, hashes: &[PageHash], states: &[u32]) -> Vec<u32> {
+        let index = self.index();
+        let has_state = |&end: &u32| self.has_state(&index, &hashes[..end as usize]);
+        let mut chosen = Vec::new();
+        let mut before = 0;
+        for &end in states {
+            let stored = (before + 1..=end).rev().find(has_state);
+            before = stored.unwrap_or(before);
+            let rows = self.rows_behind(before, end);
+            let num_pages: usize = rows.map(|(_, blocks)| blocks.len()).sum();
+            if num_pages >= self.state_groups(end).len() || states.last() == Some(&end) {
+                chosen.push(end);
+                before = end;
+            }
+        }
+        chosen
+    }
+
+    /// The number of blocks of a path before the first missing page, among the pages that queries after its first
+    /// `ends` blocks read.
+    pub fn num_before_missing(&self, hashes: &[PageHash], ends: &[u32]) -> u32 {
         let index = self.index();
         let missing = self
-            .keys(hashes)
+            .keys(hashes, ends)
             .filter(|(_, key)| index.slot(*key).is_none());
-        let first = missing.map(|(at, _)| at).min();
-        first.unwrap_or(hashes.len()) as u32
+        let first = missing.map(|(at, _)| at as u32).min();
+        first.or(ends.last().copied()).unwrap_or(0)
     }
 
     pub fn has(&self, key: PageKey) -> bool {
         self.index().slot(key).is_some()
     }
 
-    /// Whether the file has room for the pages that a query after a path reads.
-    pub fn has_room_for(&self, hashes: &[PageHash]) -> bool {
-        self.keys(hashes).count() <= self.num_slots as usize
+    /// Whether the file has room for the pages that queries after the first `ends` blocks of a path read.
+    pub fn has_room_for(&self, hashes: &[PageHash], ends: &[u32]) -> bool {
+        self.keys(hashes, ends).count() <= self.num_slots as usize
     }
 
-    /// The pages that a query after a path reads, each with the number of blocks before it.
-    fn keys<'a>(&'a self, hashes: &'a [PageHash]) -> impl Iterator<Item = (usize, PageKey)> + 'a {
-        let rows = (0..).zip(&self.groups).map(|(group, kv_group)| {
-            let first = self.first_block_read(*kv_group, hashes.len());
-            (group, first)
-        });
-        let last = hashes.len().saturating_sub(1);
-        let state = self.state_groups(hashes.len() as u32);
-        let state = state.map(move |group| (group, last));
-        rows.chain(state).flat_map(|(group, first)| {
-            let hashes = hashes.iter().enumerate().skip(first);
-            hashes.map(move |(at, &hash)| (at, PageKey { hash, group }))
+    /// The pages that queries after the first `ends` blocks of a path read, each with the number of blocks before it.
+    /// `ends` is sorted.
+    fn keys<'a>(
+        &'a self,
+        hashes: &'a [PageHash],
+        ends: &'a [u32],
+    ) -> impl Iterator<Item = (usize, PageKey)> + 'a {
+        let key = move |at: u32, group| {
+            let at = at as usize;
+            let hash = hashes[at];
+            (at, PageKey { hash, group })
+        };
+        let befores = iter::once(0).chain(ends.iter().copied());
+        befores.zip(ends).flat_map(move |(before, &end)| {
+            let state = self.state_groups(end);
+            let state = state.map(move |group| (group, end - 1..end));
+            let pages = self.rows_behind(before, end).chain(state);
+            pages.flat_map(move |(group, blocks)| blocks.map(move |at| key(at, group)))
+        })
+    }
+
+    /// The blocks of each group that a query after `end` blocks reads and a query after the first `before` of them does
+    /// not.
+    fn rows_behind(&self, before: u32, end: u32) -> impl Iterator<Item = (u32, Range<u32>)> + '_ {
+        (0..).zip(&self.groups).map(move |(group, kv_group)| {
+            let first = self.first_block_read(*kv_group, end as usize) as u32;
+            (group, first.max(before)..end)
         })
     }
 
@@ -283,7 +320,7 @@ impl<F: FileLayer> PageStore<F> {
     pub fn begin_path(&self, hashes: &[PageHash]) -> u64 {
         let mut index = self.index();
         let time = index.next_time();
-        for (_, key) in self.keys(hashes) {
+        for (_, key) in self.keys(hashes, &[hashes.len() as u32]) {
             index.touch(key, time);
         }
         time

@@ -1,6 +1,8 @@
 //! Blocks on a disk: another engine finds them, and no fault of the disk changes an answer. The mock executor checks
 //! the rows that it reads.
 
+mod document;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +20,7 @@ use crate::fixture::*;
 
 mod crash;
 
+const MAX_BYTES: u64 = 1 << 20;
 /// The length of a file's beginning, before its pages.
 const LABEL_BYTES: usize = 4096;
 
@@ -57,15 +60,15 @@ fn engine_with(
 ) -> Engine {
     let disk = KvDiskConfig {
         folder: folder.to_owned(),
-        max_bytes: 1 << 20,
+        max_bytes: MAX_BYTES,
         label: KvDiskLabel::default(),
         identity,
         keeps_salted,
     };
-    start_with_disk(limits, disk)
+    engine_on(limits, disk)
 }
 
-fn start_with_disk(limits: SchedulerConfig, disk: KvDiskConfig) -> Engine {
+fn engine_on(limits: SchedulerConfig, disk: KvDiskConfig) -> Engine {
     let mock = model(&limits);
     let mut config = EngineConfig::new(SchedulerConfig {
         max_fetched_pages: limits.num_pages,

@@ -1,8 +1,8 @@
 //! Blocks that are worth a copy in a lower tier: those that a later request used again, and those that are next to be
 //! evicted. The others are never offered, because most prompts do not come back and disks wear out.
 //!
-//! A block is offered once with all blocks before it. Its number may be reused after its eviction, and the number of
-//! its insertion tells both apart.
+//! A block is offered once with all blocks before it, and once more when it has got a snapshot. Its number may be reused
+//! after its eviction, and the number of its insertion tells both apart.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -35,6 +35,13 @@ impl CopyOffers {
         self.offered.get(block.0 as usize) == Some(&insertion)
     }
 
+    /// Has a block offered again at its next use, because more of it is worth a copy.
+    pub(super) fn forget(&mut self, block: BlockId) {
+        if let Some(offered) = self.offered.get_mut(block.0 as usize) {
+            *offered = 0;
+        }
+    }
+
     fn set(&mut self, block: BlockId, insertion: u64) {
         let at = block.0 as usize;
         if self.offered.len() <= at {
@@ -52,7 +59,7 @@ impl CopyOffers {
 }
 
 impl KvCache {
-    /// Records that a request found the path up to `end`, which an earlier step has filled.
+    /// Records that requests share the path up to `end`.
     pub(crate) fn note_reused(&mut self, end: BlockId) {
         if !self.offers.is_on || self.offers.reused.len() == MAX_WAITING {
             return;
@@ -78,7 +85,7 @@ impl KvCache {
         }
         while let Some(&(end, insertion)) = self.offers.reused.front() {
             let is_there = self.insertion(end) == Some(insertion);
-            if is_there && self.block_filled_by(end) > last_returned {
+            if is_there && !self.is_settled(end, last_returned) {
                 break;
             }
             self.offers.reused.pop_front();
@@ -92,7 +99,7 @@ impl KvCache {
         }
         let coldest = self.evictable.iter().take(MAX_LOOKED_AT);
         let coldest = coldest.filter_map(|&(_, page)| self.block_of(page));
-        let is_ready = |block: &BlockId| self.block_filled_by(*block) <= last_returned;
+        let is_ready = |block: &BlockId| self.is_settled(*block, last_returned);
         let ready: Vec<_> = coldest.filter(is_ready).collect();
         ready.into_iter().find_map(|block| self.offer(block))
     }
@@ -206,6 +213,23 @@ mod tests {
         let other = publish(&mut kv, &Namespace::default(), &[5, 6, 7, 8], 1);
         kv.note_reused(other);
         assert_eq!(kv.poll_copy_offer(LAST), offer(&[5, 6, 7, 8]));
+    }
+
+    #[test]
+    fn a_path_with_a_new_state_is_offered_again() {
+        let mut kv = cache().with_snapshots(1);
+        let tokens = [1, 2, 3, 4];
+        let end = publish(&mut kv, &Namespace::default(), &tokens, 1);
+        kv.note_reused(end);
+        assert_eq!(kv.poll_copy_offer(LAST), offer(&tokens));
+        let id = kv.try_take_snapshot(StepId(2)).unwrap();
+        kv.give_snapshot(id, end);
+        assert_eq!(kv.poll_copy_offer(LAST), None, "no request has used it");
+        kv.note_reused(end);
+        assert_eq!(kv.poll_copy_offer(LAST), None, "the state is not there");
+        assert_eq!(kv.poll_copy_offer(Some(StepId(2))), offer(&tokens));
+        kv.note_reused(end);
+        assert_eq!(kv.poll_copy_offer(Some(StepId(2))), None);
     }
 
     /// With no page free, the leaf that was released first is the next to be evicted.

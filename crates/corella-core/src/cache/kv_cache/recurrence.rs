@@ -90,6 +90,7 @@ impl KvCache {
         }
         if let Some(snapshots) = self.residency.snapshots_mut() {
             snapshots.give(id, block);
+            self.offers.forget(block);
             self.announce(block);
         }
     }

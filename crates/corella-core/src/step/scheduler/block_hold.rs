@@ -102,8 +102,16 @@ impl Scheduler {
         let fits = |num_blocks: &usize| self.num_pages_behind(first, *num_blocks) <= num_pages;
         let num_fitting = (first..=path.len()).rev().find(fits);
         let path = &path[..num_fitting.unwrap_or(path.len())];
-        // In groups with windows, a shorter path may lack pages that the longer path does not need.
-        self.kv.num_usable(path, self.inflight.next_step())
+        self.kv.num_settled(path, self.inflight.last_returned())
+    }
+
+    /// Returns the numbers of first blocks of a list after which a model with recurrent layers has a state, smallest
+    /// first. A hold of a list that ends there keeps the state. Holds none of the blocks.
+    pub fn look_up_states(&self, list: &BlockList) -> Vec<u32> {
+        let path = self.settled_blocks(list);
+        let states = self.kv.settled_states(&path, self.inflight.last_returned());
+        let states = states.into_iter();
+        states.map(|num_blocks| num_blocks as u32).collect()
     }
 
     fn num_lendable_pages(&self) -> usize {

@@ -165,9 +165,13 @@ impl Scheduler {
         };
         let slot = state.held_slot();
         plan.batch.snapshots.push(StateSnapshot { slot, to: id });
-        match block {
-            Some(block) => self.kv.give_snapshot(id, block),
-            None => state.hold_snapshot(HeldSnapshot { id, num_blocks }),
+        let Some(block) = block else {
+            return state.hold_snapshot(HeldSnapshot { id, num_blocks });
+        };
+        self.kv.give_snapshot(id, block);
+        if num_blocks == points.branch {
+            // A second request has shown that prompts share the path up to there.
+            self.kv.note_reused(block);
         }
     }
 

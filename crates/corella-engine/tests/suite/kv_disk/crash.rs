@@ -29,7 +29,7 @@ fn start_on(limits: &SchedulerConfig, folder: &Folder) -> Engine {
         identity: 1,
         keeps_salted: false,
     };
-    let engine = start_with_disk(limits.clone(), disk);
+    let engine = engine_on(limits.clone(), disk);
     wait_opened(&engine);
     engine
 }
