@@ -79,6 +79,28 @@ ROWS = {
             (f"sum({rate('corella_kv_spills_total')})", "spills"),
         ]),
     ],
+    "KV cache on a disk": [
+        ("Pages on the disk", "short", "With --kv-disk: pages in the file, and those for which it has room.", [
+            (f"sum({select('corella_kv_disk_blocks')})", "used"),
+            (f"sum({select('corella_kv_disk_max_blocks')})", "room"),
+        ]),
+        ("Pages read and written", "short", "Per second.", [
+            (f"sum({rate('corella_kv_disk_hits_total')})", "read for requests"),
+            (f"sum({rate('corella_kv_disk_blocks_stored_total')})", "written"),
+        ]),
+        ("Bytes written for each byte read", "short", "In a day. Far above 1, the disk wears out for little.", [
+            (
+                f"sum(increase({select('corella_kv_disk_written_bytes_total')}[1d]))"
+                f" / sum(increase({select('corella_kv_disk_read_bytes_total')}[1d]))",
+                "written / read",
+            ),
+        ]),
+        ("Errors and copies given up", "short", "In five minutes. Requests that need the pages end a copy.", [
+            (f"increase({select('corella_kv_disk_errors_total')}[5m])", "errors {{instance}}"),
+            (f"increase({select('corella_kv_disk_damaged_blocks_total')}[5m])", "damaged {{instance}}"),
+            (f"increase({select('corella_kv_disk_copies_dropped_total')}[5m])", "given up {{instance}}"),
+        ]),
+    ],
     "Steps": [
         ("Steps per second", "short", "", [
             (total("corella_steps_total"), "{{instance}}"),

@@ -40,6 +40,7 @@ class BlockStored(KVCacheEvent):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
 
 
 class BlockRemoved(KVCacheEvent):
@@ -47,6 +48,7 @@ class BlockRemoved(KVCacheEvent):
     medium: str | None
     group_idx: int | None = None
     remaining_copy_counts: list[int] | None = None
+    locality: str | None = None
 
 
 class AllBlocksCleared(KVCacheEvent):
@@ -87,6 +89,7 @@ class KvEventReader:
 
     def __init__(self, port, replay_port, topic="", loses=lambda sequence: False, **options):
         self.blocks = {}
+        self.disk_blocks = {}
         # Behind a window, events may name a block whose parent can no longer be hit, or never could.
         self._told = {}
         self._seen = {}
@@ -160,20 +163,22 @@ class KvEventReader:
     def _apply(self, event):
         if isinstance(event, AllBlocksCleared):
             self.blocks.clear()
+            self.disk_blocks.clear()
             return
-        assert event.medium == "GPU"
+        assert (event.medium, event.locality) in [("GPU", None), ("STORAGE", "LOCAL")]
+        blocks = self.blocks if event.medium == "GPU" else self.disk_blocks
         if isinstance(event, BlockRemoved):
             for name in event.block_hashes:
-                del self.blocks[name]
+                del blocks[name]
             return
         assert event.block_size == BLOCK_SIZE and len(event.token_ids) == BLOCK_SIZE * len(event.block_hashes)
         parent = event.parent_block_hash
         for at, name in enumerate(event.block_hashes):
-            assert name not in self.blocks
+            assert name not in blocks
             tokens = tuple(event.token_ids[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE])
             block = event.lora_name, self._path_before(event.lora_name, parent, tokens) + tokens
             assert self._told.setdefault(name, block) == block
-            self.blocks[name] = block
+            blocks[name] = block
             parent = name
 
     def _path_before(self, adapter, parent, tokens):

@@ -33,10 +33,11 @@ VARIABLES = {
 
 
 @pytest.fixture(scope="module")
-def exported():
+def exported(tmp_path_factory):
     """Returns the labels of each metric that some kind of node exports, with the values seen."""
     samples = {}
-    with Fleet() as fleet, ServerProcess("--speculate", "ngram", *THREADS) as alone:
+    disk = ("--kv-disk", f"{tmp_path_factory.mktemp('kv')},1M")
+    with Fleet() as fleet, ServerProcess("--speculate", "ngram", *disk, *THREADS) as alone:
         decode = fleet.decode(*THREADS)
         prefill = fleet.prefill(*THREADS)
         for server in (prefill, alone):

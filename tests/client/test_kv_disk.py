@@ -10,7 +10,11 @@ import subprocess
 
 import golden_model
 import pytest
+from fleet import Fleet, node
+from patience import PATIENCE_S
 from server_process import BINARY, ServerProcess
+from small_disk import fill, small_disk
+from wander import site_of
 
 STORY = "Once upon a time there was a fox who lived in a box by the sea, and every morning it went to the mill. " * 4
 # The beginning of a file, before its pages
@@ -317,6 +321,100 @@ def test_damage_and_another_process_cost_only_time(tmp_path, expected):
         server.wait_until(lambda: ask(server)[0] == expected and num_stored(server) > 0, "it is stored again")
 
 
+def test_a_disk_that_fills_up_while_it_is_used_costs_only_time(tmp_path, expected):
+    with small_disk(tmp_path / "disk", 4 << 20) as folder, ServerProcess(*SMALL, *disk(folder / "kv")) as server:
+        wait_open(server)
+        fill(folder / "filler")
+        assert ask(server) == (expected, 0)
+        assert ask(server)[0] == expected
+        server.wait_until(lambda: server.metric("corella_kv_disk_errors_total") == 1, "the disk is full")
+        assert server.metric("corella_kv_disk_on") == 0
+        server.wait_until(lambda: server.metric("corella_kv_disk_copies_dropped_total") == 1, "the copy is given up")
+        (line,) = re.findall(".*--kv-disk is off.*", server.log())
+        assert "No space left" in line
+        assert ask(server)[0] == expected
+        (folder / "filler").unlink()
+        server.wait_until(lambda: server.metric("corella_kv_disk_on") == 1, "the disk has room again")
+        server.wait_until(lambda: ask(server)[0] == expected and num_stored(server) > 0, "it is stored")
+
+
+NODE = (*SMALL, "--cluster-listen", "127.0.0.1:0", "--block-fetch", "always")
+
+
+def test_a_node_reads_its_own_disk_before_it_asks_another(tmp_path, expected):
+    with ServerProcess(*NODE) as other:
+        assert ask(other)[0] == expected
+        longer = STORY + "And then the fox moved to a lantern by the river, in which it lived with a cub for years. "
+        answer_to_longer, _ = ask(other, longer)
+        with ServerProcess(*NODE, *disk(tmp_path)) as server:
+            _, num_blocks = store(server)
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait()
+        with ServerProcess(*NODE, *disk(tmp_path)) as server:
+            wait_found(server, num_blocks)
+            hint = {"kv_transfer_params": {"cached_blocks": site_of(other)}}
+            assert ask(server, **hint) == (expected, num_blocks * 16)
+            assert num_read(server) == num_blocks
+            assert server.metric("corella_fetched_blocks_total") == 0
+            assert server.metric("corella_block_loads_total", outcome="loaded") == 0
+            # The rest comes from the other node, unless a busy machine answers too late.
+            assert ask(server, longer, **hint)[0] == answer_to_longer
+
+
+def test_a_node_lends_blocks_from_its_disk(tmp_path):
+    prompts = [f"Story {number}: {STORY}" for number in range(4)]
+    with ServerProcess(*NODE, *disk(tmp_path)) as server:
+        wait_open(server)
+        expected = [ask(server, prompt)[0] for prompt in prompts]
+        for prompt in prompts:
+            before = num_stored(server)
+            server.wait_until(lambda prompt=prompt: ask(server, prompt) and num_stored(server) > before, "it is stored")
+        num_blocks = server.metric("corella_kv_disk_blocks")
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with ServerProcess(*NODE, *disk(tmp_path)) as server, ServerProcess(*NODE) as other:
+        server.wait_until(lambda: server.metric("corella_kv_disk_blocks") >= num_blocks, "the file is scanned")
+        # A node lends blocks once it has computed a step.
+        ask(server, "A")
+        hint = {"kv_transfer_params": {"cached_blocks": site_of(server)}}
+        answers = [ask(other, prompt, **hint) for prompt in prompts]
+        assert [answer for answer, _ in answers] == expected
+        assert num_read(server) > 0
+        # On a busy machine, some blocks come too late.
+        assert other.metric("corella_fetched_blocks_total") > 0
+        assert max(num_cached for _, num_cached in answers) > 0
+
+
+def test_a_prefill_node_reads_the_prompt_of_a_session_from_its_disk(tmp_path, expected):
+    with Fleet() as fleet:
+        with node("prefill", fleet.registry, *SMALL, *disk(tmp_path)) as first:
+            _, num_blocks = store(first)
+            first.process.send_signal(signal.SIGKILL)
+            first.process.wait()
+        decode = fleet.decode(*SMALL)
+        prefill = fleet.prefill(*SMALL, *disk(tmp_path))
+        wait_found(prefill, num_blocks)
+        assert ask(prefill) == (expected, num_blocks * 16)
+        assert num_read(prefill) == num_blocks
+        assert prefill.metric("corella_kv_sent_bytes_total") > 0
+        assert decode.metric("corella_generation_tokens_total") > 0
+
+
+def test_a_batch_reads_what_a_server_has_stored(tmp_path, expected):
+    with ServerProcess(*SMALL, *disk(tmp_path / "kv")) as server:
+        _, num_blocks = store(server)
+    body = {"prompt": STORY, "max_tokens": 12, "temperature": 0, "logprobs": 3}
+    request = {"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request) + "\n")
+    files = (tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
+    command = [BINARY, "batch", *files, *map(str, (*SMALL, *disk(tmp_path / "kv")))]
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True, timeout=PATIENCE_S)
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    answer = json.loads(line)["response"]["body"]
+    assert answer["choices"][0]["text"] == expected[0]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == num_blocks * 16
+
+
 @pytest.mark.parametrize("is_file", [True, False])
 def test_without_a_usable_file_requests_are_served(tmp_path, expected, is_file):
     folder = tmp_path / "kv"
@@ -355,10 +453,9 @@ def refusal(*arguments):
     return str(refused.value)
 
 
-def test_a_cache_or_a_node_that_it_is_not_for_is_refused(tmp_path):
+def test_a_cache_that_it_is_not_for_is_refused(tmp_path):
     disk_folder = tmp_path / "kv"
     assert "--no-enable-prefix-caching" in refusal("--no-enable-prefix-caching", *disk(disk_folder))
-    assert "other nodes" in refusal("--role", "decode", *disk(disk_folder))
     assert "the size" in refusal("--kv-disk", f"{disk_folder},x")
     assert not disk_folder.exists()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import signal
 import socket
 import struct
 
@@ -143,6 +144,77 @@ def test_a_reset_takes_all_blocks_away():
         server.client.with_options(max_retries=0)._client.post(server.base_url + "/reset_prefix_cache")
         wait_until(lambda: reader.catch_up(server) or not reader.blocks, "it has seen the reset")
         assert num_blocks(server) == 0
+
+
+# So much memory that no block is evicted, and written to the disk for that.
+ROOMY = (*THREADS, "--kv-cache-memory", "64M")
+
+
+def store(server, prompt, **options):
+    """Sends a prompt until it is on the disk."""
+    num_stored = "corella_kv_disk_blocks_stored_total"
+    before = server.metric(num_stored)
+    server.wait_until(
+        lambda: complete(server, prompt, max_tokens=1, **options) and server.metric(num_stored) > before,
+        "it is stored",
+    )
+
+
+def wait_same_disk(server, reader, last):
+    """Waits until a reader knows the blocks of the disk on which `last` was stored last.
+
+    When it knows these blocks, it knows of all that were overwritten before.
+    """
+    beginning = None, tuple(last[: len(last) - BLOCK_SIZE])
+
+    def is_same():
+        reader.catch_up(server)
+        num_blocks = server.metric("corella_kv_disk_blocks")
+        return beginning in reader.disk_blocks.values() and len(reader.disk_blocks) == num_blocks
+
+    wait_until(is_same, lambda: f"{len(reader.disk_blocks)} blocks\n{server.log()}")
+
+
+def test_a_reader_knows_the_blocks_on_the_disk(tmp_path):
+    disk = ("--kv-disk", f"{tmp_path / 'kv'},4M")
+    draw = random.Random(14)
+    prompts = [draw.choices(range(300, 900), k=6 * BLOCK_SIZE) for _ in range(24)]
+    with Publisher(*disk, limits=ROOMY) as server, server.reader(loses=lambda _: draw.random() < 0.3) as reader:
+        reader.wait_subscribed(server)
+        server.wait_until(lambda: server.metric("corella_kv_disk_on") == 1, "the file is open")
+        for prompt in prompts:
+            store(server, prompt)
+        wait_same_disk(server, reader, prompts[-1])
+        num_stored = server.metric("corella_kv_disk_blocks_stored_total")
+        assert num_stored > len(reader.disk_blocks), "blocks were overwritten"
+        assert reader.disk_blocks.items() <= reader.blocks.items(), "memory has them, too, by the same names"
+        known = reader.disk_blocks
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with Publisher(*disk, limits=ROOMY) as server, server.reader() as reader:
+        reader.wait_subscribed(server)
+        wait_until(lambda: reader.catch_up(server) or len(reader.disk_blocks) >= len(known), "the file is told")
+        assert reader.disk_blocks == known
+        assert not reader.blocks, "no prompt was computed"
+        reset = server.base_url + "/reset_prefix_cache"
+        assert server.client._client.post(reset, json={"tiers": True}).status_code == 200
+        wait_until(lambda: reader.catch_up(server) or not reader.disk_blocks, "it has seen the reset")
+
+
+def test_blocks_with_a_salt_on_the_disk_have_no_events(tmp_path):
+    draw = random.Random(15)
+    salted, plain = (draw.choices(range(300, 900), k=6 * BLOCK_SIZE) for _ in range(2))
+    disk = ("--kv-disk", f"{tmp_path / 'kv'},32M", "--kv-disk-salted")
+    with Publisher(*disk, limits=ROOMY) as server, server.reader() as reader:
+        reader.wait_subscribed(server)
+        server.wait_until(lambda: server.metric("corella_kv_disk_on") == 1, "the file is open")
+        store(server, salted, extra_body={"cache_salt": "mine"})
+        num_salted = server.metric("corella_kv_disk_blocks")
+        store(server, plain)
+        num_plain = server.metric("corella_kv_disk_blocks") - num_salted
+        wait_until(lambda: reader.catch_up(server) or len(reader.disk_blocks) >= num_plain, "the others are told")
+        assert len(reader.disk_blocks) == num_plain
+        assert all(path == tuple(plain[: len(path)]) for _, path in reader.disk_blocks.values())
 
 
 def test_a_topic_is_a_prefix_and_the_server_may_be_the_one_that_connects():

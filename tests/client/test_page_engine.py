@@ -4,7 +4,7 @@ import itertools
 import re
 
 import pytest
-from browser import page_of, show_engine, violations, wait, wait_figure
+from browser import PHONE, page_of, scrolls_sideways, show_engine, violations, wait, wait_figure
 from pairing_proxy import post
 from patience import held, wait_until
 from server_process import ServerProcess
@@ -97,6 +97,45 @@ def test_blocks_that_came_from_other_nodes_are_counted(browser):
 
             # On a busy machine a prompt is computed before its blocks have come. The next one is requested then.
             wait_until(is_counted, "blocks are counted")
+
+
+def figures_of(page, name):
+    """Returns the texts of a list of figures by their labels."""
+    return page.evaluate(
+        """(name) => Object.fromEntries([...document.querySelectorAll(`#${name} div`)]
+            .map((figure) => [...figure.children].map(({ textContent }) => textContent)))""",
+        name,
+    )
+
+
+def test_the_tiers_of_the_cache_are_shown_where_there_is_a_disk(browser, server, tmp_path):
+    with page_of(browser, server) as page:
+        show_engine(page)
+        wait_figure(page, "Running", "zero")
+        assert page.is_hidden("#tiers")
+    small = ("--threads", 1, "--kv-cache-memory", "64M", "--kv-disk", f"{tmp_path},8M")
+    with ServerProcess(*small) as stored, page_of(browser, stored, size=PHONE) as page:
+        show_engine(page)
+        body = {"prompt": list(range(400, 499)), "max_tokens": 1}
+
+        def is_shown():
+            assert post(stored.port, "/v1/completions", body)[0] == 200
+            return re.match("[1-9]", figures_of(page, "tier-figures").get("Pages on disk", ""))
+
+        wait_until(is_shown, "pages are on the disk")
+        figures = figures_of(page, "tier-figures")
+        room = int(stored.metric("corella_kv_disk_max_blocks"))
+        assert figures["Pages on disk"].endswith(f" of {room:,}")
+        assert re.fullmatch("[1-9][0-9,]* of [0-9,]+", figures["Pages in memory"])
+        assert figures["Read from disk"] == "0 pages"
+        assert re.fullmatch("[0-9.]+ [KM]iB 0 B read", figures["Written to disk"])
+        assert violations(page) == []
+        # No figure is cut, and the page is not wider than a phone.
+        assert page.evaluate(
+            """[...document.querySelectorAll('#tiers dd')]
+                .every(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)"""
+        )
+        assert not scrolls_sideways(page)
 
 
 def test_it_fits_a_very_wide_screen(browser, server):

@@ -23,7 +23,7 @@ use crate::engine_loop::spill_thread::SpillThread;
 use crate::engine_loop::{DraftSource, EngineLoop, Stopped};
 use crate::exchange::block_exchange::BlockExchange;
 use crate::exchange::kv_exchange::{KvExchange, Receipt};
-use crate::kv_disk::{KvDisk, KvDiskConfig, Tier};
+use crate::kv_disk::{DiskEvents, KvDisk, KvDiskConfig, Tier};
 use crate::log::panic_message::panic_message;
 use crate::log::step_log::StepLog;
 use crate::mask::mask_table::MaskTable;
@@ -319,6 +319,7 @@ impl Engine {
         BlockExchange {
             commands: self.commands.clone(),
             shared: self.shared.clone(),
+            disk: self.kv_disk.clone(),
         }
     }
 
@@ -401,6 +402,21 @@ impl Engine {
         self.commands
             .send(Command::SubscribeKvEvents { salt, subscriber });
         events
+    }
+
+    /// Subscribes to events of the blocks on the disk, beginning with the blocks in its file. `None` without a disk, if
+    /// there is a subscriber, or if the model's layers do not all see the whole context: a request cannot continue after
+    /// each of such a model's blocks.
+    pub fn subscribe_disk_events(&self, salt: u64) -> Option<DiskEvents> {
+        DiskEvents::subscribe(self.kv_disk.clone()?, salt)
+    }
+
+    /// Waits until the file of the disk is open and scanned, or cannot be opened. Without the wait, first requests are
+    /// computed.
+    pub fn wait_disk_opened(&self) {
+        if let Some(disk) = &self.kv_disk {
+            disk.wait_opened();
+        }
     }
 
     /// Begins to watch the engine, and ends the previous watch.

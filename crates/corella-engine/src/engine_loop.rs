@@ -252,7 +252,8 @@ impl EngineLoop {
         if watch.is_abandoned() {
             self.watch = None;
         } else if watch.is_due() {
-            let stats = self.shared.lock().stats.clone();
+            let mut stats = self.shared.lock().stats.clone();
+            stats.kv_disk = self.kv_disk.as_ref().map(|disk| disk.tier().stats());
             let snapshot = EngineSnapshot {
                 time: self.shared.now(),
                 stats,
@@ -416,6 +417,14 @@ impl EngineLoop {
                 let now_us = self.shared.now_us();
                 let has_lived = self.block_feed.release(id, &mut self.scheduler, now_us);
                 let _ = reply.send(has_lived);
+                self.check_invariants();
+            }
+            Command::BringBlocks { list, reply } => {
+                if let Some(disk) = &mut self.kv_disk {
+                    let now_us = self.shared.now_us();
+                    self.scheduler.note_time(now_us);
+                    disk.bring(list, reply, &mut self.scheduler, now_us);
+                }
                 self.check_invariants();
             }
             Command::SubscribeBlockFacts(subscriber) => {

@@ -19,6 +19,7 @@
 //! * An error of the disk switches the tier off until the disk works again, and a panic of a thread until the next
 //!   start. Fetches under way are lost, so that their requests compute; nothing else changes.
 
+mod disk_events;
 mod file_layer;
 mod folder;
 mod inspection;
@@ -26,12 +27,14 @@ mod label;
 mod page_index;
 mod page_list;
 mod page_store;
+mod page_watch;
 mod reader;
 mod report;
 mod slot;
 mod tier;
 mod writer;
 
+pub use disk_events::DiskEvents;
 pub use inspection::{KvFileContent, KvFilePages, KvFileReport, inspect_kv_disk};
 pub use label::KvDiskLabel;
 pub(crate) use tier::Tier;
@@ -46,12 +49,13 @@ use std::time::Duration;
 
 use corella_core::session::{BlockOffer, FetchPace};
 use corella_core::{
-    BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRequest, HoldId,
-    Namespace, PageId, Request, Scheduler, SchedulerStats, TokenId,
+    BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRefusal, FetchRequest,
+    HoldId, Namespace, PageId, Request, Scheduler, SchedulerStats, TokenId,
 };
 use corella_model::KvPages;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::wake::answer::Reply;
 use crate::wake::doorbell::{Doorbell, LoopSender};
 use page_list::{DiskPath, PathPage, path_pages};
 use reader::ReadTask;
@@ -71,6 +75,8 @@ pub(crate) struct KvDisk {
     pause_until_us: u64,
     /// The fetches under way, with a flag that stops their reads.
     fetches: HashMap<FetchId, Arc<AtomicBool>>,
+    /// Fetches for whose end other nodes wait.
+    waiting: Vec<(FetchId, Reply<()>)>,
     pace: FetchPace,
     /// The time of the last measurement of the pace, or of the last read for it.
     paced_us: u64,
@@ -141,6 +147,7 @@ impl KvDisk {
             hold: None,
             pause_until_us: 0,
             fetches: HashMap::new(),
+            waiting: Vec::new(),
             pace: FetchPace::default(),
             paced_us: 0,
             writes: Some(writes),
@@ -161,23 +168,49 @@ impl KvDisk {
         scheduler: &mut Scheduler,
         now_us: u64,
     ) {
-        let Some(store) = self.tier.store() else {
-            return;
-        };
         let limits = scheduler.config();
-        let (page_size, hasher) = (limits.page_size, limits.block_hasher);
-        if store.num_pages() == 0 || request.sampling.wants_prompt_outputs() {
-            return;
+        if self.has_pages() && !request.sampling.wants_prompt_outputs() {
+            let list = known_blocks(request, &limits.block_hasher, limits.page_size);
+            self.fetch(list, scheduler, now_us);
         }
-        let list = known_blocks(request, &hasher, page_size);
-        let Some(mut path) = self.disk_path(list, scheduler) else {
-            return;
-        };
+    }
+
+    /// Brings the blocks of a list to memory for another node, if that pays. The reply is dropped when no more blocks
+    /// come.
+    pub(crate) fn bring(
+        &mut self,
+        list: BlockList,
+        reply: Reply<()>,
+        scheduler: &mut Scheduler,
+        now_us: u64,
+    ) {
+        if self.has_pages()
+            && let Some(id) = self.fetch(list, scheduler, now_us)
+        {
+            self.waiting.push((id, reply));
+        }
+    }
+
+    fn has_pages(&self) -> bool {
+        let store = self.tier.store();
+        store.is_some_and(|store| store.num_pages() > 0)
+    }
+
+    /// Begins to fetch the blocks of a list, if that pays. Returns the fetch that brings them.
+    fn fetch(
+        &mut self,
+        list: BlockList,
+        scheduler: &mut Scheduler,
+        now_us: u64,
+    ) -> Option<FetchId> {
+        let store = self.tier.store()?;
+        let page_size = scheduler.config().page_size;
+        let mut path = self.disk_path(list, scheduler)?;
         let num_blocks = path.num_blocks();
         let num_here = scheduler.look_up_blocks(&path.list);
         let num_offered = store.num_usable(&path.hashes, num_here);
         if num_offered <= num_here {
-            return;
+            return None;
         }
         let offer = BlockOffer {
             num_blocks,
@@ -190,7 +223,8 @@ impl KvDisk {
         let num_worth = store.num_usable(hashes, num_here);
         if num_worth <= num_here {
             path.truncate(num_offered, page_size);
-            return self.measure(path, now_us);
+            self.measure(path, now_us);
+            return None;
         }
         path.truncate(num_worth, page_size);
         let wait_us = match stats.prefill_us {
@@ -200,19 +234,23 @@ impl KvDisk {
         let wait_us = wait_us.clamp(LEAST_WAIT_US, LONGEST_WAIT_US);
         let granted = scheduler.begin_fetch(FetchRequest {
             medium: FetchMedium::Disk,
-            namespace: request.namespace.clone(),
+            namespace: path.list.namespace.clone(),
             tokens: path.list.tokens.clone(),
             soft_us: now_us + wait_us,
             hard_us: now_us + LONGEST_WAIT_US,
         });
         let grant = match granted {
             Ok(grant) => grant,
-            Err(refusal) => return tracing::debug!(?refusal, "no blocks come from the disk"),
+            Err(FetchRefusal::UnderWay(id)) => return Some(id),
+            Err(refusal) => {
+                tracing::debug!(?refusal, "no blocks come from the disk");
+                return None;
+            }
         };
         let id = grant.id;
         let Some(grant) = shorten_to_usable(grant, &path, store, scheduler) else {
             scheduler.handle_fetch_ended(id, FetchEnd::Lost);
-            return;
+            return None;
         };
         path.truncate(grant.num_blocks, page_size);
         let is_stopped = Arc::new(AtomicBool::new(false));
@@ -228,9 +266,11 @@ impl KvDisk {
             true => {
                 self.paced_us = now_us;
                 self.fetches.insert(id, is_stopped);
+                Some(id)
             }
             false => {
                 scheduler.handle_fetch_ended(id, FetchEnd::Lost);
+                None
             }
         }
     }
@@ -285,6 +325,8 @@ impl KvDisk {
         while let Ok(report) = self.reports.try_recv() {
             self.handle(report, scheduler, now_us);
         }
+        let fetches = &self.fetches;
+        self.waiting.retain(|(id, _)| fetches.contains_key(id));
     }
 
     /// Waits until no copy holds blocks. Copies in memory take milliseconds.
@@ -344,6 +386,8 @@ impl KvDisk {
 
     fn give_up_path(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         if let Some(path) = self.path.take() {
+            let num_dropped = &self.tier.counts.num_dropped;
+            num_dropped.fetch_add(1, Ordering::Relaxed);
             let list = &path.blocks.list;
             scheduler.retract_copy_offer(&list.namespace, &list.tokens);
             self.pause_until_us = now_us + PAUSE_US;

@@ -41,7 +41,7 @@ pub use exchange::block_exchange::BlockExchange;
 pub use exchange::kv_exchange::{KvExchange, Receipt};
 pub use generate::Generate;
 pub use kv_disk::{
-    KvDiskConfig, KvDiskLabel, KvDiskStats, KvFileContent, KvFilePages, KvFileReport,
+    DiskEvents, KvDiskConfig, KvDiskLabel, KvDiskStats, KvFileContent, KvFilePages, KvFileReport,
     inspect_kv_disk,
 };
 pub use log::rare_line::RareLine;

@@ -7,6 +7,7 @@ import { NodeList } from "./node_list.js";
 import { PageMap } from "./page_map.js";
 import { drawRequests, forgetRequests } from "./request_table.js";
 import { StepChart } from "./step_chart.js";
+import { drawTiers } from "./tier_list.js";
 
 /** Rates and latencies in figures are those of so many milliseconds. */
 const RECENT_MS = 5000;
@@ -131,6 +132,7 @@ export class Engine {
     this.draw();
     this.#drawFigures(snapshot);
     drawRequests(snapshot.requests);
+    drawTiers(snapshot.kv);
     this.nodes.draw(snapshot.cluster, snapshot.totals, now);
     at("legend-drafts").hidden = snapshot.totals.draft_tokens === 0;
     this.#describe(now);

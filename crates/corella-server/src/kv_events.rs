@@ -1,8 +1,9 @@
 //! KV events for routers: publishes the blocks of this server's prefix cache, as vLLM does.
 //!
-//! The [`hub`] is the engine's one subscriber. It numbers batches of events and keeps the latest in a bounded history,
-//! from which every ZMQ subscriber reads at its own pace ([`publisher`]), and again after a gap ([`replay`]). None of
-//! this can slow the engine: if the hub is late, the scheduler makes fewer events, and a late subscriber skips batches.
+//! The [`hub`] is the one subscriber to the engine's memory and to its disk. It numbers batches of events and keeps the
+//! latest in a bounded history, from which every ZMQ subscriber reads at its own pace ([`publisher`]), and again after a
+//! gap ([`replay`]). None of this can slow the engine: if the hub is late, fewer events are made, and a late subscriber
+//! skips batches.
 
 mod batch;
 mod config;
@@ -55,7 +56,9 @@ impl KvEvents {
             Some(address) => Some(bind("replay_endpoint", address).await?),
             None => None,
         };
-        let hub = Hub::start(config, engine.subscribe_kv_events(salt), limits.page_size)
+        let events = engine.subscribe_kv_events(salt);
+        let disk = engine.subscribe_disk_events(salt);
+        let hub = Hub::start(config, events, disk, limits.page_size)
             .map_err(|error| format!("its thread does not start: {error}"))?;
         let topic: Arc<[u8]> = config.topic.as_bytes().into();
         match (publish, &config.endpoint) {

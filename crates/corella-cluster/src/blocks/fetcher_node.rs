@@ -44,6 +44,8 @@ struct Fetch {
     num_blocks: u32,
     /// The number of blocks cached here before the lookup.
     num_here: u32,
+    /// The number of first blocks that this node's own disk has.
+    num_on_disk: u32,
     hard_us: u64,
     grant: Option<FetchGrant>,
     rows: Option<Arc<LoadHandle>>,
@@ -158,6 +160,7 @@ impl FetcherNode {
         };
         let (starting, started) = oneshot::channel();
         let num_blocks = list.hashes.len() as u32;
+        let num_on_disk = self.exchange.num_on_disk(&list, num_here);
         let begin = |state: &mut State, now_us: u64| {
             let hard_us = now_us.saturating_add(micros(hard));
             let request = WantedBlocks {
@@ -178,6 +181,7 @@ impl FetcherNode {
                 source,
                 num_blocks,
                 num_here,
+                num_on_disk,
                 hard_us,
                 grant: None,
                 rows: None,
@@ -274,6 +278,8 @@ impl Driver for FetcherNode {
                     };
                     let stats = self.engine.stats().scheduler;
                     let num_blocks = match self.config.is_forced {
+                        // The request reads this node's own disk.
+                        _ if fetch.num_on_disk >= num_offered => 0,
                         true => num_offered,
                         false => state.end.pace().num_worth(offer, &stats, self.page_size),
                     };

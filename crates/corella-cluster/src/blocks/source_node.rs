@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use corella_core::session::{
     BlockSource, LoadConfig, LoadFailure, LoadId, LoadKey, RowPart, SourceAction, ToFetcher,
@@ -14,6 +15,9 @@ use corella_model::KvGeometry;
 use super::{OTHER_END, load_config, whole_rows};
 use crate::driver::{Driver, Shared};
 use crate::transport::{BlockReply, BlockServer, ConnectionId, KvSender, session_key};
+
+/// A lookup waits this long for blocks from the disk. The loading node gives an answer 250 ms.
+const DISK_TIMEOUT: Duration = Duration::from_millis(150);
 
 /// Serves the blocks of a node's prefix cache to other nodes.
 pub struct SourceNode {
@@ -174,6 +178,10 @@ impl Driver for SourceNode {
             } => {
                 let node = self.clone();
                 self.spawn(async move {
+                    if node.exchange.num_on_disk(&list, 0) > 0 {
+                        let brought = node.exchange.bring_from_disk(list.clone());
+                        let _ = tokio::time::timeout(DISK_TIMEOUT, brought).await;
+                    }
                     let lendable = node.exchange.look_up_lendable(list, first_block).await;
                     let num_blocks = lendable.unwrap_or(0);
                     node.with(|end, now_us| end.handle_looked_up(load, num_blocks, now_us));

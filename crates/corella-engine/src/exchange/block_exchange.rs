@@ -8,6 +8,7 @@ use corella_core::{
     HoldId, HoldRefusal, Namespace, PageHash, Scheduler, TokenId,
 };
 
+use crate::kv_disk::Tier;
 use crate::request::command::{Command, CommandSender};
 use crate::state::shared::Shared;
 use crate::wake::answer::{Answer, question};
@@ -18,6 +19,8 @@ use crate::wake::answer::{Answer, question};
 pub struct BlockExchange {
     pub(crate) commands: CommandSender,
     pub(crate) shared: Arc<Shared>,
+    /// `None` without a disk.
+    pub(crate) disk: Option<Arc<Tier>>,
 }
 
 impl BlockExchange {
@@ -55,6 +58,22 @@ impl BlockExchange {
     pub async fn look_up(&self, list: BlockList) -> Option<u32> {
         self.ask(move |scheduler| scheduler.look_up_blocks(&list))
             .await
+    }
+
+    /// The number of first blocks of a list that the disk has, if memory has `num_here`.
+    pub fn num_on_disk(&self, list: &BlockList, num_here: u32) -> u32 {
+        match &self.disk {
+            Some(disk) => disk.num_usable(list, num_here, self.shared.limits()),
+            None => 0,
+        }
+    }
+
+    /// Brings the blocks of a list that the disk has to memory, if that is quicker than to compute them. Returns when no
+    /// more blocks come.
+    pub async fn bring_from_disk(&self, list: BlockList) {
+        let (reply, ended) = question(drop);
+        self.commands.send(Command::BringBlocks { list, reply });
+        ended.await;
     }
 
     /// Returns the number of settled blocks at the beginning of a list, for a node that would load the blocks from

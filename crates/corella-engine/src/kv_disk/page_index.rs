@@ -4,6 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
+use crossbeam_channel::Sender;
+
+use super::page_watch::PageWatch;
 use super::slot::PageKey;
 
 #[derive(Debug, Default)]
@@ -16,6 +19,8 @@ pub(super) struct PageIndex {
     free: Vec<u32>,
     /// The time of the newest use.
     clock: u64,
+    /// `None` without a subscriber to KV events.
+    watch: Option<PageWatch>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +66,9 @@ impl PageIndex {
         self.by_key.insert(key, slot);
         self.slots[slot as usize] = Some(Entry { key, depth, used });
         self.by_use.insert((used, Reverse(depth), slot));
+        if let Some(watch) = &mut self.watch {
+            watch.note_stored(depth, slot);
+        }
     }
 
     /// Makes slots free, except those with a page.
@@ -117,14 +125,44 @@ impl PageIndex {
             self.by_key.remove(&entry.key);
             self.by_use
                 .remove(&(entry.used, Reverse(entry.depth), slot));
+            if let Some(watch) = &mut self.watch {
+                watch.note_removed(entry.depth, slot);
+            }
         }
     }
 
     /// Forgets all pages. No slot is free afterwards.
     pub fn clear(&mut self) {
         let clock = self.clock;
+        let mut watch = self.watch.take();
+        if let Some(watch) = &mut watch {
+            watch.note_cleared();
+        }
         *self = Self::new(self.slots.len() as u32);
-        self.clock = clock;
+        (self.clock, self.watch) = (clock, watch);
+    }
+
+    /// Begins to report pages, beginning with those in the file. `bell` wakes the subscriber.
+    pub fn watch(&mut self, bell: Sender<()>) {
+        self.watch = Some(PageWatch::new(bell));
+        self.tell_again();
+    }
+
+    pub fn watch_mut(&mut self) -> Option<&mut PageWatch> {
+        self.watch.as_mut()
+    }
+
+    /// Retracts all announced blocks, to announce the blocks of the file again later.
+    pub fn tell_again(&mut self) {
+        let Some(watch) = &mut self.watch else {
+            return;
+        };
+        watch.note_cleared();
+        for (slot, entry) in (0..).zip(&self.slots) {
+            if let Some(entry) = entry {
+                watch.note_stored(entry.depth, slot);
+            }
+        }
     }
 }
 

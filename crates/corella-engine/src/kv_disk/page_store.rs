@@ -18,6 +18,8 @@ use super::label::{KvDiskLabel, LABEL_BYTES, write_label};
 use super::page_index::PageIndex;
 use super::slot::{PageKey, PageName, SlotShape};
 
+mod event;
+
 pub(super) struct PageStore<F> {
     file: F,
     shape: SlotShape,

@@ -95,6 +95,17 @@ pub(super) enum SlotContent {
     Page(SlotNamespace),
 }
 
+/// A block without adapter and salt, as a header names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PlainBlock {
+    pub key: PageKey,
+    /// `None` for the first block of a sequence.
+    pub parent: Option<PageHash>,
+    /// The number of blocks before it.
+    pub depth: u32,
+    pub tokens: Box<[TokenId]>,
+}
+
 impl SlotShape {
     pub fn header_bytes(&self) -> usize {
         (TOKENS_AT + 4 * self.page_size as usize).next_multiple_of(SECTOR)
@@ -170,6 +181,22 @@ impl SlotShape {
             }),
             false => SlotContent::Damaged,
         }
+    }
+
+    /// The block of a header, if it has neither an adapter nor a salt.
+    pub fn plain_block(&self, header: &[u8]) -> Option<PlainBlock> {
+        let found = self.read_header(header)?;
+        let is_plain = found.adapter == 0 && number(header, 104, 16) == 0;
+        let tokens = &header[TOKENS_AT..TOKENS_AT + 4 * self.page_size as usize];
+        is_plain.then(|| PlainBlock {
+            key: found.key,
+            parent: (found.depth > 0).then(|| PageHash(number(header, 40, 16))),
+            depth: found.depth,
+            tokens: tokens
+                .chunks_exact(4)
+                .map(|token| number(token, 0, 4) as TokenId)
+                .collect(),
+        })
     }
 
     /// The rows of a slot, if they are those of `page`. Equal hashes alone do not prove equal tokens.
@@ -279,10 +306,38 @@ mod tests {
         for other in others {
             assert_eq!(SHAPE.rows(&slot, &other), None, "{other:?}");
         }
+        assert_eq!(SHAPE.plain_block(&slot), None);
         let foreign = SlotShape { layout: 8, ..SHAPE };
         assert_eq!(foreign.read_header(&slot), None);
         let empty = vec![0; SHAPE.slot_bytes()];
         assert_eq!(SHAPE.read_header(&empty), None);
+    }
+
+    #[test]
+    fn the_header_of_a_plain_block_has_its_tokens() {
+        let plain = |parent, depth, namespace| {
+            let page = PageName {
+                namespace,
+                parent,
+                depth,
+                ..PAGE
+            };
+            SHAPE.plain_block(&SHAPE.header(&page, 9, &[0; 100]))
+        };
+        let block = |parent, depth| PlainBlock {
+            key: PAGE.key,
+            parent,
+            depth,
+            tokens: [1, 2, 3, u32::MAX].into(),
+        };
+        let none = SlotNamespace::default();
+        let parent = Some(PageHash(3));
+        assert_eq!(plain(parent, 2, none), Some(block(parent, 2)));
+        assert_eq!(plain(None, 0, none), Some(block(None, 0)));
+        let salted = SlotNamespace { salt: 1, ..none };
+        let adapted = SlotNamespace { adapter: 1, ..none };
+        assert_eq!(plain(parent, 2, salted), None);
+        assert_eq!(plain(parent, 2, adapted), None);
     }
 
     #[test]

@@ -6,14 +6,16 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use corella_core::{KvGroup, Metric, Namespace};
+use corella_core::{BlockList, KvEvent, KvGroup, Metric, Namespace, SchedulerConfig};
 use corella_model::{KvGeometry, KvPages, StateRecords};
+use crossbeam_channel::Sender;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::file_layer::FileLayer;
 use super::folder::KvFile;
 use super::label::KvDiskLabel;
+use super::page_list::DiskPath;
 use super::page_store::{PageStore, StateParts};
 use super::slot::{SlotNamespace, SlotShape};
 
@@ -51,12 +53,17 @@ pub(crate) struct Tier {
     /// Set when pages had to be erased while the file could not be changed. All of them are erased before it is used.
     must_erase: AtomicBool,
     is_stopping: AtomicBool,
+    /// Set when the first attempt to open the file has ended.
+    opened: OnceLock<()>,
+    /// Wakes the subscriber to KV events.
+    bell: OnceLock<Sender<()>>,
     pub(super) counts: Counts,
 }
 
 #[derive(Default)]
 pub(super) struct Counts {
     pub num_stored: AtomicU64,
+    pub num_dropped: AtomicU64,
     pub bytes_written: AtomicU64,
     pub num_read: AtomicU64,
     pub bytes_read: AtomicU64,
@@ -73,6 +80,8 @@ pub struct KvDiskStats {
     /// The number of pages for which the file has room.
     pub max_pages: u32,
     pub num_stored: u64,
+    /// Copies that were begun and given up.
+    pub num_dropped: u64,
     pub bytes_written: u64,
     /// Pages that were read for requests.
     pub num_read: u64,
@@ -94,6 +103,9 @@ impl KvDiskStats {
             .help("KV blocks for which the file on the disk has room"),
         Row::counter("kv_disk_blocks_stored", |disk| disk.num_stored)
             .help("KV blocks that were written to the disk"),
+        Row::counter("kv_disk_copies_dropped", |disk| disk.num_dropped).help(
+            "Copies to the disk that were given up: requests needed the pages, or the disk failed",
+        ),
         Row::counter("kv_disk_hits", |disk| disk.num_read)
             .help("KV blocks that were read from the disk for requests"),
         Row::counter("kv_disk_written_bytes", |disk| disk.bytes_written)
@@ -134,6 +146,8 @@ impl Tier {
             is_dead: AtomicBool::new(false),
             must_erase: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
+            opened: OnceLock::new(),
+            bell: OnceLock::new(),
             counts: Counts::default(),
         }
     }
@@ -141,9 +155,17 @@ impl Tier {
     /// Opens the file, and finds the blocks in it.
     pub(super) fn open(&self) {
         match self.try_open() {
-            Ok(()) => self.is_scanned.store(true, Ordering::Release),
+            Ok(()) => {
+                self.is_scanned.store(true, Ordering::Release);
+                self.ring();
+            }
             Err(error) => self.switch_off("opening its file", &error),
         }
+        let _ = self.opened.set(());
+    }
+
+    pub(crate) fn wait_opened(&self) {
+        self.opened.wait();
     }
 
     /// Tries the disk again after an error. Returns whether it works.
@@ -163,6 +185,7 @@ impl Tier {
         }
         self.is_scanned.store(true, Ordering::Release);
         self.is_off.store(false, Ordering::Relaxed);
+        self.ring();
         tracing::info!(folder = %self.folder.display(), "the disk works again: --kv-disk is on");
         true
     }
@@ -242,9 +265,26 @@ impl Tier {
         store.filter(|_| self.is_scanned.load(Ordering::Acquire))
     }
 
+    /// The number of first blocks of a list that a request can take from the disk, if memory has `num_here`.
+    pub(crate) fn num_usable(
+        &self,
+        list: &BlockList,
+        num_here: u32,
+        limits: &SchedulerConfig,
+    ) -> u32 {
+        let namespace = self.slot_namespace(&list.namespace);
+        let (Some(store), Some(namespace)) = (self.store(), namespace) else {
+            return 0;
+        };
+        let (hasher, page_size) = (&limits.block_hasher, limits.page_size);
+        let path = DiskPath::new(list.clone(), namespace, hasher, page_size);
+        store.num_usable(&path.hashes, num_here)
+    }
+
     pub(super) fn switch_off(&self, what: &str, error: &io::Error) {
         self.counts.num_errors.fetch_add(1, Ordering::Relaxed);
         if !self.is_off.swap(true, Ordering::Relaxed) {
+            self.ring();
             tracing::warn!(
                 folder = %self.folder.display(),
                 "{what} has failed: {error}; --kv-disk is off until the disk works again, and prompts are computed as \
@@ -266,9 +306,53 @@ impl Tier {
         }
     }
 
-    /// Ends a scan under way.
+    /// Ends a scan under way, and the subscription to KV events.
     pub(super) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
+        self.ring();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request can continue after each block that the file has with all blocks before it. Only such blocks
+    /// make KV events.
+    pub(super) fn has_plain_blocks(&self) -> bool {
+        let is_whole = |group: &KvGroup| group.window.is_none();
+        self.groups.len() == 1 && self.groups.iter().all(is_whole) && self.pages.states().is_none()
+    }
+
+    /// Returns false if there is a bell already.
+    pub(super) fn set_bell(&self, bell: Sender<()>) -> bool {
+        self.bell.set(bell).is_ok()
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = self.bell.get() {
+            // A full channel wakes the subscriber as well.
+            let _ = bell.try_send(());
+        }
+    }
+
+    /// Begins to watch the file's blocks for the subscriber. Returns false before the file is open.
+    pub(super) fn watch_pages(&self) -> bool {
+        let (Some(bell), Some(store)) = (self.bell.get(), self.store_to_write()) else {
+            return false;
+        };
+        store.watch(bell.clone());
+        true
+    }
+
+    /// The next KV event of the file's blocks.
+    pub(super) fn next_event(&self, salt: u64) -> Option<KvEvent> {
+        if let Some(store) = self.store_to_write() {
+            match store.next_event(salt) {
+                Ok(event) => return event,
+                Err(error) => self.switch_off("reading a page", &error),
+            }
+        }
+        self.store.get()?.next_retraction()
     }
 
     /// The namespace of blocks in the file. `None` if they are not kept.
@@ -353,6 +437,7 @@ impl Tier {
             num_pages: store.map_or(0, PageStore::num_pages),
             max_pages: store.map_or(0, PageStore::max_pages),
             num_stored: count(&counts.num_stored),
+            num_dropped: count(&counts.num_dropped),
             bytes_written: count(&counts.bytes_written),
             num_read: count(&counts.num_read),
             bytes_read: count(&counts.bytes_read),

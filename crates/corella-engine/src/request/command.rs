@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use corella_core::{HoldId, KvEvent, KvFact, Request, Reservation, Scheduler};
+use corella_core::{BlockList, HoldId, KvEvent, KvFact, Request, Reservation, Scheduler};
 use crossbeam_channel::Sender;
 
 use crate::request::block_fact::BlockFact;
@@ -38,6 +38,11 @@ pub(crate) enum Command {
     ReleaseBlocks {
         id: HoldId,
         reply: Reply<bool>,
+    },
+    /// Brings the blocks of a list from the disk. The reply is dropped when no more blocks come.
+    BringBlocks {
+        list: BlockList,
+        reply: Reply<()>,
     },
     SubscribeBlockFacts(Subscriber<BlockFact>),
     SubscribeKvEvents {

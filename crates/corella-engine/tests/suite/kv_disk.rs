@@ -8,10 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use corella_core::{KvGroup, Namespace, RecurrentState, SchedulerConfig, TokenId};
+use corella_core::{
+    BlockHasher, BlockList, KvEvent, KvGroup, Namespace, RecurrentState, SchedulerConfig, TokenId,
+};
 use corella_engine::{
-    Engine, EngineConfig, KvDiskConfig, KvDiskLabel, KvDiskStats, LoadedAdapter, StreamEvent,
-    Submission,
+    DiskEvents, Engine, EngineConfig, KvDiskConfig, KvDiskLabel, KvDiskStats, LoadedAdapter,
+    StreamEvent, Submission,
 };
 use corella_model::{Adapter, Checkpoint};
 use corella_test::wait_until;
@@ -584,4 +586,87 @@ fn limits_without_blocks_are_refused() {
         refusal.contains("kv_disk needs prefix caching"),
         "{refusal}"
     );
+}
+
+/// A router may be told of the blocks of an earlier engine's file at once.
+#[test]
+fn a_subscriber_is_told_the_blocks_of_the_file_until_it_is_erased() {
+    let folder = Folder::new("events");
+    let first = engine(&folder.0);
+    wait_opened(&first);
+    let mut events = first.subscribe_disk_events(7).expect("it is the first");
+    assert!(first.subscribe_disk_events(7).is_none());
+    ask_plain(&first, 1);
+    ask_plain(&first, 1);
+    let names: Vec<_> = told(&mut events, 6)
+        .into_iter()
+        .map(|event| match event {
+            KvEvent::Stored { page, .. } => page,
+            _ => panic!("{event:?}"),
+        })
+        .collect();
+    let tokens = prompt(1);
+    let expected = BlockHasher::new(7).hashes(&Namespace::default(), &tokens, 4);
+    assert_eq!(names, expected.collect::<Vec<_>>());
+    stop(first);
+    assert_eq!(events.next_blocking(10), None, "the engine has stopped");
+    drop(events);
+
+    let second = engine(&folder.0);
+    let mut events = second.subscribe_disk_events(7).expect("it is the first");
+    assert_eq!(told(&mut events, 6).len(), 6);
+    assert!(second.reset_prefix_cache_and_tiers().is_ok());
+    let mut removed: Vec<_> = told(&mut events, 6)
+        .into_iter()
+        .map(|event| match event {
+            KvEvent::Removed { page } => page,
+            _ => panic!("{event:?}"),
+        })
+        .collect();
+    let mut names = names;
+    (names.sort_unstable(), removed.sort_unstable());
+    assert_eq!(removed, names);
+    stop(second);
+}
+
+/// Takes this many events.
+fn told(events: &mut DiskEvents, num_events: usize) -> Vec<KvEvent> {
+    let mut told = Vec::new();
+    while told.len() < num_events {
+        let next = events.next_blocking(2).expect("the engine runs");
+        assert!(next.len() <= 2);
+        told.extend(next);
+    }
+    told
+}
+
+#[test]
+fn the_disk_of_an_engine_is_known_before_a_request_comes() {
+    let folder = Folder::new("known");
+    let first = engine(&folder.0);
+    let list = |first| BlockList::new(Namespace::default(), prompt(first), &Default::default(), 4);
+    wait_opened(&first);
+    ask_plain(&first, 1);
+    ask_plain(&first, 1);
+    wait_stored(&first, 6);
+    stop(first);
+    let second = engine(&folder.0);
+    second.wait_disk_opened();
+    assert_eq!(stats(&second).num_pages, 6);
+    // Blocks can be lent once a step has returned.
+    ask_plain(&second, 3);
+    let exchange = second.block_exchange();
+    assert_eq!(exchange.num_on_disk(&list(1), 0), 6);
+    assert_eq!(exchange.num_on_disk(&list(2), 0), 0);
+    for (first, num_blocks) in [(1, 6), (2, 0)] {
+        block_on(exchange.bring_from_disk(list(first)));
+        assert_eq!(block_on(exchange.look_up(list(first))), Some(num_blocks));
+    }
+    stop(second);
+    let without = engine_of(limits(64, 1), Path::new("/proc/none"), 1);
+    without.wait_disk_opened();
+    let exchange = without.block_exchange();
+    assert_eq!(exchange.num_on_disk(&list(1), 0), 0);
+    block_on(exchange.bring_from_disk(list(1)));
+    stop(without);
 }

@@ -1,7 +1,7 @@
 //! The content of `/engine/events` as JSON. The page `engine-events.md` of the book describes each field.
 
 use corella_core::{PageMap, PageState, RequestStatus, RequestView};
-use corella_engine::{EngineSnapshot, EngineState, StepRecord};
+use corella_engine::{EngineSnapshot, EngineState, KvDiskStats, StepRecord};
 use serde_json::{Value, json};
 
 use crate::call::recent_latency::RecentLatency;
@@ -75,10 +75,23 @@ fn kv(snapshot: &EngineSnapshot) -> Value {
         "held": scheduler.num_held_pages,
         "pinned": scheduler.num_pinned_pages,
         "spilled": scheduler.num_spilled_pages,
+        // `null` without a disk.
+        "disk": snapshot.stats.kv_disk.as_ref().map(disk),
         "map": {
             "pages_per_cell": snapshot.page_map.num_pages_per_cell,
             "cells": letters(&snapshot.page_map),
         },
+    })
+}
+
+fn disk(disk: &KvDiskStats) -> Value {
+    json!({
+        "on": disk.is_on,
+        "pages": disk.num_pages,
+        "max_pages": disk.max_pages,
+        "hits": disk.num_read,
+        "read_bytes": disk.bytes_read,
+        "written_bytes": disk.bytes_written,
     })
 }
 

@@ -78,6 +78,7 @@ assets![
     "step_chart.js",
     "storage.js",
     "theme.js",
+    "tier_list.js",
     "token_list.js",
     "vendor/katex/LICENSE",
     "vendor/katex/fonts/KaTeX_AMS-Regular.woff2",

@@ -1,19 +1,39 @@
 //! A batch of KV events in vLLM's format: msgpack of `[time, [event, …], rank]`, where an event is a map with its name
 //! in `type`.
 //!
-//! Fields and names follow vLLM's `distributed/kv_events.py` of June 2026. Optional fields for which Corella has no
-//! value are left out: `group_idx`, because a block is announced when every KV group has the pages that a hit reads,
-//! and `kv_cache_spec_…`.
+//! Fields and names follow vLLM's `distributed/kv_events.py` of June 2026, and of August 2026 for blocks on a disk.
+//! Optional fields for which Corella has no value are left out: `group_idx`, because a block is announced when every KV
+//! group has the pages that a hit reads, and `kv_cache_spec_…`.
 
 use corella_core::{KvEvent, Namespace, PageHash, TokenId};
 
 use crate::adapter::adapter_name::served_name;
 
-/// vLLM's name of the pool that steps read from. Routers rate other media lower.
-const MEDIUM: &str = "GPU";
+/// The place of a batch's blocks. Routers rate other media than the pool lower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// The pages that steps read.
+    Pool,
+    Disk,
+}
 
-/// Writes a batch. Consecutive blocks become one event.
-pub fn encode(unix_s: f64, events: &[KvEvent], block_size: u32) -> Vec<u8> {
+impl Medium {
+    /// vLLM's name, also for a pool in host memory.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pool => "GPU",
+            Self::Disk => "STORAGE",
+        }
+    }
+
+    /// vLLM's name of a storage that one server uses alone. A pool has none.
+    fn locality(self) -> Option<&'static str> {
+        (self == Self::Disk).then_some("LOCAL")
+    }
+}
+
+/// Writes a batch of the blocks of one medium. Consecutive blocks become one event.
+pub fn encode(unix_s: f64, events: &[KvEvent], medium: Medium, block_size: u32) -> Vec<u8> {
     let runs = runs(events);
     let mut out = Writer(Vec::with_capacity(256));
     out.array(3);
@@ -26,14 +46,27 @@ pub fn encode(unix_s: f64, events: &[KvEvent], block_size: u32) -> Vec<u8> {
                 out.entry("type").text("AllBlocksCleared");
             }
             KvEvent::Removed { .. } => {
-                out.map(3);
+                out.map(3 + usize::from(medium.locality().is_some()));
                 out.entry("type").text("BlockRemoved");
                 out.hashes(run);
-                out.entry("medium").text(MEDIUM);
+                out.medium(medium);
             }
             KvEvent::Stored {
                 parent, namespace, ..
-            } => out.stored(run, *parent, namespace, block_size),
+            } => {
+                let has_extra = *namespace != Namespace::default();
+                out.map(8 + usize::from(has_extra) + usize::from(medium.locality().is_some()));
+                out.entry("type").text("BlockStored");
+                out.stored(run, *parent, block_size);
+                out.medium(medium);
+                match &namespace.lora {
+                    Some(lora) => out.entry("lora_name").text(served_name(lora)),
+                    None => out.entry("lora_name").nil(),
+                }
+                if has_extra {
+                    out.extra_keys(run.len(), parent.is_none(), namespace);
+                }
+            }
         }
     }
     // The engine's data-parallel rank.
@@ -59,16 +92,7 @@ fn name(hash: PageHash) -> u64 {
 struct Writer(Vec<u8>);
 
 impl Writer {
-    fn stored(
-        &mut self,
-        run: &[KvEvent],
-        parent: Option<PageHash>,
-        namespace: &Namespace,
-        block_size: u32,
-    ) {
-        let has_extra = *namespace != Namespace::default();
-        self.map(8 + usize::from(has_extra));
-        self.entry("type").text("BlockStored");
+    fn stored(&mut self, run: &[KvEvent], parent: Option<PageHash>, block_size: u32) {
         self.hashes(run);
         match parent {
             Some(parent) => self.entry("parent_block_hash").number(name(parent)),
@@ -82,13 +106,12 @@ impl Writer {
         self.entry("block_size").number(block_size.into());
         // Adapters are published by name; a number would mean nothing on another server.
         self.entry("lora_id").nil();
-        self.entry("medium").text(MEDIUM);
-        match &namespace.lora {
-            Some(lora) => self.entry("lora_name").text(served_name(lora)),
-            None => self.entry("lora_name").nil(),
-        }
-        if has_extra {
-            self.extra_keys(run.len(), parent.is_none(), namespace);
+    }
+
+    fn medium(&mut self, medium: Medium) {
+        self.entry("medium").text(medium.name());
+        if let Some(locality) = medium.locality() {
+            self.entry("locality").text(locality);
         }
     }
 
@@ -220,7 +243,23 @@ mod tests {
         expected.extend(b"\x83\xa4type\xacBlockRemoved\xacblock_hashes\x91\xcf");
         expected.extend([0xff; 8]);
         expected.extend(b"\xa6medium\xa3GPU\x00");
-        assert_eq!(encode(1.5, &events, 2), expected);
+        assert_eq!(encode(1.5, &events, Medium::Pool, 2), expected);
+    }
+
+    #[test]
+    fn blocks_on_the_disk_have_a_medium_and_a_locality() {
+        let events = [
+            KvEvent::Removed { page: PageHash(7) },
+            stored(5, None, Namespace::default()),
+        ];
+        let mut expected = vec![0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x92];
+        expected.extend(b"\x84\xa4type\xacBlockRemoved\xacblock_hashes\x91\x07");
+        expected.extend(b"\xa6medium\xa7STORAGE\xa8locality\xa5LOCAL");
+        expected.extend(b"\x89\xa4type\xabBlockStored\xacblock_hashes\x91\x05");
+        expected.extend(b"\xb1parent_block_hash\xc0\xa9token_ids\x92\x01\xcc\xc8");
+        expected.extend(b"\xaablock_size\x02\xa7lora_id\xc0\xa6medium\xa7STORAGE");
+        expected.extend(b"\xa8locality\xa5LOCAL\xa9lora_name\xc0\x00");
+        assert_eq!(encode(0.0, &events, Medium::Disk, 2), expected);
     }
 
     #[test]
@@ -232,9 +271,9 @@ mod tests {
         };
         let first = stored(1, None, namespace.clone());
         let second = stored(2, Some(1), namespace.clone());
-        let bytes = encode(0.0, &[first, second.clone()], 2);
+        let bytes = encode(0.0, &[first, second.clone()], Medium::Pool, 2);
         assert!(bytes.ends_with(b"lora_name\xa1a\xaaextra_keys\x92\x92\xa1a\xa1s\x91\xa1a\x00"));
-        let bytes = encode(0.0, &[second], 2);
+        let bytes = encode(0.0, &[second], Medium::Pool, 2);
         assert!(bytes.ends_with(b"lora_name\xa1a\xaaextra_keys\x91\x91\xa1a\x00"));
     }
 

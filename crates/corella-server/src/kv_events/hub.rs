@@ -1,18 +1,18 @@
-//! Reads the engine's KV events, and keeps the latest batches for all readers.
+//! Reads the engine's KV events, of memory and of the disk, and keeps the latest batches for all readers.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use corella_core::KvEvent;
-use corella_engine::FeedReader;
+use corella_engine::{DiskEvents, FeedReader};
 use tokio::sync::watch;
 
-use super::batch;
+use super::batch::{self, Medium};
 use super::config::KvEventsConfig;
 
 /// Limits the events of one batch, so that no batch is much larger than others.
@@ -62,16 +62,20 @@ pub struct Subscriber {
 }
 
 impl Hub {
-    /// Reads events on a thread of its own until the engine has stopped.
+    /// Reads events until the engine has stopped, on a thread for each source.
     pub fn start(
         config: &KvEventsConfig,
         events: FeedReader<KvEvent>,
+        disk: Option<DiskEvents>,
         block_size: u32,
     ) -> io::Result<Arc<Self>> {
         let hub = Arc::new(Self::new(config));
         let writer = hub.clone();
+        // The first event of memory clears what a subscriber knows, so events of the disk come after it.
+        let (begun, has_begun) = mpsc::sync_channel::<()>(0);
         let thread = thread::Builder::new().name("corella-kv-events".to_owned());
         thread.spawn(move || {
+            let mut begun = Some(begun);
             while let Some(first) = events.next_blocking() {
                 let mut batch = vec![first];
                 while batch.len() < MAX_BATCH_EVENTS
@@ -79,12 +83,29 @@ impl Hub {
                 {
                     batch.push(event);
                 }
-                let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-                let unix_s = since_1970.unwrap_or_default().as_secs_f64();
-                writer.push(batch::encode(unix_s, &batch, block_size).into());
+                writer.push_events(&batch, Medium::Pool, block_size);
+                begun = None;
             }
+            drop(begun);
         })?;
+        if let Some(mut disk) = disk {
+            let writer = hub.clone();
+            let thread = thread::Builder::new().name("corella-kv-disk-events".to_owned());
+            thread.spawn(move || {
+                // It fails when the other thread drops its end.
+                let _ = has_begun.recv();
+                while let Some(batch) = disk.next_blocking(MAX_BATCH_EVENTS) {
+                    writer.push_events(&batch, Medium::Disk, block_size);
+                }
+            })?;
+        }
         Ok(hub)
+    }
+
+    fn push_events(&self, events: &[KvEvent], medium: Medium, block_size: u32) {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        let unix_s = since_1970.unwrap_or_default().as_secs_f64();
+        self.push(batch::encode(unix_s, events, medium, block_size).into());
     }
 
     fn new(config: &KvEventsConfig) -> Self {
@@ -106,7 +127,12 @@ impl Hub {
 
     fn push(&self, batch: Bytes) {
         let next = self.lock().push(batch);
-        self.next.send_replace(next);
+        // Another thread may have pushed meanwhile.
+        self.next.send_if_modified(|number| {
+            let is_later = next > *number;
+            *number = next.max(*number);
+            is_later
+        });
     }
 
     pub fn subscribe(self: &Arc<Self>) -> Subscriber {

@@ -125,8 +125,6 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
     #[command(flatten)]
-    pub kv_disk: KvDiskArgs,
-    #[command(flatten)]
     pub cluster: ClusterArgs,
 }
 

@@ -20,8 +20,7 @@ use crate::client::otlp::OtlpConfig;
 use crate::foreign::foreign_variable;
 use crate::input::option_file;
 use crate::{
-    CalibrationText, Error, GenerateParams, KvDiskOptions, KvSpill, LlmOptions, ModelSource,
-    QuantizeOptions,
+    CalibrationText, Error, GenerateParams, KvSpill, LlmOptions, ModelSource, QuantizeOptions,
 };
 
 mod admission;
@@ -90,18 +89,6 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     options.exchanges_kv = may_decode_for_others;
     if may_decode_for_others && args.engine.cache.kv_spill_memory.is_none() {
         options.kv_spill = KvSpill::QuarterOfCache;
-    }
-    options.kv_disk = args.kv_disk.kv_disk.map(|disk| KvDiskOptions {
-        keeps_salted: args.kv_disk.kv_disk_salted,
-        ..disk
-    });
-    let has_other_nodes = may_decode_for_others || args.cluster.role != Role::Unified;
-    if options.kv_disk.is_some() && has_other_nodes {
-        return Err(Error::Config(
-            "--kv-disk is for a server without other nodes so far: leave it out, or --role, --registry and \
-             --cluster-listen"
-                .to_owned(),
-        ));
     }
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
     let server = args.server;

@@ -13,6 +13,7 @@ use crate::{Error, Llm, TokenCost};
 
 pub fn run(config: Generate) -> Result<(), Error> {
     let mut llm = Llm::load(&config.source, &config.options)?;
+    llm.engine.wait_disk_opened();
     // Packed weights are written to the cache while a server runs; here that would slow the answer.
     llm.weight_keepers.clear();
     let prompt = match config.prompt {

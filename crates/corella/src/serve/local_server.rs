@@ -31,6 +31,7 @@ pub struct LocalServer {
 impl LocalServer {
     pub fn load(config: LlmConfig) -> Result<Self, Error> {
         let mut llm = Llm::load(&config.source, &config.options)?;
+        llm.engine.wait_disk_opened();
         // Packed weights are written to the cache while a server runs; here that would slow answers.
         llm.weight_keepers.clear();
         let reply_format = config.request.reply_format(llm.chat_template.as_ref());

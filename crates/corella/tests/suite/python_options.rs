@@ -88,7 +88,7 @@ fn type_of(value_name: &str) -> String {
         "SIZE" | "TOKENS" => "int | str",
         "SHARE" | "US" => "float",
         "JSON" => "Mapping[str, object] | str",
-        "FILE" | "FOLDER" | "MODEL" => "str | PathLike[str]",
+        "DIR[,SIZE]" | "FILE" | "FOLDER" | "MODEL" => "str | PathLike[str]",
         "NAME" | "REVISION" | "TEXT" => "str",
         word => {
             assert!(

@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 
+use corella_core::{KvEvent, Namespace};
+use crossbeam_channel::{Receiver, bounded};
+
 use super::*;
 use crate::kv_disk::slot::SlotNamespace;
 
@@ -554,4 +557,143 @@ fn a_state_is_stored_if_the_rows_before_it_take_as_many_bytes() {
     assert_eq!(choose(&[1, 3, 4, 5]), [5], "the third one is there");
     assert_eq!(choose(&[1, 3]), [3]);
     assert_eq!(num_before_missing(&[3, 5]), 3);
+}
+
+/// A subscriber to KV events, which knows blocks by their names and the tokens up to their ends.
+struct EventReader {
+    known: HashMap<PageHash, Vec<u32>>,
+    bell: Receiver<()>,
+}
+
+const EVENT_SALT: u64 = 5;
+
+impl EventReader {
+    fn new(store: &PageStore<LossyFile>) -> Self {
+        let (ring, bell) = bounded(1);
+        store.watch(ring);
+        let known = HashMap::new();
+        Self { known, bell }
+    }
+
+    fn apply(&mut self, event: KvEvent) {
+        match event {
+            KvEvent::Cleared => panic!("it would also clear what is known of memory"),
+            KvEvent::Removed { page } => assert!(self.known.remove(&page).is_some()),
+            KvEvent::Stored {
+                page,
+                parent,
+                tokens,
+                namespace,
+            } => {
+                assert_eq!(namespace, Namespace::default());
+                let mut path = parent.map_or_else(Vec::new, |parent| self.known[&parent].clone());
+                path.extend(&tokens[..]);
+                // The names are those of memory's events.
+                let root = PageHash::root(EVENT_SALT, &Namespace::default());
+                let blocks = path.chunks(2);
+                assert_eq!(
+                    page,
+                    blocks.fold(root, |hash, block| hash.next(EVENT_SALT, block))
+                );
+                assert_eq!(self.known.insert(page, path), None);
+            }
+        }
+    }
+
+    fn catch_up(&mut self, store: &PageStore<LossyFile>) {
+        while let Some(event) = store.next_event(EVENT_SALT).unwrap() {
+            self.apply(event);
+        }
+    }
+
+    fn num_known(&self, path: &Path) -> usize {
+        let is_known = |&end: &usize| {
+            self.known
+                .values()
+                .any(|known| *known == path.tokens[..end])
+        };
+        (2..=path.tokens.len())
+            .step_by(2)
+            .take_while(is_known)
+            .count()
+    }
+}
+
+#[test]
+fn a_subscriber_knows_the_blocks_of_the_file() {
+    let random = &mut Random(4);
+    let paths: Vec<_> = (0..9)
+        .map(|first| Path::new(first, 1 + first % 5))
+        .collect();
+    let mut bytes = Vec::new();
+    let (mut num_known, mut num_erased) = (0, 0);
+    for _ in 0..20 {
+        let store = open(LossyFile::new(bytes, u64::MAX));
+        let mut reader = EventReader::new(&store);
+        for _ in 0..60 {
+            // A slow subscriber never hears of most changes.
+            match random.below(4) {
+                0 => {
+                    reader.catch_up(&store);
+                    let usable = |path: &Path| store.num_usable(&path.hashes, 0) as usize;
+                    for path in &paths {
+                        assert_eq!(reader.num_known(path), usable(path));
+                    }
+                    assert_eq!(reader.known.len(), paths.iter().map(usable).sum::<usize>());
+                    num_known += reader.known.len();
+                    assert!(store.next_event(EVENT_SALT).unwrap().is_none());
+                    while reader.bell.try_recv().is_ok() {}
+                }
+                1 if random.below(20) == 0 => {
+                    store.erase().unwrap();
+                    num_erased += 1;
+                }
+                _ => {
+                    let path = &paths[random.below(9) as usize];
+                    if store_path(&store, path).unwrap() > 0 {
+                        assert!(!reader.bell.is_empty());
+                    }
+                }
+            }
+        }
+        bytes = store.file.0.lock().unwrap().synced.clone();
+    }
+    assert!(
+        num_known > 1_000 && num_erased > 3,
+        "{num_known} {num_erased}"
+    );
+}
+
+#[test]
+fn a_disk_that_is_off_has_no_blocks_until_it_is_on_again() {
+    let store = open(LossyFile::new(Vec::new(), u64::MAX));
+    let path = Path::new(1, 4);
+    store_path(&store, &path).unwrap();
+    let mut reader = EventReader::new(&store);
+    assert_eq!(store.next_retraction(), None, "nothing is known yet");
+    reader.catch_up(&store);
+    assert_eq!(reader.num_known(&path), 4);
+    while let Some(event) = store.next_retraction() {
+        reader.apply(event);
+    }
+    assert_eq!(reader.known.len(), 0);
+    reader.catch_up(&store);
+    assert_eq!(reader.num_known(&path), 4);
+}
+
+#[test]
+fn blocks_with_a_namespace_make_no_events() {
+    let store = open(LossyFile::new(Vec::new(), u64::MAX));
+    let path = Path::new(1, 3);
+    let mut names = path.names();
+    for name in &mut names {
+        name.namespace.salt = 1;
+    }
+    store
+        .store(&names, &path.rows(0), 1, store.epoch())
+        .unwrap();
+    assert_eq!(store.num_usable(&path.hashes, 0), 3);
+    let mut reader = EventReader::new(&store);
+    reader.catch_up(&store);
+    assert_eq!(reader.known.len(), 0);
 }

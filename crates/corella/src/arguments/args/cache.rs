@@ -5,6 +5,7 @@ use std::path::Path;
 use clap::{Args, ValueEnum};
 use corella_model::{DType, KvFormat};
 
+use super::KvDiskArgs;
 use super::byte_size::{parse_size, parse_size_or_zero};
 use super::scheduler::defaults;
 use super::share::parse_share;
@@ -43,6 +44,8 @@ pub struct CacheArgs {
     /// Largest share of the KV pages that pinned prefixes may take, from 0 to 1
     #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.25")]
     pub max_pinned_share: f64,
+    #[command(flatten)]
+    pub disk: KvDiskArgs,
 }
 
 #[derive(Args)]
@@ -76,6 +79,7 @@ impl CacheArgs {
         options.kv_format = kv_format(self.kv_cache_dtype)?;
         options.scheduler.enable_prefix_caching = !self.no_enable_prefix_caching;
         options.max_pinned_share = self.max_pinned_share;
+        options.kv_disk = self.disk.options();
         for prefix in &self.pin_prefix {
             let text = match prefix.strip_prefix('@') {
                 None => prefix.clone(),

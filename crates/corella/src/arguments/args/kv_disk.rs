@@ -19,6 +19,15 @@ pub struct KvDiskArgs {
     pub kv_disk_salted: bool,
 }
 
+impl KvDiskArgs {
+    pub fn options(&self) -> Option<KvDiskOptions> {
+        self.kv_disk.as_ref().map(|disk| KvDiskOptions {
+            keeps_salted: self.kv_disk_salted,
+            ..disk.clone()
+        })
+    }
+}
+
 impl FromStr for KvDiskOptions {
     type Err = String;
 

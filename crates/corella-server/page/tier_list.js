@@ -1,0 +1,31 @@
+// The tiers of the KV cache: memory, and the file of `--kv-disk`.
+
+import { bytes, count, element } from "./format.js";
+
+const at = (id) => document.getElementById(id);
+
+/** `kv.disk` is `null` without a disk. */
+export function drawTiers(kv) {
+  const { disk } = kv;
+  at("tiers").hidden = !disk;
+  if (!disk) {
+    return;
+  }
+  at("tiers-note").textContent = disk.on ? "" : "the disk is off";
+  const figures = [
+    ["Pages in memory", count(kv.pages - kv.free), `of ${count(kv.pages)}`],
+    ["Pages on disk", disk.on ? count(disk.pages) : "–", disk.on ? `of ${count(disk.max_pages)}` : ""],
+    ["Read from disk", count(disk.hits), "pages"],
+    ["Written to disk", bytes(disk.written_bytes), `${bytes(disk.read_bytes)} read`],
+  ];
+  at("tier-figures").replaceChildren(
+    ...figures.map(([label, value, more]) =>
+      element(
+        "div",
+        {},
+        element("dt", { textContent: label }),
+        element("dd", {}, value, " ", element("small", { textContent: more })),
+      ),
+    ),
+  );
+}
