@@ -89,7 +89,7 @@ pub use node::prefill_node::{CachedRows, Call, PrefillNode};
 pub use node::route::{ComputeDecision, ComputeQuery, Fetching, Route, RouteQuery, StayReason};
 pub use request::{
     AdmissionError, Arithmetic, FinishReason, NOT_MASKED, Namespace, Request, RequestError,
-    RequestOutput, StoppingCriteria,
+    RequestOutput, Retention, StoppingCriteria,
 };
 pub use request_view::{RequestStatus, RequestView};
 pub use sampling::{Pooling, SamplingParams};

@@ -32,6 +32,15 @@ pub struct Request {
     pub arrival_us: u64,
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
+    /// The beginnings of the prompt that the cache retains, the shortest first.
+    pub retentions: Vec<Retention>,
+}
+
+/// A caller's mark: the first tokens of a prompt are retained for a time after each use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    pub num_tokens: u32,
+    pub ttl_us: u64,
 }
 
 impl Request {
@@ -58,6 +67,7 @@ impl Request {
             arrival_us: 0,
             objectives: LatencyObjectives::default(),
             namespace: Namespace::default(),
+            retentions: Vec::new(),
         }
     }
 }
@@ -148,6 +158,8 @@ pub struct RequestOutput {
     pub num_cached_tokens: u32,
     /// The cached tokens in blocks that a fetch has brought and that no request had used before.
     pub fetched_tokens: FetchedTokens,
+    /// Tokens in the longest marked beginning of the prompt that is retained. Known from the first sample on.
+    pub num_retained_tokens: u32,
     /// The number of output tokens so far, including this event's.
     pub num_output_tokens: u32,
     /// Time from arrival to the first step that computes the request.

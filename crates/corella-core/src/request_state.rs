@@ -19,6 +19,7 @@ mod table;
 mod turn;
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use crate::draft::speculator::Speculator;
 use crate::request_state::allocation::Allocation;
@@ -27,7 +28,8 @@ use crate::request_state::path::Path;
 use crate::request_state::progress::Progress;
 use crate::request_state::turn::Turn;
 use crate::{
-    FinishReason, Pooling, Request, RequestId, SchedulerConfig, SlotId, SlotStart, TokenId, Yield,
+    FinishReason, Pooling, Request, RequestId, Retention, SchedulerConfig, SlotId, SlotStart,
+    TokenId, Yield,
 };
 
 pub(crate) use crate::request_state::allocation::HeldSnapshot;
@@ -75,6 +77,8 @@ pub(crate) struct RequestState {
     allocation: Allocation,
     path: Path,
     turn: Turn,
+    /// Tokens in the longest beginning of the prompt that is retained.
+    num_retained_tokens: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +139,7 @@ impl RequestState {
             allocation: Allocation::default(),
             path: Path::default(),
             turn: Turn::default(),
+            num_retained_tokens: 0,
             request,
         }
     }
@@ -150,6 +155,23 @@ impl RequestState {
     /// Ends the export of the request's KV. Returns whether the request was exporting.
     pub fn stop_exporting(&mut self) -> bool {
         core::mem::take(&mut self.request.exports_kv)
+    }
+
+    /// Whether beginnings of the prompt are still to be retained.
+    pub fn wants_retention(&self) -> bool {
+        !self.request.retentions.is_empty()
+    }
+
+    pub fn take_retentions(&mut self) -> Vec<Retention> {
+        core::mem::take(&mut self.request.retentions)
+    }
+
+    pub fn note_retained(&mut self, num_tokens: u32) {
+        self.num_retained_tokens = self.num_retained_tokens.max(num_tokens);
+    }
+
+    pub fn num_retained_tokens(&self) -> u32 {
+        self.num_retained_tokens
     }
 
     pub fn rank(&self) -> Rank {

@@ -46,6 +46,9 @@ pub struct SchedulerConfig {
     pub max_queued_tokens: u64,
     /// The most pages that pinned prefixes may occupy. Requests must fit into the others.
     pub max_pinned_pages: u32,
+    /// The most pages that may be retained, pinned ones included. Retained pages make room for requests, so this may be
+    /// any number.
+    pub max_retained_pages: u32,
     /// The limit of pages that are held for other nodes' reads. A request that would exceed the limit exports nothing.
     pub max_held_pages: u32,
     /// The most pages that running fetches may hold. A fetch of a longer sequence brings the first blocks that fit.
@@ -157,6 +160,7 @@ impl SchedulerConfig {
             max_queued_requests: 4096,
             max_queued_tokens: 1 << 24,
             max_pinned_pages: 0,
+            max_retained_pages: 0,
             max_held_pages: num_pages / 2,
             max_fetched_pages: num_pages / 4,
             max_served_pages: num_pages / 4,

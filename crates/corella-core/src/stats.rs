@@ -37,6 +37,8 @@ pub struct SchedulerStats {
     /// Pages that requests hold, and pinned pages.
     pub num_in_use_pages: usize,
     pub num_pinned_pages: usize,
+    /// Pages of prefixes that requests have marked, cached or in use.
+    pub num_retained_pages: usize,
     /// Stored copies of recurrent state.
     pub num_snapshots: usize,
 
@@ -78,6 +80,10 @@ pub struct SchedulerStats {
     /// Requests refused or ended because they could not meet a latency objective.
     pub num_missed_objectives: u64,
     pub num_evicted_pages: u64,
+    /// Retained pages among the evicted ones.
+    pub num_evicted_retained_pages: u64,
+    /// Marked prefixes for which the limit left no room.
+    pub num_refused_retentions: u64,
     /// The highest number of times that one request was passed over before it started.
     pub max_passed_over: u32,
 }
@@ -123,6 +129,18 @@ impl SchedulerStats {
             .help("KV pages in the prefix cache that no running request holds"),
         Row::gauge("kv_pages_pinned", |stats| stats.num_pinned_pages as u64)
             .help("KV pages of pinned prefixes, which are never evicted"),
+        Row::gauge("kv_pages_retained", |stats| {
+            stats.num_retained_pages as u64
+        })
+        .help("KV pages of prefixes that requests have marked, which are evicted last"),
+        Row::counter("kv_retained_pages_evicted", |stats| {
+            stats.num_evicted_retained_pages
+        })
+        .help("KV pages that running requests took although they were retained"),
+        Row::counter("kv_retentions_refused", |stats| {
+            stats.num_refused_retentions
+        })
+        .help("Marked prefixes that were not retained, because --max-pinned-share left no room"),
         Row::gauge("kv_pages_held", |stats| stats.num_held_pages as u64).help(
             "KV pages that other nodes may still read or write after their request has ended here",
         ),

@@ -1,5 +1,6 @@
 //! Requests as text: conversations, prompts, grammars and the fields for drawing tokens, checked on text threads.
 
+pub mod cache_mark;
 pub mod call_message;
 pub mod caller_grammars;
 pub mod chat_call;

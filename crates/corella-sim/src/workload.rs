@@ -5,8 +5,8 @@ pub(crate) mod progress;
 
 use corella_core::{
     FinishReason, HeadRoom, KvGroup, LatencyObjectives, Namespace, Pooling, PrefillAdmissionPolicy,
-    RecurrentState, Request, RequestId, SamplingParams, SchedulerConfig, SchedulingPolicy,
-    Speculation, StoppingCriteria, TokenId,
+    RecurrentState, Request, RequestId, Retention, SamplingParams, SchedulerConfig,
+    SchedulingPolicy, Speculation, StoppingCriteria, TokenId,
 };
 use corella_model::CostModel;
 
@@ -160,6 +160,8 @@ struct Writer {
     scores: Random,
     /// Draws the properties of requests for hidden states.
     poolings: Random,
+    /// Draws the beginnings that requests retain. `None` in a workload in which none may be.
+    retaining: Option<Random>,
     /// Draws fetches. `None` in a workload without fetches.
     fetching: Option<Random>,
     fetches: Vec<FetchPlan>,
@@ -200,6 +202,11 @@ impl Writer {
                 least_distance: 1 + recurrent.below(3) as u32,
             });
         }
+        let mut retaining = Random(seed ^ 0x7e7a);
+        let has_retentions = retaining.once_in(2);
+        if has_retentions {
+            config.max_retained_pages = retaining.below(u64::from(config.num_pages) + 1) as u32;
+        }
         let is_recurrent = config.recurrent_state.is_some();
         let mut fetching = Random(seed ^ 0xfe7c);
         let has_fetches = config.enable_prefix_caching && fetching.once_in(3) && !is_recurrent;
@@ -230,6 +237,7 @@ impl Writer {
             spill,
             scores: Random(seed ^ 0x5c0e),
             poolings: Random(seed ^ 0x9001),
+            retaining: Some(retaining).filter(|_| has_retentions),
             fetching: Some(fetching).filter(|_| has_fetches),
             fetches: Vec::new(),
             config,
@@ -343,6 +351,7 @@ impl Writer {
         let arrival_us = at_us.saturating_sub(self.random.below(self.max_delay_us + 1));
         let priority = self.random.below(self.priorities) as i32;
         let num_choices = self.random.pick(&[1, 1, 1, 1, 2, 3]);
+        let retentions = self.retentions(prompt.len() as u64);
         let answers = (0..num_choices).map(|choice| {
             let request = Request {
                 id: RequestId(self.num_requests),
@@ -362,6 +371,7 @@ impl Writer {
                 arrival_us,
                 objectives,
                 namespace: namespace.clone(),
+                retentions: retentions.clone(),
             };
             self.num_requests += 1;
             self.answer(request)
@@ -370,6 +380,21 @@ impl Writer {
             at_us,
             answers: answers.collect(),
         }
+    }
+
+    /// Marks beginnings of a prompt, for times after which the run may go on or have ended. A mark may lie behind the
+    /// prompt's end.
+    fn retentions(&mut self, num_prompt_tokens: u64) -> Vec<Retention> {
+        let step_us = self.cost.per_step_us as u64;
+        let Some(random) = self.retaining.as_mut() else {
+            return Vec::new();
+        };
+        let num_marks = random.pick(&[0, 0, 1, 1, 2, 4]);
+        let marks = (0..num_marks).map(|_| Retention {
+            num_tokens: random.below(num_prompt_tokens + 2) as u32,
+            ttl_us: random.pick(&[0, 2, 20, 200, 100_000]) * step_us,
+        });
+        marks.collect()
     }
 
     /// Draws a namespace. Adapters and salts have the same few names, so that checks notice if one is taken for the

@@ -126,7 +126,7 @@ pub struct LlmOptions {
     pub max_model_len: Option<u32>,
     /// Prefixes, as text, whose KV pages are computed at start and never evicted.
     pub pinned_prefixes: Vec<String>,
-    /// Largest share of the KV pages that pinned prefixes may take, from 0 to 1.
+    /// Largest share of the KV pages that pinned and retained prefixes may take, from 0 to 1.
     pub max_pinned_share: f64,
     /// A step that takes longer than this ends the engine.
     pub step_deadline: Duration,

@@ -99,6 +99,7 @@ impl Answer {
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
             fetched_tokens: FetchedTokens::default(),
+            num_retained_tokens: 0,
             num_output_tokens: 0,
             queue_us: 0,
         }));

@@ -508,6 +508,7 @@ impl Node {
             num_prompt_tokens: event.num_prompt_tokens,
             num_cached_tokens: event.num_cached_tokens,
             fetched_tokens: event.fetched_tokens,
+            num_retained_tokens: event.num_retained_tokens,
             num_output_tokens: event.num_output_tokens,
             queue_us: event.queue_us,
         }));

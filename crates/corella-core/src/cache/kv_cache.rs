@@ -5,6 +5,7 @@ mod copy_offer;
 mod eviction;
 pub(crate) mod pin;
 mod recurrence;
+pub(crate) mod retention;
 mod settled;
 
 use alloc::boxed::Box;
@@ -14,6 +15,7 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::copy_offer::CopyOffers;
 use crate::cache::kv_cache::eviction::Removed;
 use crate::cache::kv_cache::pin::Pins;
+use crate::cache::kv_cache::retention::Retained;
 use crate::cache::kv_event::KvWatch;
 use crate::cache::page_pool::PagePool;
 use crate::cache::page_table::PageTables;
@@ -45,13 +47,14 @@ pub struct KvCache {
     /// Advances each time a table is released.
     clock: u64,
     /// Cached pages that can be evicted, least recently used first: leaves of the tree, and all pages of groups with
-    /// windows.
+    /// windows. Retained pages have a list of their own.
     evictable: BTreeSet<(u64, PageId)>,
     num_cached: usize,
     num_evicted: u64,
     /// Buffer for evicted blocks and pages, reused so that an eviction does not allocate.
     removed: Removed,
     pins: Pins,
+    retained: Retained,
     offers: CopyOffers,
     /// The subscription to KV events, if any.
     watch: Option<Box<KvWatch>>,
@@ -109,6 +112,7 @@ impl KvCache {
             num_evicted: 0,
             removed: Removed::default(),
             pins: Pins::new(num_pages),
+            retained: Retained::default(),
             offers: CopyOffers::default(),
             watch: None,
         }
@@ -496,7 +500,10 @@ impl KvCache {
                 "page {page} is pinned, but not in the tree"
             );
             let resident = self.residency.resident(page);
-            let is_listed = |it: Resident| self.evictable.contains(&(it.last_used(), page));
+            let is_listed = |it: Resident| match self.retained.has(page) {
+                true => self.retained.is_listed(page),
+                false => self.evictable.contains(&(it.last_used(), page)),
+            };
             let is_leaf = |it| is_cached && self.is_leaf(it);
             assert_eq!(
                 resident.is_some_and(is_listed),
@@ -508,7 +515,7 @@ impl KvCache {
         }
         assert_eq!(
             num_listed,
-            self.evictable.len(),
+            self.evictable.len() + self.retained.num_listed(),
             "a page is listed for eviction twice, or without a block"
         );
         assert_eq!(
@@ -522,6 +529,7 @@ impl KvCache {
         );
         self.residency
             .check_invariants(|block| self.tree.insertion(block).is_some());
+        self.check_retention();
         self.check_watch();
     }
 

@@ -1,16 +1,19 @@
 //! Compares the KV cache with a simple model of it: a set of free pages, and a map from cached
 //! pages to the whole token sequence that leads to them.
 
+mod retention;
+
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use self::retention::RetainedPages;
 use crate::cache::kv_cache::{FoundPrefix, KvCache};
 use crate::cache::kv_event::KvEvent;
 use crate::cache::page_hash::PageHash;
 use crate::cache::prefix_tree::{KnownPath, Parent};
 use crate::{KvGroup, Namespace, PageId, StepId, TokenId};
 
-const NUM_RUNS: u64 = 200;
+const NUM_RUNS: u64 = 400;
 const NUM_OPERATIONS: usize = 600;
 
 #[test]
@@ -32,6 +35,10 @@ fn cache_behaves_like_its_model() {
         totals.num_removals_told += pair.totals.num_removals_told;
         totals.num_held_events += pair.totals.num_held_events;
         totals.num_lost_pins += pair.totals.num_lost_pins;
+        totals.num_displaced += pair.totals.num_displaced;
+        totals.num_not_retained += pair.totals.num_not_retained;
+        totals.num_retained_ended += pair.totals.num_retained_ended;
+        totals.num_retained_evicted += pair.cache.num_retained_evicted();
     }
     let counts = [
         totals.num_evicted,
@@ -42,6 +49,10 @@ fn cache_behaves_like_its_model() {
         totals.num_removals_told,
         totals.num_held_events,
         totals.num_lost_pins,
+        totals.num_displaced,
+        totals.num_not_retained,
+        totals.num_retained_ended,
+        totals.num_retained_evicted,
     ];
     let is_thorough = counts.iter().all(|&count| count >= 300);
     assert!(is_thorough, "the runs miss a case: {totals:?}");
@@ -59,6 +70,12 @@ struct Totals {
     num_held_events: u64,
     /// Pages that were unpublished while they were pinned.
     num_lost_pins: u64,
+    /// Retentions that ended early for another one, that found no room, and that ended in time; and retained pages that
+    /// were evicted.
+    num_displaced: u64,
+    num_not_retained: u64,
+    num_retained_ended: u64,
+    num_retained_evicted: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -88,6 +105,7 @@ struct Pair {
     entries: BTreeMap<PageId, Entry>,
     last_used: BTreeMap<PageId, u64>,
     pinned: BTreeSet<PageId>,
+    retained: RetainedPages,
     clock: u64,
     step: StepId,
     tables: Vec<Table>,
@@ -115,6 +133,7 @@ impl Pair {
             entries: BTreeMap::new(),
             last_used: BTreeMap::new(),
             pinned: BTreeSet::new(),
+            retained: RetainedPages::default(),
             clock: 0,
             step: StepId(0),
             tables: Vec::new(),
@@ -132,12 +151,14 @@ impl Pair {
         self.step.0 += 1;
         let num_tables = self.tables.len() as u64;
         let at = below(&mut self.random, num_tables.max(1)) as usize;
-        match below(&mut self.random, 11) {
+        match below(&mut self.random, 15) {
             0..4 => self.start_table(),
             4..7 if num_tables > 0 => self.publish_next(at),
             7..9 if num_tables > 0 => self.release(at),
             9 if num_tables > 0 => self.unpublish(at),
             10 if num_tables > 0 => self.pin(at),
+            11..14 if num_tables > 0 => self.retain(at),
+            14 => self.pass_time(),
             _ => {
                 if num_tables == 0 && below(&mut self.random, 20) == 0 {
                     self.cache.clear();
@@ -148,6 +169,14 @@ impl Pair {
                 }
             }
         }
+        self.forget_retained();
+    }
+
+    /// Pages that are pinned or have left the cache are not retained.
+    fn forget_retained(&mut self) {
+        let (entries, pinned) = (&self.entries, &self.pinned);
+        let is_kept = |page| entries.contains_key(&page) && !pinned.contains(&page);
+        self.retained.forget(is_kept);
     }
 
     /// Repeats the watched queries: an earlier result must not change the new one.
@@ -303,7 +332,10 @@ impl Pair {
         assert_eq!(pages.len(), num_before + num_pages);
         while self.free.len() < num_pages {
             let leaves = self.entries.keys().filter(|page| self.is_evictable(**page));
-            let oldest = leaves.min_by_key(|page| (self.last_used[*page], **page));
+            let oldest = leaves.min_by_key(|&&page| match self.retained.end_us(page) {
+                0 => (0, self.last_used[&page], page),
+                end_us => (end_us, 0, page),
+            });
             let oldest = *oldest.expect("pages are cached, but none of them is a leaf");
             self.entries.remove(&oldest);
             self.free.insert(oldest);
@@ -553,6 +585,7 @@ impl Pair {
         assert_eq!(self.cache.num_cached(), num_cached);
         assert_eq!(self.cache.num_in_use(), self.locks.len());
         assert_eq!(self.cache.num_pinned(), self.pinned.len());
+        self.compare_retention();
         for page in
             (0..self.free.len() + num_cached + self.locks.len()).map(|page| PageId(page as u32))
         {

@@ -1,8 +1,8 @@
 //! Snapshots: copies of recurrent state that the executor keeps, and the blocks after which they were taken.
 //!
 //! A snapshot belongs to the request that takes it until the block before it is in the prefix tree, and then to that
-//! block. The least recently used snapshot of a block is overwritten first, unless a reader holds it. A step restores
-//! and takes each snapshot at most once, and never does both.
+//! block. The least recently used snapshot of a block is overwritten first, unless a reader holds it. Retained ones
+//! follow when no other is left. A step restores and takes each snapshot at most once, and never does both.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -14,17 +14,25 @@ pub(crate) struct Snapshots {
     of_blocks: Vec<Option<SnapshotId>>,
     /// By snapshot.
     entries: Vec<Entry>,
-    /// Snapshots without an owner, then snapshots of blocks that are not pinned, least recently used first.
-    idle: BTreeSet<(u64, SnapshotId)>,
+    /// Snapshots without an owner, then snapshots of blocks that are not pinned: those that are not retained, least
+    /// recently used first, and those whose retention ends first.
+    idle: BTreeSet<(Order, SnapshotId)>,
+    /// The retained snapshots, by the end of their retention.
+    retained: BTreeSet<(u64, SnapshotId)>,
     /// Advances with each use.
     clock: u64,
 }
+
+/// The end of the retention, and the last use.
+type Order = (u64, u64);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     owner: Owner,
     /// The clock at the last use; 0 without an owner.
     last_used: u64,
+    /// The time at which the retention ends; 0 if the snapshot is not retained.
+    retained_until_us: u64,
     /// The step whose return makes the snapshot ready.
     filled_by: StepId,
     /// The last step that takes or restores the snapshot.
@@ -34,6 +42,10 @@ struct Entry {
 }
 
 impl Entry {
+    fn order(&self) -> Order {
+        (self.retained_until_us, self.last_used)
+    }
+
     /// Whether another state may overwrite the snapshot.
     fn is_idle(&self) -> bool {
         let is_kept = match self.owner {
@@ -57,6 +69,7 @@ impl Snapshots {
         let entry = Entry {
             owner: Owner::Nobody,
             last_used: 0,
+            retained_until_us: 0,
             filled_by: StepId(0),
             named_by: None,
             num_holds: 0,
@@ -64,7 +77,10 @@ impl Snapshots {
         Self {
             of_blocks: Vec::new(),
             entries: alloc::vec![entry; num_snapshots as usize],
-            idle: (0..num_snapshots).map(|id| (0, SnapshotId(id))).collect(),
+            idle: { 0..num_snapshots }
+                .map(|id| (Order::default(), SnapshotId(id)))
+                .collect(),
+            retained: BTreeSet::new(),
             clock: 0,
         }
     }
@@ -168,10 +184,17 @@ impl Snapshots {
     /// Changes an entry, and lists its snapshot anew if it may be overwritten.
     fn change(&mut self, id: SnapshotId, change: impl FnOnce(&mut Entry)) {
         let entry = &mut self.entries[id.0 as usize];
-        self.idle.remove(&(entry.last_used, id));
+        let before = entry.order();
+        self.idle.remove(&(before, id));
         change(entry);
+        if entry.retained_until_us != before.0 {
+            self.retained.remove(&(before.0, id));
+            if entry.retained_until_us > 0 {
+                self.retained.insert((entry.retained_until_us, id));
+            }
+        }
         if entry.is_idle() {
-            self.idle.insert((entry.last_used, id));
+            self.idle.insert((entry.order(), id));
         }
     }
 
@@ -193,14 +216,59 @@ impl Snapshots {
                 block,
                 is_pinned: true,
             };
+            entry.retained_until_us = 0;
         });
     }
 
-    /// Whether a snapshot can be taken from its block: the block is not pinned, and no step after `last_returned` names
-    /// the snapshot.
+    /// Retains a block's snapshot until `end_us` or, if it is retained longer, until then. If `limit` snapshots are
+    /// retained, it takes the place of the one that ends first. Returns false if none ends before it.
+    pub fn retain(&mut self, block: BlockId, end_us: u64, limit: usize) -> bool {
+        let Some(id) = self.of_block(block) else {
+            return false;
+        };
+        let entry = self.entry(id);
+        if let Owner::Block {
+            is_pinned: true, ..
+        } = entry.owner
+        {
+            return true;
+        }
+        if entry.retained_until_us == 0 && self.retained.len() >= limit {
+            match self.retained.first() {
+                Some(&(first_us, first)) if first_us < end_us => self.end_retention(first),
+                _ => return false,
+            }
+        }
+        self.change(id, |entry| {
+            entry.retained_until_us = entry.retained_until_us.max(end_us);
+        });
+        true
+    }
+
+    /// Ends all retentions whose time has come.
+    pub fn end_retentions(&mut self, now_us: u64) {
+        while let Some(&(end_us, id)) = self.retained.first()
+            && end_us <= now_us
+        {
+            self.end_retention(id);
+        }
+    }
+
+    fn end_retention(&mut self, id: SnapshotId) {
+        self.change(id, |entry| entry.retained_until_us = 0);
+    }
+
+    pub fn next_retention_end_us(&self) -> Option<u64> {
+        self.retained.first().map(|&(end_us, _)| end_us)
+    }
+
+    /// Whether a snapshot can be taken from its block: it is neither pinned nor retained, and no step after
+    /// `last_returned` names it.
     pub fn is_at_rest(&self, id: SnapshotId, last_returned: Option<StepId>) -> bool {
         let entry = self.entry(id);
-        entry.named_by <= last_returned && self.idle.contains(&(entry.last_used, id))
+        entry.named_by <= last_returned
+            && entry.retained_until_us == 0
+            && self.idle.contains(&(entry.order(), id))
     }
 
     /// Takes a snapshot from its owner.
@@ -209,7 +277,8 @@ impl Snapshots {
             self.of_blocks[block.0 as usize] = None;
         }
         self.change(id, |entry| {
-            (entry.owner, entry.last_used) = (Owner::Nobody, 0)
+            (entry.owner, entry.last_used) = (Owner::Nobody, 0);
+            entry.retained_until_us = 0;
         });
     }
 
@@ -240,6 +309,17 @@ impl Snapshots {
         let mut num_of_blocks = 0;
         for (at, entry) in self.entries.iter().enumerate() {
             let id = SnapshotId(at as u32);
+            let is_of_block = matches!(entry.owner, Owner::Block { .. });
+            let is_retained = entry.retained_until_us > 0;
+            assert!(
+                !is_retained || is_of_block,
+                "snapshot {id} is retained, and of no block"
+            );
+            assert_eq!(
+                self.retained.contains(&(entry.retained_until_us, id)),
+                is_retained,
+                "snapshot {id} is listed as retained and is not, or the reverse"
+            );
             if let Owner::Block { block, .. } = entry.owner {
                 num_of_blocks += 1;
                 assert_eq!(
@@ -253,7 +333,7 @@ impl Snapshots {
                 );
             }
             assert_eq!(
-                self.idle.contains(&(entry.last_used, id)),
+                self.idle.contains(&(entry.order(), id)),
                 entry.is_idle(),
                 "snapshot {id} is listed to be overwritten and must stay, or the reverse"
             );

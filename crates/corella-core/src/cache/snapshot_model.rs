@@ -5,6 +5,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::KvCache;
+use crate::cache::kv_cache::retention::RetentionLimit;
 use crate::cache::kv_cache_model::below;
 use crate::cache::prefix_tree::{KnownPath, Parent};
 use crate::{BlockId, KvGroup, Namespace, PageId, SnapshotId, StepId, TokenId};
@@ -15,7 +16,7 @@ const PAGE_SIZE: usize = 2;
 
 #[test]
 fn snapshots_are_kept_like_their_model() {
-    let mut counts = [0; 6];
+    let mut counts = [0; 9];
     for seed in 0..NUM_RUNS {
         let mut pair = Pair::new(seed);
         for _ in 0..NUM_OPERATIONS {
@@ -39,6 +40,8 @@ struct Kept {
     last_used: u64,
     named_by: StepId,
     is_pinned: bool,
+    /// The end of its retention; 0 if it is not retained.
+    retained_until_us: u64,
 }
 
 struct Pair {
@@ -49,11 +52,13 @@ struct Pair {
     /// Snapshots without a block, with the step that named them last.
     free: BTreeMap<SnapshotId, StepId>,
     step: StepId,
+    now_us: u64,
     num_uses: u64,
     random: u64,
     /// Hits, overwritten snapshots, snapshots that had to stay, snapshots that left with their block, taken-over
-    /// blocks, and snapshots whose request has a newer one.
-    counts: [u64; 6],
+    /// blocks, snapshots whose request has a newer one, retained snapshots that were overwritten, that gave their place
+    /// to another, and snapshots that were not retained.
+    counts: [u64; 9],
 }
 
 impl Pair {
@@ -70,9 +75,10 @@ impl Pair {
                 .map(|id| (SnapshotId(id), StepId(0)))
                 .collect(),
             step: StepId(1),
+            now_us: 0,
             num_uses: 0,
             random,
-            counts: [0; 6],
+            counts: [0; 9],
         }
     }
 
@@ -85,11 +91,13 @@ impl Pair {
         self.step.0 += u64::from(self.below(2) == 0);
         let num_tokens = (1 + self.below(5) as usize) * PAGE_SIZE;
         let tokens: Vec<_> = (0..num_tokens).map(|_| self.below(2) as TokenId).collect();
-        match self.below(13) {
+        match self.below(18) {
             0..9 => self.run(&tokens),
             9 => self.unpublish(&tokens),
             10 => self.pin(&tokens),
             11 => self.drop_passing(),
+            12..16 => self.retain(),
+            16 => self.pass_time(),
             _ => self.cache.clear(),
         }
         self.forget_removed();
@@ -187,10 +195,13 @@ impl Pair {
                 .kept
                 .iter()
                 .filter(|(_, kept)| kept.named_by < step && !kept.is_pinned);
-            let oldest = idle.min_by_key(|(_, kept)| kept.last_used);
+            let oldest = idle.min_by_key(|(_, kept)| (kept.retained_until_us, kept.last_used));
             if let Some(path) = oldest.map(|(path, _)| path.clone()) {
                 self.counts[1] += 1;
-                expected = self.kept.remove(&path).map(|kept| kept.id);
+                let kept = self.kept.remove(&path);
+                let was_retained = kept.as_ref().is_some_and(|it| it.retained_until_us > 0);
+                self.counts[6] += u64::from(was_retained);
+                expected = kept.map(|kept| kept.id);
             }
         }
         self.counts[2] += u64::from(expected.is_none() && self.num_snapshots > 0);
@@ -214,6 +225,7 @@ impl Pair {
                     last_used,
                     named_by: step,
                     is_pinned: false,
+                    retained_until_us: 0,
                 };
                 self.kept.insert(path.to_vec(), kept);
             }
@@ -242,7 +254,9 @@ impl Pair {
         let block = *blocks.last().expect("a kept state has a block");
         self.cache
             .drop_passing_snapshot_of(block, Some(last_returned));
-        let is_dropped = |kept: &&mut Kept| !kept.is_pinned && kept.named_by <= last_returned;
+        let is_dropped = |kept: &&mut Kept| {
+            !kept.is_pinned && kept.retained_until_us == 0 && kept.named_by <= last_returned
+        };
         if self.kept.get_mut(&path).as_ref().is_some_and(is_dropped) {
             self.counts[5] += 1;
             let kept = self.kept.remove(&path).expect("it was found");
@@ -255,11 +269,56 @@ impl Pair {
         let last_returned = Some(StepId(self.step.0 - 1));
         let pinned = self.cache.pin_prefix(&namespace, tokens, last_returned, 4);
         if pinned.is_ok() {
-            self.kept
-                .get_mut(tokens)
-                .expect("a snapshot at its end")
-                .is_pinned = true;
+            let kept = self.kept.get_mut(tokens).expect("a snapshot at its end");
+            (kept.is_pinned, kept.retained_until_us) = (true, 0);
         }
+    }
+
+    /// A request retains a prefix that ends at a snapshot. The pages are modelled elsewhere.
+    fn retain(&mut self) {
+        const LIMIT: usize = 1;
+        let at = self.below(self.kept.len() as u64 + 1) as usize;
+        let Some(path) = self.kept.keys().nth(at).cloned() else {
+            return;
+        };
+        let end_us = self.now_us + 1 + self.below(200);
+        let blocks = self.cache.match_prefix(&Namespace::default(), &path).blocks;
+        let limit = RetentionLimit {
+            num_pages: usize::MAX,
+            num_snapshots: LIMIT,
+        };
+        let is_retained = |(_, kept): &(&Vec<TokenId>, &Kept)| kept.retained_until_us > 0;
+        let retained: Vec<_> = self.kept.iter().filter(is_retained).collect();
+        let kept = &self.kept[&path];
+        let needs_place = !kept.is_pinned && kept.retained_until_us == 0;
+        let first = retained
+            .iter()
+            .min_by_key(|(_, it)| (it.retained_until_us, it.id));
+        let first = first.filter(|_| needs_place && retained.len() >= LIMIT);
+        let first = first.map(|&(path, it)| (path.clone(), it.retained_until_us));
+        let fits = first.as_ref().is_none_or(|&(_, its)| its < end_us);
+        if let Some((first, _)) = first.filter(|_| fits) {
+            self.counts[7] += 1;
+            self.kept
+                .get_mut(&first)
+                .expect("it is kept")
+                .retained_until_us = 0;
+        }
+        if fits && let Some(kept) = self.kept.get_mut(&path).filter(|kept| !kept.is_pinned) {
+            kept.retained_until_us = end_us.max(kept.retained_until_us);
+        }
+        self.counts[8] += u64::from(!fits);
+        assert_eq!(self.cache.retain(&blocks, end_us, limit), fits);
+    }
+
+    fn pass_time(&mut self) {
+        self.now_us += self.below(30);
+        for kept in self.kept.values_mut() {
+            if kept.retained_until_us <= self.now_us {
+                kept.retained_until_us = 0;
+            }
+        }
+        self.cache.end_retentions(self.now_us);
     }
 
     /// A snapshot leaves with its block.

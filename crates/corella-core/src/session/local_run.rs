@@ -81,6 +81,7 @@ impl PrefillSession {
         self.accounting.get_or_insert(Accounting {
             num_cached_tokens: output.num_cached_tokens,
             fetched_tokens: output.fetched_tokens,
+            num_retained_tokens: output.num_retained_tokens,
             queue_us: output.queue_us,
         });
         if is_prefill && let Some(sample) = &output.sample {

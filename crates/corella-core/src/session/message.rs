@@ -311,6 +311,8 @@ impl Allocate {
                 tpot_us: self.max_tpot_us,
             },
             namespace: self.namespace,
+            // The node that computes the prompt retains it.
+            retentions: Vec::new(),
         }
     }
 }

@@ -153,6 +153,8 @@ pub struct ClientEvent {
     pub num_cached_tokens: u32,
     /// Cached tokens that a fetch of the node has brought for the request.
     pub fetched_tokens: FetchedTokens,
+    /// Tokens in the longest marked beginning of the prompt that the computing node retains.
+    pub num_retained_tokens: u32,
     /// The number of tokens so far, including this event's.
     pub num_output_tokens: u32,
     /// The time from arrival to the first step.

@@ -131,6 +131,7 @@ pub(super) enum Local {
 pub(super) struct Accounting {
     pub num_cached_tokens: u32,
     pub fetched_tokens: FetchedTokens,
+    pub num_retained_tokens: u32,
     pub queue_us: u64,
 }
 
@@ -606,6 +607,7 @@ impl PrefillSession {
             num_cached_tokens: accounting.map_or(0, |known| known.num_cached_tokens),
             fetched_tokens: accounting
                 .map_or_else(FetchedTokens::default, |known| known.fetched_tokens),
+            num_retained_tokens: accounting.map_or(0, |known| known.num_retained_tokens),
             num_output_tokens: self.output.len() as u32,
             queue_us: accounting.map_or(0, |known| known.queue_us),
         };

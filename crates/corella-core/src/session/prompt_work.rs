@@ -50,6 +50,7 @@ impl PrefillSession {
                 self.accounting = Some(Accounting {
                     num_cached_tokens: num_cached_rows,
                     fetched_tokens: FetchedTokens::default(),
+                    num_retained_tokens: 0,
                     queue_us: 0,
                 });
                 self.send(ToDecode::Compute, context);

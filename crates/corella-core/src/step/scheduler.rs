@@ -25,7 +25,8 @@
 //! * `decode_turn.rs` gives running requests their next tokens, and pages for them; `window.rs` takes and gives back
 //!   pages of groups with windows; `speculation.rs` fills the rest of a step with drafts
 //! * `snapshot.rs` takes copies of recurrent state after blocks
-//! * `publication.rs` enters computed blocks in the prefix tree, and removes void ones
+//! * `publication.rs` enters computed blocks in the prefix tree, and removes void ones; `retention.rs` retains the
+//!   prefixes that requests have marked
 //! * `feedback.rs` processes a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
 //! * `remote_kv.rs` accepts requests whose prompt another node computes, `hold.rs` exports to other nodes, and
@@ -50,6 +51,7 @@ mod poll;
 mod preemption;
 mod publication;
 pub(crate) mod remote_kv;
+mod retention;
 mod snapshot;
 pub(crate) mod speculation;
 mod spill;
@@ -237,7 +239,7 @@ impl Scheduler {
         true
     }
 
-    /// Evicts all cached prefixes except the pinned ones.
+    /// Evicts all cached prefixes except the pinned ones, retained ones too.
     pub fn reset_prefix_cache(&mut self) -> Result<(), CacheInUse> {
         match self.kv.num_in_use() - self.kv.num_pinned() {
             0 => {
@@ -311,6 +313,7 @@ impl Scheduler {
         self.holds.end_leases(now_us);
         self.holds.of_blocks_mut().end_late(now_us);
         self.end_late_fetches();
+        self.kv.end_retentions(now_us);
     }
 
     /// Plans the next chunk of every started prompt. The prompt's pages were allocated at admission, except pages of
@@ -431,7 +434,9 @@ impl Scheduler {
             num_cached_pages: self.kv.num_cached(),
             num_in_use_pages: self.kv.num_in_use(),
             num_pinned_pages: self.kv.num_pinned(),
+            num_retained_pages: self.kv.num_retained(),
             num_evicted_pages: self.kv.num_evicted(),
+            num_evicted_retained_pages: self.kv.num_retained_evicted(),
             num_snapshots: self.kv.num_snapshots(),
             num_queued_tokens: self.waiting.num_new_tokens(),
             head_room_share: self.forecast.share(),
@@ -495,6 +500,7 @@ impl Scheduler {
             num_prompt_tokens: state.num_prompt_tokens(),
             num_cached_tokens: state.num_cached_tokens(),
             fetched_tokens: state.fetched_tokens(),
+            num_retained_tokens: state.num_retained_tokens(),
             num_output_tokens: state.num_output_tokens(),
             queue_us: state.queue_us(self.pace.now_us()),
         }

@@ -27,6 +27,8 @@
 //! fail                               the oldest step fails
 //! run                                plan and return steps until no work is left
 //! pin xyxy                           pin the full pages of a prefix
+//! add d prompt=xyxyz keep=4/9000     retain its first 4 tokens for 9,000 us; `keep=2/9000,4/3000` retains two beginnings
+//! wait 9000                          9,000 us pass
 //! add f prompt=4 drawn=xy            another node drew x and y for it
 //! again f prompt=4 drawn=xy          the same, but it was accepted here before
 //! add g prompt=4 scored=on           it wants the log-probabilities of its prompt: `a 0+5?1..6` returns
@@ -67,6 +69,7 @@
 
 mod config_line;
 mod moved_kv;
+mod retained;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -340,6 +343,7 @@ impl World {
                     ));
                 }
             },
+            "wait" => self.wait(words[0]),
             "stats" => self.print_stats(),
             "pin" => {
                 let tokens: Vec<_> = words[0].chars().map(TokenId::from).collect();
@@ -443,6 +447,7 @@ impl World {
         let mut priority = 0;
         let mut came_us = None;
         let mut objectives = LatencyObjectives::default();
+        let mut retentions = Vec::new();
         for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
             match key {
                 "until" => until_us = value.parse().unwrap(),
@@ -465,6 +470,7 @@ impl World {
                 "salt" => namespace.cache_salt = Some(value.into()),
                 "made" => namespace.arithmetic = Some(Arithmetic(value.parse().unwrap())),
                 "priority" => priority = value.parse().unwrap(),
+                "keep" => retentions = retained::read(value),
                 "ttft" => objectives.ttft_us = Some(value.parse().unwrap()),
                 "came" => came_us = Some(value.parse().unwrap()),
                 _ => panic!("unknown property {key}"),
@@ -489,6 +495,7 @@ impl World {
                 arrival_us: came_us.unwrap_or(self.now_us),
                 objectives,
                 namespace: namespace.clone(),
+                retentions: retentions.clone(),
             }
         });
         (requests.collect(), until_us)
@@ -691,8 +698,9 @@ impl World {
                 }
             }
             let num_tokens = output.num_output_tokens;
+            let retained = retained::in_words(output.num_retained_tokens);
             self.say(&format!(
-                "{name} ends: {how}, {num_tokens} out{cached}{fetched}"
+                "{name} ends: {how}, {num_tokens} out{cached}{fetched}{retained}"
             ));
         }
     }
@@ -728,6 +736,7 @@ impl World {
         if stats.num_served_pages > 0 {
             self.say(&format!("served pages {}", stats.num_served_pages));
         }
+        self.print_retained(&stats);
         if stats.num_spills + stats.num_handed_back + stats.num_spilled_pages as u64 > 0 {
             self.say(&format!(
                 "spilled pages {} · spills {} restores {} handed back {}",

@@ -72,6 +72,7 @@ impl StreamSender {
                 num_prompt_tokens: request.prompt.len() as u32,
                 num_cached_tokens: 0,
                 fetched_tokens: FetchedTokens::default(),
+                num_retained_tokens: 0,
                 num_output_tokens: 0,
                 queue_us: 0,
             },
@@ -89,6 +90,7 @@ impl StreamSender {
         if let StreamEvent::Output(output) = &event {
             self.last.num_cached_tokens = output.num_cached_tokens;
             self.last.fetched_tokens = output.fetched_tokens;
+            self.last.num_retained_tokens = output.num_retained_tokens;
             self.last.num_output_tokens = output.num_output_tokens;
             self.last.queue_us = output.queue_us;
         }

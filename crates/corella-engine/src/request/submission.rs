@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use corella_core::{
-    LatencyObjectives, Namespace, Request, RequestId, SamplingParams, StoppingCriteria, TokenId,
+    LatencyObjectives, Namespace, Request, RequestId, Retention, SamplingParams, StoppingCriteria,
+    TokenId,
 };
 
 use crate::adapter::LoadedAdapter;
@@ -27,6 +28,8 @@ pub struct Submission {
     pub priority: i32,
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
+    /// The beginnings of the prompt that the cache retains, the shortest first.
+    pub retentions: Vec<Retention>,
     /// The constraint on every choice's answer.
     pub constraint: Option<Arc<dyn TokenConstraint>>,
     /// The adapter for the tokens, if any.
@@ -53,6 +56,7 @@ impl Submission {
             priority: 0,
             objectives: LatencyObjectives::default(),
             namespace: Namespace::default(),
+            retentions: Vec::new(),
             constraint: None,
             adapter: None,
             trace_id: None,
@@ -77,6 +81,7 @@ impl Submission {
             arrival_us,
             objectives: self.objectives,
             namespace: self.namespace,
+            retentions: self.retentions,
         }
     }
 }
@@ -93,6 +98,7 @@ impl From<Request> for Submission {
             priority: request.priority,
             objectives: request.objectives,
             namespace: request.namespace,
+            retentions: request.retentions,
             ..Self::new(request.prompt, 0)
         }
     }

@@ -155,6 +155,7 @@ impl Drop for StreamRelay {
                 num_prompt_tokens: 0,
                 num_cached_tokens: 0,
                 fetched_tokens: FetchedTokens::default(),
+                num_retained_tokens: 0,
                 num_output_tokens: 0,
                 queue_us: 0,
             }));

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use corella_core::{FetchedTokens, FinishReason, Logprobs, RequestError, RequestOutput, TokenId};
+use corella_core::{
+    FetchedTokens, FinishReason, Logprobs, RequestError, RequestOutput, Retention, TokenId,
+};
 use corella_engine::{Generate, StreamEvent, Submission, SubmitError, TokenStream};
 use corella_text::{Detokenizer, ReplyParser, ReplyPart, TextStream};
 use serde::Serialize;
@@ -17,7 +19,7 @@ use crate::text::sampling_fields::GenerationParams;
 use crate::text::scored_prompt::ScoredPrompt;
 use crate::wire::api_error::ApiError;
 use crate::wire::cache_explanation::{CacheExplanation, CachedTokens};
-use crate::wire::usage::Usage;
+use crate::wire::usage::{CacheCreation, Usage};
 
 /// All choices of all prompts of one call. Dropping the generation aborts its running choices.
 pub struct Generation {
@@ -147,6 +149,7 @@ impl Generation {
                     priority: params.priority,
                     objectives: params.objectives,
                     namespace: params.namespace.clone(),
+                    retentions: prompt.retentions.clone(),
                     constraint: params.constraint.clone(),
                     adapter: params.adapter.clone(),
                     trace_id: Some(name.to_shared()),
@@ -164,6 +167,7 @@ impl Generation {
                     returned.clone(),
                 );
                 choice.watch = watch.take();
+                choice.retentions.clone_from(&prompt.retentions);
                 choices.push(choice);
             }
         }
@@ -288,6 +292,7 @@ impl Generation {
         let mut usage = Usage::default();
         for prompt in self.choices.chunks(self.choices_per_prompt) {
             usage.prompt_tokens += u64::from(prompt[0].num_prompt_tokens);
+            usage.cache_creation.add(prompt[0].cache_creation());
             let details = &mut usage.prompt_tokens_details;
             details.cached_tokens += u64::from(prompt[0].num_cached_tokens);
             let by_medium = &mut details.cached_tokens_by_medium;
@@ -333,6 +338,9 @@ struct Choice {
     num_prompt_tokens: u32,
     num_cached_tokens: u32,
     fetched_tokens: FetchedTokens,
+    num_retained_tokens: u32,
+    /// The beginnings of the prompt that the cache retains.
+    retentions: Vec<Retention>,
     num_output_tokens: u32,
 }
 
@@ -373,6 +381,8 @@ impl Choice {
             num_prompt_tokens: 0,
             num_cached_tokens: 0,
             fetched_tokens: FetchedTokens::default(),
+            num_retained_tokens: 0,
+            retentions: Vec::new(),
             num_output_tokens: 0,
         }
     }
@@ -434,6 +444,11 @@ impl Choice {
         Some(Arc::new(explanation))
     }
 
+    fn cache_creation(&self) -> CacheCreation {
+        let (num_cached, num_retained) = (self.num_cached_tokens, self.num_retained_tokens);
+        CacheCreation::new(num_cached, num_retained, &self.retentions)
+    }
+
     /// Completes the usage of a finished choice.
     fn explain(&self, engine: &CallEngine, usage: &mut Usage) {
         usage.prompt_tokens_details.cached_tokens_by_medium = self.cached_by_medium();
@@ -449,6 +464,7 @@ impl Choice {
         self.num_prompt_tokens = output.num_prompt_tokens;
         self.num_cached_tokens = output.num_cached_tokens;
         self.fetched_tokens = output.fetched_tokens;
+        self.num_retained_tokens = output.num_retained_tokens;
         self.num_output_tokens = output.num_output_tokens;
         if let Some(prompt) = &mut self.next.prompt {
             prompt.others.extend(output.prompt_logprobs);
@@ -539,13 +555,15 @@ impl Choice {
             index: self.next.index,
             ..ChoiceDelta::default()
         };
+        let mut usage = Usage::new(
+            self.num_prompt_tokens,
+            self.num_cached_tokens,
+            self.num_output_tokens,
+            self.num_reasoning_tokens(),
+        );
+        usage.cache_creation = self.cache_creation();
         Ok(Some(ChoiceDelta {
-            usage: Usage::new(
-                self.num_prompt_tokens,
-                self.num_cached_tokens,
-                self.num_output_tokens,
-                self.num_reasoning_tokens(),
-            ),
+            usage,
             finish,
             ..std::mem::replace(&mut self.next, after)
         }))

@@ -1,5 +1,6 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API.
 
+mod cache_control;
 mod conversation;
 mod error;
 mod event;
@@ -34,8 +35,9 @@ use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table;
 use crate::wire::field_table::messages::{OUTPUT_CONFIG, THINKING};
 use crate::wire::json_response::json_response;
-use crate::wire::usage::Usage;
+use crate::wire::usage::{CacheCreation, Usage};
 
+use cache_control::cache_marks;
 use conversation::conversation;
 use event::MessageEvents;
 use tool::{chat_tool_choice, chat_tools};
@@ -81,6 +83,7 @@ struct MessageFields {
     tools: Option<Vec<Map<String, Value>>>,
     tool_choice: Option<Map<String, Value>>,
     output_config: Option<Map<String, Value>>,
+    cache_control: Option<Value>,
 }
 
 impl MessageFields {
@@ -91,6 +94,8 @@ impl MessageFields {
 
     /// Returns the conversation in the chat template's form.
     fn chat(self, served: &ServedModel, check: FieldCheck) -> Result<ChatFields, ApiError> {
+        // What is wrong with the conversation itself is told first.
+        let marks = cache_marks(&self, check);
         let messages = required("messages", self.messages)?;
         let messages = conversation(messages, self.system, check)?;
         // If the last message is the assistant's, the answer continues it.
@@ -121,7 +126,7 @@ impl MessageFields {
             .map(|choice| chat_tool_choice(choice, check));
         let (choice, parallel) = choice.transpose()?.unzip();
         let chat = ChatFields::conversation(messages, is_begun, template_kwargs);
-        Ok(chat.with_tools(tools, choice, parallel))
+        Ok(chat.with_tools(tools, choice, parallel).with_marks(marks?))
     }
 }
 
@@ -293,11 +298,13 @@ impl ContentBlock {
     }
 }
 
-/// Tokens as Anthropic counts them: cached tokens apart from the others.
+/// Tokens as Anthropic counts them: cached tokens, and computed ones that are retained, apart from the others.
 #[derive(Serialize)]
 struct MessageUsage {
+    /// The computed tokens that are not retained.
     input_tokens: u64,
     cache_creation_input_tokens: u64,
+    cache_creation: CacheCreation,
     cache_read_input_tokens: u64,
     #[serde(skip_serializing_if = "CachedTokens::are_in_memory")]
     cache_read_input_tokens_by_medium: CachedTokens,
@@ -308,9 +315,11 @@ impl MessageUsage {
     fn new(usage: &Usage) -> Self {
         let details = &usage.prompt_tokens_details;
         let cached = details.cached_tokens;
+        let creation = usage.cache_creation;
         Self {
-            input_tokens: usage.prompt_tokens - cached,
-            cache_creation_input_tokens: 0,
+            input_tokens: usage.prompt_tokens - cached - creation.total(),
+            cache_creation_input_tokens: creation.total(),
+            cache_creation: creation,
             cache_read_input_tokens: cached,
             cache_read_input_tokens_by_medium: details.cached_tokens_by_medium,
             output_tokens: usage.completion_tokens,

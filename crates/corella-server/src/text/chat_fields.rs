@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use corella_core::TokenId;
+use corella_core::{Retention, TokenId};
 use corella_text::{ChatInput, ChatTemplate, ReplyContext, TextError, WantedCalls};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::config::serve_config::ServeConfig;
+use crate::text::cache_mark::{CacheMarks, MarkedPrompt, num_head_bytes};
 use crate::text::chat_call::fit_calls;
 use crate::text::chat_message::{is_begun_answer, template_messages};
 use crate::text::chat_role::fit_roles;
@@ -41,6 +42,9 @@ pub struct ChatFields {
     tools: Option<Vec<Map<String, Value>>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
+    /// Set by endpoints whose requests have marks.
+    #[serde(skip)]
+    marks: Option<CacheMarks>,
 }
 
 /// A conversation in the form that the model reads, and the form of its reply.
@@ -51,6 +55,8 @@ pub struct ChatPrompt {
     pub demanded_calls: Option<WantedCalls>,
     /// The names of all tools, in the request's order.
     pub tool_names: Vec<String>,
+    /// The beginnings of the prompt that the cache retains.
+    pub retentions: Vec<Retention>,
 }
 
 /// A conversation as its template writes it.
@@ -60,6 +66,8 @@ struct RenderedChat {
     messages: Vec<Value>,
     continue_final_message: bool,
     tools: Option<OfferedTools>,
+    /// The length of the text that does not depend on the messages after the system prompt. 0 if no mark needs it.
+    num_head_bytes: usize,
 }
 
 impl From<ChatPrompt> for PromptTokens {
@@ -68,6 +76,7 @@ impl From<ChatPrompt> for PromptTokens {
             tokens: prompt.tokens,
             echo: None,
             reply: Some(prompt.reply),
+            retentions: prompt.retentions,
         }
     }
 }
@@ -165,6 +174,11 @@ impl ChatFields {
         self
     }
 
+    pub fn with_marks(mut self, marks: Option<CacheMarks>) -> Self {
+        self.marks = marks;
+        self
+    }
+
     /// Checks a request whose field `other` has a text in place of a conversation.
     pub fn check_beside(
         mut self,
@@ -247,8 +261,9 @@ impl ChatFields {
             continue_final_message,
             kwargs: self.chat_template_kwargs.as_ref(),
         };
+        let limit = served.render_limit(&is_abandoned);
         let text = template
-            .render_within(input, served.render_limit(&is_abandoned))
+            .render_within(input, limit)
             .map_err(|error| match error {
                 TextError::PromptTooLarge { .. } => {
                     // The text was too long, so it has at least one token more than the context.
@@ -261,7 +276,12 @@ impl ChatFields {
                 }
                 error => ApiError::invalid("messages", error.to_string()),
             })?;
+        let num_head_bytes = match self.marks {
+            Some(_) => num_head_bytes(template, input, &text, limit),
+            None => 0,
+        };
         Ok(RenderedChat {
+            num_head_bytes,
             text,
             messages,
             continue_final_message,
@@ -280,6 +300,7 @@ impl ChatFields {
             messages,
             continue_final_message,
             tools,
+            num_head_bytes,
         } = self.render(served, check, caller)?;
         let add_special_tokens = self.add_special_tokens.unwrap_or(false);
         let format = served.reply_format;
@@ -299,8 +320,17 @@ impl ChatFields {
             Some(tools) => (Some(tools.set), tools.demanded_calls, tools.names),
             None => (None, None, Vec::new()),
         };
+        let tokens = served.encode("messages", &prompt, add_special_tokens, caller)?;
+        let marked = MarkedPrompt {
+            text: &prompt,
+            tokens: &tokens,
+            num_head_bytes,
+        };
+        let marks = self.marks.as_ref();
+        let retentions = marks.map(|marks| marks.retentions(&marked, &served.tokenizer));
         Ok(ChatPrompt {
-            tokens: served.encode("messages", &prompt, add_special_tokens, caller)?,
+            retentions: retentions.unwrap_or_default(),
+            tokens,
             reply: ReplyContext {
                 format,
                 tools,

@@ -1,6 +1,6 @@
 //! Tokenised prompts, and checks of tokens that callers send.
 
-use corella_core::TokenId;
+use corella_core::{Retention, TokenId};
 use corella_text::ReplyContext;
 
 use crate::config::serve_config::ServeConfig;
@@ -16,6 +16,8 @@ pub struct PromptTokens {
     pub echo: Option<String>,
     /// The format of a reply with parts; `None` keeps plain text.
     pub reply: Option<ReplyContext>,
+    /// The beginnings that the cache retains.
+    pub retentions: Vec<Retention>,
 }
 
 /// Checks and tokenises a prompt of the field `prompt`.
@@ -45,6 +47,7 @@ pub fn tokenize_prompt(
         tokens,
         echo,
         reply: None,
+        retentions: Vec::new(),
     })
 }
 

@@ -32,7 +32,7 @@ use serde_json::{Map, Value, json};
 use schema::Schema;
 
 /// The tables of objects within bodies.
-pub static OBJECTS: [&FieldTable; 30] = [
+pub static OBJECTS: [&FieldTable; 31] = [
     &sampling::STREAM_OPTIONS,
     &chat::MESSAGE,
     &chat::CONTENT_PART,
@@ -51,6 +51,7 @@ pub static OBJECTS: [&FieldTable; 30] = [
     &responses::TOOL,
     &messages::MESSAGE,
     &messages::BLOCK,
+    &messages::CACHE_CONTROL,
     &messages::THINKING_BLOCK,
     &messages::TOOL_USE,
     &messages::TOOL_RESULT,

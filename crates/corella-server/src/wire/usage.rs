@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use corella_core::Retention;
 use serde::Serialize;
 
 use crate::wire::cache_explanation::{CacheExplanation, CachedTokens};
@@ -15,6 +16,9 @@ pub struct Usage {
     /// Present only for replies of conversations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
+    /// The computed tokens that the cache retains. Anthropic's endpoint reports them.
+    #[serde(skip)]
+    pub cache_creation: CacheCreation,
     /// Present only at the end of an answer whose caller has asked for it. Endpoints put it beside the usage.
     #[serde(skip)]
     pub prefix_cache: Option<Arc<CacheExplanation>>,
@@ -37,6 +41,7 @@ impl Usage {
                 cached_tokens: num_cached_tokens.into(),
                 cached_tokens_by_medium: CachedTokens::default(),
             },
+            cache_creation: CacheCreation::default(),
             prefix_cache: None,
             completion_tokens_details: num_reasoning_tokens.map(|reasoning_tokens| {
                 CompletionTokensDetails {
@@ -49,6 +54,42 @@ impl Usage {
     pub fn reasoning_tokens(&self) -> u64 {
         let details = self.completion_tokens_details.as_ref();
         details.map_or(0, |details| details.reasoning_tokens)
+    }
+}
+
+/// The computed tokens of a prompt that the cache retains, by the lifetime of their mark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CacheCreation {
+    ephemeral_5m_input_tokens: u64,
+    ephemeral_1h_input_tokens: u64,
+}
+
+impl CacheCreation {
+    /// The longest lifetime that counts as five minutes.
+    const SHORT_US: u64 = 300_000_000;
+
+    /// The tokens after the cached ones. `marks` are sorted by length, and longer ones have no longer lifetimes.
+    pub fn new(num_cached: u32, num_retained: u32, marks: &[Retention]) -> Self {
+        let is_long = |mark: &&Retention| mark.ttl_us > Self::SHORT_US;
+        let num_long = marks
+            .iter()
+            .filter(is_long)
+            .map(|mark| mark.num_tokens)
+            .max();
+        let end_of_long = num_long.unwrap_or(0).min(num_retained).max(num_cached);
+        Self {
+            ephemeral_5m_input_tokens: num_retained.saturating_sub(end_of_long).into(),
+            ephemeral_1h_input_tokens: (end_of_long - num_cached).into(),
+        }
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.ephemeral_5m_input_tokens += other.ephemeral_5m_input_tokens;
+        self.ephemeral_1h_input_tokens += other.ephemeral_1h_input_tokens;
+    }
+
+    pub fn total(self) -> u64 {
+        self.ephemeral_5m_input_tokens + self.ephemeral_1h_input_tokens
     }
 }
 

@@ -3,6 +3,7 @@
 mod adapter;
 mod batches;
 mod best_of;
+mod cache_control;
 mod chat;
 mod client;
 mod completion;

@@ -33,15 +33,18 @@ pub fn all(workload: &Workload) -> Vec<Box<dyn Checker>> {
     ]
 }
 
-/// Rule 17: every page is free, cached or in use, and at the end only pinned pages are in use.
+/// Rule 17: every page is free, cached or in use, and at the end only pinned pages are in use. At most as many pages as
+/// the configuration allows are pinned, and retained.
 struct Conservation {
     max_pinned_pages: usize,
+    max_retained_pages: usize,
 }
 
 impl Conservation {
     fn new(workload: &Workload) -> Self {
         Self {
             max_pinned_pages: workload.config.max_pinned_pages as usize,
+            max_retained_pages: workload.config.max_retained_pages as usize,
         }
     }
 }
@@ -54,7 +57,9 @@ impl Checker for Conservation {
     fn settled(&mut self, stats: &SchedulerStats) -> Verdict {
         let sum = stats.num_free_pages + stats.num_cached_pages + stats.num_in_use_pages;
         let max_pinned_pages = self.max_pinned_pages.min(stats.num_in_use_pages);
-        let is_conserved = sum == stats.num_pages && stats.num_pinned_pages <= max_pinned_pages;
+        let is_conserved = sum == stats.num_pages
+            && stats.num_pinned_pages <= max_pinned_pages
+            && stats.num_retained_pages <= self.max_retained_pages;
         ensure(is_conserved, || format!("{stats:?}"))
     }
 

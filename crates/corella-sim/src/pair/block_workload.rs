@@ -187,6 +187,7 @@ impl Writer {
             arrival_us: at_us,
             objectives: Default::default(),
             namespace,
+            retentions: Vec::new(),
         };
         let config = &nodes[node.0 as usize].config;
         let max_tokens = config.check_request(&request).expect("requests fit");

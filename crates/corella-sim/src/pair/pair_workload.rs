@@ -396,6 +396,7 @@ impl Writer {
             arrival_us: at_us,
             objectives: Default::default(),
             namespace: Default::default(),
+            retentions: Vec::new(),
         };
         let max_tokens = config
             .check_request(&request)

@@ -52,6 +52,10 @@ pub struct Totals {
     pub num_adapter_hit_tokens: u64,
     pub num_pins: u64,
     pub num_resets_past_pins: u64,
+    /// Requests that had a beginning retained, retained pages that were evicted, and marks that found no room.
+    pub num_retained: u64,
+    pub num_evicted_retained_pages: u64,
+    pub num_refused_retentions: u64,
     pub num_long_chunks: u64,
     pub num_raised_shares: u64,
     pub num_lowered_shares: u64,
@@ -99,6 +103,9 @@ impl Totals {
         self.num_adapter_hit_tokens += run.num_adapter_hit_tokens;
         self.num_pins += run.num_pins;
         self.num_resets_past_pins += run.num_resets_past_pins;
+        self.num_retained += run.num_retained;
+        self.num_evicted_retained_pages += run.num_evicted_retained_pages;
+        self.num_refused_retentions += run.num_refused_retentions;
         self.num_long_chunks += run.num_long_chunks;
         self.num_raised_shares += run.num_raised_shares;
         self.num_lowered_shares += run.num_lowered_shares;
@@ -117,6 +124,8 @@ impl Totals {
         self.num_restores = stats.num_restores;
         self.num_fetched_blocks = stats.num_fetched_blocks;
         self.num_evicted_pages = stats.num_evicted_pages;
+        self.num_evicted_retained_pages = stats.num_evicted_retained_pages;
+        self.num_refused_retentions = stats.num_refused_retentions;
         self.num_prefix_hit_tokens = stats.num_prefix_hit_tokens;
     }
 
@@ -169,6 +178,9 @@ impl Totals {
             ("prefix hits of an adapter", self.num_adapter_hit_tokens),
             ("pins", self.num_pins),
             ("cache resets past pins", self.num_resets_past_pins),
+            ("retained beginnings", self.num_retained),
+            ("evicted retained pages", self.num_evicted_retained_pages),
+            ("marks without room", self.num_refused_retentions),
             (
                 "chunks above the threshold while others wait",
                 self.num_long_chunks,

@@ -1,7 +1,8 @@
 //! Eviction: the order in which cached pages make room for others, and how blocks and pages leave the cache.
 //!
 //! The least recently used pages go first. In groups without a window those are pages of leaves of the prefix tree,
-//! each evicted together with its block. In groups with a window, pages are evicted alone.
+//! each evicted together with its block. In groups with a window, pages are evicted alone. Retained pages
+//! (`retention.rs`) follow when no other page is left.
 
 use alloc::vec::Vec;
 
@@ -95,18 +96,18 @@ impl KvCache {
                 && let Some(resident) = self.residency.resident(page)
                 && !self.is_leaf(resident)
             {
-                self.evictable.remove(&(resident.last_used(), page));
+                self.take_off_list(resident.last_used(), page);
             }
         }
     }
 
     /// Evicts a page and, in a group without a window, its block with all pages.
     pub(super) fn evict_one(&mut self) {
-        let (_, page) = self
-            .evictable
-            .first()
-            .copied()
-            .expect("pages are cached, but none is listed for eviction");
+        let page = match self.evictable.first() {
+            Some(&(_, page)) => Some(page),
+            None => self.retained.next_evictable(),
+        };
+        let page = page.expect("pages are cached, but none is listed for eviction");
         let resident = self.residency.resident(page).expect("it is cached");
         match self.residency.has_window(resident) {
             true => {
@@ -149,10 +150,11 @@ impl KvCache {
                 self.pool.free(page);
             }
         } else if !self.is_locked(page) {
-            self.evictable.remove(&(last_used, page));
+            self.take_off_list(last_used, page);
             self.num_cached -= 1;
             self.pool.free(page);
         }
+        self.forget_retention(page);
     }
 
     /// Removes a block without a page, a child and an end of a path, and then its ancestors to which the same applies.
@@ -192,7 +194,14 @@ impl KvCache {
     /// Removes a page from the eviction list, if present.
     pub(super) fn unlist(&mut self, page: PageId) {
         if let Some(resident) = self.residency.resident(page) {
-            self.evictable.remove(&(resident.last_used(), page));
+            self.take_off_list(resident.last_used(), page);
+        }
+    }
+
+    /// Removes a page with this last use from the eviction list of its kind, if present.
+    fn take_off_list(&mut self, last_used: u64, page: PageId) {
+        if !self.retained.unlist(page) {
+            self.evictable.remove(&(last_used, page));
         }
     }
 
@@ -205,6 +214,7 @@ impl KvCache {
         if let Some(resident) = self.residency.resident(page)
             && !self.is_locked(page)
             && self.is_leaf(resident)
+            && !self.retained.list(page)
         {
             self.evictable.insert((resident.last_used(), page));
         }

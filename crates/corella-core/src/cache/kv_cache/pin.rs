@@ -64,6 +64,7 @@ impl KvCache {
         debug_assert!(self.residency.is_resident(page));
         if self.pins.insert(page) {
             self.lock(page);
+            self.forget_retention(page);
         }
     }
 }

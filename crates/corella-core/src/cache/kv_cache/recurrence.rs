@@ -4,6 +4,8 @@
 //! has them. If no other request holds their pages, the request's own pages replace them
 //! ([`take_over`](KvCache::take_over)), so that its path continues.
 
+use alloc::vec::Vec;
+
 use crate::cache::kv_cache::KvCache;
 use crate::{BlockId, PageId, SnapshotId, StepId};
 
@@ -112,6 +114,12 @@ impl KvCache {
         }
     }
 
+    /// Retains a block's snapshot until `end_us`. Returns false if the limit leaves no room for it.
+    pub(super) fn retain_snapshot(&mut self, block: BlockId, end_us: u64, limit: usize) -> bool {
+        let snapshots = self.residency.snapshots_mut();
+        snapshots.is_none_or(|snapshots| snapshots.retain(block, end_us, limit))
+    }
+
     /// Takes a snapshot from its block or its request.
     pub(crate) fn drop_snapshot(&mut self, id: SnapshotId) {
         if let Some(snapshots) = self.residency.snapshots_mut() {
@@ -131,7 +139,7 @@ impl KvCache {
         }
     }
 
-    /// Takes a block's snapshot from it, if the block is not pinned and no step in flight names the snapshot.
+    /// Takes a block's snapshot from it, if it is neither pinned nor retained and no step in flight names the snapshot.
     pub(crate) fn drop_passing_snapshot_of(
         &mut self,
         block: BlockId,
@@ -164,14 +172,24 @@ impl KvCache {
         if !self.is_recurrent() || !all.clone().all(is_free) {
             return false;
         }
-        for group in all
-            .filter(|&group| is_full(self, group))
-            .collect::<alloc::vec::Vec<_>>()
-        {
+        let full: Vec<_> = all.filter(|&group| is_full(self, group)).collect();
+        let end_us = |group| {
+            let its = self.residency.page(block, group);
+            its.map_or(0, |its| self.retained.end_us(its))
+        };
+        let ends_us: Vec<_> = full.iter().map(|&group| (group, end_us(group))).collect();
+        for group in full {
             self.drop_page(block, group);
         }
         self.removed.clear();
         self.fill_block(block, page, filled_by);
+        for (group, end_us) in ends_us {
+            if let Some(page) = self.residency.page(block, group)
+                && end_us > 0
+            {
+                self.set_retention(page, end_us);
+            }
+        }
         true
     }
 }

@@ -193,6 +193,7 @@ impl Scheduler {
                     speculator.note_checked(span.num_drafts, samples.len() as u32 - 1);
                 }
                 let is_last = state.max_tokens() == 0 && span.end == state.num_prompt_tokens();
+                self.retain_prefixes(index);
                 if !logprobs.is_empty() {
                     self.emit_logprobs(index, logprobs);
                 }

@@ -68,11 +68,13 @@ impl Scheduler {
         let lease_us = self.holds.next_lease_us();
         let fetch_us = self.holds.fetches().next_deadline_us();
         let hold_us = self.holds.of_blocks().next_end_us();
+        let retention_us = self.kv.next_retention_end_us();
         remote_kv_us
             .into_iter()
             .chain(lease_us)
             .chain(fetch_us)
             .chain(hold_us)
+            .chain(retention_us)
             .min()
     }
 

@@ -58,6 +58,7 @@ impl ConfigLine {
                 "spill" => config.max_spilled_pages = number(),
                 "lease" => config.hold_lease_us = number().into(),
                 "pinned" => config.max_pinned_pages = number(),
+                "retained" => config.max_retained_pages = number(),
                 "queue" => config.max_queued_requests = number(),
                 "cache" => config.enable_prefix_caching = value == "on",
                 "chunked" => config.enable_chunked_prefill = value == "on",

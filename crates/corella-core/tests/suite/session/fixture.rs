@@ -122,6 +122,7 @@ pub fn output(request: u64, token: Option<u32>, finish: Option<FinishReason>) ->
         num_prompt_tokens: NUM_ROWS,
         num_cached_tokens: 4,
         fetched_tokens: Default::default(),
+        num_retained_tokens: 0,
         num_output_tokens: 0,
         queue_us: 7,
     }

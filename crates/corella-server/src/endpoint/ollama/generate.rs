@@ -116,6 +116,7 @@ impl Endpoint for OllamaGenerate {
                     tokens: served.encode("prompt", &prompt, true, caller)?,
                     echo: None,
                     reply: None,
+                    retentions: Vec::new(),
                 });
             }
         }

@@ -1,6 +1,6 @@
 //! The fields of Anthropic's Messages API, and of the objects within them.
 
-use super::chat::{CACHE_HINT, NO_SCHEMA, SENT_BACK, name, tool_name};
+use super::chat::{NO_SCHEMA, SENT_BACK, name, tool_name};
 use super::sampling::{DRAW, MODEL, QUEUE, STREAM, schema_format};
 use super::schema::{
     Limits, Schema, any_object, boolean, constant, count, either, list, object, one_of, text,
@@ -8,6 +8,8 @@ use super::schema::{
 };
 use super::{Field, FieldTable, Kind, no_effect, read, refused};
 use crate::wire::field_limit::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
+
+const MARK: &str = "The prefix cache retains the prompt up to the end of this block; at most four blocks have one.";
 
 pub static BODY: FieldTable = FieldTable {
     name: "MessagesRequest",
@@ -53,6 +55,7 @@ static CONVERSATION: &[Field] = &[
     read("tool_choice", |_| object(&TOOL_CHOICE)),
     read("thinking", |_| object(&THINKING)),
     read("output_config", |_| object(&OUTPUT_CONFIG)),
+    read("cache_control", |_| object(&CACHE_CONTROL)).about("A mark after the last block."),
 ];
 
 static WITHOUT_EFFECT: &[Field] = &[
@@ -62,7 +65,6 @@ static WITHOUT_EFFECT: &[Field] = &[
         "fallback_credit_token",
         "it serves the caller's own accounting",
     ),
-    no_effect("cache_control", CACHE_HINT),
     no_effect("anthropic_version", "the header names versions"),
     no_effect("anthropic_beta", "the header names versions"),
     no_effect(
@@ -106,9 +108,21 @@ pub static BLOCK: FieldTable = FieldTable {
     groups: &[&[
         read("type", |_| constant("text")).required(),
         read("text", text).required(),
-        no_effect("cache_control", CACHE_HINT),
+        read("cache_control", |_| object(&CACHE_CONTROL)).about(MARK),
         no_effect("citations", SENT_BACK),
         no_effect("parsed_output", SENT_BACK),
+    ]],
+    kind: Kind::Object,
+};
+
+/// A mark after a block.
+pub static CACHE_CONTROL: FieldTable = FieldTable {
+    name: "CacheControl",
+    groups: &[&[
+        read("type", |_| constant("ephemeral")).required(),
+        read("ttl", |_| one_of(["5m", "1h"]).or("5m"))
+            .about("The time for which the prefix cache retains the prompt after each use."),
+        no_effect("scope", "the cache salt says who shares a prefix"),
     ]],
     kind: Kind::Object,
 };
@@ -167,7 +181,7 @@ pub static TOOL_USE: FieldTable = FieldTable {
         read("id", text).required(),
         read("name", name).required(),
         read("input", any_object).required(),
-        no_effect("cache_control", CACHE_HINT),
+        read("cache_control", |_| object(&CACHE_CONTROL)).about(MARK),
         no_effect("caller", SENT_BACK),
         no_effect("toolset_name", SENT_BACK),
     ]],
@@ -180,7 +194,7 @@ pub static TOOL_RESULT: FieldTable = FieldTable {
         read("type", |_| constant("tool_result")).required(),
         read("tool_use_id", text).required(),
         read("content", |_| text_or(&BLOCK)),
-        no_effect("cache_control", CACHE_HINT),
+        read("cache_control", |_| object(&CACHE_CONTROL)).about(MARK),
         no_effect(
             "is_error",
             "chat templates do not tell errors from other results",
@@ -201,7 +215,7 @@ pub static TOOL: FieldTable = FieldTable {
             read("input_schema", any_object)
                 .required()
                 .about("A JSON schema."),
-            no_effect("cache_control", CACHE_HINT),
+            read("cache_control", |_| object(&CACHE_CONTROL)).about(MARK),
             no_effect("strict", NO_SCHEMA),
             no_effect("allowed_callers", "only the caller calls tools"),
             no_effect("defer_loading", "all tools are part of the prompt"),

@@ -41,7 +41,8 @@ pub struct CacheArgs {
     /// option for more prefixes. Only whole pages are kept
     #[arg(long, value_name = "TEXT", conflicts_with = "no_enable_prefix_caching")]
     pub pin_prefix: Vec<String>,
-    /// Largest share of the KV pages that pinned prefixes may take, from 0 to 1
+    /// Largest share of the KV pages that pinned prefixes, and prefixes that requests retain
+    /// (cache_control), may take, from 0 to 1
     #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.25")]
     pub max_pinned_share: f64,
     #[command(flatten)]
