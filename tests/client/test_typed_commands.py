@@ -1,11 +1,14 @@
 """Commands in the habits of other programs: `ollama run`, pipes, and variables of other servers."""
 
+import hashlib
+import json
 import os
+import re
 import subprocess
 
 import pytest
 from patience import PATIENCE_S, wait_until
-from server_process import BINARY, ServerProcess, free_port
+from server_process import BINARY, ROOT, ServerProcess, free_port
 
 SMALL = ("--threads", "1", "--kv-cache-memory", "64M")
 GREEDY = ("--temperature", "0", "--max-tokens", "12")
@@ -52,6 +55,50 @@ def test_a_prompt_is_piped_in():
     assert generated("generate", "--no-limits", "-p", "What did the fox find?", text=article) == alone
 
 
+def test_input_without_a_prompt_is_refused():
+    for words in (["run", "corella-nano"], ["generate", "--no-limits", "-p", "-"]):
+        for text in (None, "", "\n"):
+            status, answer, log = corella(*words, text=text)
+            assert (status, answer, log) == (2, "", "error: there is no prompt: standard input is empty\n")
+
+
+def add_to_ollama(folder, name, layers):
+    """Adds a model to a folder of Ollama, by the kinds and contents of its layers."""
+    manifest = {"layers": []}
+    for kind, content in layers.items():
+        digest = hashlib.sha256(content).hexdigest()
+        blob = folder / f"blobs/sha256-{digest}"
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(content)
+        media_type = f"application/vnd.ollama.image.{kind}"
+        manifest["layers"].append({"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)})
+    path = folder / "manifests/registry.ollama.ai" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_model_of_ollama_has_its_own_system_message(tmp_path):
+    gguf = ROOT / "tests/gguf/qwen3-f16.gguf"
+    weights, system = gguf.read_bytes(), "You are a fox. "
+
+    def num_prompt_tokens(model, *words):
+        status, _, log = corella("run", model, "Hi", *words, "--verbose", *SMALL, *GREEDY, OLLAMA_MODELS=str(tmp_path))
+        assert status == 0, log
+        return int(re.search(r"prefill +(\d+) tokens", log)[1])
+
+    add_to_ollama(tmp_path, "me/fox/latest", {"model": weights, "system": system.encode()})
+    add_to_ollama(tmp_path, "library/tuned/latest", {"model": weights, "adapter": b"rows"})
+    store = {"OLLAMA_MODELS": str(tmp_path)}
+    expected = num_prompt_tokens(gguf, "--system", system)
+    assert num_prompt_tokens("me/fox") == expected > num_prompt_tokens(gguf)
+    shorter = num_prompt_tokens(gguf, "--system", "A")
+    assert num_prompt_tokens("me/fox", "--system", "A") == shorter < expected
+    with ServerProcess("me/fox", *SMALL, env={**os.environ, **store}) as server:
+        assert "the SYSTEM of me/fox's Modelfile is left out" in server.log()
+    status, _, log = corella("run", "tuned", "Who are you?", **store)
+    assert status == 2 and "tuned:latest, a model of Ollama, cannot be used: its Modelfile has an ADAPTER" in log
+
+
 def test_a_key_of_another_server_leaves_no_server_open():
     port = str(free_port())
     options = ("serve", "--device", "mock", "--port", port)
@@ -71,6 +118,8 @@ def test_a_key_of_another_server_leaves_no_server_open():
         (["run-batch", "-i", "in", "-o", "out"], "`corella batch IN.jsonl MODEL -o OUT.jsonl`"),
         (["-m", "x.gguf", "-p", "hi"], "`corella generate` first"),
         (["version"], "`corella --version`"),
+        (["batch", "-i", "in", "-o", "out"], "`corella batch IN.jsonl MODEL -o OUT.jsonl`"),
+        (["serve", "model", "--api-key", "one", "two"], "--api-keys FILE"),
         (["generate", "-p", "hi", "--temperature", "-1"], "--temperature must be"),
     ],
 )

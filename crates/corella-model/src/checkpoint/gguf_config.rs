@@ -48,5 +48,6 @@ fn generation(metadata: &Metadata) -> Result<GenerationDefaults, CheckpointError
         top_p: number("top_p")?,
         min_p: number("min_p")?,
         repetition_penalty: number("penalty_repeat")?,
+        stop: Vec::new(),
     })
 }

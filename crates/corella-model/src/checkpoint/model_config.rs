@@ -27,7 +27,7 @@ pub struct ModelConfig {
     pub generation: GenerationDefaults,
 }
 
-/// Sampling parameters that the checkpoint's makers recommend for requests that do not set them.
+/// Sampling parameters for requests that do not set them: those that the checkpoint's makers recommend, or an operator's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
@@ -35,6 +35,9 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
+    /// Texts that end an answer. A checkpoint has none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop: Vec<String>,
 }
 
 impl ModelConfig {
@@ -111,6 +114,7 @@ impl ModelConfig {
             top_p: number("top_p")?,
             min_p: number("min_p")?,
             repetition_penalty: number("repetition_penalty")?,
+            stop: Vec::new(),
         };
         Ok(())
     }

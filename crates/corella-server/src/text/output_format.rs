@@ -2,7 +2,7 @@
 //! fields `guided_*`.
 
 use corella_text::{GrammarError, GrammarSource};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::wire::api_error::ApiError;
 use crate::wire::field_check::closest;
@@ -154,6 +154,9 @@ const WITHOUT_EFFECT: [&str; 4] = [
     "disable_additional_properties",
 ];
 
+/// vLLM's switch for JSON without whitespace between its parts.
+const COMPACT: &str = "disable_any_whitespace";
+
 /// Reads vLLM's field.
 fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
     const FIELD: &str = "structured_outputs";
@@ -164,6 +167,14 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
     fields.retain(|name, value| {
         !value.is_null() && *value != false && !WITHOUT_EFFECT.contains(&name.as_str())
     });
+    let is_compact = match fields.remove(COMPACT) {
+        None => false,
+        Some(Value::Bool(is_compact)) => is_compact,
+        Some(_) => {
+            let field = format!("{FIELD}.{COMPACT}");
+            return Err(ApiError::invalid(field, "must be true or false"));
+        }
+    };
     if let Some(other) = fields.keys().find(|name| !KINDS.contains(&name.as_str())) {
         return Err(match closest(other, KINDS.into_iter()) {
             meant @ Some(_) => ApiError::unknown_field(FIELD, other, meant),
@@ -192,6 +203,8 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
         _ => Err(ApiError::invalid(&field, "must be a string")),
     };
     let source = match kind.as_str() {
+        "json" if is_compact => compact(json_schema(&field, value)?),
+        "json_object" if is_compact => compact(GrammarSource::JsonObject),
         "json" => json_schema(&field, value)?,
         "json_object" => GrammarSource::JsonObject,
         "regex" => GrammarSource::Regex(text(value)?),
@@ -204,6 +217,20 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
         _ => GrammarSource::of_grammar(text(value)?),
     };
     Ok(Some(OutputFormat { source, field }))
+}
+
+/// Rules out whitespace between the parts of JSON, unless the schema has its own options for that.
+fn compact(source: GrammarSource) -> GrammarSource {
+    let mut schema = match source {
+        GrammarSource::JsonObject => Map::from_iter([("type".to_owned(), "object".into())]),
+        GrammarSource::JsonSchema(Value::Object(schema)) => schema,
+        GrammarSource::JsonSchema(Value::Bool(true)) => Map::new(),
+        source => return source,
+    };
+    schema
+        .entry("x-guidance")
+        .or_insert_with(|| json!({"whitespace_flexible": false}));
+    GrammarSource::JsonSchema(Value::Object(schema))
 }
 
 /// Returns a schema, which may also be sent as text, as in vLLM.

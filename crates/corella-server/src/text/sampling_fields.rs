@@ -302,7 +302,10 @@ impl SamplingFields {
                 ..Namespace::default()
             },
             adapter: None,
-            stop: stop_strings(self.stop)?,
+            stop: match self.stop {
+                None => defaults.stop.clone(),
+                Some(stop) => stop_strings(stop)?,
+            },
             kv_transfer_params: self.kv_transfer_params,
             prompt_logprobs,
             output_format,
@@ -461,8 +464,7 @@ fn number(
     }
 }
 
-fn stop_strings(stop: Option<StopField>) -> Result<Vec<String>, ApiError> {
-    let stop = stop.map_or_else(Vec::new, |stop| stop.0);
+fn stop_strings(StopField(stop): StopField) -> Result<Vec<String>, ApiError> {
     if stop.len() > MAX_STOP_STRINGS {
         return Err(ApiError::invalid(
             "stop",

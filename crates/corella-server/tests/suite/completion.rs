@@ -223,6 +223,24 @@ async fn nothing_ends_a_choice_before_min_tokens() {
 }
 
 #[tokio::test]
+async fn default_stop_strings_are_those_of_requests_without_any() {
+    let server = TestServer::start().await;
+    let text = server.greedy(&server.encode("stop"), 60);
+    let stop: String = text.chars().skip(20).take(3).collect();
+    let mut setup = Setup::new();
+    setup.serve.generation_defaults.stop = vec![stop.clone()];
+    let server = setup.start().await;
+    let mut body = json!({"prompt": "stop", "temperature": 0, "max_tokens": 60});
+    let answer = post(server.address, PATH, &body).await.json();
+    let before = text.find(&stop).expect("it is there");
+    assert_eq!(answer["choices"][0]["text"], text[..before]);
+    assert_eq!(answer["choices"][0]["stop_reason"], stop);
+    body["stop"] = json!([]);
+    let answer = post(server.address, PATH, &body).await.json();
+    assert_eq!(answer["choices"][0]["text"], text);
+}
+
+#[tokio::test]
 async fn end_and_stop_tokens_are_not_part_of_the_text() {
     let server = Setup::new().ending_at(11).start().await;
     let mut body = json!({"prompt": "end", "temperature": 0, "max_tokens": 30});

@@ -270,9 +270,33 @@ async fn models_are_told_of() {
     assert_eq!(running["models"][0]["context_length"], MAX_MODEL_LEN);
     let shown = post(server.address, "/api/show", &json!({"model": MODEL})).await;
     assert_eq!(shown.json()["capabilities"], json!(["completion"]));
+    assert_eq!(shown.json()["modelfile"], format!("FROM {MODEL}\n"));
+    assert_eq!(shown.json()["parameters"], "");
+    let template = shown.json()["template"].clone();
+    assert!(
+        template
+            .as_str()
+            .is_some_and(|text| text.contains("raise_exception('no robots')"))
+    );
     let other = post(server.address, "/api/show", &json!({"name": "other"})).await;
     assert_eq!(other.status, 404);
     assert!(other.json()["error"].is_string());
+}
+
+#[tokio::test]
+async fn default_parameters_are_those_of_a_modelfile() {
+    let mut setup = Setup::new();
+    setup.serve.generation_defaults.top_k = Some(7);
+    setup.serve.generation_defaults.stop = vec!["\"end\"".to_owned(), "\nUser:".to_owned()];
+    let server = setup.start().await;
+    let shown = post(server.address, "/api/show", &json!({"model": MODEL})).await;
+    let parameters = "top_k 7\nstop \"\\\"end\\\"\"\nstop \"\\nUser:\"";
+    assert_eq!(shown.json()["parameters"], parameters);
+    let modelfile = format!(
+        "FROM {MODEL}\nPARAMETER {}\n",
+        parameters.replace('\n', "\nPARAMETER ")
+    );
+    assert_eq!(shown.json()["modelfile"], modelfile);
 }
 
 /// The mock's hidden state of a text.

@@ -70,6 +70,40 @@ fn assert_person(text: &str) {
 }
 
 #[tokio::test]
+async fn json_may_be_asked_for_without_whitespace() {
+    let server = setup().start().await;
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"enum": ["x", "y"]}, "minItems": 2, "maxItems": 3},
+        },
+        "required": ["age", "tags"],
+        "additionalProperties": false,
+    });
+    let texts = async |is_compact: bool| {
+        let form = json!({"json": schema, "disable_any_whitespace": is_compact});
+        let more = json!({"structured_outputs": form, "temperature": 1.5, "seed": 7, "n": 4});
+        let answers = answers(&server, &chat(&more)).await.into_iter();
+        answers.map(|(text, _)| text).collect::<Vec<_>>()
+    };
+    for text in texts(true).await {
+        assert!(!text.contains(char::is_whitespace), "{text}");
+        let value: Value = serde_json::from_str(&text).expect("it is JSON");
+        assert_eq!(
+            value.as_object().map(|fields| fields.len()),
+            Some(2),
+            "{text}"
+        );
+    }
+    let free = texts(false).await;
+    assert!(
+        free.iter().any(|text| text.contains(char::is_whitespace)),
+        "{free:?}"
+    );
+}
+
+#[tokio::test]
 async fn answers_follow_their_schema() {
     let server = setup().start().await;
     let format = json!({"type": "json_schema", "json_schema": {
@@ -193,6 +227,16 @@ async fn what_cannot_be_followed_is_refused_with_its_place() {
             "text",
         ),
         ("structured_outputs", json!({}), "one of"),
+        (
+            "structured_outputs",
+            json!({"disable_any_whitespace": true}),
+            "one of",
+        ),
+        (
+            "structured_outputs.disable_any_whitespace",
+            json!({"json": {}, "disable_any_whitespace": 1}),
+            "true or false",
+        ),
         (
             "structured_outputs",
             json!({"choice": ["a"], "regex": "a"}),

@@ -23,7 +23,7 @@ use crate::input::option_value::{self, OptionValue};
 #[derive(Debug)]
 pub struct Arguments {
     pub words: Vec<OsString>,
-    /// One sentence for each flag of another server that the file sets.
+    /// One sentence for each flag of another server that the file sets, and for each mistyped variable.
     pub warnings: Vec<String>,
     /// The source of each option that was not typed.
     origins: Vec<Origin>,
@@ -53,6 +53,7 @@ pub fn expand(
         });
     };
     let environment = Environment::new(variables);
+    warnings.extend(environment.slips(program));
     let mut given: HashSet<&str> = command
         .get_arguments()
         .map(|arg| arg.get_id().as_str())

@@ -137,6 +137,9 @@ fn engine_section(text: &mut String, engine: &Engine, title: &str) {
 }
 
 fn reason(no_op: &NoOp) -> String {
+    if let Some(member) = &no_op.unless {
+        return format!("{}. With `{member}`: {}", no_op.why, no_op.otherwise);
+    }
     let limit = match (&no_op.values, no_op.most) {
         (Some(values), _) => format!("only {}", values.join(", ")),
         (None, Some(most)) => format!("at most {most}"),

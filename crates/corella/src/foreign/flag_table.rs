@@ -103,6 +103,8 @@ pub struct NoOp {
     pub values: Option<Vec<String>>,
     /// The largest number that changes nothing.
     pub most: Option<f64>,
+    /// The member of a value in JSON that must not be true.
+    pub unless: Option<String>,
     /// Why other values are refused.
     #[serde(default)]
     pub otherwise: String,
@@ -134,7 +136,13 @@ impl NoOp {
     pub fn allows(&self, value: &str) -> bool {
         let is_listed = |values: &Vec<String>| values.iter().any(|known| known == value);
         let is_small = |most: f64| value.parse::<f64>().is_ok_and(|number| number <= most);
-        self.values.as_ref().is_none_or(is_listed) && self.most.is_none_or(is_small)
+        let is_off = |member: &String| {
+            let object: Option<Value> = serde_json::from_str(value).ok();
+            object.is_none_or(|object| object[member.as_str()] != true)
+        };
+        self.values.as_ref().is_none_or(is_listed)
+            && self.most.is_none_or(is_small)
+            && self.unless.as_ref().is_none_or(is_off)
     }
 
     /// Whether an allowed value asks for what Corella does, so that no warning is needed.

@@ -54,11 +54,13 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
         notes,
         refusals: Vec::new(),
         num_positionals: 0,
+        num_behind_key: 0,
         last_name: None,
         translated_values: Vec::new(),
     };
     walk.translate(&words[begin.min(words.len())..]);
     walk.free_model();
+    walk.check_key();
     match walk.refusals.is_empty() {
         true => Ok(Translation {
             words: walk.translated,
@@ -83,6 +85,7 @@ fn subcommand<'a>(program: &'a Command, words: &[OsString]) -> (&'a Command, usi
 }
 
 const NAMES: &str = "--served-model-name";
+const KEY: &str = "--api-key";
 
 struct Walk<'a> {
     command: &'a Command,
@@ -95,6 +98,8 @@ struct Walk<'a> {
     notes: Vec<String>,
     refusals: Vec<String>,
     num_positionals: usize,
+    /// The number of words behind a key, which vLLM takes as further keys.
+    num_behind_key: usize,
     /// The last of several names after one `--served-model-name`, which may be meant as the model.
     last_name: Option<OsString>,
     /// Flags with a translated value, and the resulting word.
@@ -151,6 +156,10 @@ impl<'a> Walk<'a> {
             };
             let values: Vec<_> = values.take(most).cloned().collect();
             let num_taken = values.len();
+            if name == KEY {
+                let further = behind[num_taken..].iter();
+                self.num_behind_key = further.take_while(|word| is_value(word)).count();
+            }
             match name == NAMES {
                 true => self.push_names(values),
                 false => self.translated.extend(values),
@@ -247,11 +256,7 @@ impl<'a> Walk<'a> {
         let Some(before_model) = positionals.position(|arg| arg.get_id() == "model") else {
             return;
         };
-        let is_model = |word: &OsString| {
-            let text = word.to_string_lossy();
-            text.starts_with("-m") || text.split('=').next() == Some("--model")
-        };
-        let has_model = self.num_positionals > before_model || self.translated.iter().any(is_model);
+        let has_model = self.num_positionals > before_model || self.has_model_option();
         let Some(name) = self.last_name.take().filter(|_| !has_model) else {
             return;
         };
@@ -265,6 +270,25 @@ impl<'a> Walk<'a> {
         let is_last = |pair: &[OsString]| pair[0] == NAMES && pair[1] == name;
         if let Some(at) = self.translated.windows(2).rposition(is_last) {
             self.translated.remove(at);
+        }
+    }
+
+    fn has_model_option(&self) -> bool {
+        self.translated.iter().any(|word| {
+            let text = word.to_string_lossy();
+            text.starts_with("-m") || text.split('=').next() == Some("--model")
+        })
+    }
+
+    /// Refuses several keys behind one `--api-key`. A single word more may be the model.
+    fn check_key(&mut self) {
+        if self.option("--api-keys").is_none() {
+            return;
+        }
+        let num_words = self.num_positionals + usize::from(self.has_model_option());
+        if self.num_behind_key > 0 && num_words > self.command.get_positionals().count() {
+            let reason = "--api-key takes one key; --api-keys FILE takes a file of several";
+            self.refusals.push(reason.to_owned());
         }
     }
 

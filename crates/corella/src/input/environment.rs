@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 
-use clap::{Arg, ArgAction};
+use clap::{Arg, ArgAction, Command};
 
+use crate::input::nearest_name::nearest_name;
 use crate::input::option_value::OptionValue;
 
 const PREFIX: &str = "CORELLA_";
@@ -23,6 +24,22 @@ impl Environment {
         Self(options.collect())
     }
 
+    /// Returns a warning for each variable whose name is close to that of an option of any command.
+    pub fn slips(&self, program: &Command) -> Vec<String> {
+        let mut known = Vec::new();
+        add_names(program, &mut known);
+        let slips = self.0.iter().filter_map(|(name, _)| {
+            let written = name.strip_prefix(PREFIX)?;
+            let near = nearest_name(written, known.iter().copied())?;
+            if is_name_of_kubernetes(written) {
+                return None;
+            }
+            let near = variable_of(near);
+            (near != *name).then(|| format!("{name} is not read; did you mean {near}?"))
+        });
+        slips.collect()
+    }
+
     /// Returns the variable of an option, and its value if set.
     pub fn get(&self, arg: &Arg) -> Option<(String, &str)> {
         let name = variable(arg)?;
@@ -33,8 +50,26 @@ impl Environment {
 
 /// Returns the name of an option's variable.
 pub fn variable(arg: &Arg) -> Option<String> {
-    let long = arg.get_long()?.replace('-', "_").to_uppercase();
-    Some(format!("{PREFIX}{long}"))
+    arg.get_long().map(variable_of)
+}
+
+fn variable_of(long: &str) -> String {
+    format!("{PREFIX}{}", long.replace('-', "_").to_uppercase())
+}
+
+/// Adds the names of all options of a command and of its subcommands.
+fn add_names<'a>(command: &'a Command, names: &mut Vec<&'a str>) {
+    let options = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    names.extend(options.filter_map(Arg::get_long));
+    for subcommand in command.get_subcommands() {
+        add_names(subcommand, names);
+    }
+}
+
+/// For a service whose name begins with corella, Kubernetes sets such variables to numbers and hosts.
+fn is_name_of_kubernetes(name: &str) -> bool {
+    let parts = ["SERVICE_HOST", "SERVICE_PORT", "_TCP", "_UDP", "_SCTP"];
+    parts.iter().any(|part| name.contains(part))
 }
 
 /// For a service named corella, Kubernetes sets CORELLA_PORT to an address.

@@ -335,12 +335,11 @@ impl Llm {
             true => Vec::new(),
             false => self.config.end_tokens.ids(),
         };
-        let text = TextStream::new(
-            self.tokenizer.clone(),
-            params.stop.clone(),
-            false,
-            prompt_tail(&prompt),
-        );
+        let stop = match params.stop.is_empty() {
+            true => recommended.stop.clone(),
+            false => params.stop.clone(),
+        };
+        let text = TextStream::new(self.tokenizer.clone(), stop, false, prompt_tail(&prompt));
         let mut streams = self.engine.submit(Submission {
             sampling,
             stopping: StoppingCriteria {

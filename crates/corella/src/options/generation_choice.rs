@@ -63,6 +63,7 @@ impl GenerationChoice {
         defaults.min_p = overrides.min_p.or(defaults.min_p);
         let penalty = overrides.repetition_penalty;
         defaults.repetition_penalty = penalty.or(defaults.repetition_penalty);
+        defaults.stop = overrides.stop;
         Ok(())
     }
 }
@@ -101,15 +102,32 @@ pub fn overrides(fields: &Map<String, Value>) -> Result<GenerationDefaults, Erro
                 let number = number.and_then(|number| u32::try_from(number.max(0)).ok());
                 defaults.top_k = Some(number.ok_or_else(|| refuse("a whole number from -1"))?);
             }
+            "stop" => {
+                let texts = stop_strings(value);
+                defaults.stop = texts.ok_or_else(|| refuse("a text or a list of texts"))?;
+            }
             _ => {
                 return Err(Error::Config(format!(
                     "--override-generation-config: there is no `{name}`; it takes temperature, top_k, \
-                     top_p, min_p and repetition_penalty"
+                     top_p, min_p, repetition_penalty and stop"
                 )));
             }
         }
     }
     Ok(defaults)
+}
+
+/// Returns one or several texts, and `None` for other values and empty texts.
+fn stop_strings(value: &Value) -> Option<Vec<String>> {
+    let texts = match value {
+        Value::Array(texts) => texts.as_slice(),
+        text => std::slice::from_ref(text),
+    };
+    let text = |value: &Value| {
+        let text = value.as_str().filter(|text| !text.is_empty());
+        text.map(str::to_owned)
+    };
+    texts.iter().map(text).collect()
 }
 
 #[cfg(test)]
@@ -125,15 +143,20 @@ mod tests {
 
     #[test]
     fn values_outside_their_range_are_refused() {
-        let all = json!({"temperature": 0, "top_k": -1, "top_p": 1, "min_p": 0.5, "repetition_penalty": null});
+        let all = json!({
+            "temperature": 0, "top_k": -1, "top_p": 1, "min_p": 0.5, "repetition_penalty": null, "stop": ["a", "b"]
+        });
         let expected = GenerationDefaults {
             temperature: Some(0.0),
             top_k: Some(0),
             top_p: Some(1.0),
             min_p: Some(0.5),
             repetition_penalty: None,
+            stop: vec!["a".to_owned(), "b".to_owned()],
         };
         assert_eq!(of(all), Ok(expected));
+        let one = of(json!({"stop": "END"})).map(|defaults| defaults.stop);
+        assert_eq!(one, Ok(vec!["END".to_owned()]));
         for (value, word) in [
             (
                 json!({"temperature": -1}),
@@ -147,6 +170,8 @@ mod tests {
                 json!({"repetition_penalty": 0}),
                 "repetition_penalty must be above 0",
             ),
+            (json!({"stop": ["a", 1]}), "stop must be a text or a list"),
+            (json!({"stop": ""}), "stop must be a text or a list"),
             (json!({"max_new_tokens": 5}), "there is no `max_new_tokens`"),
         ] {
             let error = of(value.clone()).unwrap_err();

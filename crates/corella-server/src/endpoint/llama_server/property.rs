@@ -49,6 +49,7 @@ fn default_params(state: &ServerState) -> Value {
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "n_predict": -1,
+        "stop": defaults.stop,
         "seed": state.config.seed.map_or(json!(-1), |seed| json!(seed)),
         "stream": false,
     })

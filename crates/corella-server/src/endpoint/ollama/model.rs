@@ -137,7 +137,8 @@ struct ShowFields {
     name: Option<String>,
 }
 
-/// `/api/show`: a model's abilities, and its default parameters of sampling.
+/// `/api/show`: a model's abilities, its template in Jinja, and its default parameters of sampling. The Modelfile has no
+/// template, because Ollama's are in another language.
 pub async fn show_model(
     State(state): State<Arc<ServerState>>,
     context: CallContext,
@@ -154,10 +155,12 @@ pub async fn show_model(
         "" => "decoder",
         family => family,
     };
+    let parameters = parameters(&state);
+    let template = state.served.chat_template.as_ref();
     Ok(json_response(&json!({
-        "modelfile": "",
-        "parameters": parameters(&state),
-        "template": "",
+        "modelfile": modelfile(&model, &parameters),
+        "parameters": parameters,
+        "template": template.map(ChatTemplate::source).unwrap_or_default(),
         "details": details(&state, &model),
         "model_info": {
             "general.architecture": family,
@@ -169,6 +172,12 @@ pub async fn show_model(
         "capabilities": capabilities(&state),
         "modified_at": modified_at(&state, &model),
     })))
+}
+
+fn modelfile(model: &str, parameters: &str) -> String {
+    let lines = parameters.lines();
+    let lines = lines.map(|line| format!("PARAMETER {line}\n"));
+    format!("FROM {model}\n{}", lines.collect::<String>())
 }
 
 /// Returns the sampling defaults in a Modelfile's notation.
@@ -185,7 +194,12 @@ fn parameters(state: &ServerState) -> String {
             .repetition_penalty
             .map(|value| format!("repeat_penalty {value}")),
     ];
-    lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
+    let stop = defaults
+        .stop
+        .iter()
+        .map(|text| format!("stop {}", json!(text)));
+    let lines = lines.into_iter().flatten().chain(stop);
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn capabilities(state: &ServerState) -> Vec<&'static str> {

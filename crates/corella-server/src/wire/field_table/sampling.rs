@@ -129,10 +129,16 @@ pub static ANSWER: &[Field] = &[
     read("structured_outputs", |_| {
         Schema::of(json!({
             "type": "object",
-            "minProperties": 1,
-            "maxProperties": 1,
+            "oneOf": [
+                {"required": ["json"]},
+                {"required": ["json_object"]},
+                {"required": ["regex"]},
+                {"required": ["grammar"]},
+                {"required": ["choice"]},
+            ],
             "additionalProperties": false,
             "properties": {
+                "disable_any_whitespace": {"type": "boolean"},
                 "json": {"type": ["object", "string"]},
                 "json_object": {"const": true},
                 "regex": {"type": "string"},

@@ -64,7 +64,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "auto|vllm|FOLDER", default_value = "auto")]
     pub generation_config: GenerationSource,
     /// Sampling defaults that replace those of --generation-config, as a JSON object with temperature,
-    /// top_k, top_p, min_p or repetition_penalty
+    /// top_k, top_p, min_p, repetition_penalty or stop
     #[arg(long, value_name = "JSON", value_parser = parse_object)]
     pub override_generation_config: Option<Map<String, Value>>,
     /// Folder in which a server keeps quantised or repacked weights for its next start [default:

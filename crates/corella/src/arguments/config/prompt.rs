@@ -29,7 +29,13 @@ pub fn text(typed: Option<String>, with_input: bool) -> Result<String, Error> {
             let reason = "there is no prompt: give one with -p TEXT, or pipe it in";
             Err(Error::Config(reason.to_owned()))
         }
-        None | Some("-") => read(&mut io::stdin().lock()),
+        None | Some("-") => match read(&mut io::stdin().lock())? {
+            text if text.trim().is_empty() => {
+                let reason = "there is no prompt: standard input is empty";
+                Err(Error::Config(reason.to_owned()))
+            }
+            text => Ok(text),
+        },
         Some(typed) if with_input && is_piped() => {
             Ok(joined(&read(&mut io::stdin().lock())?, typed))
         }

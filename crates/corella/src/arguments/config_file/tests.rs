@@ -289,6 +289,34 @@ fn what_is_typed_comes_before_variables_and_these_before_the_file() {
     assert_eq!(words, ["--port=2", "--threads=3", "--seed", "1"]);
 }
 
+#[test]
+fn a_mistyped_variable_is_told_with_the_nearest_name() {
+    let variables = [
+        ("CORELLA_MAX_NUM_SEQ", "4"),
+        ("CORELLA_PORTT", "9001"),
+        // Variables of other commands, of tests and of scripts.
+        ("CORELLA_NO_HISTORY", "1"),
+        ("CORELLA_NIXL_LIBRARY", "lib.so"),
+        ("CORELLA_TEST_ISA", "portable"),
+        ("CORELLA_BIN", "corella"),
+        ("CORELLA_EMULATED_TILES", "1"),
+        ("CORELLA_FUZZ_SECONDS", "1"),
+        ("CORELLA_IMAGE", "registry/corella"),
+        ("CORELLA_VERSION", "1"),
+        ("CORELLA_API_KEY", "secret"),
+        ("CORELLA_SERVICE_PORT_HTTP", "8000"),
+        ("CORELLA_DECODE_SERVICE_PORT", "8000"),
+        ("CORELLA_PORT_8000_TCP_PORT", "8000"),
+    ];
+    let arguments = from_environment(&variables, "corella serve").unwrap();
+    assert_eq!(arguments.words, ["corella", "serve"]);
+    let warnings = [
+        "CORELLA_MAX_NUM_SEQ is not read; did you mean CORELLA_MAX_NUM_SEQS?",
+        "CORELLA_PORTT is not read; did you mean CORELLA_PORT?",
+    ];
+    assert_eq!(arguments.warnings, warnings);
+}
+
 /// Kubernetes describes a service by such variables.
 #[test]
 fn the_address_of_a_service_is_no_port() {

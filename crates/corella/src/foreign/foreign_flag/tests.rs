@@ -170,6 +170,63 @@ fn several_names_may_follow_one_option() {
     );
 }
 
+/// vLLM's `--api-key` takes several.
+#[test]
+fn several_keys_belong_in_a_file() {
+    let refusal = ["--api-key takes one key; --api-keys FILE takes a file of several"];
+    for line in [
+        "x --api-key one two",
+        "--api-key one two three",
+        "--model x --api-key one two --port 1",
+    ] {
+        assert_eq!(
+            typed(&format!("corella serve {line}")).unwrap_err(),
+            refusal,
+            "{line}"
+        );
+    }
+    for line in [
+        "--api-key one x",
+        "x --api-key one --port 1",
+        "x --api-key=one",
+    ] {
+        assert_eq!(
+            words(&format!("corella serve {line}")),
+            format!("corella serve {line}")
+        );
+    }
+}
+
+#[test]
+fn a_member_that_would_change_answers_is_refused() {
+    let of = |value| {
+        typed(&format!(
+            "corella serve --structured-outputs-config {value}"
+        ))
+    };
+    let unchanged = of(r#"{"backend":"guidance","disable_any_whitespace":false}"#).unwrap();
+    assert_eq!(unchanged.warnings.len(), 1, "{:?}", unchanged.warnings);
+    for line in [
+        r#"corella serve --structured-outputs-config {"disable_any_whitespace":true}"#,
+        "corella serve --structured-outputs-config.disable_any_whitespace true",
+    ] {
+        let reasons = typed(line).unwrap_err();
+        assert_eq!(reasons.len(), 1, "{reasons:?}");
+        let advice = "each request has the switch `disable_any_whitespace`";
+        assert!(reasons[0].contains(advice), "{reasons:?}");
+    }
+}
+
+#[test]
+fn the_requests_of_a_batch_need_no_flag() {
+    let reasons = typed("corella batch -i in.jsonl -o out.jsonl --model x").unwrap_err();
+    assert_eq!(reasons.len(), 1, "{reasons:?}");
+    assert!(
+        reasons[0].contains("`corella batch IN.jsonl MODEL -o OUT.jsonl`"),
+        "{reasons:?}"
+    );
+}
+
 /// Keys and values have one type.
 #[test]
 fn two_flags_for_one_option_must_agree() {
