@@ -233,6 +233,8 @@ impl KvCache {
         for _ in 0..num_pages {
             if self.pool.num_free() == 0 {
                 self.num_evicted += 1;
+                // All other cached pages go before retained ones.
+                self.retained.note_evicted(self.evictable.is_empty());
                 self.evict_one();
             }
             table.extend(self.pool.try_take());

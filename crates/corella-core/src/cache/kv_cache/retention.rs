@@ -28,7 +28,7 @@ impl Retained {
         self.in_order.len()
     }
 
-    /// The number of pages that were evicted before the end of their retention.
+    /// The number of pages that requests took before the end of their retention.
     pub fn num_evicted(&self) -> u64 {
         self.num_evicted
     }
@@ -94,10 +94,13 @@ impl Retained {
     }
 
     /// The page to evict next: the one whose retention ends first.
-    pub fn next_evictable(&mut self) -> Option<PageId> {
-        let &(_, page) = self.evictable.first()?;
-        self.num_evicted += 1;
-        Some(page)
+    pub fn next_evictable(&self) -> Option<PageId> {
+        self.evictable.first().map(|&(_, page)| page)
+    }
+
+    /// Counts an eviction for a request if the page is a retained one.
+    pub fn note_evicted(&mut self, is_retained: bool) {
+        self.num_evicted += u64::from(is_retained);
     }
 
     /// # Panics
@@ -231,7 +234,7 @@ impl KvCache {
         self.retained.end_us(page)
     }
 
-    /// The number of pages that were evicted before the end of their retention.
+    /// The number of pages that requests took before the end of their retention.
     pub fn num_retained_evicted(&self) -> u64 {
         self.retained.num_evicted()
     }
