@@ -111,7 +111,8 @@ put 644 "$unpacked/completions/corella.bash" share/bash-completion/completions/c
 put 644 "$unpacked/completions/_corella" share/zsh/site-functions/_corella
 put 644 "$unpacked/completions/corella.fish" share/fish/vendor_completions.d/corella.fish
 for document in LICENSE README.md THIRD-PARTY-LICENSES corella.cdx.json \
-    systemd/corella.service prometheus/alerts.yml prometheus/alerts_test.yml grafana/corella.json; do
+    systemd/corella.service systemd/corella.socket prometheus/alerts.yml prometheus/alerts_test.yml \
+    grafana/corella.json; do
     put 644 "$unpacked/$document" "share/corella/$document"
 done
 
@@ -120,7 +121,7 @@ case :$PATH: in
     *:"$prefix/bin":*) ;;
     *) echo "add it to the PATH: export PATH=\"$prefix/bin:\$PATH\"" ;;
 esac
-echo "a unit for systemd, alerts for Prometheus and a dashboard for Grafana are in $prefix/share/corella"
+echo "units for systemd, alerts for Prometheus and a dashboard for Grafana are in $prefix/share/corella"
 remove="sh install.sh --remove"
 [ "$prefix" = "$HOME/.local" ] || remove="$remove --prefix $prefix"
 echo "remove it again: $remove"

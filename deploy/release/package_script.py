@@ -21,7 +21,7 @@ fi
 """
 STOP = """\
 if [ -d /run/systemd/system ]; then
-    systemctl disable --now corella.service
+    systemctl disable --now corella.socket corella.service
 fi
 """
 FORGET = f"""\

@@ -16,11 +16,13 @@ DOCUMENTS = {
     "LICENSE": "LICENSE",
     "README.md": "README.md",
     "deploy/systemd/corella.service": "systemd/corella.service",
+    "deploy/systemd/corella.socket": "systemd/corella.socket",
     "deploy/prometheus/alerts.yml": "prometheus/alerts.yml",
     "deploy/prometheus/alerts_test.yml": "prometheus/alerts_test.yml",
     "deploy/grafana/corella.json": "grafana/corella.json",
 }
 UNIT = "deploy/systemd/corella.service"
+SOCKET = "deploy/systemd/corella.socket"
 # The user of the packages' service. The packages' scripts make this user.
 USER = "corella"
 CONFIGURATION = "etc/corella/corella.toml"
@@ -61,6 +63,7 @@ class Payload:
             if not name.startswith("systemd/"):
                 files[f"usr/share/doc/corella/{name}"] = document
         files["usr/lib/systemd/system/corella.service"] = File(package_unit().encode())
+        files["usr/lib/systemd/system/corella.socket"] = File((ROOT / SOCKET).read_bytes())
         files[CONFIGURATION] = File((Path(__file__).parent / "corella.toml").read_bytes())
         return files
 

@@ -156,6 +156,18 @@ def test_systemd_takes_the_unit(packed, path, tmp_path, monkeypatch):
     check("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
 
 
+@program("systemd-analyze")
+def test_systemd_takes_the_socket(tmp_path):
+    service, unit = tmp_path / "corella.service", tmp_path / "corella.socket"
+    text = (DEPLOY / "systemd/corella.service").read_text()
+    service.write_text(text.replace("/usr/local/bin/corella", str(BINARY.resolve())))
+    text = (DEPLOY / "systemd/corella.socket").read_text()
+    unit.write_text(text)
+    assert complaints(unit, str(service)) == []
+    unit.write_text(text.replace("ListenStream", "ListenStreams"))
+    assert complaints(unit, str(service)) != []
+
+
 def is_pending(server, signal_number):
     """Returns whether a signal was sent to a process and has not been delivered to any thread."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()

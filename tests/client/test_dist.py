@@ -174,6 +174,7 @@ def check_system(root):
     (start,) = re.findall(r"^ExecStart=(\S+) serve --config (\S+)$", unit, re.MULTILINE)
     for path in start:
         assert (root / path.lstrip("/")).is_file()
+    assert (root / "usr/lib/systemd/system/corella.socket").is_file()
     assert (root / "usr/share/man/man1/corella-serve.1.gz").is_file()
     assert (root / "usr/share/bash-completion/completions/corella").is_file()
 
@@ -269,7 +270,7 @@ def test_the_script_installs_and_removes(release, home):
     assert subprocess.run([binary, "--version"], capture_output=True, text=True).stdout == "corella 0.1.0\n"
     assert (home / ".local/share/man/man1/corella-serve.1").is_file()
     alerts = ("prometheus/alerts.yml", "prometheus/alerts_test.yml")
-    for document in ("systemd/corella.service", *alerts, "grafana/corella.json"):
+    for document in ("systemd/corella.service", "systemd/corella.socket", *alerts, "grafana/corella.json"):
         assert (home / ".local/share/corella" / document).is_file(), document
     assert f"are in {home}/.local/share/corella" in done.stdout and done.stdout.endswith("install.sh --remove\n")
     installed = files(home)

@@ -6,7 +6,7 @@ pub mod shutdown;
 mod write_deadline;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -29,6 +29,7 @@ use crate::serve::listener::{Connection, Listener};
 use crate::serve::shutdown::Shutdown;
 use crate::serve::write_deadline::WriteDeadline;
 use crate::state::server_state::ServerState;
+use crate::state::use_count::{Count, Counted};
 
 /// The outcome of a server's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +47,10 @@ const ENGINE_CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// Time for the last bytes of answers to be written.
 const FLUSH_PERIOD: Duration = Duration::from_secs(5);
 
-/// Serves until a shutdown is requested, then refuses new requests, lets running ones finish within the drain timeout,
-/// and returns. While they finish, it answers `/ready` and `/health`, on new connections too, so that a load balancer
-/// can see that the server takes no requests.
+/// Serves until a shutdown is requested or the server has been idle for its limit. Then it refuses new requests, lets
+/// running ones finish within the drain timeout, and returns. While they finish, it answers `/ready` and `/health`, on
+/// new connections too, so that a load balancer can see that the server takes no requests. On an inherited socket, new
+/// connections wait for the next server instead.
 ///
 /// A lost engine never recovers, so it ends the server with an error, and the supervisor of the
 /// process restarts it.
@@ -65,13 +67,16 @@ pub async fn serve(
         keep_alive: true,
     };
     let tls = state.config.tls.clone();
-    let connections = Connections::new(router(state.clone()), tls, &limits);
+    let newcomers = state.use_count.newcomers.clone();
+    let connections = Connections::new(router(state.clone()), tls, &limits, newcomers);
     // Lines of batches count as requests in flight. Batches stop when serving ends for any reason.
     let mut runner = JoinSet::new();
     if let Ok(batches) = state.batches() {
         runner.spawn(run_batches(state.clone(), batches.clone()));
     }
     tokio::select! {
+        // Connections come first: a connection that is there already keeps the server from ending as idle.
+        biased;
         error = connections.accept_from(&listener) => return Err(error),
         error = engine_lost(&state) => {
             // The streams have received their error; this gives clients the time to read it.
@@ -79,6 +84,7 @@ pub async fn serve(
             return Err(error);
         }
         () = shutdown.requested() => {}
+        () = idle(&state) => {}
     }
     state.drain();
     let deadline = Instant::now() + state.config.drain_timeout;
@@ -88,8 +94,9 @@ pub async fn serve(
         "draining"
     );
     let mut num_in_flight = state.num_in_flight.subscribe();
+    let accepts = !state.config.has_inherited_socket;
     tokio::select! {
-        error = connections.accept_from(&listener) => return Err(error),
+        error = connections.accept_from(&listener), if accepts => return Err(error),
         _ = timeout_at(deadline, num_in_flight.wait_for(|&num| num == 0)) => {}
         () = shutdown.requested() => {}
     }
@@ -114,6 +121,20 @@ async fn engine_lost(state: &ServerState) -> io::Error {
             return stopped(&reason);
         }
         sleep(ENGINE_CHECK_PERIOD).await;
+    }
+}
+
+/// Waits until the server has been idle for its limit; forever without a limit.
+async fn idle(state: &ServerState) {
+    match state.config.exit_when_idle {
+        Some(limit) => {
+            state.use_count.unused_for(limit).await;
+            tracing::info!(
+                idle_s = limit.as_secs_f32(),
+                "no request came, so the server ends"
+            );
+        }
+        None => std::future::pending().await,
     }
 }
 
@@ -149,6 +170,8 @@ pub struct Connections {
     max_num_connections: u32,
     permits: Arc<Semaphore>,
     phase: watch::Sender<Phase>,
+    /// Counts the connections whose first request has no answer yet.
+    newcomers: Count,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -160,7 +183,12 @@ enum Phase {
 }
 
 impl Connections {
-    pub fn new(router: Router, tls: Option<ServerTls>, limits: &ConnectionLimits) -> Self {
+    pub fn new(
+        router: Router,
+        tls: Option<ServerTls>,
+        limits: &ConnectionLimits,
+        newcomers: Count,
+    ) -> Self {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(limits.header_timeout)
@@ -177,6 +205,7 @@ impl Connections {
             max_num_connections,
             permits: Arc::new(Semaphore::new(max_num_connections as usize)),
             phase: watch::Sender::new(Phase::Open),
+            newcomers,
         }
     }
 
@@ -207,6 +236,7 @@ impl Connections {
         }
         let (router, http, tls) = (self.router.clone(), self.http.clone(), self.tls.clone());
         let write_timeout = self.write_timeout;
+        let newcomer = self.newcomers.begin();
         let mut phase = self.phase.subscribe();
         tokio::spawn(async move {
             let _permit = permit;
@@ -214,7 +244,7 @@ impl Connections {
                 (Connection::Tcp(stream), Some(tls)) => (stream, tls),
                 (stream, _) => {
                     let stream = WriteDeadline::new(stream, write_timeout);
-                    return answer(stream, &http, router, phase).await;
+                    return answer(stream, &http, router, phase, newcomer).await;
                 }
             };
             // When the server closes, a client without a finished handshake is dropped at once.
@@ -225,7 +255,7 @@ impl Connections {
             match secured {
                 Ok(stream) => {
                     let stream = WriteDeadline::new(stream, write_timeout);
-                    answer(stream, &http, router, phase).await;
+                    answer(stream, &http, router, phase, newcomer).await;
                 }
                 Err(error) => tracing::debug!(%error, "a client's TLS handshake has failed"),
             }
@@ -253,15 +283,22 @@ async fn answer(
     http: &http1::Builder,
     router: Router,
     mut phase: watch::Receiver<Phase>,
+    newcomer: Counted,
 ) {
+    let newcomer = Mutex::new(Some(newcomer));
     let service = TowerToHyperService::new(router);
     // Connections take turns: one with thousands of requests that have arrived already would answer many of these
     // before another connection gets its turn.
     let service = service_fn(move |request: Request<Incoming>| {
         let answer = service.call(request);
+        let first = { newcomer.lock() }
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         async move {
             yield_now().await;
-            answer.await
+            let answer = answer.await;
+            drop(first);
+            answer
         }
     });
     let connection = http.serve_connection(TokioIo::new(stream), service);
@@ -327,7 +364,13 @@ mod tests {
                 let http = http1::Builder::new();
                 let mut answers = Vec::new();
                 let (_, read) = tokio::join!(
-                    answer(ours, &http, router, phase.subscribe()),
+                    answer(
+                        ours,
+                        &http,
+                        router,
+                        phase.subscribe(),
+                        Count::default().begin()
+                    ),
                     theirs.read_to_end(&mut answers),
                 );
                 read.expect("it is open");

@@ -1,5 +1,6 @@
 //! The process: its open files, its memory, and its supervisor.
 
+pub(crate) mod inherited_socket;
 pub(crate) mod malloc_arena;
 pub(crate) mod open_files;
 pub(crate) mod supervisor;

@@ -53,7 +53,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         open(&config.source)?;
     }
     // The port is bound before the model is loaded, so that a port in use is noticed at once.
-    let mut socket = ServerSocket::bind(&config.address).await?;
+    let mut socket = ServerSocket::open(config.address).await?;
     let mut cluster_config = config.cluster.clone();
     let binds = cluster_config.listens;
     let cluster_listener = binds.then(|| NodePort::bind(&cluster_config)).transpose()?;
@@ -136,7 +136,9 @@ async fn serve(config: Serve) -> Result<(), Error> {
         tls: server_tls,
     };
     reload.start(&state).map_err(io_error(SIGNALS.to_owned()))?;
-    loading.end().await;
+    if let Some(loading) = loading {
+        loading.end().await;
+    }
     say(&ready_line);
     supervisor::notify("READY=1");
     let served = corella_server::serve(socket.take_listener(), state.clone(), shutdown);

@@ -29,6 +29,8 @@ use crate::store::batch_table::{Batches, Job};
 const MAX_WAITING_BYTES: usize = 16 << 20;
 
 pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
+    // Between two lines, the batch is still a use of the server.
+    let _in_use = state.use_count.uses.begin();
     let id = job.record.id.clone();
     let run = Run {
         state,

@@ -37,24 +37,22 @@ struct Details {
     reason: Option<String>,
 }
 
-/// Paths of probes, scrapes and the page.
-const UNLOGGED_PATHS: [&str; 7] = [
-    "/health",
-    "/v1/health",
-    "/ping",
-    "/ready",
-    "/metrics",
-    "/",
-    "/docs",
-];
+/// Paths of probes and scrapes, which come every few seconds.
+const PROBE_PATHS: [&str; 5] = ["/health", "/v1/health", "/ping", "/ready", "/metrics"];
+const PAGES: [&str; 2] = ["/", "/docs"];
 const FILES_OF_THE_PAGE: &str = "/page/";
 /// Clients choose the path, and lines must stay short.
 const MAX_PATH_CHARS: usize = 256;
 
+/// Whether a path only tells how the server is, to programs that ask again and again.
+pub fn is_probe(path: &str) -> bool {
+    PROBE_PATHS.contains(&path)
+}
+
 /// Whether a request has neither a line nor a span. Probes and scrapes come every few seconds, and a browser asks for
 /// each file of the page: they would hide all other requests.
 pub fn is_unlogged(path: &str) -> bool {
-    UNLOGGED_PATHS.contains(&path) || path.starts_with(FILES_OF_THE_PAGE)
+    is_probe(path) || PAGES.contains(&path) || path.starts_with(FILES_OF_THE_PAGE)
 }
 
 impl RequestLine {

@@ -76,6 +76,11 @@ pub struct ServeConfig {
     pub allow_unknown_fields: bool,
     /// Time for running requests to finish after a signal to stop.
     pub drain_timeout: Duration,
+    /// A server without a request for this long ends. Probes do not count as requests.
+    pub exit_when_idle: Option<Duration>,
+    /// Whether another process keeps the listening socket open, and starts the next server. Connections that come while
+    /// this server ends then wait for the next one.
+    pub has_inherited_socket: bool,
 }
 
 impl ServeConfig {
@@ -119,6 +124,8 @@ impl ServeConfig {
             adapter_load_timeout: Duration::from_secs(300),
             allow_unknown_fields: false,
             drain_timeout: Duration::from_secs(30),
+            exit_when_idle: None,
+            has_inherited_socket: false,
         }
     }
 

@@ -14,9 +14,10 @@ use corella_engine::TraceScope;
 use hyper::body::{Frame, SizeHint};
 
 use crate::call::request_id::RequestName;
-use crate::call::request_line::{RequestLine, is_unlogged};
+use crate::call::request_line::{RequestLine, is_probe, is_unlogged};
 use crate::call::request_trace::{EndedRequest, begin_trace};
 use crate::state::server_state::ServerState;
+use crate::state::use_count::Counted;
 use crate::wire::api_error::ApiError;
 
 pub async fn count_request(
@@ -41,9 +42,11 @@ pub async fn count_request(
     if let Some(line) = line.clone() {
         request.extensions_mut().insert(line);
     }
+    let in_use = (!is_probe(request.uri().path())).then(|| state.use_count.uses.begin());
     let method = request.method().clone();
     let mut record = Record::new(state, name, method, path, trace);
     record.line = line;
+    record.in_use = in_use;
     let response = next.run(request).await;
     record.status = response.status().as_u16();
     if let (Some(line), Some(error)) = (&record.line, response.extensions().get::<ApiError>()) {
@@ -71,6 +74,8 @@ struct Record {
     trace: Option<TraceScope>,
     /// `None` if the request has no line in the log.
     line: Option<Arc<RequestLine>>,
+    /// `None` for a probe, which is no use of the server.
+    in_use: Option<Counted>,
     status: u16,
     arrival: Instant,
 }
@@ -91,6 +96,7 @@ impl Record {
             path,
             trace,
             line: None,
+            in_use: None,
             status: CLIENT_CLOSED_REQUEST,
             arrival: Instant::now(),
         }

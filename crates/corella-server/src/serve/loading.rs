@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use crate::config::tls::ServerTls;
 use crate::serve::listener::Listener;
 use crate::serve::{ConnectionLimits, Connections};
+use crate::state::use_count::Count;
 use crate::wire::api_error::ApiError;
 
 /// Limits the connections. This is enough, because clients are answered at once.
@@ -39,7 +40,7 @@ impl Loading {
             keep_alive: false,
             ..ConnectionLimits::default()
         };
-        let connections = Connections::new(router, tls, &limits);
+        let connections = Connections::new(router, tls, &limits, Count::default());
         let (ends, ended) = oneshot::channel::<()>();
         let accepting = tokio::spawn(async move {
             tokio::select! {

@@ -18,6 +18,7 @@ use crate::config::api_key::ApiKey;
 use crate::config::serve_config::{ServeConfig, TextModel};
 use crate::state::engine_feed::EngineFeed;
 use crate::state::role_control::RoleControl;
+use crate::state::use_count::UseCount;
 use crate::store::batch_table::Batches;
 use crate::store::response_store::ResponseStore;
 use crate::text::served_model::ServedModel;
@@ -45,6 +46,7 @@ pub struct ServerState {
     pub(crate) engine_feed: EngineFeed,
     /// Number of requests whose response is not yet complete.
     pub(crate) num_in_flight: watch::Sender<usize>,
+    pub(crate) use_count: UseCount,
     pub(crate) started_unix_s: u64,
     is_draining: watch::Sender<bool>,
     text_threads: TextThreads,
@@ -135,6 +137,7 @@ impl ServerState {
             kv_transfer,
             roles,
             num_in_flight: watch::Sender::new(0),
+            use_count: UseCount::default(),
             started_unix_s: unix_now_s(),
             is_draining,
             text_threads: TextThreads::new(),

@@ -115,6 +115,12 @@ impl Setup {
     }
 
     pub async fn start(self) -> TestServer {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        self.start_on(listener).await
+    }
+
+    /// Starts on a socket to which clients may have connected already.
+    pub async fn start_on(self, listener: TcpListener) -> TestServer {
         let tokenizer = tokenizer(self.more_tokens);
         let template = ChatTemplate::new(self.template, SpecialTokens::default());
         let template = template.expect("it parses");
@@ -132,7 +138,6 @@ impl Setup {
         let executor = MockExecutor::new(mock.clone());
         let engine = Engine::start(EngineConfig::new(self.scheduler), Box::new(executor))
             .expect("it starts");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let backend = Backend {
             generator: Arc::new(engine.clone()),

@@ -1,5 +1,6 @@
 //! Clients that leave, engines that fail, servers that stop.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use corella_core::StepId;
@@ -8,7 +9,7 @@ use corella_model::Fault;
 use corella_server::{Listener, Loading};
 use corella_test::{wait_until, wait_until_asked, wait_until_async};
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
@@ -252,6 +253,74 @@ async fn an_idle_server_does_not_wait_for_the_drain_timeout() {
     let server = setup.start().await;
     server.ask_to_stop();
     assert_eq!(server.stopped().await.num_cut_off, 0);
+}
+
+#[tokio::test]
+async fn a_server_that_may_not_be_idle_ends_after_its_last_answer() {
+    let mut setup = Setup::new().holding_behind(1);
+    setup.serve.exit_when_idle = Some(Duration::from_millis(1));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    // This request is the only one, and is there before the server.
+    let body = json!({"prompt": "long", "temperature": 0, "max_tokens": 60, "stream": true});
+    let mut socket = open_post(address, PATH, &body).await;
+    let server = setup.start_on(listener).await;
+    let mut text = read_until(&mut socket, "data:").await;
+    // The server is not idle while its answer waits for a step.
+    assert_eq!(get(address, "/ready").await.status, 200);
+    server.gate().open();
+    text += &read_until(&mut socket, "[DONE]").await;
+    assert!(text.contains("\"finish_reason\":\"length\""), "{text}");
+    assert_eq!(server.stopped().await.num_cut_off, 0);
+}
+
+/// Probes that come all the time must not keep a server.
+#[tokio::test]
+async fn probes_are_no_use_of_a_server() {
+    let mut setup = Setup::new();
+    setup.serve.exit_when_idle = Some(Duration::from_millis(100));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let head = "GET /health HTTP/1.1\r\nhost: test\r\n\r\n";
+    let mut socket = open(address, head, b"").await;
+    let server = setup.start_on(listener).await;
+    let probe = tokio::spawn(async move {
+        let mut answer = Vec::new();
+        while socket.read_buf(&mut answer).await.is_ok_and(|num| num > 0) {
+            if socket.write_all(head.as_bytes()).await.is_err() {
+                break;
+            }
+        }
+        answer
+    });
+    assert_eq!(server.stopped().await.num_cut_off, 0);
+    let answer = probe.await.expect("it does not panic");
+    assert!(answer.starts_with(b"HTTP/1.1 200"));
+}
+
+/// The owner of the socket starts the next server.
+#[tokio::test]
+async fn on_an_inherited_socket_clients_wait_for_the_next_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let kept = listener.as_fd().try_clone_to_owned().expect("it is open");
+    let mut setup = Setup::new().holding_behind(1);
+    setup.serve.has_inherited_socket = true;
+    let server = setup.start_on(listener).await;
+    let body = json!({"prompt": "long", "temperature": 0, "max_tokens": 60, "stream": true});
+    let mut running = open_post(server.address, PATH, &body).await;
+    read_until(&mut running, "data:").await;
+    server.ask_to_stop();
+    server.state.draining().await;
+    let mut waiting = open_post(server.address, PATH, &body).await;
+    server.gate().open();
+    read_until(&mut running, "[DONE]").await;
+    assert_eq!(server.stopped().await.num_cut_off, 0);
+    let kept = TcpListener::from_std(kept.into()).expect("it listens");
+    let next = Setup::new().start_on(kept).await;
+    let answer = read_reply(&mut waiting).await;
+    assert_eq!(answer.status, 200);
+    assert!(answer.is_complete);
+    next.assert_at_rest().await;
 }
 
 #[tokio::test]

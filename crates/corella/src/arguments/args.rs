@@ -11,6 +11,7 @@ mod chat;
 mod cluster;
 mod config_file;
 mod device;
+mod duration;
 mod engine;
 mod files;
 mod format_choice;

@@ -45,8 +45,6 @@ pub use llm::{LlmConfig, llm};
 pub use otlp::otlp;
 pub use prompt::Prompt;
 
-use listen::listen_address;
-
 pub struct Serve {
     pub source: ModelSource,
     pub options: LlmOptions,
@@ -90,14 +88,20 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     if may_decode_for_others && args.engine.cache.kv_spill_memory.is_none() {
         options.kv_spill = KvSpill::QuarterOfCache;
     }
+    let has_other_nodes = may_decode_for_others || args.cluster.role != Role::Unified;
+    if args.server.exit_when_idle.is_some() && has_other_nodes {
+        return Err(Error::Config(
+            "--exit-when-idle is for a server without other nodes so far: leave it out, or --role, --registry and \
+             --cluster-listen"
+                .to_owned(),
+        ));
+    }
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
     let server = args.server;
     let mut server_config = server.config()?;
     let adapters = args.adapter.set(&mut options, &mut server_config)?;
-    let address = match &server.uds {
-        Some(path) => ListenAddress::Unix(path.clone()),
-        None => ListenAddress::Tcp(listen_address(&server.host, server.port)?),
-    };
+    let address = ListenAddress::of(&server)?;
+    server_config.has_inherited_socket = matches!(address, ListenAddress::Inherited(_));
     warn_of_foreign_variables(&server, &address)?;
     options.step_deadline = match server.step_deadline {
         0 => Duration::MAX,
@@ -133,10 +137,7 @@ fn kv_events(json: Option<&str>) -> Result<Option<KvEventsConfig>, Error> {
 fn warn_of_foreign_variables(server: &ServerArgs, address: &ListenAddress) -> Result<(), Error> {
     let start = foreign_variable::Start {
         has_key: server.api_key.is_some() || server.api_keys.is_some(),
-        host: match address {
-            ListenAddress::Tcp(address) => Some(address.ip()),
-            ListenAddress::Unix(_) => None,
-        },
+        host: address.ip(),
     };
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     for warning in foreign_variable::check(is_set, &start)? {

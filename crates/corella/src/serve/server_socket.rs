@@ -10,21 +10,24 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use crate::Error;
 use crate::arguments::config::ListenAddress;
+use crate::process::inherited_socket::InheritedSocket;
 
 pub struct ServerSocket {
     /// `None` after `take_listener`.
     listener: Option<Listener>,
     address: Address,
+    /// Whether the supervisor of this process has opened the socket, and keeps it.
+    is_inherited: bool,
 }
 
 enum Address {
     Tcp(SocketAddr),
-    /// The file is deleted at the end.
+    /// The file of an own socket is deleted at the end.
     Unix(PathBuf),
 }
 
 impl ServerSocket {
-    pub async fn bind(address: &ListenAddress) -> Result<Self, Error> {
+    pub async fn open(address: ListenAddress) -> Result<Self, Error> {
         let failed = |shown: String, advice: &'static str| {
             move |error: io::Error| {
                 let is_used = error.kind() == io::ErrorKind::AddrInUse;
@@ -46,31 +49,62 @@ impl ServerSocket {
                 Ok(Self {
                     listener: Some(Listener::Tcp(listener)),
                     address: Address::Tcp(address),
+                    is_inherited: false,
                 })
             }
             ListenAddress::Unix(path) => {
                 let bound = async {
-                    remove_abandoned(path).await?;
-                    UnixListener::bind(path)
+                    remove_abandoned(&path).await?;
+                    UnixListener::bind(&path)
                 };
                 let listener = bound
                     .await
                     .map_err(failed(path.display().to_string(), ""))?;
                 Ok(Self {
                     listener: Some(Listener::Unix(listener)),
-                    address: Address::Unix(path.clone()),
+                    address: Address::Unix(path),
+                    is_inherited: false,
                 })
             }
+            ListenAddress::Inherited(socket) => Self::inherit(socket)
+                .map_err(|error| Error::Io("using the inherited socket".to_owned(), error)),
         }
     }
 
-    /// Answers requests with 503 until the returned value is ended.
+    /// Must be called within a runtime.
+    fn inherit(socket: InheritedSocket) -> io::Result<Self> {
+        let (listener, address) = match socket {
+            InheritedSocket::Tcp(listener) => {
+                let address = listener.local_addr()?;
+                let listener = TcpListener::from_std(listener)?;
+                (Listener::Tcp(listener), Address::Tcp(address))
+            }
+            InheritedSocket::Unix(listener) => {
+                // A socket in the abstract namespace has no path.
+                let path = { listener.local_addr()? }.as_pathname().map(Path::to_owned);
+                let path = path.unwrap_or_else(|| PathBuf::from("(a socket without a path)"));
+                let listener = UnixListener::from_std(listener)?;
+                (Listener::Unix(listener), Address::Unix(path))
+            }
+        };
+        Ok(Self {
+            listener: Some(listener),
+            address,
+            is_inherited: true,
+        })
+    }
+
+    /// Answers requests with 503 until the returned value is ended. Returns `None` for an inherited socket: its clients
+    /// wait until the model is loaded, because one of them has caused the start.
     ///
     /// # Panics
     /// If the listener was taken before.
-    pub fn start_loading(&self, tls: Option<ServerTls>) -> io::Result<Loading> {
+    pub fn start_loading(&self, tls: Option<ServerTls>) -> io::Result<Option<Loading>> {
+        if self.is_inherited {
+            return Ok(None);
+        }
         let listener = self.listener.as_ref().expect("the listener is there");
-        Loading::start(listener, tls)
+        Loading::start(listener, tls).map(Some)
     }
 
     /// # Panics
@@ -108,7 +142,9 @@ impl ServerSocket {
 
 impl Drop for ServerSocket {
     fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
+        if let Address::Unix(path) = &self.address
+            && !self.is_inherited
+        {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -82,6 +82,10 @@ pub struct ServerArgs {
     /// must wait longer than this before it kills the process
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain_timeout: u32,
+    /// End the server when no request has come for this long, for example 10m; probes and /metrics do not count.
+    /// systemd starts it again with the next request, if it holds the socket
+    #[arg(long, value_name = "DURATION", value_parser = super::duration::parse_duration)]
+    pub exit_when_idle: Option<Duration>,
     /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
     /// disables this
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs())]
@@ -96,6 +100,7 @@ impl ServerArgs {
             max_body_memory: self.max_body_memory as usize,
             max_stored_response_bytes: self.max_stored_response_bytes as usize,
             drain_timeout: Duration::from_secs(self.drain_timeout.into()),
+            exit_when_idle: self.exit_when_idle,
             logs_requests: !self.no_log_requests,
             explains_cache: self.explain_cache,
             allowed_origins: allowed_origins(&self.cors_allow_origin)?,

@@ -1,19 +1,53 @@
 //! The address of a server.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use crate::Error;
+use crate::arguments::args::ServerArgs;
+use crate::process::inherited_socket::InheritedSocket;
 
 /// The address at which clients reach a server.
 pub enum ListenAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
+    /// The supervisor of this process has opened the socket.
+    Inherited(InheritedSocket),
+}
+
+impl ListenAddress {
+    /// Returns the inherited socket if there is one, else the address of the options.
+    pub fn of(server: &ServerArgs) -> Result<Self, Error> {
+        let Some(socket) = InheritedSocket::take().map_err(Error::Config)? else {
+            return Ok(match &server.uds {
+                Some(path) => Self::Unix(path.clone()),
+                None => Self::Tcp(listen_address(&server.host, server.port)?),
+            });
+        };
+        match (&socket, &server.tls_cert) {
+            (InheritedSocket::Unix(_), Some(_)) => Err(Error::Config(
+                "--tls-cert is for TCP, and the inherited socket is a Unix domain socket: leave one of them out"
+                    .to_owned(),
+            )),
+            _ => Ok(Self::Inherited(socket)),
+        }
+    }
+
+    /// Returns `None` for a Unix domain socket.
+    pub fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(address) => Some(address.ip()),
+            Self::Inherited(InheritedSocket::Tcp(listener)) => {
+                listener.local_addr().ok().map(|address| address.ip())
+            }
+            Self::Unix(_) | Self::Inherited(InheritedSocket::Unix(_)) => None,
+        }
+    }
 }
 
 /// Resolves a host. Prefers an IPv4 address of several: clients that connect to `localhost` try
 /// IPv4 too, and clients that connect to 127.0.0.1 try nothing else.
-pub fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
+fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
     // An IPv6 address may be written in brackets, as in a URL.
     let name = host
         .strip_prefix('[')
