@@ -56,8 +56,8 @@ pub struct SlotStart {
 }
 
 /// A change of a slot's page table in one KV group: `pages` are its entries from `first` on. In a group with a window,
-/// the entries before the first delta are missing, because they are outside the window. The scheduler also takes back
-/// pages outside the window without a delta. No query reads these entries.
+/// the entries before the first delta are missing, because they are outside the window. When later entries fall out of
+/// the window, the scheduler takes back their pages without a delta, because no query reads these entries any more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageTableDelta {
     pub slot: SlotId,
@@ -77,7 +77,7 @@ pub struct PageCopy {
 
 /// Copies a slot's recurrent state after the span of this step to a snapshot, whose old content is overwritten. The
 /// span has no drafts. Steps run in order, so a later step may restore the state, and a step after that may overwrite
-/// it.
+/// the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSnapshot {
     pub slot: SlotId,
@@ -114,14 +114,14 @@ pub enum Yield {
         /// The positions of the tokens, from the span's second token to the token after its end: the logits of a
         /// position give the probability of the next token.
         positions: Range<u32>,
-        /// The token after the end of the span, if that is one of `positions`.
+        /// The token after the end of the span, if its position is in `positions`.
         next: Option<TokenId>,
         draws: bool,
     },
     /// No result yet. The hidden states of the span's rows are added to the slot's sum, and a later span of the slot
     /// returns the mean. The sum begins with the slot's first position.
     Sum,
-    /// A hidden state of the slot, of all tokens up to the end of the span.
+    /// One hidden state for all tokens of the slot up to the end of the span, made by the given pooling rule.
     HiddenState(Pooling),
 }
 
@@ -184,8 +184,8 @@ impl Batch {
     }
 }
 
-/// Ends the reason for an undrawn span if its logits are finite, but the request's mask and rules together allow no
-/// token.
+/// The last words of the reason for an undrawn span whose logits are finite, but whose request allows no token by its
+/// mask and rules together.
 pub const NOTHING_ALLOWED: &str = "no token is allowed here";
 
 /// The results of a step. A span with a result has an entry in `hidden_states`, or entries in `samples`, `logprobs` or
@@ -199,9 +199,9 @@ pub struct BatchOutput {
     pub logprobs: Vec<(SlotId, Vec<PromptLogprob>)>,
     /// A vector of the model's hidden size for each span that yields a hidden state.
     pub hidden_states: Vec<(SlotId, HiddenState)>,
-    /// Spans without a token because of their logits (for example NaN), or without a hidden state because the vector
-    /// has no numbers, and the reason. Bad logits after an accepted draft are not listed: the span then ends with the
-    /// tokens drawn before.
+    /// The spans that failed to give a result, each with the reason: no token can be drawn from the logits (for example
+    /// NaN), or the hidden state has elements that are not numbers. Bad logits after an accepted draft are not listed:
+    /// the span then ends with the tokens drawn before.
     pub undrawn: Vec<(SlotId, Box<str>)>,
 }
 
@@ -218,8 +218,8 @@ pub struct Sample {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     pub token: f32,
-    /// 1 for the most likely token of the vocabulary. Equally likely tokens rank by id. 0 if the rank comes from a node
-    /// of an earlier version, which does not send it.
+    /// 1 for the most likely token of the vocabulary. Equally likely tokens rank by id. 0 if the token comes from a
+    /// node of an earlier version, which sends no rank.
     pub rank: u32,
     /// The most likely tokens, in descending order.
     pub top: Vec<(TokenId, f32)>,

@@ -58,7 +58,7 @@ id! {
 }
 id! {
     /// Another node of the fleet, by a number that is valid only in this process and never reused. A table of peers
-    /// gives each incarnation its own.
+    /// gives each incarnation a number of its own.
     NodeId(u32)
 }
 id! {
@@ -66,12 +66,12 @@ id! {
     Incarnation(u64)
 }
 id! {
-    /// One request of a client that two nodes may serve together. Drawn at random by the prefill
-    /// node, shared by all attempts, and never taken from what the client sent.
+    /// One request of a client that two nodes may serve together. The prefill node makes the id from its incarnation
+    /// and a number. All attempts share the id, and no part of it comes from the client.
     SessionId(u128)
 }
 
 impl Incarnation {
-    /// In the key of a session that any node may ask for. No node has this number.
+    /// Stands for the incarnation in the key of a session that any node may ask for. No node has this number.
     pub const ANY: Self = Self(0);
 }

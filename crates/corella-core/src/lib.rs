@@ -6,10 +6,10 @@
 //!
 //! For an overview, read `batch.rs` (the decision), `request_state/progress.rs` (the counters behind it) and
 //! `step/scheduler.rs` (a step from top to bottom, and a map of the parts), then `cache/kv_cache.rs` and
-//! `cache/prefix_tree.rs` for the pages. Beside the scheduler stand [`session`], in which a prefill node and a decode
-//! node serve a request together, and `node`, which chooses them.
+//! `cache/prefix_tree.rs` for the pages. Two rooms stand beside the scheduler: in [`session`], a prefill node and a
+//! decode node serve a request together, and `node` chooses the decode node.
 //!
-//! The rooms of the core, from bottom to top. A room uses only those above it in this list:
+//! The rooms of the core, from bottom to top. A room uses only the rooms above it in this list:
 //!
 //! * `id`: identifiers.
 //! * `fetch_medium`: the medium from which a fetch brings KV.

@@ -1,11 +1,11 @@
 //! The duration of steps: smoothed averages, in whole microseconds.
 
-/// The least number of prompt tokens in a step that shows the speed of prompts: in a smaller step, the fixed cost
+/// A step shows the speed of prompts only with at least this many prompt tokens. In a smaller step, the fixed cost
 /// dominates.
 const MIN_BULK_TOKENS: u64 = 256;
 
 /// Times steps. The scheduler learns the time only when it plans a step. The engine plans right after a step has
-/// returned, so that step ended at that time.
+/// returned, so the time of the plan counts as the end of that step.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     now_us: u64,
@@ -50,7 +50,7 @@ impl Pace {
         returned.num_prefill_tokens += u64::from(num_prefill_tokens);
     }
 
-    /// Times the steps that have returned since the last plan. Now counts as the time of their end.
+    /// Times the steps that have returned since the last plan. The current time counts as their end.
     pub fn time_returned(&mut self) {
         let now_us = self.now_us;
         let Some(returned) = self.returned.take() else {

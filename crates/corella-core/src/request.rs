@@ -44,8 +44,8 @@ pub struct Retention {
 }
 
 impl Request {
-    /// Whether rows of the prompt may come from the cache. All poolings except the last token's also need hidden states
-    /// of other tokens, and cached pages hold no hidden states.
+    /// Whether rows of the prompt may come from the cache. All poolings except `LastToken` need hidden states of other
+    /// tokens, and cached pages hold no hidden states.
     pub(crate) fn takes_hits(&self) -> bool {
         matches!(self.sampling.pooling, None | Some(Pooling::LastToken))
     }
@@ -72,7 +72,7 @@ impl Request {
     }
 }
 
-/// The end of a request. Checked in this order: end tokens, stop tokens, length.
+/// The criteria that end a request, checked in this order: end tokens, stop tokens, length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoppingCriteria {
     /// The limit of output tokens; with `None`, only the context length and the pool limit them. 0 is for requests that
@@ -144,8 +144,8 @@ impl Arithmetic {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestOutput {
     pub request: RequestId,
-    /// The new token. Absent only in a terminal event, and in one with log-probabilities of the prompt or its hidden
-    /// state.
+    /// The new token. Absent only in a terminal event, and in an event with log-probabilities of the prompt or its
+    /// hidden state.
     pub sample: Option<Sample>,
     /// Log-probabilities of the prompt's next tokens. The first token has none, and every other token comes once, in
     /// order, before the first sample.
@@ -210,7 +210,7 @@ pub enum RequestError {
     EngineLost(Box<str>),
 }
 
-/// The reason for refusing a request at submission. The scheduler keeps no part of it.
+/// The reason for refusing a request at submission. The scheduler keeps no part of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionError {
     EmptyPrompt,

@@ -38,8 +38,8 @@ pub(crate) use crate::request_state::index::{RequestIndex, RequestSet};
 pub(crate) use crate::request_state::table::RequestTable;
 pub(crate) use crate::request_state::turn::Leader;
 
-/// The order in which running requests are planned. When pages run out, the last one is preempted
-/// first. Waiting requests are queued in this order too; see `WaitingRank`.
+/// The order in which running requests are planned. When pages run out, the request that is last in this order is
+/// preempted first. Waiting requests are queued in this order too; see `WaitingRank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     /// The policy's key, or 0 for every request.
@@ -216,7 +216,7 @@ impl RequestState {
 
     /// The number of the request's tokens that may come from the prefix cache or from a leader. The last token is
     /// always computed, for its logits or its hidden state. Tokens are also computed if the log-probability of a token
-    /// after them is wanted, and all tokens for a mean.
+    /// after them is wanted. All poolings except `LastToken` compute every token.
     pub fn max_cached_tokens(&self) -> usize {
         let last = self.tokens().len() - 1;
         if !self.request.takes_hits() {
@@ -228,7 +228,7 @@ impl RequestState {
         }
     }
 
-    /// The result of a step that computes the known tokens `start..end`, or one token after them.
+    /// The result of a span with the tokens `start..end`. A step in flight may still draw the last of these tokens.
     pub fn yields(&self, start: u32, end: u32) -> Yield {
         if let Some(pooling) = self.request.sampling.pooling {
             return match pooling {

@@ -24,9 +24,9 @@ pub struct RequestView {
     /// By the clock of [`Scheduler::schedule`](crate::Scheduler::schedule).
     pub arrival_us: u64,
     pub num_prompt_tokens: u32,
-    /// Prompt tokens that were cached at its first start.
+    /// Prompt tokens that were cached at the request's first start.
     pub num_cached_tokens: u32,
-    /// Tokens whose KV is in its pages.
+    /// Tokens whose KV is in the request's pages.
     pub num_computed_tokens: u32,
     pub num_output_tokens: u32,
     pub max_tokens: u32,

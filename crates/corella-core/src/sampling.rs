@@ -25,7 +25,7 @@ pub struct SamplingParams {
     /// the negative ones; 1 is off.
     pub repetition_penalty: f32,
     pub seed: u64,
-    /// The index of the choice among the `n` of an API call. It keys the generator together with the seed.
+    /// The index of the choice among the `n` choices of an API call. Seed and index together key the random generator.
     pub choice: u32,
     /// Report the log-probability of the drawn token and of this many alternatives.
     pub logprobs: Option<u32>,
@@ -58,7 +58,8 @@ impl SamplingParams {
         second_text: None,
     };
 
-    /// Whether the caller asks for a result about the prompt that only its computation gives.
+    /// Whether the caller asks for a result that only the computation of the prompt gives: its log-probabilities, or a
+    /// hidden state.
     pub fn wants_prompt_outputs(&self) -> bool {
         self.prompt_logprobs.is_some() || self.pooling.is_some()
     }

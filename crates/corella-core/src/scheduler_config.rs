@@ -38,7 +38,7 @@ pub struct SchedulerConfig {
     pub long_prefill_token_threshold: u32,
     /// The most requests that prefill in one step.
     pub max_prefill_seqs: u32,
-    /// The most requests that decode in one step. If more want to, they take turns.
+    /// The most requests that decode in one step. If more requests want to decode, they take turns.
     pub max_decode_seqs: u32,
     pub max_queued_requests: u32,
     /// The limit of prompt tokens over all requests that wait for their first admission. A request that waits alone may
@@ -53,14 +53,14 @@ pub struct SchedulerConfig {
     pub max_held_pages: u32,
     /// The most pages that running fetches may hold. A fetch of a longer sequence brings the first blocks that fit.
     pub max_fetched_pages: u32,
-    /// The limit of pages of blocks that other nodes load, each counted once for each load.
+    /// The limit of pages that are lent to other nodes. A page counts once for each load that reads it.
     pub max_served_pages: u32,
     /// The hash function that names blocks to other nodes.
     pub block_hasher: BlockHasher,
     /// The limit of KV pages that preempted requests keep in host memory. A request beyond the limit is computed again
     /// or, if another node computed its prompt, returns to that node.
     pub max_spilled_pages: u32,
-    /// The time for which pages are held without a renewal by their reader.
+    /// The time for which pages are held if their reader does not renew the hold.
     pub hold_lease_us: u64,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
@@ -78,8 +78,8 @@ pub struct SchedulerConfig {
     pub max_inflight_steps: u32,
     /// The number of stages that the executor's layers are split over. With more than one stage, a step cannot wait for
     /// a token of another step. So requests in flight are skipped, and the decodes are divided among
-    /// `max_inflight_steps` steps, so that every stage has a step to work on. One more step than stages hides the time
-    /// between the return of a step and the start of the next.
+    /// `max_inflight_steps` steps, so that every stage has a step to work on. With one more step in flight than stages,
+    /// no stage idles between the return of a step and the start of the next.
     pub num_pipeline_stages: u32,
     pub speculation: Speculation,
     /// The most drafts of one request in one step.
@@ -136,10 +136,10 @@ impl HeadRoom {
 }
 
 impl SchedulerConfig {
-    /// A draft that takes this number of hundredths of a step to draw, or more, never pays: together with the row that
-    /// checks it, it takes the time of the step that it may save.
+    /// Drafts never pay if drawing one takes this number of hundredths of a step, or more: drawing the draft and
+    /// checking it then take as long as the step that the draft may save.
     pub const MAX_DRAW_COST: u32 = 75;
-    /// The largest `max_draft_tokens`. With more rows, a decode would take the share of a prefill in a step.
+    /// The largest `max_draft_tokens`. With more rows, a decode would take as much of a step as a prefill.
     pub const MAX_DRAFT_TOKENS: u32 = 64;
 
     /// The default configuration for a pool and a context length.
@@ -289,8 +289,8 @@ impl SchedulerConfig {
     }
 }
 
-/// The number of steps that executors queue, so that submitting a step never blocks the loop that also waits for
-/// returns.
+/// The capacity of an executor's queue of steps. Within this limit, submitting a step never blocks the engine loop,
+/// which also waits for returned steps.
 const MAX_INFLIGHT_STEPS: u32 = 16;
 
 /// The queue remembers the steps in which a request may have been passed over, so their number must be bounded.

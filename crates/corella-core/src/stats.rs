@@ -18,11 +18,11 @@ pub struct SchedulerStats {
     pub num_arrived: usize,
     /// Pages that other nodes may still be reading or writing after their request has given them up.
     pub num_held_pages: usize,
-    /// Pages of host memory that preempted requests have, or will have when steps in flight with them have returned.
+    /// Pages of host memory that preempted requests have, or will have when their steps in flight have returned.
     pub num_spilled_pages: usize,
     /// Pages that fetches under way fill or have filled.
     pub num_fetching_pages: usize,
-    /// Pages of blocks that other nodes load, each counted once for each load.
+    /// Pages that other nodes load. A page counts once for each load.
     pub num_served_pages: usize,
     /// Holds of blocks that other nodes load. They may also lock pages that are not loaded.
     pub num_block_holds: usize,
@@ -44,8 +44,8 @@ pub struct SchedulerStats {
 
     /// The time to compute 1,024 prompt tokens, in microseconds, smoothed; 0 before any step was timed.
     pub prefill_us: u64,
-    /// The same over steps with at least 256 prompt tokens, whose speed compares nodes: the fixed cost of a step counts
-    /// little in it. 0 before such a step was timed.
+    /// The same over steps with at least 256 prompt tokens, in which the fixed cost of a step counts little. The speeds
+    /// of nodes are compared by this time. 0 before such a step was timed.
     pub bulk_prefill_us: u64,
     /// The time per output token of one more request, in microseconds; 0 while none decodes.
     pub expected_tpot_us: u64,
@@ -75,7 +75,7 @@ pub struct SchedulerStats {
     pub num_restores: u64,
     /// Blocks that fetches have brought, without the blocks that requests computed meanwhile.
     pub num_fetched_blocks: u64,
-    /// Requests with KV of another node that ended because this node could not keep it.
+    /// Requests with KV of another node that ended because this node could not keep the KV.
     pub num_handed_back: u64,
     /// Requests refused or ended because they could not meet a latency objective.
     pub num_missed_objectives: u64,

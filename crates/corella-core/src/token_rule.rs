@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(banned(&[1, 2, 1]), [7]);
         assert_eq!(banned(&[9, 1, 2]), [7, 3, 4]);
     }
-    /// Each kind of rule counts alone. A ban of an empty sequence is no rule, an empty list of allowed tokens is.
+    /// One rule of any kind is enough. A banned empty sequence is no rule, but an empty list of allowed tokens is one.
     #[test]
     fn rules_are_empty_if_none_of_a_kind_is_there() {
         let empty = TokenRules::new().with_banned(vec![vec![]]);

@@ -114,9 +114,9 @@ pub struct KvLayout {
     /// The size of a page: K and V of all layers of a KV group, with their scales.
     pub page_bytes: usize,
     /// The groups of layers with page tables of their own. The scheduler must have the same groups. A batch's table of
-    /// a group without a window has no gaps. Behind a window, the entries before a slot's first ones are never given,
-    /// and pages that later queries do not read may already belong to other requests. An executor reads neither such
-    /// entries nor such pages.
+    /// a group without a window has no gaps. In a group with a window, a slot may start without the entries that its
+    /// window leaves out, and pages that left the window may already belong to other requests. An executor reads
+    /// neither such entries nor such pages.
     pub groups: Vec<KvGroup>,
 }
 

@@ -12,8 +12,8 @@ pub struct Codes {
     /// The code of 0, unless weights have zero points.
     middle: f32,
     symmetric: bool,
-    /// The number of steps between 0 and the weight of largest magnitude, with the first scale that is tried and with
-    /// the last.
+    /// The number of steps of the first and of the last scale that are tried: from 0 to the largest magnitude of a
+    /// weight or, with zero points, from the smallest weight to the largest.
     steps: [f32; 2],
 }
 

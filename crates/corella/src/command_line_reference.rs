@@ -18,7 +18,7 @@ const HEAD: &str = "\
 
 Every command takes `-h` for a short help, `--help` for the long one and `-V` or `--version` for the version.
 Options of `serve`, `chat`, `run`, `batch` and `generate` are also read from [variables](../configuration-file.md#environment-variables)
-such as `CORELLA_PORT`. [Flags of other servers](other-servers.md) has a page.
+such as `CORELLA_PORT`. Flags of other servers have [a page of their own](other-servers.md).
 ";
 
 #[test]

@@ -12,7 +12,7 @@ pub trait BlockClient: Send + Sync {
     /// Handles that a message to the source of a load was lost, because the node is gone or was restarted.
     fn handle_unsent(&self, key: LoadKey);
 
-    /// Handles the loss of the connection for messages to a node, with its messages in either direction. The next
-    /// connection has carried no message yet.
+    /// Handles the loss of the connection that carries messages to and from a node. Messages on their way are lost,
+    /// too. The next connection has carried no message yet.
     fn handle_lost(&self, source: &PeerAddress);
 }

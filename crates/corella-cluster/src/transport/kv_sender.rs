@@ -37,10 +37,10 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
     /// A load of the session was refused, or the session was given up, failed or deleted before.
-    #[error("nobody wants the session any more: {0}")]
+    #[error("no node wants the session any more: {0}")]
     TooLate(Refusal),
     /// The session is already exported, or the sender is full.
-    #[error("too many sessions are exported")]
+    #[error("the session is already exported, or too many sessions are")]
     Full,
 }
 
@@ -171,7 +171,7 @@ impl KvSender {
         self.insert(outgoing)
     }
 
-    /// Stores complete rows in the pages of these tables. A table may begin at its group's window.
+    /// Stores a session whose rows are complete, in the pages of these tables. A table may begin at its group's window.
     ///
     /// # Safety
     /// Until `delete` or `fail` has returned, the pages must not change.

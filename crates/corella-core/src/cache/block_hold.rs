@@ -5,11 +5,11 @@
 //!            └────── its readers have stopped ── release ──┘
 //! ```
 //!
-//! A query after the hold's last block reads certain pages. The hold lends those that the loading node lacks. It locks
-//! the others, too, because a page before a locked page must not be evicted. A hold belongs to one load and ends at a
-//! fixed time. The driver hears of the end, stops the readers in this process, and releases the pages. A node that
-//! reads this one's memory directly cannot be stopped, so a load is complete only if its hold is still live after the
-//! last read.
+//! A query after the hold's last block reads certain pages. The hold lends the pages that the loading node lacks. It
+//! locks the other pages, too, because a page before a locked page must not be evicted. A hold belongs to one load and
+//! ends at a fixed time. The driver hears of the end, stops the readers in this process, and releases the pages. A node
+//! that reads this one's memory directly cannot be stopped, so a load is complete only if its hold is still live after
+//! the last read.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -51,7 +51,7 @@ impl BlockList {
         self.tokens.truncate((num_blocks * page_size) as usize);
     }
 
-    /// The tokens of the blocks before the first whose hash differs from the one that `hasher` gives.
+    /// The tokens of the first blocks, up to the first block whose hash here differs from the hash that `hasher` gives.
     pub(crate) fn known_tokens(&self, hasher: &BlockHasher, page_size: u32) -> &[TokenId] {
         let hashes = hasher.hashes(&self.namespace, &self.tokens, page_size);
         let is_equal = |(ours, theirs): &(PageHash, &PageHash)| ours == *theirs;
@@ -66,8 +66,8 @@ pub struct HeldBlocks {
     pub id: HoldId,
     /// The number of blocks from the beginning of the list.
     pub num_blocks: u32,
-    /// The lent pages of each KV group: those that a query after the held blocks reads and that the loading node lacks.
-    /// Entries are blocks, counted from the beginning of the sequence.
+    /// The lent pages of each KV group: a query after the held blocks reads these pages, and the loading node lacks
+    /// them. Entry `i` belongs to block `i` of the sequence.
     pub tables: Vec<PageTable>,
     /// The snapshot of the recurrent state after the held blocks. `None` for models without recurrent layers.
     pub state: Option<SnapshotId>,
@@ -80,7 +80,7 @@ pub enum HoldRefusal {
     NothingHere,
     /// `MAX_BLOCK_HOLDS` holds exist already.
     TooMany,
-    /// With the first block that is wanted, more pages would be lent than
+    /// Even with only the first wanted block, holds would lend more pages than
     /// [`max_served_pages`](crate::SchedulerConfig::max_served_pages).
     TooLarge { num_pages: usize, limit: u32 },
     /// Requests need the pages.
@@ -187,7 +187,7 @@ impl BlockHolds {
         }
     }
 
-    /// Ends the holds that have such a page.
+    /// Ends the holds with a page for which `has_page` is true.
     pub fn end_with(&mut self, has_page: impl Fn(PageId) -> bool) {
         let holds = self.by_id.iter();
         let with_page = holds.filter(|(_, hold)| hold.kv.pages.iter().any(|&page| has_page(page)));
@@ -197,8 +197,8 @@ impl BlockHolds {
         }
     }
 
-    /// Ends the newest live hold. Returns whether pages of a hold are about to be released. A hold whose readers have
-    /// not stopped by its planned end no longer counts.
+    /// Ends the newest live hold, unless the readers of another hold are already stopping. Returns whether pages of a
+    /// hold are about to be released. A hold whose readers have not stopped by its planned end no longer counts.
     pub fn give_up(&mut self, now_us: u64) -> bool {
         let is_stopping = |hold: &BlockHold| !hold.is_live && now_us < hold.until_us;
         if self.by_id.values().any(is_stopping) {
@@ -220,7 +220,7 @@ impl BlockHolds {
         let mut holds = self.by_id.values();
         assert!(
             holds.all(|hold| hold.kv.num_lent_pages <= hold.kv.pages.len()),
-            "a page is lent and not kept"
+            "a hold lends more pages than it locks"
         );
         let live = self.by_id.iter().filter(|(_, hold)| hold.is_live);
         let ends: BTreeSet<_> = live.map(|(&id, hold)| (hold.until_us, id)).collect();
@@ -228,7 +228,7 @@ impl BlockHolds {
         let is_ended = |id| self.by_id.get(id).is_some_and(|hold| !hold.is_live);
         assert!(
             self.ended.iter().all(is_ended),
-            "a hold is told to have ended that is live or unknown"
+            "the end of a live or unknown hold is reported"
         );
         assert!(self.by_id.len() <= MAX_BLOCK_HOLDS, "holds are not bounded");
     }

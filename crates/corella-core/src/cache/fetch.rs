@@ -45,10 +45,11 @@ pub struct FetchGrant {
     pub id: FetchId,
     /// The number of blocks that are already cached. The fetched blocks follow them.
     pub num_found: u32,
-    /// The end of the granted blocks, counted from the beginning of the sequence. It is before the end of the requested
-    /// blocks if their pages exceed the bound of fetched pages.
+    /// The number of blocks up to the last granted block, counted from the beginning of the sequence. Fewer blocks are
+    /// granted than requested if fetches would hold more pages than
+    /// [`max_fetched_pages`](crate::SchedulerConfig::max_fetched_pages).
     pub num_blocks: u32,
-    /// The pages to fill in each KV group. Entries are blocks, counted from the beginning of the sequence.
+    /// The pages to fill in each KV group. Entry `i` belongs to block `i` of the sequence.
     pub tables: Vec<PageTable>,
     /// The snapshot to fill with the recurrent state after the last granted block, before that block is reported.
     /// `None` for models without recurrent layers.
@@ -66,7 +67,7 @@ pub enum FetchRefusal {
     UnderWay(FetchId),
     /// `MAX_FETCHES` fetches are under way.
     TooMany,
-    /// With the first block, fetches would hold more pages than
+    /// Even with only the first missing block, fetches would hold more pages than
     /// [`max_fetched_pages`](crate::SchedulerConfig::max_fetched_pages).
     TooLarge { num_pages: usize, limit: u32 },
     /// Requests need the pages.
@@ -81,7 +82,7 @@ pub enum FetchRefusal {
 /// The end of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchEnd {
-    /// All blocks are whole.
+    /// The writer has filled all blocks.
     Done,
     /// No more blocks come.
     Lost,
@@ -191,7 +192,7 @@ impl Fetch {
         self.num_brought
     }
 
-    /// The time of the next change by a deadline.
+    /// The next deadline: first the soft one, then the hard one.
     fn deadline_us(&self) -> Option<u64> {
         match self.phase {
             FetchPhase::Open => Some(self.request.soft_us),
@@ -200,7 +201,7 @@ impl Fetch {
         }
     }
 
-    /// The number of whole blocks at the beginning of `tokens` that the fetch has or brings.
+    /// The number of whole blocks that `tokens` and the sequence of the fetch have in common.
     fn num_common_blocks(&self, namespace: &Namespace, tokens: &[TokenId], page_size: u32) -> u32 {
         if *namespace != self.request.namespace {
             return 0;
@@ -281,8 +282,8 @@ impl Fetches {
         self.is_barred = false;
     }
 
-    /// The number of blocks in the tree before a fetch, if the fetch is live, has published nothing, and is for more
-    /// than `num_blocks` blocks.
+    /// The number of cached blocks before a fetch, if the fetch can be shortened to the first `num_blocks` blocks of
+    /// its sequence: the fetch is live, has published nothing, and brings some of these blocks and more.
     pub fn num_found_before(&self, id: FetchId, num_blocks: u32, page_size: u32) -> Option<u32> {
         let fetch = self.by_id.get(&id)?;
         let num_all = fetch.request.tokens.len() as u32 / page_size;
@@ -293,7 +294,7 @@ impl Fetches {
     }
 
     /// Replaces the pages of a fetch by pages for its first blocks only. `reserved` are the tables for these pages,
-    /// still empty. In a group with a window, other blocks get pages, but no more than before.
+    /// still empty. In a group with a window, earlier blocks get the pages, but their number does not grow.
     pub fn shorten(
         &mut self,
         id: FetchId,
@@ -322,8 +323,8 @@ impl Fetches {
         id
     }
 
-    /// Publishes the first `num_fetched` of a fetch's blocks. Returns the number of blocks of its path in the tree
-    /// afterwards, or `None` if the fetch is cancelled or unknown.
+    /// Publishes the first `num_fetched` blocks of a fetch. Returns the number of blocks that the tree then has of the
+    /// sequence, or `None` if the fetch is cancelled or unknown.
     pub fn publish(
         &mut self,
         id: FetchId,
@@ -340,7 +341,7 @@ impl Fetches {
         Some(fetch.num_published)
     }
 
-    /// Removes a fetch whose writer has stopped, with all blocks published if it `is_done`.
+    /// Removes a fetch whose writer has stopped. If the fetch `is_done`, publishes all its blocks before.
     pub fn take(
         &mut self,
         id: FetchId,
@@ -419,8 +420,8 @@ impl Fetches {
         self.is_barred = true;
     }
 
-    /// The fetch that brings the block after the first `num_found` of a sequence. With recurrent layers, only a fetch
-    /// without other blocks.
+    /// The fetch that brings the block after the first `num_found` blocks of a sequence. With recurrent layers, the
+    /// sequence must have all blocks of the fetch, because the fetch brings a state only after its last block.
     pub fn bringing(
         &self,
         namespace: &Namespace,

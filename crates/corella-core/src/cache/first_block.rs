@@ -9,7 +9,7 @@ use crate::cache::prefix_tree::TreeNodeId;
 /// The tokens of a node's first block, the sort key of a node's children.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FirstBlock {
-    /// The first two tokens. The map itself stores them, so that most searches read no others.
+    /// The first two tokens. The map itself stores them, so that most searches need not follow the pointer to `tokens`.
     head: u64,
     pub tokens: Box<[TokenId]>,
 }

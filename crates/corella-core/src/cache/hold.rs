@@ -1,9 +1,9 @@
 //! Pages that stay locked for readers and writers after their request has given them up.
 //!
 //! Another node reads the exported KV of a request layer by layer, while the prompt is computed and for a while after
-//! the request has ended. However the request ends, its pages go into a hold when it gives them up, and leave the hold
-//! only when [`Scheduler::release_hold`](crate::Scheduler::release_hold) reports that all reads have ended. In the same
-//! way, a request that stops receiving KV leaves its pages in a hold until all writes have ended.
+//! the request has ended. When the request gives up its pages, for whatever reason, they go into a hold. They leave the
+//! hold only when [`Scheduler::release_hold`](crate::Scheduler::release_hold) reports that all reads have ended. In the
+//! same way, the pages of a request that stops receiving KV stay in a hold until all writes have ended.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -106,8 +106,8 @@ impl Export {
         self.state.take()
     }
 
-    /// The entries of each group's table for the rows from the announced ones to `end_row`, without entries that other
-    /// nodes do not read.
+    /// The entries of each group's table for the rows up to `end_row` that are not announced yet. Entries that other
+    /// nodes do not read are left out.
     fn next_tables(
         &self,
         end_row: u32,
@@ -140,7 +140,7 @@ impl Holds {
         self.by_request.is_empty()
     }
 
-    /// Fetches, whose pages belong to the cache and to no request.
+    /// Fetches. Their pages belong to the cache and to no request.
     pub fn fetches(&self) -> &Fetches {
         &self.fetches
     }
@@ -149,7 +149,7 @@ impl Holds {
         &mut self.fetches
     }
 
-    /// Holds of blocks that other nodes load, whose pages belong to the cache, too.
+    /// Holds of blocks that other nodes load. The blocks' pages belong to the cache, too.
     pub fn of_blocks(&self) -> &BlockHolds {
         &self.of_blocks
     }
@@ -182,7 +182,8 @@ impl Holds {
         self.by_request.values().filter_map(|hold| hold.state)
     }
 
-    /// Holds the pages of `request`, each with the lock of its table, and the snapshot of its recurrent state.
+    /// Holds the pages of `request`, and the snapshot of its recurrent state. The locks of the request's page tables
+    /// pass to the hold.
     pub fn insert(
         &mut self,
         request: RequestId,
@@ -274,7 +275,7 @@ impl Holds {
         });
     }
 
-    /// Ends a request's export. Its pages need no hold.
+    /// Ends a request's export. Its pages no longer count as pages of a running export.
     pub fn stop_export(&mut self, export: &mut Export) {
         self.num_exporting_pages -= core::mem::take(&mut export.num_pages) as usize;
     }

@@ -37,8 +37,8 @@ use crate::{
 ///
 /// In groups without a window, the published pages of a table are the pages of a path from a root. So the page before a
 /// locked page is locked as well, and all cached pages can be evicted leaf by leaf, each together with its block. In
-/// groups with a window, a page is evicted alone, also with pages after it, because queries outside the window do not
-/// read it.
+/// groups with a window, a page is evicted alone, even before the pages after it, because queries beyond the window do
+/// not read it.
 #[derive(Debug)]
 pub struct KvCache {
     pool: PagePool,
@@ -78,7 +78,7 @@ pub(crate) struct FoundPrefix {
 /// A block whose first rows continue a match and can be copied.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Donor {
-    /// Its page in each group.
+    /// The block's page in each group.
     pub pages: Vec<PageId>,
     pub num_rows: u32,
 }
@@ -288,7 +288,8 @@ impl KvCache {
     /// `filled_by` has returned, and by other spans of that step.
     ///
     /// If the tree has a block with these tokens, that block takes only the pages that it lacks in groups with windows.
-    /// `Err` names it when it already has pages in groups without a window; the caller then keeps its own.
+    /// `Err` names that block when it already has pages in groups without a window. The caller then keeps its own
+    /// pages.
     pub fn publish(
         &mut self,
         parent: Parent,
@@ -433,8 +434,8 @@ impl KvCache {
         self.residency.filled_by(block)
     }
 
-    /// Whether `step` or a later one publishes a block. If all groups have windows, no block counts as new, because
-    /// each page is evicted alone.
+    /// Whether `step` or a later step fills a block in the groups without a window. If all groups have windows, no
+    /// block counts as new, because each page is evicted alone.
     pub(crate) fn is_new_since(&self, block: BlockId, step: StepId) -> bool {
         self.residency.fills_all_blocks() && self.residency.filled_by_without_window(block) >= step
     }
@@ -536,7 +537,7 @@ impl KvCache {
     }
 
     /// # Panics
-    /// Panics when requests hold other snapshots than these.
+    /// Panics when other snapshots than `held` are held.
     pub(crate) fn check_held_snapshots(&self, held: impl Iterator<Item = SnapshotId>) {
         if let Some(snapshots) = self.residency.snapshots() {
             snapshots.check_holders(held);

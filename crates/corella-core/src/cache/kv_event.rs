@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 use crate::cache::page_hash::PageHash;
 use crate::{BlockId, Namespace, Parent, StepId, TokenId};
 
-/// A change of the prefix cache. A block is stored once the pool has all pages that a hit up to its end needs, all of
-/// them computed. Without windows, each block comes after its parent. With windows, a block may be stored without its
+/// A change of the prefix cache. A block counts as stored once all pages that a hit up to its end needs are in the pool
+/// and computed. Without windows, each block comes after its parent. With windows, a block may be stored without its
 /// parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
@@ -27,8 +27,8 @@ pub enum KvEvent {
 }
 
 /// The state of one subscription. Events are made only on request, so a block that enters and leaves the tree between
-/// two requests is never mentioned. A slow reader therefore leaves at most a `Removed` for each block that it knows and
-/// a `Stored` for each block in the tree.
+/// two requests is never mentioned. For a slow reader, at most one `Removed` for each block that it knows and one
+/// `Stored` for each block in the tree are pending.
 #[derive(Debug)]
 pub(crate) struct KvWatch {
     pub salt: u64,

@@ -38,7 +38,7 @@ impl KvGroup {
             None => num_pages,
             Some(window) => {
                 let num_rows_read = (window - 1).saturating_add(num_rows_at_once.max(1));
-                // If a page ends before the second of those rows, they touch one more page.
+                // At worst, the first of these rows is the last of its page, and the other rows begin a new page.
                 let num_touched = (num_rows_read - 1).div_ceil(page_size).saturating_add(1);
                 num_pages.min(num_touched)
             }

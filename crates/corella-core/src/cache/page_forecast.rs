@@ -38,8 +38,9 @@ impl PageDemand {
 /// subtracted later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Contribution {
-    /// The turn in which the request ends, and then the last turn of its cohort's window.
+    /// The turn in which the request ends.
     end: u64,
+    /// The last turn of its cohort's window.
     window_end: u64,
     /// The request's rows less the turns of the clock.
     first_rows: i64,
@@ -95,7 +96,7 @@ pub(crate) struct PageForecast {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cohort {
     window_end: u64,
-    /// No request of the cohort ends later.
+    /// No request of the cohort ends after this turn.
     end: u64,
     num_requests: i64,
     first_rows: i64,
@@ -116,8 +117,9 @@ struct UncertainPages {
 struct Station {
     /// The number of turns from now.
     num_steps: u32,
-    /// Pages held beyond those held now, just before the cohort gives back its own and just after.
+    /// Pages held just before the cohort gives back its pages, less the pages held now.
     before: i64,
+    /// The same just after the cohort has given back its pages.
     after: i64,
 }
 
@@ -179,7 +181,7 @@ impl PageForecast {
         self.num_kept_pages -= num_pages as i64;
     }
 
-    /// Pages that the forecast counts for one request beyond those that it holds.
+    /// Pages that the forecast counts for one request beyond the pages that the request holds.
     pub fn num_own_pages(&self, demand: &PageDemand) -> usize {
         match self.is_timed {
             true => demand.num_future_pages() as usize,
@@ -267,7 +269,7 @@ impl PageForecast {
         }
     }
 
-    /// The most pages beyond those held now that the requests need at any step.
+    /// The most pages that the requests need at any step, less the pages held now.
     pub fn peak(&self) -> usize {
         if !self.is_timed {
             return self.num_kept_pages as usize;
@@ -288,7 +290,8 @@ impl PageForecast {
         (spread / MARGIN_DIVISOR) as usize
     }
 
-    /// The number of steps after which at least `num_pages` of the `num_available` pages are left.
+    /// The number of steps after which `num_pages` pages are expected to be available, if `num_available` are available
+    /// now. If no end of a request gives enough, the number of steps until the last one.
     pub fn num_steps_until(&self, num_pages: usize, num_available: usize) -> u32 {
         let is_there = |station: &Station| station.after + num_pages as i64 <= num_available as i64;
         let mut stations = self.stations();
@@ -296,7 +299,7 @@ impl PageForecast {
         found.map_or(0, |station| station.num_steps)
     }
 
-    /// Pages held beyond those held now, once all requests that end within `num_steps` steps have ended.
+    /// Pages held once all requests that end within `num_steps` steps have ended, less the pages held now.
     pub fn pages_after(&self, num_steps: u32) -> i64 {
         let ended = self
             .stations()
@@ -316,7 +319,8 @@ impl PageForecast {
             later.num_window_pages -= cohort.num_window_pages;
             // On average half of a request's last page is free.
             let num_rows = later.first_rows + later.num_requests * (at as i64 + self.page_size / 2);
-            // The other requests hold at most their final pages, so the later ones hold at least the rest.
+            // The requests that end up to here hold at most their final pages now, so the later requests hold at least
+            // the rest.
             let num_others_pages = self.total.num_final_pages - later.num_final_pages;
             let num_held_now = (self.num_held_pages - num_others_pages).max(0);
             let num_row_pages = num_rows * self.num_growing_groups / self.page_size;
@@ -428,7 +432,7 @@ mod tests {
         }
     }
 
-    /// The peak may be off by half a page for each request, and by one in `part` of the pages to come.
+    /// The peak may be off by half a page for each request, and too high by one in `part` of the pages to come.
     fn assert_near(peak: usize, requests: &[(u32, u32)], part: i64) {
         let peak = peak as i64;
         let exact = held_in_steps(requests).into_iter().max();

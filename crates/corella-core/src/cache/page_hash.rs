@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(cut, [first, PageHash(first.next(7, &[3, 4]).0 % 256)]);
     }
 
-    /// A router that took one for the other would send requests to KV computed with other weights.
+    /// With equal hashes, a router would send requests to KV computed with other weights.
     #[test]
     fn an_adapter_and_a_salt_of_one_name_have_different_hashes() {
         let (name, none) = (Some("x"), None);

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use crate::PageId;
 
-/// The use of a page. A page with two uses counts as the later one.
+/// The use of a page. A page with two uses has the state that is listed last here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageState {
     Free,
@@ -23,8 +23,8 @@ pub enum PageState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageMap {
     pub num_pages_per_cell: u32,
-    /// The most frequent state among the pages of a cell that are not free, and the later state in a tie. A cell is
-    /// free when all of its pages are.
+    /// The most frequent state among the pages of a cell that are not free; in a tie, the state that [`PageState`]
+    /// lists last. A cell is free when all of its examined pages are.
     pub cells: Vec<PageState>,
     /// The number of pages in [`PageState::Received`].
     pub num_received: usize,

@@ -116,8 +116,8 @@ impl PageTables {
         self.first.pages.len() + others.sum::<usize>()
     }
 
-    /// The number of entries that all tables have. Tables of groups with a window are shorter than the others while a
-    /// prompt is being read.
+    /// The number of entries of the shortest table, with the missing ones. Tables of groups with a window are shorter
+    /// than the others while a prompt is being read.
     pub fn len(&self) -> usize {
         let others = self.others.iter().map(PageTable::len);
         others.fold(self.first.len(), usize::min)

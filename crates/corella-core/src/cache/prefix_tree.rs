@@ -10,18 +10,18 @@ use crate::cache::first_block::{Child, FirstBlock, neighbours, num_common_tokens
 use crate::cache::page_hash::PageHash;
 use crate::{BlockId, Namespace, TokenId};
 
-/// A node has at most this many tokens (or one block), so that cutting one costs little however long
-/// a prompt is. Tests use a small limit so that short sequences reach it.
+/// A node has at most this many tokens, or one block if a block has more. So cutting a node costs little even in a long
+/// prompt. Tests use a small limit so that short sequences reach it.
 const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 
 /// A radix tree over tokens, one root per namespace. A node is one of two kinds:
-/// * a run of whole blocks: `tokens.len() == blocks.len() * page_size`. Runs that follow it are its children, and it is
-///   only ever cut between blocks.
+/// * a run of whole blocks: `tokens.len() == blocks.len() * page_size`. The runs and tails that follow are its
+///   children. A run is only ever cut between blocks.
 /// * a tail: one block of fewer tokens, whose pages are filled in part. A tail has no children, and other requests use
 ///   its rows only by copying them.
 ///
-/// No node's first block is a prefix of a sibling's first block. So each token sequence has one path, and the longest
-/// match of a key is one of its two neighbours in sorted order.
+/// No node's first block is a prefix of a sibling's first block. So each token sequence has one path, and the sibling
+/// with the longest match of a key is one of the key's two neighbours in sorted order.
 ///
 /// The cost of an operation hardly depends on the number of namespaces, siblings and blocks: it searches maps and
 /// touches only the blocks that it concerns. A node's memory is proportional to its blocks.
@@ -31,7 +31,7 @@ const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 pub(crate) struct PrefixTree {
     page_size: usize,
     max_node_blocks: usize,
-    /// At most twice as many nodes as blocks: each node has at least one block, or is the root above one.
+    /// At most twice as many nodes as blocks: each node has at least one block, or is the root above such a node.
     nodes: Vec<Node>,
     unused_nodes: Vec<TreeNodeId>,
     /// The roots by namespace. The keys begin with a hash of the namespace, so that a search seldom compares the names
@@ -376,8 +376,7 @@ impl PrefixTree {
         &rest[..rest.len().min(self.page_size)]
     }
 
-    /// All full blocks in the order of their insertion, so that each comes after its parent. Successive pages are
-    /// mostly neighbours in memory as well.
+    /// All whole blocks in the order of their insertion, so that each block comes after its parent.
     pub fn whole_blocks(&self) -> Vec<BlockId> {
         let placed = self.positions.iter().enumerate();
         let mut blocks: Vec<(NonZeroU64, BlockId)> = placed
@@ -489,7 +488,7 @@ impl PrefixTree {
         front_id
     }
 
-    /// Removes a node without children, and its root if that has no other node.
+    /// Removes a node without children, and the root above it if no other node is left there.
     fn remove_node(&mut self, node: TreeNodeId, removed: &mut RemovedBlocks) {
         let dropped = self.drop_node(node);
         self.forget(&dropped.blocks, removed);
@@ -559,7 +558,7 @@ impl PrefixTree {
         &mut self.nodes[node.0 as usize]
     }
 
-    /// The node of a block, and the index after it.
+    /// The node of a block, and the index after the block's own.
     fn behind(&self, block: BlockId) -> (TreeNodeId, usize) {
         let position = self.position(block);
         (position.node, position.index as usize + 1)

@@ -13,14 +13,14 @@ use core::num::NonZeroU32;
 use crate::cache::snapshot::Snapshots;
 use crate::{BlockId, FetchMedium, KvGroup, PageId, StepId};
 
-/// The number of low bits in a time of last use that order pages with the same use.
+/// The number of low bits in a time of last use. They order pages that were last used at the same time.
 const DEPTH_BITS: u32 = 31;
 
 #[derive(Debug)]
 pub(crate) struct Residency {
     groups: Vec<KvGroup>,
     num_windows: usize,
-    /// By block and group; the groups of a block are neighbours.
+    /// The page of each block in each group, sorted by block and then by group.
     pages: Vec<Option<PageId>>,
     /// The resident of each page, by page.
     residents: Vec<Option<Resident>>,
@@ -37,7 +37,7 @@ pub(crate) struct Resident {
     /// The time at which the page's last lock was removed, if it has no lock.
     last_used: u64,
     /// The number of blocks up to the end of the page's block; 1 in a group without a window, where eviction does not
-    /// depend on it.
+    /// depend on this number.
     num_blocks: NonZeroU32,
     group: u8,
     /// The medium from which a fetch has brought the page, until a request uses it.
@@ -190,7 +190,7 @@ impl Residency {
         medium
     }
 
-    /// Takes a block's page in a group from it. Returns the page with the time of its last use.
+    /// Takes from a block its page in a group. Returns the page with the time of its last use.
     pub fn take(&mut self, block: BlockId, group: usize) -> Option<(PageId, u64)> {
         let page = self.pages[block.0 as usize * self.groups.len() + group].take()?;
         let resident = self.residents[page.0 as usize].take()?;
@@ -211,7 +211,7 @@ impl Residency {
         }
     }
 
-    /// The number of blocks of a path that the windows allow to use.
+    /// The number of blocks of a path after which a query finds all pages that it reads in groups with windows.
     fn num_in_windows(&self, path: &[BlockId], page_size: u32) -> usize {
         let mut num_blocks = path.len();
         let mut is_shorter = self.has_windows();
@@ -223,8 +223,8 @@ impl Residency {
                 }
                 let first = group.first_page_read(num_blocks as u32 * page_size, page_size);
                 let is_missing = |&at: &usize| self.page(path[at], index).is_none();
-                // Queries at every position from there to the end also read this missing page, so no longer prefix is
-                // usable.
+                // After each prefix that ends between this page and block `num_blocks`, a query reads the missing page,
+                // too. So the next prefix to try ends before the page.
                 if let Some(missing) = (first as usize..num_blocks).rev().find(is_missing) {
                     num_blocks = missing;
                     is_shorter = true;

@@ -1,6 +1,6 @@
-//! Compares the KV cache of models with one or several KV groups with a simple model of it: a map from each group's
-//! pages to the whole token sequence that leads to them. Some groups are sparse: only some blocks have a page, and a
-//! query reads only the last block's page, as in layers whose pages are snapshots of a state. The model of one group in
+//! Compares the KV cache, with one or several KV groups, with a simple model of it: a map from each group's pages to
+//! the whole token sequence that leads to them. Some groups are sparse: only some blocks have a page, and a query reads
+//! only the last block's page, as in layers whose pages are snapshots of a state. The model of one group in
 //! `kv_cache_model.rs` also has partly filled pages, namespaces and pins.
 
 use alloc::collections::{BTreeMap, BTreeSet};

@@ -5,14 +5,14 @@
 //!                                       storing, then stored             restoring
 //! ```
 //!
-//! The driver of the scheduler makes the copies that [`SpillTask`] lists, in order. Pages that are being copied out are
-//! free only when that copy has ended. Meanwhile the requests that lack one of them wait, and no other request is
+//! The driver of the scheduler makes the copies that [`SpillTask`] lists, in order. Pages that are being copied out
+//! become free only when the copy has ended. Meanwhile, requests that lack pages wait for them, and no other request is
 //! preempted. A stored request comes back when all its rows have room at once, so that two such requests never wait for
 //! each other's pages. Blocks of the request that the prefix tree still has are not copied back.
 //!
-//! When host memory is full or a copy fails, a request is computed again, as without spilling. If another node computed
-//! its prompt, it ends with [`RequestError::KvNotKept`](crate::RequestError::KvNotKept) instead, and that node
-//! continues it.
+//! When host memory is full or a copy fails, a request is computed again, as without spilling. A request whose prompt
+//! another node computed ends with [`RequestError::KvNotKept`](crate::RequestError::KvNotKept) instead, and that node
+//! continues the request.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -45,7 +45,7 @@ pub(crate) struct Spills {
     /// Pages in host memory, and pages that requests about to be stored will take.
     num_pages: usize,
     num_storing: usize,
-    /// Requests that will want a slot soon.
+    /// Requests that are being restored, and will want a slot soon.
     num_restoring: usize,
     tasks: VecDeque<SpillTask>,
 }
@@ -59,7 +59,8 @@ struct Spill {
     num_pages: u32,
     /// The pages that are copied to host memory. After the copy, their content may change.
     source: PageTables,
-    /// Pages that are locked until the copy to host memory has ended or, if the request has ended, the copy back.
+    /// Pages that are locked until the copy to host memory has ended or, if the request has ended, until the copy back
+    /// has ended.
     locked: Vec<PageId>,
 }
 
@@ -166,7 +167,7 @@ impl Spills {
         self.tasks.push_back(SpillTask::Store { request, pages });
     }
 
-    /// Records the end of the copy of a request's pages to host memory. `None` without such a copy.
+    /// Records that the copy of a request's pages to host memory has ended. Returns `None` if no such copy was running.
     pub fn end_store(&mut self, request: RequestId, is_done: bool) -> Option<EndedStore> {
         let spill = self.by_request.get_mut(&request)?;
         if spill.phase != SpillPhase::Storing {
@@ -212,8 +213,8 @@ impl Spills {
         self.num_restoring += 1;
     }
 
-    /// Records the end of the copy of a request's rows from host memory. Returns the pages that were locked for it, and
-    /// whether the request is live. `None` without such a copy.
+    /// Records that the copy of a request's rows from host memory has ended. Returns the pages that were locked for the
+    /// copy, and whether the request is live, or `None` if no such copy was running.
     pub fn end_restore(&mut self, request: RequestId) -> Option<(Vec<PageId>, bool)> {
         if !self.is_restoring(request) {
             return None;
@@ -240,7 +241,7 @@ impl Spills {
             SpillPhase::Stored => {
                 self.by_request.remove(&request);
             }
-            // The restoring task forgets them.
+            // The task that restores the pages also forgets the stored ones.
             SpillPhase::Restoring => {
                 self.num_restoring -= 1;
                 return;
@@ -268,11 +269,14 @@ impl Spills {
             self.num_pages,
             "spilled pages"
         );
-        assert!(self.num_pages <= max_pages as usize, "too many are spilled");
+        assert!(
+            self.num_pages <= max_pages as usize,
+            "too many pages are spilled"
+        );
         assert_eq!(
             count(|spill| spill.is_wanted),
             num_spilled_requests,
-            "what is kept in host memory is of a live request"
+            "requests with pages in host memory"
         );
         assert_eq!(
             count(|spill| spill.phase == SpillPhase::Storing),
@@ -287,7 +291,7 @@ impl Spills {
         for (request, spill) in &self.by_request {
             assert!(
                 spill.is_wanted || !spill.is_at_rest(),
-                "request {request} has gone, and what was stored of it is kept"
+                "request {request} has gone, but its stored pages are kept"
             );
         }
     }

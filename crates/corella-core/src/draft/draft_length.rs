@@ -166,7 +166,7 @@ mod tests {
         let mut length = DraftLength::new(100);
         let tried = play(&mut length, 8, 2000, 64);
         let num_tried: u32 = tried.iter().sum();
-        // Each loses the cost of its row: 2 + 4 + 8 + 8 at first, then 1 + 2 + 4 after each of seven pauses.
+        // Each draft loses the cost of its row: 2 + 4 + 8 + 8 at first, then 1 + 2 + 4 after each of seven pauses.
         assert_eq!(num_tried, 22 + 7 * 7);
     }
 
@@ -180,8 +180,8 @@ mod tests {
         length.note_unused(1);
         assert_eq!(length.next(1), 0);
     }
-    /// Each draft costs half a step, so three cost 150. A loss of 400 is too much, so two more drafts after twice three
-    /// lead to a pause.
+    /// Each draft costs half a step, so three cost 150. Speculation pauses at a loss of 400: after two times three
+    /// drafts, two more drafts reach it.
     #[test]
     fn each_draft_drawn_in_vain_is_paid_for() {
         let mut length = DraftLength::new(50);

@@ -13,11 +13,12 @@ pub(crate) struct Speculator {
     length: DraftLength,
 }
 
-/// The source of guesses. A further source is a further variant, and only has to name tokens that may follow.
+/// The source of guesses. A new source is a new variant, and only has to name tokens that may follow.
 #[derive(Debug)]
 enum Proposer {
     Ngram(SuffixIndex),
-    /// Tokens that a draft model has drawn after the first `num_tokens` tokens, and which are useless after any others.
+    /// Tokens that a draft model has drawn after the first `num_tokens` tokens. They are useless once the request has
+    /// more tokens.
     Given {
         num_tokens: usize,
         drafts: Vec<TokenId>,

@@ -1,4 +1,4 @@
-//! Finds earlier places in a token sequence whose last tokens equal those at its end.
+//! Finds earlier positions in a token sequence that follow the same tokens as its end.
 //!
 //! An index of hash chains, as in LZ77 coders (RFC 1951, section 4): positions whose last few tokens have the same hash
 //! form a list, newest first. A list only yields candidates. Comparing their tokens gives the length of each match.

@@ -1,4 +1,5 @@
-//! The nodes that have the blocks of a sequence, as far as this node has sent blocks there or received reports of them.
+//! The nodes that have the blocks of a sequence, as far as this node knows from blocks that it has sent and from
+//! reports that it has received.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
@@ -100,7 +101,7 @@ mod tests {
         map.note(hashes[3], NodeId(2));
         assert_eq!(map.find(&hashes), site(2, 4));
         assert_eq!(map.find(&hashes[..3]), site(1, 2));
-        // The entry of node 2 was used before that of node 1.
+        // The entry of node 2 is forgotten, because the entry of node 1 was used later.
         map.note(hashes[5], NodeId(3));
         assert_eq!(map.by_hash.len(), 2);
         assert_eq!(map.find(&hashes[..5]), site(1, 2));

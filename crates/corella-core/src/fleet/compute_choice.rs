@@ -4,11 +4,10 @@ use core::cmp::Ordering;
 
 use crate::stats::SchedulerStats;
 
-/// The bandwidth, in bytes per second, that a link counts as having before its first transfer: a gigabit, the slowest
-/// network between servers. If the link is in fact quicker, a decode node may compute a prompt that it has in part
-/// although sending rows would be quicker, which costs little. Sending rows over a link that turns out to be slow would
-/// cost any amount of time. The rows of prompts that no decode node has in part are sent anyway, so the speed soon
-/// becomes known.
+/// The assumed bandwidth of a link before its first transfer, in bytes per second: a gigabit per second, the slowest
+/// network between servers. If the link is quicker, a decode node may compute the rest of a prompt although sending
+/// rows would be quicker, which costs little. If a slow link were assumed to be quick, sending rows could take any
+/// amount of time. Prompts that no decode node has in part are sent anyway, so the speed soon becomes known.
 pub(crate) const ASSUMED_BANDWIDTH: u64 = 125_000_000;
 
 /// A node that computes a prompt.
@@ -79,9 +78,10 @@ impl ComputeCost {
     /// ```
     ///
     /// The last token is always computed, for its logits. The chunked prefill of the rest delays each request that
-    /// decodes there, and that delay counts as much as this request's. Delays of a prefill node's requests do not
-    /// count, because these expect prompts beside them. A decode node that has not timed a prompt counts as fast as
-    /// this node. Before this node has timed a prompt, no cost can be predicted, and the prompt is computed here.
+    /// decodes there, and that delay counts as much as this request's. Delays of requests on a prefill node do not
+    /// count, because prompts are computed beside them in any case. A decode node that has not timed a prompt counts as
+    /// fast as this node. Before this node has timed a prompt, no cost can be predicted, and the prompt is computed
+    /// here.
     ///
     /// If the costs are equal, a decode node that has rows of the prompt computes it, because then no rows are sent.
     pub fn place(&self) -> ComputePlace {
@@ -145,7 +145,8 @@ impl ComputeCost {
 mod tests {
     use super::*;
 
-    /// 1,000 tokens, 1 us for a token on both nodes, 1 KB for a row, and no cached, queued or running ones.
+    /// 1,000 tokens, 1 us for a token on both nodes, 1 KB for a row, no cached rows, no queued tokens and no running
+    /// requests.
     const COST: ComputeCost = ComputeCost {
         num_prompt_tokens: 1000,
         here: site(0, 0, 1024),
@@ -173,7 +174,8 @@ mod tests {
         let is_there = |cost: ComputeCost| cost.place() == ComputePlace::There;
         // 1,000 us on both.
         assert!(!is_there(COST));
-        // 100 us there. Ten requests there make it 1,100, nine 1,000. That equals the cost here, but no rows are sent.
+        // 100 us there, 1,000 us beside nine requests there, and 1,100 us beside ten. 1,000 us equals the cost here,
+        // but then no rows are sent.
         let turn = ComputeCost {
             there: site(900, 0, 1024),
             ..COST
@@ -192,7 +194,7 @@ mod tests {
         };
         assert!(is_there(over_link(19)));
         assert!(!is_there(over_link(20)));
-        // An unknown link takes a gigabit per second: 100 rows take 800 us, which makes it 1,800 us here.
+        // An unknown link takes a gigabit per second: 100 rows take 800 us, so the cost here is 1,800 us.
         let over_unknown = |num_running_there| ComputeCost {
             bandwidth: None,
             ..beside(num_running_there)
@@ -205,20 +207,21 @@ mod tests {
             ..turn
         };
         assert!(!is_there(cached_here));
-        // With 60 tokens in its queue it needs 110 us.
+        // With 60 tokens in its queue, this node needs 110 us.
         let queued_here = ComputeCost {
             here: site(950, 60, 1024),
             ..turn
         };
         assert!(is_there(queued_here));
-        // 900 queued tokens there make 1,000 us, one more makes 1,001.
+        // 900 queued tokens there make the cost 1,000 us, and 901 make it 1,001.
         let queued_there = |num_queued_tokens| ComputeCost {
             there: site(900, num_queued_tokens, 1024),
             ..COST
         };
         assert!(!is_there(queued_there(901)));
         assert!(is_there(queued_there(900)));
-        // The decode node is eleven times slower: 1,100 us. Without a timed prompt it counts as 100.
+        // The decode node is eleven times slower: 1,100 us. If it has timed no prompt, it counts as fast as this node:
+        // 100 us.
         let slow = ComputeCost {
             there: site(900, 0, 11_264),
             ..COST
@@ -237,7 +240,7 @@ mod tests {
         assert!(!is_there(unknown));
     }
 
-    /// A prompt that is cached as a whole on both nodes takes a token on both.
+    /// If both nodes have the whole prompt cached, each of them computes one token.
     #[test]
     fn the_last_token_is_computed_in_any_case() {
         let whole = ComputeCost {
@@ -276,13 +279,14 @@ mod tests {
             };
             cost.place() == ComputePlace::There
         };
-        // 100 us on both nodes: no row is sent from there.
+        // 100 us on both nodes: at equal costs the decode node computes, and no row is sent.
         assert!(is_there(0, 0));
-        // Beside a request 200 us there, and 199, 200, and 201 here.
+        // Beside one request, the decode node takes 200 us. This node takes 199, 200 and 201 us.
         assert!(!is_there(99, 1));
         assert!(is_there(100, 1));
         assert!(is_there(101, 1));
-        // Computing all takes 1,000 us here, beside nine requests 1,000 there and beside ten 1,100.
+        // Computing all rows takes 1,000 us here. The decode node takes 1,000 us beside nine requests, and 1,100 us
+        // beside ten.
         assert!(is_there(10_000, 9));
         assert!(!is_there(10_000, 10));
     }

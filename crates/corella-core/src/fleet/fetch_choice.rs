@@ -34,7 +34,8 @@ impl FetchCost {
     /// the same time, the smaller number is chosen, because a fetch loads the source.
     ///
     /// Fetching costs nothing as long as the queue hides it, and k f + (n − k) c is linear from there on. So the time
-    /// is least for no block, for one of the two numbers of blocks next to the end of the queue, or for all blocks.
+    /// is least for no block, for all blocks, or for one of two numbers: the blocks that the queue hides, and one block
+    /// more.
     pub fn num_to_fetch(&self) -> u32 {
         let limit = self.num_blocks.min(self.num_offered);
         let hidden_us = self.queue_us.saturating_sub(self.round_trip_us);
@@ -80,17 +81,18 @@ mod tests {
         assert_eq!(cost(10, 0, 50, 10, 100).num_to_fetch(), 10);
         // Two blocks take 40 us to compute, and 50 + 2 to fetch.
         assert_eq!(cost(2, 0, 50, 1, 20).num_to_fetch(), 0);
-        // Fetching is slower: 100 + 5 × 50 = 350 us hide five of ten blocks. A sixth adds 50 and saves 20.
+        // Fetching a block is slower than computing it. The queue hides five of ten blocks: 100 + 5 × 50 = 350 us. A
+        // sixth adds 50 us and saves 20.
         assert_eq!(cost(10, 350, 100, 50, 20).num_to_fetch(), 5);
         // The queue hides nothing.
         assert_eq!(cost(10, 100, 100, 50, 20).num_to_fetch(), 0);
-        // 320 us hide four blocks and a part of the fifth, which makes it 350, and saves 40.
+        // The queue of 320 us hides four blocks and a part of the fifth. The fifth ends at 350 us, and saves 40 us.
         assert_eq!(cost(10, 320, 100, 50, 40).num_to_fetch(), 5);
         // The queue is longer than the fetch.
         assert_eq!(cost(10, 10_000, 100, 50, 20).num_to_fetch(), 10);
         // Both are equally quick.
         assert_eq!(cost(10, 0, 0, 20, 20).num_to_fetch(), 0);
-        // The source has three.
+        // The source has three blocks.
         let offered = FetchCost {
             num_offered: 3,
             ..cost(10, 0, 50, 10, 100)

@@ -13,7 +13,7 @@ pub struct PeerFacts {
     pub page_size: u32,
 }
 
-/// Names one request of this node for pages of another.
+/// Identifies one request of this node for pages on another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReservationId {
     pub(crate) peer_id: NodeId,
@@ -82,7 +82,7 @@ impl Peer {
         }
     }
 
-    /// The node as placement sees it. The caller adds the rows of a request in the node's prefix tree.
+    /// The node as placement sees it. The caller adds the number of a request's rows that the node's prefix tree has.
     pub fn decode_node(
         &self,
         peer_id: NodeId,
@@ -231,7 +231,7 @@ impl Peer {
         self.bandwidth
     }
 
-    /// A link that was slow once is measured again later.
+    /// Whether the measurement is too old to count, so that a link that was slow once gets another chance.
     fn is_measurement_old(&self, now_us: u64, config: &PeerTableConfig) -> bool {
         now_us.saturating_sub(self.measured_us) > config.bandwidth_lifetime_us
     }

@@ -22,8 +22,8 @@ pub struct PeerTableConfig {
     pub max_retry_us: u64,
     /// The time between two probes of an incompatible node, which changes only by a restart.
     pub incompatible_interval_us: u64,
-    /// Empty lists are believed after this number in a row, with at least `empty_lists_us` between the first and the
-    /// last.
+    /// Empty lists of the registry are believed after this number of them in a row, with at least `empty_lists_us`
+    /// between the first and the last.
     pub num_empty_lists: u32,
     pub empty_lists_us: u64,
     /// After an outage a healthy node may be missing from the list because it has not registered again yet. The node is
@@ -312,8 +312,8 @@ impl PeerTable {
         }
     }
 
-    /// Handles a transfer of bytes to a node. Its time excludes waiting for layers to be computed. Returns the
-    /// bandwidth if it was unknown before.
+    /// Handles a transfer of bytes to a node. `elapsed_ns` leaves out the time in which layers were still being
+    /// computed. Returns the bandwidth if it was unknown before.
     pub fn handle_transfer(
         &mut self,
         peer_id: NodeId,

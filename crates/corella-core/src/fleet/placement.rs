@@ -9,8 +9,8 @@ use alloc::vec::Vec;
 use crate::{ComputePlace, NodeId, SchedulerStats};
 
 /// A transfer may take this much longer than computing its rows, or than a transfer to another node, before its link
-/// counts as slow. Round trips and waits for a core make up so much of a small transfer, whose speed says little of a
-/// large one.
+/// counts as slow. Round trips and waits for a processor core can take this much of a small transfer, so its speed says
+/// little about a large transfer.
 const TOLERATED_US: u128 = 50_000;
 
 /// The rule that chooses one of the decode nodes with room.
@@ -210,8 +210,8 @@ impl Choice<'_> {
         )
     }
 
-    /// Whether a node has room and time. A node without a report counts as having both, and refuses the request if it
-    /// has not.
+    /// Whether a node has room and time. A node without a report counts as having both. It refuses the request if it
+    /// lacks one of them.
     fn fits(&self, node: &DecodeCandidate) -> bool {
         let has_room = self.num_free_pages(node).is_none_or(|num_free_pages| {
             u64::from(num_free_pages) >= self.request.num_pages(node.page_size)
@@ -250,7 +250,7 @@ impl Choice<'_> {
     }
 
     fn among(&self, mut nodes: Vec<&DecodeCandidate>, cursor: u64) -> Option<NodeId> {
-        // A new request would wait behind others.
+        // A node with waiting requests is left out if another node has none: a new request would wait behind them.
         let is_idle = |node: &&DecodeCandidate| {
             self.report(node)
                 .is_none_or(|report| report.num_waiting == 0)
@@ -258,7 +258,7 @@ impl Choice<'_> {
         if nodes.iter().any(is_idle) {
             nodes.retain(is_idle);
         }
-        // Nodes that take long prompts are kept for these, so only nodes with the shortest limit remain.
+        // Nodes that take longer prompts are kept for longer prompts, so only the nodes with the shortest limit remain.
         let shortest_limit = nodes.iter().map(|node| node.max_prompt_tokens).min()?;
         nodes.retain(|node| node.max_prompt_tokens == shortest_limit);
 

@@ -20,7 +20,7 @@ pub struct DirectoryConfig {
     /// The limit of prompts whose node is remembered. An entry takes about 150 bytes, and a conversation has one for
     /// each of its turns.
     pub max_sent: usize,
-    /// The start of the cursor, different on each prefill node, so that they begin at different decode nodes.
+    /// The start of the cursor. It differs on each prefill node, so that the nodes begin at different decode nodes.
     pub first_cursor: u64,
 }
 
@@ -81,8 +81,8 @@ impl Directory {
         })
     }
 
-    /// Records that a node has pages for a session, as its `granted_as`-th reservation, and is about to have the rows
-    /// of its prompt, whose last whole block has the hash `last`.
+    /// Records that a node has reserved pages for a session, as the node's reservation number `granted_as`, and will
+    /// soon have the rows of the session's prompt. `last` is the hash of the prompt's last whole block.
     pub fn handle_allocated(
         &mut self,
         session: SessionId,

@@ -17,7 +17,7 @@ use crate::{AdmissionError, Namespace, NodeId, PageHash, SessionId, StoppingCrit
 /// Routes requests and runs their sessions.
 ///
 /// * Commands: [`route`](Self::route), then [`submit`](Self::submit) for each choice; [`cancel`](Self::cancel)
-/// * Facts: `handle_*`, those of [`sessions`](Self::sessions) and of [`peers`](Self::peers)
+/// * Facts: `handle_*` here, and `handle_*` of [`sessions`](Self::sessions) and [`peers`](Self::peers)
 /// * Actions: [`poll_action`](Self::poll_action) and [`poll_change`](Self::poll_change), after every call until both
 ///   return `None`
 /// * Time: [`poll_timeout`](Self::poll_timeout) gives the time of the next [`handle_timeout`](Self::handle_timeout)
@@ -32,7 +32,7 @@ pub struct PrefillNode {
     num_decisions: [u64; 2],
 }
 
-/// A session's prompt, and the node chosen first for it or its other choices.
+/// A session's prompt, and the node that was chosen first for this choice or for another choice of the prompt.
 #[derive(Clone, Debug)]
 struct PlacedCall {
     hashes: Arc<[PageHash]>,
@@ -48,7 +48,7 @@ pub struct Call<'a> {
     pub stopping: &'a StoppingCriteria,
     /// The longest useful time per output token, in microseconds.
     pub max_tpot_us: Option<u64>,
-    /// The hashes of the whole blocks of its prompt.
+    /// The hashes of the prompt's whole blocks.
     pub hashes: &'a [PageHash],
     /// The number of choices of the prompt, each with its own session.
     pub num_choices: u32,
@@ -60,7 +60,7 @@ pub struct Call<'a> {
     pub fetching: Option<Fetching>,
 }
 
-/// The number of leading rows of a prompt that each of two nodes has cached.
+/// The number of leading rows of a prompt that this node has cached, and the number that the decode node has cached.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedRows {
     pub num_here: u32,
@@ -115,7 +115,7 @@ impl PrefillNode {
         route
     }
 
-    /// Begins the session of a call by its route. After an error, nothing of the call is kept.
+    /// Begins the session of a call along the chosen route. After an error, nothing of the call is kept.
     pub fn submit(
         &mut self,
         submission: Submission,
@@ -208,13 +208,14 @@ impl PrefillNode {
         None
     }
 
-    /// Handles that the fetch of a prompt's blocks has begun, for which the run waits, or that no blocks come.
+    /// Handles that the fetch of a prompt's blocks has begun, or that no blocks come. Either way, the prompt is
+    /// computed here.
     pub fn handle_fetch_begun(&mut self, key: SessionKey, now_us: u64) {
         self.end.handle_decision(key, ComputePlace::Here, now_us);
     }
 
     /// The decode node of an attempt has received `num_bytes`, which takes `elapsed_ns` at the speed of its link.
-    /// Returns the speed in bytes per second when it becomes known.
+    /// Returns the speed in bytes per second if it was unknown before.
     pub fn handle_transfer(
         &mut self,
         node: NodeId,
@@ -245,13 +246,13 @@ impl PrefillNode {
         self.calls.get(&session).map(|call| &call.hashes)
     }
 
-    /// The number of prompts that a decode node had in part and whose rest was given to the node at `place`.
+    /// The number of prompts with a part cached on a decode node whose rest was given to the node at `place`.
     pub fn num_decisions(&self, place: ComputePlace) -> u64 {
         self.num_decisions[place as usize]
     }
 
-    /// Returns the next action of the sessions. Actions about the directory are already carried out, and are for logs
-    /// and checks. Actions about an incompatible node are left out if they would fill the log.
+    /// Returns the next action of the sessions. Actions that concern the directory are already carried out, and are
+    /// returned for logs and checks. Actions about an incompatible node are left out if they would fill the log.
     pub fn poll_action(&mut self) -> Option<PrefillAction> {
         loop {
             let action = self.end.poll_action()?;

@@ -31,7 +31,7 @@ pub enum Route {
     TooSlow(MissedObjective),
 }
 
-/// The reason why a prefill node sends a request to no decode node.
+/// The reason why a prefill node keeps a request instead of sending it to a decode node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StayReason {
     /// The prompt is shorter than [`PlacementConfig::disaggregate_min_tokens`](crate::PlacementConfig).
@@ -89,7 +89,7 @@ pub struct RouteQuery<'a> {
     pub tried: &'a [NodeId],
     /// The node of another choice.
     pub sibling: Option<NodeId>,
-    /// Whether a node that has a part of the prompt is preferred. It is not after a fetch.
+    /// Whether a node that has a part of the prompt is preferred. False after a fetch.
     pub seeks_holder: bool,
     pub fetching: Fetching,
     /// The state of this node.
@@ -172,7 +172,7 @@ impl Directory {
         }
     }
 
-    /// Chooses a decode node: `near`, which has rows of the prompt or will have them, if it has room.
+    /// Chooses a decode node. `near` has rows of the prompt or will have them, and is chosen if it has room.
     fn place(
         &mut self,
         query: &RouteQuery<'_>,
@@ -185,7 +185,7 @@ impl Directory {
             num_expected_output_tokens: query.num_expected_output_tokens,
             max_tpot_us: query.max_tpot_us,
         };
-        // The operator keeps such a prompt here, which precedes all other rules.
+        // The operator keeps short prompts here. This rule comes before all other rules.
         if wanted.num_prompt_tokens < self.config.placement.disaggregate_min_tokens {
             return Err(Route::Here(StayReason::Short));
         }
@@ -231,7 +231,7 @@ impl Directory {
         let node = match chosen {
             Placement::Remote(node) => node,
             Placement::Full => return Err(too_slow().map_or(Route::Refused, Route::TooSlow)),
-            // The reason is the slow link if the request would otherwise go to a node behind that link.
+            // If a decode node would be chosen without the fallback, the reason is that node's slow link.
             Placement::Local => {
                 return Err(Route::Here(match place(&nodes, false) {
                     Placement::Remote(_) => StayReason::SlowLink,
@@ -248,7 +248,7 @@ impl Directory {
         Ok(chosen)
     }
 
-    /// The decode nodes, with the rows that the holder has.
+    /// The decode nodes, with the number of rows that the holder has.
     fn candidates(&self, holder: Option<Holder>, now_us: u64) -> Vec<DecodeCandidate> {
         let mut nodes = self.peers.decode_nodes(now_us);
         if let Some(holder) = holder {

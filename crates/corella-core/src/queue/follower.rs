@@ -4,7 +4,7 @@
 use crate::cache::kv_cache::FoundPrefix;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 
-/// The prefilling request, if any, that is about to publish the next block of this one.
+/// The prefilling request, if any, that is about to publish the next block that the request `state` needs.
 pub(crate) fn leader_of(
     state: &RequestState,
     found: &FoundPrefix,

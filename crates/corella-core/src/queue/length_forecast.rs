@@ -1,14 +1,14 @@
 //! The expected lengths of requests, and the pages that are kept for them until their ends.
 //!
 //! A waiting request starts when the forecast has room for it at every later step. If the forecast was too low, the
-//! last of the least urgent requests is preempted.
+//! running request that comes last in rank is preempted.
 
 use crate::cache::page_forecast::{PageDemand, PageForecast};
 use crate::queue::output_length::OutputLengths;
 use crate::request_state::{Phase, RequestState};
 use crate::{FinishReason, HeadRoom, SchedulerConfig};
 
-/// The number of further tokens for each running request that the share covers after a preemption.
+/// After a preemption, the share covers this number of further tokens for each running request.
 const HORIZON: u32 = 20;
 /// A request that was preempted should not be preempted again, so its output is expected to have the length that nine
 /// in ten outputs do not exceed. The quantile is given in units of 1/2^32.
@@ -104,8 +104,8 @@ impl LengthForecast {
         state.expect_output(self.output_at(state, quantile));
     }
 
-    /// The output length at `quantile`, in units of 1/2^32, among outputs at least as long as the request's so far. The
-    /// request's own limits bound the result.
+    /// The output length at `quantile`, in units of 1/2^32, among outputs at least as long as the request's output so
+    /// far. The request's own limits bound the result.
     pub fn output_at(&self, state: &RequestState, quantile: u32) -> u32 {
         let request = state.request();
         self.lengths.expected_within(
@@ -117,8 +117,8 @@ impl LengthForecast {
         )
     }
 
-    /// The pages that a request will need when it holds `num_held_pages` pages, the first `num_shared_pages` of which
-    /// it found in the prefix tree.
+    /// The page demand of a request that holds `num_held_pages` pages. The request found the first `num_shared_pages`
+    /// of them in the prefix tree.
     pub fn page_demand(
         &self,
         state: &RequestState,
@@ -160,7 +160,7 @@ impl LengthForecast {
             .min(config.num_unpinned_pages())
     }
 
-    /// Pages that a rule without regard to time keeps for a request, beyond those that it holds.
+    /// Pages that a rule without regard to time keeps for a request, beyond the pages that it holds.
     pub fn num_kept_pages(&self, state: &RequestState, num_held_pages: u32) -> u32 {
         let num_drawn = state.num_drawn_tokens();
         let rest = state.max_tokens() - num_drawn;
@@ -171,7 +171,7 @@ impl LengthForecast {
                 let rest = rest.saturating_sub(1);
                 let share = u64::from(rest) * u64::from(self.share);
                 let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
-                // A preempted request gets pages for as many further tokens as it had drawn before.
+                // A preempted request gets pages for the same number of further tokens as it had drawn before.
                 let returning = match state.num_preemptions() {
                     0 => 0,
                     _ => num_drawn.min(rest),
@@ -221,8 +221,8 @@ impl LengthForecast {
             .note_given_back(num_pages, state.is_length_known());
     }
 
-    /// Adds up the pages that a rule without regard to time keeps for the `counted` requests. They change with every
-    /// token, so the sum is made before each use.
+    /// Adds up the pages that a rule without regard to time keeps for the `counted` requests. These pages change with
+    /// every token, so the sum is made before each use.
     pub fn keep_pages<'a>(&mut self, counted: impl Iterator<Item = &'a RequestState>) {
         if self.config.head_room == HeadRoom::Estimate {
             return;
@@ -284,7 +284,8 @@ mod tests {
     }
 
     /// A request that has reached its expected length, and has not ended, is expected to end at the next quantile. The
-    /// second one is 0.618, and at first 512 lengths are equally likely: 316 tokens.
+    /// second quantile is 0.618. Before any output has ended, 512 lengths are equally likely, so the new expectation is
+    /// 316 tokens.
     #[test]
     fn what_was_expected_to_have_ended_gets_a_new_expectation() {
         let forecast = LengthForecast::new(&config(HeadRoom::Estimate));

@@ -13,7 +13,7 @@ use crate::{FinishReason, Namespace, StoppingCriteria};
 
 /// Before any output has ended, all lengths up to `PRIOR_LEN` count as equally likely.
 const PRIOR_LEN: u32 = 512;
-/// The number of outputs whose weight the prior has.
+/// The prior weighs as much as this number of outputs.
 const PRIOR_WEIGHT: u32 = 4;
 /// The count of one output. It is above 1, so that halving a count loses little.
 const ONE: u32 = 256;
@@ -167,7 +167,7 @@ impl Curve {
         self.num_ended += ONE;
     }
 
-    /// Returns the outputs that reached a bucket and that ended in it, including the prior's.
+    /// Returns the counts of outputs that reached a bucket and of outputs that ended in it, with the prior added.
     fn counts(&self, bucket: usize) -> (u64, u64) {
         let lens = bucket_range(bucket);
         let left = PRIOR_LEN.saturating_sub(lens.start);

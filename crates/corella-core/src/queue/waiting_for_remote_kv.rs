@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use crate::request_state::{Phase, RequestIndex, RequestState, RequestTable};
 
-/// The deadline of requests whose KV comes from host memory. They need none, because no other node can fail to send the
-/// KV.
+/// The deadline of requests whose KV comes from host memory. These requests need no deadline, because no other node can
+/// fail to send the KV.
 pub(crate) const NO_DEADLINE: u64 = u64::MAX;
 
 /// Requests that have pages and no slot.

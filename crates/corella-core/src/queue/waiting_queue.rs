@@ -13,8 +13,8 @@ use crate::{AdmissionError, Request, SchedulerConfig};
 /// the ones that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct WaitingRank {
-    /// False for requests that were preempted, which are sorted before new ones, and for all requests under a policy
-    /// that preempts, which sorts both kinds as one.
+    /// False for preempted requests, so that they come before new ones. A policy that preempts sorts new and preempted
+    /// requests together: then `is_new` is false for all.
     pub is_new: bool,
     pub rank: Rank,
 }
@@ -27,7 +27,7 @@ pub(crate) struct WaitingQueue {
     resumes_first: bool,
     /// Whether requests are sorted by their keys. Otherwise they are sorted by arrival.
     has_keys: bool,
-    /// A request that was preempted this number of times has aged.
+    /// A request that was passed over in this number of steps, or preempted this number of times, has aged.
     max_passed_over: u32,
     by_rank: BTreeMap<WaitingRank, RequestIndex>,
     by_ticket: BTreeMap<u64, RequestIndex>,
@@ -47,7 +47,7 @@ pub(crate) struct WaitingQueue {
 
 /// The latest ticket among the requests that started in each step. A waiting request was passed over in every step
 /// whose entry is later than its own ticket. Only the `max_passed_over` largest entries are kept. Entries are added
-/// only under policies that overtake: `fcfs` starts requests in their order, and packing counts for itself.
+/// only under policies that overtake: `fcfs` starts requests in their order, and packing has a count of its own.
 #[derive(Debug, Default)]
 struct PassingRounds(BinaryHeap<Reverse<u64>>);
 
@@ -84,7 +84,7 @@ impl WaitingQueue {
         self.num_new_tokens
     }
 
-    /// The limit of requests that wait for their first admission. A free slot is a place for one more, unless requests
+    /// The limit of requests that wait for their first admission. Each free slot adds one to the limit, unless requests
     /// wait for pages.
     pub fn limit(&self, config: &SchedulerConfig, num_free_slots: usize) -> u32 {
         let limit = config.max_queued_requests;

@@ -14,7 +14,8 @@ pub(super) struct Allocation {
     /// The step in which the request took its slot.
     started_step: StepId,
     tables: PageTables,
-    /// The number of its pages, in groups without a window, that were already in use when the request took them.
+    /// The number of the request's pages, in groups without a window, that were already in use when the request took
+    /// them.
     num_shared_pages: u32,
     /// The limit of rows in flight while the request prefills, so that its pages fit into the pool.
     num_rows_at_once: u32,
@@ -219,8 +220,8 @@ impl RequestState {
         &mut self.allocation.export
     }
 
-    /// The number of computed rows by which pages outside the windows are given back. In a request with exported pages,
-    /// it stops before the last exported row.
+    /// The number of computed rows. It decides which pages outside the windows are given back. With exported pages,
+    /// only the rows before the last exported row count.
     pub fn num_rows_passed(&self) -> u32 {
         let num_computed = self.num_computed_tokens();
         match self.export().num_pages() {

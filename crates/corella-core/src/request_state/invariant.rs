@@ -86,15 +86,15 @@ impl RequestState {
         );
     }
 
-    /// A request's path leads through published blocks. In groups without a window, the blocks' pages are those of the
-    /// request's table.
+    /// A request's path leads through published blocks. In groups without a window, the blocks' pages are the pages in
+    /// the request's table.
     fn check_path(&self, kv: &KvCache, groups: &[KvGroup]) {
         let id = self.id();
         let mut num_left = self.num_published_blocks() as usize;
         assert_eq!(
             kv.path_len(self.path_end()),
             num_left,
-            "request {id}: the path and the published blocks"
+            "request {id}: the length of the path, and the number of published blocks"
         );
         let mut block = self.path_end();
         while let Some(end) = block {
@@ -106,7 +106,7 @@ impl RequestState {
                     || kv.page(end, index) == table.page(num_left);
                 assert!(
                     is_its,
-                    "request {id}: another's pages are those of block {end} on its path"
+                    "request {id}: block {end} on its path has other pages than its table"
                 );
             }
             block = kv.block_before(end);
@@ -134,7 +134,7 @@ impl RequestState {
             let first = group.first_page_read(self.num_rows_passed(), kv.page_size());
             assert_eq!(
                 table.num_gone, first as usize,
-                "request {id} holds a page behind the window of {group:?}, or lacks one within it"
+                "request {id} holds a page outside the window of {group:?}, or lacks a page in the window"
             );
         }
     }

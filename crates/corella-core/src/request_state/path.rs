@@ -34,7 +34,7 @@ struct Guest {
     insertion: u64,
     /// The number of blocks up to the end of `block`.
     num_blocks: u32,
-    /// The block after it was missing. The request publishes it when it gives up its pages.
+    /// The block after `block` was missing. The request publishes the missing block when it gives up its pages.
     is_at_end: bool,
 }
 
@@ -237,9 +237,10 @@ impl RequestState {
         }
     }
 
-    /// Publishes the rest of the computed rows before the request gives up its pages: blocks after one that the tree
-    /// already has, and the filled rows of the last page. If the request's pages stay locked, it publishes nothing
-    /// after such a block, because the block's pages may be unlocked.
+    /// Publishes the rest of the computed rows before the request gives up its pages: the blocks after a block that the
+    /// tree already has, and the filled rows of the last page. If the request's pages stay locked, nothing is published
+    /// after a block that the tree already has: its pages may be unlocked, and the page before a locked page must be
+    /// locked.
     pub fn publish_computed(&self, kv: &mut KvCache, last_returned: StepId) {
         let num_rows = self.num_computed_tokens().min(self.num_publishable_rows()) as usize;
         let page_size = kv.page_size() as usize;

@@ -23,7 +23,7 @@ pub(super) struct Progress {
     num_scored_tokens: u32,
     /// Positions whose KV is in the pages, from prefix hits or from steps that have returned.
     num_computed_tokens: u32,
-    /// Computed positions, and those that steps in flight will add.
+    /// Computed positions, and positions that steps in flight will add.
     num_scheduled_tokens: u32,
     /// The number of known tokens when the request took its slot. The request prefills up to this position.
     prefill_end: u32,
@@ -32,7 +32,7 @@ pub(super) struct Progress {
     num_inflight_samples: u32,
     last_sample_step: StepId,
     /// Guesses that a step in flight computes after the scheduled tokens. When the step returns, the right guesses
-    /// become known and computed tokens. The others were never counted.
+    /// become known and computed tokens. The wrong guesses are never counted.
     drafts: Vec<TokenId>,
 }
 

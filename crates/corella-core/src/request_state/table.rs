@@ -11,7 +11,7 @@ use crate::request_state::{RequestIndex, RequestState};
 pub(crate) struct RequestTable {
     entries: Vec<Option<RequestState>>,
     unused: Vec<RequestIndex>,
-    /// All of them by id.
+    /// All requests by id.
     by_id: BTreeMap<RequestId, RequestIndex>,
     num_inserted: u64,
 }

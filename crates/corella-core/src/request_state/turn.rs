@@ -17,8 +17,8 @@ pub(super) struct Turn {
     ticket: u64,
     /// The number of rounds in which packing started later requests before this one.
     num_passed_over: u32,
-    /// The request was passed over or preempted so often that policies that overtake start it before new requests, and
-    /// that more urgent requests must not preempt it.
+    /// The request was passed over or preempted so often that it is protected: policies that overtake start it before
+    /// new requests, and more urgent requests must not preempt it.
     is_aged: bool,
     /// The step by which the request should start, while it is aged and waits.
     due_step: Option<StepId>,

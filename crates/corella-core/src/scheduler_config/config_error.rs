@@ -1,4 +1,4 @@
-//! A sentence about a configuration, whose fields have other names on the command line.
+//! Faults of a configuration, as sentences in which the fields can get the names that they have on the command line.
 
 use alloc::borrow::Cow;
 use alloc::format;

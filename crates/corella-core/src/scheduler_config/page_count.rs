@@ -40,7 +40,7 @@ impl SchedulerConfig {
         self.num_pages_of(num_rows, self.least_rows_at_once(num_rows))
     }
 
-    /// The number of pages of a prompt of `num_rows` rows that other nodes read.
+    /// The number of pages that other nodes read, of a prompt of `num_rows` rows.
     pub(crate) fn num_exported_pages(&self, num_rows: u32) -> u32 {
         let num_pages = num_rows.div_ceil(self.page_size);
         let exported = |group: &KvGroup| {
@@ -52,8 +52,8 @@ impl SchedulerConfig {
         self.kv_groups.iter().map(exported).sum()
     }
 
-    /// Whether the pool has room for a request of `num_final_rows` rows, although it keeps pages of its first
-    /// `num_rows` rows outside the windows, because other nodes read them.
+    /// Whether the pool has room for a request of `num_final_rows` rows that exports its first `num_rows` rows. The
+    /// request keeps the exported pages even after they have left the windows, because other nodes read them.
     pub(crate) fn has_room_beside_export(&self, num_rows: u32, num_final_rows: u32) -> bool {
         let num_kept = self.num_exported_pages(num_rows) - self.num_full_pages(num_rows);
         num_final_rows <= num_rows

@@ -41,7 +41,7 @@ pub(crate) struct RequestFacts<'a> {
     /// The number of rows in the prefix tree with which a waiting request could start.
     pub num_cached_rows: u32,
     /// The number of output tokens still to come, by the median length of the outputs that became at least as long as
-    /// the request's.
+    /// the request's output so far.
     pub num_tokens_left: &'a dyn Fn() -> u32,
 }
 
@@ -54,13 +54,14 @@ pub(crate) struct Policy {
     /// queue is in order of arrival, and the keys of its first `lookahead` requests are computed when some can start.
     pub lookahead: Option<u32>,
     /// Whether the keys of running requests are computed anew in each step. The requests are planned in the order of
-    /// their keys, and the last of them is preempted first. Otherwise keys at arrival, if any, or arrivals rank them.
+    /// their keys, and the last of them is preempted first. If false, requests are ranked by their keys at arrival, and
+    /// by arrival if the policy has no such keys.
     pub ranks_running: bool,
-    /// Whether requests may start before others with earlier tickets, so that the steps in which a request was passed
-    /// over are counted. Packing counts for itself.
+    /// Whether a request may start before requests with earlier tickets. Then the steps in which a request was passed
+    /// over are counted. Packing has a count of its own.
     pub overtakes: bool,
-    /// Whether a waiting request takes the place of running ones with larger keys. Preempted requests then wait among
-    /// the others. Otherwise they start before all new ones.
+    /// Whether a waiting request takes the place of running requests with larger keys. If true, preempted requests wait
+    /// among the others. If false, they start before all new requests.
     pub preempts: bool,
 }
 

@@ -5,8 +5,8 @@ use alloc::format;
 
 use crate::{ConfigError, SchedulerConfig};
 
-/// Prefix caching for a model with recurrent layers, which keep one state for each sequence instead of rows: copies of
-/// a slot's state after whole blocks, from which other requests continue.
+/// Prefix caching for a model with recurrent layers. These layers keep one state for each sequence instead of rows. The
+/// cache has snapshots, copies of a slot's state after whole blocks, and other requests continue from these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecurrentState {
     /// The number of states that the executor can keep beside those of its slots. With 0, every prompt is computed from
@@ -15,9 +15,10 @@ pub struct RecurrentState {
     /// A prompt has a snapshot after every block whose index, counted from 1, is a multiple of `snapshot_interval`, and
     /// after the last whole block that an equal prompt would find.
     pub snapshot_interval: u32,
-    /// The smallest number of blocks that a further snapshot has to save. A prompt takes a snapshot where its tokens
-    /// diverge from other requests, if it has none within this distance before that point. A decode takes one after
-    /// every block whose index is a multiple of `least_distance`, and it replaces the previous one.
+    /// The smallest number of blocks that a further snapshot must save from being computed again. A prompt takes a
+    /// snapshot where its tokens diverge from other requests, unless it has a snapshot within this distance before that
+    /// point. A decode takes a snapshot after every block whose index is a multiple of `least_distance`, in place of
+    /// its previous one.
     pub least_distance: u32,
 }
 
@@ -26,8 +27,8 @@ pub struct RecurrentState {
 pub(crate) struct SnapshotPoints {
     pub page_size: u32,
     pub interval: u32,
-    /// The number of whole blocks of the prompt without its last token. That token is always computed, so a block that
-    /// it ends is not found again.
+    /// The number of whole blocks of the prompt without its last token. The last token is always computed, so an equal
+    /// prompt does not continue after a block that ends with the last token.
     pub end_of_prompt: u32,
     /// The number of blocks up to the point where the request's tokens diverge from other requests, or 0.
     pub branch: u32,
@@ -79,7 +80,7 @@ impl SnapshotPoints {
 
 impl SchedulerConfig {
     /// Configures a model with recurrent layers. Its KV is not kept in host memory. Its cached blocks are neither
-    /// fetched nor held for readers, unless these limits are set later.
+    /// fetched nor held for readers, unless `max_fetched_pages` and `max_served_pages` are set later.
     pub fn set_recurrent_state(&mut self, state: RecurrentState) {
         self.recurrent_state = Some(state);
         self.max_fetched_pages = 0;

@@ -47,7 +47,7 @@ impl SchedulerConfig {
             });
         }
         let step_limit = self.max_unchunked_tokens();
-        // The last token takes no row, except a prompt's without draws.
+        // The last token takes no row, unless it is the last token of a prompt after which nothing is drawn.
         let num_rows = (num_tokens - 1).max(num_prompt_tokens.into());
         if num_rows > u64::from(step_limit) {
             return Err(AdmissionError::StepExceeded {

@@ -11,7 +11,7 @@ use crate::{BlockList, Incarnation};
 pub struct LoadKey {
     pub fetcher: Incarnation,
     pub source: Incarnation,
-    /// The index of this load among those of the loading node since its start.
+    /// The index of this load among all loads of the loading node since its start.
     pub number: u64,
 }
 
@@ -26,7 +26,7 @@ pub enum ToSource {
     },
     LoadBlocks(LoadBlocks),
     /// All rows of the blocks before `num_blocks`, counted from the beginning of the list, have landed. Asks whether
-    /// the hold lived throughout, and gives credit for as many further blocks.
+    /// the hold lived throughout, and gives credit for the same number of further blocks.
     Landed {
         num_blocks: u32,
     },
@@ -38,13 +38,14 @@ pub enum ToSource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBlocks {
     /// All blocks from the beginning of the sequence. If the source can hold only the first of them, the load ends with
-    /// [`LoadFailure::NotHere`] and their number, and the loading node may ask for these.
+    /// [`LoadFailure::NotHere`] and their number. The loading node may then ask for only these blocks.
     pub list: BlockList,
     /// Blocks before this one are neither sent nor held.
     pub first_block: u32,
     /// The part of each row that the loading node needs, if it is one of several ranks or stages.
     pub rows: RowPart,
-    /// The time for which the blocks are held, from the receipt of the message on: clocks differ.
+    /// The time for which the blocks are held, counted from the receipt of the message, because the nodes' clocks
+    /// differ.
     pub lease_us: u64,
     /// The number of blocks that may be in transit.
     pub credit: u32,

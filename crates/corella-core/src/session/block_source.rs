@@ -1,4 +1,4 @@
-//! The loads of other nodes from this one: the blocks that they read, and the end of each load.
+//! The loads in which other nodes read blocks of this node, and the end of each load.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -236,7 +236,7 @@ impl BlockSource {
         self.forget(load, None);
     }
 
-    /// Sends as many blocks as the fetcher has given credit for.
+    /// Sends the blocks for which the fetcher has given credit.
     fn read_more(&mut self, load: LoadId) {
         let Some(begun) = self.loads.get_mut(&load) else {
             return;

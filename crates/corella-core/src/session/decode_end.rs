@@ -14,7 +14,7 @@ use crate::session::{
 };
 use crate::{Incarnation, NodeId, RequestOutput};
 
-/// Accepts sessions from prefill nodes, and frees all that a session holds when it ends in any way.
+/// Accepts sessions from prefill nodes, and frees everything that a session holds, in whatever way the session ends.
 ///
 /// * Facts: `handle_*`, each with the time
 /// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
@@ -45,7 +45,7 @@ pub struct DecodeEnd {
 pub enum DecodeAction {
     /// Sends a message on the session's stream.
     Send { key: SessionKey, message: ToPrefill },
-    /// Closes the stream after all sent messages. Later messages from it are ignored.
+    /// Closes the stream once all messages have been sent. Messages that still arrive on it are ignored.
     CloseStream { key: SessionKey },
     /// Asks the scheduler for pages. The driver passes on the answer by [`DecodeEnd::handle_reserved`].
     Reserve {
@@ -78,7 +78,7 @@ pub enum DecodeAction {
     AbortLocal { key: SessionKey },
     /// Releases the pages of an ended request. Nothing writes to them any more.
     Release { key: SessionKey },
-    /// Has a node that does not answer probed.
+    /// Asks for a probe of a node that does not answer.
     MarkSuspect { node: NodeId },
 }
 
@@ -327,7 +327,7 @@ impl DecodeEnd {
             self.siblings
                 .waiting()
                 .all(|key| self.sessions.get(&key).as_ref().is_some_and(waits)),
-            "a session that goes on is said to wait"
+            "a session is listed as waiting, but does not wait"
         );
         assert_eq!(
             self.siblings.waiting().count(),

@@ -74,7 +74,8 @@ impl DecodeEnd {
             self.send(key, ToPrefill::Refused(Refusal::Never));
             return self.end(key, None);
         }
-        // Rows with this node's own bits must not be mixed with those of the prefill node.
+        // If the prefill node's arithmetic differs, its rows have other bits and must not be mixed with this node's own
+        // rows.
         allocate.namespace.arithmetic = session.arithmetic;
         session.num_rows = allocate.num_rows();
         session.num_earlier_tokens = allocate.output.len() as u32;

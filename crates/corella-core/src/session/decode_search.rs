@@ -1,4 +1,4 @@
-//! The search for a decode node: a session asks one after the other, within limits of number and time.
+//! The search for a decode node: a session asks one node after another, within a limit of nodes and of time.
 
 use alloc::boxed::Box;
 

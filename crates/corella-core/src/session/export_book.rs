@@ -336,7 +336,10 @@ impl ExportBook {
                 run.readers.is_empty() || run.is_held || run.has_ended || run.wants_release,
                 "run {number} of session {session} is read and not held"
             );
-            assert!(!run.is_over(), "run {number} of session {session} is kept");
+            assert!(
+                !run.is_over(),
+                "run {number} of session {session} is over, but was not removed"
+            );
             run.rows.check_invariants(self.page_size, run.num_rows);
             num_exports += usize::from(run.is_export);
             if let Some(request) = run.request {
@@ -356,7 +359,7 @@ impl ExportBook {
         );
         assert!(
             self.steps.values().all(|rows| !rows.is_empty()),
-            "a step without rows is followed"
+            "a step is listed that computes no exported rows"
         );
     }
 

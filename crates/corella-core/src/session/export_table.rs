@@ -27,7 +27,7 @@ pub struct ExportTable<O, L> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportTableConfig {
-    /// This start of the node: rows of an earlier one are gone.
+    /// This start of the node. Rows of an earlier start are gone.
     pub incarnation: Incarnation,
     pub max_exports: usize,
     pub max_waiting_loads: usize,
@@ -139,7 +139,7 @@ impl<O, L> ExportTable<O, L> {
         (self.exports.remove(&key), self.stop_waiting(key))
     }
 
-    /// Removes the waiting load of a session if `is_it` holds for it. Its node may load again.
+    /// Removes the waiting load of a session if `is_it` is true for the load. The load's node may load again.
     pub fn cancel(&mut self, key: SessionKey, is_it: impl FnOnce(&L) -> bool) -> Option<L> {
         self.waiting.get(&key).filter(|load| is_it(load))?;
         self.stop_waiting(key)
@@ -159,7 +159,7 @@ impl<O, L> ExportTable<O, L> {
         self.deadlines.first_us()
     }
 
-    /// Removes all waiting loads, and all exports, which it returns.
+    /// Removes all waiting loads and all exports. Returns the exports.
     pub fn clear(&mut self) -> impl Iterator<Item = O> + use<O, L> {
         self.waiting.clear();
         self.deadlines = DeadlineQueue::new();

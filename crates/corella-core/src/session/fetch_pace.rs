@@ -38,7 +38,7 @@ impl FetchPace {
     }
 
     /// Returns how many of the offered blocks are worth fetching, from the first on: 0 if computing them is as quick.
-    /// All blocks are, until a prompt has been computed and timed.
+    /// Until a prompt has been computed and timed, all blocks are worth fetching.
     pub fn num_worth(&self, offer: BlockOffer, stats: &SchedulerStats, page_size: u32) -> u32 {
         let compute_us = stats.prefill_us;
         let cost = FetchCost {
@@ -49,7 +49,7 @@ impl FetchPace {
             fetch_kiloblock_us: self.kiloblock_us(),
             compute_kiloblock_us: compute_us.saturating_mul(page_size.into()),
         };
-        // The scheduler answers that all are cached.
+        // If this node has all offered blocks, the scheduler will answer that all are cached.
         if compute_us == 0 || cost.num_offered == 0 {
             return offer.num_offered;
         }
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!((pace.round_trip_us(), pace.kiloblock_us()), (0, 0));
         pace.note_round_trip(100);
         assert_eq!(pace.round_trip_us(), 200);
-        // 10 blocks take 1,200 us; messages take 200 of them.
+        // 10 blocks take 1,200 us, of which messages take 200 us.
         pace.note_load(10, 1_200);
         assert_eq!(pace.kiloblock_us(), 102_400);
         assert_eq!((pace.load_us(0), pace.load_us(3)), (0, 500));

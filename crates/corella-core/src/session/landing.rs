@@ -15,7 +15,7 @@ pub(super) struct Landing {
     /// The pages to fill in each group.
     tables: Vec<PageTable>,
     num_layers: Vec<u32>,
-    /// By group, layer and block.
+    /// By block, then by group, then by layer.
     has_landed: Vec<bool>,
     /// The number of parts that each block lacks.
     num_left: Vec<u32>,
@@ -87,7 +87,7 @@ impl Landing {
         is_new.then_some(page)
     }
 
-    /// Ends writing a part, which has landed if it `is_whole`. Returns false if it was not being written.
+    /// Ends writing a part, which has landed if it `is_whole`. Returns false if the part was not being written.
     pub fn end(&mut self, part: BlockPart, is_whole: bool) -> bool {
         let is_known = self.written.remove(&part);
         if is_known

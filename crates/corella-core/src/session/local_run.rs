@@ -134,7 +134,7 @@ impl PrefillSession {
         };
     }
 
-    /// Handles a computed prompt that needs more tokens than its first.
+    /// Handles that the prompt is computed and the request needs more tokens than the first one.
     fn handle_prefilled(&mut self, run: u32, context: &mut Context<'_>) {
         let until_us = context.now_us.saturating_add(context.config.hold_lease_us);
         self.local = Local::Held { run, until_us };

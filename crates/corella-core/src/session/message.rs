@@ -45,21 +45,21 @@ pub struct Hello {
     pub instance: Box<str>,
     pub incarnation: Incarnation,
     pub protocol_major: u32,
-    /// Nodes may differ in it: minor versions add only fields and messages that older nodes can ignore.
+    /// Nodes may differ in the minor version: it adds only fields and messages that older nodes can ignore.
     pub protocol_minor: u32,
     /// Identifies the published architecture and weights, in any format in memory.
     pub model_fingerprint: u128,
     pub tokenizer_digest: u128,
     pub kv_shape: KvShape,
-    /// The receiver converts rows of another one.
+    /// Nodes may differ in the KV format: the receiver converts rows.
     pub kv_format: Box<str>,
-    /// The receiver converts rows of another one, in models without windows.
+    /// Nodes may differ in the page size, unless the model has windows: the receiver converts pages.
     pub page_size: u32,
-    /// The receiver converts rows of another one.
+    /// Nodes may differ in the order of elements: the receiver converts rows.
     pub element_order: Box<str>,
-    /// May differ.
+    /// Nodes may differ in the weight format.
     pub weight_format: Box<str>,
-    /// May differ.
+    /// Nodes may differ in the instruction set.
     pub instruction_set: Box<str>,
     /// The operator's name for nodes that work together.
     pub group: Box<str>,
@@ -85,7 +85,8 @@ pub enum Mismatch {
     Tokenizer(u128, u128),
     KvShape(KvShape, KvShape),
     Group(Box<str>, Box<str>),
-    /// Only in models with windows: the first page sent would begin with rows that the other node's page lacks.
+    /// Only in models with windows. The first page sent is the one with the window's first row, and a page of another
+    /// size would begin at another row.
     PageSize(u32, u32),
 }
 
@@ -93,26 +94,27 @@ pub enum Mismatch {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocate {
     pub prompt: Vec<TokenId>,
-    /// Tokens that were drawn before another decode node was lost. Their rows come with those of the prompt. Sent only
-    /// to nodes that [know the field](Hello::knows_output).
+    /// Tokens that were drawn before another decode node was lost. Their rows are sent with the rows of the prompt.
+    /// Sent only to nodes that [know the field](Hello::knows_output).
     pub output: Vec<TokenId>,
     pub sampling: SamplingParams,
-    /// If the client sets no limit, `max_tokens` is the prefill node's, so that every node stops the answer at the same
-    /// length.
+    /// If the client sets no limit, `max_tokens` is the prefill node's limit, so that every node stops the answer at
+    /// the same length.
     pub stopping: StoppingCriteria,
     pub priority: i32,
     pub namespace: Namespace,
-    /// The time left until the request's deadline, because clocks differ. `None` means no deadline.
+    /// The time left until the request's deadline, and not the deadline itself, because the nodes' clocks differ.
+    /// `None` means no deadline.
     pub remaining_us: Option<u64>,
     /// The longest useful time per output token. A decode node that would take longer refuses the request.
     pub max_tpot_us: Option<u64>,
-    /// The session of the first choice, if the prompt has several. The rows are sent once for all.
+    /// The session of the first choice, if the prompt has several choices. The rows are sent once for all choices.
     pub siblings: Option<SessionId>,
     /// The fingerprint of the request's adapter. Each node has its own name for the adapter, which is part of the
     /// namespace there.
     pub adapter: Option<u128>,
-    /// The source of the answer's constraint. Each node compiles it; the prefill node applies it to the first token,
-    /// and the decode node to the others.
+    /// The source of the answer's constraint. Each node compiles it. The prefill node applies it to the first token,
+    /// and the decode node to the later tokens.
     pub constraint: Option<Arc<str>>,
     /// The request's name in the logs of both nodes.
     pub trace_id: Option<Arc<str>>,
@@ -123,9 +125,9 @@ pub struct Allocate {
 pub struct Allocated {
     /// The number of leading rows that the decode node has cached. They are not sent.
     pub num_cached_rows: u32,
-    /// The index of this reservation among all that the node has granted since its start, counted from 1. Load reports
-    /// with at least this number of reservations count its pages. `None` while the request waits for another choice: a
-    /// second message follows.
+    /// The index of this reservation among all reservations that the node has granted since its start, counted from 1.
+    /// Load reports with at least this number of reservations count the pages of this one. `None` while the request
+    /// waits for the rows of another choice: a second message follows.
     pub granted_as: Option<u64>,
 }
 
@@ -178,7 +180,7 @@ pub struct FirstToken {
 /// Output tokens in their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tokens {
-    /// The position of the first one in the output, counted from 0.
+    /// The position of the first of these tokens in the output, counted from 0.
     pub first_position: u32,
     pub samples: Vec<Sample>,
 }

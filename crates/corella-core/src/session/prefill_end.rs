@@ -33,9 +33,9 @@ use crate::{
 ///
 /// A session finds a decode node, computes the prompt for it, and passes its tokens to the client. A decode node that
 /// has most of the prompt may compute the rest. If a decode node refuses, or fails before it has reserved pages, the
-/// same search goes on with another. If it fails later, the session searches once more: the next decode node gets the
-/// rows of the prompt and of all tokens that the client has. Once that node has drawn a token, the session may search
-/// again. Otherwise the request continues here, unless `resumes_locally` is off.
+/// same search goes on with another node. If the decode node fails later, the session searches once more: the next
+/// decode node gets the rows of the prompt and of all tokens that the client has. Once that node has drawn a token, the
+/// session may search again. Otherwise the request continues here, unless `resumes_locally` is off.
 #[derive(Clone, Debug)]
 pub struct PrefillEnd {
     config: SessionConfig,
@@ -62,7 +62,7 @@ pub struct Submission {
     /// The largest number of output tokens that the request's own limit and this node allow.
     pub max_tokens: u32,
     pub deadline_us: Option<u64>,
-    /// The session of the first choice, if the prompt has several.
+    /// The session of the first choice, if the prompt has several choices.
     pub siblings: Option<SessionId>,
     /// The fingerprint of the request's adapter.
     pub adapter: Option<u128>,
@@ -92,13 +92,13 @@ pub enum PrefillAction {
         key: SessionKey,
         message: ToDecode,
     },
-    /// Closes the stream after all sent messages. Later messages from it are ignored.
+    /// Closes the stream once all messages have been sent. Messages that still arrive on it are ignored.
     CloseStream {
         key: SessionKey,
     },
-    /// Asks which node computes the prompt. The decode node has pages for it, and has cached `num_cached_rows` leading
-    /// rows. The driver answers by [`PrefillEnd::handle_decision`]. Without an answer within the search time, the
-    /// prompt is computed here.
+    /// Asks which node computes the prompt. The decode node has pages for the prompt, and has cached its first
+    /// `num_cached_rows` rows. The driver answers by [`PrefillEnd::handle_decision`]. Without an answer within the
+    /// search time, the prompt is computed here.
     Decide {
         key: SessionKey,
         node: NodeId,
@@ -119,14 +119,14 @@ pub enum PrefillAction {
         session: SessionId,
         request: RequestId,
     },
-    /// Changes an export. The driver reports an export that cannot be made by [`PrefillEnd::handle_load_failed`], and a
-    /// deleted one by [`PrefillEnd::handle_deleted`].
+    /// Changes an export. The driver calls [`PrefillEnd::handle_load_failed`] if an export cannot be made, and
+    /// [`PrefillEnd::handle_deleted`] when an export was deleted.
     Export(ExportTask),
     Emit {
         session: SessionId,
         event: ClientEvent,
     },
-    /// Has a node that does not answer probed before any session asks it again.
+    /// Asks for a probe of a node that does not answer, before any session asks the node again.
     MarkSuspect {
         node: NodeId,
     },
@@ -135,14 +135,14 @@ pub enum PrefillAction {
         node: NodeId,
         incarnation: Incarnation,
     },
-    /// The node is healthy, but cannot work with this one.
+    /// The node is healthy, but cannot work with this node.
     MarkIncompatible {
         node: NodeId,
         mismatch: Mismatch,
     },
 }
 
-/// One event for the client. The last one, and only the last, has `finish` set.
+/// One event for the client. Only the last event has `finish` set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClientEvent {
     /// `None` only in a last event without a token.
@@ -166,7 +166,7 @@ pub struct ClientEvent {
 pub enum SessionFinish {
     /// The request has finished, on either node.
     Finished(FinishReason),
-    /// This node's engine has no room for the request; or no decode node has room, and this node does not fall back.
+    /// This node's engine has no room for the request, or no decode node has room and this node does not fall back.
     Refused(AdmissionError),
     DeadlinePassed,
     /// The decode node was lost, and the request must not continue here.
@@ -413,7 +413,7 @@ impl PrefillEnd {
             true => stopping.max_tokens.unwrap_or(0),
             false => stopping.max_tokens.unwrap_or(u32::MAX),
         };
-        // Ids are numbers in sequence, so they spread over the quantiles.
+        // The low half of an id counts the sessions, so consecutive sessions get evenly spread quantiles.
         let quantile = quantile_of(id.0 as u64);
         self.lengths
             .expected_within(namespace, stopping, 0, max_tokens, quantile)
@@ -488,11 +488,11 @@ impl PrefillEnd {
                 session
                     .present_run()
                     .is_none_or(|run| self.exports.has_run(id, run)),
-                "session {id} has a run that is not in the books"
+                "session {id} has a run that is not in the export book"
             );
             assert!(
                 !self.ended.contains(id),
-                "session {id} is remembered as ended and lives"
+                "session {id} is remembered as ended, but is open"
             );
             let (timer, deadline) = (self.timers.get(id), session.deadline_us(&self.config));
             num_timed += usize::from(timer.is_some());
@@ -571,7 +571,7 @@ impl fmt::Display for SubmissionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooManySessions { limit } => {
-                write!(f, "{limit} sessions are open already, and no more may be")
+                write!(f, "{limit} sessions are open already, which is the limit")
             }
             Self::DuplicateSession => f.write_str("a session with this id is open already"),
             Self::Refused(error) => error.fmt(f),

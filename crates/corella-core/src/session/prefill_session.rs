@@ -42,7 +42,8 @@ pub(super) struct PrefillSession {
     pub(super) can_export: bool,
     /// The reason why the last decode node was lost, until another one draws a token.
     lost: Option<AbortReason>,
-    /// A decode node cannot serve such requests. So this node may serve the request, even without fallback.
+    /// Whether a decode node lacked the request's adapter, or could not apply its constraint. Then this node may serve
+    /// the request, even without fallback.
     pub(super) was_unsuitable: bool,
     /// The objective that decode nodes would miss.
     pub(super) missed: Option<MissedObjective>,
@@ -51,7 +52,7 @@ pub(super) struct PrefillSession {
     pub(super) accounting: Option<Accounting>,
     /// The token after the exported rows.
     pub(super) first_token: Option<Box<FirstToken>>,
-    /// The number of tokens at the beginning of `output` whose rows are exported with the prompt's.
+    /// The number of tokens at the beginning of `output` whose rows are exported with the prompt's rows.
     pub(super) num_earlier_tokens: u32,
     has_ended: bool,
 }
@@ -78,7 +79,7 @@ pub(super) struct Link {
     /// The decode node has pages, and the computing node was chosen.
     pub(super) is_allocated: bool,
     pub(super) prompt_work: PromptWork,
-    /// The decode node lacked some rows at the beginning.
+    /// The decode node had not cached all rows when it reserved pages.
     pub(super) needs_rows: bool,
     /// The rows are exported.
     pub(super) is_exported: bool,
@@ -394,14 +395,14 @@ impl PrefillSession {
         assert!(!self.has_ended, "session {id} has ended and is kept");
         assert!(
             !matches!(self.remote, Remote::Nothing) || self.local != Local::Nothing,
-            "session {id} waits for nobody"
+            "no node works on session {id}"
         );
         assert!(
             !matches!(
                 (&self.remote, self.local),
                 (Remote::Nothing, Local::Held { .. })
             ),
-            "session {id} holds pages for nobody"
+            "session {id} holds pages for no node"
         );
         assert!(
             matches!(self.remote, Remote::Nothing) || !matches!(self.local, Local::Running { .. }),

@@ -58,8 +58,8 @@ impl PrefillSession {
         }
     }
 
-    /// Computes the prompt, unless an earlier decode node's run does so, and exports the rows that the decode node
-    /// lacks.
+    /// Computes the prompt, unless the run of an earlier attempt does so already, and exports the rows that the decode
+    /// node lacks.
     pub(super) fn compute_here(&mut self, num_cached_rows: u32, context: &mut Context<'_>) {
         let session = self.id;
         let is_accepted = self.is_accepted();

@@ -31,7 +31,7 @@ impl Siblings {
         false
     }
 
-    /// Removes a session. Returns the new leader if it led.
+    /// Removes a session. If the session was the leader, returns the new leader, if any.
     pub fn leave(&mut self, group: SessionId, key: SessionKey) -> Option<SessionKey> {
         let present = self.groups.get_mut(&group)?;
         if present.leader != key {

@@ -131,7 +131,7 @@ impl RunningSet {
         let prefilling = self.iter().filter(|&index| requests[index].is_prefilling());
         assert!(
             prefilling.eq(self.prefilling.iter().copied()),
-            "those that prefill are listed, by rank"
+            "the list of prefilling requests is wrong"
         );
         let is_leaving = |state: &&RequestState| matches!(state.phase(), Phase::Leaving(_));
         assert_eq!(

@@ -506,8 +506,9 @@ impl Scheduler {
         }
     }
 
-    /// Adds up the pages that a rule without regard to time keeps. They change with every token, so the sum is made
-    /// before each use. Requests without a slot are counted anew: the clock advances, and they take no rows.
+    /// Adds up the pages that a rule without regard to time keeps. These pages change with every token, so the sum is
+    /// made before each use. Requests without a slot are counted anew, because the clock advances while they take no
+    /// rows.
     fn keep_pages_of_running(&mut self) {
         for index in self.remote_kv.iter() {
             self.forecast.recount(&mut self.requests[index]);

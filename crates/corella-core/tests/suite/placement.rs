@@ -153,7 +153,7 @@ fn what_is_quicker_to_compute_than_to_send_stays() {
     assert_eq!(at(999_000, true), Placement::Local);
     assert_eq!(at(999_000, false), remote(0));
 
-    // The near node takes the request, even when full.
+    // The node with the fast link takes the request, even if it has little room.
     let far = DecodeCandidate {
         bandwidth: Some(100_000),
         ..node(0, 1000)
@@ -170,8 +170,8 @@ fn what_is_quicker_to_compute_than_to_send_stays() {
     assert!((0..50).all(|cursor| place(&fleet, cursor) == remote(1)));
 }
 
-/// The fractions of 0, 1, 2, … times the golden ratio are 0, .618, .236, .854, .472, .090, .708 and
-/// .326. Of four equal parts those lie in 0, 2, 0, 3, 1, 0, 2, 1, and node 1 has the last part.
+/// The fractions of 0, 1, 2, … times the golden ratio are 0, .618, .236, .854, .472, .090, .708 and .326. Among four
+/// equal parts, these fractions lie in the parts 0, 2, 0, 3, 1, 0, 2 and 1. Node 1 has the last part.
 #[test]
 fn draws_follow_the_weights() {
     let nodes = [node(0, 30), node(1, 10)];
@@ -221,7 +221,7 @@ fn too_few_reports_mean_turns() {
         silent(4),
     ];
     assert_eq!(shares(&config(), &fleet(&nodes), 10), [2; 5]);
-    // Four of five nodes report, and those four are weighed.
+    // Four of five nodes report, and these four are weighted.
     nodes[3] = node(3, 980);
     let counts = shares(&config(), &fleet(&nodes), 2000);
     assert!(
@@ -257,7 +257,8 @@ fn prompts_go_to_the_group_for_their_length() {
     let placement = fleet(&nodes).place(&config(), &longer, 0, &[]);
     assert_eq!(placement, remote(2));
 
-    // The other group takes requests when this one is full, or would make them wait.
+    // Node 2, which also takes long prompts, takes the request if the nodes with a limit are full or would make it
+    // wait.
     let full = [limited(0, 7), limited(1, 7), node(2, 1000)];
     assert_eq!(place(&fleet(&full), 0), remote(2));
     let busy = [
@@ -266,7 +267,7 @@ fn prompts_go_to_the_group_for_their_length() {
         node(2, 1000),
     ];
     assert_eq!(shares(&config(), &fleet(&busy), 20), [0, 0, 20]);
-    // Waiting in the right group is as good as waiting in the wrong one.
+    // If the request has to wait anywhere, the nodes with a limit are chosen again.
     let all_busy = [busy[0], busy[1], waiting(node(2, 1000), 1)];
     assert_eq!(shares(&config(), &fleet(&all_busy), 20), [10, 10, 0]);
 }
@@ -454,7 +455,7 @@ proptest! {
         }
     }
 
-    /// While reservations are counted, no node gets more than it has reported.
+    /// While reservations are counted, no node gets requests for more pages than it has reported.
     #[test]
     fn nobody_is_overbooked(
         pages in prop::collection::vec(0..100u32, 1..6),

@@ -207,7 +207,7 @@ fn pages_count_as_taken_until_the_session_leaves_or_they_are_reported() {
     let mut known = directory(config(), 1);
     assert_eq!(known.route(&query(0, &prompt), 0), session(0, false));
     assert_eq!(known.route(&query(1, &prompt), 0), full);
-    // The same session moves on.
+    // The session that holds the pages is routed again, and its first reservation still counts.
     assert_eq!(known.route(&query(0, &prompt), 0), full);
     assert_eq!(known.num_reservations(), 1);
     known.handle_left(SessionId(0));

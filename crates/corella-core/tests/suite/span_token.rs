@@ -17,7 +17,7 @@ pub fn letter(token: TokenId) -> char {
         .unwrap_or('?')
 }
 
-/// A log-probability that bears its token's position as rank.
+/// A log-probability whose rank is its token's position.
 pub fn logprob(batch: &Batch, span: &Span, next: Option<TokenId>, position: u32) -> PromptLogprob {
     let own = batch
         .span_tokens(span)

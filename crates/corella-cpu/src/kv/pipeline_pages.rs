@@ -1,4 +1,4 @@
-//! The KV memory of all pipeline stages as one. Layers are counted through the pages of all stages.
+//! The KV memory of all pipeline stages as one. A page's layers are numbered from the first stage to the last.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

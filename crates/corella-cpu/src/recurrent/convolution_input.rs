@@ -13,7 +13,7 @@ pub struct ConvolutionInput<'a> {
     kept: &'a InputRing,
     /// The first element of the sequence's record.
     record: *mut f32,
-    /// The rows of the step, which begin with the inputs of a token.
+    /// The rows of the step. Each begins with the inputs of its token.
     rows: &'a Buffer,
 }
 
@@ -33,8 +33,8 @@ impl<'a> ConvolutionInput<'a> {
         }
     }
 
-    /// Lists the inputs of a token of the span and of earlier ones, from one channel on. Before the sequence's first
-    /// token, entries stay unchanged.
+    /// Lists the addresses of the inputs of a token of the span and of the tokens before it, each from `channel` on.
+    /// Before the sequence's first token, entries stay unchanged.
     pub fn list(&self, position: usize, channel: usize, inputs: &mut [*const f32]) {
         for (behind, input) in inputs.iter_mut().rev().enumerate() {
             let Some(at) = position.checked_sub(behind) else {

@@ -206,8 +206,8 @@ fn load(sum: &AtomicU64) -> u64 {
     sum.load(Ordering::Relaxed)
 }
 
-/// The barrier after an operation: every worker has done its part of it, so that all may read its output, and overwrite
-/// its input. Correctness needs it, with a profile and without.
+/// The barrier after an operation: every worker has done its part of the operation, so that all workers may read the
+/// output, and overwrite the input. Results need the barrier, with a profile and without.
 pub fn barrier_after(operation: Operation, walk: &mut Walk<'_>) {
     walk.note(operation);
     walk.worker.barrier();

@@ -5,9 +5,10 @@ use corella_model::{QueryGrowth, RotaryFrequencies, RotarySpec};
 /// The cosines and sines of layers with equal rotations.
 pub struct Rotary {
     frequencies: RotaryFrequencies,
-    /// The growth of queries. The cosines and sines are multiplied by it, which multiplies all elements of a query.
+    /// The growth of queries with their positions. It multiplies the cosines and sines, so that a rotation multiplies
+    /// all elements of a query.
     growth: Option<QueryGrowth>,
-    /// The number of elements of the heads with this rotation.
+    /// The number of elements of a head with this rotation.
     pub head_dim: usize,
 }
 

@@ -9,7 +9,7 @@ use super::packer::optional;
 /// The parts that only encoders have.
 #[derive(Default)]
 pub struct EncoderEnds {
-    /// The row of a text's first token in the table of learned positions.
+    /// See [`first_position`].
     pub first_position: usize,
     /// The additions to the tokens of a first and a second text, `[segment][hidden_size]`.
     segments: Vec<f32>,
@@ -50,7 +50,7 @@ impl EncoderEnds {
         })
     }
 
-    /// Bytes of the segments. Norms are too few to count.
+    /// The number of bytes of the segments. Norms are too small to count.
     pub fn num_bytes(&self) -> usize {
         size_of_val(&self.segments[..])
     }
@@ -66,7 +66,7 @@ impl EncoderEnds {
     }
 }
 
-/// Adds a row of a table of rows of this length.
+/// Adds a row of a table to `out`. Rows have the length of `out`.
 pub fn add_row(table: &[f32], row: usize, out: &mut [f32]) {
     let row = &table[row * out.len()..][..out.len()];
     out.iter_mut()

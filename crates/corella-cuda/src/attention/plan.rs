@@ -20,7 +20,8 @@ const MIN_SPLIT_SHIFT: u32 = 7;
 /// The value for an item that is alone in its task: its results need no partials.
 const NO_PARTIALS: u32 = u32::MAX;
 
-/// One KV head's share of an item is the work of one thread block. The fields match `attention_item.cuh`.
+/// A run of rows and a range of splits of their contexts. One thread block computes an item for one KV head. The fields
+/// match `attention_item.cuh`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AttentionItem {
@@ -103,7 +104,7 @@ impl AttentionShape {
 
     /// The binary logarithm of the length of the splits for the query at a position. Longer contexts have longer
     /// splits, so that their number stays bounded: 16 splits of 128 positions up to position 2048, of 512 up to 8192.
-    /// Each split costs an item its start, and a tile of a prompt a merge of its sums.
+    /// Each further split costs time: in decoding for starting an item, and in a tile of a prompt for merging sums.
     pub fn split_shift(&self, position: usize) -> u32 {
         let num_seen = (position + 1).min(self.window.unwrap_or(usize::MAX));
         let len = num_seen.div_ceil(self.max_splits()).next_power_of_two();

@@ -38,7 +38,7 @@ impl RecordingDevice {
             _ => (148, 227 << 10),
         };
         let mut modules = Modules::default();
-        // On Hopper, operators choose between two kernels.
+        // On Hopper, some operations have a kernel with `wgmma` and a kernel without.
         let choices = match architecture {
             "sm_90a" => &[false, true][..],
             _ => &[false],

@@ -97,7 +97,8 @@ struct WideTile {
     num_stages: usize,
 }
 
-/// The number of gates before the values that they gate in a tile (`channel_row` of `linear_args.cuh`).
+/// The number of successive gates in a tile. Their values follow them, so that a block has both (`channel_row` of
+/// `linear_args.cuh`).
 const GATE_RUN: usize = 8;
 
 /// The largest number of rows in a block, for each variant of `linear_narrow.cu`.
@@ -106,8 +107,8 @@ const NARROW_CHANNELS: usize = 16;
 /// Words from one column of sums to the next.
 const NARROW_STRIDE: usize = NARROW_CHANNELS + 4;
 
-/// The largest number of tiles of rows in a band. An H100 has room for 264 large blocks, about 16 tiles of rows by 16
-/// of channels, and equal numbers read the fewest bytes.
+/// The largest number of tiles of rows in a band. An H100 has room for 264 large blocks: about 16 tiles of rows by 16
+/// tiles of channels. Concurrent blocks read the fewest bytes if these two numbers are equal.
 const BAND_TILES: usize = 16;
 
 const EXACT_CHANNELS: usize = 4;
@@ -299,8 +300,8 @@ impl Linear {
                 let ManyRows::Wide { small, large } = many else {
                     unreachable!("Hopper's kernels have plans of their own");
                 };
-                // A block that is alone on its multiprocessor still multiplies faster than small tiles; rows that fit
-                // into a small tile would leave half of a large one empty.
+                // A large tile multiplies faster than small tiles even if its block is alone on a multiprocessor. Rows
+                // that fit into a small tile would leave half of a large tile empty.
                 let num_large = large.tile.count(num_rows, n);
                 let fills_device =
                     num_rows > small.tile.rows && 4 * num_large >= 3 * self.num_multiprocessors;
@@ -426,7 +427,7 @@ impl<'a> KernelLoader<'a> {
         self.load("linear_finish.cu", text, "linear_finish", &[])
     }
 
-    /// `lanes_exchange` gives products the inputs of `wgmma`.
+    /// With `lanes_exchange`, each `mma` sums the same inputs as a `wgmma`, so that results have the same bits.
     fn narrow(&self, lanes_exchange: bool) -> Result<[Kernel; NARROW_ROWS.len()], DeviceError> {
         let load = |num_rows: usize| {
             let mut defines = vec![("COLUMN_TILES", (num_rows / 8).to_string())];
@@ -492,9 +493,9 @@ impl WideTile {
 }
 
 /// The tile for launches with few tiles. Memory is then the limit, as for fewer rows. A multiprocessor needs 20 KB of
-/// weights under way (`linear_narrow.cu`), and warps that multiply while others wait. Four blocks of floats share it:
-/// one stage of each is multiplied, and every other stage has 4 KiB under way. Stages of integers have more inputs in
-/// proportion, and two blocks share a multiprocessor.
+/// weights under way (`linear_narrow.cu`), and warps that multiply while others wait. Four blocks of floats share a
+/// multiprocessor: each block multiplies one stage, and each of its other stages has 4 KiB under way. Stages of
+/// integers have more inputs in proportion, so only two blocks share a multiprocessor.
 fn small_tile(layout: WeightLayout) -> WideTile {
     WideTile {
         channels: 64,

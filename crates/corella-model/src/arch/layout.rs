@@ -49,13 +49,13 @@ pub struct Layout {
     /// The layers that turn the pooled hidden state of a text into scores of classes, in order, in encoders. Empty for
     /// families without them.
     pub class_head: &'static [HeadPart],
-    /// Whether layers after the decoder's last one belong to a part that guesses further tokens.
+    /// Whether layers after the decoder's last layer belong to a draft head.
     pub has_more_layers: bool,
     /// The suffixes of the names of tensors that are no weights.
     pub buffers: &'static [&'static str],
 }
 
-/// A layer of the part after an encoder that makes scores of classes.
+/// A layer of the class head, which follows an encoder and makes scores of classes.
 #[derive(Clone, Copy)]
 pub enum HeadPart {
     /// A matrix, with a bias if the files have one, and an activation function.
@@ -152,7 +152,7 @@ impl Layout {
         ..Self::FILE
     };
 
-    /// Files of families whose rows the converter reorders, for executors that rotate neighbours.
+    /// GGUF files in which RoPE rotates neighbours. For most of these families, the converter has reordered the rows.
     pub const FILE_OF_NEIGHBOURS: Self = Self {
         rotates_neighbours: true,
         ..Self::FILE
@@ -182,19 +182,18 @@ impl Layout {
         self.norm.replace("{last}", &last)
     }
 
-    /// The prefix of the names of a layer's tensors after `body`.
+    /// The prefix of the names of a layer's tensors. It begins with `body`.
     pub fn prefix(&self, body: &str, layer: usize) -> String {
         format!("{body}{}.{layer}.", self.layers)
     }
 
-    /// The name of a layer's tensor after `body`, without `.weight`; for a bias, the name of the tensor that it belongs
-    /// to.
+    /// The name of a layer's tensor, with `body` and without `.weight`. For a bias, the name of the biased tensor.
     pub fn name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
         let stored = (self.of_layer)(tensor.owner().unwrap_or(tensor));
         self.prefix(body, layer) + &stored.name
     }
 
-    /// The whole name of a layer's tensor after `body`.
+    /// The whole name of a layer's tensor, with `body`.
     pub fn full_name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
         let stored = (self.of_layer)(tensor.owner().unwrap_or(tensor));
         self.prefix(body, layer) + &stored.full_name(tensor.owner().is_some())
@@ -247,7 +246,8 @@ impl Stored {
         }
     }
 
-    /// Several matrices stored as one that has, for each head, a block of each matrix.
+    /// Several matrices stored as one. Their rows alternate head by head: a block of each matrix for the first head,
+    /// then for the second.
     pub fn by_head(name: &'static str, parts: &'static [LayerTensor]) -> Self {
         Self {
             takes_turns: true,
@@ -356,7 +356,7 @@ fn fused_expert_in_file(tensor: LayerTensor) -> Option<Stored> {
     }
 }
 
-/// Parts of experts are named by the first expert.
+/// The parts of all experts' tensor. Expert 0 stands for each expert.
 const GATE_UP_OF_EXPERTS: &[LayerTensor] = &[
     LayerTensor::Gate(Mlp::Expert(0)),
     LayerTensor::Up(Mlp::Expert(0)),

@@ -71,7 +71,7 @@ impl KvGeometry {
         2 * (self.page_size * self.head_dim) as usize * self.format.size()
     }
 
-    /// Whether a layer's part of a page in this native form equals the other's.
+    /// Whether both executors lay out a layer's part of a page in the same way.
     pub fn is_native_to(&self, other: &Self) -> bool {
         let part = |of: &Self| {
             let shape = (of.num_kv_heads, of.head_dim, of.page_size);
@@ -121,8 +121,8 @@ pub unsafe trait KvPages: Send + Sync {
     /// it.
     fn regions(&self) -> Vec<NonNull<[u8]>>;
 
-    /// The place of a page within a layer, in its native form: a first part and, perhaps empty, the rest, each of whole
-    /// heads. For transports that send and receive in place, which must keep the contract of `read` and `write`.
+    /// The place of a page within a layer, in its native form, as two parts of whole heads; the second part may be
+    /// empty. For transports that send and receive in place. They must keep the contract of `read` and `write`.
     fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2];
 
     /// Records that a page has been filled, so it will be used soon. `write` records it by itself.

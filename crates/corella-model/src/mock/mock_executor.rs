@@ -50,7 +50,7 @@ struct Inflight {
 
 /// A step whose bookkeeping is done.
 struct Begun {
-    /// The contents of the pages' rows, or the reason for the step's failure.
+    /// The rows to store in pages, or the reason for the step's failure.
     rows: Result<Vec<(usize, Row)>, ExecutorError>,
     num_stored_layers: usize,
 }
@@ -228,7 +228,7 @@ impl MockExecutor {
         begun.num_stored_layers = num_due_layers;
     }
 
-    /// The contents of the pages' rows.
+    /// Does a step's bookkeeping, and returns the rows to store in pages.
     fn begin(&mut self, inflight: &Inflight) -> Result<Vec<(usize, Row)>, ExecutorError> {
         let batch = &*inflight.batch;
         let step = batch.step;
@@ -345,7 +345,7 @@ impl MockExecutor {
         })
     }
 
-    /// Appends the span to its slot's history, and the slot's rows to `rows`.
+    /// Appends the span to its slot's history, and the span's rows to `rows`.
     fn append_span(
         &mut self,
         batch: &Batch,
@@ -411,7 +411,7 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// Reads every row up to the end of the span.
+    /// Reads the rows that the span attends to, in all groups.
     fn attend(&mut self, span: &Span, len: usize, precedes_bad_news: bool) -> Result<(), String> {
         for group in 0..self.config.kv_groups.len() {
             self.attend_in_group(group, span, len, precedes_bad_news)?;
@@ -419,7 +419,7 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// Reads the rows of a group within its window for any position of the span.
+    /// Reads a group's rows from the start of the window of the span's first token to the end of the span.
     fn attend_in_group(
         &mut self,
         group: usize,
@@ -503,7 +503,7 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// The inner error belongs to the row, the outer one to the step.
+    /// The inner error says why the slot cannot draw, the outer error why the step fails.
     fn draw(
         &mut self,
         step: StepId,

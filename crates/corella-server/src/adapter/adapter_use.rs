@@ -80,7 +80,7 @@ impl Collector for AdapterMetrics {
         family
             .get_or_create(&self.uses.labels(self.max_adapters))
             .set(unix_now_s() as i64);
-        let help = "Adapters of calls that wait for their first output, and of those that have one";
+        let help = "Adapters in use: of calls that wait for their first output, and of calls that have one";
         encode_both(&mut encoder, "lora_requests_info", help, &family)
     }
 }

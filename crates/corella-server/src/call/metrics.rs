@@ -131,7 +131,7 @@ impl Metrics {
             text_work_oldest: ours(
                 &mut registry,
                 "text_work_oldest_seconds",
-                "How long the oldest body of a text thread has been worked on; new requests wait if it grows on",
+                "How long a text thread has worked on the oldest body; new requests wait if this time keeps growing",
                 Gauge::default(),
             ),
             http_requests: ours(

@@ -134,7 +134,7 @@ mod tests {
         let mut limit = RateLimit::new(60, 0);
         limit.take(0, 90);
         assert_eq!(limit.remaining(0), 0);
-        // It owes 30 units at one per second, and then needs one more.
+        // The limit is 30 below zero, fills by one per second, and then needs one more.
         assert_eq!(
             limit.try_take(0, 1),
             Err(Refusal::After {

@@ -107,7 +107,7 @@ fn bucket(us: u64) -> usize {
     else {
         return us as usize;
     };
-    // The leading bit is part of the sum, because the small values take the first buckets.
+    // `us >> shift` begins with the leading bit, so it is at least 8. Values below 8 have the first 8 buckets.
     let index = ((shift as usize) << PRECISION_BITS) + (us >> shift) as usize;
     index.min(NUM_BUCKETS - 1)
 }

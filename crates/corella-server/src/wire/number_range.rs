@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 pub struct NumberRange(pub Bound<f64>, pub Bound<f64>);
 
 impl NumberRange {
-    /// Checks the number, and the `f32` that it becomes: neither 2.00000001 nor a number that becomes 0 slips through.
+    /// Checks the number, and the `f32` to which it is rounded. So a range up to 2 has no 2.00000001, which is rounded
+    /// to 2, and a range above 0 has no number that is rounded to 0.
     pub fn contains(self, number: f64) -> bool {
         let has = |number: f64| (self.0, self.1).contains(&number);
         has(number) && has(f64::from(number as f32))
@@ -33,7 +34,7 @@ impl NumberRange {
     }
 }
 
-/// Completes "must be …". A bound that only rounding sets is left out.
+/// Completes "must be …". An excluded upper bound, the end of `f32`, is left out.
 impl fmt::Display for NumberRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {

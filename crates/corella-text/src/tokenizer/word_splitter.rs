@@ -1,8 +1,8 @@
 //! Splits a text, word by word, into the same words as the `tokenizers` crate. The vocabulary's model then splits words
 //! into tokens.
 //!
-//! The crate splits a whole text before the first word is tokenised, and keeps hundreds of bytes
-//! for each of its bytes. Here the caller may stop after any word.
+//! The crate splits a whole text before the first word is tokenised, and keeps hundreds of bytes for each byte of the
+//! text. Here the caller may stop after any word.
 
 use serde_json::Value;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};

@@ -1,5 +1,5 @@
 //! Selects the blocks for KV events: a prefix can be hit up to a block if every group has all pages that the next query
-//! reads. In a group with a window, a page decides this for all blocks after it within the window.
+//! reads. In a group with a window, one lost page rules out hits up to every block after it within the window.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -115,9 +115,9 @@ impl KvCache {
         group.first_page_read(num_rows, self.page_size()) as usize
     }
 
-    /// The step whose return completes a hit up to the end of a block, apart from its pages in groups without a window:
-    /// the block's snapshot, and all pages that a query after it reads in groups with windows. `None` if the snapshot
-    /// or one of these pages is missing.
+    /// The step whose return makes the block's snapshot ready, and the pages in groups with windows that a query after
+    /// the block reads. Pages in groups without a window do not count here. `None` if the snapshot or one of the pages
+    /// is missing.
     fn hit_filled_by(&self, block: BlockId) -> Option<StepId> {
         let mut ready_by = match self.is_recurrent() {
             true => self.snapshot_filled_by(block)?,

@@ -10,13 +10,14 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::KvCache;
 use crate::{BlockId, Namespace, StepId, TokenId};
 
-/// The most paths that wait for a poll. A path beyond is offered at its next use.
+/// The most paths that wait for a poll. A further path is offered at its next use.
 const MAX_WAITING: usize = 64;
-/// Eviction is near when fewer than one in this many pages are free, or fewer than a prompt has lately taken at once.
+/// Eviction is near when less than one page in this many is free, or when fewer pages are free than a prompt has lately
+/// taken at once.
 const FREE_SHARE: usize = 8;
-/// The largest number of pages taken at once is forgotten by one part in this many with each later prompt.
+/// With each later prompt, the remembered number of pages taken at once shrinks by one part in this many.
 const DECAY: usize = 64;
-/// The number of pages next to be evicted among which a poll looks for a block.
+/// A poll looks for a block among this many pages, those next to be evicted.
 const MAX_LOOKED_AT: usize = 64;
 
 #[derive(Debug, Default)]
@@ -26,7 +27,8 @@ pub(crate) struct CopyOffers {
     reused: VecDeque<(BlockId, u64)>,
     /// The insertion of each offered block, indexed by block.
     offered: Vec<u64>,
-    /// The largest number of pages lately taken at once. The next prompt evicts as many, less the free ones.
+    /// The largest number of pages lately taken at once. The next prompt is expected to take this number, and to evict
+    /// pages if fewer are free.
     num_taken: usize,
 }
 
@@ -50,7 +52,7 @@ impl CopyOffers {
         self.offered[at] = insertion;
     }
 
-    /// Records pages that were taken at once. A single page is one of an answer.
+    /// Records pages that were taken at once. A single page does not count, because answers take pages one by one.
     pub(super) fn note_taken(&mut self, num_pages: usize) {
         if num_pages > 1 {
             self.num_taken = num_pages.max(self.num_taken - self.num_taken / DECAY);
@@ -104,8 +106,8 @@ impl KvCache {
         ready.into_iter().find_map(|block| self.offer(block))
     }
 
-    /// Marks a block and those before it as offered. Returns the namespace and the tokens of the whole ones, or `None`
-    /// if these were offered before.
+    /// Marks a block and the blocks before it as offered. Returns the namespace, and the tokens of the whole blocks, or
+    /// `None` if all of them were offered before.
     fn offer(&mut self, end: BlockId) -> Option<(Namespace, Vec<TokenId>)> {
         if self
             .insertion(end)
@@ -207,7 +209,7 @@ mod tests {
         kv.retract_copy_offer(&Namespace::default(), &[1, 2, 3, 4]);
         kv.note_reused(end);
         assert_eq!(kv.poll_copy_offer(LAST), offer(&[1, 2, 3, 4]));
-        // Another block with its number is another block.
+        // A new block with the number of an offered block is offered, too.
         kv.note_reused(end);
         kv.clear();
         let other = publish(&mut kv, &Namespace::default(), &[5, 6, 7, 8], 1);

@@ -31,8 +31,8 @@ impl Removed {
 }
 
 impl KvCache {
-    /// Makes sure that the tree can take `num_blocks` more blocks. Returns false when too many of its blocks lead to
-    /// pages in use.
+    /// Makes sure that the tree can take `num_blocks` more blocks. Returns false when too many blocks of the tree lead
+    /// to pages in use.
     pub(crate) fn make_room_for_blocks(&mut self, num_blocks: usize) -> bool {
         let max_blocks = self.pool.num_pages() * MAX_BLOCKS_PER_PAGE;
         while self.tree.num_blocks() + num_blocks > max_blocks {
@@ -51,14 +51,15 @@ impl KvCache {
         }
     }
 
-    /// Removes a block and all blocks after it from the prefix tree, pinned or not. Tables that name their pages keep
-    /// them until they are released. The caller has to end the paths of requests that end at a removed block.
+    /// Removes a block and all blocks after it from the prefix tree, pinned or not. Tables that name pages of these
+    /// blocks keep the pages until the tables are released. The caller has to end the paths of requests that end at a
+    /// removed block.
     pub(crate) fn unpublish(&mut self, block: BlockId) -> Removed {
         self.remove_blocks(block);
         core::mem::take(&mut self.removed)
     }
 
-    /// Takes from a block the snapshot and, in groups with windows, the pages that `step` or a later one fills. The
+    /// Takes from a block what `step` or a later step fills: the snapshot and, in groups with windows, the pages. The
     /// block keeps its other pages.
     pub(crate) fn drop_filled_since(&mut self, block: BlockId, step: StepId) -> Vec<PageId> {
         if self.snapshot_filled_by(block) >= Some(step) {
@@ -139,7 +140,7 @@ impl KvCache {
         }
     }
 
-    /// Takes a block's page in a group from it, unpins the page, and frees it if no table holds it.
+    /// Takes from a block its page in a group. Unpins the page, and frees it if no table holds it.
     pub(super) fn drop_page(&mut self, block: BlockId, group: usize) {
         let Some((page, last_used)) = self.residency.take(block, group) else {
             return;
@@ -157,8 +158,8 @@ impl KvCache {
         self.forget_retention(page);
     }
 
-    /// Removes a block without a page, a child and an end of a path, and then its ancestors to which the same applies.
-    /// If a group has no window, no such block exists.
+    /// Removes a block that has no page, no child and no end of a path, and then its ancestors to which the same
+    /// applies. If a group has no window, no such block exists.
     #[inline]
     pub(crate) fn prune(&mut self, block: BlockId) {
         if !self.residency.fills_all_blocks() {
@@ -185,7 +186,8 @@ impl KvCache {
         }
     }
 
-    /// Records the last use of a cached page outside the eviction list, and adds it to the list if it can be evicted.
+    /// Records the last use of a cached page that is not in the eviction list, and adds the page to the list if it can
+    /// be evicted.
     pub(super) fn list_used(&mut self, page: PageId, clock: u64) {
         self.residency.note_used(page, clock);
         self.note_leaf(page);

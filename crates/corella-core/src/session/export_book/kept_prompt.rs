@@ -89,7 +89,7 @@ impl ExportBook {
             return false;
         };
         self.num_kept_ended[how as usize] += 1;
-        // An export that never began ends, too: a node that asked early learns that no rows will come.
+        // Ends even an export that never began, so that a node that asked early learns that no rows will come.
         self.tasks.push_back(ExportTask::Delete { key });
         self.release(session, RUN);
         true

@@ -303,7 +303,7 @@ fn readers_know_what_there_is_and_pages_stay_while_they_are_read() {
             model.settle(&mut deleting);
             model.check_readers();
         }
-        // Everybody leaves.
+        // All runs and readers end.
         for (_, run) in core::mem::take(&mut model.runs) {
             model.book.handle_ended(run.session, 0);
             model.book.end_kept(run.session, KeptEnd::Dropped);

@@ -27,7 +27,7 @@ fn tasks(book: &mut ExportBook) -> Vec<ExportTask> {
     core::iter::from_fn(|| book.poll_task()).collect()
 }
 
-/// A step computes these rows, which begin in the page with the number `first`.
+/// The fact that a step computes these rows. Page `i` of the prompt has the number 100 + `i`.
 fn exported(step: u64, first_row: u32, end_row: u32) -> KvFact {
     let pages = first_row / PAGE_SIZE..end_row.div_ceil(PAGE_SIZE);
     KvFact::Exported {

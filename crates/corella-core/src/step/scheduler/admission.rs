@@ -27,11 +27,11 @@ pub(crate) struct Candidate {
     pub index: RequestIndex,
     pub found: FoundPrefix,
     num_matched_tokens: u32,
-    /// The number of rows that are ready when the request starts or, if others fill its pages, when the pages are
-    /// filled.
+    /// The number of leading rows that the request does not compute: the matched rows or, if they are more, the rows
+    /// that another node or host memory fills.
     num_ready_rows: u32,
     pub num_uncached_tokens: u32,
-    /// Pages that are available now and no longer once the request has started.
+    /// The number of pages that are no longer available when the request has started.
     pub num_new_pages: usize,
     /// The demand of the request after its start.
     pub demand: PageDemand,
@@ -109,7 +109,8 @@ impl Scheduler {
         let state = &self.requests[index];
         let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
         if self.spills.has(state.id()) {
-            // The request computes the rows after the received ones itself, and the tree may have them with other bits.
+            // In the namespace of another arithmetic, only received rows are looked up. The request computes the later
+            // rows itself, and the tree may have them with other bits.
             found = self.ready_prefix(index, state.num_rows().min(state.num_publishable_rows()));
         } else if self.config.enable_prefix_caching {
             found = self.find_waiting(index, plan.batch.step);
@@ -132,7 +133,7 @@ impl Scheduler {
         if num_cached == 0 || self.has_pages_for(&candidate) {
             return Ok(candidate);
         }
-        // Without the donor, the request computes those rows itself, in pages that it takes in any case.
+        // Without the donor, the request computes the donor's rows itself, in pages that it takes in any case.
         let mut found = candidate.found;
         found.donor = None;
         found.tables = self.kv.tables_of(&found.path);
@@ -176,7 +177,8 @@ impl Scheduler {
         Some((Leader::Request(leader), num_blocks))
     }
 
-    /// A cached page is available until the request locks it.
+    /// The number of a donor's pages that are available now. They are not available any more when the request has
+    /// locked them.
     fn num_cached_donors(&self, found: &FoundPrefix) -> usize {
         let donors = found.donor.iter().flat_map(|donor| &donor.pages);
         donors.filter(|&&page| !self.kv.is_locked(page)).count()
@@ -195,7 +197,7 @@ impl Scheduler {
         let num_ready_rows = num_matched_tokens.max(num_given_rows);
         let groups = self.config.kv_groups.iter();
         for (group, table) in groups.zip(found.tables.iter_mut()) {
-            // After rows that are copied, restored or received, a window begins later.
+            // With copied, restored or received rows, a window begins later than right after the found blocks.
             let first = group.first_page_read(num_ready_rows, self.config.page_size);
             table.take_before(first as usize);
         }

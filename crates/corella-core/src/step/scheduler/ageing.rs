@@ -87,7 +87,8 @@ impl Scheduler {
             .max(1)
     }
 
-    /// Counts this step as one that passed over every request with an earlier ticket than a starting one.
+    /// Records that this step has passed over every waiting request whose ticket is earlier than the ticket of a
+    /// request that starts.
     pub(super) fn note_passed_over(&mut self, plan: &StepPlan) {
         if !self.policy.overtakes {
             return;

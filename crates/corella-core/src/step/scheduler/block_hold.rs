@@ -29,8 +29,8 @@ impl Scheduler {
     /// Lends the blocks from `first_block` on of the longest settled prefix of a list, and keeps them unchanged.
     /// Settled blocks are published, computed by steps that have returned, and whole in every KV group. If they have
     /// more pages than may be lent, lends only the first of them. The hold ends at `until_us`, after the lease of holds
-    /// ([`hold_lease_us`](crate::SchedulerConfig::hold_lease_us)), when a request needs the pages, or when they turn
-    /// out to be undefined.
+    /// ([`hold_lease_us`](crate::SchedulerConfig::hold_lease_us)), when a request needs the pages, or when the blocks
+    /// turn out to be undefined.
     pub fn hold_blocks(
         &mut self,
         list: &BlockList,
@@ -93,7 +93,7 @@ impl Scheduler {
     /// Returns the longest prefix of a settled path, in blocks, whose blocks from `first_block` on fit into the pages
     /// that may be lent.
     fn num_lendable(&self, path: &[BlockId], first_block: u32) -> usize {
-        // A block outside every window takes no page, so that the bound of pages alone would allow it.
+        // With a limit of 0 nothing is lent, not even a block outside every window, which takes no page.
         if self.config.max_served_pages == 0 {
             return 0;
         }

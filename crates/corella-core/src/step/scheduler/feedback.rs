@@ -106,8 +106,8 @@ impl Scheduler {
             return;
         }
         let mut undefined = Undefined::new(self.config.num_pages);
-        // Other requests can have read the void pages only since the first of these starts, possibly before a
-        // preemption.
+        // Other requests can have read void pages only after the first of the failed requests took its slot. Such a
+        // reader may have been preempted since.
         let mut first_started = step;
         for (span, _) in failed {
             self.forget_span(span, step);
@@ -256,7 +256,7 @@ impl Scheduler {
             self.forget_span(span, step);
             self.unpublish_undefined(span.index, step, &mut undefined);
         }
-        // A reader comes after the rows that it reads, even within a step, so one pass is enough.
+        // A span that reads rows comes after the span that computes them, even within a step. So one pass is enough.
         let later = self.inflight.iter().flat_map(|step| &step.spans);
         let later: Vec<_> = later.map(|span| span.index).collect();
         let failed_indices: RequestSet = failed.spans.iter().map(|span| span.index).collect();

@@ -85,14 +85,14 @@ impl Scheduler {
         })
     }
 
-    /// The end of the blocks that can be fetched, at most `num_blocks`: the blocks after the first `num_found` take no
-    /// more pages than fetches may hold.
+    /// The largest number of blocks of a sequence, at most `num_blocks`, up to which a fetch can bring blocks: the
+    /// blocks after the first `num_found` take no more pages than fetches may still hold.
     fn num_fetchable(&self, num_found: usize, num_blocks: usize) -> Result<usize, FetchRefusal> {
         let limit = self.config.max_fetched_pages;
         let num_held_pages = self.holds.fetches().num_pages();
         let num_pages_left = (limit as usize).saturating_sub(num_held_pages);
         let fits = |num: &usize| self.num_pages_behind(num_found, *num) <= num_pages_left;
-        // A block outside every window takes no page, so that the bound of pages alone would allow it.
+        // With a limit of 0 nothing is fetched, not even a block outside every window, which takes no page.
         let num_fitting = match limit {
             0 => None,
             _ => (num_found + 1..=num_blocks).rev().find(fits),
@@ -113,7 +113,8 @@ impl Scheduler {
         tables
     }
 
-    /// The first page of each group that a node with `num_found` blocks lacks to continue after `num_blocks`.
+    /// For each group, the first page that a node with the first `num_found` blocks lacks in order to continue after
+    /// `num_blocks` blocks.
     fn first_pages_behind(
         &self,
         num_found: usize,
@@ -126,7 +127,8 @@ impl Scheduler {
         })
     }
 
-    /// The number of pages that a node with `num_found` blocks lacks to continue after `num_blocks`.
+    /// The number of pages that a node with the first `num_found` blocks lacks in order to continue after `num_blocks`
+    /// blocks.
     pub(super) fn num_pages_behind(&self, num_found: usize, num_blocks: usize) -> usize {
         let first_pages = self.first_pages_behind(num_found, num_blocks);
         first_pages
@@ -152,9 +154,9 @@ impl Scheduler {
         })
     }
 
-    /// Reports that all pages of the first `num_blocks` fetched blocks are filled, and the snapshot after the last
-    /// block of the fetch. Requests can hit the blocks from now
-    /// on. Returns false if the fetch is cancelled, or has ended.
+    /// Reports that all pages of the first `num_blocks` fetched blocks are filled and, if these are all blocks of the
+    /// fetch, its snapshot, too. Requests can hit the blocks from now on. Returns false if the fetch is cancelled, or
+    /// has ended.
     pub fn handle_fetched(&mut self, id: FetchId, num_blocks: u32) -> bool {
         let last_returned = self.last_returned_step();
         let fetches = self.holds.fetches_mut();
@@ -181,7 +183,7 @@ impl Scheduler {
         true
     }
 
-    /// The last returned step. Everything that pages hold now is ready when it has returned.
+    /// The last step that has returned. Fetched blocks count as filled by this step.
     fn last_returned_step(&self) -> StepId {
         self.inflight.last_returned().unwrap_or_default()
     }
@@ -206,7 +208,8 @@ impl Scheduler {
         }
     }
 
-    /// Cancels the newest fetch if running requests lack pages. Returns whether a fetch is about to free pages.
+    /// Cancels the newest fetch because requests lack pages, unless a cancelled fetch is about to free some. Returns
+    /// whether a fetch is about to free pages.
     pub(super) fn give_up_fetch(&mut self) -> bool {
         let fetches = self.holds.fetches();
         if fetches.frees_pages_soon(self.pace.now_us()) {
@@ -219,8 +222,8 @@ impl Scheduler {
         true
     }
 
-    /// If no request runs and the first waiting one lacks pages that fetches and holds of blocks have, cancels these,
-    /// and begins none.
+    /// If no request runs and waiting requests could not start while fetches and holds of blocks have pages, gives up
+    /// the newest fetch or hold. No other fetch or hold begins before a request starts.
     pub(super) fn give_up_loads_for_waiting(&mut self) {
         let is_idle = self.running.is_empty() && self.inflight.is_empty();
         let has_loads = !self.holds.fetches().is_empty() || !self.holds.of_blocks().is_empty();

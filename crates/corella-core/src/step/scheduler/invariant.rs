@@ -151,7 +151,7 @@ impl Scheduler {
             assert_eq!(
                 is_holder,
                 state.contribution().is_some(),
-                "request {id} is not counted while it holds pages, or is without any"
+                "request {id} holds pages and is not counted, or is counted and holds none"
             );
             // Rows of accepted drafts are counted when the next step is planned.
             let is_planned = state.num_inflight_samples() > 0

@@ -118,7 +118,7 @@ impl Scheduler {
         self.pace.decode_step_us() * num_steps
     }
 
-    /// The number of `num_tokens` prompt tokens that will have to be computed, by the hit rate so far.
+    /// The part of `num_tokens` prompt tokens that will have to be computed, by the hit rate so far.
     fn num_uncached(&self, num_tokens: u64) -> u64 {
         let counters = self.journal.counts();
         let asked = counters.num_prefix_query_tokens.max(1);

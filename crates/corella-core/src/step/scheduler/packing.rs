@@ -8,7 +8,7 @@ use crate::step::step_plan::StepPlan;
 
 impl Scheduler {
     /// Whether this round starts requests in order of arrival despite packing: the first has been passed over too
-    /// often, no limit bounds a step's prefill, or the round is always FIFO.
+    /// often, no limit bounds a step's prefill, or it is the turn of a FIFO round.
     pub(super) fn is_fifo_round(&self, force_fifo_every: u32) -> bool {
         let is_head_aged = self.waiting.first().is_some_and(|head| {
             self.requests[head].num_passed_over() >= self.config.max_passed_over

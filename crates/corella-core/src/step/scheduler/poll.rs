@@ -13,8 +13,8 @@
 //! 5. [`poll_kv_event`](Scheduler::poll_kv_event): events describe the cache at the time of the poll, so a later poll
 //!    returns fewer of them.
 //!
-//! Handling them may fill the queues again. When all are empty and [`schedule`](Scheduler::schedule) plans no step, the
-//! driver sleeps until [`poll_deadline`](Scheduler::poll_deadline) at the latest.
+//! Handling the polled items may fill the queues again. When all are empty and [`schedule`](Scheduler::schedule) plans
+//! no step, the driver sleeps until [`poll_deadline`](Scheduler::poll_deadline) at the latest.
 
 use crate::{FetchId, HoldId, KvEvent, KvFact, RequestOutput, Scheduler, SpillTask};
 

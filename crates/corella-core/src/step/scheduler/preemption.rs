@@ -13,7 +13,7 @@ use crate::{PageId, Scheduler};
 /// The free resources for a candidate after the preemption of some running requests.
 #[derive(Clone)]
 struct VictimRoom {
-    /// Free slots, without those for restored requests.
+    /// Free slots, without the slots that restored requests will take.
     num_slots: i64,
     num_available: usize,
     num_begun: usize,
@@ -141,7 +141,8 @@ impl Scheduler {
     }
 
     /// The number of pages that each victim frees, when the victims before it are gone. Pages that are `matched` are
-    /// not freed, because the candidate will lock them. Pages of several victims are freed with the last of these.
+    /// not freed, because the candidate will lock them. A page that several victims hold is freed with the last of
+    /// them.
     fn num_pages_won(
         &self,
         victims: &[(RequestIndex, &RequestState)],
@@ -173,8 +174,9 @@ impl Scheduler {
         victims.iter().map(|(_, state)| num_won(state)).collect()
     }
 
-    /// The pages of a victim, in a group without a window, that several victims but no other requests hold. Preempting
-    /// the victims does not free the pages before them. The victim alone holds the pages after them.
+    /// The pages of a victim, in a group without a window, that several victims but no other requests hold. The pages
+    /// before this range stay in use when all victims are preempted. The pages after the range belong to the victim
+    /// alone.
     fn shared_pages(
         &self,
         state: &RequestState,
@@ -195,7 +197,8 @@ impl Scheduler {
         num_locked_by(num_victims).min(num_shared_pages)..num_shared_pages
     }
 
-    /// The budget of a starting request after the plans of all running requests except `victims`, which are sorted.
+    /// The budget that the step has left for a starting request, once all running requests except `victims` are
+    /// planned. `victims` is sorted.
     fn budget_without(&self, victims: &[RequestIndex], plan: &StepPlan) -> StepBudget {
         let mut budget = plan.budget;
         let stays = |index: &RequestIndex| victims.binary_search(index).is_err();

@@ -12,7 +12,8 @@ pub(super) struct Undefined {
     is_undefined: Vec<bool>,
     /// Requests whose path led through such a block. They may have read pages that they have given back since.
     requests: RequestSet,
-    /// Blocks that have lost only void pages. Requests whose path leads through one may have given the page back, too.
+    /// Blocks that have lost void pages and stay in the tree. A request whose path leads through such a block may have
+    /// read a void page and given it back, too.
     blocks: BTreeSet<BlockId>,
     /// Blocks that have lost their snapshots.
     states: BTreeSet<BlockId>,
@@ -70,9 +71,9 @@ impl Scheduler {
             .let_go_of_followers(Leader::Request(index), num_blocks, requests);
     }
 
-    /// Removes the blocks that `step` or a later one publishes, and all blocks after them, from the prefix tree, and
-    /// cuts the request's path back before them. Earlier blocks, which may be pinned, only lose the pages that such a
-    /// step fills.
+    /// Removes from the prefix tree the blocks that `step` or a later step publishes, and all blocks after them. Cuts
+    /// the request's path back before the removed blocks. Earlier blocks, which may be pinned, only lose the pages that
+    /// such a step fills.
     pub(super) fn unpublish_undefined(
         &mut self,
         index: RequestIndex,
@@ -100,7 +101,7 @@ impl Scheduler {
         state.truncate_computed(num_rows);
     }
 
-    /// Unpublishes the blocks after an earlier block that `step` or a later one fills. A request may have continued
+    /// Unpublishes the blocks that `step` or a later step fills after an earlier block. A request may have continued
     /// from the block's snapshot, and may have given up its pages since.
     fn unpublish_behind(
         &mut self,
@@ -125,7 +126,7 @@ impl Scheduler {
                 }
             }
         }
-        // Blocks after others come first.
+        // A block is pruned after the blocks that follow it.
         for &block in kept[1..].iter().rev() {
             if self.kv.insertion(block).is_some() {
                 self.kv.prune(block);
@@ -133,7 +134,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes from an earlier block the pages and the snapshot that `step` or a later one has given it.
+    /// Takes from an earlier block the pages and the snapshot that `step` or a later step has given it.
     fn drop_filled_since(&mut self, block: BlockId, step: StepId, undefined: &mut Undefined) {
         if self.kv.snapshot_filled_by(block) >= Some(step) {
             undefined.states.insert(block);
@@ -144,10 +145,11 @@ impl Scheduler {
         }
     }
 
-    /// Unpublishes a block of a request and all blocks after it, and cuts every path through it back before it.
+    /// Unpublishes a block of a request and all blocks after it, and cuts every path that leads through the block back
+    /// before it.
     fn unpublish_from(&mut self, first: BlockId, index: RequestIndex, undefined: &mut Undefined) {
         let before = self.kv.block_before(first);
-        // It stays, even without a page, until the paths have been cut back to it.
+        // The block `before` stays in the tree, even without a page, until the paths have been cut back to it.
         self.kv.move_end(None, before);
         let removed = self.kv.unpublish(first);
         let num_blocks = self.kv.path_len(before) as u32;
@@ -155,8 +157,8 @@ impl Scheduler {
             undefined.is_undefined[page.0 as usize] = true;
         }
         let mut num_left = removed.from_tree.num_ends - self.set_back_fetches(before);
-        // Most often, the request's own path is the only one, and a list of all requests would make a failed step
-        // of many quadratic.
+        // Mostly, the request's own path is the only one that is cut. If each request of a failed step looked at all
+        // requests, the time would be quadratic.
         num_left -= self.set_back(index, before, num_blocks, undefined);
         if num_left > 0 {
             for index in self.requests.indices().collect::<Vec<_>>() {
@@ -169,7 +171,8 @@ impl Scheduler {
         self.kv.move_end(before, None);
     }
 
-    /// Cuts a request's path back to a block. Returns the number of cut paths.
+    /// Cuts a request's path back to the block `before`, if the path leads through removed blocks. Returns the number
+    /// of cut paths, 0 or 1.
     fn set_back(
         &mut self,
         index: RequestIndex,

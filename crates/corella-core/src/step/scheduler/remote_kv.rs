@@ -35,8 +35,8 @@ pub struct Reservation {
     /// The first rows, in whole pages, are already present and must not be written.
     pub num_cached_rows: u32,
     /// The index of this reservation among all granted ones, counted from 1. When
-    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) is at least this, the page counts
-    /// beside it include the reservation's pages.
+    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) is at least this number, the page
+    /// counts in the same stats include the reservation's pages.
     pub granted_as: u64,
 }
 
@@ -174,8 +174,8 @@ impl Scheduler {
         if self.kv.is_recurrent()
             || state.num_published_blocks() * self.config.page_size == num_rows
         {
-            // The row to compute again is in a page that others may be reading now. The request starts like any other
-            // whose tokens are all cached, from a copy.
+            // The row to compute again is in a page that other requests may be reading now. The request starts like any
+            // other whose tokens are all cached, from a copy.
             self.stop_receiving(index);
         } else {
             state.set_received_rows(num_rows - 1);
@@ -186,7 +186,7 @@ impl Scheduler {
     }
 
     /// Reports that all writes to a reserved request's pages have ended, although not all of its KV has arrived. If the
-    /// request has ended in the meantime, its held pages are released. Returns false if it had none.
+    /// request has ended in the meantime, its held pages are released. Returns false if no pages were held for it.
     pub fn handle_kv_lost(&mut self, id: RequestId, how: LostKv) -> bool {
         let Some(index) = self.receiving(id) else {
             return self.release_hold(id);

@@ -57,7 +57,7 @@ impl Scheduler {
         })
     }
 
-    /// The rows that a request computes up to its next snapshot.
+    /// The number of rows that a request computes up to its next snapshot.
     fn num_rows_to_snapshot(&self, state: &RequestState) -> Option<u32> {
         let points = self.snapshot_points(state)?;
         let num_rows = state.num_scheduled_tokens();
@@ -108,7 +108,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a snapshot after `num_blocks` blocks of a prompt saves enough beside one after `num_found`.
+    /// Whether a snapshot after `num_blocks` blocks of a prompt saves enough, if the prompt starts after `num_found`
+    /// found blocks.
     fn is_worth_snapshot(&self, points: &SnapshotPoints, num_blocks: u32, num_found: u32) -> bool {
         let least = self
             .config
@@ -119,8 +120,8 @@ impl Scheduler {
         num_blocks <= points.end_of_prompt && num_blocks >= before.saturating_add(least)
     }
 
-    /// The largest number of drafts that lets a later span of one token, without drafts, still end at the next
-    /// snapshot.
+    /// The largest number of drafts before the next snapshot, which is taken only after a span without drafts: the
+    /// drafts leave room for such a span of one token.
     pub(super) fn num_drafts_before_snapshot(&self, index: RequestIndex) -> u32 {
         let num_rows = self.num_rows_to_snapshot(&self.requests[index]);
         num_rows.map_or(u32::MAX, |num_rows| num_rows - 1)

@@ -78,8 +78,8 @@ impl Scheduler {
         asked.into_iter().map(request).collect()
     }
 
-    /// Gives a request drafts after its current tokens. The next step that computes the newest of those tokens includes
-    /// the drafts, within its room.
+    /// Gives a request drafts after its current tokens. The next step that computes the newest of these tokens includes
+    /// the drafts, as far as it has room.
     pub fn give_drafts(&mut self, id: RequestId, drafts: Vec<TokenId>) {
         let Some(index) = self.requests.find(id) else {
             return;

@@ -25,7 +25,8 @@ impl Scheduler {
     }
 
     /// Reports that a [`SpillTask::Restore`](crate::SpillTask::Restore) has ended. If `is_done`, the task's pages are
-    /// filled. Otherwise only all writes to them have ended. Returns false if no such task was under way.
+    /// filled. If not, some pages are not filled, but all writes to them have ended. Returns false if no such task was
+    /// under way.
     pub fn handle_restored(&mut self, id: RequestId, is_done: bool) -> bool {
         let Some((pages, is_live)) = self.spills.end_restore(id) else {
             return false;

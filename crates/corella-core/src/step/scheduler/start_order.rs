@@ -8,7 +8,7 @@ use crate::step::scheduler::admission::Held;
 use crate::step::step_plan::StepPlan;
 use crate::{PrefillAdmissionPolicy, Scheduler};
 
-/// The most tokens that one step compares with the prefix tree. Requests beyond that keep the prefix lengths that
+/// The most tokens that one step compares with the prefix tree. Requests beyond this limit keep the prefix lengths that
 /// earlier steps found.
 const MAX_COMPARED_TOKENS: usize = 1 << 16;
 
@@ -67,8 +67,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts requests in the order of the queue, until one does not fit. Those that would delay the aged one are
-    /// skipped.
+    /// Starts requests in the order of the queue, until one does not fit. Skips requests that would delay the aged
+    /// request.
     fn admit_in_order(&mut self, plan: &mut StepPlan) {
         let mut barred = Vec::new();
         while let Some(index) = self.waiting.first_but(&barred) {

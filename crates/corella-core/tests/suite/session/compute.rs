@@ -192,7 +192,8 @@ fn without_a_decision_the_prompt_is_computed_here_when_the_search_is_over() {
     assert_eq!(actions(&mut end), []);
 }
 
-/// A decode node that is lost before its answer counts as one that did not answer. The next one is not asked.
+/// A decode node that is lost before the decision is replaced. The next node is not asked whether it computes the
+/// prompt.
 #[test]
 fn a_node_that_is_lost_before_the_decision_is_replaced() {
     let mut end = asking(config());

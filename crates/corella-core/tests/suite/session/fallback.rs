@@ -107,7 +107,8 @@ fn three_nodes_are_asked_at_most() {
     assert_eq!(runs_locally(&did), Some(&[][..]));
 }
 
-/// Rule 38: a request moves once while the client has received no token, with the present rows.
+/// Rule 38: while the client has received no token, a request moves once to another decode node, which gets the rows
+/// that are present.
 #[test]
 fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     let mut end = prefilling();

@@ -369,7 +369,7 @@ fn a_cancel_ends_everything_at_once_and_only_once() {
     assert_eq!(end.stats(), Default::default());
 }
 
-/// Rule 43: the decode node loads the rows, or this node has taken its place.
+/// Rule 43: in the first case the decode node loads the rows, and in the second case this node has taken its place.
 #[test]
 fn a_cancel_behind_the_first_token_leaves_nothing_on_the_prefill_node() {
     let (mut end, key) = (transferring(), key(1, 0));

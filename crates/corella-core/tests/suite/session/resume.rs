@@ -147,7 +147,7 @@ fn an_earlier_version_continues_nothing() {
     assert_eq!(tries_next(&did).map(<[_]>::len), Some(2));
 }
 
-/// In all, as many nodes are asked as two searches may ask.
+/// All searches together ask at most the number of nodes that two searches may ask.
 #[test]
 fn a_request_moves_while_it_advances() {
     let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");

@@ -1,7 +1,7 @@
 //! The softmax of attention with bf16 pair products, one row at a time.
 //!
-//! Softmax weights are powers of two relative to an integer exponent of the row. A score that exceeds the exponent by
-//! more than 16 raises the exponent. Earlier sums are then scaled by a power of two, exactly.
+//! Softmax weights are powers of two relative to the row's reference, an integer exponent. A score that exceeds the
+//! reference by more than 16 raises the reference. Earlier sums are then scaled by a power of two, exactly.
 
 use std::arch::x86_64::*;
 
@@ -12,7 +12,7 @@ use crate::kernels::{
 };
 
 const VECTORS: usize = TILE_SOFTMAX_BLOCK / 16;
-/// By how many powers of 2 a score may exceed its row's reference before the reference is raised.
+/// The number of powers of two by which a score may exceed its row's reference before the reference is raised.
 const HEADROOM: f32 = 16.0;
 
 /// Turns a row's scores into weights.
@@ -110,7 +110,8 @@ unsafe fn weigh_scores(
     }
 }
 
-/// Raises a row's reference. Rescales the row's sums and outputs, and the unused weights of the attention block.
+/// Raises a row's reference. Rescales the row's sums and outputs, and the row's weights in the attention block, which
+/// are not multiplied by values yet.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
 unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
@@ -149,8 +150,8 @@ unsafe fn raise(block: &mut TileSoftmax<'_>, row: usize, reference: f32) {
     }
 }
 
-/// Computes 2ˣ as 2ⁿ · p(x - n), n = ⌊x⌋. p is the polynomial of degree 3 with the smallest
-/// relative error on that interval, 8e-5, which is far below bf16's half percent.
+/// Computes 2ˣ as 2ⁿ · p(x - n), n = ⌊x⌋. p is the polynomial of degree 3 with the smallest relative error between 0
+/// and 1: 8e-5, far below bf16's half percent.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub fn exp2_lanes(x: __m512) -> __m512 {

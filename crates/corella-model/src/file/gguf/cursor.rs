@@ -1,6 +1,6 @@
-//! A read position in a file that never moves past its end.
+//! Reads numbers and texts of a file, one after the other.
 
-/// A position in a file.
+/// A read position in a file. It never moves past the file's end.
 pub struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,

@@ -1,4 +1,4 @@
-//! The loads of other nodes from this one: the reads, and the answers.
+//! A node as the source of other nodes' loads: it reads its blocks, and answers.
 
 use corella_core::session::{LoadId, SourceAction, ToFetcher};
 
@@ -27,7 +27,7 @@ impl Exchange {
                 }
                 if matches!(message, ToFetcher::Complete { .. }) && self.not_held.contains(&load) {
                     let what = format!("{load:?}: {message:?}");
-                    let rule = "blocks are confirmed that were held throughout";
+                    let rule = "a source confirms only blocks that were held throughout";
                     return Err(world.violation(rule, what));
                 }
                 let (node, key) = load;
@@ -90,7 +90,7 @@ impl Exchange {
             return Ok(());
         }
         let what = format!("{load:?}: {end_block} blocks, and {num_held} are held");
-        Err(world.violation("blocks are lent that are held", what))
+        Err(world.violation("a source lends only blocks that it holds", what))
     }
 
     /// Checks that a hold ends only at its deadline, or with a report of its earlier end.

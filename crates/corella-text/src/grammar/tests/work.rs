@@ -9,7 +9,8 @@ fn reason(source: &GrammarSource) -> String {
     error.expect_err("it is too large").to_string()
 }
 
-/// The number of tokens that an answer of letters takes, and the reason for its end.
+/// Follows an answer of up to `num_tokens` letters. Returns the number of accepted letters and, if the grammar fails,
+/// the reason.
 fn follow(lark: &str, num_tokens: usize) -> (usize, Option<String>) {
     let source = GrammarSource::Lark(lark.to_owned());
     let grammar = compiler().compile(&source).expect("it compiles");

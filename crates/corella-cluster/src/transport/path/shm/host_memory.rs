@@ -1,8 +1,8 @@
 //! Memory of another process on this host.
 //!
-//! Between such processes rows are copied once, from pages to pages (`process_vm_readv` of Linux). The sender's KV pool
-//! stays private memory in huge pages. A pool that both processes map would have no huge pages unless the host's
-//! administrator allows them for shared memory.
+//! Rows between processes on one host are copied once, from the sender's pages to the receiver's (`process_vm_readv` of
+//! Linux). The sender's KV pool stays private memory in huge pages. A pool that both processes map would have no huge
+//! pages unless the host's administrator allows them for shared memory.
 
 use std::io;
 use std::ptr::NonNull;
@@ -16,7 +16,7 @@ use crate::transport::row_path::{BoxFuture, RowReader, Target};
 /// Lets another process read this process's memory where the kernel otherwise lets only ancestors do so. Only one
 /// process at a time has this permission. It is needed only if `kernel.yama.ptrace_scope` is 1.
 pub fn allow_reader(pid: pid_t) {
-    // SAFETY: a call with numbers. Kernels that do not know it do not need it.
+    // SAFETY: a call with numbers. A kernel without this option needs no permission.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong, 0, 0, 0) };
 }
 

@@ -16,7 +16,7 @@ fn told(message: ToFetcher) -> SourceAction {
     SourceAction::Send { load, message }
 }
 
-/// A source that sends three blocks, two of them for a start.
+/// A source that sends three blocks, and first only two of them.
 fn sending() -> BlockSource {
     let mut source = BlockSource::new(config(), Incarnation(7));
     source.handle_message(LOADER, key(), load_blocks(), 10);
@@ -93,7 +93,7 @@ fn nothing_is_confirmed_after_a_hold_has_ended() {
         source_actions(&mut source),
         [failed, SourceAction::Stop { load }]
     );
-    // One part is still being read, and one has landed elsewhere.
+    // One part is still being read, and the other has landed on the loading node.
     assert_eq!(landed(&mut source, 2, 40), []);
     source.handle_stopped(load, 50);
     let release = SourceAction::Release {
@@ -194,7 +194,7 @@ fn every_stage_of_a_source_has_an_end() {
     assert_eq!(source.num_loads(), 0);
 }
 
-/// Rule 52: the way to this life of the fetcher is lost, and it is told nothing.
+/// Rule 52: the connection to this incarnation of the fetcher is lost, so no message goes to it.
 #[test]
 fn a_lost_loader_leaves_nothing_with_its_source() {
     let load = (LOADER, key());

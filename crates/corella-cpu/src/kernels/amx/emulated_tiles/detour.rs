@@ -115,7 +115,7 @@ impl Area {
     /// # Safety
     /// `site` is an address that is about to be executed.
     unsafe fn has_detour(&self, site: *const u8) -> bool {
-        // SAFETY: the caller upholds the contract, and bytes after a jump's first belong to it.
+        // SAFETY: the caller upholds the contract, and the bytes after a jump's first byte belong to the jump.
         unsafe {
             site.read() == JUMP && {
                 let distance = site.add(1).cast::<i32>().read_unaligned();
