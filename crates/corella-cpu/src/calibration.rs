@@ -1,5 +1,5 @@
-//! Calibration for quantisation: runs a model one layer at a time over a text and sums the products of each matrix's
-//! inputs. The compensation of rounding errors needs these sums and the weights.
+//! Calibration for quantisation: runs a model one layer at a time over a text and sums, for each matrix, the products
+//! of its inputs with each other. The compensation of rounding errors needs these sums and the weights.
 
 mod hessian;
 
@@ -174,7 +174,7 @@ fn check_calibrated(spec: &DecoderSpec) -> Result<(), DeviceError> {
         (spec.encoder.is_some(), "attention that looks both ways"),
         (spec.learned_positions, "learned positions"),
         (spec.is_recurrent(), "recurrent layers"),
-        (spec.per_layer().is_some(), "inputs of layers"),
+        (spec.per_layer().is_some(), "inputs for each layer"),
         (
             spec.layers.iter().any(|layer| layer != first),
             "layers of different kinds",

@@ -29,8 +29,7 @@ pub struct CpuConfig {
     pub num_threads: usize,
     /// Whether each thread has a core of its own, and its weights in the nearest memory.
     pub pin_threads: bool,
-    /// The format of the packed matrices. `None` keeps the checkpoint's; matrices that the checkpoint stores as
-    /// integers of more than 4 bits are quantised to 8 bits.
+    /// The format of the packed matrices. `None` keeps the checkpoint's format (`FormatPlan` has the exceptions).
     pub weight_format: Option<WeightFormat>,
     pub kv_format: KvFormat,
     /// The groups of layers with page tables of their own. `None` is one group, which keeps the pages of the whole
@@ -41,14 +40,14 @@ pub struct CpuConfig {
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
-    /// The largest number of drafts in one span. Recurrent states can be rolled back by so many tokens.
+    /// The largest number of drafts in one span. Recurrent states can be rolled back by this number of tokens.
     pub max_draft_tokens: u32,
     /// The number of snapshots that fit in memory.
     pub num_snapshots: u32,
     /// The instruction set; `None` takes the best one of this machine.
     pub isa: Option<Isa>,
-    /// The number of pipeline stages over which the layers and the threads are divided. Stages work
-    /// on different steps at a time.
+    /// The number of pipeline stages over which the layers and the threads are divided. Each stage works on a step of
+    /// its own at a time.
     pub num_stages: usize,
     /// The largest rank of the adapters that may be loaded; `None` leaves no room for adapters.
     pub max_adapter_rank: Option<usize>,
@@ -89,7 +88,7 @@ pub struct CpuExecutor {
     kv_pages: Arc<PipelinePages>,
     adapters: Option<Arc<AdapterStore>>,
     has_draft_head: bool,
-    /// One for each stage. The first receives commands, and the last sends results.
+    /// The threads of the stages. The first one receives commands, and the last one sends results.
     stages: StepThreads<Command>,
 }
 
@@ -110,7 +109,7 @@ fn check_model(spec: &DecoderSpec, config: &CpuConfig) -> Result<(), DeviceError
     }
     if config.num_stages > 1 && (spec.shares_kv() || spec.per_layer().is_some()) {
         return Err(DeviceError(String::from(
-            "layers that read the keys and values of others, or have inputs of their own, are not divided into \
+            "layers that read other layers' keys and values, or have per-layer inputs, are not divided into \
              pipeline stages yet: leave out --pipeline-parallel-size",
         )));
     }
@@ -143,9 +142,9 @@ impl CpuExecutor {
         Ok(executor)
     }
 
-    /// Like `new`, with an image from an executor of the same weights, instruction set and weight format. Other images
-    /// cost time and are not used. Returns an image to keep. Calls `on_layer` with the number of layers whose weights
-    /// are in memory.
+    /// Like `new`, but reads packed weights from `image`, which an executor of the same weights, instruction set and
+    /// weight format returned. Any other image costs time and is not used. Returns an image to keep. Calls `on_layer`
+    /// with the number of layers whose weights are in memory.
     pub fn with_image(
         spec: DecoderSpec,
         weights: DecoderWeights,

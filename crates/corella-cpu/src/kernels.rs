@@ -1,8 +1,8 @@
 //! The kernels of all instruction sets, and the table that each set fills in.
 //!
-//! `table` lists the functions. `gemm`, `grouped`, `row_attention` and `tile_attention` have their arguments, and
-//! `form` has the layouts in memory. Each set is a file and a folder, whose files have the functions of the same name
-//! in the same order.
+//! `table` lists the functions. The modules `gemm`, `grouped`, `row_attention` and `tile_attention` define their
+//! arguments, and `form` defines the layouts in memory. Each instruction set has a file and a folder with its name.
+//! Files of the same name in these folders have the same functions in the same order.
 //!
 //! Within one table, a value is always computed by the same sequence of roundings, whatever the
 //! number of rows, panels or threads. Different tables may differ in the last bits.

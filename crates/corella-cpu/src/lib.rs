@@ -11,7 +11,7 @@
 //! * `recurrent`: states of sequences, and their layers.
 //! * `step`: one step of a pipeline stage: from a batch, over the layers, to drawn tokens.
 //! * `measure`: the limits of the machine, and the speed of single kernels.
-//! * `calibration`: a model layer by layer over a text, for quantisation.
+//! * `calibration`: runs a model layer by layer over a text, for quantisation.
 //! * `executor`: the interface to the engine, which passes batches to the stages of the pipeline.
 //! * `factory`: the executor's properties before its construction, for planning its memory.
 

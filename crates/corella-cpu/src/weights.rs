@@ -63,7 +63,7 @@ pub struct PackedWeights {
 /// The weights before the first layer and after the last one.
 pub struct PackedEnds {
     pub embedding: Embedding,
-    /// The addition to the embedding of a token at each position, `[position][hidden_size]`, for learned positions.
+    /// The learned vector of each position, which is added to the embeddings of its tokens, `[position][hidden_size]`.
     pub positions: Option<Vec<f32>>,
     /// The other parts of an encoder's embeddings.
     pub encoder: EncoderEnds,
@@ -89,7 +89,7 @@ pub enum Embedding {
 pub struct PackOptions<'a> {
     /// Overrides the checkpoint's own format.
     pub format: Option<WeightFormat>,
-    /// Weights packed by an earlier start. Matrices that it does not match are packed anew.
+    /// Weights packed by an earlier start. From the first matrix that differs on, all matrices are packed anew.
     pub image: Option<File>,
     /// Called after each layer with the number of finished layers.
     pub on_layer: OnLayer<'a>,

@@ -1,5 +1,5 @@
-//! Measures decode steps and prompts on the first GPU, beside its copies and its library's products, and compares the
-//! bits of a prompt computed in chunks of different lengths.
+//! Measures decode steps and prompts on the first GPU and, for comparison, copies and the vendor library's products.
+//! Compares the bits of a prompt computed in chunks of different lengths.
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -21,7 +21,7 @@ pub struct CudaConfig {
     /// The largest number of alternatives whose log-probabilities a request may ask for.
     pub max_logprobs: u32,
     /// Whether the bits of a row depend only on the row's sequence. Otherwise the vendor's library computes products of
-    /// many rows, and the number of rows decides which of its kernels it uses.
+    /// many rows, and chooses its kernel by the number of rows.
     pub is_batch_invariant: bool,
     /// Whether decode steps are captured as graphs and replayed.
     pub uses_graphs: bool,

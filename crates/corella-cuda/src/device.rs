@@ -252,7 +252,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Marks the end of a stream's present work.
     fn record(&self, stream: Stream) -> Result<Event, DeviceError>;
 
-    /// Makes a stream wait for an event of another.
+    /// Makes a stream wait for an event of another stream.
     fn wait_on(&self, stream: Stream, event: Event) -> Result<(), DeviceError>;
 
     /// Whether everything before the event is done.

@@ -20,7 +20,7 @@ use crate::step::{
 };
 use crate::weights::Weights;
 
-/// The approximate memory of an executor on the device beside weights and KV pages, in bytes: rows between kernels,
+/// The approximate memory of an executor on the device apart from weights and KV pages, in bytes: rows between kernels,
 /// logits, and the memory of draws; and half a gigabyte for kernels and the vendor's library.
 pub fn activation_bytes(
     spec: &DecoderSpec,
@@ -172,7 +172,7 @@ impl Executor for CudaExecutor {
     }
 }
 
-/// The kind of models, in the plural, that includes an unsupported model.
+/// The name, in the plural, of the kind of models that a model belongs to, if this kind is not supported.
 pub fn unsupported(spec: &DecoderSpec) -> Option<&'static str> {
     let has = |is_so: fn(&LayerSpec) -> bool| spec.layers.iter().any(is_so);
     if spec.encoder.is_some() {
@@ -198,7 +198,7 @@ fn kv_groups(spec: &DecoderSpec, config: &CudaConfig) -> Result<KvGroups, Device
     match groups.are_of(spec) {
         true => Ok(groups),
         false => Err(DeviceError(String::from(
-            "the KV groups are those of another model: its layers read other positions",
+            "the KV groups belong to another model: this model's layers read other positions",
         ))),
     }
 }
@@ -247,7 +247,7 @@ fn sampling_limits(spec: &DecoderSpec, config: &CudaConfig, logit_rows: usize) -
     }
 }
 
-/// The memory of steps, which passes from one of the two threads to the other and back.
+/// The memory of steps. It passes from the stage's thread to the thread that waits for steps, and back.
 fn free_steps(
     device: &SharedDevice,
     sampler: &DeviceSampler,

@@ -117,7 +117,7 @@ fn memory(properties: &DeviceProperties, utilization: f64) -> DeviceMemory {
     }
 }
 
-/// The type of activations beside weights of a format.
+/// The type of activations that goes with a format of weights.
 fn element(weight_format: WeightFormat) -> Element {
     match weight_format {
         WeightFormat::Float(DType::F32) => Element::F32,

@@ -18,10 +18,10 @@ use recording_device::{RecordedModule, RecordingDevice};
 /// The generations whose code differs: Ampere, Hopper and Blackwell.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
-/// The generations that are compiled with other versions of NVRTC than the first. Hopper represents the others there.
+/// The generations that are compiled with other major versions of NVRTC: Hopper represents all of them.
 const ARCHITECTURES_OF_OTHERS: [&str; 1] = ["sm_90a"];
 
-/// The major version of NVRTC with known code for every architecture.
+/// The major version of NVRTC with which all generations are compiled.
 const FIRST_VERSION: i32 = 12;
 
 /// A kernel's key: architecture, source, macros and name.
@@ -117,7 +117,8 @@ impl KernelTable {
         self.kernels.len()
     }
 
-    /// The costs that exceed the recorded ones, one line each.
+    /// The differences that are to be recorded or repaired, one line each: another NVRTC, costs that exceed the
+    /// recorded costs, and kernels that only one of the tables has.
     pub fn complaints(&self, recorded: &Self) -> Vec<String> {
         let mut complaints = Vec::new();
         if self.nvrtc_version != recorded.nvrtc_version {

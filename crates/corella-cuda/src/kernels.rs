@@ -3,7 +3,7 @@
 //! Every kernel takes one structure, `NAMEArgs`, which exists twice: `#[repr(C)]` here and as a
 //! `struct` in the source, fields in the same order.
 //!
-//! Sums are divided at points that depend only on the model and on positions, so that the bits of a row do not depend
+//! Long sums are cut at points that depend only on the model and on positions, so that the bits of a row do not depend
 //! on the batch.
 
 use corella_model::{DType, DeviceError, KvFormat};

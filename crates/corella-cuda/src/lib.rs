@@ -1,6 +1,7 @@
 //! The CUDA executor.
 //!
-//! Most rooms have the names of `corella-cpu`'s. From bottom to top, a room uses only those above it in this list:
+//! Most rooms have the names of rooms of `corella-cpu`. From bottom to top, a room uses only those above it in this
+//! list:
 //!
 //! * `kernel_include`: files that the sources of kernels include.
 //! * `device`: a GPU, opened at run time through the driver, or, for tests, an emulated device in host memory that runs

@@ -22,7 +22,7 @@ fn told(name: &CStr) -> i64 {
         let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
         assert!(!driver.is_null(), "the stand-in is not in LD_LIBRARY_PATH");
         let function = libc::dlsym(driver, name.as_ptr());
-        assert!(!function.is_null(), "this driver is none that stands in");
+        assert!(!function.is_null(), "this driver is not the stand-in");
         std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> i64>(function)()
     }
 }
@@ -90,8 +90,8 @@ fn load(factory: &CudaFactory, folder: &Path) -> Box<dyn Executor> {
     factory.build(plan).unwrap().executor
 }
 
-/// Prompts in parts, scores, a hidden state, copies of pages, and draws that read those of steps in flight. The draws
-/// come from memory that no kernel wrote.
+/// Prompts in parts, scores, a hidden state, copies of pages, and steps whose tokens are draws of steps in flight. The
+/// results of draws come from memory that no kernel wrote.
 fn run(executor: &mut dyn Executor) {
     let prompt: Vec<TokenId> = (1..=20).collect();
     let sampling = SamplingParams {

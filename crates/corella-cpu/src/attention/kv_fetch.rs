@@ -16,7 +16,7 @@ const TURN: usize = LineQueue::NUM_STREAMS / 2 * KEY_TILE;
 /// The largest distance in positions between reads and prefetches.
 const MAX_AHEAD: usize = 192;
 
-/// The prefetch queue of one worker, which runs ahead of its attention tasks.
+/// One worker's prefetch queue, which runs ahead of the worker's attention tasks.
 pub struct KvFetch<'a> {
     kv: &'a KvRows,
     kv_layer: KvLayer,
@@ -60,7 +60,7 @@ impl<'a> KvFetch<'a> {
         })
     }
 
-    /// Prefetches the rest of a task's reads up to `position`.
+    /// Prefetches the task's keys and values up to `position` that are not prefetched yet.
     pub fn reach(&mut self, task: usize, position: usize) {
         if self.task < task {
             self.task = task;
@@ -73,7 +73,8 @@ impl<'a> KvFetch<'a> {
         }
     }
 
-    /// The remaining cache lines to prefetch while a task computes from `position` on.
+    /// Returns the cache lines that remain to be prefetched. The kernels that compute from `position` of the task on
+    /// issue these prefetches.
     pub fn lines(&mut self, task: usize, position: usize) -> &mut LineQueue {
         let limit = match self.task.saturating_sub(task) {
             0 => position + MAX_AHEAD,
@@ -93,7 +94,7 @@ impl<'a> KvFetch<'a> {
 
     /// Fills the queue from `position` of the task on, or from the start of the next task.
     fn fill(&mut self) {
-        // In int8, a kernel has twice the work per cache line.
+        // A cache line of int8 elements gives a kernel twice the work, so only every second call prefetches.
         self.queue = LineQueue::new(2 / self.kv.format.size());
         while let Some(task) = self.tasks.get(self.task) {
             let span = &self.spans[task.span];

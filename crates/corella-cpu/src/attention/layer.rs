@@ -14,7 +14,7 @@ use super::span::{Spans, StepSpan};
 pub struct AttentionLayer<'a> {
     pub kernels: &'a Kernels,
     pub spec: &'a AttentionSpec,
-    /// A score for each query head that the softmax counts without a position; empty without sinks.
+    /// The sink of each query head; empty without sinks.
     pub sinks: &'a [f32],
     pub kv: &'a KvRows,
     /// The place of the layer's keys and values.
@@ -34,7 +34,7 @@ impl AttentionLayer<'_> {
         self.spec.num_heads / self.spec.num_kv_heads
     }
 
-    /// The sink of a query head, counted from the layer's first one.
+    /// The sink of the layer's query head `head`.
     pub(super) fn sink(&self, head: usize) -> Option<f32> {
         self.sinks.get(head).copied()
     }

@@ -12,7 +12,7 @@ use super::span::StepSpan;
 /// The largest number of rows of a task, in any kernel.
 pub const MAX_TASK_ROWS: usize = 512;
 
-/// Limits of the size of an attention task, and its cost model.
+/// The limits of the size of an attention task, and the cost model of tasks.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskShape {
     /// The largest number of rows of a task.
@@ -62,7 +62,7 @@ pub struct AttentionTask {
     /// Positions relative to the span's first row.
     pub positions: Range<usize>,
     pub kv_head: usize,
-    /// Query heads relative to the first one of this KV head.
+    /// Query heads, counted from the first query head of `kv_head`.
     pub heads: Range<usize>,
 }
 

@@ -60,7 +60,7 @@ impl Queries {
     }
 }
 
-/// bf16 queries with room for the layer of the longest rows: `[kv_head][row][query head of the group][head_dim]`, so
+/// bf16 queries, with room for the longest rows of any layer: `[kv_head][row][query head of the group][head_dim]`, so
 /// that the rows of an attention task are contiguous.
 pub struct TileQueries {
     region: Region,

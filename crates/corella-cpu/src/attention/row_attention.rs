@@ -84,7 +84,7 @@ impl AttentionLayer<'_> {
         scratch.sums = [[0.0; 16]; MAX_TILE_ROWS];
         scratch.out.fill(0.0);
         for (r, (_, head)) in self.rows(task, span).enumerate() {
-            // A row begins as if it had seen a position with this score, and with a value of zeros.
+            // A row begins as if it had seen a position with the sink as its score and zeros as its value.
             if let Some(sink) = self.sink(head) {
                 scratch.max[r] = sink;
                 scratch.sums[r][0] = 1.0;

@@ -1,10 +1,10 @@
 //! Attention by matrix-tile instructions, with keys, values and queries in bf16.
 //!
 //! A task's rows are cut into tiles of 32 rows. Every row walks its sequence in blocks of 256 positions counted from
-//! position 0, and a softmax takes 64 of them at a time. With a sliding window, the walk begins at the 64 positions
-//! that include the first one that the task sees. The values of a block are copied once for all tiles, because a tile
+//! position 0, and a softmax takes 64 of them at a time. With a sliding window, the walk begins with the 64 positions
+//! that include the first position of the window. The values of a block are copied once for all tiles, because a tile
 //! of values holds 32 positions and a page may hold only 16. Keys are read from their pages, unless they are integers.
-//! For tasks of a few rows some processors have kernels that read keys and values from the pages
+//! Some processors have kernels for tasks of a few rows that read both keys and values from the pages
 //! (`in_place_attention`).
 //!
 //! The positions of a tile of keys lie in one page. Pages of other sizes get attention row by row

@@ -71,7 +71,7 @@ impl AttentionLayer<'_> {
             let from = self.kv.tile(Side::Keys, page, offset);
             if work.in_place.is_some() {
                 if first < block.end {
-                    // 0 times leftover memory may be NaN.
+                    // Values before the window may be leftover memory, and 0 times leftover memory may be NaN.
                     let values = match first + KEY_TILE <= work.first {
                         true => scratch.zeros,
                         false => self.kv.tile(Side::Values, page, offset),

@@ -38,7 +38,7 @@ pub struct TileScratch {
     pub row_ends: Vec<usize>,
     /// The `row_ends` of one tile and softmax block: 0 for rows that see no position of the block.
     pub block_ends: [usize; QUERY_TILE_ROWS],
-    /// A tile of unseen values.
+    /// A tile of zeros, for values that no row sees.
     pub zeros: *const u8,
     /// Scales of the current block's keys and values, used with int8 KV only.
     pub scales: [[f32; TILE_ATTENTION_BLOCK]; 2],

@@ -25,14 +25,14 @@ impl Buffer {
     }
 
     /// # Safety
-    /// Nobody may write the row while the slice is in use.
+    /// No thread may write the row while the slice is in use.
     pub unsafe fn row(&self, row: usize) -> &[f32] {
         // SAFETY: the row lies inside the region, which holds zeroed f32s from the start.
         unsafe { std::slice::from_raw_parts(self.row_ptr(row), self.stride) }
     }
 
     /// # Safety
-    /// Nobody else may use the row while the slice is in use.
+    /// No other code may use the row while the slice is in use.
     #[expect(clippy::mut_from_ref, reason = "workers write different rows")]
     pub unsafe fn row_mut(&self, row: usize) -> &mut [f32] {
         // SAFETY: the row lies inside the region, which holds zeroed f32s from the start.

@@ -40,7 +40,7 @@ const PART_BLOCKS: usize = 16;
 const ROW_BLOCK_BYTES: usize = TILE_K * 2;
 const PANEL_BLOCK_BYTES: usize = PANEL_LANES * ROW_BLOCK_BYTES;
 
-/// One worker's part of a dense layer. Its units of work are a panel times a block of rows each.
+/// One worker's part of a dense layer. A unit of work is one panel times one block of rows.
 pub struct Part {
     /// The tiles of all rows of the step.
     pub tiles: Tiles,
@@ -50,7 +50,7 @@ pub struct Part {
     pub panels: Range<usize>,
     /// The panel whose outputs go to channel 0 of the epilogue's rows.
     pub first_panel: usize,
-    /// The panel that the worker reads after a call, if known.
+    /// The panel that the worker reads after its last unit, if known.
     pub next_panel: Option<usize>,
     /// The number of blocks into which the tiles are cut. Units go through all panels of one block first.
     num_blocks: usize,
@@ -178,7 +178,7 @@ struct OutputTile {
     to: *mut f32,
     /// The distance between rows, in elements.
     stride: usize,
-    /// Whether these are final outputs. Otherwise `finish` processes them.
+    /// Whether the kernel writes final outputs. Otherwise `finish` processes what it wrote.
     is_final: bool,
 }
 
@@ -386,7 +386,7 @@ impl Call<'_> {
         }
     }
 
-    /// Whether the products are the outputs.
+    /// Whether neither a bias nor an update is added, so that the products are the outputs.
     fn adds_nothing(&self) -> bool {
         self.weights.bias.is_none() && self.updates.is_none()
     }

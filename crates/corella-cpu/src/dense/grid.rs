@@ -9,9 +9,9 @@ use super::tiles::Tiles;
 
 /// Each worker computes some output channels of some rows.
 ///
-/// With few rows, every worker takes all rows and some of the channels, so that each weight is read
-/// by one worker only. With many rows, every worker takes some rows and all channels: all of them
-/// read the weights, but a worker's rows stay in its own cache from one operation to the next.
+/// With few rows, every worker takes all rows and some of the channels, so that only one worker reads each weight. With
+/// many rows, every worker takes some rows and all channels: all workers read the weights, but a worker's rows stay in
+/// its own cache from one operation to the next.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Grid {
     pub tiles: Tiles,

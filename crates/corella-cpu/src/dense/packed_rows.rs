@@ -140,7 +140,7 @@ impl PackedRows {
     /// nothing in the other forms.
     ///
     /// # Safety
-    /// The whole row has been written, and nobody else uses it during the call.
+    /// The whole row has been written, and no other thread uses it during the call.
     pub unsafe fn complete(
         &self,
         kernels: &Kernels,
@@ -230,7 +230,7 @@ impl PackedRows {
     /// Reads a row of a tile back as f32; in `Form::Int8`, as it was before quantisation.
     ///
     /// # Safety
-    /// Nobody may write the row during the call.
+    /// No thread may write the row during the call.
     pub unsafe fn read(&self, tile: &Range<usize>, row: usize, out: &mut [f32]) {
         assert!(tile.contains(&row) && out.len() == self.k);
         let (start, row_in_tile) = (self.tile_ptr(tile), row - tile.start);
@@ -261,7 +261,7 @@ impl PackedRows {
     /// Writes `values` as the elements of a row of a tile from `first` on.
     ///
     /// # Safety
-    /// Nobody else may use these elements during the call.
+    /// No other thread may use these elements during the call.
     pub unsafe fn write(
         &self,
         kernels: &Kernels,

@@ -31,7 +31,7 @@ pub struct Updates<'a> {
 }
 
 impl<'a> Updates<'a> {
-    /// The update of a row's outputs, if its adapter has one.
+    /// The update of a row's outputs, if the row's adapter has one.
     pub fn of(&self, row: usize) -> Option<&'a PackedUpdate> {
         self.adapters.update(row, self.layer, self.matrix)
     }

@@ -34,7 +34,7 @@ impl<'a> Blueprint<'a> {
         let kv_groups = kv_groups.unwrap_or_else(|| KvGroups::one(spec));
         if !kv_groups.are_of(spec) {
             return Err(DeviceError(String::from(
-                "the KV groups are those of another model: its layers read other positions",
+                "the KV groups belong to another model: this model's layers read other positions",
             )));
         }
         Ok(Self {

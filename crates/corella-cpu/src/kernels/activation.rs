@@ -32,7 +32,7 @@ pub unsafe fn soft_cap(x: *mut f32, n: usize, scale: f32, cap: f32) {
     for_each(x, |x| cap - 2.0 * cap / (exp_lane(x * twice) + 1.0));
 }
 
-/// `x * Φ(x)`. The polynomial is that of Abramowitz and Stegun, 7.1.26, whose error is below 1.5e-7.
+/// `x * Φ(x)`, by formula 7.1.26 of Abramowitz and Stegun, whose error is below 1.5e-7.
 #[inline(always)]
 fn gelu(x: f32) -> f32 {
     const COEFFICIENTS: [f32; 5] = [

@@ -104,7 +104,7 @@ macro_rules! find_ahead {
     };
 }
 
-/// Prefetches eight lines of one of four pages: a quarter of what `line_ahead` gives for a block.
+/// Prefetches eight lines in one of four pages: a quarter of the lines ahead of a block.
 macro_rules! fetch_page {
     ($page:literal) => {
         fetch_page!($page: "0" "64" "128" "192" "256" "320" "384" "448")
@@ -179,7 +179,7 @@ macro_rules! multiply_both {
     };
 }
 
-/// Runs a kernel with or without prefetches of the weights after its own.
+/// Runs a kernel with or without prefetches of the weights that follow.
 macro_rules! with_fetches {
     ($fetch_ahead:expr, $multiply_rows:ident, $multiply:literal, $call:ident) => {
         match $fetch_ahead {

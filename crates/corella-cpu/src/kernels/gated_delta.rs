@@ -76,7 +76,7 @@ pub unsafe fn delta_rows<V: Vector>(it: DeltaRows<'_>) {
             let first = it.first + index * ROWS;
             let updates = it.updates.add(first * dim);
             let out = it.out.add(index * ROWS * dim);
-            // The values that a row reads from the state are kept in its result's memory.
+            // A row's result memory first holds what the row reads from the state.
             if it.state.is_null() {
                 std::ptr::write_bytes(updates, 0, rows.len() * dim);
                 std::ptr::write_bytes(out, 0, rows.len() * dim);
@@ -148,7 +148,7 @@ unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, ou
     // SAFETY: the caller upholds the contract. A chunk has at most `DELTA_CHUNK` tokens; blocks end at the last column.
     unsafe {
         for s in 0..=t {
-            // Updates are taken away, outputs added.
+            // The terms of updates are subtracted, and the terms of outputs are added.
             of_key[s] = -since[s] * dot::<V>(it.keys[s], it.keys[t], it.key_dim);
             of_query[s] = since[s] * dot::<V>(it.keys[s], row.query, it.key_dim);
         }
@@ -439,8 +439,8 @@ mod tests {
     use super::super::{Isa, is_supported, kernels};
     use super::*;
 
-    /// Neither is a multiple of a vector's length. A value has a block of four of the longest vectors, another vector,
-    /// and a rest.
+    /// Neither length is a multiple of a vector's length. A value consists of a block of four of the longest vectors,
+    /// one more vector, and some elements.
     const KEY_DIM: usize = 21;
     const VALUE_DIM: usize = 83;
 

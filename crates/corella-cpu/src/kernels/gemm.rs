@@ -14,7 +14,7 @@ pub const NEXT_LINES: usize = 4;
 pub const FEW_ROWS: usize = 8;
 
 /// `out[row][lane] = Σ_k a[k][row] * panel[k][lane]`, accumulated in ascending order of k. `a` is `[k][num_rows]`. With
-/// `fetch_ahead` the panel comes from memory, and the kernel prefetches what lies after it.
+/// `fetch_ahead` the panel comes from memory, and the kernel prefetches the memory after it.
 pub type Gemm = unsafe fn(
     a: *const f32,
     num_rows: usize,
@@ -24,7 +24,7 @@ pub type Gemm = unsafe fn(
     out: *mut f32,
 );
 
-/// The GEMM of bf16 rows and bf16 weights, and what belongs to it.
+/// The GEMM of bf16 rows and bf16 weights, and the kernels that accompany it.
 #[derive(Clone, Copy)]
 pub struct TileRows {
     /// The largest number of rows that the GEMM takes.

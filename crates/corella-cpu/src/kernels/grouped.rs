@@ -90,7 +90,7 @@ impl GroupedShape {
         first..self.num_chunks.min(first + self.group_chunks)
     }
 
-    /// The place of a lane's element `k` in its panel: a byte, and the lowest of its bits.
+    /// The place of a lane's element `k` in its panel: the index of a byte, and the element's lowest bit in the byte.
     pub fn position(self, k: usize, lane: usize) -> (usize, usize) {
         let group = k / CHUNK_K / self.group_chunks;
         let heads = (group + 1) * self.head_bytes();
@@ -145,7 +145,7 @@ impl SummedRows {
     }
 }
 
-/// Rows of activations, and room for the outputs: as many rows of 32 as the largest tile has rows.
+/// A tile of activation rows, and memory for its outputs. The outputs are rows of 32, with room for the largest tile.
 #[derive(Clone, Copy)]
 pub struct GroupedTile {
     pub rows: SummedRows,

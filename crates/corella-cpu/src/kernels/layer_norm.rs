@@ -13,7 +13,7 @@ pub unsafe fn moments(x: *const f32, n: usize) -> [f32; 2] {
     // SAFETY: the caller upholds the contract.
     let x = unsafe { std::slice::from_raw_parts(x, n) };
     let mean = sum_of(x, |x| x) / n as f32;
-    // A second pass, because differences of large sums of squares would lose what matters.
+    // A second pass is needed: a difference of large sums of squares would lose the precision of the variance.
     let variance = sum_of(x, |x| (x - mean) * (x - mean)) / n as f32;
     [mean, variance]
 }

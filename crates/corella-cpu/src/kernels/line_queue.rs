@@ -10,13 +10,13 @@ pub struct LineQueue {
     num_streams: usize,
     /// Whether lines are prefetched from all streams in turn.
     is_in_turn: bool,
-    /// If lines are not prefetched in turn, the stream that is being prefetched, and the number of calls of
-    /// `prefetch_lines` that still take lines of it.
+    /// Used if lines are not prefetched in turn: the stream that is being prefetched, and the number of
+    /// `prefetch_lines` calls until its last line.
     current: usize,
     num_left_of_current: usize,
     /// The number of lines in each stream.
     num_lines: usize,
-    /// The number of lines left in each stream.
+    /// The number of `prefetch_lines` calls until the last line of all streams.
     num_left: usize,
     /// Every `period`-th call of `prefetch_some` prefetches.
     period: usize,

@@ -61,8 +61,8 @@ pub unsafe fn low_rank_up(product: LowRankUp) {
     }
 }
 
-/// The number of rows that are multiplied side by side: enough of them that additions do not wait for
-/// each other. It changes no bits.
+/// The number of rows that are multiplied side by side: enough of them that additions do not wait for each other. The
+/// number changes no bits.
 const AT_ONCE: usize = 4;
 
 #[inline(always)]

@@ -24,7 +24,8 @@ impl Prefetch {
         }
     }
 
-    /// The prefetches for the second of two lines that are read together: the first has already advanced the half.
+    /// The prefetches for the second of two lines that are read together. `Half` prefetches no more lines: one line of
+    /// the half goes with the first of the two.
     pub fn only_ahead(self) -> Self {
         match self {
             Self::Half(_) => Self::Nothing,
@@ -64,8 +65,8 @@ pub fn fetch(line: *const u8) {
     let _ = line;
 }
 
-/// `0..n` for a loop that the compiler must not unroll. Unrolled, it would read the second half of
-/// a block of weights before the first, and a Zen 4 core reads 1.5 times as fast in order.
+/// `0..n` for a loop that the compiler must not unroll. An unrolled loop would read the second half of a block of
+/// weights before the first, and a Zen 4 core reads 1.5 times as fast in order.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub fn in_steps(n: usize) -> std::ops::Range<usize> {

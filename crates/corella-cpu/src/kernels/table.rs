@@ -112,7 +112,7 @@ pub struct Kernels {
     pub peak_flops: usize,
     /// Products of 8-bit integers in registers, if there are instructions for them.
     pub int8_peak: Option<Peak>,
-    /// Reads `len` bytes, a multiple of 4096, as fast as possible; `fetch_ahead` is that of [`Gemm`].
+    /// Reads `len` bytes, a multiple of 4096, as fast as possible; `fetch_ahead` is as in [`Gemm`].
     pub read: unsafe fn(bytes: *const u8, len: usize, fetch_ahead: bool) -> u32,
 }
 

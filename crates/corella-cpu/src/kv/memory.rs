@@ -1,10 +1,10 @@
 //! The pages of keys and values.
 //!
-//! The pages lie in one region: layer by layer, then page by page, then KV head by KV head. So a sequence uses little
-//! memory at first. With several KV groups, a page holds the layers of its group. If heads differ between layers, a
-//! page has places for layers of the widest rows, and several layers of narrower rows share a place. A head's part of a
-//! page is its keys, and then its values. The parts of a head move by one place from page to page: parts at distances
-//! of powers of two would share a few sets of the caches.
+//! The pages lie in one region: layer by layer, then page by page, then KV head by KV head. The system provides memory
+//! when a page is first written. With several KV groups, a page holds the layers of its group. If heads differ between
+//! layers, a page has places for layers of the widest rows, and several layers of narrower rows share a place. A head's
+//! part of a page is its keys, and then its values. The order of the heads' parts rotates by one from page to page.
+//! Otherwise the parts of one head could be a power of two apart, and would share a few sets of the caches.
 
 use std::io;
 use std::ops::Range;
@@ -34,7 +34,8 @@ pub struct KvMemory {
     rows: Vec<KvRows>,
     /// The number of pages up to the highest used page.
     num_used: AtomicUsize,
-    /// Counts the layers of a step's pages to which every worker has written its keys and values, in all KV groups.
+    /// Counts the layers of a step's pages that are complete: every worker has written its keys and values, in all KV
+    /// groups.
     pub counter: LayerCounter,
 }
 
@@ -132,7 +133,7 @@ impl KvMemory {
         self.num_used.load(Ordering::Relaxed)
     }
 
-    /// `None` if memory should be near the worker that writes it first.
+    /// Plans the commit of memory ahead of use. `None` if memory should be near the worker that writes it first.
     pub fn page_commit(&self) -> Option<PageCommit> {
         let has_pages = self.place_bytes > 0 && self.num_places > 0;
         (has_pages && !has_near_memory())

@@ -40,8 +40,8 @@ impl PageCommit {
         }
     }
 
-    /// Records that sequences use the first `num_pages` pages. The memory of these pages needs no commit. Pages beyond
-    /// may already have been filled by others; a commit keeps their content.
+    /// Records that sequences use the first `num_pages` pages. The memory of these pages needs no commit. Other threads
+    /// may already have filled later pages; a commit keeps their content.
     pub fn note_used(&mut self, num_pages: usize) {
         self.num_used = num_pages;
         if self.num_ready < self.num_used {

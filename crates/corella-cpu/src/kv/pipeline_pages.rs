@@ -11,13 +11,13 @@ use super::memory::KvMemory;
 
 pub struct PipelinePages {
     geometry: KvGeometry,
-    /// In the order of their layers.
+    /// The memory of each stage, in the order of the layers.
     stages: Vec<Arc<KvMemory>>,
     states: Option<Box<dyn StateRecords>>,
 }
 
 impl PipelinePages {
-    /// Each stage has at least `num_pages` pages. Those beyond are not visible outside.
+    /// Each stage has at least `num_pages` pages. Pages from `num_pages` on are not visible outside.
     pub fn new(layers: KvLayers, num_pages: u32, stages: Vec<Arc<KvMemory>>) -> Self {
         let has_places = |kv: &&Arc<KvMemory>| kv.num_places() > 0;
         let kv = stages.iter().find(has_places).unwrap_or(&stages[0]);
@@ -249,7 +249,7 @@ mod tests {
     fn integers_are_rounded_here_as_everywhere() {
         let rows = [
             [1.0, -2.0, 3.0, -4.0, 5.0, -6.0],
-            // Halves after the scaling.
+            // These numbers are halves after the scaling.
             [127.0, 0.5, 1.5, -0.5, -2.5, 126.5],
             [0.0, -0.0, 0.0, 0.0, 0.0, 0.0],
             [f32::MAX, f32::MIN_POSITIVE, -f32::MAX, 1e38, -1e30, 0.0],

@@ -29,8 +29,8 @@ pub struct KvRows {
     pub order: ElementOrder,
     pub format: KvFormat,
     shape: RowShape,
-    /// Whether a head's part has another place from page to page. If layers have different shapes, pages are copied
-    /// without knowledge of their layers, so all pages have the same order.
+    /// Whether the order of the heads' parts rotates from page to page. It stays the same if layers have different
+    /// shapes, because pages are then copied without knowledge of their layers.
     moves_on: bool,
     num_layers: usize,
     place_bytes: usize,
@@ -141,7 +141,7 @@ impl KvRows {
         assert!(self.format == KvFormat::Int8 && offset < self.page_size);
         let index = side as usize * self.page_size + offset;
         let part = self.part(at).as_ptr();
-        // SAFETY: after the elements of the head's part of the page.
+        // SAFETY: the scales follow the elements in the head's part of the page.
         unsafe { part.add(2 * self.half_len()).cast::<f32>().add(index) }
     }
 
@@ -229,7 +229,7 @@ impl KvRows {
             Side::Keys => self.key_index(i, offset),
             Side::Values => self.value_index(i, offset),
         };
-        // Indices ascend.
+        // Indices ascend with `i`, so checking the last one suffices.
         let (part, size) = (self.element(at, 0), self.format.size());
         assert!(values.len() <= self.head_dim && index(self.head_dim - 1) < 2 * self.half_len());
         // SAFETY: just checked.
@@ -368,7 +368,7 @@ impl KvRows {
         unsafe { self.region.start().add(start) }
     }
 
-    /// The index of the head's part among a page's parts.
+    /// The index of the head's part among the parts of its layer in the page.
     fn place(&self, at: HeadPage) -> usize {
         assert!(at.layer < self.num_layers && at.page < self.num_pages);
         assert!(at.head < self.num_kv_heads);

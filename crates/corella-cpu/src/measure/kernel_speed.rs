@@ -375,7 +375,7 @@ fn attention_spec() -> AttentionSpec {
     AttentionSpec::plain(16, 8, 128, RotarySpec::plain(1e6, 128))
 }
 
-/// Memory of keys and values whose pages are written: unwritten ones would all be the same zero page.
+/// Memory of keys and values whose pages are written: unwritten pages would all be the same zero page.
 fn filled_kv(
     kernels: &Kernels,
     spec: &AttentionSpec,

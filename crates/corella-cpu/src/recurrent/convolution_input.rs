@@ -52,7 +52,7 @@ impl<'a> ConvolutionInput<'a> {
     /// Keeps the inputs that a later span reads.
     ///
     /// # Safety
-    /// No other thread uses these channels of the record, or writes those of the span's rows.
+    /// No other thread uses these channels of the record, or writes these channels of the span's rows.
     pub unsafe fn keep(&self, channels: &Range<usize>) {
         let end = self.span.start + self.span.num_rows;
         let first = end.saturating_sub(self.kept.num_tokens());

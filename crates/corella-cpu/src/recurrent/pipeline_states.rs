@@ -1,4 +1,4 @@
-//! The snapshots of all pipeline stages as one. Recurrent layers are counted through all stages.
+//! The snapshots of all pipeline stages as one. Recurrent layers are numbered from the first stage to the last.
 
 use std::sync::Arc;
 

@@ -118,7 +118,7 @@ impl RecordLayout {
     }
 }
 
-/// Takes elements of a record. Parts begin with a cache line of their own.
+/// Reserves `len` elements of a record, from a new cache line on, and returns the offset of the first.
 fn take(end: &mut usize, len: usize) -> usize {
     let first = *end;
     *end += len.next_multiple_of(16);

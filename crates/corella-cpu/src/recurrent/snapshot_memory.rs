@@ -25,7 +25,7 @@ impl SnapshotMemory {
         let record = self.records.get(id.0 as usize);
         let record = record.ok_or_else(|| {
             let num_snapshots = self.records.len();
-            format!("snapshot {id} is beyond the {num_snapshots} of this executor")
+            format!("snapshot {id} is beyond the {num_snapshots} snapshots of this executor")
         })?;
         Ok(record.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -54,7 +54,7 @@ impl SnapshotMemory {
         let record = self.record(id).map_err(StateError)?;
         if record.progress.num_tokens != num_tokens || record.progress.num_known != num_tokens {
             return Err(StateError(format!(
-                "snapshot {id} is behind {} tokens, and is read behind {num_tokens}",
+                "snapshot {id} was taken after {} tokens, but is read as the state after {num_tokens}",
                 record.progress.num_tokens
             )));
         }
@@ -74,7 +74,7 @@ impl SnapshotMemory {
         Ok(())
     }
 
-    /// The inverse of `read`. From now on the snapshot is after `num_tokens` tokens.
+    /// The inverse of `read`. From now on the snapshot holds a state after `num_tokens` tokens.
     pub fn write(
         &self,
         layer: usize,
@@ -105,7 +105,7 @@ impl SnapshotMemory {
         match len == num_bytes {
             true => Ok(()),
             false => Err(StateError(format!(
-                "a layer's state behind {num_tokens} tokens has {num_bytes} bytes, not {len}"
+                "a layer's state after {num_tokens} tokens has {num_bytes} bytes, not {len}"
             ))),
         }
     }

@@ -60,14 +60,14 @@ impl RecordProgress {
 #[derive(Clone, Copy, Debug)]
 pub struct SpanState {
     slot: usize,
-    /// The first token that is not in the matrices.
+    /// Before the span, the first token that is not in the matrices.
     pub chunk: usize,
     /// The position after the span's last token that is no draft.
     pub end_known: usize,
 }
 
 impl SpanState {
-    /// The first token after the span that is not in the matrices.
+    /// After the span, the first token that is not in the matrices.
     pub fn next_chunk(&self) -> usize {
         self.end_known / DELTA_CHUNK * DELTA_CHUNK
     }
@@ -110,7 +110,7 @@ impl StateMemory {
             .cast()
     }
 
-    /// Begins the states of starting slots. All are begun even if one is refused.
+    /// Begins the states of starting slots. If a slot is refused, the others begin nevertheless.
     pub fn start(&mut self, batch: &Batch) -> Result<(), String> {
         let mut result = Ok(());
         for start in &batch.started {
@@ -118,7 +118,7 @@ impl StateMemory {
             let started = match start.snapshot {
                 None if num_cached == 0 => self.set_progress(start.slot, RecordProgress::default()),
                 None => Err(format!(
-                    "slot {} starts behind {num_cached} tokens without a recurrent state",
+                    "slot {} starts after {num_cached} cached tokens without a recurrent state",
                     start.slot
                 )),
                 Some(snapshot) => self.restore(start.slot, snapshot, num_cached),
@@ -138,12 +138,12 @@ impl StateMemory {
         let snapshot = self.snapshots.record(from)?;
         if snapshot.progress.num_tokens != num_cached {
             return Err(format!(
-                "snapshot {from} is behind {} tokens, and slot {slot} starts behind {num_cached}",
+                "snapshot {from} was taken after {} tokens, but slot {slot} starts after {num_cached}",
                 snapshot.progress.num_tokens
             ));
         }
         let record = { self.slots.get_mut(slot.0 as usize) };
-        let record = record.ok_or_else(|| format!("slot {slot} is beyond the executor's"))?;
+        let record = record.ok_or_else(|| format!("slot {slot} is beyond the executor's slots"))?;
         record.copy(&snapshot, len)
     }
 
@@ -156,13 +156,13 @@ impl StateMemory {
         let progress = record.progress;
         if !(progress.num_known..=progress.num_tokens).contains(&start) {
             return Err(format!(
-                "the recurrent state of slot {} is behind {} tokens; a span cannot start at {start}",
+                "slot {} has the recurrent state after {} tokens; a span cannot start at {start}",
                 span.slot, progress.num_tokens
             ));
         }
         if span.num_drafts as usize > max_drafts {
             return Err(format!(
-                "{} drafts in one span; recurrent states can be taken back by {max_drafts} tokens",
+                "{} drafts in one span; recurrent states can be rolled back by {max_drafts} tokens",
                 span.num_drafts
             ));
         }
@@ -208,7 +208,7 @@ impl StateMemory {
         for kept in &batch.snapshots {
             let slot = self.slots.get(kept.slot.0 as usize);
             let slot =
-                slot.ok_or_else(|| format!("slot {} is beyond the executor's", kept.slot))?;
+                slot.ok_or_else(|| format!("slot {} is beyond the executor's slots", kept.slot))?;
             self.snapshots.record(kept.to)?.copy(slot, len)?;
         }
         Ok(())
@@ -216,7 +216,7 @@ impl StateMemory {
 
     fn slot_mut(&mut self, slot: SlotId) -> Result<&mut Record, String> {
         let record = self.slots.get_mut(slot.0 as usize);
-        record.ok_or_else(|| format!("slot {slot} is beyond the executor's"))
+        record.ok_or_else(|| format!("slot {slot} is beyond the executor's slots"))
     }
 }
 

@@ -108,8 +108,8 @@ impl Activations {
         let layers = layers.collect();
         let attentions = || spec.layers.iter().map(|layer| &layer.attention);
         let group_len = attentions().map(|attention| HeadGroups::new(attention).num_lanes());
-        // The stride differs from that of the angles: a load whose address equals a recent store's
-        // in the low 12 bits waits for that store (4K aliasing).
+        // The stride differs from the stride of the angles: a load waits for a recent store whose address has the same
+        // low 12 bits (4K aliasing).
         let heads_len = group_len.max().unwrap_or(0) + PANEL_LANES;
         let heads = (0..sizes.num_threads).map(|_| Buffer::new(max_rows, heads_len));
         let angles = sizes.rotated_lens.iter();
@@ -179,7 +179,7 @@ impl RecurrentActivations {
     }
 }
 
-/// The length of the input of a layer's down projection that all rows pass through: that of its MLP or of its shared
+/// The input length of the down projection that all rows of a layer pass through: of the layer's MLP, or of its shared
 /// expert.
 fn gated_len(layer: &LayerSpec) -> usize {
     match &layer.feed_forward {

@@ -4,14 +4,15 @@
 //! The head's input for a token combines the token's embedding and the model's hidden state after the previous token.
 //! The model's output head maps the layer's output to the next token. So the row of a token depends only on this token
 //! and earlier ones, like the rows of all other layers. The head's keys and values therefore use the ids of the model's
-//! pages, and are shared, found again and given up with these pages. They have memory of their own, because only the
-//! model's layers are in the pages themselves. A page from a disk or another node comes without them, and guesses after
-//! such pages are worse.
+//! pages, and are shared, found again and given up with these pages. The head has KV memory of its own, because the
+//! pages themselves hold only the model's layers. A page from a disk or another node comes without the head's keys and
+//! values, and guesses after such pages are worse.
 //!
-//! Each step writes the head's keys and values of its tokens. Only guessing needs attention and the parts after it. It
-//! runs the layer for the newest token of a request, which no step has computed, and then for each guess, with the
-//! head's own output in place of the model's hidden state. The rows of guesses in a page are void, like all rows after
-//! the request's computed tokens. If the request has no page for such a row, the row is in a spare page of the slot.
+//! Each step writes the head's keys and values of its tokens. Only guessing needs attention and the parts after it.
+//! Guessing runs the layer for the newest token of a request, which no step has computed, and then for each guess, with
+//! the head's own output in place of the model's hidden state. The rows of guesses in a page are void, like all rows
+//! after the request's computed tokens. If the request has no page for such a row, the row is in a spare page of the
+//! slot.
 
 use corella_core::{Batch, PageId, SlotId};
 use corella_model::{DecoderSpec, DeviceError, KvFormat, KvLayer, LayerSpec, PageTable, Slots};
@@ -231,8 +232,8 @@ impl DraftHead {
             .map(<[f32]>::to_vec)
     }
 
-    /// Runs the layer for rows of different slots, after which logits can be computed. All earlier rows are in the
-    /// pages.
+    /// Runs the layer for rows of different slots. The pages hold all rows of earlier tokens. Afterwards `logits` can
+    /// be called.
     pub fn read<'a>(
         &mut self,
         rows: impl Iterator<Item = &'a DraftRow> + Clone,
@@ -249,7 +250,10 @@ impl DraftHead {
             // A slot has the same spare pages for the same entries until its next step.
             for spare in 0..(entry + 1).saturating_sub(table.first() + pages.len()) {
                 let page = self.first_spare + row.slot.0 as usize * self.num_spare + spare;
-                assert!(spare < self.num_spare, "a guess is behind the spare pages");
+                assert!(
+                    spare < self.num_spare,
+                    "a guess needs more spare pages than a slot has"
+                );
                 pages.push(PageId(page as u32));
             }
             tables[self.group] = PageTable::new(table.first(), &pages);

@@ -121,7 +121,7 @@ pub struct ExpertPlan {
 pub struct ActiveExpert {
     pub expert: usize,
     pub tiles: Tiles,
-    /// The gathered row after the last one.
+    /// The place after the expert's last gathered row.
     end: usize,
 }
 

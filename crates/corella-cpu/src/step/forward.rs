@@ -1,7 +1,7 @@
 //! The forward pass: interprets a `DecoderSpec` for the rows of one step.
 //!
-//! All workers walk through the layers together. Between two barriers each worker writes rows, heads or output channels
-//! of its own, and reads only what was written before the first of the two.
+//! All workers walk through the layers together. Between two barriers, each worker writes rows, heads or output
+//! channels of its own, and reads only data that was written before the first barrier.
 
 pub(super) mod adapter;
 pub(super) mod expert_layer;
@@ -64,7 +64,7 @@ pub struct Forward {
 
 /// The shared parts that a layer uses.
 pub struct LayerParts {
-    /// The angles of keys.
+    /// The index of the RoPE of keys; `query_rotary` is the index for queries.
     pub rotary: usize,
     pub query_rotary: usize,
     attention_kind: usize,

@@ -67,7 +67,7 @@ impl KeptStates {
         }
     }
 
-    /// Keeps the states of slots whose recurrent state is kept.
+    /// Copies the states of slots to the snapshots that the batch takes of these slots.
     pub fn keep(&mut self, batch: &Batch) {
         for kept in &batch.snapshots {
             let slot = self.slots.get(kept.slot.0 as usize);

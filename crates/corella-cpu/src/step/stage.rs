@@ -1,9 +1,10 @@
 //! A stage of the pipeline: its layers, its threads, its share of the KV pages. Without a pipeline, one stage is first
 //! and last.
 //!
-//! Commands enter at the first stage and pass through all of them in order. Each stage keeps its own account of slots
-//! and pages from the same batches; only rows of the residual stream go from one to the next, and drawn tokens from the
-//! last to the first. A step that fails in one stage fails in all of them, and no other step fails.
+//! Commands enter at the first stage and pass through all stages in order. Each stage keeps its own account of slots
+//! and pages from the same batches. Only rows of the residual stream go from one stage to the next, and only drawn
+//! tokens from the last stage to the first. A step that fails in one stage fails in all of them, and no other step
+//! fails.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -72,7 +73,7 @@ pub enum Output {
         /// Declared after `results`, so dropped after it: when this stage ends, the woken caller finds `results`
         /// closed.
         waker: CallerWaker,
-        /// The first stage, if it is another one, which has to know the draws.
+        /// The input of the first stage, which has to know the draws. `None` if this stage is also the first one.
         first: Option<SyncSender<Command>>,
     },
 }
@@ -87,7 +88,7 @@ pub struct Stage {
     commands: Receiver<Command>,
     output: Output,
     plan: StepLayout,
-    /// One for each worker.
+    /// The samplers of the workers.
     samplers: Vec<Mutex<Sampler>>,
     /// Commands that arrived while a step waited.
     postponed: VecDeque<Command>,
@@ -292,7 +293,7 @@ impl Stage {
         let is_encoder = self.forward.spec().encoder.is_some();
         match is_encoder && self.plan.spans.iter().any(|span| span.start > 0) {
             true => Err(String::from(
-                "an encoder reads whole texts, and a span is a part of one",
+                "an encoder reads whole texts, but a span has only a part of its text",
             )),
             false => Ok(()),
         }
@@ -388,8 +389,8 @@ impl Stage {
     }
 
     /// Draws from logits that are computed block by block, so that their memory does not grow with the step. The first
-    /// block is computed before waiting for the masks. All rows of a block are drawn at once, those after drafts
-    /// included. Then the draws that count are selected.
+    /// block is computed before waiting for the masks. All rows of a block are drawn at once, including rows after
+    /// drafts. Then the draws that count are selected.
     fn draw(
         &mut self,
         step: StepId,

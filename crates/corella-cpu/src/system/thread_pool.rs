@@ -93,8 +93,8 @@ impl ThreadPool {
 
     /// Runs `job` once in every worker. If one panics, the message of the first panic is the error.
     pub fn run(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<(), String> {
-        // SAFETY: only the lifetime changes. Workers use the job between the start and the end
-        // barrier, and this function returns after the latter.
+        // SAFETY: only the lifetime changes. Workers use the job between the start barrier and the end barrier, and
+        // this function returns after the end barrier.
         let job: Job = unsafe { std::mem::transmute(job) };
         // SAFETY: the other workers wait at the start barrier, and read the cell after it.
         unsafe { *self.shared.job.get() = Some(job) };
@@ -139,8 +139,8 @@ impl Worker<'_> {
         self.round.set(round);
     }
 
-    /// Works through this worker's share of a job, and then helps with the shares of others: calls `work(owner, units)`
-    /// with ranges of `0..len_of(owner)`. May be called once between two barriers.
+    /// Works through this worker's share of a job, and then helps other workers with their shares. Calls
+    /// `work(owner, units)` with ranges of `0..len_of(owner)`. May be called once between two barriers.
     pub fn take_shares(
         &self,
         len_of: impl Fn(usize) -> usize,
@@ -186,8 +186,8 @@ struct Shared {
     claims: [Claims; 2],
 }
 
-// SAFETY: `job` is written only while all other workers wait at the start barrier, and read only
-// between that and the end barrier.
+// SAFETY: `job` is written only while all other workers wait at the start barrier, and read only between the start
+// barrier and the end barrier.
 unsafe impl Sync for Shared {}
 // SAFETY: the job behind the reference is `Sync`, and everything else is `Send`.
 unsafe impl Send for Shared {}

@@ -1,9 +1,9 @@
 //! The number format of each matrix. Only this module decides it: packing, calibration, measurement and reports ask the
 //! plan.
 //!
-//! Matrices share input rows, and so their form: all matrices of the layers have one form, the experts' have one of
-//! their own, and so has the head. Three inputs decide: the wanted format (`--dtype`), the checkpoint's formats, and
-//! whether the kernels multiply bf16.
+//! Matrices that read the same input rows have one form. So there is one form for all matrices of the layers, one for
+//! the experts' matrices, and one for the head. Three inputs decide: the wanted format (`--dtype`), the checkpoint's
+//! formats, and whether the kernels multiply bf16.
 //!
 //! | wanted | the checkpoint stores | a matrix is packed as |
 //! |---|---|---|
@@ -17,10 +17,10 @@
 //! | nothing | anything else | floats of the stored type; f32 if the types of its parts differ |
 //!
 //! * Groups worth keeping have 4 bits, or 8 bits and a length of at least 128 but less than the row. Scaling shorter
-//!   ones takes long, and per-channel scales lose little. Groups of 8 bits are kept only if the layers have no floats,
-//!   or if the model has groups of 4 bits too: a checkpoint that quantises all matrices is chosen for its memory and
-//!   speed.
-//! * A matrix that combines several of the checkpoint's keeps groups if all parts have groups worth
+//!   groups takes long, and per-channel scales lose little. Groups of 8 bits are kept only if the layers have no
+//!   floats, or if the model has groups of 4 bits too: a checkpoint that quantises all matrices is chosen for its
+//!   memory and speed.
+//! * A packed matrix that combines several matrices of the checkpoint keeps groups if all its parts have groups worth
 //!   keeping, with the same number of bits.
 //! * Integers that are stored with a scale per output channel stay unchanged.
 //! * Down projections in integers are transformed: their input, the output of the gated layer, has a few
@@ -190,7 +190,7 @@ impl Grouping {
     }
 }
 
-/// The form of matrices in floating point that share one form of rows.
+/// The form of floating-point matrices that read the same input rows.
 fn float_form(dtype: Option<DType>, matrices: &[StoredMatrix], multiplies_bf16: bool) -> Form {
     let is_bf16 = |matrix: &StoredMatrix| dtype.unwrap_or(matrix.dtype) == DType::Bf16;
     match multiplies_bf16 && matrices.iter().all(is_bf16) {

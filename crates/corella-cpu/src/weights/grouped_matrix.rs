@@ -36,8 +36,9 @@ impl GroupedPacking {
         }
     }
 
-    /// Keeps the integers of the checkpoint, given the formats of the combined matrices. Returns `None` if the formats
-    /// differ, have another number of bits or other levels, or have groups whose length is not a multiple of 32.
+    /// Keeps the integers of the checkpoint, given the formats of the combined matrices. Returns `None` if the integers
+    /// of a matrix do not have `bits` bits, if only some matrices have FP4 levels, or if the length of a group is not a
+    /// multiple of 32.
     pub fn stored(
         bits: usize,
         parts: impl Iterator<Item = Option<GroupFormat>>,
@@ -303,8 +304,8 @@ mod tests {
         rows.collect()
     }
 
-    /// The weights of a row in the encoding of its groups, each with the magnitude of its terms. The decoding of blocks
-    /// is tested beside their formats.
+    /// The weights of a row as its groups encode them. Each has a second number: the sum of the magnitudes of the
+    /// weight's terms. The decoding of blocks is tested beside their formats.
     fn stored(weight: &Tensor, row: usize) -> Vec<(f32, f32)> {
         let mut groups = GroupedRow::default();
         weight.read_groups(row, &mut groups);

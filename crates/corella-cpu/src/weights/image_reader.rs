@@ -1,4 +1,4 @@
-//! Reads an image of packed weights in the order of its writing.
+//! Reads an image of packed weights in the order in which it was written.
 
 use std::fs::File;
 use std::io;

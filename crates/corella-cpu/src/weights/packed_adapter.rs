@@ -1,8 +1,8 @@
 //! Adapters packed for the forward pass: low-rank updates of packed matrices (LoRA, Hu et al. 2021).
 //!
 //! The update of a matrix is B·A, with A `[rank, in]` and B `[out, rank]`, scaled. A row's inner values A·x are
-//! computed first. B·(A·x) is added to the outputs of the matrix itself, panel by panel, before all other operations on
-//! them.
+//! computed first. B·(A·x) is added to the outputs of the matrix itself, panel by panel, before the outputs are
+//! processed further.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct PackedUpdate {
     /// For each panel, its runs of lanes that belong to one part.
     panels: Vec<Range<u32>>,
     runs: Vec<Run>,
-    /// The B of all runs, `[rank][lanes]` each, with the adapter's scale.
+    /// The B of all runs, `[rank][lanes]` each, times the adapter's scale.
     up: Vec<u8>,
 }
 
@@ -163,8 +163,8 @@ impl AdapterPacking {
         ]
     }
 
-    /// Packs the updates of the matrices within one packed matrix with these lanes. Returns `None` if the adapter
-    /// updates none of them.
+    /// Packs an adapter's updates of one packed matrix. `lanes` gives the matrix and the row of each output channel.
+    /// Returns `None` if the adapter updates none of these matrices.
     fn update(
         &self,
         layer: &AdapterLayer,

@@ -45,7 +45,7 @@ impl Packer<'_> {
             (None, None) => return Ok(None),
             _ => {
                 return Err(DeviceError(String::from(
-                    "either the model or its weights have a draft head, and the other has none",
+                    "only one of the model and its weights has a draft head",
                 )));
             }
         };

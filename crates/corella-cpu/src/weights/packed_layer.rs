@@ -23,11 +23,11 @@ pub struct PackedLayer {
     pub k_norm: Option<PackedNorm>,
     /// The norm of values, whose weights are 1.
     pub v_norm: Option<PackedNorm>,
-    /// A score for each query head; empty without sinks.
+    /// The sink of each query head; empty without sinks.
     pub sinks: Vec<f32>,
     /// The projection to the gates of each query head's output.
     pub gate: Option<PackedMatrix>,
-    /// The parts of a recurrent layer beside its matrices.
+    /// The parts of a recurrent layer apart from its matrices.
     pub recurrent: Option<PackedRecurrent>,
     pub output: PackedMatrix,
     pub feed_forward_norms: PackedNorms,
@@ -60,12 +60,12 @@ pub struct PackedMlp {
 }
 
 pub struct PackedExperts {
-    /// The projection to a score for each expert; after them, the weight of a weighed shared expert.
+    /// The projection to a score for each expert and, after the scores, to the weight of a weighed shared expert.
     pub router: PackedMatrix,
     pub selection_bias: Option<Vec<f32>>,
     pub experts: PackedMlp,
     pub shared: Option<PackedMlp>,
-    /// The factors of each expert's weights.
+    /// For each expert, the factor of the weight with which rows choose it.
     pub scales: Option<Vec<f32>>,
     pub own_norms: Option<PackedExpertNorms>,
 }
@@ -119,7 +119,7 @@ impl PackedLayer {
     }
 }
 
-/// The roles of the matrices of MLPs for all rows, and of experts.
+/// The roles of an MLP's two matrices, if all rows pass through the MLP.
 pub(super) const OF_ALL: [Role; 2] = [Role::Projection, Role::Down];
 pub(super) const OF_EXPERTS: [Role; 2] = [Role::Expert, Role::ExpertDown];
 

@@ -1,4 +1,4 @@
-//! The weights of a recurrent layer beside its matrices, in f32.
+//! The weights of a recurrent layer apart from its matrices, in f32.
 
 use corella_model::{
     GatedDeltaSpec, LayerTensor, LayerWeights, RecurrentSpec, ShortConvolutionSpec, Tensor,

@@ -24,7 +24,7 @@ pub(super) struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// Packs a matrix whose output channels are those of all parts, one after the other.
+    /// Packs several matrices as one, whose output channels are the parts' output channels in order.
     pub(super) fn matrix(
         &mut self,
         role: Role,

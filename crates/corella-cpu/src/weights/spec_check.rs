@@ -26,7 +26,7 @@ pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
         check_source(spec, index).map_err(problem)?;
         if layer.per_layer != first.per_layer {
             return Err(problem(String::from(
-                "it has another input of its own than layer 0, or none",
+                "its per-layer input differs from layer 0's",
             )));
         }
     }
@@ -40,12 +40,13 @@ fn check_directions(spec: &DecoderSpec) -> Result<(), DeviceError> {
     match layers.all(|layer| layer.attention.is_causal == is_causal) {
         true => Ok(()),
         false => Err(DeviceError(String::from(
-            "the attention of an encoder looks both ways, and that of a decoder does not",
+            "an encoder needs bidirectional attention in all layers, and a decoder causal attention",
         ))),
     }
 }
 
-/// A layer reads the keys and values of an earlier one that has its own, with equal heads.
+/// Checks the source of a layer's keys and values, if that is another layer. The source comes earlier and has keys and
+/// values of its own, with equal heads and an equal window.
 fn check_source(spec: &DecoderSpec, index: usize) -> Result<(), String> {
     let layer = &spec.layers[index];
     let Some(source) = layer.attention.kv_source else {

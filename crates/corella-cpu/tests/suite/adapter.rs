@@ -1,5 +1,5 @@
-//! Compares adapters with PEFT (`tests/golden/adapters`), and rows with adapters beside others with the
-//! same rows alone.
+//! Compares adapters with PEFT (`tests/golden/adapters`). Compares rows in steps of several adapters with the same rows
+//! alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ fn rounded_weights_stay_close() {
     }
 }
 
-/// Two adapters and none in one step, against each of them alone, in every format.
+/// One step computes rows of two adapters and of none. Each row has the bits that it has alone, in every format.
 #[test]
 fn rows_beside_others_are_rows_alone() {
     let formats = [

@@ -16,8 +16,8 @@ const NUM_POSITIONS: u32 = 256;
 const F32: KvFormat = KvFormat::Float(DType::F32);
 const BF16: KvFormat = KvFormat::Float(DType::Bf16);
 
-/// Attention with matrix tiles reads pages of whole tiles in tiles, and other pages row by row, which gives other sums.
-/// Other kernels read all pages row by row.
+/// Attention with matrix tiles reads a page in tiles if the page consists of whole tiles. It reads other pages row by
+/// row, which gives other sums. Other kernels read all pages row by row.
 #[test]
 fn page_size_reaches_no_bit() {
     let prompt: Vec<TokenId> = (0..150).map(|i| i * 37 % 251).collect();
@@ -78,7 +78,7 @@ fn stages_reach_no_bit() {
     }
 }
 
-/// Rows that are dequantised during packing must equal those of the whole dequantised tensor.
+/// Rows that are dequantised during packing must equal the rows of the whole dequantised tensor.
 #[test]
 fn blocks_reach_no_bit() {
     let prompt: Vec<TokenId> = (0..100).map(|i| i * 37 % 61).collect();

@@ -1,5 +1,5 @@
-//! The conformance suite for the CPU executor, with every instruction set of this machine, every KV
-//! format, and page sizes that divide nothing else.
+//! The conformance suite for the CPU executor, with every instruction set of this machine, every KV format, and pages
+//! of 16 positions and of odd sizes.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +72,7 @@ fn four_stages_of_unequal_length() {
     run_stages(nano, best_isa(), DType::Bf16, 7, 4);
 }
 
-/// Pages behind the windows, of 24 positions, are overwritten.
+/// Windows have 24 positions. Pages that all windows have left are overwritten.
 #[test]
 fn windows_in_every_second_layer() {
     for isa in isas() {

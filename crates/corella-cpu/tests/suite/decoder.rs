@@ -22,8 +22,8 @@ const HEAD: usize = 32;
 /// The number of tokens after each prompt whose logits are compared one by one.
 const NUM_DECODED: usize = 5;
 
-/// The tolerance relative to the largest magnitude among a position's logits: f32 throughout, as
-/// against Transformers.
+/// The tolerance relative to the largest magnitude among a position's logits: f32 throughout, as in the comparison with
+/// Transformers.
 const F32_TOLERANCE: f64 = 1e-4;
 /// The tolerance if keys and values, queries and weights of attention are rounded to bf16, with relative errors up to
 /// 2^-9 each.
@@ -234,7 +234,7 @@ fn gpt_oss_with_sinks_and_limited_gates() {
         layer.feed_forward = FeedForward::Experts(experts);
     }
     check_all(&spec, 150);
-    // Without experts, rounding cannot choose others.
+    // Without experts, rounding cannot change the choice of experts.
     for layer in &mut spec.layers {
         let mlp = layer.feed_forward.mlp().clone();
         layer.feed_forward = FeedForward::Mlp(mlp);
@@ -590,7 +590,8 @@ fn executor(
     format: WeightFormat,
     kv_format: KvFormat,
 ) -> CpuExecutor {
-    // Steps here are too short to share, but experts are shared in a way of their own.
+    // Steps here are too short for several threads. Models with experts take two threads, because threads share experts
+    // in another way.
     let has_experts = |layer: &LayerSpec| matches!(layer.feed_forward, FeedForward::Experts(_));
     let config = CpuConfig {
         num_threads: if spec.layers.iter().any(has_experts) {

@@ -1,5 +1,5 @@
-//! Draft heads: their guesses, beside a combination of Transformers' classes, and that guesses change no token.
-//! `tests/golden/mtp` has the models.
+//! Compares the guesses of draft heads with a combination of Transformers' classes, and checks that guesses change no
+//! token. `tests/golden/mtp` has the models.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -424,9 +424,9 @@ fn matrix(shape: [usize; 2], value: impl Fn(usize, usize) -> f32) -> Tensor {
     }
 }
 
-/// A model whose layers add nothing, so that the newest token determines the next one. Its head passes on the embedding
-/// of the newest token, which leads to the logits of the model. A head that passes on the hidden state before that
-/// token leads to the logits of the token itself.
+/// A model whose layers add nothing, so that the newest token determines the next one. With `passes_embedding`, its
+/// head passes on the embedding of the newest token, which leads to the logits of the model. Otherwise the head passes
+/// on the hidden state before that token, which leads to the logits of the token itself.
 fn agreeing(passes_embedding: bool) -> (DecoderSpec, DecoderWeights) {
     let (spec, mut weights) = open("agreeing");
     if !passes_embedding {

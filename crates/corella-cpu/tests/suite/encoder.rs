@@ -1,4 +1,5 @@
-//! Encoders beside Hugging Face Transformers, on tiny models of every kind. `tests/encoder` has them, and their script.
+//! Compares encoders with Hugging Face Transformers, on tiny models of every kind. `tests/encoder` has the models and
+//! the script that makes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -16,7 +16,7 @@ use serde_json::Value;
 /// Relative to the largest magnitude among a position's logits. Transformers computes in f32.
 const TOLERANCE: f64 = 1e-4;
 
-/// The least change of logits by a visible feature, relative to the same magnitude.
+/// The least change of logits by a visible feature, relative to the largest magnitude among a position's logits.
 const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
@@ -150,12 +150,12 @@ const FEATURES: [(&str, SwitchOff); 47] = [
     ("inputs of layers", |spec, _| {
         each_layer(spec, |layer| layer.per_layer = None);
     }),
-    ("what is looked up for layers", |_, weights| {
+    ("looked-up inputs of layers", |_, weights| {
         if let Some(ends) = &mut weights.per_layer {
             ends.table = changed(&ends.table, |_, _| 0.0);
         }
     }),
-    ("what is projected for layers", |_, weights| {
+    ("projected inputs of layers", |_, weights| {
         if let Some(ends) = &mut weights.per_layer {
             ends.projection = changed(&ends.projection, |_, _| 0.0);
         }
@@ -208,12 +208,9 @@ const FEATURES: [(&str, SwitchOff); 47] = [
             *limit = limit.map(|_| f32::INFINITY);
         });
     }),
-    (
-        "what is added to what gates are multiplied by",
-        |spec, _| {
-            each_experts(spec, |experts| experts.expert.gate_limit = None);
-        },
-    ),
+    ("the offset of gated values", |spec, _| {
+        each_experts(spec, |experts| experts.expert.gate_limit = None);
+    }),
     ("biases", |spec, weights| {
         for (layer, weights) in spec.layers.iter().zip(&mut weights.layers) {
             for tensor in layer.tensors(spec.hidden_size) {
@@ -226,15 +223,12 @@ const FEATURES: [(&str, SwitchOff); 47] = [
     ("all but the best expert", |spec, _| {
         each_experts(spec, |experts| experts.num_experts_per_token = 1);
     }),
-    (
-        "the sum that weights of experts are divided by",
-        |spec, _| {
-            each_experts(spec, |experts| {
-                // A norm after the experts hides the sum.
-                experts.normalises ^= experts.own_norms.is_none();
-            });
-        },
-    ),
+    ("the normalisation of experts' weights", |spec, _| {
+        each_experts(spec, |experts| {
+            // A norm after the experts hides the sum.
+            experts.normalises ^= experts.own_norms.is_none();
+        });
+    }),
     ("the way in which experts are scored", |spec, _| {
         each_experts(spec, |experts| {
             experts.scoring = match experts.scoring {
@@ -249,10 +243,10 @@ const FEATURES: [(&str, SwitchOff); 47] = [
     ("the scale of experts", |spec, _| {
         each_experts(spec, |experts| experts.weight_scale = 1.0);
     }),
-    ("an expert that every token goes through", |spec, _| {
+    ("the shared expert", |spec, _| {
         each_experts(spec, |experts| experts.shared = None);
     }),
-    ("the weight of that expert", |spec, _| {
+    ("the weight of the shared expert", |spec, _| {
         each_experts(spec, |experts| {
             if let Some(shared) = &mut experts.shared {
                 shared.is_weighed = false;

@@ -1,5 +1,5 @@
 //! Compares logits and greedy tokens with Hugging Face Transformers, on tiny models of every kind. `tests/golden` has
-//! them, and their script.
+//! the models and the script that makes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,8 @@ fn f32_kv_gives_the_golden_logits_and_tokens() {
     }
 }
 
-/// A drawn token of Transformers, as part of a prompt, has the log-probability of its logits.
+/// A token that Transformers drew is part of a prompt here, and has the log-probability that follows from the golden
+/// logits.
 #[test]
 fn prompts_are_scored_by_the_golden_logits() {
     let isa = held_isa().unwrap_or_else(detect_isa);
@@ -253,8 +254,8 @@ fn rounds_rows(isa: Isa, folder: &Path) -> bool {
     isa.rounds_rows() && name.is_some_and(|name| name.ends_with("bf16") || name.ends_with("gguf"))
 }
 
-/// Opens a model with weights in the checkpoint's form, except that those of GGUF files become f32, because activations
-/// for 4-bit weights would be rounded to 8 bits.
+/// Opens a model with weights in the checkpoint's form. Weights of GGUF files become f32, because activations for 4-bit
+/// weights would be rounded to 8 bits.
 fn open(folder: &Path, isa: Isa, kv_format: KvFormat) -> Model {
     let is_gguf = folder.join("model.gguf").exists();
     let format = is_gguf.then_some(WeightFormat::Float(DType::F32));
@@ -273,7 +274,7 @@ fn open_format(
     let spec = checkpoint.config().spec.clone();
     let cases = read_cases(folder);
     let config = CpuConfig {
-        // Steps here are too short to share.
+        // Steps here are too short for several threads.
         num_threads: 1,
         weight_format,
         kv_format: kv_format.into(),

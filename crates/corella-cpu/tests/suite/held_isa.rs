@@ -1,5 +1,5 @@
 //! The instruction set of a test run: the best of the machine, unless a variable names another. `cargo xtask night`
-//! makes one run for each.
+//! makes one run for each instruction set.
 #![allow(dead_code, reason = "every file of tests uses a part of it")]
 
 use corella_cpu::{Isa, detect_isa, is_supported};
@@ -22,7 +22,7 @@ pub fn held_isa() -> Option<Isa> {
     Some(isa)
 }
 
-/// The set of this run, or the machine's best; all of its sets with the value `all`.
+/// The set of this run, or the machine's best. With the value `all`, all sets of the machine.
 pub fn isas() -> impl Iterator<Item = Isa> {
     let only = match is_unlimited() {
         true => None,

@@ -1,4 +1,4 @@
-//! KV memory in other threads: tests beyond a single executor with one KV format of the conformance suite.
+//! Tests of KV memory beyond the conformance suite: executors of different KV formats, and access from other threads.
 
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -24,8 +24,8 @@ const NUM_PAGES: u32 = 2 * MAX_TOKENS / PAGE_SIZE;
 /// Longer than any step here.
 const LONG: Duration = Duration::from_secs(300);
 
-/// In the first layer nothing depends on KV yet, so an executor stores its own rounding of the values that another one
-/// stores in full.
+/// In the first layer, keys and values depend on no stored keys and values. So an executor with a smaller format stores
+/// there what an executor with f32 stores, rounded.
 #[test]
 fn rows_are_converted_as_executors_round_them() {
     let prompt = prompt(40);
@@ -41,7 +41,7 @@ fn rows_are_converted_as_executors_round_them() {
         for format in [F16, BF16, KvFormat::Int8] {
             let (to, stored) = layer(format);
             let converted = convert(&from, &to, prompt.len(), &full);
-            // Behind the prompt both are empty.
+            // After the prompt, both have zeros.
             assert!(converted == stored, "{isa}, {format:?}");
             assert!(stored.iter().any(|&byte| byte != 0));
         }
@@ -196,8 +196,8 @@ fn layers_can_be_read_while_later_ones_are_computed() {
     }
 }
 
-/// Idle workers have memory cleared ahead; earlier writes of other threads stay. Every other block is left to the
-/// workers, to see their progress.
+/// Idle workers have memory cleared ahead; earlier writes of other threads stay. Every second block is left to the
+/// workers, which shows their progress.
 #[cfg(target_os = "linux")]
 #[test]
 fn pages_written_from_outside_survive_idle_time() {

@@ -1,4 +1,4 @@
-//! The CPU executor beside references: goldens, conformance, plain forward passes.
+//! Compares the CPU executor with references: goldens, the conformance suite, plain forward passes.
 
 mod adapter;
 mod batch;

@@ -80,7 +80,7 @@ pub struct AttentionPlan {
     num_partial_rows: usize,
 }
 
-/// Rows of a tile with all splits of their contexts.
+/// A tile of rows, with all splits of the rows' contexts.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     /// The undivided task, as one item.

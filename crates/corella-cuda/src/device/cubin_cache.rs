@@ -16,7 +16,7 @@ pub struct CubinCache {
 }
 
 impl CubinCache {
-    /// In the user's cache folder, by the XDG base directory specification.
+    /// The cache in the user's cache folder, by the XDG base directory specification.
     pub fn of_user() -> Self {
         let absolute = |name: &str| {
             let path = PathBuf::from(std::env::var_os(name)?);

@@ -11,9 +11,9 @@ pub struct DynamicLibrary {
     file_names: &'static [&'static str],
     /// The library's folders in NVIDIA's Python packages, below `nvidia`: for CUDA 13, then for CUDA 12.
     python_folders: &'static [&'static str],
-    /// The prefix of the names of files beside the library that it loads by name alone.
+    /// The library loads some files by name alone. These files lie beside it, and their names begin with this prefix.
     companions: Option<&'static str>,
-    /// The missing library, and the remedy; `ERROR` stands for the loader's reason.
+    /// The error if the library is missing, with the remedy; `ERROR` stands for the loader's reason.
     missing: &'static str,
     /// The library's name in errors.
     name: &'static str,

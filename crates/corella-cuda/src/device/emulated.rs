@@ -147,7 +147,7 @@ impl EmulatedDevice {
     }
 
     /// # Safety
-    /// As for the operation's call of the trait.
+    /// As for the call of the trait that makes the operation.
     unsafe fn perform(&self, operation: &Operation) -> Result<(), DeviceError> {
         match operation {
             Operation::Launch {

@@ -27,7 +27,7 @@
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// A host compiler accepts the attribute at the place of alignas in CUDA code: behind __shared__.
+// In CUDA code, alignas comes after __shared__. There, a host compiler accepts the attribute.
 #define alignas(n) __attribute__((aligned(n)))
 
 struct float2 { float x, y; } __align__(8);
@@ -45,7 +45,7 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 
 // --- What runs -------------------------------------------------------------------------------------------------------
 
-// The layout of `emulated.rs`.
+// The layout of `EmulatedLaunch` in `emulated/library.rs`.
 struct EmulatedLaunch {
     void (*kernel)(const void* args);
     const char* name;
@@ -53,7 +53,7 @@ struct EmulatedLaunch {
     unsigned blocks[3];
     unsigned threads;
     unsigned shared_bytes;
-    // Dynamic shared memory, aligned to 128 bytes, with inaccessible memory behind it.
+    // Dynamic shared memory, aligned to 128 bytes, with inaccessible memory after it.
     unsigned char* shared;
     // The stacks of threads, at a distance of `stack_stride` bytes.
     unsigned char* stacks;
@@ -157,7 +157,7 @@ asm(".text\n"
 static void switch_fiber(Fiber& from, Fiber& to) { emulation_switch(&from.stack_pointer, to.stack_pointer); }
 
 static void prepare(Fiber& fiber, unsigned char* stack, size_t num_bytes, void (*entry)()) {
-    // Six registers are popped, then `ret` takes the entry; a function expects its stack 8 bytes off 16.
+    // Six registers are popped, then `ret` takes the entry. A function expects its stack 8 bytes off a multiple of 16.
     void** top = reinterpret_cast<void**>(stack + num_bytes);
     memset(top - 8, 0, 64);
     top[-2] = reinterpret_cast<void*>(entry);
@@ -273,7 +273,7 @@ static inline void check_shared(const void* pointer, const char* what) {
 
 static void run_block() {
     EmulatedLaunch& launch = *state.launch;
-    // The memory behind the section's end, up to the end of its page, belongs to no variable.
+    // The memory after the section's end, up to the end of its page, belongs to no variable.
     memset(&__bss_start, 0xff, &_end - &__bss_start);
     memset(launch.shared, 0xff, launch.shared_bytes);
     const Dimensions& block = state.block_index;

@@ -154,7 +154,7 @@ impl Nvrtc {
 
 /// The compilation target for a compute capability, among known architectures such as 90: the capability itself, or the
 /// first of its generation, because a GPU runs code for earlier members of its generation. Some instructions exist only
-/// in 9.0, and have to be requested.
+/// in 9.0, and need the target `sm_90a`.
 fn architecture_of(known: &[i32], (major, minor): (i32, i32)) -> Option<String> {
     let of_generation = 10 * major;
     let found = [of_generation + minor, of_generation]

@@ -1,4 +1,4 @@
-//! Tensor maps: a kernel's threads copy whole boxes of a tensor, on GPUs that support it.
+//! Tensor maps, with which a thread of a kernel copies whole boxes of a tensor, on GPUs that support them.
 
 use super::DevicePointer;
 
@@ -7,8 +7,8 @@ use super::DevicePointer;
 pub struct Tensor {
     /// The tensor's address, aligned to 16 bytes.
     pub address: DevicePointer,
-    /// The dimensions, from the innermost on, whose elements are adjacent. A box has 64 elements in the innermost
-    /// dimension, which become swizzled rows of 128 bytes in shared memory.
+    /// The dimensions, the innermost first. Neighbours in the innermost dimension are adjacent. A box has 64 elements
+    /// in the innermost dimension, which become swizzled rows of 128 bytes in shared memory.
     pub dims: Vec<TensorDim>,
 }
 
@@ -21,7 +21,7 @@ pub struct TensorDim {
     pub box_len: usize,
 }
 
-/// A tensor in the form for kernels.
+/// A tensor map as kernels take it.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub struct TensorMap(pub [u64; 16]);

@@ -158,7 +158,7 @@ fn load(
             bias: DevicePointer::NULL,
         };
         Linear::load(device, weights, element)?;
-        // The activation is a small part of the code: integers are compiled with only one.
+        // The activation is a small part of the code, so kernels for integers are compiled with only one activation.
         let is_typical = shape.activation == Activation::Silu || layout == WeightLayout::Floats;
         if shape.is_gated && is_typical {
             Linear::load_gated(device, weights, shape.activation, element)?;

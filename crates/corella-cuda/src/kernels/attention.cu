@@ -1,7 +1,7 @@
 // Paged attention on tensor cores, for decoding and for prompts.
 //
 // A block of ROW_WARPS * COLUMN_WARPS warps computes a tile of 16 * ROW_TILES * ROW_WARPS rows. Keys come in blocks of
-// 64. The warps of a row share their rows and divide the keys of a block (for the scores) and the dimensions of the
+// 64. COLUMN_WARPS warps have the same rows, and divide the keys of a block (for the scores) and the dimensions of the
 // values (for the sums). Two shapes of this are compiled:
 //
 // * 16 rows and 4 column warps, for decoding. Memory is the limit: an H100 brings a multiprocessor about 14 bytes per
@@ -23,11 +23,11 @@ constexpr int TILE_ROWS = WARP_ROWS * ROW_WARPS;
 // Runs of 16 keys in a block, and in a warp.
 constexpr int KEY_RUNS = KEYS / 16;
 constexpr int WARP_KEY_RUNS = KEY_RUNS / COLUMN_WARPS;
-// Runs of 16 dimensions, and those of a warp; the last warp may have fewer.
+// Runs of 16 dimensions in a head, and in a warp; the last warp may have fewer.
 constexpr int DIM_RUNS = DIMS / 16;
 constexpr int WARP_DIM_RUNS = (DIM_RUNS + COLUMN_WARPS - 1) / COLUMN_WARPS;
 constexpr bool IS_DIVIDED = COLUMN_WARPS > 1;
-// Elements from one row's weights in shared memory to the next one's.
+// Elements from one row's weights in shared memory to the weights of the next row.
 constexpr int WEIGHT_STRIDE = KEYS + 8;
 // A block's weights replace its keys, which are no longer read. Where zeros pad the keys, weights have memory of their
 // own: a NaN among them would stay in the padding for other requests.
@@ -35,9 +35,9 @@ constexpr bool HAS_WEIGHTS = IS_DIVIDED && !IS_CONVERTED && DIMS > HEAD_DIM;
 // The number of blocks on a multiprocessor for which registers suffice.
 constexpr int BLOCKS_AT_ONCE = IS_DIVIDED && DIMS <= 128 ? 3 : 1;
 
-// The place of a lane. Matrices of scores and sums of values have mma's layout: of each tile of 16 rows, lane l has
-// rows l / 4 (half 0) and l / 4 + 8 (half 1), and of each 8 columns (side 0 or 1 of a run of 16) l % 4 * 2 and the one
-// behind it.
+// The place of a lane. Matrices of scores and sums of values have mma's layout. Of each tile of 16 rows, lane l has
+// rows l / 4 (half 0) and l / 4 + 8 (half 1). Of each 8 columns (side 0 or 1 of a run of 16), it has columns l % 4 * 2
+// and l % 4 * 2 + 1.
 struct Place {
     u32 lane, row_warp, column;
 
@@ -51,7 +51,7 @@ struct Place {
     __device__ bool has_dims(int run) const {
         return DIM_RUNS % COLUMN_WARPS == 0 || column * WARP_DIM_RUNS + run < DIM_RUNS;
     }
-    // The begin of the row whose address this lane gives, in the four matrices that make 16 rows and 16 columns of an
+    // The start of the row whose address this lane gives, in the four matrices that make 16 rows and 16 columns of an
     // operand.
     __device__ u32 matrix_row(u32 first_row, u32 first_column, u32 stride) const {
         return (first_row + lane % 16) * stride + first_column + lane / 16 * 8;
@@ -61,7 +61,7 @@ struct Place {
 // The scores of a block, and later the block's weights.
 using Scores = float[ROW_TILES][WARP_KEY_RUNS][2][4];
 
-// The sums over a run of keys, except the weights.
+// The largest scores of a split so far, and its sums of values. The sums of its weights are kept apart.
 struct Sums {
     // The largest score of each row.
     float largest[ROW_TILES][2];
@@ -77,8 +77,8 @@ struct Sums {
     }
 };
 
-// Begins to copy the tile's queries, 16 bytes at a time. If the head's length does not allow that, reads the queries at
-// once.
+// Begins to copy the tile's queries, 16 bytes at a time. If the head's length does not allow that, reads the queries
+// without an asynchronous copy.
 DEVICE void load_queries(const AttentionArgs& args, const AttentionItem& item, u32 kv_head, bf16* queries) {
     if constexpr (HEAD_DIM % 8 == 0) {
         constexpr int CHUNKS = DIMS / 8;
@@ -117,7 +117,7 @@ DEVICE void multiply_keys(const Place& place, const bf16* queries, const bf16* k
         }
 #pragma unroll
         for (int run = 0; run < WARP_KEY_RUNS; run++) {
-            // Keys are the columns of the second operand: two matrices of 8 keys each for 8 keys.
+            // Keys are the columns of the second operand. Each 8 keys take two matrices, of 8 dimensions each.
             const u32 key = (place.column * WARP_KEY_RUNS + run) * 16 + place.lane % 8 + place.lane / 16 * 8;
             u32 b[4];
             load_matrix_x4(b, keys + key * STRIDE + dim_run * 16 + place.lane / 8 % 2 * 8);
@@ -301,8 +301,8 @@ DEVICE void add_values(const Place& place, const bf16* values, const float* valu
     }
 }
 
-// The sum of the weights of a split: of each run of 16 keys over the lanes of a row, then of the runs. `shared` is
-// shared memory.
+// Adds up the weights of a split: first those of each run of 16 keys over the lanes of a row, then the sums of the
+// runs. `shared` is shared memory.
 DEVICE void sum_weights(const Place& place, float (&run_weights)[ROW_TILES][WARP_KEY_RUNS][2],
                         float (*shared)[TILE_ROWS], float (&weights)[ROW_TILES][2]) {
 #pragma unroll
@@ -460,7 +460,7 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
 #pragma unroll
         for (int stage = 0; stage < NUM_STAGES - 1; stage++) staging.begin(stage);
 
-        // The position of each row; rows behind the tile's last one see no key.
+        // The position of each row; rows after the tile's last row see no key.
         int positions[ROW_TILES][2];
 #pragma unroll
         for (int i = 0; i < ROW_TILES * 2; i++) {
@@ -481,10 +481,10 @@ KERNEL_OF(attention, AttentionArgs, NUM_THREADS, BLOCKS_AT_ONCE) {
                 const u32 block_position = range.begin + block * KEYS;
                 const u32 stage = block % NUM_STAGES;
                 copy_async_wait<NUM_STAGES - 2>();
-                // The block has arrived for all threads, and none reads the previous one any more.
+                // The block has arrived for all threads, and no thread reads the previous block any more.
                 __syncthreads();
 
-                // Begins the copies of a later block, and the look-up of the pages of the block behind that one, which
+                // Begins the copies of a later block, and the look-up of the pages of the block after that. The look-up
                 // ends after the products.
                 const u32 next = block + NUM_STAGES - 1;
                 if (next < num_blocks) {

@@ -64,8 +64,8 @@ pub struct ItemList {
     pub max_items: usize,
     /// The address of the number of items, a `u32`.
     pub count: DevicePointer,
-    /// The number of items, if known when the launch is recorded: each item and KV head then has a thread block of its
-    /// own. Otherwise the device's concurrent blocks share them.
+    /// The number of items, if known when the launch is recorded: each KV head of each item then has a thread block of
+    /// its own. Otherwise as many thread blocks as the device can run at a time share the items.
     pub num_items: Option<usize>,
 }
 

@@ -23,7 +23,7 @@ struct AttentionItem {
     u32 num_rows;
     // The binary logarithm of the number of positions in a split.
     u32 split_shift;
-    // The splits of this item, and those of its task.
+    // The splits of this item, and the splits of its task.
     u32 first_split;
     u32 num_splits;
     u32 task_first_split;
@@ -78,15 +78,15 @@ DEVICE float negative_infinity() {
     return __uint_as_float(0xff800000);
 }
 
-// The begin of the partials of a split's rows, in rows.
+// The start of the partials of a split's rows, in rows.
 DEVICE u64 partial_row(const AttentionArgs& args, const AttentionItem& item, u32 kv_head,
                                   u32 split) {
     const u64 before = u64(split - item.task_first_split) * args.num_kv_heads + kv_head;
     return item.partial_row + before * item.num_rows;
 }
 
-// The first unit's item, a unit being a KV head of an item. The item is read before it is known whether it exists, so
-// that it arrives at the same time as the number of items.
+// The item of the block's first unit. A unit is one KV head of one item. The item is read before it is known whether it
+// exists, so that it arrives at the same time as the number of items.
 DEVICE AttentionItem first_item(const AttentionArgs& args) {
     return args.items[min(blockIdx.x / args.num_kv_heads, args.max_items - 1)];
 }
@@ -112,13 +112,13 @@ DEVICE KeyRange key_range(const AttentionArgs& args, const AttentionItem& item, 
             split_end <= last ? split_end : last + 1};
 }
 
-// The place of a position's key in a known page, in bytes from `args.kv`. The value lies `page_size` keys behind it.
+// The place of a position's key in a known page, in bytes from `args.kv`. The value lies `page_size` keys further on.
 DEVICE u64 key_offset(const AttentionArgs& args, u32 page, u32 kv_head, u32 in_page) {
     return page * args.page_bytes + u64(kv_head) * args.head_bytes
         + u64(in_page) * (HEAD_DIM * sizeof(KV_ELEMENT));
 }
 
-// The place of the scale of that key; the value's lies `page_size` floats behind it.
+// The place of the scale of a position's key. The scale of the value lies `page_size` floats further on.
 DEVICE u64 key_scale_offset(const AttentionArgs& args, u32 page, u32 kv_head, u32 in_page) {
     return page * args.page_bytes + u64(kv_head) * args.head_bytes
         + u64(args.page_size) * (2 * HEAD_DIM * sizeof(KV_ELEMENT)) + u64(in_page) * sizeof(float);
@@ -175,7 +175,7 @@ DEVICE void combine(const AttentionArgs& args, const AttentionItem& item, u32 kv
             float2 stats[SPLITS_AT_ONCE];
 #pragma unroll
             for (int i = 0; i < SPLITS_AT_ONCE; i++) {
-                // Behind the last split, the last split is read again and ignored.
+                // After the last split, the last split is read again and ignored.
                 const u32 split = item.task_first_split + min(first + i, item.task_num_splits - 1);
                 const u64 at = partial_row(args, item, kv_head, split) + row;
                 stats[i] = ((const float2*)args.partial_stats)[at];
@@ -210,8 +210,8 @@ DEVICE void combine(const AttentionArgs& args, const AttentionItem& item, u32 kv
     }
 }
 
-// Counts the items of a task that have written their partials. The last one combines them all. `is_last`
-// is shared memory of the block.
+// Counts the items of a task that have written their partials. The last item combines all partials. `is_last` is shared
+// memory of the block.
 template <int NUM_WARPS>
 DEVICE void finish_partials(const AttentionArgs& args, const AttentionItem& item,
                                        u32 kv_head, u32* is_last) {

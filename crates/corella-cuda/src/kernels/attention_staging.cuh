@@ -52,7 +52,7 @@ struct Staging {
         return {table[index], position - index * args.page_size, true};
     }
 
-    // Records the sources of a stage's keys. This and `begin` have a barrier between them.
+    // Records the sources of a stage's keys. A barrier must separate it from the `begin` of the stage.
     __device__ void note(u32 stage, const PlacedKey& key) const {
         if (threadIdx.x < KEYS) {
             offsets[stage][threadIdx.x] = key.is_read ? i64(key_offset(args, key.page, kv_head, key.in_page)) : -1;
@@ -80,7 +80,8 @@ struct Staging {
         const u64 to_value = u64(args.page_size) * ROW_BYTES;
 #if KV_IS_ALIGNED
         constexpr int CHUNKS = ROW_BYTES / 16;
-        // If threads divide evenly, each has one column of all its rows, and few addresses to compute.
+        // If the threads divide evenly among the columns of 16 bytes, each thread has one column of all its rows, and
+        // few addresses to compute.
         constexpr bool IS_EVEN = NUM_THREADS % CHUNKS == 0 && KEYS % (NUM_THREADS / CHUNKS) == 0;
         constexpr int ROUNDS = (KEYS * CHUNKS + NUM_THREADS - 1) / NUM_THREADS;
 #pragma unroll

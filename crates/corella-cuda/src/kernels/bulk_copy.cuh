@@ -1,5 +1,5 @@
 // sm_90's copies of whole tiles: barriers that count bytes, copies by tensor maps, and clusters of blocks that read
-// each other's shared memory. Addresses are those of `shared_address`.
+// each other's shared memory. Addresses of shared memory are as `shared_address` returns them.
 #pragma once
 #include "prelude.cuh"
 
@@ -44,8 +44,8 @@ DEVICE void barrier_wait(u32 barrier, u32 parity) {
                  : "memory");
 }
 
-// A barrier among `num_threads` threads. `which` is one of a block's 16 barriers, of which 0 is the one of
-// __syncthreads.
+// A barrier among `num_threads` threads. `which` is the index of one of a block's 16 barriers. __syncthreads uses
+// barrier 0.
 DEVICE void sync_threads(u32 which, u32 num_threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(which), "r"(num_threads) : "memory");
 }

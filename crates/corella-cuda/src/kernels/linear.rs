@@ -147,7 +147,7 @@ impl Linear {
         Self::load_kernels(device, weights, element, None, uses_wgmma)
     }
 
-    /// The same for a gated layer: the activated first half of the outputs is multiplied by the second half, and
+    /// Like `load`, for a gated layer: the activated first half of the outputs is multiplied by the second half, and
     /// outputs are `[row][n / 2]`. Gates are not rounded before they are activated, so the bits differ from those of
     /// `ActivationKernel`.
     pub fn load_gated(
@@ -473,14 +473,14 @@ impl<'a> KernelLoader<'a> {
 
 impl WideTile {
     const NUM_THREADS: u32 = 128;
-    /// The number of bytes of a channel's weights in a stage, and of a row's inputs in a block of 32.
+    /// The number of bytes that a channel's weights take in a stage, and that a row's inputs take in a block of 32.
     const LOADED_BYTES: usize = 64;
 
     fn count(self, num_rows: usize, n: usize) -> usize {
         num_rows.div_ceil(self.rows) * n.div_ceil(self.channels)
     }
 
-    /// The stages and the sums of earlier splits, which the results replace at the end.
+    /// Dynamic shared memory: the stages, and the sums of earlier splits. At the end, results replace both.
     fn shared_bytes(self, layout: WeightLayout) -> usize {
         let blocks = match layout {
             WeightLayout::Floats => 1,

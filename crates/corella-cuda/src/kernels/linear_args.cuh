@@ -64,8 +64,8 @@ DEVICE u32 num_units(const LinearArgs& args) {
     return (args.k + UNIT - 1) / UNIT;
 }
 
-// The row of the weights of a channel, in the order of tiles. If one half of the outputs gates the other, GATE_RUN
-// gates come before the values that they gate, so that a block has both.
+// The row of the weights for a channel, if channels are counted in the order of tiles. If one half of the outputs gates
+// the other half, each GATE_RUN gates are followed by the values that they gate, so that a block has both.
 #ifndef GATE_RUN
 #define GATE_RUN 8
 #endif

@@ -11,15 +11,15 @@
 // * Whole tiles, `num_parts` 1: a block computes tile after tile where IS_PERSISTENT, and copies of the next run while a
 //   tile's results are written.
 // * With few tiles, a cluster of `num_parts` blocks shares a tile's splits, at most two for each. Each block leaves the
-//   sums of its splits in its shared memory, and then each adds up all splits of a part of the outputs.
-// * Where SHARED_BY is 2, clusters of two blocks have the same channels of neighbouring tiles of rows, and each copies
-//   half of the weights to both.
+//   sums of its splits in its shared memory, and then each block adds up all splits of a part of the outputs.
+// * Where SHARED_BY is 2, clusters of two blocks have the same channels of neighbouring tiles of rows, and each block
+//   copies half of the weights to both blocks.
 #define GATE_RUN 8
 #include "bulk_copy.cuh"
 #include "linear_args.cuh"
 #include "wgmma.cuh"
 
-// Macros: CHANNEL_TILE is a multiple of 64, ROW_TILE that of wgmma.cuh.
+// Macros: CHANNEL_TILE is a multiple of 64, ROW_TILE is as in wgmma.cuh.
 constexpr u32 WARPGROUP = 128;
 constexpr u32 NUM_CONSUMERS = CHANNEL_TILE / 64;
 constexpr u32 NUM_THREADS = WARPGROUP * (NUM_CONSUMERS + 1);
@@ -46,7 +46,8 @@ struct HopperArgs {
     u32 padding[6];
 };
 
-// Shared memory: stages, the results of whole tiles, and for each stage a barrier for full and one for empty.
+// Shared memory: stages, the results of whole tiles, and two barriers for each stage. One barrier says that the stage
+// is full, the other that it is empty.
 struct Memory {
     u8* base;
     u32 stages, barriers;
@@ -78,7 +79,7 @@ struct Memory {
     }
 };
 
-// A place in the ring of stages, and the parity of the phase of its barriers.
+// A place in the ring of stages, and the parity of the phase of the place's barriers.
 struct Ring {
     u32 slot = 0, parity = 0;
 
@@ -90,7 +91,7 @@ struct Ring {
     }
 };
 
-// The tiles of a cluster. Its blocks differ in `block`.
+// The tiles of a cluster. The blocks of the cluster differ in `block`.
 struct Tiles {
     u32 row_tiles, channel_tiles, block, next, stride;
     u32 first_channel, first_row;
@@ -194,7 +195,7 @@ struct Consumer {
 
     __device__ __forceinline__ Consumer(const LinearArgs& args, const Memory& memory) : args(args), memory(memory) {}
 
-    // A warp is done with a stage.
+    // Records that the warp is done with a stage.
     __device__ __forceinline__ void release(u32 slot) const {
         const u32 lane = threadIdx.x % 32;
         if (lane >= SHARED_BY) return;
@@ -205,7 +206,7 @@ struct Consumer {
         }
     }
 
-    // The chain of a split of `num_stages` stages.
+    // Sums the products of a split of `num_stages` stages in `chain`.
     __device__ __forceinline__ void multiply(WarpgroupSums& chain, u32 num_stages) {
         u32 before = 0;
         for (u32 i = 0; i < num_stages; i++) {

@@ -20,8 +20,8 @@ constexpr u32 UNIT_BYTES = UNIT_LOADS * LOADED_BYTES;
 constexpr u32 UNIT_GROUPS = UNIT / GROUP_LEN;
 // COLUMN_TILES, a macro, is the number of tiles of 8 rows of a block: 1, 2 or 4.
 constexpr u32 ROWS = 8 * COLUMN_TILES;
-// The registers of a unit, and the number of units that registers should hold. In bf16 two units need more registers
-// than that, but one unit would not suffice.
+// The registers of a unit, the number of units that registers should hold, and the number that they hold. One unit
+// would not suffice, so registers hold two units in bf16, too, although these need more registers than intended.
 constexpr u32 UNIT_REGISTERS = 8 * UNIT_LOADS + (IS_GROUPED ? (UNIT_GROUPS + 1) / 2 * 2 * (1 + HAS_MINIMUM) : 0);
 constexpr u32 MOST_UNITS = (COLUMN_TILES == 4 ? 32 : 56) / UNIT_REGISTERS;
 constexpr u32 DEPTH = MOST_UNITS < 2 ? 2 : MOST_UNITS;
@@ -38,7 +38,7 @@ struct Unit {
 // block of the next unit. For more rows the registers do not suffice, and inputs are read when they are needed.
 struct Inputs {
     static constexpr bool IS_AHEAD = COLUMN_TILES == 1;
-    // The begin of the lane's inputs of the current unit, in a row and in memory.
+    // The first of the lane's inputs of the current unit, as an index in a row and as addresses.
     u32 first;
     const bf16* rows[COLUMN_TILES];
     uint4 ahead[UNIT_BLOCKS];

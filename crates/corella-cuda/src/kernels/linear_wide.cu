@@ -31,14 +31,14 @@ constexpr u32 RESULT_STRIDE = CHANNEL_TILE + 4;
 // Groups with inputs in a stage.
 constexpr u32 STAGE_GROUPS = LOAD_INPUTS > GROUP_LEN ? LOAD_INPUTS / GROUP_LEN : 1;
 
-// Blocks run about in the order of their numbers, x before y before z, and concurrent ones should read the same rows
-// and channels, because their reads come from the L2 cache. So with whole tiles, z counts bands of tiles of rows, and a
+// Blocks run about in the order of their numbers, x before y before z. Concurrent blocks should read the same rows and
+// channels, because their reads come from the L2 cache. So with whole tiles, z counts bands of tiles of rows, and a
 // band is walked channel by channel.
 DEVICE u32 row_tile(const LinearArgs& args) {
     return args.num_parts == 1 ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.x;
 }
 
-// The begin of a warp's part of the tile, and a lane's place in that part.
+// The start of a warp's part of the tile, and a lane's place in that part.
 struct Place {
     u32 first_channel, first_row, warp_channel, warp_row, g, t;
     // The lane's first 16 bytes of weights and of inputs in a stage.
@@ -216,8 +216,9 @@ struct Sums {
         const Operand lower = weight_operand(weights[1], block, half);
         u32 operand[4] = {upper.low, lower.low, upper.high, lower.high};
 #if WEIGHT == FLOATS
-        // Operands need registers in another order than that of loads. Plain moves would let the compiler move each
-        // several times, 180 times in all for 64 `mma`, and instructions would be the limit.
+        // Operands need registers in another order than loads fill them. An `or` with an unknown zero moves each
+        // register once. With plain moves, the compiler would move each register several times, 180 times in all for 64
+        // `mma`, and instructions would be the limit.
 #pragma unroll
         for (u32 i = 0; i < 4; i++) operand[i] |= zero;
 #endif

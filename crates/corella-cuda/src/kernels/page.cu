@@ -18,7 +18,7 @@ struct CopyRowsArgs {
     u32 num_kv_heads;
     u32 head_bytes;
     u32 page_size;
-    // The bytes of a key without its scale, and those of the scale.
+    // The bytes of a key without its scale, and the bytes of the scale.
     u32 row_bytes;
     u32 scale_bytes;
 };

@@ -144,7 +144,7 @@ impl PageKernels {
         unsafe { device.launch(Stream::Compute, self.copy_rows, grid, args_bytes(&args)) }
     }
 
-    /// Writes entries of page tables: `num_changes` of `TableChange`, each of another entry.
+    /// Writes entries of page tables: `num_changes` of `TableChange`, each of a different entry.
     ///
     /// # Safety
     /// See `Device::launch`.

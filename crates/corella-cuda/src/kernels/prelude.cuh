@@ -1,6 +1,6 @@
 // The basis of all kernels. On a GPU this is CUDA C++ as NVRTC compiles it, without any other header. The emulated
-// device compiles the same kernels with a host compiler; emulation.h, included first, defines EMULATED_DEVICE and has
-// its side of the differences.
+// device compiles the same kernels with a host compiler. There, emulation.h is included first. It defines
+// EMULATED_DEVICE, and the functions that differ on that device.
 #pragma once
 
 using u8 = unsigned char;
@@ -26,11 +26,12 @@ constexpr u32 ALL_LANES = 0xffffffffu;
 // blocks that must fit on a multiprocessor.
 //
 // From sm_90 on, a kernel's blocks start on multiprocessors when the last blocks of the previous kernel have ended,
-// before its writes are visible. Bodies begin when those writes are visible. Only bodies of KERNEL_AHEAD begin earlier,
-// and read weights first: they call `wait_for_kernel_before` themselves before they touch memory that any kernel
-// writes. Every kernel must wait: the next kernel takes its end as the end of all earlier ones. No kernel calls
-// griddepcontrol.launch_dependents, which would start blocks while others still run: they crowd the multiprocessors
-// that are free first, and a step of Llama 3 8B took 1.3 times as long.
+// before the previous kernel's writes are visible. Bodies begin when these writes are visible. Only bodies of
+// KERNEL_AHEAD begin earlier, and read weights first: they call `wait_for_kernel_before` themselves before they touch
+// memory that any kernel writes. Every kernel must wait: the next kernel takes its end as the end of all earlier ones.
+// No kernel calls griddepcontrol.launch_dependents, which would start blocks of the next kernel while blocks of this
+// one still run. These blocks would crowd the multiprocessors that are free first; a step of Llama 3 8B took 1.3 times
+// as long.
 #define KERNEL(name, Args) KERNEL_OF(name, Args, 1024, 1)
 #define KERNEL_OF(name, Args, max_threads, blocks_per_multiprocessor)                                                  \
     DEFINE_KERNEL(name, Args, max_threads, blocks_per_multiprocessor, wait_for_kernel_before())
@@ -163,8 +164,8 @@ DEVICE void load_matrix_x4_transposed(u32 r[4], const void* shared_row) {
                  : "memory");
 }
 
-// Begins to copy 16 bytes from global to shared memory, both aligned to 16. The bytes have arrived for this thread
-// after the copy's group is committed and waited for, and for others after a barrier behind that.
+// Begins to copy 16 bytes from global to shared memory, both aligned to 16. This thread may read the bytes after the
+// copy's group is committed and waited for. Other threads may read them after a barrier that follows the wait.
 DEVICE void copy_async_16(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared_address(shared)), "l"(global) : "memory");
 }

@@ -1,4 +1,4 @@
-// Draws tokens: the kernels of every draw. `sample_rank.cu` has those for draws that need sorted tokens.
+// Draws tokens: the kernels of every draw. `sample_rank.cu` has further kernels for draws that need sorted tokens.
 #include "sample.cuh"
 
 constexpr u32 IS_FORBIDDEN = 1u << 30;
@@ -173,7 +173,7 @@ KERNEL_OF(sample_maximum, SampleArgs, THREADS, 4) {
     }
 }
 
-// Sums weights by block, by size class, and counts logits by bin. Grid: (ranges, draws).
+// Sums weights by block and by size class, and counts logits by bin. Grid: (ranges, draws).
 KERNEL_OF(sample_weigh, SampleArgs, THREADS, 4) {
     __shared__ double lanes[2][THREADS];
     __shared__ u32 class_counts[CLASS_STRIDE];
@@ -318,7 +318,7 @@ KERNEL_OF(sample_finish, SampleArgs, THREADS, 4) {
             if (block_sums[i] > 0.0) last_block = i;
         }
         double left = uniform(params.seed, params.choice, draw.num_tokens) * total;
-        // Rounding may leave a remainder at the end of the last block. Its last token is then drawn.
+        // Rounding may leave a remainder at the end of the last block. The last token of the block is then drawn.
         u32 block = 0;
         while (block < last_block && !(left < block_sums[block])) {
             left -= block_sums[block];

@@ -48,9 +48,8 @@ constexpr u32 HAS_ALLOWED = 4;
 
 struct SlotParams {
     u64 seed;
-    // Words: the bits of tokens that rules allow, if HAS_ALLOWED; tokens masked until `min_tokens`;
-    // tokens with a bias, ascending; their biases; beginnings of banned sequences and one end; the
-    // sequences' tokens.
+    // Words: the bits of tokens that rules allow, if HAS_ALLOWED; tokens masked until `min_tokens`; tokens with a bias,
+    // ascending; their biases; the start of each banned sequence, and the end of the last one; the sequences' tokens.
     const u32* rules;
     u32 choice;
     float temperature;
@@ -74,7 +73,7 @@ struct SlotParams {
 struct DrawWork {
     // The key of the first token with the largest logit.
     u64 best;
-    // The part of the probability that all classes before the last one do not reach.
+    // The sum of weights that top-p still needs after all classes before `last_class`.
     double missing;
     // The complement of the first token whose logit is NaN or infinite, or 0.
     u32 bad;
@@ -89,7 +88,7 @@ struct DrawWork {
     u32 collects_leading;
     u32 num_members;
     u32 num_leading;
-    // Weights below `cut_weight` are cut off, and so are weights equal to it of tokens behind `cut_last`.
+    // Weights below `cut_weight` are cut off, and also the weights of tokens after `cut_last` that equal `cut_weight`.
     float cut_weight;
     u32 cut_last;
     // The token drawn with top-k.
@@ -129,8 +128,8 @@ struct SampleArgs {
     DrawWork* work;
     // [draws][2][num_blocks]: the sums of blocks of weights, then the same sums at a temperature of 1.
     double* sums;
-    // [draws][CLASS_STRIDE]: the number of weights above bit 40, and the sum of their distances below
-    // the largest weight of the class.
+    // [draws][CLASS_STRIDE]: from bit 40 on, the number of weights; below, the sum of the distances of these weights
+    // from the largest weight of the class.
     u64* classes;
     // [draws][NUM_BINS]
     u32* bins;
@@ -202,7 +201,7 @@ DEVICE double logarithm(double x) {
     return 2.0 * s * series + (double)exponent * 0.693147180559945309417;
 }
 
-// Philox4x32-10: a number in [0, 1) for a position of a choice.
+// Philox4x32-10: a number in [0, 1) for the token at `position` of choice `choice`.
 DEVICE double uniform(u64 seed, u32 choice, u32 position) {
     u32 counter[4] = {position, choice, 0, 0};
     u32 key[2] = {(u32)seed, (u32)(seed >> 32)};
@@ -256,8 +255,8 @@ DEVICE u32 class_of(float weight) {
     return (ONE_BITS - bits_of(weight)) >> 19;
 }
 
-// The sum of a class of weights. All are multiples of one power of two, and fewer than 2^20, so this has the bits of
-// the reference's sum in any order.
+// The sum of a class of weights. All of these weights are multiples of one power of two, and there are fewer than 2^20
+// of them. So the sum has the bits of the reference's sum in any order.
 DEVICE double class_sum(u32 index, u64 packed) {
     u64 count = packed >> 40;
     u64 below = packed & ((1ull << 40) - 1);

@@ -143,7 +143,7 @@ DEVICE void sort_keys(u64* list, u32 count) {
     }
 }
 
-// The keys of a row's tokens by logit, without those that cannot be drawn.
+// The keys of a row's tokens by logit, without tokens that cannot be drawn.
 struct LogitKeys {
     const float* logits;
 
@@ -286,8 +286,8 @@ KERNEL_OF(sample_refine, SampleArgs, THREADS, 4) {
     }
     if (needs.num_leading == 0) return;
 
-    // Three sweeps over the leading tokens, as in the reference: sum all weights, sum those within top-p and min-p,
-    // find the draw. If one list holds all tokens, it stays.
+    // Three sweeps over the leading tokens, as in the reference: sum all weights, sum the weights within top-p and
+    // min-p, find the draw. If one list holds all tokens, it stays for all sweeps.
     const LogitKeys keys = {logits};
     const bool fits = work->collects_leading;
     TopToken* tops = args.tops + (u64)index * args.max_top;

@@ -2,9 +2,9 @@
 //
 // A warp multiplies 16 output channels by inputs in blocks of 32. Lane 4 g + t holds inputs 8 t to 8 t + 7 of a block
 // for channels g and g + 8, which is 16 bytes in bf16, so that weights and activations can be read by 16-byte loads of
-// neighbouring lanes without ldmatrix. `mma` expects inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16 in that lane, but a
-// sum is the same with other inputs if both operands have the same ones. So the first `mma` of a block takes the lane's
-// inputs 0 to 3, the second 4 to 7.
+// neighbouring lanes without ldmatrix. `mma` expects inputs 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16 in that lane. But a
+// lane may hold any other inputs, if it holds the same inputs of both operands: the sum is the same. So the first `mma`
+// of a block takes the lane's inputs 0 to 3, the second 4 to 7.
 //
 // Integers are packed so that 16 bytes also belong to one lane: two blocks of 8 bits, or four of 4 bits
 // (`packed_weight.rs`). They become bf16 exactly, and are multiplied by their scales after the sum.
@@ -117,7 +117,7 @@ DEVICE u32 weight_row_bytes(const LinearArgs& args) {
 #endif
 }
 
-// The begin of a channel's weights. Channels beyond the last one read the weights of the last one, and their results
+// The start of a channel's weights. Channels beyond the last one read the weights of the last one, and their results
 // are not stored.
 DEVICE const u8* weight_row(const LinearArgs& args, u32 channel) {
     return static_cast<const u8*>(args.weight) + u64(min(channel_row(args, channel), args.n - 1)) * weight_row_bytes(args);
@@ -128,8 +128,8 @@ DEVICE const bf16* input_row(const LinearArgs& args, u32 row) {
     return args.input + u64(min(row, args.rows - 1)) * args.k;
 }
 
-// 8 elements of a unit of a row of `k`, the first being element `first`, at `from`; zeros beyond the row's end.
-// WHOLE_CHUNKS is `has_whole_chunks(k)`, and WHOLE_UNITS whether rows end with a unit, without a rest.
+// Reads 8 elements of a row of `k` elements, from element `first` on, which lies at `from`; zeros beyond the row's end.
+// WHOLE_CHUNKS is `has_whole_chunks(k)`, and WHOLE_UNITS whether rows consist of whole units.
 template <bool IS_STREAMED>
 DEVICE uint4 load_elements(const bf16* from, u32 first, u32 k) {
 #if WHOLE_UNITS
@@ -173,7 +173,7 @@ struct GroupNumbers {
     }
 };
 
-// The begin of the numbers of a channel's groups.
+// The start of the scales, or minimums, of a channel's groups.
 DEVICE u64 group_row(const LinearArgs& args, u32 channel) {
     return u64(min(channel_row(args, channel), args.n - 1)) * num_units(args) * (UNIT / GROUP_LEN);
 }

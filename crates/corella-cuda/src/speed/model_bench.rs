@@ -23,7 +23,7 @@ const NUM_PROMPTS: usize = 5;
 /// The number of pages whose contents are made on the host. The other pages are copies of these.
 const NUM_RANDOM_PAGES: u32 = 64;
 
-/// The least costs of steps.
+/// The numbers from which lower bounds of a step's cost follow.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelCost {
     /// Weights of the layers' matrices, and of the head.
@@ -78,8 +78,8 @@ pub struct ModelBench {
 }
 
 impl ModelBench {
-    /// Takes memory for these batches of contexts, or for those of them that fit into the device, for prompts of up to
-    /// `max_prompt_len` tokens, and for `num_steps` decode steps of each batch. The second half of the steps is timed.
+    /// Takes memory for prompts of up to `max_prompt_len` tokens and for batches of contexts, leaving out batches that
+    /// do not fit into the device. Each batch has room for `num_steps` decode steps, of which the second half is timed.
     pub fn new(
         device: &SharedDevice,
         spec: DecoderSpec,

@@ -1,7 +1,8 @@
 //! The forward pass: interprets a `DecoderSpec` as launches of kernels.
 //!
-//! No call here waits for the device. `StepArrays` holds a step's rows, page tables and work of attention. So the
-//! launches of a decode step depend only on the step's number of rows, and can be captured once and replayed.
+//! Only `hidden_states`, `synchronize` and warm-up wait for the device. `StepArrays` holds a step's rows, page tables
+//! and work of attention. So the launches of a decode step depend only on the step's number of rows, and can be
+//! captured once and replayed.
 
 use std::sync::Arc;
 

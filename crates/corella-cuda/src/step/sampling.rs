@@ -64,7 +64,7 @@ pub struct DeviceSampler {
 }
 
 impl DeviceSampler {
-    /// Loads the kernels and allocates all memory except that of token rules.
+    /// Loads the kernels and allocates all memory except the memory of token rules.
     pub fn new(device: &SharedDevice, limits: SamplingLimits) -> Result<Self, DeviceError> {
         let SamplingLimits {
             vocab_size,

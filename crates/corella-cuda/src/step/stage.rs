@@ -1,7 +1,8 @@
 //! The thread that turns batches into work on the device's stream.
 //!
-//! It never waits for that work: a step's draws stay on the device, where the next step reads them, and a second
-//! thread, in `completion`, waits for results. So steps follow each other on the device without a gap.
+//! Except for hidden states, it never waits for that work: a step's draws stay on the device, where the next step reads
+//! them, and a second thread, in `completion`, waits for results. So steps follow each other on the device without a
+//! gap.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -338,8 +339,8 @@ impl Stage {
         }
     }
 
-    /// Runs steps of every size with kernels of its own, on the slot and the page of no request, and captures the
-    /// graphs of decode steps.
+    /// Runs a step of one row and a step of several rows, on a slot and a page that belong to no request, and captures
+    /// the graphs of decode steps.
     fn warm_up(&mut self) -> Result<(), DeviceError> {
         let Ok(mut in_flight) = self.free_steps.recv() else {
             return Ok(());

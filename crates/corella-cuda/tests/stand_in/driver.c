@@ -14,7 +14,7 @@ enum Kind { DEVICE, PINNED, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXECUTABLE }
 struct Object {
     struct Object* next;
     enum Kind kind;
-    // Memory, or the object of a function.
+    // The memory, or the module of a function.
     char* base;
     size_t len;
     // The parameter of this function begins with tensor maps.
@@ -241,7 +241,7 @@ Result cuFuncSetAttribute(void* function, int attribute, int value) {
     ((struct Object*)function)->len = value;
     return 0;
 }
-// The target of kernels' box copies: bf16 with rows of 128 swizzled bytes.
+// A tensor that kernels copy boxes of: bf16, in rows of 128 swizzled bytes.
 struct TensorMap {
     Address mark, address, len, pad[13];
 };

@@ -25,7 +25,7 @@ fn pages_in_8_bits() {
     run("llama-gqa-tied", Element::Bf16, KvFormat::Int8, 16, false);
 }
 
-/// Pages behind the windows, of 24 positions, are overwritten.
+/// Windows have 24 positions. Pages that all windows have left are overwritten.
 #[test]
 fn windows_in_every_second_layer() {
     run("gemma2", Element::Bf16, DType::Bf16, 5, true);

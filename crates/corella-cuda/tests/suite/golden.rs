@@ -19,7 +19,7 @@ const F32_TOLERANCE: f32 = 1e-4;
 /// errors up to 2^-9.
 const BF16_TOLERANCE: f32 = 4e-2;
 
-/// The tolerance if weights are rounded as well. The norms of tiny random models amplify that.
+/// The tolerance if weights are rounded as well. The norms of tiny random models amplify this rounding.
 const ROUNDED_WEIGHTS_TOLERANCE: f32 = 2e-1;
 
 /// The tolerance if 4-bit weights are also multiplied in bf16.

@@ -2,9 +2,9 @@
 //! have AVX-512 but no tiles.
 //!
 //! A processor without tiles raises an illegal-instruction signal for their instructions. The signal handler replaces
-//! the instruction by a jump (see `detour.rs`) to code that does what Intel's manual says of the instruction (Software
-//! Developer's Manual, volume 2), rounding and subnormal numbers included, and continues after it. Forbidden
-//! instructions end the process, as they would on hardware.
+//! the instruction by a jump (see `detour.rs`). The jump leads to code that does what Intel's manual says of the
+//! instruction (Software Developer's Manual, volume 2), rounding and subnormal numbers included, and then returns to
+//! the next instruction. Forbidden instructions end the process, as they would on hardware.
 
 mod detour;
 
@@ -33,7 +33,7 @@ thread_local! {
 /// The general registers by their numbers in instructions.
 type Registers = [u64; 16];
 
-/// Returns the length of the tile instruction at `site`: at least five bytes, or `None` without one.
+/// Returns the length of the tile instruction at `site`, at least five bytes; `None` if another instruction is there.
 ///
 /// # Safety
 /// `site` is an address that is about to be executed.
@@ -43,8 +43,8 @@ unsafe fn tile_instruction_bytes(site: *const u8) -> Option<usize> {
     Some(num_bytes)
 }
 
-/// Executes the tile instruction at `code`, a copy of the one at `site`. Returns the latter's length, or `None` if the
-/// instruction is forbidden.
+/// Executes the tile instruction at `code`, which is a copy of the instruction at `site`. Returns the length of the
+/// instruction, or `None` if it is forbidden.
 ///
 /// # Safety
 /// `code` has a tile instruction that the thread was about to execute with these registers.
@@ -88,8 +88,8 @@ enum ElementType {
     SignedBytes,
 }
 
-/// Decodes the instruction at `code`, a copy of the one at `site`. Returns it with its length, or
-/// `None` if it has nothing to do with tiles.
+/// Decodes the instruction at `code`, which is a copy of the instruction at `site`. Returns the instruction and its
+/// length, or `None` if it is no tile instruction.
 ///
 /// # Safety
 /// `code` has an instruction.
@@ -155,13 +155,15 @@ unsafe fn decode(
 struct MemoryOperand {
     base: *const u8,
     stride: usize,
-    /// The length of ModRM and the bytes that belong to it.
+    /// The length of the operand in the instruction: the ModRM byte, and the SIB byte and displacement if there are
+    /// any.
     num_bytes: usize,
 }
 
 impl MemoryOperand {
     /// # Safety
-    /// `modrm` is where the ModRM of an instruction is, a copy of the one at `site`, and names memory.
+    /// `modrm` points to the ModRM byte of an instruction whose operand is in memory. The instruction is a copy of the
+    /// instruction at `site`.
     unsafe fn decode(modrm: *const u8, extend: u8, site: *const u8, registers: &Registers) -> Self {
         // SAFETY: no byte is read before the previous ones have shown that it belongs to the instruction.
         let byte = |at: usize| unsafe { *modrm.add(at) };

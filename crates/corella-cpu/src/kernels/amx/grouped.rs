@@ -144,7 +144,8 @@ unsafe fn expand<const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: bool>
                 chunk += 1;
             }
         }
-        // The last tile's other half is multiplied by zeros of the rows, but must be defined.
+        // A tile holds two chunks. After an odd number of chunks, the second half of the last tile is multiplied by
+        // zeros of the rows. It must be defined nevertheless.
         if chunk % 2 == 1 {
             for half in weights {
                 half[chunk] = [0; HALF_CHUNK_BYTES];
@@ -226,7 +227,7 @@ unsafe fn add_minimum(rows: &SummedRows, chunks: Range<usize>, minimums: *const 
     }
 }
 
-/// Computes the exact sums of one of the section's groups; `index` counts from the section's first.
+/// Computes the exact sums of a group of the section; `index` counts groups from the section's first group.
 #[inline(always)]
 unsafe fn multiply_group(
     rows: &SummedRows,

@@ -1,4 +1,4 @@
-//! The configuration of tiles, and the distance of their instructions.
+//! The configuration of tiles, and the `nop`s between tile instructions.
 
 use std::arch::asm;
 

@@ -190,7 +190,8 @@ struct Group<'a, const M: usize, const BITS: usize, const IS_FP4: bool, const HA
 impl<const M: usize, const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: bool>
     Group<'_, M, BITS, IS_FP4, HAS_MINIMUM>
 {
-    /// It is always inlined. As a call, it would keep `acc` in memory, and take up to 1.5 times as long.
+    /// Adds the group's products to `acc`. Always inlined: a call would keep `acc` in memory, and take up to 1.5 times
+    /// as long.
     ///
     /// # Safety
     /// The group has `num_chunks` chunks, and the caller the instructions of `run_groups`.

@@ -118,7 +118,7 @@ unsafe fn softmax(mut block: TileSoftmax<'_>, products: &[TileProduct]) {
     }
 }
 
-/// The largest number of rows whose sums stay in registers. It divides a tile's 16.
+/// The largest number of rows whose sums stay in registers. It divides 16, the number of rows in half a tile.
 const ROWS: usize = 8;
 
 /// # Safety

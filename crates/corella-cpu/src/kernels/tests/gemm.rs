@@ -69,7 +69,7 @@ fn matrix_tiles_sum_products_whatever_rows_stand_beside() {
             let num_blocks = k.div_ceil(TILE_K);
             let values = random(k * PANEL_LANES, 1);
             let weight = |i: usize, lane: usize| bf16::from_f32(values[i * PANEL_LANES + lane]);
-            // The panel is aligned, and zero beyond k, like those in a region.
+            // The panel is aligned, and zero beyond k, like panels in a region.
             let mut panel = vec![[0_u16; 2048 / 2]; num_blocks + 1];
             let skip = panel.as_ptr().cast::<u8>().align_offset(64) / 2;
             let panel = &mut panel.as_flattened_mut()[skip..];

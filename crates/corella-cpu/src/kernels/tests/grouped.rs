@@ -7,7 +7,8 @@ use super::super::grouped::{CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, 
 use super::super::{Form, INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
 use super::{random, tables};
 
-/// Compares groups of all lengths, with a shorter last one, with exact integer sums and the same steps in f32.
+/// Compares groups of all lengths, and a shorter last group, to exact integer sums that are scaled in f32 in the same
+/// steps.
 #[test]
 fn sums_of_groups_are_scaled_in_their_order() {
     for (isa, kernels) in tables() {
@@ -162,7 +163,8 @@ fn sums_of_groups_are_scaled_in_their_order() {
     }
 }
 
-/// No weight may be off by a whole step, and the squared error of a group may be little more than that of rounding.
+/// No weight may be off by a whole step. The squared error of a group may be little more than the squared error of
+/// rounding.
 #[test]
 fn groups_are_quantised_with_small_errors() {
     for (isa, kernels) in tables() {

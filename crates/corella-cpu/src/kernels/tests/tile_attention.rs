@@ -22,7 +22,7 @@ fn integers_are_themselves_in_bf16() {
     }
 }
 
-/// Compares queries, keys and values of attention with tiles to sums in f64, and rows together to each row alone.
+/// Compares attention with tiles to sums in f64, and rows computed together to each row alone.
 #[test]
 fn tile_attention_weighs_what_may_be_seen() {
     for (isa, kernels) in tables() {
@@ -449,7 +449,7 @@ fn check_tile_attention(
         })
         .collect()
     };
-    // Weights have 8 bits of precision; values are 1 at most, or 2.5.
+    // Weights have 8 bits of precision. Values are at most 1, or at most 2.5 if they are integers with scales.
     let tolerance = if is_int8 { 1e-2 } else { 4e-3 };
     for num_rows in [1, 2, 15, 16, 17, 32] {
         // The scores of some rows are far apart, so that a later score raises the row's reference.

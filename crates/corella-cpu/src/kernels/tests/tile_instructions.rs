@@ -126,8 +126,8 @@ fn threads_may_meet_an_instruction_at_the_same_time() {
     });
 }
 
-/// Multiplies two full tiles of ones, with instructions that no other test executes. Also returns the numbers, which
-/// were in vectors meanwhile.
+/// Multiplies two full tiles of ones, with instructions that no other test executes. Also returns `low` and `high`,
+/// which were in vector registers meanwhile.
 #[inline(never)]
 fn sums_of_ones([mut low, mut high]: [f32; 2]) -> (Vec<f32>, [f32; 2]) {
     let ones = [0x3f80_3f80_u32; LANES * LANES];

@@ -1,4 +1,4 @@
-//! The adapters of a step's rows: their inner values, before the dense layers that they update.
+//! The adapters of a step's rows: computes their inner values before the dense layers that the adapters update.
 
 use std::collections::HashMap;
 use std::io;

@@ -89,7 +89,7 @@ struct ExpertLayer<'a> {
 }
 
 impl Forward {
-    /// Writes the input of experts, so that the router reads it in f32 for any form of the other dense layers' rows.
+    /// Writes the experts' input. The router reads it in f32, whatever the form of the layers' rows.
     pub(super) fn enter_experts(
         &self,
         layout: &StepLayout,
@@ -117,7 +117,7 @@ impl Forward {
         }
     }
 
-    /// Computes the experts of a layer. Its input has been written before the last barrier.
+    /// Computes the experts of a layer. The experts' input has been written before the last barrier.
     pub(super) fn experts(
         &self,
         layout: &StepLayout,
@@ -146,7 +146,8 @@ impl Forward {
         rows.expect("a layer has experts, but no rows for them")
     }
 
-    /// The grid of rows in columns, for any form of the layers' rows.
+    /// The division of the step's rows for dense layers that read `Form::Columns`, whatever the form of the other
+    /// layers.
     pub(super) fn column_grid(&self, layout: &StepLayout) -> Grid {
         let tile_rows = self.kernels.rows_at_once(Form::Columns);
         Grid::new(

@@ -27,7 +27,7 @@ pub fn is_normed_apart(attention: &AttentionSpec) -> bool {
     }
 }
 
-/// The norms of heads, without those that were already applied.
+/// The norms that are still to be applied to heads.
 struct HeadNorms<'a> {
     queries: Option<&'a PackedNorm>,
     keys: Option<&'a PackedNorm>,

@@ -5,8 +5,7 @@ use corella_model::{StepOutput, StepScore, score};
 use super::{Stage, Worker, on_rows};
 
 impl Stage {
-    /// Adds the log-probabilities of spans to a step's output. Their logits are computed block by block, like those of
-    /// draws.
+    /// Adds the log-probabilities of spans to a step's output. The logits are computed block by block, as for draws.
     pub(super) fn score(
         &mut self,
         scores: &[StepScore],

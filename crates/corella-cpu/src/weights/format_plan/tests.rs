@@ -45,8 +45,8 @@ fn plan(wanted: Option<WeightFormat>, layers: &[StoredMatrix], head: StoredMatri
     FormatPlan::new(wanted, &stored, true).unwrap()
 }
 
-/// The packing of a matrix's integers: their bits, the length of their groups, whether those are the checkpoint's, and
-/// whether they are transformed. Per-channel integers have groups of 0.
+/// The packing of a matrix's integers: their bits, the length of their groups, whether the groups are the checkpoint's,
+/// and whether the integers are transformed. Per-channel integers have groups of 0.
 fn integers(
     plan: &FormatPlan,
     role: Role,

@@ -1,4 +1,4 @@
-//! The used functions of the driver, and their errors.
+//! The functions of the driver that are used here, and their errors.
 
 use std::ffi::CStr;
 

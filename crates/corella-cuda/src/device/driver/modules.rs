@@ -45,10 +45,10 @@ pub struct LoadedKernel {
     pub max_threads: u32,
 }
 
-/// A cubin.
+/// The result of a compilation: a cubin.
 type Compiled = Result<Vec<u8>, DeviceError>;
 
-/// A module during or before its compilation.
+/// A requested module, whether it is compiled and loaded yet or not.
 #[derive(Debug)]
 struct Module {
     source_name: &'static str,
@@ -92,7 +92,7 @@ impl Modules {
         }
     }
 
-    /// Begins to compile a source, or to read its cached code, unless requested earlier.
+    /// Begins to compile a source, or to read its cached code, unless an earlier call has begun.
     pub fn ask_for(
         &self,
         source: &ModuleSource,

@@ -141,7 +141,7 @@ impl Products {
     }
 
     /// Matrices of cuBLASLt are column-major: the computed product is `outᵀ[n][m] = weight[n][k] · input[m][k]ᵀ`, and
-    /// the weight's memory is its transpose.
+    /// cuBLASLt takes the row-major weight for its transpose.
     fn plan(&self, shape: &Shape) -> Result<Plan, CublasError> {
         let Shape { m, n, k, .. } = *shape;
         let data_type = |element| match element {

@@ -1,5 +1,5 @@
-//! When a kernel accesses forbidden memory, or memory in a way that a GPU does not allow, reports the kernel, block and
-//! thread before the process ends.
+//! A signal handler for the faults of kernels. If a kernel accesses forbidden memory, or memory in a way that a GPU
+//! does not allow, the handler reports the kernel, block and thread before the process ends.
 
 use std::cell::Cell;
 use std::sync::Once;

@@ -1,5 +1,5 @@
-//! Memory with an inaccessible page on either side. The bytes between the memory and those pages are checked when the
-//! memory is freed.
+//! Memory with an inaccessible page on either side. When the memory is freed, the bytes between the memory and these
+//! pages are checked.
 
 use corella_model::DeviceError;
 
@@ -20,7 +20,7 @@ pub struct GuardedMemory {
 unsafe impl Send for GuardedMemory {}
 
 impl GuardedMemory {
-    /// Zeroed memory. The memory ends as close to the page behind it as its alignment allows.
+    /// Zeroed memory. It ends as close to the inaccessible page after it as its alignment allows.
     pub fn new(num_bytes: usize) -> Result<Self, DeviceError> {
         let aligned = num_bytes.next_multiple_of(ALIGNMENT);
         let inner = (aligned + ALIGNMENT).next_multiple_of(PAGE_BYTES);
@@ -78,7 +78,7 @@ impl GuardedMemory {
     }
 
     /// # Panics
-    /// Panics after a write around the memory.
+    /// Panics if bytes around the memory were written.
     pub fn check(&self) {
         for (start, end) in self.guards() {
             // SAFETY: the range lies inside the mapping, and must not be written.

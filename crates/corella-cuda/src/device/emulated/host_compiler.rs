@@ -15,8 +15,8 @@ use crate::kernel_include::INCLUDES;
 
 const EMULATION: &str = include_str!("../emulation.h");
 
-/// The path of the shared object of a source. Another process or thread may compile the same source at the same time.
-/// One process then replaces the result of the other by an equal one.
+/// The path of the shared object of a source. Several processes or threads may compile the same source at the same
+/// time. The last result then replaces the earlier ones, which are equal.
 pub fn compile(source: &ModuleSource) -> Result<PathBuf, DeviceError> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let flags = flags(source);
@@ -49,7 +49,7 @@ pub fn compile(source: &ModuleSource) -> Result<PathBuf, DeviceError> {
         .output()
         .map_err(|error| {
             DeviceError(format!(
-                "{compiler} cannot be run: {error}; the emulated device needs a C++ compiler, or CXX names one"
+                "{compiler} cannot be run: {error}; the emulated device needs a C++ compiler: install one, or set CXX"
             ))
         })?;
     if !result.status.success() {

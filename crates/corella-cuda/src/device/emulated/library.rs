@@ -32,7 +32,7 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// The layout of `emulation.h`.
+/// The layout of `EmulatedLaunch` in `emulation.h`.
 #[repr(C)]
 pub struct EmulatedLaunch {
     kernel: unsafe extern "C" fn(*const c_void),
@@ -231,7 +231,7 @@ impl Stacks {
         if let Some(stacks) = IDLE_STACKS.lock().unwrap().pop() {
             return Ok(stacks);
         }
-        // Each stack grows down to a guard page of its own; one more lies on each side of the shared memory.
+        // Each stack grows down to a guard page of its own. One more guard page lies on each side of the shared memory.
         let mapped_bytes = MAX_THREADS * Self::STRIDE + SHARED_BYTES + 2 * PAGE_BYTES;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let open = libc::PROT_READ | libc::PROT_WRITE;

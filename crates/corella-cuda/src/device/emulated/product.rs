@@ -1,7 +1,7 @@
 //! Matrix products in the simplest way.
 //!
-//! The vendor's library sums in another order for other shapes. Here, too, the order depends on the number of rows, so
-//! that tests notice code that relies on a fixed order.
+//! The vendor's library may sum in different orders for different shapes. Here, too, the order depends on the number of
+//! rows, so that tests notice code that relies on a fixed order.
 
 use half::bf16;
 

@@ -702,8 +702,8 @@ fn events_are_forgotten_when_they_were_waited_for() {
     assert!(device.wait_on(Stream::Pages, event).is_err());
 }
 
-/// The text that a test writes to standard error when it runs in a process of its own, which must fail and calls
-/// `launch`; `None` in that process.
+/// Runs a test again in a process of its own, where the test calls `launch` and must fail. Returns the text that this
+/// process writes to standard error; `None` in the process itself.
 fn message_of_fault(test: &str, launch: impl FnOnce(&SharedDevice)) -> Option<String> {
     const VARIABLE: &str = "CORELLA_TEST_FAULT";
     if std::env::var_os(VARIABLE).is_some() {

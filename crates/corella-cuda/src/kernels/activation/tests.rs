@@ -1,4 +1,4 @@
-//! Activations beside their definitions in f64.
+//! Compares activations with their definitions in f64.
 
 use super::*;
 use crate::kernels::test_memory::{Random, device, download_as, is_near, rounded, upload_as};

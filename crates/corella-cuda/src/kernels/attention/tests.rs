@@ -1,4 +1,4 @@
-//! Attention beside plain loops in f64, and the same bits in any division of a step.
+//! Compares attention with plain loops in f64, and the bits of different divisions of a step.
 
 use corella_model::{
     AttentionSpec, DType, ElementOrder, KvFormat, KvGeometry, KvLayers, RotarySpec,

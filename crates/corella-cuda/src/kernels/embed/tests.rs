@@ -1,4 +1,4 @@
-//! Embedded rows beside the rows of the tables.
+//! Compares embedded rows with the rows of the tables.
 
 use super::*;
 use crate::kernels::test_memory::{Random, device, download, is_near, rounded, upload, upload_as};

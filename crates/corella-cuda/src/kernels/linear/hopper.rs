@@ -95,7 +95,7 @@ pub fn can_take(weights: &LinearWeights, element: Element) -> bool {
 }
 
 impl HopperKernels {
-    /// `load` loads the kernel of `linear_hopper.cu` with some macros beside the layer's.
+    /// `load` loads the kernel of `linear_hopper.cu` with some macros in addition to the layer's.
     pub fn load(
         device: &SharedDevice,
         weights: &LinearWeights,
@@ -180,8 +180,8 @@ impl HopperTile {
         num_rows > SMALL.rows && 4 * self.count(num_rows, n) >= 3 * num_multiprocessors
     }
 
-    /// The number of blocks that share the splits of a tile. The room for blocks on the device, counted twice, and the
-    /// memory of a block limit it.
+    /// The number of blocks that share the splits of a tile: the largest power of two with which a block keeps few
+    /// enough splits, and all tiles together have at most twice as many blocks as the device has room for.
     fn num_parts(
         self,
         num_rows: usize,
@@ -277,7 +277,7 @@ impl HopperTile {
 mod tests {
     use super::*;
 
-    /// An H100's.
+    /// The number of an H100.
     const MULTIPROCESSORS: usize = 132;
 
     fn dims(tensor: &Tensor) -> Vec<(usize, usize, usize)> {

@@ -1,4 +1,4 @@
-//! Every kernel beside sums in f64, and beside itself with other numbers of rows.
+//! Compares every kernel with sums in f64, and with itself for other numbers of rows.
 
 use corella_model::GroupedRow;
 

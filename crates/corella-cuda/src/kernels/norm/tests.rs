@@ -1,4 +1,4 @@
-//! Sums and norms beside their definitions in f64.
+//! Compares sums and norms with their definitions in f64.
 
 use super::*;
 use crate::device::DeviceBuffer;

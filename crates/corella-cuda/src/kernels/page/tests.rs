@@ -1,4 +1,4 @@
-//! Pages beside the same copies on the host.
+//! Compares operations on pages with the same copies on the host.
 
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers};
 
@@ -54,7 +54,8 @@ fn only_the_first_rows_of_a_page_are_copied() {
         let page_size = geometry.page_size as usize;
         let row_bytes = geometry.head_dim as usize * geometry.format.size();
         for copy in copies {
-            // Rows of keys, of values, then their scales: the begin of each in a head, and its bytes.
+            // Rows of keys and of values, then the scales of both: for each, the start in a head and the number of
+            // bytes.
             let rows = (0..copy.num_rows as usize).flat_map(|row| {
                 let elements = [row, page_size + row].map(|i| (i * row_bytes, row_bytes));
                 let scales = [row, page_size + row].map(|i| (geometry.element_bytes() + 4 * i, 4));

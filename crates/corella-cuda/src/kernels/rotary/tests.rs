@@ -1,4 +1,4 @@
-//! Queries and pages beside plain loops in f64.
+//! Compares queries and pages with plain loops in f64.
 
 use corella_model::{
     AttentionSpec, DType, ElementOrder, KvFormat, KvGeometry, KvLayers, NormKind, NormSpec, QkNorm,

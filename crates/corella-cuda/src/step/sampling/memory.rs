@@ -73,7 +73,7 @@ impl Staging {
 #[derive(Clone, Copy, Debug)]
 pub struct RuleBlock {
     pub pointer: DevicePointer,
-    /// The block has two to the power of this many words.
+    /// The binary logarithm of the block's number of words.
     log_words: u32,
 }
 

@@ -40,7 +40,7 @@ pub fn slot_params(start: &SlotStart, rules: DevicePointer) -> SlotParams {
     }
 }
 
-/// The device's data about a slot without a fixed size, in the order of `SlotParams::rules`.
+/// The part of the device's data about a slot that has no fixed size, in the order of `SlotParams::rules`.
 pub fn rule_words(start: &SlotStart, vocab_size: usize) -> Vec<u32> {
     let no_rules = TokenRules::new();
     let rules = start.sampling.rules.as_deref().unwrap_or(&no_rules);

@@ -223,8 +223,8 @@ extern "C" fn emulate(saved: &mut Saved) {
     }
 }
 
-/// Saves all registers and flags, calls `emulate`, restores them, and continues after the instruction. `emulate` runs
-/// with the usual rounding, as tiles do.
+/// Saves all registers and flags, calls `emulate`, restores the registers and flags, and continues after the
+/// instruction. `emulate` runs with the usual rounding, as tiles do.
 #[unsafe(naked)]
 unsafe extern "C" fn enter() {
     naked_asm!(

@@ -1,4 +1,4 @@
-//! Hopper's kernels, beside the narrow ones, whose products have the same inputs.
+//! Compares Hopper's kernels with the narrow kernels, whose products have the same inputs.
 
 use super::super::hopper::can_take;
 use super::*;

@@ -104,7 +104,7 @@ impl Random {
         sampling
     }
 
-    /// Some tokens of the vocabulary, and occasionally one beyond.
+    /// Some tokens of the vocabulary, and occasionally one beyond it.
     fn tokens(&mut self, max_len: usize, vocab_size: usize) -> Vec<TokenId> {
         let len = self.below(max_len + 1);
         (0..len).map(|_| self.token(vocab_size + 2)).collect()
