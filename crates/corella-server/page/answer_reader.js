@@ -3,7 +3,7 @@
 import { CallError, events } from "./api.js";
 import { tokensOf } from "./token_list.js";
 
-/** `onGrowth` is called before the next frame that follows something new. */
+/** `onGrowth` is called at most once for each frame, after the answer has grown. */
 export async function readAnswer(response, answer, progress, onGrowth) {
   const decoder = new TextDecoder();
   let isDue = false;

@@ -4,7 +4,7 @@ import { readText, writeText } from "./storage.js";
 
 const KEY = "corella.key";
 
-/** The server, with the path that a proxy has before all others: this file is at `page/api.js` below it. */
+/** The server's URL, with the path prefix of a proxy: this file is at `page/api.js` below this URL. */
 const SERVER = new URL("..", import.meta.url);
 
 let key = readText("tab", KEY) ?? "";
@@ -18,7 +18,7 @@ export const apiKey = {
   },
 };
 
-/** An answer other than 2xx, or none at all: then `status` is 0. `param` names a field, if one is at fault. */
+/** An answer other than 2xx, or no answer, with `status` 0. `param` names the faulty field, if there is one. */
 export class CallError extends Error {
   constructor(message, status, { param = null, code = null } = {}) {
     super(message);

@@ -3,7 +3,7 @@
 import { bytes, element } from "./format.js";
 import { icon, iconButton } from "./icons.js";
 
-/** The files of one message together, so that chats fit the browser's storage. */
+/** Limits the files of one message together, so that chats fit into the browser's storage. */
 const MAX_BYTES = 256 * 1024;
 const MAX_FILES = 10;
 
@@ -23,7 +23,7 @@ export class Attachments {
     });
     at("message").addEventListener("paste", (event) => {
       const { files, types } = event.clipboardData;
-      // What a table or a page copies is text with a picture of it.
+      // The clipboard has a text with a picture of it after a copy from a table or a page. The text is pasted then.
       if (files.length > 0 && !types.includes("text/plain")) {
         event.preventDefault();
         this.add([...files]);
@@ -49,7 +49,7 @@ export class Attachments {
     }
   }
 
-  /** Takes what fits and is text, and tells why it leaves the others. */
+  /** Adds the files that are text and fit, and shows why the other files are left out. */
   async add(files) {
     at("file-error").textContent = "";
     const refusals = [];
@@ -104,7 +104,7 @@ export class Attachments {
   }
 }
 
-/** `null` for what is not text in UTF-8. */
+/** Returns the text of a file, or `null` if the file is not UTF-8. */
 function decoded(buffer) {
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(buffer);
@@ -114,7 +114,7 @@ function decoded(buffer) {
   }
 }
 
-/** What the model reads: the files of a message, fenced, and then its text. */
+/** Returns the text for the model: the files of a message, fenced, and then the message's text. */
 export function withFiles({ content, files = [] }) {
   const parts = files.map(({ name, text }) => {
     const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
@@ -124,7 +124,7 @@ export function withFiles({ content, files = [] }) {
   return [...parts, content].filter((part) => part !== "").join("\n\n");
 }
 
-/** The files of a message that was said, each of which opens. */
+/** Returns the list of a sent message's files. Each file can be opened. */
 export function fileList(files) {
   const items = files.map(({ name, text }) => {
     const summary = element("summary", {}, icon("file"), element("span", { className: "file-name", textContent: name }));

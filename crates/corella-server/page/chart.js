@@ -1,11 +1,11 @@
-// Drawing on a canvas: its size, its colours, and what the two kinds of charts share.
+// Drawing on a canvas: its size, its colours, and the frame that both kinds of charts share.
 
 const SECONDS = 60;
 
 /** The width of the charts in milliseconds. */
 export const SPAN_MS = SECONDS * 1000;
 
-/** A context in CSS pixels, empty. `null` while the canvas is not shown. */
+/** Clears a canvas, and returns its context in CSS pixels; `null` while the canvas is not shown. */
 export function prepare(canvas) {
   const { clientWidth: width, clientHeight: height } = canvas;
   if (width === 0 || height === 0) {
@@ -23,7 +23,7 @@ export function prepare(canvas) {
   return { context, width, height };
 }
 
-/** The colour of a class, as the theme has it: a canvas cannot read style sheets. */
+/** Returns the colour of a class in the current theme: a canvas cannot read style sheets. */
 export function colour(className) {
   let probe = probes.get(className);
   if (!probe) {
@@ -39,13 +39,13 @@ export function colour(className) {
 
 const probes = new Map();
 
-/** The least of the factors times a power of ten that is not below `value`. The last is ten times one of them. */
+/** Returns the least product of a factor and a power of ten that is at least `value`. The last factor is 10 or more. */
 export function ceiling(value, factors) {
   const power = 10 ** Math.floor(Math.log10(value));
   return factors.map((factor) => factor * power).find((round) => round >= value * 0.999);
 }
 
-/** Lines at half and full height with the values that they stand for, and the seconds below. The rectangle that is left. */
+/** Draws lines at half and full height with their values, and the seconds below. Returns the rectangle for the data. */
 export function frame({ context, width, height }, half, top, label) {
   const area = { left: 0, top: 14, width, height: height - 14 - 16 };
   context.font = "11px system-ui, sans-serif";
@@ -71,7 +71,7 @@ export function frame({ context, width, height }, half, top, label) {
   return area;
 }
 
-/** Keeps what is not older than the charts are wide. `time` is that of the end. */
+/** Drops entries that are older than the width of the charts. `time` is the time at the right end. */
 export function dropOld(list, now) {
   const first = list.findIndex(({ time }) => time > now - SPAN_MS - 2000);
   list.splice(0, first === -1 ? list.length : first);

@@ -37,11 +37,11 @@ export class Chat {
     this.follower = new ScrollFollower(at("scroll"), at("messages"), at("to-end"));
     this.settings = new Settings(() => this.#showTokens());
     this.views = [];
-    /** The answer that comes: its `control`, `answer`, `progress`, and the `old` one that it is to replace. */
+    /** The answer that is arriving: its `control`, `answer`, `progress`, and the `old` answer that it replaces. */
     this.attempt = null;
     /** The message whose text a failed attempt gave back to the message field. */
     this.returned = null;
-    /** The earlier message that the next one is to replace, with all that follows it. */
+    /** The earlier message that the next message replaces, with all messages after it. */
     this.edited = null;
     this.maxAlternatives = MAX_ALTERNATIVES;
     this.contextLength = null;
@@ -104,7 +104,7 @@ export class Chat {
     );
   }
 
-  /** Shows another conversation. The tokens of an answer that still comes are kept in the old one. */
+  /** Shows another conversation. The tokens of an unfinished answer are kept in the old conversation. */
   #replace(change) {
     this.#leave();
     this.#stop();
@@ -150,7 +150,7 @@ export class Chat {
     if (this.edited) {
       conversation.cut(this.edited);
     } else if (this.returned) {
-      // What failed was given back, and has now been said in its final words.
+      // The failed message was given back to the field, and is sent now in its final words.
       conversation.messages.splice(-2);
     }
     // An example does not take the place of a draft.
@@ -195,7 +195,7 @@ export class Chat {
     at("message").focus();
   }
 
-  /** The conversation stays as it is. */
+  /** Ends editing without a change of the conversation. */
   #endEdit() {
     if (this.edited) {
       this.edited = null;
@@ -302,7 +302,7 @@ export class Chat {
     return body;
   }
 
-  /** Leads to what has to be changed for a request that was refused. */
+  /** Focuses the control that has to be changed after a refused request. */
   #lead(error) {
     if (error.status === 401) {
       this.onUnauthorized();

@@ -4,12 +4,12 @@ import { readJson, writeJson } from "./storage.js";
 
 const KEY = "corella.chats";
 
-/** The oldest chat is dropped for a new one. */
+/** Limits the chats. Beyond the limit, the oldest chat is dropped. */
 const MAX_CHATS = 200;
 
 const TITLE_LENGTH = 80;
 
-/** `{ id, saved, title, messages }` each. `saved` is a time in milliseconds since 1970; a `title` was given by hand. */
+/** Each chat is `{ id, saved, title, messages }`. `saved` is in milliseconds since 1970; the user gives a `title`. */
 export function storedChats() {
   const stored = readJson("browser", KEY);
   return Array.isArray(stored) ? stored.filter((chat) => Array.isArray(chat?.messages)) : [];
@@ -17,7 +17,7 @@ export function storedChats() {
 
 export const findChat = (id) => storedChats().find((chat) => chat.id === id);
 
-/** Takes the place of an older version. Where the storage is full, the oldest chats are dropped. */
+/** Saves a chat in place of its older version. If the storage is full, the oldest chats are dropped. */
 export function storeChat(chat) {
   const chats = [chat, ...storedChats().filter((other) => other.id !== chat.id)];
   chats.sort((one, other) => other.saved - one.saved);
@@ -35,7 +35,7 @@ export function removeChat(id) {
   writeJson("browser", KEY, storedChats().filter((chat) => chat.id !== id));
 }
 
-/** Its name, or the beginning of the first message. */
+/** Returns the chat's title, or the beginning of its first message. */
 export function titleOf({ title, messages }) {
   const [first] = messages;
   const text = title || first?.content.trim().replaceAll(/\s+/g, " ") || first?.files?.[0]?.name || "Empty chat";

@@ -2,7 +2,7 @@
 
 import { icon } from "./icons.js";
 
-/** Copies, and says on the button how it went. The button has an icon and a `span` with its name. */
+/** Copies a text, and shows on the button whether that succeeded. The button has an icon and a `span` with its name. */
 export async function copy(text, button) {
   const isCopied = await write(text);
   const label = button.querySelector("span");
@@ -18,7 +18,7 @@ export async function copy(text, button) {
   }, 1500);
 }
 
-/** Browsers have a clipboard only for pages of this machine and of HTTPS. Others copy what is selected. */
+/** Browsers offer `navigator.clipboard` only to pages of this machine or over HTTPS. Others copy a selection. */
 async function write(text) {
   if (navigator.clipboard) {
     return navigator.clipboard.writeText(text).then(() => true, () => false);

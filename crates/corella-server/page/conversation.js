@@ -1,5 +1,5 @@
-// The conversation, kept in the storage of the tab and in the browser's list of chats. A new tab begins with a copy of the
-// one that was saved last.
+// The conversation, kept in the storage of the tab and in the browser's list of chats. A new tab begins with a copy of
+// the conversation that was saved last.
 
 import { withFiles } from "./attachments.js";
 import { findChat, storeChat } from "./chat_store.js";
@@ -7,17 +7,18 @@ import { readJson, writeJson } from "./storage.js";
 
 const KEY = "corella.conversation";
 
-/** Which chat of the list the conversation is, `{ id, saved }`. */
+/** The key of `{ id, saved }`: the conversation's entry in the list of chats. */
 const CHAT_KEY = "corella.chat";
 
 const newChat = () => ({ id: `${Date.now()}-${Math.random().toString(36).slice(2)}`, saved: 0 });
 
-/** Alternatives take most of the room, so only the newest messages keep them. */
+/** Only the newest messages keep their tokens with alternatives, which take most of the storage. */
 const MAX_MESSAGES_WITH_TOKENS = 6;
 
 /**
- * A message is `{ role, content }`. One of the user may have `files` (`{ name, text }` each). An answer also has `model`,
- * `reasoning`, `tokens` (`[text, logprob, [[text, logprob], …]]` each), `note` about how it went, and `error` if it failed.
+ * A message is `{ role, content }`. A message of the user may have `files` (`{ name, text }` each). An answer also has
+ * `model`, `reasoning`, `tokens` (`[text, logprob, [[text, logprob], …]]` each), a `note` with its times, and `error` if
+ * it failed.
  */
 export class Conversation {
   /** `saved` is called when the list of chats has changed. */
@@ -26,11 +27,11 @@ export class Conversation {
     const area = readJson("tab", KEY) ? "tab" : "browser";
     this.messages = checked(readJson(area, KEY));
     this.chat = readJson(area, CHAT_KEY) ?? newChat();
-    /** The `messages` and `chat` that were cleared last, until something is said. */
+    /** The `messages` and `chat` that were cleared last, until the user sends a message. */
     this.cleared = null;
   }
 
-  /** Keeps what was said, in the list as well. `last` may stand in for the last message. */
+  /** Saves the conversation for the tab and in the list of chats, with `last` as its last message. */
   save(last = this.messages.at(-1)) {
     const messages = this.messages.length === 0 ? [] : [...this.messages.slice(0, -1), last];
     if (messages.length > 0) {
@@ -55,14 +56,14 @@ export class Conversation {
   #list(messages) {
     const stored = findChat(this.chat.id);
     if (stored && stored.saved !== this.chat.saved) {
-      // Another tab went on with this chat. Both versions are kept.
+      // Another tab has continued this chat. Both versions are kept.
       this.chat = newChat();
     }
     this.chat.saved = Math.max(Date.now(), this.chat.saved + 1);
     storeChat({ title: stored?.title, ...this.chat, messages });
   }
 
-  /** Ends with the user's message, which is kept whatever becomes of its answer. */
+  /** Adds the user's message, which is saved even if its answer fails. */
   say(text, files) {
     this.cleared = null;
     this.messages.push({ role: "user", content: text, ...(files.length > 0 && { files }) });
@@ -84,7 +85,7 @@ export class Conversation {
     this.save();
   }
 
-  /** Goes on with a chat of the list. */
+  /** Continues a chat of the list. */
   open({ id, saved, messages }) {
     this.messages = checked(messages);
     this.chat = { id, saved };
@@ -98,7 +99,7 @@ export class Conversation {
     this.save();
   }
 
-  /** What is sent. A message of the user that got no answer is left out, because templates want turns to alternate. */
+  /** Returns the messages to send. A user's message without an answer is left out: templates want alternating turns. */
   forModel(system) {
     const said = [];
     for (const message of this.messages) {

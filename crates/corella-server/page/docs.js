@@ -9,7 +9,7 @@ import { exampleCall } from "./schema_example.js";
 
 const at = (id) => document.getElementById(id);
 
-/** The first of these that fits an operation. */
+/** The groups of operations. An operation belongs to the first group that fits. */
 const GROUPS = [
   ["Ollama’s API", (path) => path.startsWith("/api/")],
   ["Anthropic’s API", (path) => path.startsWith("/v1/messages")],
@@ -20,7 +20,7 @@ const GROUPS = [
 
 const ORDER = ["OpenAI’s and vLLM’s API", "Anthropic’s API", "Ollama’s API", "llama-server’s API", "The server"];
 
-/** Operations that do the same are one, under the path with a version. */
+/** Operations with the same effect are shown as one, under the path with a version. */
 function operationsOf({ paths }) {
   const found = new Map();
   for (const [path, methods] of Object.entries(paths)) {
@@ -84,7 +84,7 @@ function schemaEntry(name, schema, api) {
   return entry(addressOf(name), head, () => schemaParts(schema, api), name);
 }
 
-/** A schema's fields, or what else it is. */
+/** Describes a schema: its fields, or else its type. */
 function schemaParts(schema, api) {
   const name = schema.$ref?.split("/").at(-1);
   const whole = name ? api.components.schemas[name] : schema;

@@ -5,7 +5,7 @@ import { call, events } from "./api.js";
 /** Snapshots come four times a second. */
 const SILENCE_MS = 2000;
 
-/** After so long the connection may be dead without having been closed, for example after a sleep of the computer. */
+/** After this time without a snapshot the connection may be dead, for example after a sleep of the computer. */
 const DEAD_MS = 10_000;
 
 const TICK_MS = 500;
@@ -13,7 +13,7 @@ const MIN_PAUSE_MS = 1000;
 const MAX_PAUSE_MS = 10_000;
 
 export class EngineStream {
-  /** `onTrouble` is called with what it is, again and again while it lasts. */
+  /** `onTrouble` is called with a description of the trouble, repeatedly while the trouble lasts. */
   constructor({ onServer, onSnapshot, onTrouble, onUnauthorized }) {
     Object.assign(this, { onServer, onSnapshot, onTrouble, onUnauthorized });
     this.control = null;

@@ -1,4 +1,5 @@
-// Shows and hides the picture of the engine. It is folded away into a strip, and beside the chat where both fit.
+// Shows and hides the picture of the engine. A hidden picture is folded into a strip. A shown picture is beside the
+// chat if both fit.
 
 import { readText, writeText } from "./storage.js";
 
@@ -6,11 +7,11 @@ const KEY = "corella.picture";
 
 const at = (id) => document.getElementById(id);
 
-/** Where the picture does not take the place of the chat. */
+/** Screens on which the picture does not replace the chat. */
 const WIDE = matchMedia("(min-width: 1100px)");
 
 export class EngineView {
-  /** `changed` is called when the picture may be seen, or no longer. */
+  /** `changed` is called when the picture is shown or hidden. */
   constructor(changed) {
     this.changed = changed;
     for (const id of ["strip", "engine-toggle"]) {

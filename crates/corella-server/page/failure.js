@@ -1,9 +1,9 @@
-// What went wrong with an answer, in the words of somebody who only wants to talk.
+// Explains why an answer failed, in words for people who do not know the API.
 
 import { CallError } from "./api.js";
 import { count } from "./format.js";
 
-/** `contextLength` is that of the model in tokens, `null` while it is not known. */
+/** `contextLength` is the length of the model's context in tokens, or `null` while it is unknown. */
 export function explain(error, contextLength) {
   if (!(error instanceof CallError)) {
     return "The connection broke before the answer was complete.";

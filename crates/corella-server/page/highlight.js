@@ -1,6 +1,7 @@
 // Colours of code: comments, strings, numbers, keywords, names of types and functions.
 //
-// A language is told by its comments, its quotes and its keywords. What is unknown or very long stays plain.
+// A language is described by its comments, quotes and keywords. Code in an unknown language, or very long code, stays
+// plain.
 
 import { element } from "./format.js";
 

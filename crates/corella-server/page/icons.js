@@ -30,7 +30,7 @@ export function icon(name) {
   return svg;
 }
 
-/** A button that shows an icon, and its name to those who cannot see it. */
+/** Returns a button that shows an icon, with `label` as its accessible name. */
 export function iconButton(name, label, action) {
   const button = document.createElement("button");
   Object.assign(button, { type: "button", className: "icon", title: label });

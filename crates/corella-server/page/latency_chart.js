@@ -1,4 +1,4 @@
-// Latencies over time: the median, and what 95 % stay below.
+// Latencies over time: the median and the 95th percentile.
 
 import { SPAN_MS, ceiling, colour, dropOld, frame, prepare } from "./chart.js";
 import { duration } from "./format.js";

@@ -86,7 +86,7 @@ async function readDefaults() {
 }
 document.addEventListener("visibilitychange", () => document.hidden || readModels().catch(() => {}));
 
-/** The first attempt failed. The chat works with the server's own choice meanwhile. */
+/** Reads the models again after a failed attempt. Meanwhile the chat uses the server's default model. */
 function readModelsAgain() {
   if (at("model").disabled) {
     readModels().catch(({ status }) => status === 401 || setTimeout(readModelsAgain, MODELS_RETRY_MS));

@@ -1,4 +1,4 @@
-// Answers with Markdown as elements. A model's text is never read as HTML.
+// Draws answers in Markdown as elements. A model's text is never read as HTML.
 //
 // The text may end anywhere, because it is drawn while it comes. Only blocks that changed are drawn again.
 
@@ -19,7 +19,7 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const DELIMITERS = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
 
-/** Makes an element show a text, and keeps what it shows already. */
+/** Draws a text in an element, and keeps the blocks that have not changed. */
 export function renderMarkdown(container, text) {
   const drawn = container.drawn ?? [];
   const blocks = blocksOf(text.split("\n"));
@@ -46,7 +46,7 @@ function blocksOf(lines, depth = 0) {
     }
     const read = [code, formulaBlock, heading, rule, quote, list, table, paragraph];
     const [end, make] = firstOf(read, (block) => block(lines, at, depth));
-    // The kind of a block may depend on the line after it, which the source therefore holds as well.
+    // The kind of a block may depend on the line after it, so `source` includes this line.
     blocks.push({ source: lines.slice(at, end + 1).join("\n"), make });
     at = end;
   }
@@ -151,7 +151,7 @@ function item(lines, at, [whole, { length: indent }]) {
     }
     inner.push(isInner ? withoutIndent(line, whole.length) : line.trimStart());
   }
-  // Blank lines at the end of a list are none of its own.
+  // Blank lines at the end of a list do not belong to the list.
   const isLast = end === lines.length || !ITEM.test(lines[end]);
   while (isLast && end > at + 1 && lines[end - 1].trim() === "") {
     end -= 1;
@@ -193,7 +193,7 @@ function cellsOf(line) {
   return inner.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
-/** Takes at least one line, so that reading always goes on. */
+/** Reads at least one line, so that the parser always advances. */
 function paragraph(lines, at) {
   const end = endOf(lines, at + 1, (line, index) => line.trim() !== "" && !beginsBlock(lines, index));
   const text = lines.slice(at, end).map((line) => line.trim()).join("\n");

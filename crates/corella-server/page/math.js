@@ -5,7 +5,7 @@ import { element } from "./format.js";
 
 const FOLDER = new URL("./vendor/katex/", import.meta.url);
 
-/** Longer sources are no formulas, and would hold up the page. */
+/** A longer text between signs is not a formula, and would hold up the page. */
 const MAX_LENGTH = 4000;
 
 /** A formula is a model's text: it may not load, link, style or define anything, nor grow without limit. */
@@ -22,7 +22,7 @@ let katex = null;
 let loading = null;
 let waiting = [];
 
-/** `isDisplayed` is for a formula that has lines of its own. */
+/** `isDisplayed` means that the formula is on lines of its own. */
 export function formula(tex, source, isDisplayed) {
   const box = element("span", { className: isDisplayed ? "math displayed" : "math", textContent: source });
   if (isDisplayed) {
@@ -42,7 +42,7 @@ export function formula(tex, source, isDisplayed) {
   return box;
 }
 
-/** A failure, for example of the network, is tried again with the next formula. */
+/** Loads KaTeX. After a failure, for example of the network, the next formula tries again. */
 function load() {
   loading ??= Promise.all([import(new URL("katex.min.js", FOLDER)), styles()]).then(
     () => {
@@ -74,7 +74,7 @@ function render(box, tex, isDisplayed) {
   try {
     katex.render(tex, drawn, { ...OPTIONS, displayMode: isDisplayed });
   } catch {
-    // The source stays. Besides wrong formulas, there are those that are nested too deep.
+    // The source stays. KaTeX fails for wrong formulas, and for formulas that are nested too deep.
     box.classList.add("unread");
     return;
   }
@@ -89,7 +89,7 @@ export function readFormula(text, at, missing) {
   return found && [formula(found.tex, text.slice(at, found.end), found.isDisplayed), found.end];
 }
 
-/** A formula as `{ tex, end, isDisplayed }`. Signs whose counterpart is missing further on are noted in a set. */
+/** Returns a formula as `{ tex, end, isDisplayed }`. `missing` collects the signs whose closing sign is missing. */
 export function formulaAt(text, at, missing) {
   const [open, close] = SIGNS.find(([sign]) => text.startsWith(sign, at)) ?? [];
   if (!open || missing.has(open)) {
@@ -111,15 +111,15 @@ export function formulaAt(text, at, missing) {
   return { tex, end: end + close.length, isDisplayed: open === "$$" || open === "\\[" };
 }
 
-/** Signs of money have a blank on the inner side, or a digit behind the second one. */
+/** `$` means money if a blank follows the first sign or precedes the second, or if a digit follows the second. */
 const isMoney = (tex, next = "") => /^\s|\s$/.test(tex) || /\d/.test(next);
 
 const BLOCKS = SIGNS.slice(0, 2);
 
-/** Limits the lines of a formula, so that a sign without a counterpart costs little. */
+/** Limits the lines of a formula, so that a sign without a closing sign costs little. */
 const MAX_LINES = 100;
 
-/** A formula that begins with a line and ends with one: where it ends, and how its element is made. */
+/** Returns the end of a formula that fills whole lines, and a function that makes its element. */
 export function formulaBlock(lines, at) {
   const first = lines[at].trimStart();
   const [open, close] = BLOCKS.find(([sign]) => first.startsWith(sign)) ?? [];

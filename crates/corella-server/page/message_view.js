@@ -52,7 +52,7 @@ export class MessageView {
     this.footer.replaceChildren(this.note);
   }
 
-  /** Draws what has come since the last time. */
+  /** Draws the text that has arrived since the last call. */
   redraw() {
     const { message } = this;
     if (this.list) {
@@ -80,7 +80,7 @@ export class MessageView {
     this.#showAbsence();
   }
 
-  /** What changes the conversation has to wait while an answer comes. */
+  /** Disables the buttons that change the conversation while an answer arrives. */
   setBusy(isBusy) {
     for (const button of this.footer.querySelectorAll("button")) {
       button.disabled = isBusy && button.title === "Edit";
@@ -89,7 +89,7 @@ export class MessageView {
 
   #showReasoning() {
     const { reasoning } = this.message;
-    // Among the tokens it is to be seen already.
+    // The list of tokens includes the reasoning.
     if (!reasoning || this.list) {
       this.element.querySelector(".reasoning")?.remove();
       return;
@@ -103,7 +103,7 @@ export class MessageView {
     box.lastChild.textContent = reasoning;
   }
 
-  /** Explains an answer that came without probabilities, where they are to be shown. */
+  /** Says that an answer has no probabilities, if they should be shown. */
   #showAbsence() {
     this.element.querySelector(".no-probabilities")?.remove();
     const isMissing = this.showsTokens && this.isAnswer && !this.list && this.message.content !== "";

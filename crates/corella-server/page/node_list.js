@@ -1,4 +1,4 @@
-// This node among others: its sessions, the KV rows that it moves, and whom it knows.
+// This node in its cluster: its sessions, the KV rows that it sends and receives, and the other nodes that it knows.
 
 import { bytes, count, element } from "./format.js";
 

@@ -1,4 +1,4 @@
-// The KV pages as a map, a cell for each page or group of pages, and what there is of each kind.
+// The KV pages as a map, a cell for each page or group of pages, and the number of pages of each kind.
 
 import { colour, prepare } from "./chart.js";
 import { count, element } from "./format.js";
@@ -16,7 +16,7 @@ const NUM_ALWAYS_SHOWN = 3;
 const MAX_CELL = 13;
 const MIN_CELL = 3;
 
-/** A pool that is nearly free has little to show. Once it was used more, its map stays large. */
+/** The map is low while nearly all pages are free. Once more pages were used, it stays high. */
 const LOW_HEIGHT = 90;
 const HEIGHT = 190;
 const NEARLY_FREE = 0.9;
@@ -66,7 +66,7 @@ export class PageMap {
   #describe(perCell) {
     const { kv } = this;
     const shown = KINDS.filter(([, , , field], index) => index < NUM_ALWAYS_SHOWN || kv[field] > 0);
-    // What is received or held is in use as well, and has a colour of its own.
+    // Received and held pages count as in use, too, but have colours of their own.
     const numbers = { ...kv, in_use: kv.in_use - kv.received - kv.held };
     const parts = shown.map(([, , name, field]) => `${count(numbers[field])} ${name}`);
     const others = [["pinned", kv.pinned], ["in host memory", kv.spilled]].filter(([, num]) => num > 0);
@@ -79,7 +79,7 @@ export class PageMap {
   }
 }
 
-/** The largest cells with which all of them fit. */
+/** Returns the largest size of a cell with which all cells fit. */
 function cellSize(num, width, maxHeight) {
   for (let size = MAX_CELL; size > MIN_CELL; size -= 1) {
     if (Math.ceil(num / Math.floor(width / size)) * size <= maxHeight) {

@@ -1,8 +1,8 @@
-// How an answer goes: its tokens and times, while it comes and when it has ended.
+// The progress of an answer: its tokens and times, while it arrives and when it has ended.
 
 import { count, duration, rate } from "./format.js";
 
-/** Tokens that came in one piece say nothing about the speed at which they were made, only about that of the whole. */
+/** Tokens within a shorter time came in one piece, so their speed is given with the time of the prompt. */
 const MIN_RATE_MS = 50;
 
 export class Progress {

@@ -21,7 +21,7 @@ export function drawRequests({ running, waiting, receiving, list }) {
   more.textContent = `… and ${count(num - rows.length)} more`;
 }
 
-/** Claims nothing about requests while the server does not tell. */
+/** Empties the table while the server reports no requests, for example without a connection. */
 export function forgetRequests() {
   at("no-requests").hidden = false;
   at("no-requests").textContent = NOT_KNOWN;

@@ -43,7 +43,7 @@ export class Sampling {
   showDefaults(defaults) {
     for (const [name, input] of this.inputs) {
       const value = defaults[name];
-      // No limit and no seed are -1.
+      // The server writes "no limit" and "no seed" as -1.
       input.placeholder = typeof value === "number" && value >= 0 ? `${value}` : "default";
     }
   }
@@ -70,7 +70,7 @@ export class Sampling {
     }
   }
 
-  /** Shows beside an input why its value was refused. The input, or `null` if the refusal is about none of them. */
+  /** Shows beside an input why its value was refused. Returns the input, or `null` if the field has no input here. */
   mark(param, message) {
     const name = param.split("[")[0];
     const input = this.inputs.get(name);

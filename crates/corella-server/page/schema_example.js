@@ -2,7 +2,7 @@
 
 const MAX_DEPTH = 4;
 
-/** Fields whose schema allows more than makes sense. */
+/** Example values for fields whose schema is wider than sensible values. */
 const KNOWN = {
   messages: [{ role: "user", content: "Tell me a story about a cat who found a key." }],
   prompt: "Once upon a time",
@@ -25,7 +25,7 @@ export function exampleCall(method, path, requestBody, api, server) {
   const parts = [`curl ${server}${path}`];
   if (json) {
     parts.push("-H 'content-type: application/json'");
-    // A shell ends the text at such a sign.
+    // A single quote would end the shell's text.
     parts.push(`-d '${JSON.stringify(valueOf(json, api, 0)).replaceAll("'", "'\\''")}'`);
   } else if (requestBody) {
     parts.push("-F purpose=batch -F file=@requests.jsonl");

@@ -8,7 +8,7 @@ const KEY = "corella.settings";
 const at = (id) => document.getElementById(id);
 
 export class Settings {
-  /** `onProbabilities` is called when they are switched on or off. */
+  /** `onProbabilities` is called when probabilities are switched on or off. */
   constructor(onProbabilities) {
     const stored = readJson("browser", KEY) ?? {};
     this.sampling = new Sampling(at("sampling"), stored.sampling ?? {}, () => this.#save());
@@ -38,7 +38,7 @@ export class Settings {
     return at("probabilities").checked;
   }
 
-  /** Leads to the control that a refusal is about, if there is one. */
+  /** Focuses the control of the refused field, if there is one. */
   mark(error) {
     const input = error.param && this.sampling.mark(error.param, error.message);
     if (input) {
@@ -56,7 +56,7 @@ export class Settings {
     this.#summarise();
   }
 
-  /** What differs from the defaults, for those who have not opened the settings. */
+  /** Shows the settings that differ from the defaults, for readers who have not opened the dialog. */
   #summarise() {
     const parts = Object.entries(this.sampling.values()).map(([name, value]) => `${name} ${value}`);
     if (this.system.trim() !== "") {

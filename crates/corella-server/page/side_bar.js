@@ -12,11 +12,11 @@ const DAY_MS = 86_400_000;
 
 const at = (id) => document.getElementById(id);
 
-/** Where the side bar stands beside the chat. */
+/** Screens on which the side bar is beside the chat. */
 const WIDE = matchMedia("(min-width: 900px)");
 
 export class SideBar {
-  /** `currentId` returns the id of the chat on the page, which `open` replaces. `removed` is called behind a removal. */
+  /** `currentId` returns the id of the shown chat, `open` shows another one. `removed` is called after a removal. */
   constructor({ currentId, open, removed }) {
     Object.assign(this, { currentId, open, removed });
     /** The chat that was deleted last, until another one is opened. */
@@ -47,7 +47,7 @@ export class SideBar {
     const isOver = isShown && !WIDE.matches;
     at("side").hidden = !isShown;
     at("side-shade").hidden = !isOver;
-    // Behind the list nothing can be used.
+    // Controls behind the list cannot be used.
     for (const id of ["chat", "engine", "strip"]) {
       at(id).inert = isOver;
     }
@@ -55,7 +55,7 @@ export class SideBar {
     this.draw();
   }
 
-  /** Closes a list that lies over the chat. False if none does. */
+  /** Closes the list if it lies over the chat, and returns whether it did. */
   close() {
     if (at("side-shade").hidden) {
       return false;
@@ -66,7 +66,7 @@ export class SideBar {
   }
 
   draw() {
-    // A name that is being written is not lost.
+    // The list is not redrawn while a name is being written, so that the name is not lost.
     if (at("side").hidden || at("chat-groups").querySelector("input")) {
       return;
     }
@@ -135,7 +135,7 @@ export class SideBar {
     };
     input.addEventListener("keydown", (event) => {
       if (event.key === "Enter" || event.key === "Escape") {
-        // Escape is not meant for an answer that still comes.
+        // Escape ends the renaming, and must not stop an answer that is still arriving.
         event.stopPropagation();
         end(event.key === "Enter");
       }
@@ -154,7 +154,7 @@ export class SideBar {
   }
 }
 
-/** The heading of a chat that was last used at a time. */
+/** Returns the heading for the age of a chat. */
 function ageOf({ saved }) {
   const midnight = new Date().setHours(0, 0, 0, 0);
   const limits = [["Today", midnight], ["Yesterday", midnight - DAY_MS], ["Last 7 days", midnight - 7 * DAY_MS]];
@@ -162,7 +162,7 @@ function ageOf({ saved }) {
   return age;
 }
 
-/** The chats by their age, as they come. */
+/** Groups chats by their age, in the given order. */
 function grouped(chats) {
   const groups = new Map();
   for (const chat of chats) {

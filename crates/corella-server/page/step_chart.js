@@ -47,7 +47,7 @@ export class StepChart {
     const { context } = surface;
     const total = (step) => step.prefill + step.decode + step.draft;
     const most = Math.max(8, ...this.steps.map(total));
-    // A quarter of each is whole, so that the label at half height is true.
+    // The label at half height is a quarter of `top`, which is always a whole number.
     const top = ceiling(most, [2, 4, 8, 20]);
     const area = frame(surface, top / 4, top, count);
     const colours = KINDS.map(colour);

@@ -1,10 +1,10 @@
-// The browser's storage, which may be closed, full, or hold what another version of the page wrote.
+// The browser's storage, which may be closed or full, or may hold data of another version of the page.
 //
 // A page must work without it, so nothing here throws.
 
 const AREAS = { tab: () => sessionStorage, browser: () => localStorage };
 
-/** `null` where there is nothing. */
+/** Returns the text of a key, or `null` if there is none. */
 export function readText(area, key) {
   try {
     return AREAS[area]().getItem(key);
@@ -13,7 +13,7 @@ export function readText(area, key) {
   }
 }
 
-/** False if it could not be kept. */
+/** Returns false if the text could not be stored. */
 export function writeText(area, key, text) {
   try {
     AREAS[area]().setItem(key, text);
@@ -23,7 +23,7 @@ export function writeText(area, key, text) {
   }
 }
 
-/** `null` where there is nothing that can be read. */
+/** Returns the value of a key, or `null` if there is none or it is not JSON. */
 export function readJson(area, key) {
   try {
     return JSON.parse(readText(area, key));

@@ -1,6 +1,6 @@
 // The tokens of an answer, each with how likely it was and what else was likely.
 //
-// The list is one stop of the keyboard; arrows move within it. Pointer, touch and keyboard all show the same card.
+// The tab key stops once at the list, and arrow keys move within it. Pointer, touch and keyboard show the same card.
 
 import { element, percent } from "./format.js";
 
@@ -10,7 +10,7 @@ let shown = null;
 /** Tokens with their alternatives, as they come in the `logprobs` of chunks. */
 export function tokensOf(logprobs, decoder) {
   return (logprobs?.content ?? []).map(({ token, bytes, logprob, top_logprobs }) => {
-    // A character may be cut by tokens. It is shown with the last of them.
+    // A character may have several tokens. It is shown with the last token.
     const text = bytes ? decoder.decode(new Uint8Array(bytes), { stream: true }) : token;
     return [text, logprob, (top_logprobs ?? []).map((other) => [other.token, other.logprob])];
   });
@@ -40,7 +40,7 @@ export class TokenList {
     });
   }
 
-  /** Takes the mark from the token that the card is about, and the card away. */
+  /** Unmarks the token of the card, and hides the card. */
   dismiss() {
     this.#select(-1);
   }
@@ -103,7 +103,7 @@ export class TokenList {
   }
 }
 
-/** 4 for the likely, 0 for the most surprising. */
+/** Returns the level of a probability: 4 for likely tokens, 0 for the least likely ones. */
 function level(probability) {
   return probability >= 0.9 ? 4 : probability >= 0.5 ? 3 : probability >= 0.2 ? 2 : probability >= 0.05 ? 1 : 0;
 }
@@ -155,7 +155,7 @@ function place() {
   card.style.top = `${top}px`;
 }
 
-/** Puts the card away. False if there was none. */
+/** Hides the card. Returns false if there was none. */
 export function dismissCard() {
   const owner = shown?.owner;
   owner?.dismiss();

@@ -1,4 +1,4 @@
-//! Adapters, which callers name instead of the model.
+//! LoRA adapters. A caller names an adapter in `model` instead of the base model.
 
 pub mod adapter_name;
 pub mod adapter_use;

@@ -1,4 +1,4 @@
-//! Runs batches after the requests of waiting clients.
+//! Runs batches. Requests of waiting clients come first.
 
 mod ending;
 mod input_check;
@@ -44,6 +44,6 @@ async fn sweep(batches: &Arc<Batches>) {
         batches.files.sweep(is_needed)
     });
     if let Ok(Err(error)) = swept.await {
-        tracing::error!(%error, "files whose time is over cannot be deleted");
+        tracing::error!(%error, "expired files cannot be deleted");
     }
 }

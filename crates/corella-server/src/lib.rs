@@ -2,8 +2,8 @@
 //!
 //! A request passes `http/router.rs`, then an endpoint, such as `endpoint/chat_completions.rs`, which has it parsed,
 //! checked and tokenised on a thread of `text/text_thread.rs`. `call/generation.rs` reads the engine's token streams as
-//! text, which leaves as events of `call/sse.rs` or as one JSON object. Embeddings and scores need vectors instead of
-//! text, which `call/pooled_call.rs` computes.
+//! text, which leaves as events of `call/sse.rs` or as one JSON object. For embeddings and scores,
+//! `call/pooled_call.rs` computes hidden states instead of text.
 //!
 //! The rooms of the crate, from bottom to top. A room uses only rooms that this list names before it:
 //!

@@ -39,7 +39,7 @@ impl LocalClient {
         }
     }
 
-    /// Returns a client for the lines of a batch, which wait for other requests.
+    /// Returns a client for the lines of a batch. Requests of waiting clients come before this client's requests.
     pub(crate) fn for_batch(state: Arc<ServerState>) -> Self {
         let mut extensions = Extensions::new();
         extensions.insert(Background);
@@ -66,7 +66,8 @@ impl LocalClient {
         client
     }
 
-    /// Returns the same client, whose requests have a number in their run. It keys their draws with the server's seed.
+    /// Returns the same client, whose requests have this number. The server's seed and the number determine the seed of
+    /// a request without `seed`.
     pub fn with_number(&self, number: u64) -> Self {
         let mut client = self.clone();
         client.extensions.insert(RequestNumber(number));

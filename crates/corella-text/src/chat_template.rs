@@ -30,7 +30,7 @@ use crate::template::jinja_builtin::add_builtins;
 use crate::template::strftime::strftime;
 use crate::template::template_source::rewritten_source;
 
-/// The fuel that a conversation gives the template engine, which pays with it for steps and memory: a fixed amount, and
+/// The fuel that the template engine may spend on the steps and the memory of one conversation: a fixed amount, and
 /// more for each byte of the conversation. A message or a tool takes some hundreds, but some templates look at all
 /// messages again for each message.
 const LEAST_FUEL: u64 = 1_000_000;
@@ -64,7 +64,7 @@ pub struct ChatTemplate {
     tool_support: OnceLock<ToolSupport>,
 }
 
-/// The contents of those of a checkpoint's files that may have its chat template.
+/// The contents of the checkpoint files that may have a chat template.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TemplateFiles<'a> {
     pub tokenizer_config_json: Option<&'a [u8]>,

@@ -47,7 +47,7 @@ impl fmt::Display for TextError {
                 f,
                 "holds a stretch of more than {max_bytes} bytes without a word boundary"
             ),
-            Self::Abandoned => f.write_str("nobody waits for the answer any more"),
+            Self::Abandoned => f.write_str("the client no longer waits for the answer"),
             Self::TokenizerConfig(reason) => f.write_str(reason),
             Self::TemplateSyntax(reason) => write!(f, "chat template: {reason}"),
             Self::TemplateRaised(reason) => f.write_str(reason),

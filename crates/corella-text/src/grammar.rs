@@ -98,7 +98,7 @@ impl GrammarCompiler {
         let mut words: Vec<_> = (0..vocab_size as u32)
             .map(|id| word(tokenizer, id))
             .collect();
-        // The end of an answer is none of the model's tokens, so it has a token of its own here, after the model's.
+        // The end of an answer has a token of its own here, after the model's tokens.
         let end = words.len() as u32;
         words.push(special_word("<end of the answer>"));
         let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
@@ -442,8 +442,8 @@ fn single(source: &GrammarSource) -> GrammarWithLexer {
         GrammarSource::JsonSchema(schema) => json_grammar(schema.clone()),
         GrammarSource::Regex(regex) => GrammarWithLexer::from_regex(regex),
         GrammarSource::Choice(texts) => {
-            // All texts make one terminal, because the parser would have an item for each of several. A terminal cannot
-            // be empty.
+            // All texts form one terminal. With one terminal for each text, the parser would have an item for each. A
+            // terminal cannot be empty.
             let (empty, texts): (Vec<_>, Vec<_>) = texts.iter().partition(|text| text.is_empty());
             let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
             let lark = match (&empty[..], &texts[..]) {

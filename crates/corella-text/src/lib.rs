@@ -1,7 +1,7 @@
 //! Text for a language model: tokenizer, chat templates, incremental detokenizer, stop strings, and
 //! the parts of replies.
 //!
-//! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
+//! The rooms of the crate, from bottom to top. A room uses only rooms above it in this list:
 //!
 //! * `error`: errors of tokenizers and templates.
 //! * `recent_cache`: a cache of the values that were used last.

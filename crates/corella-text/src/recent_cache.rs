@@ -117,7 +117,7 @@ mod tests {
         for name in ["a", "b", "c", "d", "e"] {
             cache.keep(name, 2, 9);
             assert_eq!(cache.find(name), Some(2));
-            let generations = cache.generations.lock().expect("nobody panics");
+            let generations = cache.generations.lock().expect("no holder panics");
             let weights = generations.each_ref().map(|generation| {
                 let weight = generation
                     .entries

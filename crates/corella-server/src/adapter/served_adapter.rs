@@ -1,4 +1,4 @@
-//! Adapters, which callers name instead of the model.
+//! The LoRA adapters that callers can name in `model`, and the loading of adapters.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -24,8 +24,8 @@ pub trait AdapterLoader: Send + Sync {
 }
 
 const MAX_NAME_BYTES: usize = 256;
-/// Limits the adapters that are read at the same time. Each has a thread of its own: a stalled file system holds up no
-/// other work.
+/// Limits the adapters that are read at the same time. Each is read on a thread of its own, so a stalled file system
+/// holds up no other work.
 const MAX_NUM_READ: usize = 4;
 
 /// The served adapters.
@@ -46,7 +46,7 @@ struct Table {
     by_name: BTreeMap<String, AdapterState>,
     /// Number of loads begun since the start.
     num_loads: u64,
-    /// Number of adapters being read, including unloaded ones.
+    /// Number of adapters being read. An adapter that is unloaded meanwhile counts until its read has ended.
     num_read: usize,
 }
 
@@ -167,8 +167,8 @@ impl ServedAdapters {
         load.run()
     }
 
-    /// Reads an adapter on a thread of its own. An adapter that takes too long is given up, even if its caller has
-    /// left; its thread ends when the file system answers.
+    /// Reads an adapter on a thread of its own. A load that exceeds `load_timeout` is given up, even if the caller has
+    /// left. The thread ends when the file system answers.
     pub async fn load(&self, name: &str, path: &str) -> Result<(), ApiError> {
         let (load, unloaded) = self.begin(name, path)?;
         let wait = Wait {

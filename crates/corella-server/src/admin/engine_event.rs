@@ -26,7 +26,7 @@ pub fn server_event(state: &ServerState, interval_ms: u64) -> Value {
 }
 
 /// Returns the event of a snapshot, with the latency since the last snapshot. `number` counts the snapshots: a gap
-/// shows that the reader was too slow for some.
+/// shows that the reader was too slow and has missed some.
 pub fn snapshot_event(
     state: &ServerState,
     number: u64,
@@ -53,7 +53,7 @@ pub fn snapshot_event(
         },
         "kv": kv(snapshot),
         "steps": steps.map(|record| step(record, now_us)).collect::<Vec<_>>(),
-        // `null` if no token came.
+        // `null` if no token came since the last snapshot.
         "latency": {
             "time_to_first_token": recent.time_to_first_token.take(),
             "inter_token": recent.inter_token.take(),

@@ -42,7 +42,8 @@ async fn make_snapshots(state: Arc<ServerState>) {
     let mut number = 0;
     let mut due = Instant::now();
     while !feed.try_stop(recent) {
-        // A lost engine ends the watch. If the engine's loop is stuck, no snapshot comes, which readers see.
+        // A lost engine ends the watch. If the engine's loop is stuck, no snapshot comes, and readers see that the
+        // stream stands still.
         if let Ok(Some(snapshot)) = timeout(INTERVAL, watch.snapshot()).await {
             let mut events = Events::default();
             let snapshot = snapshot_event(&state, number, &snapshot, recent);

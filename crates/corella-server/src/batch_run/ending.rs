@@ -62,8 +62,8 @@ impl Run {
 
     /// Ends the batch as failed. The answers written so far become files, too.
     ///
-    /// If the disk refuses even this end, callers see the end and the files as long as the server runs. The next start
-    /// of the server finds an unfinished batch and continues it.
+    /// If the disk refuses this record, too, callers see the end and the files only as long as the server runs. The
+    /// next start of the server finds an unfinished batch and continues it.
     pub(super) async fn end_as_failed(&self, errors: Vec<BatchError>) {
         self.batches.free_end(&self.id);
         for num_tried in 1..=NUM_DISK_TRIES {
@@ -79,7 +79,7 @@ impl Run {
         }
         tracing::error!(
             batch = self.id,
-            "a batch's end cannot be written; it goes on when the server is started again"
+            "a batch's end cannot be written; the batch continues after the server's next start"
         );
         let Some(record) = self.batches.change(&self.id, |_| {}) else {
             return;
@@ -109,7 +109,7 @@ impl Run {
         self.publish().await
     }
 
-    /// Returns new ids for the files of answers and of failures. A file without lines gets none.
+    /// Returns new ids for the files of answers and of failures. A file without lines gets no id.
     fn new_file_ids(&self) -> [Option<String>; 2] {
         let paths = [
             self.batches.answers_path(&self.id),
@@ -156,7 +156,7 @@ impl Output {
     }
 }
 
-/// Turns a batch's lines into files with records, and removes its other files.
+/// Turns the lines of a batch's answers and failures into files with records, and removes the batch's other files.
 fn publish(batches: &Batches, record: &BatchRecord) -> io::Result<()> {
     for output in outputs(batches, record) {
         let file = batches.files.path_of(&output.id);
@@ -167,15 +167,15 @@ fn publish(batches: &Batches, record: &BatchRecord) -> io::Result<()> {
         let num_bytes = fs::metadata(&file)?.len();
         batches.files.publish(output.record(record, num_bytes))?;
     }
-    // What remains at these paths is an empty file, or a second link to a file that `show` made.
+    // A file that is still at one of these paths is empty, or `show` has linked it under its id.
     remove_if_there(&batches.answers_path(&record.id))?;
     remove_if_there(&batches.failures_path(&record.id))?;
     batches.free_end(&record.id);
     Ok(())
 }
 
-/// Links a batch's lines as files without records on disk, and returns the files' ids. The next start of the server
-/// still finds the lines at their old paths.
+/// Links the lines of a batch's answers and failures as files, keeps the files' records in memory only, and returns the
+/// files' ids. The next start of the server still finds the lines at their old paths.
 fn show(batches: &Batches, record: &BatchRecord) -> Vec<String> {
     let show_one = |output: Output| -> io::Result<String> {
         let file = batches.files.path_of(&output.id);

@@ -21,7 +21,7 @@ pub struct Background;
 #[derive(Clone, Copy)]
 pub struct OnlyCheck;
 
-/// The number of a request in its run, from 0, if its sender counts its requests.
+/// The sender's number for a request, from 0. The request's default seed depends on this number.
 #[derive(Clone, Copy)]
 pub struct RequestNumber(pub u64);
 
@@ -35,17 +35,17 @@ pub struct CallContext {
     pub trace: Option<TraceScope>,
     /// `None` if the call has no line in the log.
     pub line: Option<Arc<RequestLine>>,
-    /// Whether other requests come first.
+    /// Whether requests of waiting clients come first.
     pub is_background: bool,
     /// Whether the caller asks to explain the prompt's hits and misses in the prefix cache.
     pub explains_cache: bool,
     /// Whether the request is checked and not computed.
     pub is_only_check: bool,
-    /// `None` if the server counts.
+    /// The sender's number for the request. With `None`, the server numbers the call.
     pub number: Option<u64>,
 }
 
-/// Asks for explanations. The only one is `cache`.
+/// The header that asks for an explanation. Its only value is `cache`.
 const EXPLAIN: HeaderName = HeaderName::from_static("x-corella-explain");
 
 impl CallContext {

@@ -1,4 +1,4 @@
-//! The engine of calls: it generates their tokens, and knows the text of the tokens.
+//! The parts that calls share: the generator of tokens, the served model and the memory of earlier prompts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub struct CallEngine {
     pub prompts: Arc<PromptMemory>,
     /// An atomic, because every token reads it.
     is_cutting_off: AtomicBool,
-    /// The number of calls without a number of their own.
+    /// The number of calls so far that their senders did not number.
     num_calls: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ impl CallEngine {
         }
     }
 
-    /// Returns the seed of a call that gives none. `number` is the call's number, if its sender counts.
+    /// Returns the seed of a call without `seed`. `number` is the sender's number for the call, if there is one.
     pub fn default_seed(&self, number: Option<u64>) -> u64 {
         let number = number.unwrap_or_else(|| self.num_calls.fetch_add(1, Ordering::Relaxed));
         let seed = self.served.config.seed;

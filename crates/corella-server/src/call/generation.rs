@@ -39,7 +39,7 @@ pub struct Generation {
 pub struct ChoiceDelta {
     /// Index of the choice within the call: prompt × number of choices + choice.
     pub index: usize,
-    /// The new text of a completion. It is empty in a reply of a conversation, which has parts.
+    /// The new text of a completion. In a reply of a conversation it is empty, and `parts` has the text.
     pub text: String,
     /// New parts of a reply. Text that may still turn out to be markup is held back.
     pub parts: Vec<ReplyPart>,
@@ -51,7 +51,7 @@ pub struct ChoiceDelta {
     pub tokens: Vec<TokenId>,
     /// The prompt's tokens, if token ids were requested, in the first delta of the choice.
     pub prompt_tokens: Option<Arc<[TokenId]>>,
-    /// The tokens of the prompt, and those of this choice so far.
+    /// The numbers of tokens of the prompt and of this choice so far.
     pub usage: Usage,
     /// The durations of the choice's stages, in its last delta.
     pub times: Option<ChoiceTimes>,
@@ -102,7 +102,8 @@ impl Generation {
         for (at, prompt) in prompts.into_iter().enumerate() {
             let mut sampling = params.sampling.clone();
             if !params.has_own_seed {
-                // The prompts share a seed, and draws differ by choice.
+                // All prompts share the call's default seed. Each choice of the call has its own number, so that the
+                // draws differ.
                 sampling.choice = at as u32 * params.num_choices;
             }
             let tail = prompt.tokens.len().saturating_sub(PROMPT_TAIL_TOKENS);
@@ -323,7 +324,7 @@ impl Drop for Generation {
 struct Choice {
     /// `None` when the choice has finished.
     stream: Option<TokenStream>,
-    /// Only the first choice of a prompt has it.
+    /// Only the first choice of a prompt has a watch.
     watch: Option<PromptWatch>,
     text: TextStream,
     reply: Option<ReplyParser>,
@@ -333,7 +334,7 @@ struct Choice {
     logprob_sum: f64,
     num_logprobs: u32,
     returns_token_ids: bool,
-    /// The delta that the next tokens complete.
+    /// The next delta, which collects output until it is returned.
     next: ChoiceDelta,
     num_prompt_tokens: u32,
     num_cached_tokens: u32,

@@ -1,5 +1,5 @@
-//! The field `kv_transfer_params`: with it, a proxy has one server compute a prompt and another decode. Its content is
-//! the two servers' matter: this crate passes it on, and only reads `do_remote_decode`.
+//! The field `kv_transfer_params`, by which a proxy has one server compute a prompt and another server decode. This
+//! crate passes the field's content on, and reads only `do_remote_decode`.
 
 use corella_engine::Generate;
 use serde_json::{Map, Value};

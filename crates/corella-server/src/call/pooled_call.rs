@@ -272,7 +272,7 @@ impl PooledCall {
     }
 }
 
-/// A client that leaves drops the call, and with it the streams, which aborts their requests.
+/// If the client leaves, the call and its streams are dropped, which aborts their requests.
 impl Drop for PooledCall {
     fn drop(&mut self) {
         if !self.running.is_empty() {

@@ -1,8 +1,8 @@
 //! Remembers which prompts each caller has sent, to tell why a prompt is not cached.
 //!
 //! The memory has a hash of each page of earlier prompts and answers, chained like the hashes of blocks and seeded with
-//! the caller. So a caller learns only about their own prompts: what others sent, and what was evicted of it, changes
-//! no answer of the memory. It is bounded, and forgets the oldest pages first.
+//! the caller. So a caller learns only about their own prompts: prompts of other callers, and evictions of their pages,
+//! change no answer of the memory. The memory is bounded, and forgets the oldest pages first.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashSet, VecDeque};
@@ -111,8 +111,8 @@ impl PromptMemory {
         }
     }
 
-    /// Hashes of a prompt's first page, without its salt and without its adapter. Each has the cause that an equal hash
-    /// shows.
+    /// Hashes of a prompt's first page, without its salt and without its adapter. Each hash comes with the cause of the
+    /// miss if the memory has an equal hash.
     fn marks(
         &self,
         caller: u64,

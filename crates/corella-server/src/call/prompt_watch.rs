@@ -10,7 +10,7 @@ use crate::call::prompt_memory::{PromptMemory, RecalledPrompt};
 use crate::text::sampling_fields::GenerationParams;
 use crate::wire::cache_explanation::{CacheExplanation, CachedTokens, MissCause, PromptPlace};
 
-/// The limit of tokens and characters of an explanation's text, on each side of the place.
+/// Limits of each of an explanation's two texts: the text before the first computed token, and the text after it.
 const MAX_TEXT_TOKENS: usize = 32;
 const MAX_TEXT_CHARS: usize = 48;
 
@@ -64,7 +64,8 @@ impl PromptWatch {
         }
     }
 
-    /// Adds a token of the answer. Rows are computed up to the token before it, so that a page is whole only now.
+    /// Adds a token of the answer. The rows of all tokens before it are computed by now, so a page that these tokens
+    /// fill is complete only now.
     fn push(&mut self, token: TokenId) {
         if self.tail.len() == self.memory.page_size() {
             self.prompt.add_page(&self.tail);
@@ -100,7 +101,7 @@ impl Drop for PromptWatch {
     }
 }
 
-/// The place at `position` in a prompt.
+/// Returns the texts around `position` in a prompt.
 fn place(tokenizer: &Tokenizer, tokens: &[TokenId], position: u32) -> PromptPlace {
     let (before, after) = tokens.split_at(tokens.len().min(position as usize));
     let before = &before[before.len().saturating_sub(MAX_TEXT_TOKENS)..];

@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn no_rounding_adds_up() {
-        // Seven per minute do not divide a second; a million small steps still equal one long step.
+        // Seven per minute are no whole number per microsecond. A million small steps still equal one long step.
         let mut small = RateLimit::new(7, 0);
         let mut large = RateLimit::new(7, 0);
         small.take(0, 7);

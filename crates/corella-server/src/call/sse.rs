@@ -125,7 +125,7 @@ fn stream_response(body: Body, content_type: &'static str) -> Response {
 /// A stream checks for silence at the end of each period.
 const SILENCE_PERIOD: Duration = Duration::from_secs(5);
 
-/// Notices that a stream was silent for one to two periods, at no cost for each token.
+/// Notices a silent stream, one to two periods after its last output. The timer is not reset for each token.
 struct Silence {
     period: Duration,
     end_of_period: Pin<Box<Sleep>>,

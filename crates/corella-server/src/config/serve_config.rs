@@ -38,9 +38,10 @@ pub struct ServeConfig {
     /// How hidden states become vectors and scores.
     pub sentence: SentenceConfig,
     pub end_token_ids: Vec<TokenId>,
-    /// Without a default here, OpenAI's counts.
+    /// Defaults of the sampling fields. A field without a default here has OpenAI's default.
     pub generation_defaults: GenerationDefaults,
-    /// Makes seeds for requests without one, by the number of the request; `None` draws a different seed each time.
+    /// The server's seed. This seed and a request's number determine the seed of a request without `seed`. With `None`,
+    /// such a request gets a random seed.
     pub seed: Option<u64>,
     /// Limits the alternatives of `logprobs`.
     pub max_logprobs: u32,
@@ -68,7 +69,7 @@ pub struct ServeConfig {
     pub tracer: Option<Tracer>,
     /// Whether the log gets a line for each answered request.
     pub logs_requests: bool,
-    /// Whether every answer explains what the prefix cache had of its prompt.
+    /// Whether every answer explains which part of its prompt was cached, and why the rest was not.
     pub explains_cache: bool,
     /// Limits the time to read an adapter.
     pub adapter_load_timeout: Duration,
@@ -150,8 +151,8 @@ impl ServeConfig {
         self.sentence.pooling.unwrap_or(unsaid)
     }
 
-    /// Returns the names of which an API key needs one to use `name`. For a name of the model, they include its short
-    /// names, and for a short name also all served names.
+    /// Returns the names that permit the use of `name`: an API key needs only one of them. For a served name, these are
+    /// the name and all short names (`other_names`). For a short name, these are all served names and all short names.
     pub(crate) fn names_like<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let is_among = |names: &[String]| names.iter().any(|known| known == name);
         let short = &self.other_names;

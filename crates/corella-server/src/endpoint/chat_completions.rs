@@ -232,7 +232,7 @@ impl ChunkEncoder for ChatChunks {
         if deltas.is_empty() && !delta.logprobs.is_empty() {
             deltas.push(ChatDelta::text(""));
         }
-        // The log-probabilities and ids of tokens come with the first part that the tokens gave.
+        // The first part of the delta carries the log-probabilities and ids of all its tokens.
         let mut logprobs = logprobs_of(self.format.token_names(served), &delta.logprobs);
         for content in deltas {
             let content = ChatChunkChoice {

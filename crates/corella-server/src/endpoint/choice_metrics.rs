@@ -21,7 +21,7 @@ pub struct ChoiceMetrics {
 }
 
 impl ChoiceMetrics {
-    /// Returns the times of a choice that ends with this delta, if it has a token.
+    /// Returns the times of a choice that ends with this delta, or `None` if the choice has no token.
     pub fn of(delta: &ChoiceDelta) -> Option<Self> {
         let times = delta.times?;
         let arrival = times.arrival_time.duration_since(UNIX_EPOCH).ok()?;

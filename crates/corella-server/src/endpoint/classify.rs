@@ -39,7 +39,7 @@ pub async fn classify(
         let fields: ClassifyFields = body.parse()?;
         body.check_fields(served.field_check(Endpoint::Classify))?;
         let model = served.check_name(pooling.model.as_deref())?;
-        // A decoder that reranks only takes pairs.
+        // A decoder with a classification head is a reranker, which takes only pairs of texts.
         let head = served.config.sentence.classes.as_ref();
         let Some(head) = head.filter(|_| served.config.is_encoder) else {
             return Err(ApiError::no_classes(served.config.model_name()));

@@ -167,7 +167,7 @@ pub fn check_dimensions(asked: Option<usize>, config: &ServeConfig) -> Result<us
     }
 }
 
-/// Refuses a model with a classification head, which makes no vectors.
+/// Refuses a model with a classification head, because such a model makes no vectors.
 pub fn check_vectors(config: &ServeConfig) -> Result<(), ApiError> {
     match &config.sentence.classes {
         None => Ok(()),

@@ -125,7 +125,7 @@ pub async fn upload_file(
         Some(PURPOSE) => {}
         None => return Err(ApiError::invalid("purpose", "is required")),
         Some(_) => {
-            let message = "must be \"batch\": files serve nothing else here";
+            let message = "must be \"batch\": this server has files for batches only";
             return Err(ApiError::invalid("purpose", message));
         }
     }

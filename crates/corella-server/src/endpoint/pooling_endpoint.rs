@@ -12,8 +12,8 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
 use crate::wire::request_body::RequestBody;
 
-/// Computes hidden states: `prepare` makes texts of a body, and `finish` makes the answer from the hidden states of the
-/// texts. Both run on text threads.
+/// Computes hidden states: `prepare` reads the texts from a body, and `finish` makes the answer from the hidden states
+/// of the texts. Both run on text threads.
 pub async fn serve_pooled<F: Send + 'static, R: Send + 'static>(
     state: &ServerState,
     context: &CallContext,
@@ -32,7 +32,7 @@ pub async fn serve_pooled<F: Send + 'static, R: Send + 'static>(
     let prepare = move |served: &ServedModel, caller: &Caller| prepare(served, &body, caller);
     let texts = state.run_blocking(num_bytes, prepare).await?;
     let pooled = pool(&state.calls, context, texts, timer).await?;
-    // A million numbers take some tens of milliseconds, in a head or as JSON.
+    // A head takes some tens of milliseconds for a million numbers, and so does writing them as JSON.
     let num_bytes = pooled.states.len() * size_of::<f32>() * state.config.hidden_size;
     let finish = move |served: &ServedModel, _: &Caller| finish(pooled, &served.config);
     state.run_blocking(num_bytes, finish).await

@@ -48,8 +48,8 @@ struct RerankFields {
 
 /// How scores are computed from hidden states.
 enum Scoring {
-    /// By the cosine between texts of two sides. The first `num_first` prompts are the first side: one for each text of
-    /// the second side, or one for all.
+    /// By the cosine between the vectors of a first and a second text. The first `num_first` prompts are the first
+    /// texts: one for each second text, or one for all second texts.
     Cosine { num_first: usize },
     /// Each prompt is a pair of texts.
     Pairs,
@@ -190,8 +190,8 @@ pub async fn rerank(
     })))
 }
 
-/// SGLang's gateway writes this name into a request to `/v1/rerank` whose body names no model. It means the served
-/// model, if the server has just one.
+/// SGLang's gateway writes this name into a request to `/v1/rerank` whose body names no model. The name then means the
+/// served model, if the server has only one.
 const UNKNOWN_MODEL: &str = "unknown";
 
 fn prepare_rerank(

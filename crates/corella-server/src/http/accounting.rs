@@ -64,8 +64,8 @@ pub async fn count_request(
 /// The status that nginx logs when a client closes the connection before its answer is complete.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Counts its request when it is dropped. If the client leaves, the handler is dropped and with it this record, whose
-/// status is then 499.
+/// Counts its request when it is dropped. If the client leaves, the handler and this record are dropped, and the status
+/// is still the initial 499.
 struct Record {
     state: Arc<ServerState>,
     name: Option<RequestName>,

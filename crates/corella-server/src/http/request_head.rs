@@ -1,5 +1,5 @@
-//! Refuses a request that a proxy before this server may read differently, so that each could take another part of the
-//! connection for the next request.
+//! Refuses a request that a proxy in front of this server may read differently. Otherwise the proxy and this server
+//! could disagree where the next request on the connection begins (request smuggling).
 
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, HOST, TRANSFER_ENCODING};

@@ -120,8 +120,8 @@ fn count(fields: &Map<String, Value>, key: &str, min: u64) -> Result<Option<usiz
     }
 }
 
-/// Returns host and port, and whether this server binds them. As in vLLM, it binds the hosts `*` and `0.0.0.0` and all
-/// with `::`.
+/// Returns `HOST:PORT`, and whether this server binds it. As in vLLM, this server binds the hosts `*` and `0.0.0.0`,
+/// and every host that contains `::`.
 fn address(key: &str, endpoint: &str) -> Result<(String, bool), String> {
     let wrong = |why: &str| format!("{key}: {endpoint} {why}; for example {DEFAULT_ENDPOINT}");
     let Some(address) = endpoint.strip_prefix("tcp://") else {

@@ -81,8 +81,8 @@ impl Subscriptions {
         self.0.iter().any(|prefix| topic.starts_with(prefix))
     }
 
-    /// Handles a subscription or its end, which is a command or, before version 3.1, a message. A publisher ignores all
-    /// other messages.
+    /// Handles a frame that begins or cancels a subscription. Such a frame is a command or, before ZMTP 3.1, a message.
+    /// A publisher ignores all other messages.
     fn handle(&mut self, frame: &Frame) -> Result<(), ZmtpError> {
         let (is_begin, prefix) = match frame.is_command {
             true => match zmtp::command(&frame.body)? {

@@ -1,7 +1,8 @@
 //! A connection that is closed when its client takes no bytes for a while.
 //!
-//! Only the request limits the unread part of an answer. A client that reads nothing, or a byte per second, would keep
-//! that part in memory for hours, and many such clients would exhaust the memory.
+//! Only the request's own limits, such as `max_tokens`, bound the unread part of an answer. A client that reads
+//! nothing, or a byte per second, would keep that part in memory for hours, and many such clients would exhaust the
+//! memory.
 
 use std::io;
 use std::pin::Pin;

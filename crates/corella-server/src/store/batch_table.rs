@@ -253,7 +253,7 @@ impl Batches {
         Ok(())
     }
 
-    /// Returns the next batch to run: the oldest waiting one whose key may run one more.
+    /// Returns the next batch to run: the oldest waiting batch whose key may run one more batch.
     pub fn take_job(&self) -> Option<Job> {
         let mut table = self.table();
         let mut num_running: HashMap<Option<String>, usize> = HashMap::new();

@@ -76,8 +76,8 @@ const MAX_NUM_FILES: usize = 100_000;
 
 impl FileStore {
     /// Opens or creates a folder. Contents without a record come from an upload that a crash cut off, and are removed,
-    /// except those named in `referred`. A content whose record cannot be read, perhaps because another version of the
-    /// program wrote it, stays for the operator.
+    /// except contents named in `referred`. A content whose record cannot be read, perhaps because another version of
+    /// the program wrote it, stays for the operator.
     pub fn open(config: FilesConfig, referred: &BTreeSet<String>) -> io::Result<Self> {
         let lock = lock(&config.dir)?;
         let folder = config.dir.join(FILES);
@@ -131,7 +131,7 @@ impl FileStore {
         }
     }
 
-    /// Returns whether the file exists, expired or not: it stays as long as a batch reads it.
+    /// Returns whether the file exists. An expired file stays as long as a batch reads it.
     pub fn is_kept(&self, id: &str) -> bool {
         self.table().files.contains_key(id)
     }
@@ -326,7 +326,7 @@ pub fn read_records<T: DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
         }
         match serde_json::from_slice(&fs::read(&path)?) {
             Ok(record) => records.push(record),
-            Err(error) => tracing::warn!(%error, path = %path.display(), "is not read"),
+            Err(error) => tracing::warn!(%error, path = %path.display(), "a record is left out"),
         }
     }
     Ok(records)

@@ -60,7 +60,7 @@ pub struct Turn {
     counted: Counted,
 }
 
-/// Its bytes count towards the total until it is dropped.
+/// The bytes of a turn. They count towards the total until this value is dropped.
 #[derive(Debug)]
 struct Counted {
     num_bytes: usize,
@@ -217,7 +217,7 @@ impl ResponseStore {
             }
             Some((_, Loss::Deleted)) => "was deleted".to_owned(),
             Some((_, Loss::Dropped)) => format!(
-                "was dropped, because it had not been used for longer than the others, and all may \
+                "was dropped as the least recently used response, because all responses may \
                  take {} bytes together (--max-stored-response-bytes)",
                 self.max_bytes
             ),

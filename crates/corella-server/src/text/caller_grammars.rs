@@ -42,7 +42,7 @@ mod tests {
         let tokenizer = Tokenizer::from_bytes(tokenizer).expect("a tokenizer");
         let compiler =
             GrammarCompiler::new(&tokenizer, tokenizer.vocab_size()).expect("a vocabulary");
-        // Each grammar is another one: compiled grammars are kept.
+        // The two grammars differ, because the compiler caches compiled grammars.
         for (number, has_left) in [(1, true), (2, false)] {
             let grammars = CallerGrammars {
                 compiler: &compiler,

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::text::chat_role::content_of;
 
-/// If the template takes only one call in a message, splits a message of several calls into messages of one call each,
-/// followed by its result. Calls become texts if the template takes them as such.
+/// If the template takes only one call in a message, splits a message of several calls into messages of one call each.
+/// Each of these messages is followed by the call's result. Calls become texts if the template takes them as such.
 pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     let support = template.role_support();
     if support.takes_calls_as_metadata {

@@ -67,7 +67,7 @@ fn flush(fitted: &mut Vec<Value>, waiting: &mut Vec<String>) {
     }
 }
 
-/// Roles that every template gets. A template that lacks one of them reports that itself.
+/// Roles that are passed to every template. A template that does not take one of these roles raises its own error.
 const USUAL: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 fn check_role(
@@ -85,7 +85,7 @@ fn check_role(
         true => Ok(()),
         false => Err(ApiError::invalid(
             format!("messages[{index}].role"),
-            "is a role of which the chat template of this model writes nothing",
+            "is a role whose messages this model's chat template leaves out",
         )),
     }
 }

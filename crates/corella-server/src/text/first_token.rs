@@ -9,8 +9,8 @@ use crate::text::served_model::ServedModel;
 use crate::wire::api_error::ApiError;
 
 impl GenerationParams {
-    /// Checks that there is a first token that the constraint on the answer and the rules about single tokens allow,
-    /// and that `min_tokens` does not hold back.
+    /// Checks that the answer can begin: the constraint on the answer and the rules about single tokens must allow a
+    /// token that `min_tokens` does not exclude.
     pub fn check_first_token(&self, served: &ServedModel) -> Result<(), ApiError> {
         let rules = self.sampling.rules.as_deref();
         let ends = |token: TokenId| {
@@ -60,8 +60,8 @@ impl GenerationParams {
             (false, false) => ("min_tokens", ""),
         };
         let message = format!(
-            "leaves no token that the answer may begin with, together with {others}what it must look like \
-             and the tokens that min_tokens holds back"
+            "leaves no token for the beginning of the answer, together with {others}the answer's format and \
+             the tokens that min_tokens excludes"
         );
         Err(ApiError::invalid(field, message))
     }

@@ -80,7 +80,8 @@ pub fn text_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiErro
     typed_format("text.format", field, None)
 }
 
-/// Returns the format of an object with a `type`. `member` has the schema, unless the object itself has it.
+/// Returns the format of an object with a `type`. The schema is in the object's member `member` or, with `None`, in the
+/// object itself.
 fn typed_format(
     path: &str,
     field: Option<Value>,

@@ -13,7 +13,7 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
-/// The value of such a field. An array of numbers is one prompt.
+/// The value of a field that takes prompts. An array of numbers is one prompt.
 #[derive(Debug, PartialEq)]
 pub struct PromptField(pub Vec<Prompt>);
 

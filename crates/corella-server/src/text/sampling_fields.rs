@@ -123,7 +123,7 @@ pub struct EndpointFields {
 pub struct GenerationParams {
     /// The number of choices generated for each prompt.
     pub num_choices: u32,
-    /// The number of each prompt's choices in the answer: the most likely ones.
+    /// The number of choices in the answer for each prompt. These are the most likely ones of `num_choices`.
     pub num_best: u32,
     /// Whether log-probabilities are part of the answer. They are also computed to rank choices.
     pub wants_logprobs: bool,

@@ -128,21 +128,21 @@ impl ServedModel {
             None => Ok(()),
             Some(token) => Err(ApiError::invalid(
                 param,
-                format!("holds token {token}; the model knows only {vocab_size}"),
+                format!("holds token {token}, but the model has only {vocab_size} tokens"),
             )),
         }
     }
 
-    /// Returns the compiler of grammars for the model's vocabulary, which stops working when `caller` leaves.
+    /// Returns the compiler of grammars for the model's vocabulary. Compiling stops when `caller` leaves.
     pub fn grammars<'a>(&'a self, caller: &'a Caller) -> Result<CallerGrammars<'a>, ApiError> {
         let grammars = self.grammars.get_or_init(|| {
             let new = GrammarCompiler::new(&self.tokenizer, self.config.vocab_size);
-            new.inspect_err(|error| tracing::error!(error, "no grammar can be followed"))
+            new.inspect_err(|error| tracing::error!(error, "the vocabulary takes no grammars"))
         });
         match grammars {
             Ok(compiler) => Ok(CallerGrammars { compiler, caller }),
             Err(_) => Err(ApiError::engine(
-                "The vocabulary of this model cannot be held to a grammar.",
+                "Grammars cannot be applied to the vocabulary of this model.",
             )),
         }
     }

@@ -244,7 +244,7 @@ mod tests {
                 let (threads, ends) = (threads.clone(), ends.clone());
                 tokio::spawn(async move {
                     let work = move |_: &Caller| {
-                        let ends = ends.lock().expect("nobody panics");
+                        let ends = ends.lock().expect("no holder panics");
                         Ok(ends.recv_timeout(PATIENCE).is_ok())
                     };
                     threads.run(LARGE_BODY_BYTES, work).await
@@ -279,7 +279,7 @@ mod tests {
             let (threads, ends) = (threads.clone(), ends.clone());
             large.push(tokio::spawn(async move {
                 let work = move |_: &Caller| {
-                    let ends = ends.lock().expect("nobody panics");
+                    let ends = ends.lock().expect("no holder panics");
                     Ok(ends.recv_timeout(PATIENCE).is_ok())
                 };
                 threads.run(LARGE_BODY_BYTES, work).await

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use crate::text::served_model::ServedModel;
 use crate::wire::api_error::ApiError;
 
-/// Returns the template's variables. `field` is the request's field, for errors. Asking a model that never thinks to
-/// think is an error. Asking a model not to think never is.
+/// Returns the template's variables. `field` is the request's field, for errors. Switching thinking on is an error for
+/// a model that never thinks. Switching thinking off is never an error.
 pub fn thinking_switch(
     served: &ServedModel,
     field: &str,

@@ -38,7 +38,7 @@ const RETRY_AFTER_S: &str = "1";
 /// Limits the names of the served model in an error.
 const MAX_SHOWN_NAMES: usize = 8;
 
-/// OpenAI's clients prefer this header to `retry-after`, which has whole seconds.
+/// OpenAI's clients prefer this header to `retry-after`, because `retry-after` has only whole seconds.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 impl ApiError {
@@ -196,7 +196,7 @@ impl ApiError {
         }
     }
 
-    /// The same error with the tool's index in the request. `places` are the kept tools' indexes there.
+    /// The same error with the tool's index in the request. `places` are the kept tools' indexes in the request.
     pub fn of_kept_tools(self, places: &[usize]) -> Self {
         let param = self.param().unwrap_or_default();
         let index = param

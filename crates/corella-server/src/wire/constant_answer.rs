@@ -45,7 +45,8 @@ impl ConstantAnswer {
         };
         let headers = response.headers_mut();
         headers.insert(ETAG, self.tag.clone());
-        // Clients must ask each time: the next server on this address may have other answers, which must fit together.
+        // Clients must ask each time: the next server on this address may be another version, and files of two versions
+        // do not fit together.
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         response
     }

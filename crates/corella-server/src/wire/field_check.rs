@@ -158,7 +158,7 @@ fn closest_in(table: &FieldTable, name: &str) -> Option<&'static str> {
     closest(name, accepted)
 }
 
-/// The one field that some servers read and others refuse.
+/// The only field that is read or refused depending on the server's start-up options.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
 /// Limits the further refusals in a message.

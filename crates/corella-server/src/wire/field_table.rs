@@ -93,7 +93,7 @@ pub struct Field {
     pub name: &'static str,
     pub treatment: Treatment,
     is_required: bool,
-    /// Tells the effect of the field, or why it has none, or an advice for the caller.
+    /// The field's effect, or why it has none, or advice for the caller.
     pub about: &'static str,
 }
 

@@ -50,7 +50,7 @@ pub fn advice(method: &str, path: &str) -> String {
     }
 }
 
-/// Limits the steps of the path's ends that are compared with routes.
+/// Limits the steps at the end of a path that are compared with routes.
 const MAX_STEPS: usize = 8;
 
 fn nearest(method: &str, path: &str) -> Option<(String, String)> {
@@ -79,7 +79,7 @@ fn nearest(method: &str, path: &str) -> Option<(String, String)> {
         let route = best(method, |route| route.path == name)?;
         Some((route.method(method), route.path.clone()))
     };
-    // A single step says less than a path with a typing error.
+    // A match of only the last step is less certain than a path with a typing error.
     as_written
         .or_else(with_version)
         .or_else(misspelt)

@@ -34,12 +34,12 @@ impl Mount {
     fn stall(&self) {
         self.num_stalled.fetch_add(1, Ordering::Relaxed);
         let (goes_on, changed) = &self.goes_on;
-        let goes_on = goes_on.lock().expect("no test fails with it");
+        let goes_on = goes_on.lock().expect("no holder panics");
         let _unused = changed.wait_while(goes_on, |goes_on| !*goes_on);
     }
 
     fn go_on(&self) {
-        *self.goes_on.0.lock().expect("no test fails with it") = true;
+        *self.goes_on.0.lock().expect("no holder panics") = true;
         self.goes_on.1.notify_all();
     }
 }

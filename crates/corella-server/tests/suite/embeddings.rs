@@ -86,7 +86,7 @@ async fn vectors_are_shortened_left_as_they_are_or_written_as_bytes() {
     let raw: Vec<f64> = raw.iter().take(3).map(|&x| f64::from(x)).collect();
     assert_close(&numbers(&found), &raw);
 
-    // 1.0 and -1.0 in f32 are 00 00 80 3f and bf: a vector of one value has length 1.
+    // A vector of one value and length 1 is 1.0 or -1.0. The bytes of these are 00 00 80 3f and 00 00 80 bf in f32.
     let found = embedding(json!({"encoding_format": "base64", "dimensions": 1})).await;
     let expected = match raw[0] > 0.0 {
         true => "AACAPw==",
@@ -133,7 +133,8 @@ async fn what_cannot_be_embedded_is_refused_and_named() {
     server.assert_at_rest().await;
 }
 
-/// Inputs beyond the limits of waiting and running requests take turns, beside requests that generate.
+/// The inputs of a call exceed the limits of waiting and running requests, so they take turns. Requests that generate
+/// text are served meanwhile.
 #[tokio::test]
 async fn a_call_of_many_inputs_leaves_room_for_others() {
     let mut setup = Setup::new();
@@ -143,7 +144,7 @@ async fn a_call_of_many_inputs_leaves_room_for_others() {
     let texts: Vec<String> = (0..200).map(|index| format!("text {index}")).collect();
     let many = json!({"input": texts, "pooling": "mean"});
     let other = json!({"input": "another", "dimensions": 4});
-    // The server, which runs on this thread, finds all its prompts ended or refused at once.
+    // The server runs on this thread, so it finds the prompts of its call all ended or refused at once.
     let holdups = async {
         loop {
             wait_until("the engine has ended what it was given", || {
@@ -180,7 +181,7 @@ async fn a_call_of_many_inputs_leaves_room_for_others() {
     assert!(tokens.is_some_and(|count| count >= num_tokens as f64));
 }
 
-/// A call has at most as many inputs in the engine as a request may have choices.
+/// A call has at most `max_num_choices` inputs in the engine at a time.
 #[tokio::test]
 async fn a_call_of_many_inputs_does_not_fill_the_queue() {
     let mut setup = Setup::new().holding_behind(0);
@@ -223,7 +224,7 @@ async fn a_client_that_leaves_aborts_its_inputs() {
     server.assert_at_rest().await;
 }
 
-/// The vectors of the last token may come after cached rows; the answer does not change.
+/// The hidden state of the last token may be computed after cached rows. The vector stays the same.
 #[tokio::test]
 async fn cached_prefixes_change_no_vector() {
     let server = TestServer::start().await;

@@ -20,7 +20,7 @@ fn assert_close(found: &[f64], expected: &[f64]) {
     }
 }
 
-/// Returns a layer whose outputs are sums over a vector of 16 with the weights of a row.
+/// Returns a dense layer with 16 inputs and an output for each row. `row(i)` is the weight of input `i`.
 fn dense(rows: &[fn(usize) -> f32], activation: HeadActivation) -> HeadStep {
     let weights = rows.iter().flat_map(|row| (0..16).map(row));
     HeadStep::Dense {

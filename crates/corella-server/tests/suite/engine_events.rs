@@ -40,7 +40,7 @@ impl Watcher {
         }
     }
 
-    /// Adds snapshots up to the next one with a latency, and returns it.
+    /// Adds snapshots to `all` up to the next one with the latency `name`, and returns the last snapshot.
     async fn read_latency(&mut self, name: &str, all: &mut Vec<Value>) -> Value {
         loop {
             let snapshot = self.next("snapshot").await;
@@ -75,7 +75,7 @@ async fn steps_requests_and_pages_are_told() {
     assert_eq!(hello["num_pages"], 256);
     assert_eq!(hello["page_size"], 4);
 
-    // 16 bytes are 16 tokens, and the first of 150 tokens comes with them.
+    // The prompt's 16 bytes are 16 tokens. The step that computes them draws the first of 150 tokens.
     let body = json!({"prompt": "0123456789ABCDEF", "max_tokens": 150, "stream": true});
     let running = open_post(server.address, "/v1/completions", &body).await;
     let mut all = Vec::new();
@@ -140,7 +140,7 @@ async fn key_is_required() {
     read_until(&mut stream, "event: snapshot").await;
 }
 
-/// One task serves several readers. It ends with the last of them, and starts again.
+/// One task serves all readers. It ends with the last reader, and starts again for the next one.
 #[tokio::test]
 async fn readers_come_and_go() {
     let server = TestServer::start().await;

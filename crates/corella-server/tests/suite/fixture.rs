@@ -33,7 +33,7 @@ const TEMPLATE: &str = "{% for message in messages %}\
     <|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}\
     {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// Makes the cluster of a server from its engine.
+/// Makes the reader of `kv_transfer_params` for an engine.
 type MakeKvTransfer = Box<dyn FnOnce(Engine) -> Arc<dyn KvTransfer> + Send>;
 
 /// Makes the reader of adapters for an engine.
@@ -103,8 +103,8 @@ impl Setup {
         self
     }
 
-    /// Lets `num_steps` steps return and holds the next, until the test opens the gate. No token is half a character,
-    /// which would be held back until the next one.
+    /// Lets `num_steps` steps return and holds the next, until the test opens the gate. The mock draws no halves of
+    /// characters, because the server holds a half back until the next token.
     pub fn holding_behind(mut self, num_steps: u64) -> Self {
         self.mock
             .drawable

@@ -93,7 +93,7 @@ fn setup((template, tokens): (&'static str, &'static [&'static str])) -> Setup {
     setup.scheduler.num_pages = 8192;
     setup.mock.num_pages = 8192;
     if template.contains("<|channel|>") {
-        // Messages of this format end with a token that ends replies of the others.
+        // In this format, messages within a reply end with the token that ends replies of the other formats.
         setup.serve.end_token_ids = Vec::new();
     }
     setup

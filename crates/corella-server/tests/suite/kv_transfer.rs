@@ -12,7 +12,7 @@ use crate::fixture::{Setup, TestServer};
 /// The parameters and the name of a request.
 type Call = (Map<String, Value>, String);
 
-/// A stand-in for another node, which only records its calls.
+/// A stand-in for another node. It only records its calls.
 struct Recorder {
     engine: Engine,
     calls: Arc<Mutex<Vec<Call>>>,
@@ -30,7 +30,7 @@ impl KvTransfer for Recorder {
         params: &Map<String, Value>,
         request_name: &str,
     ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError> {
-        let mut calls = self.calls.lock().expect("nobody panics");
+        let mut calls = self.calls.lock().expect("no holder panics");
         calls.push((params.clone(), request_name.to_owned()));
         if params.contains_key("bad") {
             return Err(KvTransferError {
@@ -48,7 +48,7 @@ impl KvTransfer for Recorder {
 
 impl Generate for RecordedCall {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
-        *self.prompt.lock().expect("nobody panics") = Some(json!({
+        *self.prompt.lock().expect("no holder panics") = Some(json!({
             "deep": [submission.prompt.len(), null],
             "min_tokens": submission.stopping.min_tokens,
         }));
@@ -62,7 +62,7 @@ impl KvTransferCall for RecordedCall {
     }
 
     fn params(&self) -> Option<Value> {
-        self.prompt.lock().expect("nobody panics").clone()
+        self.prompt.lock().expect("no holder panics").clone()
     }
 }
 
@@ -108,7 +108,7 @@ async fn the_field_goes_there_and_back_unread() {
         assert_eq!(reply.header("x-request-id"), Some("a-name"));
         let expected = json!({"deep": [num_tokens, null], "min_tokens": 1});
         assert_eq!(reply.json()["kv_transfer_params"], expected);
-        let call = calls.lock().expect("nobody panics").pop();
+        let call = calls.lock().expect("no holder panics").pop();
         let expected = (params.as_object().expect("an object").clone(), "a-name");
         assert_eq!(call, Some((expected.0, expected.1.to_owned())));
     }
@@ -144,7 +144,7 @@ async fn other_apis_refuse_the_field() {
             reply.text()
         );
     }
-    assert!(calls.lock().expect("nobody panics").is_empty());
+    assert!(calls.lock().expect("no holder panics").is_empty());
     server.assert_at_rest().await;
 }
 
@@ -174,7 +174,7 @@ async fn wrong_parameters_are_named() {
             (reply.status, &reply.error()["param"]),
             (400, &json!("stream"))
         );
-        // A stream that ends here is like any other.
+        // A stream on the server that decodes is like any other.
         body["kv_transfer_params"] = json!({"do_remote_prefill": true});
         let reply = post(server.address, path, &body).await;
         assert_eq!(reply.status, 200);

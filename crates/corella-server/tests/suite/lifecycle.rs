@@ -112,7 +112,10 @@ async fn a_lost_engine_ends_the_server_with_the_reason() {
     let EngineState::Lost(reason) = server.engine.state() else {
         panic!("{:?}", server.engine.state());
     };
-    let error = server.ended().await.expect_err("it is of no more use");
+    let error = server
+        .ended()
+        .await
+        .expect_err("a lost engine ends the server");
     assert!(error.to_string().contains(&reason), "{error}");
 }
 
@@ -216,7 +219,7 @@ async fn after_the_drain_timeout_who_waits_for_the_whole_gets_503() {
     }
 }
 
-/// The request would be refused for any rest of its body.
+/// A draining server refuses a request without waiting for the rest of its body.
 #[tokio::test]
 async fn a_client_that_still_sends_does_not_hold_up_the_end() {
     let mut setup = Setup::new();
@@ -391,7 +394,7 @@ async fn a_client_that_reads_nothing_is_given_up() {
     let mut setup = Setup::new();
     setup.serve.write_timeout = Duration::from_millis(100);
     let server = setup.start().await;
-    // The answer has some 40 MB. The system buffers a few of them for a client that does not read.
+    // The answer has some 40 MB. The system buffers only a few MB for a client that does not read.
     let body = json!({
         "prompt": "a", "max_tokens": 200, "n": 200, "logprobs": 20, "stream": true,
     });

@@ -35,7 +35,7 @@ async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
     assert_eq!(refused.error()["code"], "queue_full");
 
     drop(waiting);
-    wait_until_async("nobody waits", || num_waiting() == 0).await;
+    wait_until_async("no request waits", || num_waiting() == 0).await;
     // Only two of the three choices fit, so none is accepted.
     let three = json!({"prompt": "short", "max_tokens": 1, "n": 3});
     let refused = post(server.address, "/v1/completions", &three).await;
@@ -374,8 +374,8 @@ async fn beyond_the_limit_connections_wait_for_a_place() {
     let mut first = open(server.address, "", b"").await;
     let second = open(server.address, "", b"").await;
     let mut third = open(server.address, &head("GET", "/health", &[], None), b"").await;
-    // The server, which runs on this thread, reads and answers one of the first two again and again, and would have
-    // answered the third many times.
+    // The server runs on this thread. It answers one of the first two connections again and again, and could have
+    // answered the third many times meanwhile.
     for _ in 0..50 {
         let again = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n";
         first.write_all(again).await.expect("it reads");

@@ -166,7 +166,6 @@ async fn errors_are_texts_before_and_within_a_stream() {
     assert_eq!(last.get("done"), None);
 }
 
-/// Clients ask for contexts by habit.
 #[tokio::test]
 async fn one_error_names_all_refused_options() {
     let server = TestServer::start().await;
@@ -183,6 +182,7 @@ async fn one_error_names_all_refused_options() {
     assert!(!error.contains("num_keep"), "{error}");
 }
 
+/// Clients set `num_ctx` by habit.
 #[tokio::test]
 async fn any_context_may_be_asked_for() {
     let server = TestServer::start().await;

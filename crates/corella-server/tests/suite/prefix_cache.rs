@@ -38,7 +38,7 @@ async fn reset(server: &TestServer) {
     ask_as(server, "a", "/reset_prefix_cache", &json!({})).await;
 }
 
-/// Asserts the cause, and the number of cached tokens, with which the text before the place agrees.
+/// Asserts the cause and the number of cached tokens. The text before the first computed token must fit this number.
 fn assert_cause(explained: &Value, cause: &str, num_cached: usize) {
     assert_eq!(explained["cause"], cause, "{explained}");
     assert_eq!(explained["cached_tokens"], num_cached, "{explained}");
@@ -144,7 +144,7 @@ async fn a_caller_learns_nothing_about_prompts_of_another_key() {
     };
     let salted = json!({"prompt": PROMPT, "max_tokens": 2, "cache_salt": "a's"});
     assert_cause(&asked("a", &salted).await, "restart", 0);
-    // The caller's own salt is named, and that of the other key is not.
+    // The caller's own salt is named, and the salt of the other key is not.
     let plain = completion(PROMPT);
     assert_cause(&asked("b", &plain).await, "restart", 0);
     let other_salt = json!({"prompt": PROMPT, "max_tokens": 2, "cache_salt": "another"});
@@ -200,7 +200,7 @@ async fn a_request_that_may_not_use_the_cache_is_told_so() {
     assert_cause(&explain(&server, &completion(PROMPT)).await, "off", 0);
 }
 
-/// The only state is behind the whole pages of the first prompt.
+/// The only recurrent state is the one after the whole pages of the first prompt.
 #[tokio::test]
 async fn a_recurrent_model_without_a_state_to_continue_from_is_told() {
     let mut setup = Setup::new();

@@ -91,7 +91,7 @@ async fn requests_are_allowed_to_the_microsecond() {
     metered.pass(2 * SECOND_US);
     assert_eq!(metered.complete("limited", 1, 1).await.status, 200);
 
-    // Two per minute are one per 30 seconds, two of which have passed.
+    // Two requests per minute are one per 30 seconds. Two of the 30 seconds have passed.
     let refused = metered.complete("limited", 1, 1).await;
     assert_eq!(refused.status, 429);
     assert_eq!(refused.error()["code"], "rate_limit_exceeded");

@@ -134,7 +134,7 @@ async fn an_error_names_the_choice_of_a_tool_as_this_api_does() {
     assert_eq!(reply.error()["param"], "tools[0].description");
 }
 
-/// A chat and a response ask for an effort by other fields.
+/// A chat and a response ask for an effort by different fields.
 #[tokio::test]
 async fn an_effort_reaches_the_template_as_in_a_chat() {
     const EFFORT: &str = "{% if reasoning_effort %}effort {{ reasoning_effort }}{% endif %}";
@@ -309,7 +309,7 @@ async fn a_response_is_there_once_its_stream_has_ended_and_not_before() {
         server.greedy(&prompt, 4)
     );
     assert_eq!(answer["usage"]["input_tokens"], prompt.len());
-    // Failed responses are not kept, nor are those with `store` off.
+    // Responses that failed, or that were made with `store` off, are not kept.
     let body = json!({"input": "hi", "ignore_eos": true, "max_output_tokens": 90, "stream": true});
     let events = named_events(&post(server.address, PATH, &body).await);
     let failed = &events[events.len() - 1].1["response"];

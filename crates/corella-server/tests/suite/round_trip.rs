@@ -1,4 +1,5 @@
-//! Every API accepts its answers again in every format, whole and cut anywhere, and the prompt has their text.
+//! Every API accepts its own answers as history, in every format, whole and cut anywhere. The next prompt contains the
+//! text of such an answer.
 
 use serde_json::{Value, json};
 
@@ -198,7 +199,7 @@ async fn check(marks: &str, reply: &str, num_calls: usize) {
                 .as_str()
                 .is_none_or(str::is_empty)
             && calls == 0;
-        // Markup that begins after a call is text after a call. Only a chat has this text in one piece with the text
+        // The beginning of markup after a call counts as text after a call. Only a chat joins this text with the text
         // before the call.
         let said = message["content"].as_str().unwrap_or_default();
         let has_text_behind = calls > 0 && !["", "I look."].contains(&said.trim());
@@ -303,7 +304,7 @@ async fn mistral() {
 
 #[tokio::test]
 async fn harmony() {
-    // The end of a message would end the answer of the fixture's tokenizer.
+    // The thought ends with `<|start|>`, because its usual end, `<|end|>`, is the end token of the fixture's model.
     let call = format!(
         "<|channel|>analysis<|message|>Hm.<|start|>assistant<|channel|>commentary to=functions.weather \
          <|constrain|>json<|message|>{CITY}"

@@ -58,7 +58,7 @@ async fn answers_are_the_same_with_guesses() {
             0.0 < accepted && accepted < drafts,
             "{accepted} of {drafts}"
         );
-        // Each time, a request has one draft token or several.
+        // Each draft has one token or several.
         let times = count(&guessing, "drafts").await;
         assert!(0.0 < times && times < drafts, "{times} of {drafts}");
         assert_eq!(count(&plain, "draft_tokens").await, 0.0);

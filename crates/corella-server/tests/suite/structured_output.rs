@@ -114,7 +114,7 @@ async fn answers_follow_their_schema() {
         json!({"structured_outputs": {"json": person()}}),
         json!({"structured_outputs": {"json": person().to_string(), "regex": null}}),
         json!({"guided_json": person()}),
-        // Neither an end that is never drawn nor one that is not allowed yet extends an answer.
+        // An answer ends where it completes its schema, even if `ignore_eos` or `min_tokens` excludes the end token.
         json!({"guided_json": person(), "ignore_eos": true}),
         json!({"guided_json": person(), "min_tokens": 190}),
         json!({"guided_json": person(), "temperature": 1.5, "seed": 7, "n": 4}),
@@ -322,7 +322,7 @@ async fn a_reference_that_leads_back_to_itself_is_refused() {
         message.contains("`#/$defs/b`, then `#/$defs/a`"),
         "{message}"
     );
-    // A tree has members of its own kind.
+    // A tree may refer to its own schema from a member.
     let tree = json!({
         "$defs": {"node": {
             "type": "object", "additionalProperties": false, "required": ["leaf"],

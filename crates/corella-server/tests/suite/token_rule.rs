@@ -11,8 +11,8 @@ const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 const NUM_TOKENS: usize = 40;
 
-/// Returns the model's output if it has only these tokens, which may depend on the output so far.
-/// Drawing tokens one by one from a model with fewer of them needs no rules.
+/// Returns the output of a model that can draw only the tokens allowed by `may_follow`, which also gets the output so
+/// far. Each token is drawn from a mock with fewer tokens, so no rules are needed.
 fn restricted(
     server: &TestServer,
     prompt: &[TokenId],
@@ -149,7 +149,7 @@ async fn a_bias_moves_a_token_up_or_down() {
 async fn a_word_of_one_token_is_not_drawn() {
     let server = TestServer::start().await;
     let banned: Vec<TokenId> = vec![b'q'.into(), b'r'.into(), b's'.into(), b't'.into(), AB];
-    // A leading space is stripped; after a space, these are two tokens.
+    // Spaces before a word are stripped. A word after a space has two tokens.
     let fields = json!({"bad_words": ["q", "  r", "s", "t", "ab"]});
     check(&server, fields, |_, token| !banned.contains(&token)).await;
 }

@@ -11,7 +11,7 @@ pub(crate) fn is_too_large(reason: &str) -> bool {
 
 /// The reason in llguidance's message of one or a few lines.
 pub(crate) fn caller_reason(error: &str) -> String {
-    // llguidance's state follows the reason of an error, and a backtrace follows that of a panic.
+    // llguidance prints its state after the reason of an error, and a backtrace after the reason of a panic.
     let error = error.split("\n<").next().unwrap_or_default().trim();
     if error.starts_with("panic: ") {
         return "it cannot be compiled: make it simpler".to_owned();

@@ -27,7 +27,7 @@ pub const MAPPING_METHODS: [&str; 11] = [
 /// Methods that change a value. Transformers forbids them, so Jinja2 does not find them.
 const CHANGING_METHODS: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
 
-/// A method that is not called. It is true, and is printed as in Python, except for the address.
+/// A method that is not called. It counts as true, and is printed as in Python, except for the address.
 #[derive(Debug)]
 struct Method {
     value: Value,

@@ -3,7 +3,7 @@
 //!
 //! A value can grow deeper, without limit, only within a list, a mapping, a tuple or a namespace. So the source is
 //! rewritten (`template_nesting`): each of these is checked when it is made. The engine would nest lazy lists in each
-//! other, so lists are made at once.
+//! other, so `whole` turns each lazy list into a list of its items at once.
 
 use minijinja::functions;
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
@@ -29,7 +29,7 @@ pub const MAX_DEPTH: usize = 256;
 const BYTES_PER_FUEL: usize = 64;
 /// The bytes of a value in a list.
 pub const SLOT_BYTES: usize = 32;
-/// Visits are charged together, up to this many bytes.
+/// The bytes of visited values are charged when at least this many are unpaid.
 const CHARGED_AT_ONCE: usize = 64 * BYTES_PER_FUEL;
 
 pub fn add_checks(environment: &mut Environment<'static>) {
@@ -132,7 +132,8 @@ impl Scale<'_, '_, '_> {
     }
 }
 
-/// Whether a value can change after other values contain it. It could then make these deeper, or contain them itself.
+/// Whether a value can change after other values contain it. Such a value could then make the containing values deeper,
+/// or contain them itself.
 fn is_shared(value: &Value) -> bool {
     has_type(value, &["Namespace", "Loop"])
 }

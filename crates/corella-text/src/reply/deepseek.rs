@@ -27,7 +27,7 @@ enum State {
     Calls,
     /// Before the separator, with the type or the name so far.
     Head(String),
-    /// Behind the separator, with the name so far.
+    /// After the separator, with the name so far.
     Name(String),
     BeforeArguments,
     Arguments(JsonExtent),

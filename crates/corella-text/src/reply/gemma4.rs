@@ -20,7 +20,7 @@ enum State {
     /// Before the arguments: `call:` and the name so far.
     Head(String),
     Arguments(Box<Gemma4Arguments>),
-    /// Behind the arguments.
+    /// After the arguments.
     AfterArguments,
 }
 

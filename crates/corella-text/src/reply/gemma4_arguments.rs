@@ -29,7 +29,7 @@ enum State {
     QuotedKey(String),
     /// A key in JSON's quotes, which the model writes by mistake.
     JsonKey(JsonExtent, String),
-    /// Behind a key with quotes.
+    /// After a key with quotes.
     Colon,
     /// Before a value, or the end of an array.
     Value,
@@ -162,7 +162,7 @@ impl Gemma4Arguments {
     /// Reads the beginning of a key or a value.
     fn begin(&mut self, text: &str) -> Option<usize> {
         let is_key = matches!(self.state, State::Key);
-        // Behind a key, a comma means a missing value.
+        // After a key, a comma means a missing value.
         let skips_commas = is_key || !self.json.is_in_object();
         let rest = text.trim_start_matches(|c: char| c.is_whitespace() || skips_commas && c == ',');
         let len = text.len() - rest.len();

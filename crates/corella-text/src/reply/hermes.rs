@@ -15,7 +15,7 @@ pub(crate) struct HermesReader {
 enum State {
     Text,
     Call(Box<CallObject>),
-    /// Behind the object of a call.
+    /// After the object of a call.
     AfterObject,
 }
 

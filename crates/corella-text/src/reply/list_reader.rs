@@ -20,7 +20,7 @@ pub(crate) const GRANITE: ListTags = ListTags {
     begin: &["<|tool_call|>", "<tool_call>"],
     end: "</tool_call>",
 };
-/// The tag of templates has a line break, and the one of the model's card has a space.
+/// In chat templates the tag has a line break, and in the model card a space.
 pub(crate) const COMMAND_R: ListTags = ListTags {
     begin: &["Action:\n```json", "Action: ```json", "Action:```json"],
     end: "```",

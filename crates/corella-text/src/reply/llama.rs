@@ -22,7 +22,7 @@ enum State {
         object: Box<CallObject>,
         marked: bool,
     },
-    /// Behind a call, where another call may follow.
+    /// After a call, where another call may follow.
     Between,
 }
 

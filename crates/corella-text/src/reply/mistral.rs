@@ -26,7 +26,7 @@ enum State {
     /// Before the arguments of a begun call.
     BeforeArguments,
     Arguments(JsonExtent),
-    /// Behind a call, where another call may follow.
+    /// After a call, where another call may follow.
     Between,
 }
 

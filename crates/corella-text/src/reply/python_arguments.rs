@@ -29,13 +29,13 @@ enum State {
     Name(String),
     /// Before a value, or the end of an array.
     Value,
-    /// Behind a curly bracket, which begins a dictionary or a set.
+    /// After a curly bracket, which begins a dictionary or a set.
     Brace,
     /// In a dictionary, before a key or the end.
     Key,
     Text(Quote, Position),
     Bare(String, Position),
-    /// Behind a possible key.
+    /// After a possible key.
     Colon(Position, Scalar),
     Done,
 }
@@ -384,7 +384,7 @@ fn closes(
         return Some(next.starts_with([',', ':', ')', ']', '}']));
     }
     if let Some(rest) = next.strip_prefix(')') {
-        // Behind a call comes another one, the end of the list, or the end of the text.
+        // After a call comes another one, the end of the list, or the end of the text.
         if block.has_lines && rest.starts_with('\n') {
             return Some(true);
         }
@@ -401,7 +401,7 @@ fn closes(
     if is_unnamed || rest.starts_with(')') {
         return Some(true);
     }
-    // Behind an argument comes another one, which has a name.
+    // After an argument comes another one, which has a name.
     let is_of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
     let behind_name = rest.trim_start_matches(is_of_name);
     let has_name = behind_name.len() < rest.len();

@@ -1,4 +1,4 @@
-//! Calls in Python as grammars: `name(key=value, …)`, with values as JSON, which LFM2 reads as Python.
+//! Calls in Python as grammars: `name(key=value, …)`, with values as JSON, which the parser of LFM2's calls reads, too.
 
 use serde_json::Value;
 

@@ -46,9 +46,9 @@ enum State {
     Name(String),
     Arguments(Box<PythonArguments>),
     Object(Box<CallObject>),
-    /// Behind the list.
+    /// After the list.
     AfterList,
-    /// Behind the tag that ends the list.
+    /// After the tag that ends the list.
     AfterBlock,
 }
 

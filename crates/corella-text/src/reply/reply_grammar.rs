@@ -159,7 +159,7 @@ impl GrammarWriter {
         Ok(format!("{reasoning} ({})", answers.join(" | ")))
     }
 
-    /// The model's optional reasoning before its answer, which must end if the prompt has begun it.
+    /// The model's reasoning before its answer. The reasoning is optional, but it must end if the prompt has begun it.
     fn reasoning(&mut self, context: &ReplyContext) -> String {
         if context.past_reasoning {
             return String::new();

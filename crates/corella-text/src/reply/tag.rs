@@ -50,7 +50,7 @@ pub(crate) enum Beginning {
     Other,
 }
 
-/// Returns the one of `tags` that begins a text.
+/// Returns the tag in `tags` with which `text` begins.
 pub(crate) fn begins_with(text: &str, tags: &[&str]) -> Beginning {
     match tags.iter().position(|tag| text.starts_with(tag)) {
         Some(tag) => Beginning::Tag(tag),

@@ -28,7 +28,7 @@ enum State {
     /// In a function, between two parameters.
     Function,
     ParameterName,
-    /// Behind a key, before the tag of its value.
+    /// After a key, before the tag of its value.
     BeforeValue,
     /// A string. A line break that may belong to the markup is held back.
     TextValue {
@@ -119,8 +119,8 @@ impl TaggedReader {
                 out.start_call(&self.name);
                 out.arguments("{");
                 self.state = State::Function;
-                // If the name has no end tag of its own, the found tag is a parameter's or the outer one, which is read
-                // later.
+                // If the name has no end tag of its own, the found tag begins a parameter or is an outer tag. Such a
+                // tag is read later.
                 let is_its_own = self.tags.function.is_some();
                 Some(end + if is_its_own { ends[tag].len() } else { 0 })
             }

@@ -43,7 +43,7 @@ enum State {
     Opened,
     Inside,
     Behind,
-    /// Behind the first tag of the answer.
+    /// After the first tag of the answer.
     Answer,
 }
 

@@ -15,7 +15,7 @@ struct Node {
     /// The node of the longest proper suffix of this node's string that is in the tree.
     fallback: u32,
     depth: u32,
-    /// The index of the stop string that ends here. If the request has several equal ones, that of the first.
+    /// The index of the stop string that ends here. If several stop strings are equal, the index of the first.
     stop: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Counts the tokens of a tokenizer.json without building the tokenizer, which takes much longer.
+//! Counts the tokens of a tokenizer.json without building the tokenizer, because building takes much longer.
 
 use std::fmt;
 

@@ -46,7 +46,7 @@ pub(crate) fn max_bytes_per_token(
         .get_added_tokens_decoder()
         .values()
     {
-        // Such a token includes any number of spaces beside it.
+        // A token with `lstrip` or `rstrip` includes any number of spaces beside it.
         if token.lstrip || token.rstrip {
             return None;
         }

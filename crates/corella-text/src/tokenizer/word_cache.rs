@@ -1,8 +1,9 @@
 //! The tokens of short words, which texts repeat often.
 //!
-//! The package `tokenizers` has a cache of its own in each thread, of 10,000 words of up to 255 bytes with 32 bytes for
-//! each of these: a client can make it grow to some 80 MB per thread, and unloading the model does not free this
-//! memory. The cache here has a bound in bytes, is shared by all threads, and is dropped with its tokenizer.
+//! The package `tokenizers` has a cache of its own in each thread: 10,000 words of up to 255 bytes, with 32 bytes of
+//! memory for each byte of a word. A client can make each of these caches grow to some 80 MB, and unloading the model
+//! does not free this memory. The cache here has a bound in bytes, is shared by all threads, and is dropped with its
+//! tokenizer.
 
 use std::sync::Arc;
 

@@ -437,7 +437,7 @@ fn indentations_are_bounded() {
     }
 }
 
-/// A request's variables override the server's own, and neither can replace a conversation.
+/// A request's variables override the server's own, and no variable can replace the conversation.
 #[test]
 fn default_variables_are_those_of_conversations_without_them() {
     let source = "{{ enable_thinking }} {{ style }} {{ messages | length }}";

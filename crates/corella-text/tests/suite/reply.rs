@@ -363,7 +363,7 @@ fn an_argument_of_qwen3_coder_without_its_end() {
     // The next parameter begins.
     let days = format!("{begun}<parameter=days>\n3\n</function>\n</tool_call>");
     check(&context, &days, "", "", &[("weather", PARIS)]);
-    // A similar text belongs to the value, if more of it follows.
+    // Such a tag belongs to the value if more of the value follows.
     for value in [
         "a</function>b",
         "</tool_call>\nx",

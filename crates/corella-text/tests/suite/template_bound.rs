@@ -118,7 +118,7 @@ fn a_width_is_bounded() {
     assert!(rendered("{{ '{:>1001}'.format(1) }}").is_err());
 }
 
-/// Some templates look at all messages for each.
+/// Some templates look at all messages again for each message.
 #[test]
 fn a_long_conversation_may_take_more_steps() {
     let source =

@@ -49,7 +49,7 @@ fn both(file: &'static str, json: &[u8]) -> Both {
     }
 }
 
-/// Kinds of tokenizers without a file: each is a file with some changed members.
+/// Kinds of tokenizers for which there is no file in `FILES`: each is made from a file with some members changed.
 fn made_up() -> [Both; 4] {
     let change = |name: &'static str, from: usize, changes: &[(&str, &str)]| {
         let path = format!("{}/{}", env!("CARGO_MANIFEST_DIR"), FILES[from]);
@@ -59,7 +59,7 @@ fn made_up() -> [Both; 4] {
         }
         both(name, json.to_string().as_bytes())
     };
-    // Seven bytes of text become two by composition, and those become one token.
+    // Seven bytes of text become two by composition, and the two bytes are one token.
     let bytes = (0..=255u8).map(|byte| (byte_character(byte).to_string(), Value::from(byte)));
     let vocab: Map<_, _> = bytes.chain([("ÎĲ".to_owned(), 256.into())]).collect();
     [
@@ -189,7 +189,7 @@ proptest! {
         }
     }
 
-    /// A text with fewer tokens would be refused by its length alone.
+    /// Otherwise a text that fits would be refused by its length alone.
     #[test]
     fn no_text_has_fewer_tokens_than_its_bytes_say(text in texts(40)) {
         for both in READ.iter() {

@@ -96,7 +96,7 @@ impl CallTimer {
         misses.inc_by(num_tokens.into());
     }
 
-    /// Counts the call among those of its adapter.
+    /// Counts the call as a use of its adapter until the timer is dropped.
     pub fn count_adapter(&mut self, adapter: AdapterCall) {
         self.adapter = Some(adapter);
     }

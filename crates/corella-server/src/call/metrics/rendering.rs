@@ -1,7 +1,7 @@
 //! The text of `/metrics`, rendered for all requests that wait for it.
 //!
-//! Rendering takes milliseconds, and callers need no API key. The rendering of a text begins after the request has
-//! arrived, so the values are never older than the request.
+//! Rendering takes milliseconds, and callers need no API key. Pauses between renderings therefore limit the load. The
+//! rendering of a text begins after the request has arrived, so the values are never older than the request.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct MetricsText {
     /// The earliest begin of the next rendering.
     next: Instant,
     open_metrics: Bytes,
-    /// The text is converted for the first client that wants this format.
+    /// The text in Prometheus' format, converted for the first client that wants this format.
     prometheus: OnceLock<Bytes>,
 }
 

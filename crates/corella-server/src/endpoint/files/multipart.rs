@@ -13,7 +13,7 @@ use crate::wire::api_error::ApiError;
 
 pub struct Multipart {
     body: Body,
-    /// A line break, two dashes and the boundary. They end each part.
+    /// A line break, two dashes and the boundary, which together end each part.
     delimiter: Vec<u8>,
     buffer: Vec<u8>,
     /// Limits the bytes of the body.

@@ -17,7 +17,7 @@ use crate::text::token_logprob::{ChatLogprobs, TokenNames};
 use crate::wire::json_response::json_response;
 use crate::wire::usage::Usage;
 
-/// Requests have no slots of their own.
+/// The answer's `id_slot`. Clients cannot choose a slot here.
 const NO_SLOT: i32 = -1;
 
 /// The request's settings for its answer.

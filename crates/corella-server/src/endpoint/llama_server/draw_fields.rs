@@ -186,7 +186,8 @@ impl DrawFields {
         Ok(())
     }
 
-    /// Penalties count the whole context. Without penalties, the window does not matter.
+    /// Applies `repeat_last_n`: 0 turns penalties off. Other windows than -1 are refused beside a penalty, because
+    /// penalties count the whole context.
     fn apply_repeat_window(&mut self) -> Result<(), ApiError> {
         let is = |field: Option<f64>, neutral: f64| field.is_none_or(|value| value == neutral);
         let has_penalty = !is(self.repeat_penalty, 1.0)

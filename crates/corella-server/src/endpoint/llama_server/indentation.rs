@@ -1,7 +1,7 @@
 //! `n_indent`: ends an answer before the first line that is indented less.
 
-/// Returns the text up to that line, if there is one. As in llama.cpp, the break before the line and the line's spaces
-/// stay.
+/// Returns the text before the first line that is indented by less than `min_indent`, if there is one. As in llama.cpp,
+/// the break before the line and the line's spaces stay.
 pub fn cut_at_indent(text: &str, min_indent: usize) -> Option<&str> {
     if min_indent == 0 {
         return None;

@@ -22,7 +22,7 @@ struct MiddleFields {
     input_prefix: Option<String>,
     input_suffix: Option<String>,
     input_extra: Option<Vec<OtherFile>>,
-    /// Continues the prefix.
+    /// Appended to `input_prefix`.
     prompt: Option<String>,
 }
 

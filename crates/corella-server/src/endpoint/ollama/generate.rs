@@ -53,7 +53,7 @@ impl PromptFields {
             }
             (Some(_), None) if !has_template => Err(ApiError::invalid(
                 "system",
-                "this model has no chat template, which would say where it belongs; put it in prompt",
+                "this model has no chat template to place it in the prompt; put it in prompt",
             )),
             (None, None) if is_raw || !has_template => Ok(Reading::Text { suffix: None }),
             (None, Some(suffix)) => Ok(Reading::Text {

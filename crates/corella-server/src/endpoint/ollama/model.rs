@@ -24,11 +24,11 @@ const OLLAMA_VERSION: &str = "0.13.0";
 /// Models are never unloaded, but clients expect a date.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
-/// Returns the entry of a model in a list. The size of a running model is that of its weights in memory, else that of
-/// its files.
+/// Returns the entry of a model in a list. `size` is the size of the weights in memory if `is_running`, else the size
+/// of the files.
 fn model(state: &ServerState, name: &str, is_running: bool) -> Value {
     let facts = &state.config.model_facts;
-    // Clients show the digest's first digits, and tell models apart by it.
+    // Clients show the digest's first digits, and tell models apart by the digest.
     let digest = Sha256::digest(name.as_bytes()).into_iter();
     let mut model = json!({
         "name": name,
@@ -102,7 +102,7 @@ fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
 
 /// `/api/tags`: lists the model under each of its names, those of Ollama's library included, and its adapters.
 pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
-    // Programs look for the name that they will ask for.
+    // Before a request, programs look in this list for the name that they will send.
     let others = state
         .config
         .other_names

@@ -195,8 +195,8 @@ impl OptionFields {
         Some(u32::try_from(num_predict).unwrap_or(u32::MAX))
     }
 
-    /// Logs a `num_ctx` above the server's context, which applies. No request is refused for it: clients ask for more
-    /// than they need, and a conversation that is too long is refused by its own length.
+    /// Logs a `num_ctx` above the server's context. The server's context applies. No request is refused for it: clients
+    /// ask for more than they need, and a conversation that is too long is refused by its own length.
     fn note_context(&self, served: &ServedModel) {
         let max_model_len = served.config.max_model_len;
         if let Some(num_ctx) = self.num_ctx

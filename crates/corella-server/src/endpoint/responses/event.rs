@@ -186,7 +186,7 @@ impl ResponseEvents {
 impl ChunkEncoder for ResponseEvents {
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events) {
         self.start(events);
-        // The first text has the log-probabilities of the whole delta, so that no token is told twice.
+        // The first text of the delta carries the log-probabilities of the whole delta, so that each is sent once.
         let mut logprobs = self.output.push_logprobs(&self.served, &delta.logprobs);
         for part in &delta.parts {
             self.push_part(part, &mut logprobs, events);

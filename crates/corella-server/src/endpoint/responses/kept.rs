@@ -56,7 +56,7 @@ pub async fn retrieve_response(
         .query()
         .is_some_and(|query| query.contains("stream=true"))
     {
-        let message = "responses are kept whole, and not the events of their streams; leave it out";
+        let message = "the events of a kept response are not kept; leave it out";
         return Err(ApiError::invalid("stream", message));
     }
     let kept = state.responses.find(&key(&context, &id))?;

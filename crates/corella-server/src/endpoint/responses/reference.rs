@@ -16,7 +16,7 @@ pub struct References<'a> {
     context: &'a CallContext,
     /// Limits the size of the items that take the place of references.
     max_bytes: usize,
-    /// The items that were read last: consecutive references are mostly to one response.
+    /// The items that were read last, because consecutive references mostly name items of one response.
     last: Option<(ItemList, Vec<Map<String, Value>>)>,
     num_bytes_read: usize,
     /// The size of the items that took the place of references.
@@ -70,7 +70,7 @@ impl<'a> References<'a> {
     }
 
     fn find(&mut self, id: &str) -> Result<Map<String, Value>, ApiError> {
-        let unknown = || ApiError::item_not_found(id, "is of no answer of this server");
+        let unknown = || ApiError::item_not_found(id, "belongs to no answer of this server");
         let (kind, rest) = id.split_once('_').ok_or_else(unknown)?;
         let (response, index) = rest.rsplit_once('_').ok_or_else(unknown)?;
         let index: usize = index.parse().map_err(|_| unknown())?;

@@ -58,7 +58,7 @@ pub fn chat_tools(tools: &[Map<String, Value>], check: FieldCheck) -> Result<Kep
             Some(kind) if SKIPPED.contains(&kind) => {
                 rare_line!(
                     info,
-                    "a response was asked for with a tool of type {kind}, which the model is not told of"
+                    "the model is not told of a response's tool of type {kind}, which no model can call here"
                 );
                 continue;
             }

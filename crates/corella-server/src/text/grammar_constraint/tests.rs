@@ -1,4 +1,5 @@
-//! One request's masks beside another request, in virtual time: steps and masks move a clock by their counted work.
+//! Measures how much a request's masks slow another request in the same batch. Time is virtual: steps and masks move a
+//! clock by their counted work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +18,7 @@ use super::*;
 const STEP_NS: u64 = 3_000_000;
 /// The time of one comparison of items, as measured in a release build.
 const COMPARISON_NS: u64 = 16;
-/// The most comparisons that a failed mask can have taken. The grammar counts those of other masks.
+/// An upper bound on the comparisons of a mask that failed. The grammar counts the comparisons of all other masks.
 const FAILED_MASK: u64 = 20_000 * 500;
 
 /// The work of a request's masks so far, as comparisons of items.
@@ -126,8 +127,8 @@ fn submission(max_tokens: u32, constraint: Option<Arc<dyn TokenConstraint>>) -> 
 
 const MAX_TOKENS: u32 = 1900;
 
-/// Returns the virtual times at which a request draws its tokens beside a request that follows this grammar, and the
-/// end of that request.
+/// Runs two requests, one of which follows the grammar `lark`. Returns the virtual times at which the other request
+/// draws its tokens, and the finish reason of the request with the grammar.
 fn draws_beside(lark: Option<&str>) -> (Vec<u64>, Option<FinishReason>) {
     let tokenizer = include_bytes!("../../../../../models/nano/tokenizer.json");
     let tokenizer = Tokenizer::from_bytes(tokenizer).expect("a tokenizer");

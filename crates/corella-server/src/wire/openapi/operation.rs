@@ -51,7 +51,7 @@ pub const OPERATIONS: &[Operation] = &[
         .about("Says that the model is there, by Ollama's API, or 404 for another.")
         .streamed(),
     operation(Endpoint::Batches, "createBatch", "Batch")
-        .about("Answers the requests of a file when nobody waits for something else."),
+        .about("Answers the requests of a file when no other request waits."),
     operation(Endpoint::Embeddings, "createEmbedding", "Embeddings")
         .about("Makes a vector of each input from the model's hidden states."),
     operation(Endpoint::Score, "score", "Scores").about(

@@ -26,8 +26,8 @@ pub(super) fn closed(mut schema: Value) -> Result<Value, GrammarError> {
     Ok(schema)
 }
 
-/// The largest number of names and parts that are visited to find the members of objects with several parts. Parts that
-/// refer to each other are visited once for each of them.
+/// The largest number of names and parts that are visited to find the members of objects with several parts. A part is
+/// visited again for each object that refers to it.
 const MAX_VISITS: usize = 100_000;
 
 /// Keywords whose schemas describe the same value as the schema around them.

@@ -13,8 +13,8 @@ pub(super) struct Decimal {
     point: i64,
 }
 
-/// The largest exponent that is distinguished: no number in an answer is larger. Sums with lengths of texts stay in
-/// range.
+/// Larger exponents are clamped to this one: no number in an answer has such an exponent, and sums of an exponent and a
+/// text's length stay in the range of `i64`.
 const MAX_EXPONENT: i64 = 1 << 40;
 
 impl Decimal {

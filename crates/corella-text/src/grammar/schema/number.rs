@@ -14,8 +14,8 @@ use super::schema_error::shortened;
 
 /// The largest double below 2^63.
 const MAX_BOUND: f64 = 9_223_372_036_854_774_784.0;
-/// The largest bound of a range that is open at the other side. For such a bound, llguidance counts with one more digit
-/// than the bound has, which must fit into 64 bits.
+/// The largest bound of a range that is open at the other side. For such a bound, llguidance counts with numbers of one
+/// more digit, and these must fit into 64 bits.
 const MAX_OPEN_BOUND: f64 = 1e18;
 /// The least distance from zero of a bound: llguidance nests a group for each of its digits.
 const MIN_BOUND: f64 = 1e-30;
@@ -226,7 +226,7 @@ fn step_reason(number: impl std::fmt::Display) -> String {
 }
 
 impl Step {
-    /// The step between those multiples of this step that are integers.
+    /// The step between the integers among the multiples of this step.
     fn whole(self) -> Self {
         let unit = 10u64.pow(self.scale);
         let divisor = gcd(self.coefficient.into(), unit.into()) as u64;
@@ -303,7 +303,8 @@ fn gcd(a: u128, b: u128) -> u128 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// llguidance counts the multiples in a range with doubles. This function handles ranges with none or one exactly.
+/// llguidance counts the multiples in a range with doubles. This function handles ranges that contain no multiple or
+/// only one.
 fn set_steps(fields: &mut Map<String, Value>, step: &Step, lower: &Bound, upper: &Bound) {
     let (Some(first), Some(last)) = (lower.first_multiple(step), upper.first_multiple(step)) else {
         return;

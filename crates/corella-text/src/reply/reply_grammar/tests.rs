@@ -462,7 +462,7 @@ fn what_cannot_be_followed_is_told_with_its_tool_and_place() {
     assert_eq!(error.origin, GrammarOrigin::Whole);
 }
 
-/// `call:f5` would be the call of another tool.
+/// With the arguments `5`, Gemma 4's `call:f5` would be the call of another tool.
 #[test]
 fn arguments_are_an_object_in_every_format() {
     let tokenizer = tokenizer(Markers::Special, &[]);

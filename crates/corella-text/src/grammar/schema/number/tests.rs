@@ -219,7 +219,7 @@ fn what_cannot_be_followed_names_its_keyword() {
             ["`const`", "9007199254740993"],
         ),
         (json!({"enum": [1, {"a": [1e300]}]}), ["`enum`", "300"]),
-        // The double that is nearest to the number has other digits, and llguidance writes those.
+        // The double that is nearest to the number has other digits, and llguidance writes the double's digits.
         (
             json!({"const": 9_223_372_036_854_774_000u64}),
             ["`const`", "9223372036854774000"],
@@ -268,7 +268,7 @@ fn conditions_with_one_answer_have_it() {
             );
         }
     }
-    // A bound without its counterpart has as many digits as 64 bits.
+    // A lower bound above `MAX_OPEN_BOUND`, without an upper bound.
     let far = json!({"type": "integer", "minimum": 2e18});
     assert!(check(&compiler, &far, 1) > 0);
 }
