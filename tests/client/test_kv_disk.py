@@ -178,6 +178,27 @@ def test_another_question_about_a_document_outlives_a_killed_server(tmp_path, na
         assert server.metric("corella_kv_disk_damaged_blocks_total") == 0
 
 
+def test_a_document_that_came_with_one_question_is_found_with_another(tmp_path):
+    model = golden_model.make("lfm2", tmp_path / "recurrent")
+    document = [3 + 7 * at % 50 for at in range(400)]
+    prompts = [document + [first + at for at in range(40)] for first in (3, 4, 5)]
+    with ServerProcess(model, *SMALL, "--no-enable-prefix-caching") as server:
+        expected = [ask(server, tokens)[0] for tokens in prompts]
+    with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
+        wait_open(server)
+        assert ask(server, prompts[0]) == (expected[0], 0)
+        assert ask(server, prompts[0]) == (expected[0], 432)
+        # There are states after 256 tokens and at the end of the prompt.
+        server.wait_until(lambda: num_stored(server) == 432 // 16 + 2, "the prompt is stored")
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    with ServerProcess(model, *SMALL, *disk(tmp_path / "kv")) as server:
+        wait_found(server, 432 // 16 + 2)
+        assert ask(server, prompts[1]) == (expected[1], 256)
+        assert num_read(server) == 256 // 16 + 1
+        assert ask(server, prompts[2]) == (expected[2], 256)
+
+
 @pytest.mark.parametrize("name", [None, "gemma3", "lfm2"])
 def test_a_server_killed_while_it_stores_gives_the_same_answers(tmp_path, name):
     """A model of each kind: with plain attention, with windows, and with recurrent layers."""
