@@ -57,7 +57,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::wake::answer::Reply;
 use crate::wake::doorbell::{Doorbell, LoopSender};
-use page_list::{DiskPath, PathPage, path_pages};
+use page_list::{DiskPath, PathPage, checked_blocks, path_pages};
 use reader::ReadTask;
 use report::Report;
 use tier::Store;
@@ -184,6 +184,8 @@ impl KvDisk {
         scheduler: &mut Scheduler,
         now_us: u64,
     ) {
+        let limits = scheduler.config();
+        let list = checked_blocks(&list, &limits.block_hasher, limits.page_size);
         if self.has_pages()
             && let Some(id) = self.fetch(list, scheduler, now_us)
         {

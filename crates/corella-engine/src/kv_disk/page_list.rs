@@ -66,6 +66,13 @@ impl DiskPath {
     }
 }
 
+/// The whole blocks of a list of another node, which may have named them wrongly.
+pub(super) fn checked_blocks(list: &BlockList, hasher: &BlockHasher, page_size: u32) -> BlockList {
+    let num_blocks = list.tokens.len() / page_size as usize;
+    let tokens = list.tokens[..num_blocks * page_size as usize].to_vec();
+    BlockList::new(list.namespace.clone(), tokens, hasher, page_size)
+}
+
 /// A page of the pool, and the place of its rows in a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PathPage {

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::file_layer::FileLayer;
 use super::folder::KvFile;
 use super::label::KvDiskLabel;
-use super::page_list::DiskPath;
+use super::page_list::{DiskPath, checked_blocks};
 use super::page_store::{PageStore, StateParts};
 use super::slot::{SlotNamespace, SlotShape};
 
@@ -277,7 +277,8 @@ impl Tier {
             return 0;
         };
         let (hasher, page_size) = (&limits.block_hasher, limits.page_size);
-        let path = DiskPath::new(list.clone(), namespace, hasher, page_size);
+        let list = checked_blocks(list, hasher, page_size);
+        let path = DiskPath::new(list, namespace, hasher, page_size);
         store.num_usable(&path.hashes, num_here)
     }
 
