@@ -147,11 +147,11 @@ mod tests {
         assert!(matches!(taken, Ok(InheritedSocket::Unix(_))), "{taken:?}");
         std::fs::remove_file(&path).unwrap();
 
-        let connection = take(&TcpStream::connect(address).unwrap()).unwrap_err();
+        let connection = take(TcpStream::connect(address).unwrap()).unwrap_err();
         assert!(connection.contains("Accept=yes"), "{connection}");
-        let datagrams = take(&UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap_err();
+        let datagrams = take(UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap_err();
         assert!(datagrams.contains("ListenStream"), "{datagrams}");
-        let file = take(&std::fs::File::open("/dev/null").unwrap()).unwrap_err();
+        let file = take(std::fs::File::open("/dev/null").unwrap()).unwrap_err();
         assert!(file.contains("does not listen"), "{file}");
     }
 }
