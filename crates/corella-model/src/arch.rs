@@ -120,8 +120,8 @@ impl Architecture {
         &self.0.folder
     }
 
-    /// Whether folders of this family store the rows of queries and keys in another order than the executors rotate
-    /// them.
+    /// Whether folders of this family store the rows of query and key matrices in another order than executors expect
+    /// for RoPE.
     pub fn reorders_rows(self, spec: &DecoderSpec) -> bool {
         let order = |layer| tensor_part::row_order(LayerTensor::Q, layer, &self.0.folder);
         let mut layers = spec.layers.iter();
@@ -223,10 +223,10 @@ fn supported<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     format!("supported are models of the types {}", names.join(", "))
 }
 
-/// The name that is closest to an unknown one, the first of several; `None` if all names differ in more than half of
-/// their characters, because a match would be chance.
+/// The supported name that is closest to `unknown`; the first one if several are equally close. `None` if more than
+/// half of the characters of `unknown` would have to change, because a match would then be chance.
 pub(crate) fn closest<'a>(names: &[&'a str], unknown: &str) -> Option<&'a str> {
-    // A file may contain a name of any length; no close name is longer than this.
+    // A file may contain a name of any length. A name with more than 100 characters is close to no supported name.
     let unknown: String = stem(unknown).chars().take(100).collect();
     let unknown = unknown.to_lowercase();
     let distance = |name: &&&str| levenshtein(&unknown, &stem(name).to_lowercase());

@@ -1,6 +1,6 @@
 //! The formats of a model: a Hugging Face folder, the same files inside the binary, or one GGUF file.
 //!
-//! Each becomes the same configuration, tokenizer files and tensors: the family's file in `arch` makes a
+//! Each format gives the same configuration, tokenizer files and tensors: the family's file in `arch` makes a
 //! [`DecoderSpec`](crate::DecoderSpec), and the table in `layer_tensor` names the tensors.
 
 pub(crate) mod adapter;
@@ -101,8 +101,8 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Uses only the first tokens of the vocabulary. The rows of embedding and head after them are not read, so that
-    /// these tokens are never drawn.
+    /// Uses only the first `num_tokens` tokens of the vocabulary. The embedding's and the head's rows of all later
+    /// tokens are not read, so a later token is never drawn.
     pub fn keep_tokens(&mut self, num_tokens: usize) {
         let vocab_size = &mut self.config.spec.vocab_size;
         *vocab_size = num_tokens.min(*vocab_size);
@@ -131,7 +131,7 @@ impl Checkpoint {
         self.source.files()
     }
 
-    /// Size of these files, also inside the binary.
+    /// The size of the files of weights and configuration, in bytes, also for files inside the binary.
     pub fn file_bytes(&self) -> io::Result<u64> {
         self.source.file_bytes()
     }
@@ -182,7 +182,7 @@ impl Checkpoint {
         self.source.label(name)
     }
 
-    /// Counts the tensors of all files, including those that the decoder does not use.
+    /// Counts the tensors of all files, also tensors that the decoder does not use.
     pub fn totals(&self) -> Result<TensorTotals, CheckpointError> {
         Ok(self.source.tensors()?.totals())
     }

@@ -61,8 +61,8 @@ pub fn run_native(
     suite.hidden_states_behind_cached_rows_are_the_same();
 }
 
-/// Runs the rules for models with recurrent layers, whose prefixes are reused with a kept state. Their executors need
-/// places for eight states.
+/// Runs the rules for models with recurrent layers, whose prefixes are reused with a kept state. The executors need
+/// room for eight kept states.
 pub fn run_recurrent(
     vocab_size: usize,
     page_size: u32,
@@ -416,7 +416,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// A batch may give a slot, and pages, to another request when it releases them.
+    /// A batch that releases a slot and pages may give them to another request at once.
     fn slots_are_reused(&self, expected: &[Vec<Sample>]) {
         let mut driver = self.driver();
         driver.shuffle_pages();
@@ -571,7 +571,8 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// A sequence that shares another's first tokens: it shares the whole pages and copies the rows after them.
+/// Begins a sequence with the first tokens of the sequence `from`: it shares the whole pages, and copies the rows
+/// after them.
 fn borrow_prefix(
     driver: &mut Driver,
     slot: u32,

@@ -55,7 +55,7 @@ pub trait Executor: Send {
         None
     }
 
-    /// Whether a draft head is loaded, with which `draft` guesses.
+    /// Whether a draft head is loaded, which `draft` uses.
     fn has_draft_head(&self) -> bool {
         false
     }

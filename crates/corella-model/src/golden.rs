@@ -19,7 +19,7 @@ pub struct Model {
     pub cases: Vec<Case>,
 }
 
-/// The token that is computed after a drawn one.
+/// The token that the step after a draw computes.
 #[derive(Clone, Copy)]
 pub enum Next {
     /// The drawn token itself.

@@ -34,7 +34,7 @@ pub struct Tensor {
 
 impl Tensor {
     /// Makes a tensor of `range` of `file`. The range holds whole rows of whole blocks, and may have rows of other
-    /// tensors between those of this one. A vector has rows of one element.
+    /// tensors between this tensor's rows. A vector has rows of one element.
     pub fn of_blocks(
         file: &Arc<Storage>,
         range: Range<usize>,

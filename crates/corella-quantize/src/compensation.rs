@@ -14,7 +14,7 @@ pub struct InverseFactor {
     num_columns: usize,
     /// `[in, in]`, row-major.
     rows: Vec<f32>,
-    /// Inputs that were always 0, whose weights do not matter.
+    /// For each input, whether it was always 0. The weights of such an input do not matter.
     is_dead: Vec<bool>,
 }
 
@@ -43,7 +43,7 @@ impl InverseFactor {
         for i in 0..n {
             let from = n - 1 - i;
             for j in 0..=i {
-                // This is the element right of the diagonal, in the row that comes first in the original order.
+                // The elements are those from the diagonal to the right, last row first.
                 lower[i * n + j] = f64::from(sums[from * n + (n - 1 - j)]);
             }
             lower[i * n + i] += damping;
@@ -64,8 +64,8 @@ impl InverseFactor {
         })
     }
 
-    /// Rounds rows of weights to codes. The scale of a group is fitted when the group's first weight is rounded, to the
-    /// weights as they are then.
+    /// Rounds rows of weights to codes. The scale of a group is fitted when the group's first weight is rounded, to
+    /// weights that already compensate the errors of earlier columns.
     pub(super) fn round_rows(
         &self,
         codes: &Codes,
@@ -108,8 +108,8 @@ impl InverseFactor {
         }
     }
 
-    /// Passes the errors of a block on to the columns after it. It takes some columns at a time, whose factors stay in
-    /// the first-level cache for all rows.
+    /// Passes the errors of a block on to the columns after it. A few columns are updated at a time, so that their
+    /// factors stay in the first-level cache for all rows.
     fn pass_on(&self, block: Range<usize>, errors: &[[f32; BLOCK]], rows: &mut [f32]) {
         const LANES: usize = 16;
         let n = self.num_columns;
@@ -160,7 +160,8 @@ fn factor(a: &mut [f64], n: usize, num_threads: usize) -> Result<(), String> {
             }
         }
         let (done, below) = a.split_at_mut(end * n);
-        // The rows below get their elements of these columns, and then their remaining elements are updated.
+        // In the rows below, the elements in the block's columns are computed first. Then the remaining elements are
+        // updated.
         in_parallel(below, n, num_threads, |_, row| {
             for j in start..end {
                 let dot = dot(&row[start..j], &done[j * n + start..j * n + j]);

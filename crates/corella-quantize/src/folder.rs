@@ -153,7 +153,7 @@ fn config_json(
         }
     };
     let is_tied = checkpoint.config().spec.tied_embeddings;
-    // The checkpoint has a head of its own all the same, and so has the new folder.
+    // config.json ties the head, but the checkpoint has a separate one, which the new folder keeps.
     if !is_tied && config["tie_word_embeddings"] == true {
         config["tie_word_embeddings"] = false.into();
     }

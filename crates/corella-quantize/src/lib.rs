@@ -1,7 +1,7 @@
 //! The offline quantiser: writes a checkpoint anew with its matrices as integers.
 //!
-//! `plan` decides what becomes of each tensor, `rounding` and `compensation` find the integers,
-//! `matrix` stores them, and `folder` does this for a whole model, layer by layer.
+//! `plan` decides the form of each tensor, `rounding` and `compensation` find the integers, `matrix` stores them, and
+//! `folder` writes a whole model, layer by layer.
 
 mod compensation;
 mod folder;

@@ -1,5 +1,5 @@
-//! The plan of a quantisation: what becomes of each tensor, decided before any is read, and the
-//! `quantization_config` that describes it.
+//! The plan of a quantisation: the form of each tensor in the new folder, decided before any tensor is read, and the
+//! `quantization_config` that describes these forms.
 
 use corella_model::{
     DecoderWeights, LayerTensor, ModelConfig, PlannedPart, Scheme, Tensor, TensorRole,
@@ -187,7 +187,7 @@ impl<'a> QuantizePlan<'a> {
         parts.collect()
     }
 
-    /// The `quantization_config` for compressed-tensors, and with it vLLM and Transformers.
+    /// The `quantization_config` of the compressed-tensors format, which vLLM and Transformers read.
     pub fn quantization_config(&self, is_tied: bool) -> Value {
         let requested = self.format.scheme();
         let mut schemes = Vec::new();
@@ -291,8 +291,8 @@ impl PlannedTensor<'_> {
 /// The group lengths that other engines have kernels for.
 const GROUP_LENS: [usize; 3] = [128, 64, 32];
 
-/// The scheme with the longest groups that divide the rows, up to the length asked for; `None` if no length divides
-/// them.
+/// The scheme with the longest groups, up to the requested length, that divide the rows; `None` if no length divides
+/// the rows.
 fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
     let Some(group_len) = scheme.group_len else {
         return Some(scheme);
@@ -307,7 +307,7 @@ fn scheme_for(scheme: Scheme, num_columns: usize) -> Option<Scheme> {
     })
 }
 
-/// Refuses models whose folders store other matrices than those that are computed.
+/// Refuses models whose folders store matrices in another form than the executors compute with.
 fn check_stored_as_is(config: &ModelConfig, weights: &DecoderWeights) -> Result<(), String> {
     let architecture = config.architecture;
     let layout = architecture.folder_layout();
@@ -408,7 +408,8 @@ mod tests {
         }
     }
 
-    /// The rows of their matrices would be turned a second time when the folder is read.
+    /// Readers of these models' folders reorder the rows of matrices, and the written rows are already in the new
+    /// order.
     #[test]
     fn folders_whose_rows_are_turned_are_refused() {
         for name in [

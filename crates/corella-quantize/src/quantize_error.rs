@@ -1,4 +1,4 @@
-//! Why a model was not quantised.
+//! The reason for which a model was not quantised.
 
 use std::fmt;
 

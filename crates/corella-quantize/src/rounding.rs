@@ -12,8 +12,8 @@ pub struct Codes {
     /// The code of 0, unless weights have zero points.
     middle: f32,
     symmetric: bool,
-    /// The number of steps of the first and of the last scale that are tried: from 0 to the largest magnitude of a
-    /// weight or, with zero points, from the smallest weight to the largest.
+    /// The number of steps between 0 and the largest magnitude of a weight or, with zero points, between the smallest
+    /// weight and the largest: for the first scale that is tried, and for the last.
     steps: [f32; 2],
 }
 

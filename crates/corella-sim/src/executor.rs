@@ -39,7 +39,7 @@ pub struct CheckingExecutor {
     roots: BTreeMap<RequestId, u64>,
     /// The id of this node's arithmetic.
     arithmetic: u64,
-    /// By request, the arithmetic of the node that makes the first rows, and the number of these rows.
+    /// For each request whose first rows another node makes, that node's arithmetic and the number of these rows.
     foreign: BTreeMap<RequestId, (u64, usize)>,
     pages: Vec<Vec<Row>>,
     /// For each page, `Slot::start` of the slot that last wrote to it.
@@ -80,7 +80,7 @@ struct Inflight {
     snapshots: Vec<SnapshotId>,
 }
 
-/// The outcome of the oldest step in flight. The set has the requests without a draw, or those of the failed step.
+/// The outcome of the oldest step in flight. The set has the requests without a draw, or the failed step's requests.
 pub enum Returned {
     Output(BatchOutput, BTreeSet<RequestId>),
     Failed(StepId, BTreeSet<RequestId>),
@@ -337,7 +337,7 @@ impl CheckingExecutor {
             let slot = self
                 .slots
                 .get_mut(&delta.slot)
-                .expect("a page table changes whose slot was never started");
+                .expect("a slot that was never started changes its page table");
             let group = delta.group.0 as usize;
             let table = &mut slot.tables[group];
             if table.is_empty() && self.config.kv_groups[group].window.is_some() {
@@ -577,7 +577,7 @@ impl Slot {
     }
 }
 
-/// Returns the row of a group. Groups have different layers, so their rows differ.
+/// Returns a row as a group's layers compute it. Groups have different layers, so their rows differ.
 pub fn in_group(row: Row, group: usize) -> Row {
     row.map(|row| row.wrapping_add(group as u64))
 }

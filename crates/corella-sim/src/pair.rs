@@ -1,10 +1,10 @@
 //! Prefill and decode nodes that serve requests together, over a network that fails.
 //!
-//! Each node is the real scheduler, an executor that distrusts every batch, and the real machine of its end of the
-//! sessions and of both ends of block loads. The network is simulated: streams are cut, stall or repeat messages, messages
-//! about blocks are lost and reordered, rows are sent or read from the other node's memory, writes tear, links die in one
-//! direction, and nodes die and restart. A seed writes the [`PairWorkload`], [`simulate_pair`] plays it, and watchers check
-//! inputs and outputs.
+//! Each node is the real scheduler, an executor that distrusts every batch, and the real state machines: one for the
+//! node's end of the sessions, and two for both ends of block loads. The network is simulated: streams are cut, stall
+//! or repeat messages, messages about blocks are lost and reordered, rows are sent or read from the other node's
+//! memory, writes tear, links die in one direction, and nodes die and restart. A seed writes the [`PairWorkload`],
+//! [`simulate_pair`] plays it, and watchers check inputs and outputs.
 
 mod block_workload;
 mod blocks;

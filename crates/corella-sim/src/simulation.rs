@@ -192,15 +192,15 @@ impl<'a> Simulation<'a> {
         self.totals.num_holds = self.reader.num_begun();
         self.totals.num_ended_holds = self.reader.num_ended();
         if stats.num_fetching_pages + stats.num_block_holds > 0 {
-            let what = format!("something is left: {stats:?}");
+            let what = format!("pages or holds are left: {stats:?}");
             return Err(self.violation("pages of fetches and holds are given back", what));
         }
         if !self.host.is_empty() || stats.num_spilled_pages > 0 {
-            let what = format!("something is left there: {stats:?}");
+            let what = format!("host memory holds rows or copies: {stats:?}");
             return Err(self.violation("host memory is given back", what));
         }
         if self.scheduler.has_unfinished() {
-            let what = format!("requests are left but no event is: {stats:?}");
+            let what = format!("requests are left, but no event: {stats:?}");
             return Err(self.violation("work goes on", what));
         }
         self.check(|checker| checker.ended(&stats))?;
@@ -376,7 +376,10 @@ impl<'a> Simulation<'a> {
         self.last_return_us = through_stages.max(self.last_return_us + step_us);
         let waits = |token: &InputToken| matches!(token, InputToken::FromStep { .. });
         if num_stages > 1 && batch.tokens.iter().any(waits) {
-            let what = format!("step {} needs a token that is on its way", batch.step);
+            let what = format!(
+                "step {} needs a token that a step in flight draws",
+                batch.step
+            );
             return Err(self.violation("a pipeline is given known tokens", what));
         }
         self.push(self.last_return_us, Event::StepReturns);
@@ -570,7 +573,7 @@ impl<'a> Simulation<'a> {
             return Ok(());
         }
         let what = format!("{} pages are announced: {stats:?}", self.heard.len());
-        Err(self.violation("KV events tell of what is there", what))
+        Err(self.violation("announced pages exist", what))
     }
 
     fn abort_at_stations(&mut self) -> Result<(), Violation> {

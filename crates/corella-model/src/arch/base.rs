@@ -150,7 +150,7 @@ pub fn leave_out_layers_behind(
     Ok(())
 }
 
-/// Experts that are scored by a softmax, with weights whose sum is 1, and no other option.
+/// Experts with softmax scores and with weights that add up to 1, and without other options.
 pub fn experts(
     fields: &dyn Fields,
     count: Field,
@@ -182,7 +182,7 @@ pub fn experts(
     })
 }
 
-/// The MLP for every token beside the experts; `None` for size 0.
+/// The shared expert, an MLP for every token; `None` for size 0.
 pub fn shared_expert(expert: &MlpSpec, intermediate_size: usize) -> Option<SharedExpert> {
     (intermediate_size > 0).then(|| SharedExpert {
         mlp: MlpSpec {
@@ -285,7 +285,7 @@ pub fn layers_without_attention(
     }
 }
 
-/// The length of heads whose configuration states only their number.
+/// The head length in families that configure only the number of heads: the hidden size divided by that number.
 pub fn even_head_dim(
     fields: &dyn Fields,
     hidden_field: Field,
@@ -354,7 +354,7 @@ pub fn activation(
     })
 }
 
-/// The biases that a folder's configuration decides. In a GGUF file, the tensors present decide.
+/// The biases that config.json declares. For a GGUF file, the tensors that it contains decide instead.
 #[derive(Clone, Copy, Default)]
 pub struct Biases {
     pub qkv: bool,
@@ -597,8 +597,8 @@ fn refuse_unread_of_file(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), 
     Ok(())
 }
 
-/// The fields of config.json that all families with Llama's shape share. `Err` names the parts that they cannot
-/// express.
+/// The fields of config.json that all families with Llama's shape share. `Err` names the parts of the shape that
+/// these fields cannot express.
 pub fn config(spec: &DecoderSpec) -> Result<Map<String, Value>, String> {
     let layer = &spec.layers[0];
     let (attention, mlp) = (&layer.attention, layer.feed_forward.mlp());
@@ -645,7 +645,7 @@ pub fn add_attention_bias(
     Ok(())
 }
 
-/// For families whose configuration has no field for biases of MLPs.
+/// Refuses MLPs with biases, for families whose config.json has no field for these biases.
 pub fn refuse_mlp_bias(spec: &DecoderSpec) -> Result<(), String> {
     match spec.layers[0].feed_forward.mlp().bias {
         true => Err("config.json cannot give biases to its MLP".into()),

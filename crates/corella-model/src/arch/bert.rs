@@ -1,5 +1,5 @@
-//! BERT and RoBERTa: encoders with learned positions and segments, and norms of the residual stream after each part of
-//! a layer.
+//! BERT and RoBERTa: encoders with learned positions and segments. After each part of a layer, a norm is applied to
+//! the residual stream.
 
 use super::base::{self, HIDDEN_SIZE, INTERMEDIATE_SIZE, MAX_POSITION, NUM_HEADS, NUM_LAYERS};
 use super::field::{Field, Fields, FileFields};
@@ -63,7 +63,7 @@ pub const ACTIVATION: Field = Field::of_folder("hidden_act");
 pub const NUM_SEGMENTS: Field = Field::of_folder("type_vocab_size");
 const PADDING: Field = Field::of_folder("pad_token_id");
 
-/// Refuses GGUF files of encoders: their tokenizers are not read from files.
+/// Refuses GGUF files of encoders, because the tokenizer of an encoder is not read from GGUF files.
 pub fn no_file(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
     let why = "encoders are read from folders only; use the model's own files";
     Err(file.refuse_key("general.architecture", why))
@@ -73,7 +73,7 @@ fn bert(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     spec(fields, 0)
 }
 
-/// The first positions of the table belong to padding tokens.
+/// RoBERTa. The first rows of its table of positions belong to padding tokens, so texts begin at a later row.
 fn roberta(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let padding = fields.try_number(PADDING)?.unwrap_or(1.0);
     if !(0.0..MAX_PADDING).contains(&padding) {
@@ -140,7 +140,8 @@ pub fn with_biases(num_heads: usize, head_dim: usize) -> AttentionSpec {
     }
 }
 
-/// An encoder with norms of the residual stream after its parts, and a norm as the only extra in its embeddings.
+/// An encoder whose norms follow the parts of a layer and apply to the residual stream. Its embeddings have a norm,
+/// and no segments.
 fn norms_behind(eps: f32) -> EncoderSpec {
     EncoderSpec {
         embedding_norm: Some(NormSpec::layer(eps, true)),
@@ -150,7 +151,8 @@ fn norms_behind(eps: f32) -> EncoderSpec {
     }
 }
 
-/// The layers of an encoder whose norms are after its parts. The norm after the last layer is the norm before the head.
+/// The shape of an encoder whose norms follow the parts of a layer. The norm after the last layer becomes the norm
+/// before the head.
 pub fn post_norm(
     fields: &dyn Fields,
     attention: AttentionSpec,

@@ -42,7 +42,7 @@ pub const ERNIE4_5_MOE: Family = Family {
     ..ERNIE4_5
 };
 
-/// The part that guesses further tokens.
+/// The tensors of the draft head (MTP), which is not loaded.
 const MTP: &[&str] = &[
     "model.mtp_block.",
     "model.mtp_emb_norm.",
@@ -105,7 +105,8 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         Source::File(_) => (0, 0),
     };
     let num_shared = number(NUM_SHARED)?.unwrap_or(default_shared);
-    // For the shared experts, converters write another size, which is right only by chance in the published models.
+    // Converters write a size of the shared experts that is right only by chance in the published models, so the size
+    // is computed here.
     let shared_size = num_shared.saturating_mul(experts.expert.intermediate_size);
     experts.shared = base::shared_expert(&experts.expert, shared_size);
     let start = number(START)?.unwrap_or(default_start);

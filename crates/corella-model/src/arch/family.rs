@@ -21,7 +21,8 @@ pub struct Family {
     pub spec: ReadSpec,
     pub folder: Layout,
     pub file: Layout,
-    /// The fields of config.json that describe a shape; `Err` names the parts that they cannot express.
+    /// The fields of config.json that describe a shape; `Err` names the parts of the shape that config.json cannot
+    /// express.
     pub config: fn(&DecoderSpec) -> Result<Map<String, Value>, String>,
 }
 

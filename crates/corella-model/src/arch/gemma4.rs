@@ -169,8 +169,8 @@ fn set_attention(
     Ok(())
 }
 
-/// The number of KV heads of a layer, and their length. Published files give both by the layer's type, files written by
-/// Transformers by its index.
+/// The number of KV heads of a layer, and their length. Published files give both for each type of layer. Files that
+/// Transformers has written give both for single layers, by the layer's index.
 fn heads(
     config: &JsonObject<'_>,
     of_sliding: &AttentionSpec,

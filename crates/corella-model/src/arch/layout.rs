@@ -33,8 +33,8 @@ pub struct Layout {
     pub elsewhere: fn(LayerTensor) -> Option<Stored>,
     /// Whether norms multiply by 1 plus their weights.
     pub norms_lack_one: bool,
-    /// Whether the value heads of gated delta networks are sorted first by their index among the heads that share a key
-    /// head, and then by the key head.
+    /// Whether files store the value heads of gated delta networks in this order: the first value head of each key
+    /// head, then the second value head of each key head, and so on.
     pub tiles_value_heads: bool,
     /// Whether files store the rates of gated delta networks as the factor of the projected decays, instead of the
     /// factor's logarithm.
@@ -356,7 +356,7 @@ fn fused_expert_in_file(tensor: LayerTensor) -> Option<Stored> {
     }
 }
 
-/// The parts of all experts' tensor. Expert 0 stands for each expert.
+/// The parts of the tensor that holds the gate and up matrices of all experts. Expert 0 stands for each expert.
 const GATE_UP_OF_EXPERTS: &[LayerTensor] = &[
     LayerTensor::Gate(Mlp::Expert(0)),
     LayerTensor::Up(Mlp::Expert(0)),

@@ -70,7 +70,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             ..AttentionSpec::plain(num_heads, num_heads, head_dim, rotary.clone())
         };
         let mut layer = LayerSpec::plain(attention, BranchNorms::before(norm), mlp.clone());
-        // The first layer has no such norm, because the embeddings are normed just before it.
+        // The first layer has no norm before attention, because the embeddings are normed just before it.
         layer.attention_norms.before = (index > 0).then_some(norm);
         layer
     });

@@ -28,7 +28,7 @@ pub const NOMIC_BERT: Family = Family {
     ..bert::BERT
 };
 
-/// The name of a field in this configuration, and in Transformers.
+/// The two names of a field: the makers' own name, and the name in Transformers.
 type Names = [Field; 2];
 
 const HIDDEN: Names = [Field::of_folder("n_embd"), HIDDEN_SIZE];
@@ -39,7 +39,7 @@ const POSITIONS: Names = [Field::of_folder("n_positions"), MAX_POSITION];
 const NORM_EPS: Names = [Field::of_folder("layer_norm_epsilon"), EPS];
 const ACTIVATIONS: Names = [Field::of_folder("activation_function"), ACTIVATION];
 
-/// The field under the name that the configuration has.
+/// The field under the makers' name if config.json has this name, and otherwise under the name in Transformers.
 fn named(fields: &dyn Fields, [own, common]: Names) -> Field {
     let is_there = match fields.source() {
         Source::Folder(config) => config.get(own.folder).is_some(),

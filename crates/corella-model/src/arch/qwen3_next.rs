@@ -37,7 +37,7 @@ pub const FOLDER: Layout = Layout {
 
 pub const FILE: Layout = Layout {
     has_plain_rates: true,
-    // The part that guesses further tokens.
+    // These layers are the draft head.
     has_more_layers: true,
     ..Layout::FILE
 };
@@ -91,7 +91,7 @@ pub fn set_layers(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), Che
         let why = "models without any layer of attention are not supported";
         return Err(fields.refuse(base::NUM_LAYERS, why));
     }
-    // The activation of MLPs is that of the networks' convolutions, too.
+    // Gated delta networks apply the activation of the MLPs to their convolutions.
     let activation = base::activation(fields, BASE.activation_field, BASE.activation)?;
     if activation != Activation::Silu && are_recurrent.contains(&true) {
         let why = "recurrent layers are supported with silu only";
@@ -153,7 +153,7 @@ fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec
     Ok(network)
 }
 
-/// The recurrent layers: listed ones, or all except every fourth.
+/// The recurrent layers: the listed layers, or without a list all layers except every fourth (or another interval).
 fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
     const INTERVAL: Field = Field::new("full_attention_interval", "full_attention_interval");
     const LISTED: Field = Field::of_file("attention.recurrent_layers");

@@ -29,7 +29,7 @@ pub struct Defaults {
 }
 
 impl Defaults {
-    /// Whole heads.
+    /// RoPE over whole heads, with the base `theta`.
     pub fn whole(theta: f64) -> Self {
         Self { theta, part: 1.0 }
     }
@@ -143,7 +143,7 @@ pub fn by_type(
         found.local = Some(of_type(&scaling, local)?);
     }
     if let Some(scaling) = parameters.try_object("full_attention")? {
-        // Fields of the older `rope_scaling` override those of this object.
+        // Fields of the older `rope_scaling` override this object's fields.
         let older = config.try_object("rope_scaling")?;
         let fields = older.map(|older| scaling.fields_with(&older));
         let changed = fields.as_ref().map(|fields| scaling.with_fields(fields));
@@ -298,14 +298,14 @@ fn file_scaling(
             };
             let magnitude = file.try_number(ATTENTION_FACTOR)?.unwrap_or(1.0);
             let mscale = |weight: f64| 1.0 + 0.1 * weight * factor.max(1.0).ln();
-            // The weight in the divisor of YaRN's own factor, in models with "mscale_all_dim".
+            // YaRN's own factor is divided by `mscale(divisor)`. config.json calls this weight "mscale_all_dim".
             let divisor = number("rope.scaling.yarn_log_multiplier", 0.0)?;
             RotaryScaling::Yarn {
                 factor,
                 original_max_position: original as f64,
                 beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
-                // The factor in GGUF files is multiplied with YaRN's own.
+                // The factor in GGUF files is multiplied by YaRN's own factor.
                 attention_factor: magnitude * mscale(1.0) / mscale(divisor),
                 truncate: true,
             }
@@ -367,7 +367,7 @@ fn linear_scaling(file: &FileFields<'_>) -> Result<RotaryScaling, CheckpointErro
     Ok(RotaryScaling::None)
 }
 
-/// `rope_scaling` in config.json. `Err` names the parts that it cannot express.
+/// `rope_scaling` in config.json. `Err` names the parts of RoPE that config.json cannot express.
 pub fn scaling_config(rotary: &RotarySpec) -> Result<Value, String> {
     Ok(match &rotary.scaling {
         RotaryScaling::None => Value::Null,

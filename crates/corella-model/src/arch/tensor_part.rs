@@ -1,4 +1,4 @@
-//! The place of a tensor in a stored one: alone, among the rows of others, or in another order.
+//! The place of a tensor in a stored tensor: all of its rows, or some of them, in the same or another order.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use crate::{LayerSpec, LayerTensor, Mlp, RecurrentSpec, RowOrder, TensorSpec};
 pub struct Part {
     /// The number of experts, if one tensor has the matrices of all experts.
     pub num_experts: Option<usize>,
-    /// The first row.
+    /// The first stored row.
     pub first: usize,
     /// The number of stored rows from `first` on that contain the tensor's rows.
     pub num_taken: usize,
-    /// The number of rows of the stored tensor, of one expert.
+    /// The number of rows of the stored tensor, or of its part for one expert.
     pub num_rows: usize,
     pub order: RowOrder,
     /// The order of the columns.
@@ -55,7 +55,7 @@ impl Part {
             ..Self::by_itself(own)
         };
         if !stored.parts.is_empty() {
-            // Parts of experts are named by the first expert.
+            // A stored tensor of all experts lists the parts of expert 0 only.
             let owner = match owner {
                 LayerTensor::Gate(Mlp::Expert(_)) => LayerTensor::Gate(Mlp::Expert(0)),
                 LayerTensor::Up(Mlp::Expert(_)) => LayerTensor::Up(Mlp::Expert(0)),
@@ -106,8 +106,8 @@ impl Part {
     }
 }
 
-/// The stored order of a tensor's rows: rows of queries and keys may be stored in another order than the executors'
-/// order of rotation.
+/// The stored order of a tensor's rows. The rows of query and key matrices may be stored in another order than
+/// executors expect for RoPE.
 pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
     use LayerTensor::{DeltaO, K, KNorm, Q, QNorm};
     if layer.recurrent.is_some() {

@@ -131,7 +131,7 @@ fn null_takes_the_default_window_away() {
     }
 }
 
-/// AI2 trained OLMo 3 for long contexts with such RoPE.
+/// AI2 trained OLMo 3 for long contexts with RoPE that is scaled in this way.
 #[test]
 fn rope_of_olmo3_is_scaled_in_layers_without_a_window() {
     let windows = |spec: &DecoderSpec| of_layers(spec, |layer| layer.window);
@@ -175,7 +175,7 @@ fn layers_of_exaone_have_a_window_or_do_not_know_positions() {
         layers(pattern(json!("GLL"))),
         [global, local, local, global]
     );
-    // A window as long as the context still decides about positions.
+    // A window as long as the context hides no position, so it is dropped. Its layers still have RoPE.
     let long = json!({ "sliding_window": 512 });
     let (local, global) = ((false, true), (false, false));
     assert_eq!(layers(long), [local, global, local, local]);
@@ -367,7 +367,7 @@ fn layers_have_experts_where_each_family_has_them() {
     assert_eq!(shared("glm4-moe", json!({})), Some((24, false)));
 }
 
-/// Some makers publish a part of the model that guesses further tokens. Transformers leaves this part out, too.
+/// Some makers publish a draft head with their model. Transformers leaves it out, too.
 #[test]
 fn what_guesses_further_tokens_is_left_out() {
     let folder = std::env::temp_dir().join(format!("corella-{}-guessing", std::process::id()));
@@ -480,7 +480,7 @@ fn rope_is_that_of_transformers_however_it_is_spelled() {
     }
 }
 
-/// YaRN as Qwen's model cards write it, and as vLLM reads it.
+/// YaRN as Qwen's model cards write it. vLLM reads it in the same way.
 #[test]
 fn yarn_makes_the_context_longer() {
     let context = |model: &str, max_position: usize, scaling: Value| {

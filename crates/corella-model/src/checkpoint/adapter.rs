@@ -252,7 +252,7 @@ impl AdapterTensors<'_> {
         Ok(layer)
     }
 
-    /// Takes the update of the part of a module for one matrix `[out, in]`.
+    /// Takes a module's update for one matrix `[out, in]`. The matrix may be only a part of the module's matrix.
     fn take(
         &mut self,
         module: &str,

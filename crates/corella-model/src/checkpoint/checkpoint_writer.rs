@@ -68,7 +68,7 @@ impl CheckpointWriter {
     }
 
     fn begin_shard(&mut self, name: &str, tensors: &[&PlannedPart]) -> Result<(), CheckpointError> {
-        // The largest elements come first, so that all are aligned, as readers expect.
+        // Tensors with the largest elements come first, so that all tensors are aligned, as readers expect.
         let mut tensors = tensors.to_vec();
         tensors.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.bitsize()));
         let mut header = Map::new();

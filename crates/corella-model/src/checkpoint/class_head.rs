@@ -80,8 +80,8 @@ impl ClassHead {
         }))
     }
 
-    /// Scores a decoder's answer: the difference of two tokens' logits after the last token of a prompt. That is a
-    /// product with the difference of two rows of the output head.
+    /// Scores a decoder's answer: the logit of `yes` after the last token of a prompt, minus the logit of `no`, if
+    /// given. The score is the product of the hidden state and the difference of two rows of the output head.
     pub(crate) fn of_tokens(
         checkpoint: &Checkpoint,
         yes: TokenId,

@@ -41,7 +41,7 @@ pub fn layer(config: &ModelConfig, source: &Source) -> Result<LayerSpec, Checkpo
     Ok(layer)
 }
 
-/// Refuses heads of other shapes.
+/// Refuses draft heads with several layers, or with embeddings of their own.
 fn check(config: &JsonObject<'_>) -> Result<(), CheckpointError> {
     for field in ["mtp_num_hidden_layers", "num_nextn_predict_layers"] {
         if config.try_size(field)?.is_some_and(|number| number != 1) {

@@ -7,7 +7,7 @@ use crate::arch::shortest;
 use crate::{DType, ModelConfig};
 
 impl ModelConfig {
-    /// Returns the content of config.json, for weights of a type. `Err` names the parts that
+    /// Returns the content of config.json, for weights of type `dtype`. `Err` names the parts of the model that
     /// config.json cannot express.
     pub fn to_folder_config(&self, dtype: DType) -> Result<Value, String> {
         let family = self.architecture.family();
@@ -73,8 +73,8 @@ mod tests {
                 Some(("generation_config.json", generation.as_bytes())),
             );
             let mut read = read.unwrap();
-            // The divisors of such a small model fit several original lengths, among them the folder's. The search
-            // finds the shortest one.
+            // The divisors of such a small model fit several original lengths. The folder has one of them, and the
+            // search finds the shortest.
             for layer in &mut read.spec.layers {
                 let rotary = layer.attention.rotary.as_mut().unwrap();
                 if let RotaryScaling::Llama3 {

@@ -1,11 +1,11 @@
-//! The output head of a folder. If the files differ from config.json, the files count.
+//! The output head of a folder. If the files differ from config.json, the files take precedence.
 
 use crate::file::file_tensor::{FileTensor, TensorSource};
 use crate::{CheckpointError, ModelConfig, RowOrder};
 
-/// Sets the head of a model from its files, as Transformers 5 does: if the files have a head with other values than the
-/// embedding, it stays untied despite config.json. A model without a head, such as an embedding model of the class
-/// `MistralModel`, can still be loaded.
+/// Sets the head of a model from its files, as Transformers 5 does. If the files have a head that differs from the
+/// embedding, the head stays untied, even if config.json ties it. A model without a head, such as an embedding model
+/// of the class `MistralModel`, can still be loaded.
 pub fn settle<S: TensorSource>(
     config: &mut ModelConfig,
     files: &[S],

@@ -21,7 +21,7 @@ use crate::{Checkpoint, CheckpointError, TensorTotals};
 /// A model by its files alone.
 pub struct Outline {
     source: Source,
-    /// The model's name of its architecture.
+    /// The name of the architecture in the model's files.
     pub architecture: Option<String>,
     /// The supported architecture with the closest name, if the model's own is not supported.
     pub closest: Option<&'static str>,

@@ -13,8 +13,8 @@ pub trait Parts {
     fn take(&mut self, suffix: &str) -> Option<StoredTensor>;
 }
 
-/// Combines the tensors of a matrix `[out, in]`, or of `view`, a part of the matrices of several experts; `None` if the
-/// matrix is not stored as integers. `Err` names the wrong tensor and its defect.
+/// Combines the tensors of a stored matrix of shape `[out, in]` to a tensor with the rows of `view`, such as the rows
+/// of one expert. `None` if the matrix is not stored as integers. `Err` names the wrong tensor and its defect.
 pub fn find(
     quantization: &Quantization,
     num_experts: usize,
@@ -109,7 +109,7 @@ fn compressed_tensors(
     }))
 }
 
-/// Takes the integers of a matrix, and returns the number of their bits.
+/// Takes the integers of a matrix. Returns them with the number of bits of an integer.
 fn integers(
     shape: [usize; 2],
     parts: &mut impl Parts,
@@ -132,7 +132,7 @@ fn integers(
     Ok(Some((bytes, 8)))
 }
 
-/// The number of scales that each output has.
+/// The number of scales of one output.
 fn num_groups(scales: &StoredTensor, [num_rows, num_columns]: [usize; 2]) -> Result<usize, String> {
     match scales.shape[..] {
         [rows] if rows == num_rows => Ok(1),

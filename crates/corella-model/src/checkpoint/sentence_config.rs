@@ -118,7 +118,8 @@ impl SentenceConfig {
                 }
             }
         }
-        // Requests may ask for vectors that are cut before they are normalised, or unnormalised.
+        // The last step is kept apart, because requests may ask for vectors that are cut before they are normalised, or
+        // for unnormalised vectors.
         let is_normalised = self.head.steps().last() == Some(&HeadStep::Normalise);
         if is_normalised {
             self.head.pop();
@@ -144,7 +145,7 @@ impl SentenceConfig {
     }
 }
 
-/// The scores of a decoder that answers with one of two tokens whether texts fit.
+/// The scores of a decoder that reranks. The decoder answers with one of two tokens whether a pair of texts fits.
 fn logit_score(checkpoint: &Checkpoint, path: &str) -> Result<ClassHead, CheckpointError> {
     const YES: &str = "true_token_id";
     const NO: &str = "false_token_id";

@@ -240,7 +240,8 @@ impl Source {
         names
     }
 
-    /// The first part of the only model in parts in the checkpoint's folder, if any.
+    /// The first part of a model in several GGUF files. `None` if the checkpoint's folder has a config.json, or GGUF
+    /// files of another model.
     fn first_part(&self) -> Option<String> {
         let names = self.gguf_names();
         let has_config = matches!(self.read(CONFIG), Ok(Some(_)));

@@ -1,8 +1,8 @@
 //! The layers after the pooled hidden state of a text: a few small matrices and norms, for vectors of another length or
 //! scores of classes.
 //!
-//! A vector goes through them once for each text, so they are computed separately and in f32, for any format of the
-//! layers. Sums are added in a fixed order.
+//! A text needs these layers only once, so they are computed apart from the model and in f32, whatever the format of
+//! their weights. Sums are added in a fixed order.
 
 use crate::checkpoint::Checkpoint;
 use crate::file::file_tensor::FileTensor;
@@ -30,7 +30,7 @@ pub enum HeadStep {
         bias: Vec<f32>,
         eps: f32,
     },
-    /// Makes the length 1.
+    /// Scales the vector to the length 1.
     Normalise,
 }
 
@@ -160,7 +160,7 @@ fn normalise(vector: &mut [f32]) {
     }
 }
 
-/// Sixteen parallel sums, which compilers vectorise.
+/// The dot product, as sixteen parallel sums that compilers vectorise.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0; LANES];
@@ -259,7 +259,7 @@ mod tests {
             HeadStep::Normalise,
         ]);
         assert_eq!(head.output_len(2), 3);
-        // Before the last step: 5.5, 0 because -2 is below, and 7.
+        // Before the last step, the vector is 5.5, 0 and 7. The 0 is a -2 before Relu.
         let length = (5.5f64 * 5.5 + 49.0).sqrt();
         let expected = [5.5, 0.0, 7.0].map(|x| (x / length) as f32);
         assert_eq!(head.apply(&[1.0, 2.0]), expected);

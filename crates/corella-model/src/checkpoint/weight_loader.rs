@@ -135,7 +135,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(tensor.rows(0..num_rows, RowOrder::AsStored))
     }
 
-    /// Finds a tensor that must have a shape in the file.
+    /// Finds a tensor, whose shape in the file must be `shape`, except for a size of 1.
     fn find(&mut self, name: &str, shape: &[usize]) -> Result<FileTensor, CheckpointError> {
         let Some(file) = self.by_name.get(name) else {
             let problem = format!("tensor {name} is missing; it should have shape {shape:?}");
@@ -300,7 +300,8 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         let Some(quantization) = &self.config.quantization else {
             return Ok(None);
         };
-        // MXFP4 is only for matrices that are transposed or of experts, and no other integer format is for those.
+        // Transposed matrices and the matrices of experts are stored as integers in MXFP4 only, and no other matrix
+        // is in MXFP4.
         let is_mxfp4 = *quantization == Quantization::Mxfp4;
         if (stored.is_transposed || stored.expert.is_some()) != is_mxfp4 {
             return Ok(None);
@@ -338,7 +339,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
     }
 
     /// The names of tensors of other parts of the model. Refuses unused tensors: they show that the description does
-    /// not match the model, and its output would be wrong without a notice.
+    /// not match the model, and the model's output would be wrong without a notice.
     fn left_out(&self) -> Result<Vec<String>, CheckpointError> {
         let layers = format!("{}{}.", self.body, self.layout.layers);
         let is_behind = |name: &str| {
@@ -348,7 +349,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             let number: Option<usize> = number.and_then(|number| number.parse().ok());
             number.is_some_and(|number| number >= self.config.spec.layers.len())
         };
-        // A loaded draft head leaves no tensor behind.
+        // If the draft head is loaded, an unused tensor of the draft head is an error.
         let of_loaded_head = self.config.spec.draft_head.as_ref();
         let of_loaded_head = of_loaded_head.map(|_| self.layout.draft_head);
         let is_other = |name: &str| {
@@ -357,7 +358,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             others.any(|part| name.starts_with(part))
                 || self.layout.has_more_layers && is_behind(name)
         };
-        // Files may have key and value projections in layers that read those of other layers.
+        // Files may contain key and value projections of layers that read the keys and values of other layers.
         let layers = self.config.spec.layers.iter().enumerate();
         let unread: Vec<_> = layers
             .filter(|(_, layer)| layer.attention.kv_source.is_some())
@@ -391,7 +392,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             ));
         }
         if self.config.spec.encoder.is_some() {
-            // The tensors after an encoder are read with its head, or are not served.
+            // The tensors after an encoder belong to its head, which is read elsewhere or not served.
             return Ok(Vec::new());
         }
         let mut names: Vec<_> = self
@@ -433,7 +434,7 @@ impl<S: TensorSource> Parts for MatrixParts<'_, '_, S> {
     }
 }
 
-/// Some outputs of a matrix that is stored as `[in, out]`, perhaps within several such matrices.
+/// Some outputs of a matrix that is stored as `[in, out]`. The tensor may hold the matrices of several experts.
 fn columns_of(stored: FileTensor, part: &Part, expert: Option<usize>) -> Option<Tensor> {
     let dtype = stored.format.float_type()?;
     let [.., num_inputs, num_outputs] = stored.shape[..] else {
@@ -441,7 +442,8 @@ fn columns_of(stored: FileTensor, part: &Part, expert: Option<usize>) -> Option<
     };
     let num_bytes = num_inputs * num_outputs * dtype.size();
     let start = stored.range.start + expert.unwrap_or(0) * num_bytes;
-    // The outputs of each expert are counted from 0, although its matrix lies after those of other experts.
+    // The outputs of each expert are counted from 0, although the expert's matrix lies after the matrices of other
+    // experts.
     let first = expert.map_or(part.first, |expert| part.first - expert * num_outputs);
     Some(Tensor::of_columns(
         stored.storage,

@@ -51,7 +51,7 @@ pub struct Sequence {
     pub tokens: Vec<TokenId>,
     /// The number of positions whose KV is in the pages, including steps in flight.
     pub num_computed: usize,
-    /// The page table of each KV group. Entries without a page are behind its window.
+    /// The page table of each KV group. Entries without a page are behind the group's window.
     pub tables: Vec<Vec<Option<u32>>>,
     pub samples: Vec<Sample>,
     /// The log-probabilities of the prompt, if the script asks for them.
@@ -87,7 +87,7 @@ struct Inflight {
     starts: Vec<(SlotId, u32)>,
 }
 
-/// The byte that fills pages behind a window. It makes finite numbers that are no key or value of any model.
+/// The byte that fills pages behind a window. The resulting numbers are finite, and are no key or value of any model.
 const OVERWRITTEN: u8 = 0x44;
 
 impl Driver {
@@ -253,7 +253,7 @@ impl Driver {
         self.asked.push((SlotId(sequence.slot), num_drafts));
     }
 
-    /// Takes the pages of each KV group for `num_positions` positions.
+    /// Takes the missing pages of each KV group for the first `num_positions` positions.
     pub fn take_pages(&mut self, sequence: &mut Sequence, num_positions: usize) {
         let num_pages = num_positions.div_ceil(self.page_size);
         for (group, table) in sequence.tables.iter_mut().enumerate() {
@@ -278,7 +278,8 @@ impl Driver {
         self.groups[group].first_page_read(position as u32, page_size) as usize
     }
 
-    /// Gives back the pages that no query of a sequence reads any more. Their next owner overwrites them.
+    /// Gives back the pages that no query of a sequence reads any more. The pages are overwritten at once, as another
+    /// owner may do.
     fn give_back(&mut self, sequence: &mut Sequence) {
         let steps = self.inflight.iter().flat_map(|step| &step.starts);
         let starts = steps.filter(|(slot, _)| *slot == SlotId(sequence.slot));
@@ -422,15 +423,15 @@ impl Driver {
         }
         assert!(
             logprobs.is_empty(),
-            "log-probabilities that nobody asked for: {logprobs:?}"
+            "log-probabilities that no script asked for: {logprobs:?}"
         );
         assert!(
             hidden_states.is_empty(),
-            "hidden states that nobody asked for: {hidden_states:?}"
+            "hidden states that no script asked for: {hidden_states:?}"
         );
         assert!(
             by_slot.is_empty(),
-            "samples that nobody asked for: {by_slot:?}"
+            "samples that no script asked for: {by_slot:?}"
         );
         output.undrawn.iter().map(|(slot, _)| *slot).collect()
     }

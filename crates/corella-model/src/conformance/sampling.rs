@@ -156,7 +156,7 @@ impl Suite<'_> {
             .with_bias(bias.map(|token| (token, 0.5)).collect())
     }
 
-    /// Checks the allowed tokens against masks that are made by hand before each draw.
+    /// Token rules give the same draws as masks that the test makes by hand before each draw.
     pub fn rules_are_masks_that_are_kept(&self) {
         let kinds = [
             SamplingParams::GREEDY,
@@ -213,7 +213,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Compares greedy draws with the largest sum of log-probability and bias.
+    /// With biases, a greedy draw takes the token with the largest sum of log-probability and bias.
     pub fn biases_are_added(&self) {
         let bias = |token: TokenId| (token % 7) as f32 * 0.75 - 2.0;
         let vocabulary = 0..self.vocab_size as TokenId;

@@ -13,12 +13,12 @@ use crate::{KvGeometry, KvPages, LayerProgress, PageConversion, PageForm};
 
 /// A timeout longer than any step of the suite.
 const LONG: Duration = Duration::from_secs(300);
-/// The largest number of polls of a layer before the reader waits for the layer. Nearly every step ends before that.
+/// The number of times that the reader polls a layer before it waits for the layer. Nearly every step ends earlier.
 const MAX_LOOKS: u32 = 1_000_000;
 
 impl Suite<'_> {
-    /// While a step computes its other layers, a finished layer equals its state after the step. Few rows are stored
-    /// quickly, so several steps give early reads a chance.
+    /// While a step computes its other layers, the rows of a finished layer no longer change. A step with few rows is
+    /// short, so several steps give early reads a chance.
     pub fn finished_layers_stay_as_they_are(&self) {
         let script = self.script(21, LONG_PROMPT, SamplingParams::GREEDY);
         let beside = self.script(22, self.page_size + 1, SamplingParams::GREEDY);
@@ -93,9 +93,9 @@ impl Suite<'_> {
         }
     }
 
-    /// Converted pages in the canonical form continue in an executor with pages of another size. If both executors have
-    /// the same element order, their outputs have the same bits. Otherwise the second one's attention may add up in
-    /// another order, so that only the contents of pages are compared.
+    /// Pages in the canonical form are converted, and continue in an executor with pages of another size. If both
+    /// executors have the same element order, their outputs have the same bits. Otherwise the attention of the second
+    /// executor may add up in another order, so the test compares only the contents of pages.
     pub fn pages_of_another_size_go_on(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let index = scripts.len() - 1;
@@ -125,8 +125,8 @@ impl Suite<'_> {
         }
     }
 
-    /// A driver whose pages, in shuffled order, hold the prompt without its last token, and the page table of each KV
-    /// group.
+    /// Returns a driver and the page table of each KV group. The pages, in shuffled order, hold the prompt without its
+    /// last token.
     fn prefill(&self, script: &Script) -> (Driver, Vec<Vec<u32>>) {
         let mut source = self.driver();
         source.keeps_pages = true;
@@ -141,12 +141,12 @@ impl Suite<'_> {
     }
 }
 
-/// All layers of a step's pages, each as soon as it is ready.
 fn addresses(memory: NonNull<[u8]>) -> Range<usize> {
     let start = memory.cast::<u8>().as_ptr().addr();
     start..start + memory.len()
 }
 
+/// The contents of a step's pages, layer by layer. Each layer is read as soon as it is ready.
 fn read_layers(kv: &dyn KvPages, step: StepId, pages: &[u32]) -> Vec<Vec<u8>> {
     let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
     let read = |layer| {
@@ -211,7 +211,7 @@ fn write_tables(target: &mut Driver, form: PageForm, contents: &[Layers]) -> Vec
     tables
 }
 
-/// The output after a prompt. All of its tokens except the last are in these pages.
+/// The output after a prompt. The pages hold the rows of all its tokens except the last.
 fn continue_in(target: &mut Driver, script: &Script, tables: &[Vec<u32>]) -> Vec<Sample> {
     let num_cached = script.prompt.len() - 1;
     let mut moved = target.begin_from(1, script, tables, &script.prompt, num_cached);

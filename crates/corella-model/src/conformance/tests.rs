@@ -404,7 +404,7 @@ fn whatever_is_broken_is_found() {
         ("slot 1 reads token", Fault::Pages(PagesFault::NativeOnly)),
         ("fails its step", Fault::SwallowedFailures),
         (
-            "samples that nobody asked for",
+            "samples that no script asked for",
             Fault::Output(|output| {
                 for (slot, _) in output.undrawn.drain(..) {
                     let sample = Sample {

@@ -21,8 +21,8 @@ pub trait ExecutorFactory: Send + Sync {
         weights: &DecoderWeights,
     ) -> Result<WeightFormat, DeviceError>;
 
-    /// Bytes of one KV page: keys and values of the layers of a KV group. The limits give the size of a
-    /// page and the number of pipeline stages.
+    /// The size of one KV page in bytes: keys and values of the layers of a KV group. `limits` has the number of
+    /// positions in a page and the number of pipeline stages.
     fn kv_page_bytes(
         &self,
         spec: &DecoderSpec,
@@ -48,7 +48,8 @@ pub trait ExecutorFactory: Send + Sync {
         0
     }
 
-    /// Names the layout of weights in this device's images; `None` if its executors give no images.
+    /// The name of the memory layout of weights in this device's images ([`WeightImage`]). `None` if its executors
+    /// give no images.
     fn image_layout(&self) -> Option<String> {
         None
     }

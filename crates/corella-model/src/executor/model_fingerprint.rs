@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(fingerprints, models.iter().map(fingerprint).collect());
     }
 
-    /// Another training would change every number of it a little.
+    /// Each changed tensor differs in every number, as after another training.
     #[test]
     fn every_tensor_counts() {
         let (spec, weights) = open("qwen2-gqa-untied");

@@ -100,7 +100,7 @@ impl<C: StepCommand> StepThreads<C> {
 
 impl<C: StepCommand> Drop for StepThreads<C> {
     fn drop(&mut self) {
-        // This fails when the first thread has ended, and then the others end too.
+        // Sending fails if the first thread has ended. The other threads then end, too.
         let _ = self.commands.send(C::close());
         for thread in self.threads.drain(..) {
             // A panic of the thread has been reported as a lost executor.

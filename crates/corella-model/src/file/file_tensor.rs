@@ -55,8 +55,8 @@ pub struct FileTensor {
 }
 
 impl FileTensor {
-    /// Some rows of a tensor, whose last size is the length of a row; a vector has rows of one element.
-    /// The order may name only some of them.
+    /// Some rows of a tensor, whose last size is the length of a row; a vector has rows of one element. `order` may
+    /// name only some of these rows.
     pub fn rows(self, rows: Range<usize>, order: RowOrder) -> Tensor {
         self.rows_with_columns(rows, [order, RowOrder::AsStored])
     }

@@ -29,7 +29,7 @@ pub use self::special_token::{TOKENS, end_tokens};
 pub use self::split::{gguf_model_name, name_of_first_part};
 pub use self::tokenizer::{tokenizer_config_json, tokenizer_json};
 
-/// An open GGUF file, with the tensors of the other parts if it is the first of several.
+/// An open GGUF file. If it is the first of several parts, it includes the tensors of the other parts.
 pub struct GgufFile {
     /// The file's name in error messages.
     label: String,
@@ -49,7 +49,7 @@ struct TensorInfo {
 pub const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMENSIONS: u32 = 4;
-/// A limit of the number of tensors, above that of a model with a thousand layers.
+/// The largest number of tensors. A model with a thousand layers has fewer.
 const MAX_TENSORS: u64 = 1 << 17;
 /// The size of the smallest entry: the length of the name, a name of one byte, the number of dimensions, one dimension,
 /// a type and an offset.

@@ -114,7 +114,7 @@ impl<'a> JsonObject<'a> {
         }
     }
 
-    /// A field that is a token id or a list of token ids; empty if absent.
+    /// The token ids in a field, which is one id or a list of ids; empty if absent.
     pub fn token_ids(&self, field: &str) -> Result<Vec<TokenId>, CheckpointError> {
         let id = |value: &Value| TokenId::try_from(value.as_u64()?).ok();
         let ids = self.typed(

@@ -19,7 +19,7 @@ pub enum Quantization {
     },
     /// The `gemm` format of AutoAWQ.
     Awq { group_len: Option<usize> },
-    /// 4-bit floats with a common power of two for each 32, the format of gpt-oss's experts.
+    /// 4-bit floats in groups of 32 that share a power of two as their scale: the format of gpt-oss's experts.
     Mxfp4,
 }
 
@@ -31,7 +31,7 @@ pub struct Scheme {
     /// The number of an output's weights that share a scale; `None` for one scale per output.
     pub group_len: Option<usize>,
     pub symmetric: bool,
-    /// Whether integers are packed into 32-bit words. Otherwise each has a byte.
+    /// Whether integers are packed into 32-bit words. Otherwise each integer has a byte.
     pub is_packed: bool,
 }
 

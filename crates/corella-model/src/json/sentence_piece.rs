@@ -1,4 +1,4 @@
-//! SentencePiece vocabularies, out of a `tokenizer.model` or a GGUF file, and the tokenizer.json that
+//! SentencePiece vocabularies, from a `tokenizer.model` or a GGUF file, and their conversion to a tokenizer.json that
 //! gives the same tokens.
 
 mod folder;
@@ -81,7 +81,7 @@ pub enum AddedSpace {
 
 /// The replacement of a space within pieces.
 const SPACE: &str = "▁";
-/// A score for pieces that no text becomes: it makes any division worse than those without the piece.
+/// The score of pieces that must never be chosen: a division with such a piece is worse than any division without.
 const NEVER: f64 = -1000.0;
 
 impl SentencePiece<'_> {

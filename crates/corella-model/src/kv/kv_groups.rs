@@ -117,8 +117,8 @@ impl KvGroups {
             let window = kind.window;
             groups.extend((0..kind.num_groups(num_page_layers)).map(|_| KvGroup { window }));
         }
-        // Layers of a kind go to its groups in turn, so that each stage of a pipeline has about
-        // equal parts of all groups.
+        // Layers of a kind go to the kind's groups in turn, so that each stage of a pipeline has about equal parts of
+        // all groups.
         let mut num_seen = vec![0; kinds.len()];
         let group_of = |layer: &LayerSpec| {
             let own = of_layer(layer);
@@ -139,10 +139,10 @@ impl KvGroups {
         &self.groups
     }
 
-    /// The places of some consecutive layers, if a page holds only these layers of its group: the layers of a pipeline
-    /// stage. `None` for recurrent layers.
+    /// The places of consecutive layers, such as those of a pipeline stage, in pages that hold no other layers of their
+    /// group. `None` for recurrent layers.
     ///
-    /// A layer that reads the keys and values of another shares its place, so the range must contain both.
+    /// A layer that reads another layer's keys and values has the same place, so `layers` must contain both layers.
     pub fn layers(&self, layers: Range<usize>) -> Vec<Option<KvLayer>> {
         let mut num_places = vec![0; self.groups.len()];
         // For each group and width with a place that is not full, the place of the next layer.
@@ -191,7 +191,7 @@ impl KvGroups {
         own.filter_map(|(_, place)| place).collect()
     }
 
-    /// The number of consecutive layers that a page has room for.
+    /// The number of places that these layers need in a page.
     pub fn num_page_layers(&self, layers: Range<usize>) -> usize {
         let layers = self.layers(layers).into_iter().flatten();
         layers.map(|layer| layer.in_page + 1).max().unwrap_or(0)
@@ -343,8 +343,8 @@ mod tests {
         // A window as long as the context.
         let phi = spec(2048, vec![Some(2048); 4]);
         assert_eq!(KvGroups::by_window(&phi), KvGroups::one(&phi));
-        // Pages of a few layers would make too many groups, and in pages of more layers, the one with a window would
-        // use only a part of the room.
+        // Pages of a few layers would make too many groups. In pages of more layers, the group of the layer with a
+        // window would use only a part of each page.
         let mut windows = vec![None; 13];
         windows[3] = Some(1024);
         let spec = spec(2048, windows);

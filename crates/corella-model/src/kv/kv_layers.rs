@@ -8,7 +8,8 @@ use corella_core::KvGroup;
 use crate::{KvGroups, KvLayer};
 
 /// The place of each layer's keys and values: the KV group, and the position in its pages. Nodes name layers by their
-/// index in the model, because the layers of a page depend on the division into stages.
+/// index in the model (without recurrent layers and layers that read the keys and values of others), because the layers
+/// of a page depend on the division into stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayers {
     groups: Vec<KvGroup>,
@@ -27,7 +28,7 @@ impl KvLayers {
         }
     }
 
-    /// Groups of equally many layers, those of the first group first.
+    /// Groups with equal numbers of layers. The layers of the first group come first.
     pub fn equal(groups: &[KvGroup], num_page_layers: u32) -> Self {
         let places = |group| {
             (0..num_page_layers as usize).map(move |in_page| KvLayer {
@@ -70,12 +71,12 @@ impl KvLayers {
         &self.groups
     }
 
-    /// The number of the model's layers.
+    /// The number of the model's layers that have keys and values of their own. Layer numbers count only these layers.
     pub fn num_layers(&self) -> u32 {
         self.num_layers
     }
 
-    /// The place of a layer of the model.
+    /// The place of a layer, counted as in `num_layers`.
     pub fn place(&self, layer: u32) -> KvLayer {
         let (group, in_page) = (0, layer as usize);
         let place = self.places.get(in_page).copied();
@@ -87,12 +88,12 @@ impl KvLayers {
         })
     }
 
-    /// The KV group of a layer of the model.
+    /// The KV group of a layer, counted as in `num_layers`.
     pub fn group_of(&self, layer: u32) -> KvGroup {
         self.groups[self.place(layer).group]
     }
 
-    /// A number that two models share if their layers have the same windows; 0 without windows.
+    /// A digest of the layers' windows, which is equal for two models with the same windows; 0 without windows.
     pub fn window_digest(&self) -> u64 {
         if self.groups.iter().all(|group| group.window.is_none()) {
             return 0;

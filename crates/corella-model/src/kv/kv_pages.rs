@@ -85,7 +85,8 @@ impl KvGeometry {
 /// the parts of all KV heads, in the order of the heads. Bytes of positions without a token are void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageForm {
-    /// A head's part in the order of `KvGeometry::order`. For executors whose geometry `is_native_to` the other's.
+    /// A head's part in the order of `KvGeometry::order`. For two executors with the same layout
+    /// (`KvGeometry::is_native_to`).
     Native,
     /// For all other executors. A head's part is `[K, V][position][head_dim]` in the KV format of the sender, followed,
     /// for `KvFormat::Int8`, by the head's scales, `[K, V][position]` in f32. Numbers are little-endian.

@@ -11,8 +11,8 @@ use crate::LayerProgress;
 /// One number that an executor, or a stage of its pipeline, advances when the keys and values of a
 /// layer have been stored. It only grows, because steps run in the order of their ids.
 ///
-/// A thread that sees a counted layer also sees all earlier writes of the counting thread, and of threads that met it
-/// at a barrier before.
+/// A thread that sees a counted layer also sees all earlier writes of the counting thread, and of each thread that
+/// has met the counting thread at a barrier before.
 #[derive(Default)]
 pub struct LayerCounter {
     /// The step, and below it the number of finished layers, or `OVER`.
@@ -27,7 +27,8 @@ const COUNT_BITS: u32 = 16;
 const OVER: u64 = (1 << COUNT_BITS) - 1;
 
 impl LayerCounter {
-    /// Keeps the first `num_layers` layers of the step unchanged from now on until it returns.
+    /// Records that the first `num_layers` layers of the step are finished. The caller changes them no more until the
+    /// step returns.
     pub fn advance(&self, step: StepId, num_layers: usize) {
         self.set(step.0 << COUNT_BITS | num_layers as u64);
     }
@@ -82,7 +83,7 @@ impl LayerCounter {
     }
 
     /// A waiter counts itself before it reads the state, and this function looks for waiters after it has written the
-    /// state, so that one of the two sees the other.
+    /// state, so that the waiter sees the new state, or this function sees the waiter.
     fn set(&self, state: u64) {
         self.state.store(state, Ordering::SeqCst);
         if self.num_waiting.load(Ordering::SeqCst) > 0 {
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!(wait(6, 0), LayerProgress::StepOver);
     }
 
-    /// Ends the waits, also when the test fails: it would wait for them.
+    /// Closes the counter when dropped. Otherwise a failing test would wait for its waiting threads for ever.
     struct Closes<'a>(&'a LayerCounter);
 
     impl Drop for Closes<'_> {
@@ -128,7 +129,8 @@ mod tests {
         }
     }
 
-    /// No later event wakes a waiter that has missed its layer: the next layer comes only after all have seen this one.
+    /// No later event wakes a waiter that has missed its layer, because the next layer is counted only after all
+    /// waiters have seen this layer.
     #[test]
     fn no_wake_up_is_lost_and_what_was_stored_before_is_seen() {
         for num_waiting in [1, 2] {
@@ -139,7 +141,7 @@ mod tests {
     fn wake(num_waiting: usize) {
         const NUM_STEPS: u64 = 300;
         const NUM_LAYERS: usize = 5;
-        /// Looks without a pause, which keep the counting thread close behind the waiters.
+        /// The number of polls without a pause. They let the counting thread continue soon after the last waiter.
         const NUM_EAGER_LOOKS: usize = 1000;
         let counter = LayerCounter::default();
         let stored = [const { AtomicUsize::new(0) }; NUM_LAYERS];
@@ -153,7 +155,7 @@ mod tests {
                         let progress = counter.wait(StepId(step), layer, Duration::MAX);
                         let is_seen = stored[layer].load(Ordering::Relaxed) as u64 == step;
                         if progress != LayerProgress::Ready || !is_seen {
-                            // The last layer of all waiters.
+                            // This ends the waits of the other threads, too.
                             counter.close();
                             return;
                         }

@@ -15,7 +15,7 @@ pub struct PageConversion {
     to: KvGeometry,
 }
 
-/// Keys, and values.
+/// The keys are one side, the values the other.
 const NUM_SIDES: usize = 2;
 
 impl PageConversion {
@@ -28,8 +28,8 @@ impl PageConversion {
         })
     }
 
-    /// Converts some positions of a sequence, in one layer. `from` begins with the sender's page of the first position,
-    /// `to` with the receiver's; other positions in `to` stay unchanged.
+    /// Converts some positions of a sequence, in one layer. `from` begins with the sender's page that holds the first
+    /// position, and `to` with the receiver's page that holds this position. Other positions in `to` stay unchanged.
     pub fn convert(&self, positions: Range<usize>, from: &[u8], to: &mut [u8]) {
         let [from_size, to_size] = [&self.from, &self.to].map(|of| of.page_size as usize);
         let first = [from_size, to_size].map(|size| positions.start / size * size);
@@ -52,7 +52,8 @@ impl PageConversion {
         }
     }
 
-    /// Converts neighbouring positions of one page into one page, given the pages and their first positions.
+    /// Converts `len` neighbouring positions of one page into one page. Each page comes with the first of these
+    /// positions in it.
     fn convert_run(
         &self,
         (from, from_at): (&[u8], usize),
@@ -91,7 +92,7 @@ impl PageConversion {
     }
 }
 
-/// The place of the keys, or the values, of a head in a canonical page within a layer.
+/// The place of one head's keys, or of its values, in one layer of a canonical page.
 struct Rows {
     first: usize,
     row_bytes: usize,

@@ -1,5 +1,5 @@
-//! An executor without a model that is honest about KV: its draws depend on the whole history of a slot, and it reads
-//! that history back through the slot's pages.
+//! An executor without a model. Its draws depend on the whole history of a slot, and it reads this history from the
+//! slot's pages, as attention does.
 //!
 //! A row of a page records its token, its position and a hash of all earlier tokens, and each KV group has rows of its
 //! own. If a span finds a row of another history within a group's window, its step fails, and the error names the row.
@@ -503,7 +503,7 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// The inner error says why the slot cannot draw, the outer error why the step fails.
+    /// Draws one token. The inner error says why the slot cannot draw, the outer error why the step fails.
     fn draw(
         &mut self,
         step: StepId,
@@ -527,7 +527,7 @@ impl MockExecutor {
             self.config
                 .draw(&slot.sequence, num_tokens, chain, allowed, logits)
         };
-        // A step planned ahead continues from any token.
+        // If nothing was drawn, a step that was planned ahead continues from token 0.
         let token = drawn.as_ref().map_or(0, |sample| sample.token);
         slot.drawn = Some((step, token));
         Ok(drawn)
@@ -561,7 +561,7 @@ impl MockExecutor {
     }
 }
 
-/// Ends the waits for the executor's steps, however the executor ends.
+/// Ends the waits for the executor's steps, even if the executor panics.
 impl Drop for MockExecutor {
     fn drop(&mut self) {
         self.kv.counter.close();

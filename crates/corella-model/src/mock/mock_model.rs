@@ -22,7 +22,7 @@ pub struct MockConfig {
     pub page_size: u32,
     /// The KV groups. Each keeps every row, in pages of its own.
     pub kv_groups: Vec<KvGroup>,
-    /// The places for recurrent states beside those of the slots; `None` for a model without recurrent layers.
+    /// The number of snapshots of recurrent states; `None` for a model without recurrent layers.
     pub num_snapshots: Option<u32>,
     /// The number of layers. Each keeps every row. A step stores the layers one after the other, evenly over its time.
     pub num_layers: u32,
@@ -44,7 +44,7 @@ pub struct MockConfig {
     pub gate: StepGate,
 }
 
-/// The ends that sequences come to without a limit of the request.
+/// Where sequences end before the limit of the request.
 #[derive(Clone, Debug)]
 pub struct MockEnd {
     /// The token that ends a sequence. It is not drawn anywhere else.

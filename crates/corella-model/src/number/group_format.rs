@@ -18,8 +18,8 @@ pub struct GroupFormat {
 /// microscaling formats), times 2.
 pub const FP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Half of the power of two that a byte encodes as the scale of a group of FP4 (E8M0), the factor
-/// of `FP4_LEVELS`.
+/// The factor of `FP4_LEVELS` in a group of FP4 whose scale is stored as this byte (E8M0): half of the stored power
+/// of two, because the levels are doubled.
 pub fn fp4_scale(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         // These are subnormal.
@@ -28,7 +28,7 @@ pub fn fp4_scale(exponent: u8) -> f32 {
     })
 }
 
-/// One row of such a matrix.
+/// One row of a matrix in a [`GroupFormat`].
 #[derive(Clone, Debug, Default)]
 pub struct GroupedRow {
     /// The integers, one per weight.

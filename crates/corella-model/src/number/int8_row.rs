@@ -1,8 +1,8 @@
 //! Rows of 8-bit integers: a key or a value of `KvFormat::Int8`, and the activations that integer weights are
 //! multiplied by.
 
-/// For a row whose largest magnitude has these bits: the scale of its integers, and the factor of its numbers before
-/// rounding.
+/// Returns the scale of a row's integers, and the factor by which the row's numbers are multiplied before they are
+/// rounded. `largest_bits` is the largest magnitude of the row, as the bits of an f32.
 pub fn int8_scale(largest_bits: u32) -> (f32, f32) {
     const INFINITE: u32 = f32::INFINITY.to_bits();
     // A NaN or an infinity makes the whole row NaN.
@@ -14,7 +14,7 @@ pub fn int8_scale(largest_bits: u32) -> (f32, f32) {
         }
         _ => (f32::NAN, 0.0),
     };
-    // The inverse of the smallest scales is infinite.
+    // For the smallest scales the division gives an infinite inverse.
     let inverse = if inverse.is_finite() { inverse } else { 0.0 };
     (scale, inverse)
 }

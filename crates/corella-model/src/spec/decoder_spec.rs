@@ -116,8 +116,8 @@ pub struct AttentionSpec {
     pub qk_norm: Option<QkNorm>,
     pub qkv_bias: bool,
     pub output_bias: bool,
-    /// Whether each query head has a sink: a score that its softmax counts beside those of positions, without a value
-    /// (gpt-oss).
+    /// Whether each query head has a sink: a score that its softmax counts beside the positions' scores, without a
+    /// value (gpt-oss).
     pub has_sinks: bool,
     /// Whether each query head's output is multiplied by the sigmoid of a projection of the layer's input (Qwen3-Next).
     pub has_output_gate: bool,
@@ -263,7 +263,7 @@ impl DecoderSpec {
         self.layers.iter().any(|layer| layer.recurrent.is_some())
     }
 
-    /// The layers' own inputs, if any. All are alike.
+    /// The shape of the layers' own inputs, if any. It is the same in all layers.
     pub fn per_layer(&self) -> Option<PerLayerSpec> {
         self.layers.first().and_then(|layer| layer.per_layer)
     }
@@ -390,7 +390,7 @@ impl AttentionSpec {
         self.num_heads * self.head_dim
     }
 
-    /// The number of elements of a token's keys, over all heads; its values have as many.
+    /// The number of elements of a token's keys, over all heads. It is the same for the token's values.
     pub fn kv_len(&self) -> usize {
         self.num_kv_heads * self.head_dim
     }

@@ -82,7 +82,7 @@ pub enum LayerTensor {
     RouterBias,
     /// A bias for each expert that counts in the choice of experts, but not in their weights.
     SelectionBias,
-    /// The vector whose product with a row, through a sigmoid, weighs the shared expert.
+    /// The vector that weighs the shared expert: the weight for a row is the sigmoid of its product with this vector.
     SharedWeight,
     /// The norm of the feed-forward part's output.
     MlpOutputNorm,
@@ -219,7 +219,8 @@ impl LayerTensor {
         })
     }
 
-    /// The number of heads of a matrix in a stored tensor where it alternates with other matrices head by head.
+    /// The number of heads of this matrix, if it is stored in one tensor with others and their rows alternate head by
+    /// head.
     pub fn num_stored_heads(self, layer: &LayerSpec) -> usize {
         match (&layer.recurrent, self) {
             (_, Self::Q | Self::AttentionGate) => layer.attention.num_heads,

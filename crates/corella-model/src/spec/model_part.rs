@@ -82,7 +82,7 @@ impl DecoderSpec {
         self.count(|_, _| true)
     }
 
-    /// The number of parameters that one token uses: all except those of unchosen experts.
+    /// The number of parameters that one token uses: all parameters except the unchosen experts'.
     pub fn num_active_parameters(&self) -> ByPart {
         self.count(|feed_forward, tensor| match (feed_forward, tensor) {
             (

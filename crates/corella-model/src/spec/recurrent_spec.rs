@@ -52,7 +52,7 @@ pub struct ShortConvolutionSpec {
 }
 
 impl GatedDeltaSpec {
-    /// The number of elements of a token's queries, over all heads; its keys have as many.
+    /// The number of elements of a token's queries, over all heads. It is the same for the token's keys.
     pub fn key_len(&self) -> usize {
         self.num_key_heads * self.key_dim
     }

@@ -37,13 +37,13 @@ pub enum RotaryScaling {
     Yarn {
         factor: f64,
         original_max_position: f64,
-        /// The number of turns over the original context from which on frequencies are kept.
+        /// Frequencies with at least this number of turns over the original context are kept.
         beta_fast: f64,
-        /// The number of turns over the original context up to which frequencies are divided by `factor`.
+        /// Frequencies with at most this number of turns over the original context are divided by `factor`.
         beta_slow: f64,
         /// The factor of cosines and sines.
         attention_factor: f64,
-        /// Whether the pairs between which frequencies are interpolated are whole numbers.
+        /// Whether the ends of the range of interpolated pairs are rounded to whole numbers.
         truncate: bool,
     },
     /// The frequency of each pair is divided by a number of its own, with other numbers for contexts longer than the

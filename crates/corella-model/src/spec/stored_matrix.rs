@@ -74,7 +74,7 @@ impl StoredMatrices {
         stored
     }
 
-    /// The format of integers that keeps matrices in their stored form, or nearly so; if several formats do, the
+    /// The format of integers that keeps matrices in their stored form, or nearly so. Of several such formats, the
     /// smallest. `None` if matrices of the layers stay floats.
     pub fn integer_format(&self) -> Option<WeightFormat> {
         let of_layers = || self.layers.iter().chain(&self.experts);
@@ -96,7 +96,7 @@ impl StoredMatrices {
 }
 
 impl DecoderWeights {
-    /// Returns the format nearest to the stored one, and the smallest of several.
+    /// Returns the format that is nearest to the stored one. Of several, the smallest.
     pub fn stored_format(&self) -> WeightFormat {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed);
         let integers = StoredMatrices::new(&self.layers, head).integer_format();

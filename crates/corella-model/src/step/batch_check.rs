@@ -1,5 +1,5 @@
 //! Rules of batches for any executor: no write reaches rows that an unfinished step reads, and no two parts of a step
-//! write the same rows. The mock executor and the simulator's check every batch.
+//! write the same rows. The mock executor and the simulator's executor check every batch.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -298,7 +298,7 @@ mod tests {
                 },
                 "two states go into snapshot 5",
             ),
-            // The second of two shared pages, which the writer itself named earlier.
+            // Slot 0 writes to a page that is in the tables of both slots. Step 1 reads it for slot 1.
             (
                 |b| b.pages(0, 1, &[2]).span(0, 6, &[7], true),
                 "page 2 is written while step 1 reads it",

@@ -157,12 +157,12 @@ pub struct Slots<A> {
     adapters: Option<Arc<dyn AdapterSource<A>>>,
     /// Recent failed steps, which a later step may still name as the source of a token.
     failed_steps: Vec<StepId>,
-    /// Whether these slots learn a drawn token before a step that computes it is planned. In a pipeline, only those of
-    /// the first and the last stage do.
+    /// Whether these slots learn a drawn token before a step that computes the token is planned. In a pipeline, only
+    /// the slots of the first and the last stage do.
     knows_drawn: bool,
 }
 
-/// A number larger than that of the steps that can be in flight.
+/// The number of failed steps that are remembered. It is larger than the number of steps in flight.
 const MAX_FAILED_STEPS: usize = 16;
 
 impl<A> Slots<A> {
@@ -323,7 +323,8 @@ impl<A> Slots<A> {
                 InputToken::Known(token) => token,
                 InputToken::FromStep { step, slot: from } if from == id => match slot.last_drawn {
                     Some((drawn_in, token)) if drawn_in == step => token,
-                    // The request has already ended, and the span's result is dropped.
+                    // Any token will do: the step has failed, and the span's result is dropped, or this pipeline stage
+                    // never learns drawn tokens.
                     _ if failed_steps.contains(&step) || !knows_drawn => 0,
                     _ => return Err(format!("step {step} drew no token for slot {id}")),
                 },

@@ -70,7 +70,7 @@ impl RowOrder {
         }
     }
 
-    /// The number of a tensor's rows among stored ones.
+    /// The number of the tensor's rows among `num_stored` stored rows.
     pub(crate) fn num_rows(self, num_stored: usize) -> usize {
         match self {
             Self::AsStored | Self::Heads { .. } | Self::Tiled { .. } => num_stored,

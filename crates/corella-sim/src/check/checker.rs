@@ -209,7 +209,7 @@ struct Order {
 }
 
 impl Order {
-    /// With the cache on, a follower waits for its leader, and later requests may start before it.
+    /// With the cache on, a follower waits for its leader, and later requests may start before the follower.
     fn new(workload: &Workload) -> Self {
         let config = &workload.config;
         let is_by_priority = policy::is_by_priority(config);

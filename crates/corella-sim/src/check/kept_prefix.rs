@@ -61,7 +61,7 @@ impl KeptPrefixes {
         let num_pinned = scheduler.stats().num_pinned_pages;
         let num_groups = scheduler.config().kv_groups.len();
         let is_kept_alone = is_kept_alone(scheduler.config());
-        // Prefixes are sorted, so each comes before those that continue it.
+        // Prefixes are sorted, so each prefix comes before longer prefixes that continue it.
         let is_kept = |(namespace, tokens): &&(Namespace, Vec<TokenId>)| {
             scheduler.pin_prefix(namespace, tokens) == Ok(0)
         };

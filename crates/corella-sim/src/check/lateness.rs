@@ -99,7 +99,8 @@ impl Checker for Lateness {
         );
     }
 
-    /// The work before a new request: all tokens of the running requests and, if these go first, of the waiting ones.
+    /// Bounds the expected time by the work before the new request: all tokens of the running requests and, if
+    /// waiting requests start before the new one, all of their tokens.
     fn refused(&mut self, answer: &Answer, missed: &MissedObjective) -> Verdict {
         let request = &answer.request;
         let is_in_order = policy::starts_in_order(&self.config);

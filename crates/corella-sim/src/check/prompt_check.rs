@@ -8,8 +8,8 @@ use crate::check::verdict::{Checker, Verdict, ensure};
 use crate::executor::{lone_hidden_state, lone_scores};
 use crate::workload::Answer;
 
-/// A request for the log-probabilities of its prompt gets those of a lone run, each once, in order and before its first
-/// token. Other requests get none. The same holds for hidden states.
+/// A request for the log-probabilities of its prompt gets the log-probabilities of a lone run, each once, in order and
+/// before its first token. Other requests get none. The same holds for hidden states.
 #[derive(Default)]
 pub struct PromptCheck {
     to_come: BTreeMap<RequestId, Vec<(u32, u32)>>,

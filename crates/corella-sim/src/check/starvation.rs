@@ -8,8 +8,8 @@ use crate::check::verdict::{Checker, Planned, Verdict, ensure};
 use crate::workload::policy;
 use crate::workload::{Answer, Workload};
 
-/// Rules 8 and 9: a decoding request is in every step, or takes turns with others if more decode than
-/// `max_decode_seqs`. A waiting request is passed over a limited number of times.
+/// Rules 8 and 9: a decoding request is in every step, or takes turns with others if more than `max_decode_seqs`
+/// requests decode. A waiting request is passed over a limited number of times.
 pub struct NoStarvation {
     config: SchedulerConfig,
     longest_prompt: usize,
@@ -22,17 +22,17 @@ struct Waiting {
     num_put_before: usize,
     num_prompt_tokens: u32,
     num_told_tokens: u32,
-    /// The number of known tokens when the request last started. Up to there it prefills, also output from before a
-    /// preemption.
+    /// The number of known tokens when the request last started. Steps up to this token are prefill, even if they
+    /// recompute output from before a preemption.
     num_start_tokens: u32,
     num_final_rows: u32,
     is_new: bool,
     is_running: bool,
     /// The number of rows planned so far.
     num_rows: u32,
-    /// The number of consecutive steps that should have had the request and did not.
+    /// The number of consecutive steps that should have computed the request and did not.
     num_missed_steps: usize,
-    /// The largest bound of missed steps among those steps.
+    /// The number of such steps that is allowed: the largest bound that held during one of them.
     max_missed_steps: usize,
     /// The number of steps in which a request with a later rank started before this one.
     num_passed_over: usize,
@@ -49,8 +49,8 @@ impl NoStarvation {
         }
     }
 
-    /// Returns an upper bound of the number of steps after which all running requests have ended. Before that, others
-    /// may start before an aged request.
+    /// Returns an upper bound of the number of steps after which all running requests have ended. Until then, other
+    /// requests may start before an aged request.
     fn max_steps_to_make_room(&self) -> usize {
         let num_round_steps = self
             .config
@@ -68,8 +68,8 @@ impl NoStarvation {
         }
     }
 
-    /// Returns how often a request may be passed over: by the policy, and because a follower waits at least one step
-    /// for each chunk of its leader.
+    /// Returns the number of times that a request may be passed over. The policy allows some, and a follower may wait
+    /// one step or more for each chunk of its leader.
     fn max_passed_over(&self) -> usize {
         let max_passed_over = self.config.max_passed_over as usize;
         let by_policy = if policy::starts_in_order(&self.config) {
@@ -102,7 +102,7 @@ impl Checker for NoStarvation {
         let max_tokens = self
             .config
             .check_request(request)
-            .expect("a request was queued that should be refused");
+            .expect("a queued request should have been refused");
         self.requests.insert(
             request.id,
             Waiting {
@@ -176,7 +176,7 @@ impl Checker for NoStarvation {
         // In a round each decoding request is in one step, and each step passes all stages of the pipeline.
         let num_round_steps = num_round_steps * self.config.max_inflight_steps as usize;
         let bound = num_round_steps + self.config.max_inflight_steps as usize;
-        // Without a free page, some requests must wait until others leave, and none is admitted meanwhile.
+        // Without a free page, some requests must wait until others end, and none is admitted meanwhile.
         let num_available = step.stats.num_free_pages + step.stats.num_cached_pages;
         let has_pages = num_available >= self.config.kv_groups.len();
         for (id, waiting) in &mut self.requests {

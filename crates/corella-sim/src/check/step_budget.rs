@@ -29,7 +29,7 @@ impl StepLimits {
     }
 
     /// Returns whether a snapshot may be due after a span: at a multiple of the interval, after the last block that an
-    /// equal prompt would find, and once after each start at any other block.
+    /// equal prompt would find, and at one other block after each start of a slot.
     fn ends_at_snapshot(&mut self, span: &Span, id: RequestId) -> bool {
         let page_size = self.config.page_size;
         let num_rows = span.start + span.tokens.len() as u32;

@@ -71,7 +71,7 @@ impl Checker for WindowBound {
         let bound = bound + num_others;
         let num_pages = step.stats.num_in_use_pages;
         ensure(num_pages <= bound, || {
-            format!("{num_pages} pages are in use, of which windows allow {bound}")
+            format!("{num_pages} pages are in use, and windows allow {bound}")
         })
     }
 }

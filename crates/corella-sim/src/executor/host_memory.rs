@@ -99,7 +99,10 @@ impl HostMemory {
 
     pub fn end_copy(&mut self, scheduler: &mut Scheduler, executor: &mut CheckingExecutor) {
         self.is_copying = false;
-        let task = self.tasks.pop_front().expect("a copy ends that has begun");
+        let task = self
+            .tasks
+            .pop_front()
+            .expect("only a copy that has begun ends");
         let is_done = self.fails_once_in == 0 || !self.random.once_in(self.fails_once_in);
         self.num_failed += u64::from(!is_done);
         let is_known = match task {
@@ -120,14 +123,14 @@ impl HostMemory {
                 let num_pages: usize = self.stored.values().map(Vec::len).sum();
                 assert!(
                     num_pages <= self.max_pages,
-                    "{num_pages} pages are in host memory, of at most {}",
+                    "{num_pages} pages are in host memory, which has room for {}",
                     self.max_pages
                 );
                 scheduler.handle_stored(request, is_done)
             }
             SpillTask::Restore { request, pages } => {
                 let rows = self.stored.remove(&request);
-                let rows = rows.expect("a request is restored that was stored");
+                let rows = rows.expect("a restored request was stored before");
                 for &(number, page) in &pages {
                     let rows = rows[number as usize].iter().enumerate();
                     for (at, &row) in rows.filter(|_| is_done) {
@@ -143,7 +146,7 @@ impl HostMemory {
                 }
                 is_known
             }
-            SpillTask::Discard { .. } => unreachable!("forgetting takes no time"),
+            SpillTask::Discard { .. } => unreachable!("a discard is no copy"),
         };
         assert!(is_known, "the scheduler has forgotten a copy");
     }

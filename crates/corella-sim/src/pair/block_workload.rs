@@ -124,7 +124,7 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
     }
 }
 
-/// Has some nodes reserve few pages for fetches, from a generator of its own.
+/// Lets some nodes reserve only a few pages for fetches. A generator of its own leaves all other draws unchanged.
 fn shrink_fetches(nodes: &mut [NodePlan], seed: u64) {
     let mut random = Random(seed ^ 0x5f37c4);
     for node in nodes {

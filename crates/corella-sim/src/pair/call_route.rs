@@ -220,8 +220,8 @@ impl SimulatedPrefillNode {
         [ComputePlace::Here, ComputePlace::There].map(|place| self.machine.num_decisions(place))
     }
 
-    /// Carries out the actions of loads, and continues the calls whose load has begun or ended. Returns whether it did
-    /// anything.
+    /// Carries out the actions of loads, and continues the calls whose load has begun or ended. Returns false if there
+    /// was nothing to do.
     pub(super) fn settle_loads(&mut self, world: &mut World<'_>) -> Result<bool, Violation> {
         let exchange = &mut self.exchange;
         if exchange.settle(&mut self.engine, world)? {

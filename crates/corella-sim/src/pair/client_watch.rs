@@ -23,9 +23,9 @@ struct Client {
     num_seen: usize,
     last_event_us: u64,
     cancelled: bool,
-    /// The engine of the prefill node has accepted the request.
+    /// Whether the engine of the prefill node has accepted the request.
     is_accepted: bool,
-    /// A step that computed the request on the prefill node has failed.
+    /// Whether a step that computed the request on the prefill node has failed.
     has_failed: bool,
     state: State,
 }
@@ -100,7 +100,7 @@ impl<'a> ClientWatch<'a> {
     /// each once and in order.
     pub fn told(&mut self, session: SessionId, event: &ClientEvent, now_us: u64) -> Verdict {
         let client = self.clients.get_mut(&session);
-        let client = client.ok_or_else(|| format!("nobody waits for session {session}"))?;
+        let client = client.ok_or_else(|| format!("no client waits for session {session}"))?;
         ensure(client.state == State::Waiting, || {
             format!(
                 "session {session} is {:?} and is told {event:?}",

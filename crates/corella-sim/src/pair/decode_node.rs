@@ -44,7 +44,7 @@ pub struct SimulatedDecodeNode {
 
 struct Receipt {
     request: RequestId,
-    /// By KV group.
+    /// The page tables, one for each KV group.
     tables: Vec<PageTable>,
     state: Option<SnapshotId>,
 }
@@ -57,7 +57,7 @@ struct Load {
     is_cancelled: bool,
 }
 
-/// The rows of a KV group.
+/// The rows of one KV group that a load writes.
 struct GroupLoad {
     first_row: u32,
     /// By row, the landed layers as bits, and the content that these layers share.
@@ -152,7 +152,7 @@ impl SimulatedDecodeNode {
         match event {
             LocalEvent::Wake => {
                 if self.wake_us != Some(now_us) {
-                    // An earlier timer has replaced this one.
+                    // A timer for an earlier time has replaced this one.
                     return Ok(());
                 }
                 self.wake_us = None;
@@ -199,7 +199,7 @@ impl SimulatedDecodeNode {
                     self.keys.remove(&output.request);
                 }
                 if output.sample.is_some() && !world.sessions.is_open(DECODE, key) {
-                    let what = format!("{key} gets another token");
+                    let what = format!("{key} gets a token");
                     let rule = "nothing is computed for a session that is over";
                     return Err(world.violation(rule, what));
                 }
@@ -313,7 +313,7 @@ impl SimulatedDecodeNode {
             }
             DecodeAction::Release { key } => {
                 if self.loads.contains_key(&key) {
-                    let what = format!("{key} lets go of pages that may be written to");
+                    let what = format!("{key} gives back pages that may still be written to");
                     return Err(world.violation("pages are kept while they are written", what));
                 }
                 let request = self.requests[&key].request;
@@ -362,7 +362,7 @@ impl SimulatedDecodeNode {
         let limit = world.workload.nodes[self.id.0 as usize].max_prompt_tokens;
         if limit.is_some_and(|limit| allocate.prompt.len() > limit as usize) {
             let what = format!("{key} has {} tokens", allocate.prompt.len());
-            return Err(world.violation("a node takes no longer prompts", what));
+            return Err(world.violation("a decode node gets no prompt above its limit", what));
         }
         world.sessions.reserving(key);
         self.asked.insert(key, (allocate, deadline_us));
@@ -456,7 +456,7 @@ impl SimulatedDecodeNode {
             let (layers, known) = &mut of_group.rows[(row - of_group.first_row) as usize];
             if *layers & 1 << layer != 0 {
                 let what = format!("{key} gets row {row} of layer {layer} twice");
-                return Err(world.violation("what was sent is not sent again", what));
+                return Err(world.violation("a row is sent once", what));
             }
             *known = match *layers {
                 0 => content,
@@ -492,7 +492,7 @@ impl SimulatedDecodeNode {
         let to = self.requests[&key].state;
         let Some(to) = to.filter(|_| std::mem::take(&mut load.needs_state)) else {
             let what = format!("{key} gets a state that it does not wait for");
-            return Err(world.violation("what was sent is not sent again", what));
+            return Err(world.violation("a state is sent once", what));
         };
         self.engine.executor.write_state(to, state);
         self.end_whole_load(key, world);

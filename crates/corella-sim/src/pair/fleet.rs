@@ -14,7 +14,7 @@ use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
 use crate::violation::Violation;
 
-/// Plays a workload to its end. Executors and the machines' own assertions panic.
+/// Plays a workload to its end. Failed assertions of the executors and of the state machines panic.
 pub fn simulate_pair(workload: &PairWorkload, seed: u64) -> Result<PairTotals, Violation> {
     let mut fleet = Fleet::new(workload, seed);
     fleet.run()?;

@@ -15,7 +15,7 @@ use crate::violation::Violation;
 const PROBE_TIMEOUT_US: u64 = 1_000_000;
 
 impl Fleet<'_> {
-    /// Plays a list of the registry, or the registry's failure.
+    /// Gives prefill nodes a list of the registry, or the registry's failure, and plans the next list.
     pub(super) fn list(&mut self) -> Result<(), Violation> {
         let world = &mut self.world;
         let plan = &world.workload.fleet;

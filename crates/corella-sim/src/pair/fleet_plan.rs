@@ -15,11 +15,11 @@ use crate::random::Random;
 pub struct FleetPlan {
     pub placement: PlacementConfig,
     pub peer_table: PeerTableConfig,
-    /// The most entries in a prefill node's map of blocks that it has sent.
+    /// The largest number of entries in a prefill node's map of sent blocks.
     pub max_sent: usize,
     /// The time between two lists of the registry.
     pub list_interval_us: u64,
-    /// One in this many lists fails, and one in as many is empty.
+    /// One in this many lists fails, and one in this many lists is empty.
     pub lists_fail_once_in: u64,
     /// Whether prefill nodes fetch the blocks of prompts from decode nodes, and whether they do so even if computing is
     /// quicker.

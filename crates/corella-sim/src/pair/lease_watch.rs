@@ -46,12 +46,12 @@ impl LeaseWatch {
         let mut leases = self.leases.iter();
         let endless = leases.find(|&(_, &until_us)| until_us <= now_us);
         ensure(endless.is_none(), || {
-            format!("a lease goes on behind its end: {endless:?}")
+            format!("a lease continues after its end: {endless:?}")
         })?;
         let mut ended = self.ended.iter();
         let locked = ended.find(|&(_, &by_us)| by_us < now_us);
         ensure(locked.is_none(), || {
-            format!("pages are held behind their lease, which had to go: {locked:?}")
+            format!("pages are still held after the end of their lease: {locked:?}")
         })
     }
 }

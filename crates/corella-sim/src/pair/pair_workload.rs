@@ -71,12 +71,12 @@ pub struct PairCall {
     pub request: Request,
     pub max_tokens: u32,
     pub deadline_us: Option<u64>,
-    /// May be earlier than `at_us`.
+    /// The time at which the client cancels, which may be earlier than `at_us`.
     pub cancel_us: Option<u64>,
     pub goes_remote: bool,
     /// The session of the first choice, if several calls are choices of one request.
     pub siblings: Option<SessionId>,
-    /// The request names a node that may have a part of its prompt.
+    /// A node that the request names, because the node may have a part of the prompt.
     pub hint: Option<NodeId>,
     pub output: Vec<TokenId>,
     pub finish: FinishReason,
@@ -190,8 +190,8 @@ impl PairWorkload {
 }
 
 impl NodePlan {
-    /// Gives the node an arithmetic: its rows and block hashes differ from those of other arithmetics. Block hashes
-    /// have their full width, so that they do not collide by chance.
+    /// Gives the node an arithmetic: its rows and block hashes differ from the rows and hashes of nodes with another
+    /// arithmetic. Block hashes have their full width, so that they do not collide by chance.
     pub fn set_arithmetic(&mut self, arithmetic: u64) {
         self.arithmetic = arithmetic;
         self.config.block_hasher = BlockHasher::new(arithmetic);

@@ -6,8 +6,8 @@ use corella_core::{NodeId, PeerChange, PeerFacts, PeerRecord, PrefillNode};
 
 use crate::pair::fleet_plan::Answer;
 
-/// Maps the directory's ids to the network's. The directory numbers incarnations in the order of discovery, the network
-/// nodes from 0 on.
+/// Maps the directory's ids to the network's. The directory numbers incarnations in the order of discovery, and the
+/// network numbers nodes from 0 on.
 pub struct SimulatedPeers {
     until_us: u64,
     /// The network's id of each peer. Peers that have left stay, because late messages name them.
@@ -15,7 +15,7 @@ pub struct SimulatedPeers {
 }
 
 impl SimulatedPeers {
-    /// Nodes are probed until `until_us`.
+    /// Makes an empty map. Peers are probed until `until_us`.
     pub fn new(until_us: u64) -> Self {
         Self {
             until_us,

@@ -45,7 +45,7 @@ pub struct SimulatedPrefillNode {
     /// Sessions whose computing node is undecided, each with its attempt and the number of rows that the decode node
     /// has cached.
     pub(super) undecided: BTreeMap<SessionId, (SessionKey, u32)>,
-    /// Sessions whose prompt was left to a decode node. True while the session is still with that node.
+    /// Sessions whose prompt was left to a decode node, each with whether the session is still with that node.
     left: BTreeMap<SessionId, bool>,
 }
 
@@ -161,7 +161,7 @@ impl SimulatedPrefillNode {
         match event {
             LocalEvent::Wake => {
                 if self.wake_us != Some(now_us) {
-                    // An earlier timer has replaced this one.
+                    // A timer for an earlier time has replaced this one.
                     return Ok(());
                 }
                 self.wake_us = None;
@@ -335,7 +335,7 @@ impl SimulatedPrefillNode {
                 let node = self.peers.place(node);
                 if world.workload.nodes[node.0 as usize].is_compatible {
                     let what = format!("node {node} is said to be incompatible");
-                    return Err(world.violation("nodes know who they can work with", what));
+                    return Err(world.violation("nodes know which nodes are compatible", what));
                 }
             }
         }
@@ -434,7 +434,7 @@ impl SimulatedPrefillNode {
             ExportTask::ReleaseHold { request } => {
                 let (session, run) = self.runs[&request];
                 if let Some(key) = self.reader_of(session, run) {
-                    let what = format!("{key} reads pages of run {run}, which are let go");
+                    let what = format!("{key} reads pages of run {run}, which are given back");
                     return Err(world.violation("pages are held while they are read", what));
                 }
                 self.engine.scheduler.release_hold(request);
@@ -486,7 +486,7 @@ impl SimulatedPrefillNode {
         Err(world.violation("a lease is renewed while rows are read", what))
     }
 
-    /// Checks that this node computes no prompt that it has left to a decode node.
+    /// Notes that a decode node computes a session's prompt. From now on, this node must not compute the prompt.
     fn note_compute(&mut self, key: SessionKey, world: &mut World<'_>) {
         self.undecided.remove(&key.session);
         world.sessions.decided(key);

@@ -18,7 +18,7 @@ pub struct Export {
     run: u32,
     /// The expected rows.
     rows: Vec<Row>,
-    /// By KV group.
+    /// The page tables, one for each KV group.
     tables: Vec<PageTable>,
     /// By layer, the rows from 0 on that may be read.
     num_readable: Vec<u32>,
@@ -64,12 +64,12 @@ pub struct Sender {
     decode_index: usize,
     /// By KV group and layer, the next row to send.
     next: Vec<u32>,
-    /// The recurrent state was not sent yet.
+    /// Whether the recurrent state still has to be sent.
     owes_state: bool,
     /// The time at which rows were last read.
     progress_us: Option<u64>,
     is_reading: bool,
-    /// The export was deleted, and reading has not stopped yet.
+    /// Whether the export was deleted while rows were being read.
     is_stopping: bool,
 }
 

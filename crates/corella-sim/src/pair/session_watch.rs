@@ -66,7 +66,7 @@ impl SessionWatch {
         }
     }
 
-    /// Notes that the scheduler was asked for pages. Its answer has no deadline.
+    /// Notes that the scheduler was asked for pages. The scheduler's answer has no deadline.
     pub fn reserving(&mut self, key: SessionKey) {
         if let Some(end) = self.ends.get_mut(&(DECODE, key)) {
             end.load_by_us = None;

@@ -8,9 +8,9 @@ use crate::check::verdict::{Verdict, ensure};
 
 #[derive(Default)]
 pub struct ToldTokens {
-    /// By session, the number of sent tokens.
+    /// By session, the position after the last sent token.
     ends: BTreeMap<SessionKey, u32>,
-    /// By session, the number of tokens that other nodes sent before this node's first.
+    /// By session, the number of tokens that other nodes sent before this node's first token.
     num_earlier_tokens: BTreeMap<SessionKey, u32>,
     /// Sessions whose request has ended on this node without a message about the end so far.
     untold: BTreeSet<SessionKey>,
@@ -55,7 +55,7 @@ impl ToldTokens {
         self.ends.remove(&key);
         self.num_earlier_tokens.remove(&key);
         ensure(!self.untold.remove(&key), || {
-            format!("{key} closes without a word of its end")
+            format!("{key} closes without a message about the end of its request")
         })
     }
 }

@@ -179,7 +179,7 @@ impl<'a> World<'a> {
         self.push(at_us, Event::Arrive(id, direction, packet));
     }
 
-    /// Closes one end of a connection. Messages that it has sent still arrive.
+    /// Closes one end of a connection. Messages that were sent from this end still arrive.
     pub fn close(&mut self, id: ConnectionId, direction: Direction) {
         self.send(id, direction, Packet::Closed);
         if let Some(connection) = self.network.connections.get_mut(&id) {

@@ -29,7 +29,7 @@ struct Writer {
     left: Vec<(usize, u32, PageId)>,
     num_blocks: u32,
     is_cancelled: bool,
-    /// The writer writes nothing more, and waits to be stopped.
+    /// Whether the writer writes nothing more, and waits to be stopped.
     is_stalled: bool,
 }
 
@@ -114,9 +114,7 @@ impl Fetcher {
     pub fn take_cancels(&mut self, scheduler: &mut Scheduler) {
         while let Some(id) = scheduler.poll_fetch_cancel() {
             let writer = self.writers.get_mut(&id);
-            writer
-                .expect("a fetch is cancelled that is under way")
-                .is_cancelled = true;
+            writer.expect("a cancelled fetch is under way").is_cancelled = true;
             self.num_cancelled += 1;
         }
     }

@@ -81,13 +81,16 @@ impl Reader {
         let num_lent_then = scheduler.stats().num_served_pages;
         assert_eq!(num_lent_then, num_lent + num_pages, "lent pages");
         let limit = scheduler.config().max_served_pages as usize;
-        assert!(num_lent_then <= limit, "more pages are lent than may be");
+        assert!(
+            num_lent_then <= limit,
+            "more pages are lent than the limit allows"
+        );
         let mut pages = Vec::new();
         for (group, table) in held.tables.iter().enumerate() {
             assert_eq!(table.len(), held.num_blocks as usize);
             assert!(
                 table.num_gone >= first_block as usize,
-                "a block is lent that the other has"
+                "a lent block is already on the loading node"
             );
             let blocks = table.num_gone..table.len();
             let in_group = blocks.zip(&table.pages);

@@ -1,4 +1,4 @@
-//! Counts of events in several runs. Runs prove something only if each event happened often enough.
+//! Counts of events in several runs. Runs prove little if an event never happened in them.
 
 use std::collections::BTreeMap;
 

@@ -14,8 +14,8 @@ fn first_seeds_break_no_rule() {
     assert_eq!(totals.missing(), [""; 0], "{totals:?}");
 }
 
-/// In this run a step fails that gives pages to earlier blocks of a model with windows. The blocks lose only those
-/// pages.
+/// In this run of a model with windows, cached blocks get pages from a step that fails. The blocks lose these pages
+/// and keep all others.
 #[test]
 fn pinned_prefixes_outlast_a_failed_step_of_another_request() {
     let seed = 200_969;

@@ -34,7 +34,7 @@ fn multimodal_model() -> ModelConfig {
     ModelConfig::parse(("config.json", whole.to_string().as_bytes()), None).unwrap()
 }
 
-/// The tensors of an adapter of the text model, with its decoder under another name.
+/// The tensors of an adapter that was made for the text model. The decoder has the name `decoder`.
 fn stored(decoder: &str) -> Stored {
     let bytes = fs::read(golden("adapters/gemma3-all").join(WEIGHTS)).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

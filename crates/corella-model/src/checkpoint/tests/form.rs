@@ -1,4 +1,4 @@
-//! Experts as other writers than a model's makers store them.
+//! Tests of experts' tensors in forms that differ from the form of the model's makers.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -6,7 +6,7 @@ use crate::{CheckpointError, DraftHeadWeights, LayerSpec};
 use super::{Part, TensorSource, Tensors};
 
 impl<S: TensorSource> Tensors<'_, S> {
-    /// Takes the draft head, whose layer is the first after its own prefix.
+    /// Takes the draft head. Its only layer has the number 0 in the names of its tensors.
     pub(super) fn take_draft_head(
         &mut self,
         layer: &LayerSpec,

@@ -295,7 +295,7 @@ impl Value {
         let kind = Kind::parse(cursor)?;
         let len = cursor.u64(WHAT)?;
         let start = cursor.position();
-        // A text takes at least the bytes of its length, an array those of a type and a length.
+        // A text takes at least 8 bytes for its length, and an array 12 bytes for a type and a length.
         let min_bytes = kind.num_bytes().unwrap_or(match kind {
             Kind::Text => 8,
             _ => 12,

@@ -1,5 +1,5 @@
 //! Pre-tokenizers, which split text before merges apply. A GGUF file only names its pre-tokenizer, so the definitions
-//! are here. `tests/gguf/make_pre_tokenizer.py` makes llama.cpp split texts by each name.
+//! are here. `tests/gguf/make_pre_tokenizer.py` makes llama.cpp split texts with each pre-tokenizer, for comparison.
 
 use serde_json::{Value, json};
 

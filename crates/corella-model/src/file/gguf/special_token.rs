@@ -26,7 +26,7 @@ pub fn token_types(
     Ok(types)
 }
 
-/// Tokens with which makers of models end an answer, perhaps unmarked by converters.
+/// Tokens that end an answer in published models. Not every converter marks them.
 const ENDS: [&str; 17] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -46,8 +46,8 @@ const ENDS: [&str; 17] = [
     "</s>",
     "<eos>",
 ];
-/// The end of an answer, except in gpt-oss's format: there the token ends one of the messages of an answer, and the
-/// answer ends with one of `HARMONY_ENDS`.
+/// The end of an answer, except in gpt-oss's format. There this token ends a message, of which an answer may have
+/// several, and the answer ends with one of `HARMONY_ENDS`.
 const MESSAGE_END: &str = "<|end|>";
 const HARMONY_ENDS: [&str; 2] = ["<|return|>", "<|call|>"];
 

@@ -9,7 +9,7 @@ use crate::CheckpointError;
 const NUMBER: &str = "split.no";
 const COUNT: &str = "split.count";
 const NUM_TENSORS: &str = "split.tensors.count";
-/// The limit of parts, above that of any model: names have five digits.
+/// The largest number of parts: the numbers in the files' names have five digits.
 const MAX_PARTS: usize = 99_999;
 
 impl GgufFile {
@@ -114,12 +114,14 @@ fn ending(number: usize, count: usize) -> String {
     format!("-{number:05}-of-{count:05}.gguf")
 }
 
-/// The name of the model in a GGUF file with this name, which may be the first part; `None` for other kinds of files.
+/// The name of the model in a GGUF file called `file_name`: a whole model, or the first part of a split model. `None`
+/// if `file_name` has another ending.
 pub fn gguf_model_name(file_name: &str) -> Option<&str> {
     name_of_first_part(file_name).or_else(|| file_name.strip_suffix(".gguf"))
 }
 
-/// The name of a model whose first part has this name; `None` for other names.
+/// The name of the split model whose first part is called `file_name`; `None` if `file_name` is not that of a first
+/// part.
 pub fn name_of_first_part(file_name: &str) -> Option<&str> {
     let count = file_name.strip_suffix(".gguf")?.rsplit_once("-of-")?.1;
     let count = count.parse().ok()?;
@@ -134,7 +136,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// All parts of the model that the part at `path` belongs to; `None` if the name of `path` is not that of a part.
+    /// All parts of the model to which the part at `path` belongs; `None` if `path` is not named like a part.
     fn of(path: &'a Path, count: usize) -> Option<Self> {
         let file_name = path.file_name()?.to_str()?;
         let name = (1..=count).find_map(|number| file_name.strip_suffix(&ending(number, count)))?;

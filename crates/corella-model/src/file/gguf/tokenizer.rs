@@ -111,7 +111,7 @@ impl<'a> Vocabulary<'a> {
         let pre_tokenizer = PreTokenizer::of(self.metadata)?;
         let mut merges = Vec::new();
         for (index, merge) in self.metadata.texts(MERGES)?.into_iter().enumerate() {
-            // A part may begin with a space but contains no other.
+            // A part may begin with a space but contains no other space.
             let space = merge.char_indices().skip(1).find(|(_, c)| *c == ' ');
             let parts = space.map(|(at, _)| (&merge[..at], &merge[at + 1..]));
             let known = parts.filter(|(left, right)| {

@@ -32,7 +32,7 @@ pub fn folder_tokenizer(
     let config = Config(JsonObject::new(CONFIG_FILE, &config));
     let added = config.added_tokens(&added)?;
 
-    // If the configuration names a token differently from the model, the configuration counts.
+    // If the configuration and the model have different texts for a token, the configuration takes precedence.
     let pieces = &mut file.vocabulary.pieces;
     for (&id, token) in &added {
         if let Some(piece) = pieces.get_mut(id as usize) {
@@ -89,7 +89,7 @@ pub fn folder_tokenizer(
         .tokenizer_json(added_tokens, post_processor, |_| true))
 }
 
-/// Refuses added tokens after the model's pieces if an id is missing among their ids.
+/// Refuses added tokens if their ids do not follow the model's pieces without a gap.
 fn check_ids(
     num_pieces: usize,
     added: &BTreeMap<TokenId, AddedToken>,
@@ -117,7 +117,7 @@ struct Config<'a>(JsonObject<'a>);
 /// A token that configuration files add to the vocabulary or describe.
 struct AddedToken {
     content: String,
-    /// Its other members.
+    /// The token's other members in its file.
     fields: Map<String, Value>,
 }
 
@@ -136,7 +136,7 @@ impl Config<'_> {
         text.map(str::to_owned)
     }
 
-    /// The tokens of added_tokens.json, and those of `added_tokens_decoder`, which has more fields.
+    /// The tokens of added_tokens.json and of `added_tokens_decoder`, which has more fields for each token.
     fn added_tokens(
         &self,
         added: &Map<String, Value>,

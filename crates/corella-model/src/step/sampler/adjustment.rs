@@ -61,7 +61,7 @@ fn forbid(logits: &mut [f32], token: TokenId) {
 }
 
 /// The number of occurrences of each token in a history. The counters of the whole vocabulary are kept from draw to
-/// draw. Between draws all are zero: most draws change only a few of them, and clear these.
+/// draw. Between draws all counters are zero: a draw changes few counters, and clears only these.
 #[derive(Debug, Default)]
 pub struct TokenCounts(Vec<u32>);
 

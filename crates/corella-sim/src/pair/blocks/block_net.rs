@@ -14,12 +14,12 @@ use crate::violation::Violation;
 #[derive(Clone, Debug)]
 pub struct Links {
     pub max_latency_us: u64,
-    /// One in this many; 0 means never.
+    /// One message in this many is lost; 0 means none.
     pub loses_once_in: u64,
     pub repeats_once_in: u64,
-    /// Loading nodes read the source's memory.
+    /// Whether loading nodes read the source's memory.
     pub reads_memory: bool,
-    /// The transport has an order of rows and a credit of its own.
+    /// Whether the transport orders and limits the rows itself, and reports only the end of a whole load.
     pub loads_whole: bool,
     /// The longest duration of reading or writing one part.
     pub max_part_us: u64,
@@ -53,7 +53,7 @@ impl Links {
     }
 }
 
-/// Draws the times and limits of loads over such links.
+/// Draws the times and limits of block loads.
 pub fn load_config(page_size: u32, num_layers: Vec<u32>, random: &mut Random) -> LoadConfig {
     LoadConfig {
         max_loads: random.pick(&[2, 8, 64]),
@@ -195,7 +195,7 @@ pub trait Surroundings {
         self.push_block_event(at_us, event);
     }
 
-    /// One in this many; 0 means never.
+    /// Returns true once in `once_in` calls on average; with 0, never.
     fn happens(&mut self, once_in: u64) -> bool {
         once_in > 0 && self.random().once_in(once_in)
     }

@@ -24,7 +24,7 @@ pub struct Exchange {
     pub(super) incarnation: Incarnation,
     pub(super) source: BlockSource,
     pub(crate) fetcher: BlockFetcher,
-    /// Reads for other nodes.
+    /// The readers of this node's blocks, for loads of other nodes.
     pub(super) readers: BTreeMap<LoadId, PartReader>,
     parts: PartStore,
     /// Loads of a transport that reports all rows of a load at once, and not its parts.
@@ -39,7 +39,7 @@ pub struct Exchange {
     /// The holds for loads of other nodes, and the loads whose hold has ended early.
     holds: BTreeMap<HoldId, LoadId>,
     pub(super) not_held: BTreeSet<LoadId>,
-    /// For each load of another node, the end of its held blocks and the end of the hold.
+    /// For each load of another node, the block at which its held blocks end, and the time at which the hold ends.
     pub(super) held: BTreeMap<LoadId, Held>,
     /// Blocks with a part that this node read in the source's memory after the source had released the block.
     pub(super) read_late: BTreeSet<(LoadKey, u32)>,
@@ -54,7 +54,7 @@ pub fn first_incarnation(node: NodeId) -> Incarnation {
 pub struct Wanted {
     pub source: NodeIncarnation,
     pub namespace: Namespace,
-    /// An incomplete last block is left out.
+    /// The tokens of the blocks. An incomplete last block is not loaded.
     pub tokens: Vec<TokenId>,
     pub soft_us: u64,
     pub hard_us: u64,
@@ -70,7 +70,7 @@ pub(super) struct Held {
 /// A part that was read in its source's memory.
 pub struct ReadPart {
     rows: Vec<Row>,
-    /// The source had released its pages before the read.
+    /// Whether the source had released the page before the read.
     is_late: bool,
 }
 
@@ -250,7 +250,7 @@ impl Exchange {
                 let num_lent = scheduler.stats().num_served_pages;
                 let limit = scheduler.config().max_served_pages;
                 if num_lent > limit as usize {
-                    let what = format!("{num_lent} pages are lent, and {limit} may be");
+                    let what = format!("{num_lent} pages are lent, and the limit is {limit}");
                     return Err(world.violation("no more is lent than may be", what));
                 }
                 self.source.handle_held(load, answer, now_us);
@@ -399,7 +399,7 @@ impl Exchange {
         }
     }
 
-    /// When nothing more is written, tells the fetcher that a load whose rows land all together has ended.
+    /// Tells the fetcher that a load of all rows together has ended, once none of its parts is being written.
     pub(super) fn end_whole(&mut self, key: LoadKey, now_us: u64) {
         let outcome = self.whole.get(&key).and_then(WholeLoad::outcome);
         if let Some(is_whole) = outcome {

@@ -57,7 +57,7 @@ impl Exchange {
                 self.tell_of_fetch(LocalEvent::Publish(fetch, num_blocks), world);
             }
             FetcherAction::StopRows { key } => {
-                // Parts that the machine knows by name end by themselves.
+                // All other loads end part by part.
                 if let Some(load) = self.whole.get_mut(&key) {
                     load.stop();
                     self.end_whole(key, world.now_us());
@@ -87,7 +87,7 @@ impl Exchange {
             return Ok(());
         }
         let what = format!("{key:?} asks for {asked:?} and has {grant:?}");
-        Err(world.violation("blocks are asked for that have pages", what))
+        Err(world.violation("a node asks for the blocks for which it has pages", what))
     }
 
     fn grant_of(&self, key: LoadKey) -> &FetchGrant {
@@ -142,7 +142,7 @@ impl Exchange {
         let late = self.read_late.range((*key, 0)..(*key, end_block as u32));
         if let Some((_, block)) = late.into_iter().next() {
             let what = format!("block {block} of fetch {fetch}");
-            return Err(world.violation("rows count that were held while they were read", what));
+            return Err(world.violation("rows are held while they are read", what));
         }
         for (group, table) in grant.tables.iter().enumerate() {
             for block in table.num_gone..end_block.min(table.len()) {
@@ -155,7 +155,7 @@ impl Exchange {
                     .map(|&row| engine.executor.made_here(row, group));
                 if !page_rows(page, engine).into_iter().eq(expected) {
                     let what = format!("block {block} of fetch {fetch} in group {group}");
-                    return Err(world.violation("what is published has landed", what));
+                    return Err(world.violation("published rows have landed", what));
                 }
                 let has_window = engine.groups()[group].window.is_some();
                 world.net().totals.num_window_blocks += u64::from(has_window);

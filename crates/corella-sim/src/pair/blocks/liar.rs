@@ -21,11 +21,11 @@ pub fn hear<S: Surroundings + ?Sized>(
     packet: &Packet,
 ) {
     match packet {
-        // No row has landed yet.
+        // The liar confirms blocks of its own before a row has landed.
         Packet::ToSource(ToSource::LoadBlocks(load)) if to == liar => {
             confirm(world, liar, (from, key), load.list.hashes.len() as u32);
         }
-        // The hold may have ended before the rows were read.
+        // The liar confirms blocks of another source, whose hold may have ended before the rows were read.
         Packet::ToSource(ToSource::Landed { num_blocks }) if to != liar && from != liar => {
             world.net().totals.num_lies_for_others += 1;
             confirm(world, liar, (from, key), *num_blocks);
@@ -168,7 +168,7 @@ fn for_other(packet: &Packet) -> Packet {
         Packet::Rows(part, PartRows::Sent(rows)) => {
             Packet::Rows(*part, PartRows::Sent(vec![None; rows.len()]))
         }
-        // The page is read in the memory of another node.
+        // Other packets bring no rows: a page's rows are read in the memory of the node that sent the packet.
         packet => packet.clone(),
     }
 }

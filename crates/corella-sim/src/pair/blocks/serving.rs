@@ -141,7 +141,7 @@ impl Exchange {
             let reads_memory = world.net().links.reads_memory;
             assert!(
                 reads_memory || !self.released.contains(&load),
-                "page {page} is read and may belong to somebody else"
+                "page {page} is read and may belong to another request"
             );
             let rows = match reads_memory {
                 true => PartRows::InMemory(page),

@@ -1,4 +1,4 @@
-//! The rows of a load whose transport has an order and a credit of its own: all land together, or none.
+//! The rows of a load whose transport orders and limits them itself: all rows land, or none.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ pub struct WholeLoad {
     /// Parts that have not landed.
     left: BTreeSet<BlockPart>,
     num_writing: u32,
-    /// No further part may be written.
+    /// Whether no further part may be written.
     is_stopped: bool,
 }
 
@@ -61,7 +61,7 @@ impl WholeLoad {
         self.is_stopped = true;
     }
 
-    /// When nothing is being written any more, returns whether all parts have landed.
+    /// Returns whether all parts have landed; `None` while the load continues.
     pub fn outcome(&self) -> Option<bool> {
         let is_whole = self.left.is_empty();
         let is_at_rest = self.num_writing == 0 && (is_whole || self.is_stopped);

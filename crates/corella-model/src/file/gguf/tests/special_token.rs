@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The tokens that end answers of a model with these control tokens, by their texts, with the places that name them.
+/// In a model with these control tokens, the text of each token that ends an answer, and the place that names the
+/// token.
 fn ends(tokens: [&str; 4], eos: u32) -> Vec<(&str, String)> {
     const CONTROL: u32 = 3;
     let kinds = [CONTROL; 4].map(u32::to_le_bytes).concat();
