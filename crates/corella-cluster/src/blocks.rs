@@ -2,7 +2,7 @@
 //!
 //! The [`FetcherNode`] looks a sequence up at another node, reserves pages for its blocks and loads their rows.
 //! Meanwhile the [`SourceNode`] of the other node holds the blocks. Both pass messages, facts and the time to their
-//! machine in `corella_core::session`, and carry out its actions.
+//! state machine in `corella_core::session`, and carry out the machine's actions.
 
 mod fetcher_node;
 mod source_node;
@@ -51,7 +51,8 @@ impl Default for FetchConfig {
     }
 }
 
-/// The machines need no numbers for nodes: keys of loads name both ends, and the transport checks the keys.
+/// Stands for the node at the other end. The state machines need no real number: a load's key names both ends, and the
+/// transport checks the key.
 const OTHER_END: NodeId = NodeId(0);
 
 /// Passes the scheduler's facts to both ends, until the engine has stopped, has a newer subscriber, or both ends are
@@ -78,7 +79,7 @@ pub fn follow_facts(
     thread.spawn(follow).map(drop)
 }
 
-/// All rows of a block, because no node has only a part of a block's rows yet.
+/// Returns the part of the rows that each load brings: all layers and heads, because no node has only some of them yet.
 fn whole_rows(geometry: &KvGeometry) -> RowPart {
     RowPart {
         layers: 0..geometry.layers.num_layers(),
@@ -86,7 +87,7 @@ fn whole_rows(geometry: &KvGeometry) -> RowPart {
     }
 }
 
-/// Leaves the order of rows and the credit to the transport.
+/// Returns a configuration that leaves the order of rows and the credit to the transport.
 fn load_config(geometry: &KvGeometry) -> LoadConfig {
     let mut num_layers = vec![0; geometry.layers.groups().len()];
     for layer in 0..geometry.layers.num_layers() {

@@ -1,4 +1,4 @@
-//! Carries out the tasks of the books of exported rows with this node's sender and engine.
+//! Carries out the tasks of export books with this node's sender and engine.
 
 use std::sync::Arc;
 

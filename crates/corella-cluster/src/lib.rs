@@ -1,8 +1,8 @@
 //! Several nodes that serve as one.
 //!
 //! The registry lists the nodes. The peer table of `corella-core` keeps the facts about each, and decides where a
-//! request goes. A prefill node and a decode node serve a request together: `session` drives the machines of
-//! `corella-core` that hold its whole life, over one gRPC stream for each request.
+//! request goes. A prefill node and a decode node serve a request together: `session` drives the state machines of
+//! `corella-core` from the request's arrival to its last token, over one gRPC stream for each request.
 //!
 //! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
 //!

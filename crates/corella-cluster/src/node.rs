@@ -1,7 +1,8 @@
 //! A node of a cluster: its role, and how the role changes while the node serves.
 //!
-//! The server submits to a [`ClusterNode`]. At a change, the old role takes nothing new, finishes its obligations and
-//! leaves the port to the next, while the engine serves. Each start of a role is a new incarnation to other nodes.
+//! The server submits to a [`ClusterNode`]. When the role changes, the old role takes no new work, finishes its
+//! obligations and leaves the port to the next role. The engine serves throughout. Each start of a role is a new
+//! incarnation to other nodes.
 
 mod config;
 mod error;
@@ -57,7 +58,7 @@ struct Node {
 }
 
 struct State {
-    /// The port is bound when the first role needs it, and then kept, so that it stays the same.
+    /// Bound when the first role needs it. Later roles keep it, so that the port number stays the same.
     listener: Option<NodePort>,
     role: Arc<RunningRole>,
     changing_to: Option<Role>,

@@ -33,8 +33,8 @@ pub use peers::{NodeList, PeerBook, Peers};
 pub(crate) use url::host_and_port;
 pub use url::{RegistryUrl, RegistryUrlError};
 
-/// A registry that was followed for longer than this counts as working. Its next failure is a new outage, after which
-/// the registry is soon asked again.
+/// A registry that was followed for longer than this counts as working. Its next failure is a new outage, whose retries
+/// begin with the shortest pause.
 const STEADY: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub struct RegistryConfig {
     pub dns_interval: Duration,
     /// Time between two lists of a registry that also reports changes.
     pub list_interval: Duration,
-    /// The first pause between tries while the registry fails, then the longest.
+    /// The shortest pause between tries while the registry fails. `max_retry` is the longest.
     pub min_retry: Duration,
     pub max_retry: Duration,
 }
@@ -131,7 +131,7 @@ impl Registry {
     }
 
     /// Tells the other nodes that this node takes no new sessions. A registry of addresses alone cannot tell them, and
-    /// Kubernetes knows it already.
+    /// Kubernetes already knows that the pod is ending.
     pub fn drain(&self) {
         let drain = |own: &mut NodeRecord| own.is_draining = true;
         self.own.send_modify(|own| own.iter_mut().for_each(drain));

@@ -60,7 +60,7 @@ impl fmt::Debug for ClusterTls {
 }
 
 impl ClusterTls {
-    /// Reads the files. Checks this node's certificate as other nodes will, which reach this node by `own_host`.
+    /// Reads the files. Checks this node's certificate as other nodes check it when they connect to `own_host`.
     pub fn load(files: &TlsFiles, own_host: &str) -> Result<Self, TlsError> {
         let identity = files.read()?;
         let ends = Ends::new(&identity, files, own_host)?;

@@ -4,9 +4,9 @@
 //! before the sender knows the session, and reads them from its own socket into reserved pages. A cancelled load is
 //! over at once, because no other node ever writes to those pages.
 //!
-//! The wire is in `frame.rs`. A row path (`row_path.rs`) brings rows from memory to memory: `tcp`, `shm`, `nixl`.
-//! Each end reads and writes a connection concurrently, on few threads
-//! ([`TransferThreads`]); many sessions share a connection, chunk by chunk, each within its credit.
+//! `frame.rs` describes the wire. A row path (`row_path.rs`) moves rows from memory to memory. There are three: `tcp`,
+//! `shm` and `nixl`. Each end reads and writes a connection concurrently, on few threads ([`TransferThreads`]); many
+//! sessions share a connection, chunk by chunk, each within its credit.
 
 mod account;
 mod bandwidth_meter;

@@ -143,7 +143,7 @@ impl Engine {
         let shared = Arc::new(Shared::new(config.scheduler, max_live_requests));
         // Between two drains the channel may hold an add and an abort for each live request, and at most as many aborts
         // of requests that have ended since. So submitting and aborting never block. A driver of loads may fill the
-        // channel, and then waits for the loop, which waits for no driver.
+        // channel. It then waits for the loop, and the loop never waits for a driver.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
         let kv_pages = executor.kv_pages();
         let adapters = executor.adapters();
@@ -404,15 +404,15 @@ impl Engine {
         events
     }
 
-    /// Subscribes to events of the blocks on the disk, beginning with the blocks in its file. `None` without a disk, if
-    /// there is a subscriber, or if the model's layers do not all see the whole context: a request cannot continue after
-    /// each of such a model's blocks.
+    /// Subscribes to events of the blocks on the disk, beginning with the blocks in its file. Returns `None` if there
+    /// is no disk, if there is a subscriber already, or if some layers have a window or a recurrent state: with such
+    /// layers, a request cannot continue after every block.
     pub fn subscribe_disk_events(&self, salt: u64) -> Option<DiskEvents> {
         DiskEvents::subscribe(self.kv_disk.clone()?, salt)
     }
 
-    /// Waits until the file of the disk is open and scanned, or cannot be opened. Without the wait, first requests are
-    /// computed.
+    /// Waits until the file of the disk is open and scanned, or cannot be opened. Without the wait, the first requests
+    /// compute prefixes that the disk may have.
     pub fn wait_disk_opened(&self) {
         if let Some(disk) = &self.kv_disk {
             disk.wait_opened();

@@ -38,7 +38,7 @@ use spill_thread::SpillThread;
 pub(crate) struct EngineLoop {
     pub(crate) scheduler: Scheduler,
     pub(crate) executor: Box<dyn Executor>,
-    /// `None` without a draft model or a draft head, or after a failure of it.
+    /// `None` without a draft model or a draft head, or after the model or head has failed.
     pub(crate) drafter: Option<DraftSource>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
@@ -127,7 +127,7 @@ impl EngineLoop {
         }
     }
 
-    /// Takes the finished masks, and lets the step that waits for the last of them draw.
+    /// Takes the finished masks. If a step has all of its masks now, lets the step draw its tokens.
     fn take_made_masks(&mut self) -> Result<(), Stopped> {
         self.masks.take_made(&mut self.scheduler);
         if !self.masks.is_awaiting()

@@ -12,8 +12,9 @@
 //!   is as quick (by the formula for loads from other nodes, with the measured speed of the disk). The request then
 //!   waits for the fetch like a follower, for as long as computing the blocks would take.
 //! * In groups with a window, only the pages that a query after the path reads are stored and read.
-//! * Of a model with recurrent layers, states are stored in further slots: the one after the last block of a path, and
-//!   others along the path whose distances are worth their bytes. A prefix counts up to its last state.
+//! * For a model with recurrent layers, states are stored in slots of their own: the state after the last block of a
+//!   path, and earlier states if the rows since the state before take at least as many bytes as the state. A prefix can
+//!   be used up to its last state.
 //! * Blocks of an adapter are stored by its content, and erased when it is removed. Blocks with a salt are only stored
 //!   on demand.
 //! * An error of the disk switches the tier off until the disk works again, and a panic of a thread until the next
@@ -75,10 +76,10 @@ pub(crate) struct KvDisk {
     pause_until_us: u64,
     /// The fetches under way, with a flag that stops their reads.
     fetches: HashMap<FetchId, Arc<AtomicBool>>,
-    /// Fetches for whose end other nodes wait.
+    /// Fetches for other nodes, with the replies that wait for the end of each fetch.
     waiting: Vec<(FetchId, Reply<()>)>,
     pace: FetchPace,
-    /// The time of the last measurement of the pace, or of the last read for it.
+    /// The time at which a read was last begun. Every read measures the pace.
     paced_us: u64,
     writes: Option<Sender<WriteTask>>,
     reads: Option<Sender<ReadTask>>,
@@ -88,8 +89,8 @@ pub(crate) struct KvDisk {
 
 struct StoredPath {
     blocks: DiskPath,
-    /// The numbers of first blocks after which a request will be able to continue, smallest first. The last one is the
-    /// whole path. Others are those of recurrent states.
+    /// The lengths, in blocks, of the prefixes after which a request will be able to continue, smallest first. The last
+    /// one is the whole path. The others end at recurrent states.
     ends: Vec<u32>,
     /// Whether a part of the path is being copied or written.
     is_busy: bool,
@@ -426,7 +427,7 @@ impl KvDisk {
         }
     }
 
-    /// The blocks of a list in the file. `None` if they are not kept.
+    /// Returns the names of a list's blocks in the file. `None` if such blocks are not kept.
     fn disk_path(&self, list: BlockList, scheduler: &Scheduler) -> Option<DiskPath> {
         let limits = scheduler.config();
         let namespace = self.tier.slot_namespace(&list.namespace)?;
@@ -445,7 +446,7 @@ impl KvDisk {
         let (page_size, hasher) = (limits.page_size, limits.block_hasher);
         let list = BlockList::new(namespace, tokens, &hasher, page_size);
         let mut path = self.disk_path(list, scheduler)?;
-        // The beginning of a path that is longer than the file is kept.
+        // If a path is longer than the file, only the beginning of the path is stored.
         path.truncate(store.num_slots(), page_size);
         let mut ends = vec![path.num_blocks()];
         if self.pages.states().is_some() {
@@ -476,8 +477,8 @@ impl KvDisk {
         let mut held_path = path.blocks.clone();
         let end = path.ends.iter().find(|&&end| end > first);
         held_path.truncate(*end.unwrap_or(&first), page_size);
-        // Groups with a window have pages only before this end, and the recurrent state is there, so the list must not
-        // be cut further.
+        // Groups with a window have pages only just before this end, and the recurrent state is the one after it. So
+        // the list must not be cut further with windows or states.
         let mut groups = geometry.layers.groups().iter();
         if groups.all(|group| group.window.is_none()) && !is_recurrent {
             held_path.truncate(first + max_pages as u32, page_size);

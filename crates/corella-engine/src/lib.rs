@@ -2,7 +2,7 @@
 //!
 //! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
 //!
-//! * `log`: lines of the log: at a limited rate, about panics, and the steps before one.
+//! * `log`: log lines at a limited rate, texts of panics, and the log of the last steps.
 //! * `wake`: the wake-up of the loop, and news to and from it.
 //! * `trace`: spans of requests.
 //! * `token_constraint`: constraints on answers.

@@ -1,4 +1,4 @@
-//! Lines of the log: at a limited rate, about panics, and the steps before one.
+//! Log lines at a limited rate, texts of panics, and the log of the last steps.
 
 pub(crate) mod panic_message;
 pub(crate) mod rare_line;

@@ -28,8 +28,8 @@ pub trait ConstraintMaker: Send + Sync {
     fn make(&self, source: &str) -> Result<Arc<dyn TokenConstraint>, String>;
 }
 
-/// One answer so far. An error or a panic in it ends its request alone. An implementation limits its time: a step waits
-/// for the masks of all its requests.
+/// One answer so far. An error or a panic in it ends its request alone. An implementation must limit the time of each
+/// call, because a step waits for the masks of all its requests.
 pub trait ConstrainedAnswer: Send {
     /// Takes the next token. It was allowed, unless it was drawn on another node.
     ///
@@ -49,7 +49,7 @@ pub trait ConstrainedAnswer: Send {
 pub struct Allowed {
     /// The allowed tokens: bit `t % 32` of word `t / 32`. Tokens after the last word are not allowed.
     pub tokens: Box<[u32]>,
-    /// Whether the answer may end here. Then the request's end and stop tokens are allowed as well,
-    /// and if no other token is, it ends at once.
+    /// Whether the answer may end here. If so, the request's end and stop tokens are allowed as well. If no other token
+    /// is allowed, the request ends at once.
     pub may_end: bool,
 }

@@ -44,12 +44,12 @@ struct Fetch {
     num_blocks: u32,
     /// The number of blocks cached here before the lookup.
     num_here: u32,
-    /// The number of first blocks that this node's own disk has.
+    /// The number of blocks, from the first on, that this node's memory and disk have together.
     num_on_disk: u32,
     hard_us: u64,
     grant: Option<FetchGrant>,
     rows: Option<Arc<LoadHandle>>,
-    /// Waits until the fetch has begun or ended.
+    /// Tells the caller of [`fetch`](FetcherNode::fetch) how the fetch began, or that it has ended.
     starting: Option<oneshot::Sender<FetchStart>>,
 }
 
@@ -72,9 +72,9 @@ pub struct FetchStats {
     pub num_loaded: u64,
     /// Fetches whose source had none of the blocks.
     pub num_not_found: u64,
-    /// Fetches given up because computing is as quick.
+    /// Fetches given up because computing the blocks is as quick.
     pub num_not_worth: u64,
-    /// Fetches for whose blocks no pages were free.
+    /// Fetches that ended because no pages were free for the blocks.
     pub num_refused: u64,
     /// Fetches that have failed, timed out or been cancelled.
     pub num_failed: u64,
@@ -203,7 +203,7 @@ impl FetcherNode {
     }
 }
 
-/// The node from the view of its receiver, which outlives the node.
+/// The receiver's reference to the node. It is weak, because the receiver outlives the node.
 struct Client(Weak<FetcherNode>);
 
 impl BlockClient for Client {
@@ -278,7 +278,7 @@ impl Driver for FetcherNode {
                     };
                     let stats = self.engine.stats().scheduler;
                     let num_blocks = match self.config.is_forced {
-                        // The request reads this node's own disk.
+                        // This node has all offered blocks in memory or on its disk.
                         _ if fetch.num_on_disk >= num_offered => 0,
                         true => num_offered,
                         false => state.end.pace().num_worth(offer, &stats, self.page_size),

@@ -16,7 +16,7 @@ use super::{OTHER_END, load_config, whole_rows};
 use crate::driver::{Driver, Shared};
 use crate::transport::{BlockReply, BlockServer, ConnectionId, KvSender, session_key};
 
-/// A lookup waits this long for blocks from the disk. The loading node gives an answer 250 ms.
+/// The limit of a lookup's wait for blocks from the disk. The loading node waits 250 ms for the answer.
 const DISK_TIMEOUT: Duration = Duration::from_millis(150);
 
 /// Serves the blocks of a node's prefix cache to other nodes.
@@ -104,7 +104,7 @@ impl SourceNode {
     }
 }
 
-/// The node from the view of its sender, which outlives the node.
+/// The sender's reference to the node. It is weak, because the sender outlives the node.
 struct Server(Weak<SourceNode>);
 
 impl BlockServer for Server {
@@ -241,8 +241,8 @@ impl SourceNode {
         let Some(sender) = self.sender.upgrade() else {
             return;
         };
-        // SAFETY: the scheduler holds the blocks, whose rows change no more, until `Release`. Before that comes `Stop`,
-        // which deletes the session.
+        // SAFETY: the scheduler holds the blocks until `Release`, and their rows no longer change. `Stop` comes before
+        // `Release` and deletes the session.
         let exported = unsafe { sender.export_whole(session_key(&load.1), num_rows, tables) };
         if let Err(error) = exported {
             rare_line!(warn, "cannot send cached blocks: {error}");

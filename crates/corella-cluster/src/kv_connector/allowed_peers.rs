@@ -110,7 +110,7 @@ mod tests {
         for own in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             assert!(allow(&[], own), "{own}");
         }
-        // At the last of these addresses, clouds serve credentials.
+        // Clouds serve credentials at the last of these addresses.
         for other in [
             "10.0.0.1",
             "0.0.0.0",

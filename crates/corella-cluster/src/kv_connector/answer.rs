@@ -1,4 +1,4 @@
-//! The stream of a request whose reader receives the stream before the request is submitted to the engine.
+//! Streams that callers get before their request is submitted to the engine.
 
 use std::future::poll_fn;
 

@@ -1,7 +1,8 @@
 //! Prompts that are computed here and kept for a node that the proxy has not chosen yet.
 //!
 //! Their rows stay in the pages of the request that computed them, under the engine's lease, until a node has fetched
-//! them or the lease is over. Any node that knows a session's id may fetch it once, so the ids are drawn at random.
+//! them or the lease is over. Any node that knows a session's id may fetch the session's rows once, so the ids are
+//! drawn at random.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -232,7 +233,7 @@ fn follow_facts(facts: &FeedReader<KvFact>, prompts: &Weak<KeptPrompts>) {
     }
 }
 
-/// Renews the lease while rows are fetched, and releases the prompt when all have been.
+/// Renews the lease while rows are fetched, and releases the prompt when all rows have been fetched.
 async fn watch_fetch(
     prompts: Weak<KeptPrompts>,
     key: SessionKey,

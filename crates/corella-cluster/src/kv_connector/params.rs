@@ -9,8 +9,9 @@
 //! ```
 //!
 //! `ADAPTER` is the fingerprint of the adapter that the rows were computed with, because each node names adapters
-//! differently. `ARITHMETIC` tells which bits the rows have, and the sender's greeting must confirm it. Version 1
-//! omitted the adapter and version 2 the arithmetic, so their rows may have any.
+//! differently. `ARITHMETIC` tells which bits the rows have, and the sender's greeting must confirm it. Ids of version
+//! 1 lack the adapter, and ids of version 2 lack the arithmetic. Their rows cannot be checked, so this version does not
+//! read such ids.
 //!
 //! The digest covers the tokens whose rows are kept. The decode node tokenizes the prompt again and may get other
 //! tokens, for example because a chat template writes the date.
@@ -54,11 +55,11 @@ pub struct Site {
     pub near: Option<NearSource>,
 }
 
-/// The source of kept rows, as the node that keeps them has written it.
+/// The source of kept rows, as named by the node that keeps the rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub site: Site,
-    /// `None` unless a Corella node of a version that this node understands has written the ids.
+    /// `None` if the ids come from another engine, or from a version of Corella that this node does not understand.
     pub rows: Option<KeptRows>,
 }
 
@@ -224,7 +225,7 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
         Some(_) => return Err(ParamError::new("remote_block_ids", "must be an array")),
     };
     let host = text(fields, "remote_host", MAX_HOST_BYTES)?;
-    // The log names the host, and must not have lines that a client wrote.
+    // The host is logged. With control characters in it, a client could write lines of its own into the log.
     if host.is_some_and(|host| host.contains(char::is_control)) {
         return Err(ParamError::new(
             "remote_host",

@@ -130,7 +130,8 @@ impl PrefixFetcher {
         self.machine.as_deref()
     }
 
-    /// Submits a request to `local` once its prompt's blocks, which have these hashes, are being loaded from `source`.
+    /// Begins to load the blocks of a request's prompt from `source`, and then submits the request to `local`. `hashes`
+    /// has the hashes of the blocks.
     pub fn submit_from(
         self: &Arc<Self>,
         submission: Submission,
@@ -141,7 +142,7 @@ impl PrefixFetcher {
         self.submit_behind(submission, Source::Known(source, hashes), local)
     }
 
-    /// Submits a request after the fetch of its prefix from the source that it names.
+    /// Begins to fetch a request's prefix from the node at `site`, and then submits the request to `local`.
     pub(super) fn submit(
         self: &Arc<Self>,
         submission: Submission,

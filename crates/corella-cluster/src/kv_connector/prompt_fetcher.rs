@@ -19,7 +19,7 @@ use super::answer::{Answer, Answers};
 use super::params::{KeptRows, Source, prompt_digest};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 
-/// How much longer than the load the reservation lasts, so that the load ends first.
+/// The time by which the reservation outlasts the load's deadline, so that the load ends first.
 const RESERVATION_SLACK: Duration = Duration::from_secs(10);
 
 /// The outcome of fetching a request's rows.
@@ -323,8 +323,8 @@ impl PromptFetch {
                     state: reservation.state,
                     deadline,
                 };
-                // SAFETY: the engine has reserved these pages for this request, and gives them to
-                // no other until it is told of them, which follows the end of the load.
+                // SAFETY: the engine has reserved these pages for this request. It gives them to no other request until
+                // `reserved` is settled or dropped, and both end the load first.
                 match unsafe { fetcher.receiver.load(request) } {
                     Err(rejection) => rejection.to_string(),
                     Ok(load) => match fetcher.wait(reserved.load.insert(load)).await {
@@ -345,7 +345,8 @@ impl PromptFetch {
             failure,
         );
         if fetcher.is_foreign(&self.rows) {
-            // This node's rows belong to another namespace, in which the request starts anew.
+            // The reservation is in the namespace of the other node's rows. Rows that this node computes belong to
+            // another namespace, so the request is submitted anew.
             return None;
         }
         Some(reserved.settle(|exchange, id| exchange.handle_kv_lost(id, LostKv::Recompute)))

@@ -51,7 +51,7 @@ pub struct NodeConfig {
     pub load_time: Duration,
     pub uses_network: bool,
     pub uses_host: bool,
-    /// The row paths in addition to those that every node has.
+    /// The row paths besides `tcp` and `shm`, which every node has.
     pub row_paths: Vec<PathKind>,
     pub max_bandwidth: Option<u64>,
     pub num_threads: usize,
@@ -70,7 +70,7 @@ impl NodeConfig {
             .map_err(|error| NodeError::Config(error.to_string()))
     }
 
-    /// Loads the parts of the machine that the row paths need.
+    /// Loads the libraries that the row paths need.
     pub fn load_paths(&self) -> Result<(), NodeError> {
         self.row_paths.iter().try_for_each(|kind| {
             let loaded = kind.load.map_or(Ok(()), |load| load());

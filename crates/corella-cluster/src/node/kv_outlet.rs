@@ -53,7 +53,8 @@ impl Node {
         if let Some(name) = &socket {
             let listening = sender.listen(PeerAddress::Unix(name.clone()));
             listening.map_err(|error| {
-                let what = "cannot listen for nodes on this host (--transport tcp does without)";
+                let what =
+                    "cannot listen for nodes on this host (--transport tcp needs no local socket)";
                 NodeError::Io(what.to_owned(), error)
             })?;
         }

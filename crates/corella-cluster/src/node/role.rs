@@ -127,7 +127,7 @@ impl RunningRole {
         }
     }
 
-    /// The number of sessions, and of holds of pages for other nodes.
+    /// The number of sessions, plus the number of holds on pages for other nodes.
     pub fn num_obligations(&self) -> usize {
         let num_kept = |outlet: &Outlet| {
             let kept = outlet.kept.as_ref().map_or(0, |kept| kept.num_kept());

@@ -11,8 +11,8 @@ use corella_model::KvGeometry;
 use super::config::NodeConfig;
 
 /// The version of the protocol between nodes of a cluster. Nodes of different major versions do not work together.
-/// Version 3 has constraints on whole answers, which a node that skipped them would break, and names adapters by their
-/// contents. In version 4, greetings of KV connections contain the arithmetic of rows.
+/// Version 3 added constraints on whole answers, which older nodes would ignore, and names adapters by their contents.
+/// Version 4 added the arithmetic of rows to the greetings of KV connections.
 const PROTOCOL: (u32, u32) = (4, 3);
 
 pub struct ServedModel {
@@ -81,7 +81,7 @@ impl ServedModel {
 
     pub fn session_config(&self, config: &NodeConfig) -> SessionConfig {
         let session = SessionConfig::new(self.row_bytes());
-        // A recurrent state has the same size after a short prompt as after a long one.
+        // The size of a recurrent state does not grow with the prompt, so its time is a part of the base time.
         let state_us = self.state_bytes() * 1_000_000 / session.min_bandwidth_bytes_per_s.max(1);
         SessionConfig {
             load_base_us: config.load_time.as_micros() as u64 + state_us,
@@ -91,7 +91,7 @@ impl ServedModel {
         }
     }
 
-    /// The bytes of the recurrent state of one sequence at its largest, in the middle of a chunk.
+    /// The limit of the bytes of one sequence's recurrent state. The state is largest in the middle of a chunk.
     fn state_bytes(&self) -> u64 {
         let states = self.engine.kv_pages().states();
         states.map_or(0, |states| states.total_bytes(u32::MAX) as u64)
@@ -105,7 +105,7 @@ impl ServedModel {
     }
 }
 
-/// A later start has a larger number, unless the clock is set back.
+/// Returns the number of an incarnation. A later start has a larger number, unless the clock is set back.
 fn microseconds_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_micros() as u64)

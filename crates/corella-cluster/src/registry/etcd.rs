@@ -69,7 +69,7 @@ impl Etcd {
                 () = exchange.own_changed() => self.publish(exchange, Renewal::SameLease).await?,
             }
             // The list is small, so it is read whole after every change. The first answer to a watch only says that the
-            // watch has begun, so no change between the two is missed.
+            // watch has begun. The list is read after that, so no change is missed.
             let list = self.list().await?;
             exchange.give(list);
         }

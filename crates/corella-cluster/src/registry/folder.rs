@@ -38,7 +38,8 @@ struct FolderState {
     own: Option<NodeRecord>,
     /// This node's record, as last written to the folder.
     written: Option<NodeRecord>,
-    /// Whether the folder has been read. If it vanishes after that, its nodes are lost, and it is not created again.
+    /// Whether the folder has been read. If the folder vanishes after that, its nodes are lost, and the folder is not
+    /// created again.
     has_read: bool,
     files: BTreeMap<PathBuf, NodeFile>,
 }

@@ -61,7 +61,7 @@ impl HttpClient {
         }
     }
 
-    /// Begins an answer of JSON lines, which may last for any time.
+    /// Sends a request whose answer is JSON lines. The answer may last for any time.
     pub async fn get_lines(&self, path: &str) -> Result<JsonLines, String> {
         self.lines(Method::GET, path, String::new()).await
     }
@@ -134,7 +134,7 @@ impl HttpClient {
     }
 }
 
-/// An answer without an end.
+/// An answer of JSON lines that lasts until the server ends it.
 pub(super) struct JsonLines {
     url: String,
     body: Incoming,

@@ -120,7 +120,7 @@ impl Kubernetes {
             let Some(event) = event else {
                 return Ok(());
             };
-            // Most likely the API no longer has the list's version.
+            // Most likely the API no longer has the version of the list, and everything must be listed again.
             if event["type"] == "ERROR" {
                 return Ok(());
             }

@@ -14,7 +14,7 @@ pub trait NodeList: Send + Sync + 'static {
     /// Handles a complete list, without this node.
     fn handle_list(&self, list: Vec<NodeRecord>);
 
-    /// Handles that the registry cannot be read.
+    /// Called when the registry cannot be read.
     fn handle_outage(&self);
 }
 

@@ -24,7 +24,8 @@ pub(super) struct Exchange {
     own: watch::Receiver<Option<NodeRecord>>,
     published: watch::Sender<bool>,
     nodes: Arc<dyn NodeList>,
-    /// The role of this node's peers. Nodes of other roles or groups are not peers. Nodes with an unknown role may be.
+    /// The role of this node's peers. Nodes of other roles or groups are not peers. Nodes with an unknown role may be
+    /// peers.
     peer_role: Role,
     group: String,
     /// The last published record of this node. A node is never its own peer, not even while it leaves.

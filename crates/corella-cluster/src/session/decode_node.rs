@@ -28,7 +28,8 @@ use crate::driver::{Driver, Shared};
 use crate::peer_log::PeerLog;
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest};
 
-/// The limit of prefill nodes that a decode node tells apart. All others have one `NodeId`, and are suspected together.
+/// The limit of prefill nodes that get a `NodeId` of their own. All further prefill nodes share one, and count as one
+/// node.
 const MAX_NAMES: usize = 4096;
 
 /// A node that takes over requests whose prompt another node computes.

@@ -14,7 +14,7 @@ use crate::kv_connector::KeptPrompts;
 /// The limit of the wait for a layer. After it, the thread checks that the node still exists.
 const LAYER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The engine's facts, except those about prompts that are kept without a session.
+/// The engine's facts, except facts about prompts that are kept without a session.
 struct SessionFacts {
     facts: FeedReader<KvFact>,
     kept: Option<Arc<KeptPrompts>>,
@@ -54,7 +54,7 @@ pub(super) fn start_thread(
             present.with(|node, now_us| node.sessions().handle_kv_fact(&fact, now_us));
             drop(present);
             next = facts.try_next();
-            // All requests of one step are handled together: its layers finish one after the other.
+            // All requests of one step are handled together, because the layers of a step finish one after the other.
             let step = exporting_step(&fact);
             if let Some(step) = step
                 && next.as_ref().and_then(exporting_step) != Some(step)

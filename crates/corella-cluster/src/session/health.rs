@@ -47,7 +47,7 @@ enum ServingStatus {
     ServiceUnknown = 3,
 }
 
-/// The service in the form of tonic's server.
+/// The health service, as tonic's server takes it.
 #[derive(Clone)]
 pub struct HealthService(Arc<Inner>);
 

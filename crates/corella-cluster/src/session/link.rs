@@ -8,7 +8,7 @@ use tonic::Streaming;
 
 use super::wire::{Body, Envelope, WireError};
 
-/// The limit of messages that wait for a peer. A peer that takes no message while this many arrive counts as silent.
+/// The limit of messages that wait for a peer. If more messages wait, the peer counts as lost.
 pub const MAX_UNSENT: usize = 1024;
 /// The limit of the time in which a closed stream sends its remaining messages.
 const LINGER: Duration = Duration::from_secs(3);
@@ -78,7 +78,8 @@ impl LinkClosed {
     }
 }
 
-/// Reads a stream that was closed on this side to its end. A reset would discard messages that are not out yet.
+/// Reads a stream to its end after this side has closed it. Dropping the stream would reset it, and discard messages
+/// that are not sent yet.
 pub async fn linger(mut incoming: Streaming<Envelope>) {
     let rest = async { while let Ok(Some(_)) = incoming.message().await {} };
     let _ = tokio::time::timeout(LINGER, rest).await;

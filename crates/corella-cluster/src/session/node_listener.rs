@@ -23,7 +23,7 @@ use crate::tls::{ClusterTls, SecureStream};
 
 /// The first bytes of every HTTP/2 client: its preface and the head of a settings frame (RFC 9113, 3.4).
 const OPENING_BYTES: usize = 24 + 9;
-/// The limit of concurrent TLS handshakes. Further handshakes wait, within the time that a connection has to begin.
+/// The limit of concurrent TLS handshakes. Further handshakes wait, and their wait counts against `opening_timeout`.
 const MAX_HANDSHAKES: usize = 64;
 /// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -115,12 +115,13 @@ impl NodeListener {
 /// A connection to another node.
 pub struct NodeStream {
     stream: Transport,
-    /// Present until the peer has begun.
+    /// Present until the peer has opened HTTP/2.
     opening: Option<Opening>,
     _permits: Permits,
 }
 
-/// A connection's permits: among all connections, and among those of its address.
+/// A connection's two permits: one counts against the limit of all connections, and one against the limit of its
+/// address.
 type Permits = (OwnedSemaphorePermit, AddressPermit);
 
 /// Number of open connections by address.

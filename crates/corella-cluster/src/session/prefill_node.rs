@@ -76,7 +76,7 @@ pub(super) struct Node {
 pub(crate) struct State {
     node: Machine,
     book: PeerBook,
-    /// The sources of cached blocks, of nodes that compute the same bits as this one.
+    /// The address of each node's cached blocks, for nodes that compute the same bits as this one.
     kv_addresses: HashMap<NodeId, KvAddress>,
     sessions: SessionTable,
 }
@@ -162,7 +162,7 @@ impl PrefillNode {
         self.0.lock().book.records().clone()
     }
 
-    /// Number of sessions that have not ended, and of runs whose pages decode nodes still read.
+    /// The number of sessions that have not ended, plus the number of runs whose pages decode nodes still read.
     pub fn num_obligations(&self) -> usize {
         let stats = self.0.lock().node.sessions().stats();
         stats.num_sessions + stats.num_exports
@@ -211,7 +211,7 @@ impl Generate for PrefillNode {
     }
 }
 
-/// A prefill node that has begun to fetch the blocks of a prompt.
+/// Submits a request whose blocks are being fetched, without a second fetch.
 struct Fetched {
     node: PrefillNode,
     hashes: Arc<[PageHash]>,
@@ -224,7 +224,8 @@ impl Generate for Fetched {
 }
 
 impl PrefillNode {
-    /// Submits a request, which goes where its route says. `fetching` is `None` after a fetch was tried.
+    /// Chooses the route of a request, and submits the request by that route. `fetching` is `None` after a fetch was
+    /// tried.
     fn submit_by(
         &self,
         submission: Submission,

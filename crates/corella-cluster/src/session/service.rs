@@ -96,8 +96,8 @@ pub trait SessionHandler: Send + Sync + 'static {
     /// Returns whether new sessions are taken.
     fn is_serving(&self) -> bool;
 
-    /// Called for each stream. Messages in `outgoing` go to the peer until it is dropped. `trace` is the span of the
-    /// session if it is traced.
+    /// Called for each stream. Messages in `outgoing` go to the peer until `outgoing` is dropped. `trace` is the span
+    /// of the session if it is traced.
     fn serve(
         self: &Arc<Self>,
         incoming: Streaming<Envelope>,
@@ -106,7 +106,7 @@ pub trait SessionHandler: Send + Sync + 'static {
     );
 }
 
-/// The service in the form of tonic's server.
+/// The service of sessions, as tonic's server takes it.
 struct SessionService<H> {
     handler: Arc<H>,
     tracer: Option<Tracer>,

@@ -18,8 +18,8 @@ pub struct PrefillTimes {
     /// From the first byte of KV rows until the decode node reports that it has all rows.
     pub transfer: Histogram,
     /// The share of a transfer that was over when its last layer was computed: 1 − (last byte sent − last layer
-    /// computed) / (bytes / measured bandwidth), and never below 0. The receiver's report comes too late for this: it
-    /// waits for the end of the step.
+    /// computed) / (bytes / measured bandwidth), and never below 0. The receiver's report is not used: it comes only
+    /// after the end of the step.
     pub hidden_share: Histogram,
     /// From the first token, drawn by this node, to the first token from the decode node.
     pub handover: Histogram,

@@ -40,7 +40,7 @@ impl KvAddress {
         if is_near && !self.socket.is_empty() {
             return Some(PeerAddress::Unix(self.socket.clone()));
         }
-        // The address must not name a socket of this host.
+        // The peer must not make this node connect to a socket of this host.
         self.address
             .parse()
             .ok()
@@ -360,7 +360,7 @@ impl TryFrom<Allocate> for core::Allocate {
         let sampling = allocate.sampling.ok_or(WireError("how to sample"))?;
         let stopping = allocate.stopping.ok_or(WireError("when to stop"))?;
         let rules = sampling.rules.map(TokenRules::try_from);
-        // Servers accept no longer trace ids.
+        // Servers limit trace ids to 128 bytes.
         let trace_id = allocate.trace_id.filter(|id| id.len() <= 128);
         let adapter = allocate
             .adapter

@@ -21,7 +21,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Checks this node's certificate as other nodes will, which reach this node by `own_host`. Errors name the file in
+    /// Checks this node's certificate as other nodes check it when they connect to `own_host`. Errors name the file in
     /// `files`.
     pub fn new(identity: &Identity, files: &TlsFiles, own_host: &str) -> Result<Self, TlsError> {
         let Identity {

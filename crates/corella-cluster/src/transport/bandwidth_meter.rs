@@ -10,9 +10,9 @@ const LIFETIME: Duration = Duration::from_mins(1);
 /// The interval between samples while the peer always has work.
 const SAMPLE_TIME: Duration = Duration::from_millis(50);
 
-/// Measures the bandwidth: the bytes that the peer acknowledges, by the time in which the peer had unacknowledged bytes
-/// or loads had something to send. The time in which the peer waits for the executor does not count. Receivers
-/// acknowledge each run of rows at once, so the time ends with the last of the bytes.
+/// Measures the bandwidth: acknowledged bytes, divided by the time in which bytes were unacknowledged or a load had
+/// something to send. The time in which the peer waits for the executor does not count. Receivers acknowledge each run
+/// of rows at once, so the time ends with the last of the bytes.
 ///
 /// If the sender ran out of rows, for example because a layer is sent while the next one is computed, the sample is a
 /// lower bound of the link's speed: it contains round trips and waits for a core. Such a sample counts if it is the
@@ -28,7 +28,7 @@ pub struct BandwidthMeter {
     /// The bytes acknowledged since `busy_since`, and the last acknowledgement.
     num_acknowledged: u64,
     acknowledged_at: Option<Instant>,
-    /// Since `busy_since`, there was a while without any load that had something to send.
+    /// Whether there was a time since `busy_since` when no load had anything to send.
     ran_out: bool,
     /// Decayed sums over the samples.
     num_bytes: f64,
@@ -154,8 +154,8 @@ mod tests {
             now = send(&mut meter, 10 * MB, 100, now) + Duration::from_secs(5);
         }
         assert!((meter.bytes_per_s().unwrap() - 1e8).abs() < 1.0);
-        // Two half-lives at a fiftieth of the speed: a quarter of two older seconds, which brought
-        // 200 MB, and a decayed sum of four newer ones remain.
+        // The bytes now come at a fiftieth of the speed, for two half-lives. A quarter of the older samples (200 MB in
+        // two seconds) remains, besides the decayed sum of the four newer ones.
         for _ in 0..4 {
             now = send(&mut meter, 2 * MB, 1000, now);
         }
@@ -254,7 +254,8 @@ mod tests {
         assert!((found / expected - 1.0).abs() < 0.01, "{found}");
     }
 
-    /// A transfer is accounted for at its end, when others may be running.
+    /// The unfinished sample counts as well: when the account of a short transfer is made, other loads may keep the
+    /// sample open.
     #[test]
     fn what_no_sample_contains_yet_is_known() {
         let mut meter = BandwidthMeter::default();

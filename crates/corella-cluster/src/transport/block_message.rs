@@ -1,7 +1,8 @@
 //! Messages about loads of cached blocks, as a frame and a bounded payload.
 //!
 //! Only `Lookup` and `LoadBlocks` have a payload: a protocol buffer with the list of blocks. The rows of a granted load
-//! travel like a session's (`LoadFrame`); their key follows from the load's ([`session_key`]).
+//! travel like the rows of a session (`LoadFrame`). The key of that session is made from the load's key
+//! ([`session_key`]).
 
 use corella_core::session::{
     LoadBlocks, LoadFailure, LoadKey, RowPart, SessionKey, ToFetcher, ToSource,
@@ -43,7 +44,7 @@ struct ListMessage {
     hashes: Vec<u8>,
     #[prost(string, optional, tag = "3")]
     cache_salt: Option<String>,
-    /// Older nodes omit this field from lookups, and skip it in them.
+    /// In lookups, older nodes neither write nor read this field.
     #[prost(uint32, tag = "5")]
     first_block: u32,
     #[prost(uint32, tag = "6")]
@@ -60,8 +61,8 @@ struct ListMessage {
     credit: u32,
 }
 
-/// Writes a message as its frame and payload. Returns `None` for a message without a form on this
-/// wire: one with the rows of a block, one about blocks of an adapter, or one with a list that is too long.
+/// Writes a message as its frame and payload. Returns `None` for a message that this wire cannot carry: the rows of a
+/// block, a message about blocks of an adapter, or a list that is too long.
 pub fn encode(key: LoadKey, message: &BlockMessage) -> Option<Vec<u8>> {
     let (verb, num_blocks, payload) = match message {
         BlockMessage::ToSource(message) => match message {
@@ -164,8 +165,8 @@ pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'stat
     })
 }
 
-/// Returns `None` for blocks of an adapter, because adapters have other names on other nodes. Also for blocks whose
-/// rows a node of another arithmetic has computed, because their holder does not lend them.
+/// Returns `None` for blocks of an adapter, because adapters have other names on other nodes. Returns `None` also for
+/// blocks whose rows a node of another arithmetic has computed, because such blocks are not lent.
 fn list_message(list: &BlockList) -> Option<ListMessage> {
     if list.namespace.lora.is_some() || list.namespace.arithmetic.is_some() {
         return None;

@@ -1,7 +1,8 @@
 //! The XXH3-64 checksum of payloads, with the processor's fastest instructions.
 //!
 //! After copying, the checksum is the largest part of the work for each byte. `twox-hash` chooses its instructions when
-//! it runs. `xxhash-rust` chooses them when it is built, and so uses those of the oldest supported processor.
+//! it runs. `xxhash-rust` chooses them when it is built, and so uses only the instructions of the oldest supported
+//! processor.
 
 use std::hash::Hasher as _;
 

@@ -17,7 +17,7 @@ use super::socket::Socket;
 /// Sent in place of pages that were taken back.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Writes whole frames. Each connection has one.
+/// Writes whole frames. Each connection has its own writer.
 pub struct ChunkWriter {
     parts: IoParts,
     /// Buffer for pages in their canonical form, for regions and for recurrent states.
@@ -184,7 +184,7 @@ impl ChunkWriter {
     }
 
     /// Sends the bytes of `parts`. If the gate closes, stops before the last `num_own` bytes, which belong to the
-    /// caller, and returns the number of unsent bytes before these.
+    /// caller, and returns the number of unsent bytes before those `num_own`.
     ///
     /// # Safety
     /// The parts are not written to until this has returned, or while the gate is open.

@@ -1,4 +1,4 @@
-//! A connection from the view of its loads.
+//! The loads of a connection, and the queue of its writer.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,7 @@ pub struct ConnectionQueue {
 struct Loads {
     /// The requested sessions, by load id.
     by_id: HashMap<u64, SessionKey>,
-    /// Loads with rows to send. Each load is in the queue only once, and they take turns.
+    /// Loads with rows to send. Each load is in the queue at most once, and the loads take turns.
     ready: VecDeque<u64>,
     is_closed: bool,
 }

@@ -44,7 +44,7 @@ pub enum Frame {
     State(StateRun),
 }
 
-/// A recurrent layer's state after all rows. Its bytes follow the frame, whatever the row path.
+/// A recurrent layer's state after all rows. Its bytes follow the frame on every row path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRun {
     pub load_id: u64,
@@ -130,7 +130,7 @@ pub struct PageRun {
     pub load_id: u64,
     /// The layer's number in the model.
     pub layer: u32,
-    /// The first row of the first page, a page of the sender.
+    /// The first row of the first page. The pages are the sender's.
     pub first_row: u32,
     pub num_rows: u32,
     pub form: PageForm,

@@ -13,7 +13,7 @@ use super::socket::Socket;
 
 /// The limit of the time to receive a list of blocks, which the sender has in memory.
 const PAYLOAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// A longer list gets its memory as the bytes arrive, because a peer may lie about the length.
+/// Memory for a longer list is allocated as its bytes arrive, because a peer may lie about the length.
 const FIRST_LIST_BYTES: usize = 64 << 10;
 
 pub fn violation(what: &'static str) -> io::Error {

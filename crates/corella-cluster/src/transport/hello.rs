@@ -6,7 +6,7 @@ use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageFor
 use super::frame::{FieldReader, FieldWriter, FrameError};
 use super::path::{PathSet, own_paths};
 
-/// The bytes after the kind, `C`.
+/// The bytes after the byte `C` that marks the frame as a greeting.
 const MAGIC: [u8; 3] = *b"KVT";
 /// The version of the protocol. Peers of another version are refused.
 const PROTOCOL_VERSION: u32 = 4;
@@ -62,10 +62,10 @@ impl Hello {
         }
     }
 
-    /// Returns the form in which pages travel between two nodes, which both compute equally. The receiver converts page
-    /// size (except with windows, where its first page would lack rows), KV format and element order. Pages in
-    /// `ElementOrder::Rows` are in the memory of a GPU, which sockets cannot read. Their form there is canonical, so
-    /// they are copied.
+    /// Returns the form in which pages travel between two nodes. Both nodes compute the same form. The receiver
+    /// converts page size (except with windows, where its first page would lack rows), KV format and element order.
+    /// Pages in `ElementOrder::Rows` are in the memory of a GPU, which sockets cannot read, so they always travel in
+    /// canonical form.
     pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {
         let (own, theirs) = (&self.geometry, &other.geometry);
         let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);

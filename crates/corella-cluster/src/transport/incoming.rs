@@ -147,7 +147,7 @@ impl Incoming {
         let own_page_size = self.pages.geometry().page_size;
         let first_row = |layer| {
             let rows = request.first_row..request.num_rows;
-            // Cached blocks have no pages, in groups with windows, that only the last row would read.
+            // In groups with windows, the table of cached blocks lacks pages that only the last row would read.
             first_row_sent(layers.group_of(layer), geometry.page_size, rows)
                 .max(self.table(layer).num_gone as u32 * own_page_size)
         };
@@ -182,7 +182,8 @@ impl Incoming {
         Some((self.pages.states()?, self.request.state?))
     }
 
-    /// The credit for two states: while one is sent, the credit for the other comes back.
+    /// Returns the credit for two states, so that one state can be sent while the credit for the previous state comes
+    /// back.
     fn credit_for_states(&self) -> u32 {
         let states = self.states();
         let most = states.map_or(0, |(states, _)| states.max_bytes(self.request.num_rows));
@@ -257,7 +258,7 @@ impl Incoming {
         self.pages_with(run.layer, run.first_row..run.first_row + run.num_rows)
     }
 
-    /// Returns the pages of rows that begin where the layer's table begins, or later.
+    /// Returns the pages of `rows`, which must not begin before the layer's table.
     fn pages_with(&self, layer: u32, rows: Range<u32>) -> &[PageId] {
         let page_size = self.pages.geometry().page_size;
         let table = self.table(layer);
@@ -280,7 +281,7 @@ impl Incoming {
         self.pages.geometry().layers.place(layer).in_page as u32
     }
 
-    /// Notes that a run was received straight into its pages, which will be used soon.
+    /// Tells the KV memory that a run was received straight into its pages, which will be used soon.
     pub fn note_written(&self, run: &PageRun) {
         if self.layer_in_page(run.layer) == 0 {
             let note = |&page: &PageId| self.pages.note_written(page);
@@ -288,8 +289,8 @@ impl Incoming {
         }
     }
 
-    /// Writes a run in canonical form to the pages, in this node's form. `own` is a reused buffer. Returns false when
-    /// the load is over.
+    /// Converts a run from canonical form to this node's form, and writes it to the pages. `own` is a reused buffer.
+    /// Returns false when the load is over.
     pub fn write_rows(
         &self,
         run: &PageRun,

@@ -28,7 +28,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// The slot whose connection has the messages about cached blocks.
 const MESSAGE_SLOT: usize = 0;
 
-/// A sender with its connections. They are made when the sender becomes known or is needed, and kept between loads.
+/// A sender with its connections. The connections are made when the sender becomes known or is needed, and kept between
+/// loads.
 pub struct KnownSender {
     address: PeerAddress,
     first_index: usize,
@@ -48,7 +49,7 @@ struct Slot {
 #[derive(Default)]
 struct Attempt {
     connection: Option<Arc<ReceiverConnection>>,
-    /// When and why the last attempt failed. Loads that waited for the attempt do not make another one.
+    /// When and why the last attempt failed. Loads that waited for that attempt make no attempt of their own.
     failure: Option<(Instant, LoadFailure)>,
 }
 
@@ -63,7 +64,7 @@ impl Drop for KnownSender {
     }
 }
 
-/// A load's share of a connection.
+/// A load's place in a slot. Dropping it frees the place.
 pub struct SlotGuard {
     peer: Arc<KnownSender>,
     index: usize,

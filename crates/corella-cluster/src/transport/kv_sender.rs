@@ -40,7 +40,7 @@ pub enum ExportError {
     #[error("no node wants the session any more: {0}")]
     TooLate(Refusal),
     /// The session is already exported, or the sender is full.
-    #[error("the session is already exported, or too many sessions are")]
+    #[error("the session is already exported, or too many sessions are exported")]
     Full,
 }
 
@@ -210,7 +210,7 @@ impl KvSender {
     }
 
     /// Declares that the recurrent state after all rows may be read from a snapshot, until `delete` or `fail` has
-    /// returned. Comes before `finish`.
+    /// returned. Must be called before `finish`.
     pub fn set_state(&self, key: &SessionKey, snapshot: SnapshotId) {
         if let Some(outgoing) = self.state.exported(key) {
             outgoing.set_state(snapshot);

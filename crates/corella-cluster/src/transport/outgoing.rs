@@ -283,7 +283,7 @@ impl Outgoing {
         self.account()
     }
 
-    /// Accounts for a load before its status shows that it has ended.
+    /// Ends a load. The account is complete before the status shows the end.
     fn note_received(&self, is_it: impl Fn(&Feed) -> bool, now: Instant) {
         let mut state = self.state();
         let Some(mut feed) = state.feed.take_if(|feed| is_it(feed)) else {

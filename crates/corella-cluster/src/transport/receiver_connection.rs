@@ -54,7 +54,7 @@ impl ReceiverConnection {
         })
     }
 
-    /// Refuses a sender whose rows have other bits than those of `arithmetic`.
+    /// Refuses a sender whose rows have other bits than rows of `arithmetic`.
     pub fn check_arithmetic(&self, arithmetic: Arithmetic) -> Result<(), LoadFailure> {
         match self.hello.arithmetic == arithmetic {
             true => Ok(()),

@@ -28,7 +28,7 @@ pub struct PathKind {
     pub is_local: bool,
     /// Whether rows on the path are hidden from other hosts, between nodes with certificates.
     pub is_private: bool,
-    /// Loads the parts of the machine that the path needs. Every node has the paths that need none.
+    /// Loads the library that the path needs. `None` for a path that needs no library: every node has such paths.
     pub load: Option<fn() -> Result<(), PathError>>,
     /// Makes the path for an incarnation of a node.
     pub start: fn(u64) -> Result<Arc<dyn RowPath>, PathError>,

@@ -14,8 +14,8 @@ use corella_model::{Executor, ExecutorError};
 use crate::log::panic_message::panic_message;
 use crate::state::watchdog::{Watchdog, WatchedStep};
 
-/// A draft model. It must have the served model's vocabulary, and its executor the same number of
-/// slots, because it uses the same slot ids.
+/// A draft model. It must have the served model's vocabulary. Its executor must have as many slots as the served
+/// model's executor, because both use the same slot ids.
 pub struct DraftModel {
     pub executor: Box<dyn Executor>,
     pub max_num_batched_tokens: u32,
@@ -28,7 +28,7 @@ pub struct DraftModel {
 /// that two models that agree on the probabilities also draw the same token.
 ///
 /// The drafter keeps its own KV of a request in the request's slot from one round to the next. If the request has
-/// continued with other tokens than the drafts, the drafter overwrites their KV.
+/// continued with other tokens than the drafts, the drafter overwrites the KV of the drafts.
 pub(crate) struct Drafter {
     model: DraftModel,
     page_size: usize,

@@ -12,7 +12,7 @@ use crate::wake::feed::{Feed, Subscriber};
 #[derive(Default)]
 pub(crate) struct BlockFeed {
     facts: Feed<BlockFact>,
-    /// Holds whose end was reported to the subscriber and that it has not released yet.
+    /// Holds whose end was reported to the subscriber, and which the subscriber has not released yet.
     ended: Vec<HoldId>,
 }
 
@@ -39,10 +39,10 @@ impl BlockFeed {
     ///
     /// Without a subscriber, pages are released when their hold ends. Later reads are void:
     /// [`BlockExchange::release`](crate::BlockExchange::release) reports that the hold had ended. A cancelled fetch
-    /// keeps its pages until its writer has stopped, because the writer may still write to them. Requests have not
-    /// waited for it since its soft deadline, and its pages count against
-    /// [`max_fetched_pages`](corella_core::SchedulerConfig::max_fetched_pages) until then. So a writer that does not
-    /// read facts has to watch the hard deadline.
+    /// keeps its pages until its writer has stopped, because the writer may still write to them. Requests stop waiting
+    /// for a fetch at its soft deadline. Its pages count against
+    /// [`max_fetched_pages`](corella_core::SchedulerConfig::max_fetched_pages) until its writer has stopped, so a
+    /// writer that does not read facts has to watch the hard deadline.
     ///
     /// The disk ends its own holds and fetches.
     pub fn forward(&mut self, scheduler: &mut Scheduler, disk: Option<&KvDisk>, now_us: u64) {

@@ -1,4 +1,4 @@
-//! Host memory for the KV of preempted requests, and the thread that copies it there and back.
+//! Host memory for the KV of preempted requests, and the thread that copies KV to host memory and back.
 
 use std::collections::HashMap;
 use std::io;

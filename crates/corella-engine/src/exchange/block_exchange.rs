@@ -54,13 +54,15 @@ impl BlockExchange {
         }
     }
 
-    /// The number of settled blocks at the beginning of a list.
+    /// Returns the number of settled blocks at the beginning of a list: blocks that are complete and were computed by
+    /// steps that have returned.
     pub async fn look_up(&self, list: BlockList) -> Option<u32> {
         self.ask(move |scheduler| scheduler.look_up_blocks(&list))
             .await
     }
 
-    /// The number of first blocks of a list that the disk has, if memory has `num_here`.
+    /// Returns the number of blocks of a list, from the first on, that a request can take from memory and disk, if
+    /// memory has the first `num_here` blocks. Returns 0 without a disk.
     pub fn num_on_disk(&self, list: &BlockList, num_here: u32) -> u32 {
         match &self.disk {
             Some(disk) => disk.num_usable(list, num_here, self.shared.limits()),
@@ -68,7 +70,7 @@ impl BlockExchange {
         }
     }
 
-    /// Brings the blocks of a list that the disk has to memory, if that is quicker than to compute them. Returns when no
+    /// Reads blocks of a list from the disk to memory, if reading is quicker than computing the blocks. Returns when no
     /// more blocks come.
     pub async fn bring_from_disk(&self, list: BlockList) {
         let (reply, ended) = question(drop);
@@ -83,8 +85,8 @@ impl BlockExchange {
             .await
     }
 
-    /// Holds the cached blocks of a list from `first_block` on, or the first of them, for another node. They stay
-    /// unchanged for at most `lease`.
+    /// Holds the cached blocks of a list from `first_block` on for another node, or only some of these blocks,
+    /// beginning with `first_block`. The held blocks stay unchanged for at most `lease`.
     pub async fn hold(
         &self,
         list: BlockList,

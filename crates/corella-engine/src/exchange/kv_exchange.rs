@@ -1,4 +1,4 @@
-//! KV of requests that are prefilled on one node and decoded on another: the reports to the engine of either node.
+//! Reports to an engine about the KV of requests that one node prefills and another node decodes.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -13,7 +13,7 @@ pub struct DiskEvents {
     tier: Arc<Tier>,
     bell: Receiver<()>,
     salt: u64,
-    /// Whether the file's blocks are watched. They are once it is open.
+    /// Whether the file's blocks are watched. Watching begins when the file is open.
     is_watching: bool,
 }
 

@@ -71,8 +71,8 @@ impl KvFile {
         self.path.parent().unwrap_or(Path::new("."))
     }
 
-    /// Removes files that no process uses until the folder has room for `len` bytes of this file. Returns how many of
-    /// them have room.
+    /// Removes files that no process uses until the folder has room for `len` bytes of this file. Returns the number of
+    /// these bytes that have room.
     fn make_room(&self, len: u64) -> io::Result<u64> {
         loop {
             let files = files(self.folder())?;
@@ -185,8 +185,8 @@ pub(super) fn files(folder: &Path) -> io::Result<Vec<Listed>> {
     Ok(files)
 }
 
-/// Whether a process uses a file. The caller has its [turn](take_turn), so that no process finds the file locked by
-/// this question.
+/// Whether a process uses a file. The caller has its [turn](take_turn), so that no other process finds the file locked
+/// by this check.
 pub(super) fn is_in_use(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| file.try_lock().is_err())
 }

@@ -1,4 +1,5 @@
-//! The label at the beginning of a file: the shape of its slots, and for people, the model whose blocks it has.
+//! The label at the beginning of a file: the shape of the file's slots, and texts that tell people which model the
+//! blocks belong to.
 //!
 //! | bytes | field |
 //! |---|---|

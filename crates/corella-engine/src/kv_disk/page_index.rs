@@ -47,7 +47,7 @@ impl PageIndex {
         self.by_key.get(&key).copied()
     }
 
-    /// Returns a new time for the pages of a path, later than all earlier ones and those in the file.
+    /// Returns a new time for the pages of a path. It is later than all times so far, including the times in the file.
     pub fn next_time(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -71,7 +71,7 @@ impl PageIndex {
         }
     }
 
-    /// Makes slots free, except those with a page.
+    /// Frees the slots of a range that have no page.
     pub fn free_slots(&mut self, slots: Range<u32>) {
         self.free.retain(|slot| !slots.contains(slot));
         let empty = |slot: &u32| self.slots[*slot as usize].is_none();

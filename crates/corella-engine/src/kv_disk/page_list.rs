@@ -1,4 +1,4 @@
-//! The blocks of a path in the file, and their pages that are copied to or from it.
+//! The blocks of a path in the file, and the pages that are copied to or from the file.
 
 use std::ops::Range;
 

@@ -26,9 +26,9 @@ pub(super) struct PageStore<F> {
     groups: Vec<KvGroup>,
     num_state_parts: StateParts,
     label: Vec<u8>,
-    /// The number of slots for which the size has room.
+    /// The number of slots for which the configured size has room.
     num_slots: u32,
-    /// The number of first slots whose disk space is reserved.
+    /// The number of slots, from the first on, whose disk space is reserved.
     num_reserved: AtomicU32,
     /// Whether the file could not grow as far as it needed.
     is_short: AtomicBool,
@@ -39,8 +39,8 @@ pub(super) struct PageStore<F> {
     writing: Mutex<()>,
 }
 
-/// The number of pages that the recurrent state after a number of blocks takes. `None` for models without recurrent
-/// layers.
+/// Maps a number of blocks to the number of pages that the recurrent state after these blocks takes. `None` for models
+/// without recurrent layers.
 ///
 /// The parts of a state are pages of the last block, in groups after the KV groups. A state without all of its parts is
 /// absent.
@@ -133,7 +133,7 @@ impl<F: FileLayer> PageStore<F> {
         self.num_slots.div_ceil(NUM_STEPS)
     }
 
-    /// Reserves the disk space of the first `num_slots` slots, or of as many as there is room for.
+    /// Reserves the disk space of the first `num_slots` slots, or of fewer slots if the disk has no more room.
     fn reserve(&self, num_slots: u32) -> io::Result<()> {
         let len = self.file.reserve(self.at(num_slots))?;
         let slots_bytes = len.saturating_sub(LABEL_BYTES as u64);
@@ -190,8 +190,8 @@ impl<F: FileLayer> PageStore<F> {
         Ok(())
     }
 
-    /// The largest number of first blocks of a path after which a request can continue, if it has the blocks before
-    /// `first` and reads the others from this store.
+    /// The length, in blocks, of the longest prefix of a path after which a request can continue, if it has the blocks
+    /// before `first` and reads the others from this store.
     pub fn num_usable(&self, hashes: &[PageHash], first: u32) -> u32 {
         let index = self.index();
         let is_missing = |at: usize, group: u32| {
@@ -211,8 +211,8 @@ impl<F: FileLayer> PageStore<F> {
                 let first_read = self.first_block_read(*kv_group, end).max(first as usize);
                 (first_read..end).rev().find(|&at| is_missing(at, group))
             });
-            // Queries at every position from there to the end also read this missing page, so no longer prefix is
-            // usable.
+            // Queries after any longer prefix up to the end also read the missing page, so the prefix must end before
+            // this page.
             match missing.min() {
                 Some(missing) => end = missing,
                 None if end > first as usize && !self.has_state(&index, &hashes[..end]) => end -= 1,
@@ -226,7 +226,7 @@ impl<F: FileLayer> PageStore<F> {
             let hash = hashes[hashes.len() - 1];
             index.slot(PageKey { hash, group }).is_some()
         };
-        // Most blocks have no state, and counting its parts takes longer than looking for the first one.
+        // Most blocks have no state, and counting a state's parts takes longer than looking for its first part.
         self.num_state_parts.is_none()
             || is_there(self.groups.len() as u32)
                 && self.state_groups(hashes.len() as u32).all(is_there)
@@ -242,9 +242,10 @@ impl<F: FileLayer> PageStore<F> {
         first..first + num_parts
     }
 
-    /// Chooses the states along a path that are worth their bytes, from those after certain numbers of blocks, smallest
-    /// first. The last of them is always chosen. Another one is chosen if the rows since the state before it, chosen or
-    /// stored, take at least as many bytes as the state. So these states take no more than the rows.
+    /// Chooses the recurrent states along a path that are worth their bytes. `states` has the number of blocks before
+    /// each candidate, smallest first. The last candidate is always chosen. Another one is chosen if the rows since the
+    /// previous state, chosen or stored, take at least as many bytes as the state. So all states but the last take no
+    /// more bytes than the rows.
     pub fn choose_states(&self, hashes: &[PageHash], states: &[u32]) -> Vec<u32> {
         let index = self.index();
         let has_state = |&end: &u32| self.has_state(&index, &hashes[..end as usize]);
@@ -263,8 +264,8 @@ impl<F: FileLayer> PageStore<F> {
         chosen
     }
 
-    /// The number of blocks of a path before the first missing page, among the pages that queries after its first
-    /// `ends` blocks read.
+    /// The number of blocks of a path before the first missing page. Only pages count that queries read after one of
+    /// the prefixes whose lengths are in `ends`.
     pub fn num_before_missing(&self, hashes: &[PageHash], ends: &[u32]) -> u32 {
         let index = self.index();
         let missing = self
@@ -278,13 +279,13 @@ impl<F: FileLayer> PageStore<F> {
         self.index().slot(key).is_some()
     }
 
-    /// Whether the file has room for the pages that queries after the first `ends` blocks of a path read.
+    /// Whether the file has room for all pages that queries read after the prefixes whose lengths are in `ends`.
     pub fn has_room_for(&self, hashes: &[PageHash], ends: &[u32]) -> bool {
         self.keys(hashes, ends).count() <= self.num_slots as usize
     }
 
-    /// The pages that queries after the first `ends` blocks of a path read, each with the number of blocks before it.
-    /// `ends` is sorted.
+    /// The pages that queries read after the prefixes of a path whose lengths are in `ends`, each page with the number
+    /// of blocks before it. `ends` is sorted.
     fn keys<'a>(
         &'a self,
         hashes: &'a [PageHash],
@@ -304,8 +305,7 @@ impl<F: FileLayer> PageStore<F> {
         })
     }
 
-    /// The blocks of each group that a query after `end` blocks reads and a query after the first `before` of them does
-    /// not.
+    /// For each group, the blocks that a query after `end` blocks reads, without the first `before` blocks.
     fn rows_behind(&self, before: u32, end: u32) -> impl Iterator<Item = (u32, Range<u32>)> + '_ {
         (0..).zip(&self.groups).map(move |(group, kv_group)| {
             let first = self.first_block_read(*kv_group, end as usize) as u32;
@@ -333,9 +333,8 @@ impl<F: FileLayer> PageStore<F> {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Stores those of `pages` that are not stored yet, with the time of their path. `rows` has the rows of all
-    /// `pages`, one after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new
-    /// pages.
+    /// Stores the pages that are not stored yet, with the time of their path. `rows` has the rows of all `pages`, one
+    /// after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new pages.
     pub fn store(&self, pages: &[PageName], rows: &[u8], time: u64, epoch: u64) -> io::Result<u32> {
         let _writing = self.lock_writing();
         if self.epoch() != epoch {
@@ -425,7 +424,8 @@ impl<F: FileLayer> PageStore<F> {
 
     /// Erases the pages of an adapter. Paths that are being stored are given up.
     ///
-    /// The file also has pages that the index does not know, because it found a later copy.
+    /// Reads the headers of all slots, because the file may also have an older copy of a page, which the index does not
+    /// know.
     pub fn erase_adapter(&self, adapter: u128) -> io::Result<()> {
         let _writing = self.lock_writing();
         self.epoch.fetch_add(1, Ordering::Relaxed);

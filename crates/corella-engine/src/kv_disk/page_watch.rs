@@ -1,7 +1,7 @@
 //! The blocks of a file that a subscriber to KV events knows, and the changes that it does not know yet.
 //!
-//! A block is announced while all blocks before it are. Events are made only on request. So a slow subscriber costs at
-//! most an entry for each block in the file, and one for each block that it knows.
+//! A block is announced only while all blocks before it are announced. Events are made only on request. So a slow
+//! subscriber costs at most an entry for each block in the file, and one for each block that it knows.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -101,12 +101,14 @@ impl PageWatch {
         Some(KvEvent::Removed { page })
     }
 
-    /// The slot of the next block to announce. Retracted blocks come before, because one of them may be there again.
+    /// The slot of the next block to announce. The caller reports retracted blocks first, because one of these may be
+    /// the next block to announce.
     pub fn pop_untold(&mut self) -> Option<u32> {
         self.untold.pop_first().map(|(_, slot)| slot)
     }
 
-    /// Announces the block of a slot. `None` if its parent is not announced. Then it is announced after its parent.
+    /// Announces the block of a slot. Returns `None` if the block's parent is not announced. The block is then
+    /// announced after its parent.
     pub fn tell(&mut self, slot: u32, block: PlainBlock, salt: u64) -> Option<KvEvent> {
         let (hash, parent) = (block.key.hash, block.parent);
         self.read.insert(

@@ -128,8 +128,8 @@ fn read_page(
     if task.fetch.is_some() {
         let layers = rows.chunks(pages.geometry().layer_bytes());
         for (layer, rows) in (0..).zip(layers) {
-            // SAFETY: the scheduler has reserved the page for this fetch, and keeps it from all others until the end
-            // of the fetch is reported, or its block is.
+            // SAFETY: the scheduler has reserved the page for this fetch, and keeps it from all others until the page's
+            // block or the end of the fetch is reported.
             unsafe { pages.write(layer, &[wanted.page], PageForm::Native, rows) };
         }
     }

@@ -199,7 +199,7 @@ impl SlotShape {
         })
     }
 
-    /// The rows of a slot, if they are those of `page`. Equal hashes alone do not prove equal tokens.
+    /// The rows of a slot, if the slot holds `page`. Equal hashes alone do not prove equal tokens.
     pub fn rows<'a>(&self, slot: &'a [u8], page: &PageName) -> Option<&'a [u8]> {
         let (header, rows) = slot.split_at(self.header_bytes());
         let rows = &rows[..self.row_bytes];

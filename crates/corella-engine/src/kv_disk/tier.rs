@@ -50,7 +50,8 @@ pub(crate) struct Tier {
     is_off: AtomicBool,
     /// Set when a thread of the tier has panicked.
     is_dead: AtomicBool,
-    /// Set when pages had to be erased while the file could not be changed. All of them are erased before it is used.
+    /// Set when pages had to be erased while the file could not be changed. All pages are erased before the file is
+    /// used again.
     must_erase: AtomicBool,
     is_stopping: AtomicBool,
     /// Set when the first attempt to open the file has ended.
@@ -265,7 +266,8 @@ impl Tier {
         store.filter(|_| self.is_scanned.load(Ordering::Acquire))
     }
 
-    /// The number of first blocks of a list that a request can take from the disk, if memory has `num_here`.
+    /// The number of blocks of a list, from the first on, that a request can take from memory and disk, if memory has
+    /// the first `num_here` blocks.
     pub(crate) fn num_usable(
         &self,
         list: &BlockList,
@@ -409,7 +411,7 @@ impl Tier {
         self.erase_by("erasing its file", PageStore::erase);
     }
 
-    /// Erases pages now, or all of them before the file is used again.
+    /// Erases pages now. If the file cannot be changed now, all pages are erased before the file is used again.
     fn erase_by(&self, what: &str, erase: impl FnOnce(&Store) -> io::Result<()>) {
         let must_erase = self.must_erase.swap(true, Ordering::SeqCst);
         let Some(store) = self.store() else {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Lets one line through in a minute, and counts the others.
+/// Lets one line a minute through, and counts the lines left out.
 #[derive(Debug, Default)]
 pub struct RareLine(Mutex<State>);
 

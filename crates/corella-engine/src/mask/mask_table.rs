@@ -18,7 +18,7 @@ use crate::wake::doorbell::Doorbell;
 pub(crate) struct MaskTable {
     thread: MaskThread,
     requests: HashMap<RequestId, Masked>,
-    /// The slots of the requested step with masked requests.
+    /// The slots with masked requests, in the step whose masks were last asked for.
     asked: Vec<(SlotId, RequestId)>,
     is_awaiting: bool,
 }
@@ -61,7 +61,7 @@ impl MaskTable {
         self.requests.remove(&request);
     }
 
-    /// Whether masks are being made. Meanwhile no step is requested.
+    /// Whether masks of a step are being made. Meanwhile no other step's masks may be asked for.
     pub(crate) fn is_awaiting(&self) -> bool {
         self.is_awaiting
     }
@@ -143,7 +143,8 @@ impl MaskTable {
         }
     }
 
-    /// The masks of the requested step. Requests that have ended have none, and their draws are dropped.
+    /// The masks of the step for which masks were last asked. Requests that have ended have no mask, and their draws
+    /// are dropped.
     pub(crate) fn masks(&self) -> Vec<TokenMask> {
         let mask = |&(slot, request): &(SlotId, RequestId)| {
             let allowed = self.requests.get(&request)?.mask.clone()?;

@@ -20,7 +20,8 @@ pub struct Submission {
     /// Another node reads the KV of the prompt: [`Engine::subscribe_kv_facts`](crate::Engine::subscribe_kv_facts)
     /// reports the rows.
     pub exports_kv: bool,
-    /// The parameters of the first choice. The other choices differ in `choice`, which counts up from the first one's.
+    /// The parameters of the first choice. The other choices differ only in `choice`, which counts up from the value
+    /// for the first choice.
     pub sampling: SamplingParams,
     pub num_choices: u32,
     pub stopping: StoppingCriteria,

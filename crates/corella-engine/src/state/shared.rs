@@ -121,8 +121,8 @@ impl Shared {
         self.next_id.fetch_add(num_ids.into(), Ordering::Relaxed)
     }
 
-    /// Counts requests as live. The scheduler decides about the queue; this limit is higher than any queue that it
-    /// allows, and only bounds the command channel. Accepted requests are bounded by the limit of sessions instead.
+    /// Counts requests as live. The scheduler limits the queue. The limit here is higher than the scheduler's, and only
+    /// bounds the command channel. Accepted requests are bounded by the limit of sessions instead.
     pub(crate) fn count_live(&self, num_choices: u32, entry: Entry) -> Result<(), SubmitError> {
         let mut inner = self.lock();
         let is_taken = inner.state == EngineState::Draining && entry != Entry::New;

@@ -45,7 +45,7 @@ impl Watchdog {
         })
     }
 
-    /// Watches `step` from now on, which has become the oldest in flight.
+    /// Watches the step that is now the oldest in flight. `None` if no step is in flight.
     pub(crate) fn watch(&self, step: Option<WatchedStep>) {
         self.watch.lock().step = step;
     }

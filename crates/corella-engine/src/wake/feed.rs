@@ -22,7 +22,7 @@ pub(crate) struct Subscriber<T> {
 
 /// The subscriber's end. Dropping it ends the subscription.
 ///
-/// It wakes the loop when a full channel gets room, and when it is dropped.
+/// The reader wakes the loop when a full channel gets room, and when the reader is dropped.
 pub struct FeedReader<T> {
     news: Receiver<T>,
     max_unread: usize,
@@ -67,8 +67,8 @@ impl<T> FeedReader<T> {
         Some(news)
     }
 
-    /// The loop may fill the place before this method counts. Then it is awake, and holds news back only while the
-    /// channel is full again, so that the next call rings.
+    /// Wakes the loop if the channel was full. The loop may fill the free place before this method counts. It is then
+    /// awake, and holds news back only if the channel is full again, so that the next call rings.
     fn note_taken(&self) {
         if self.news.len() + 1 >= self.max_unread {
             self.doorbell.ring();

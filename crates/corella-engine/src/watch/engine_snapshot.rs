@@ -9,7 +9,7 @@ use crate::state::engine_stats::EngineStats;
 /// The state between two steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineSnapshot {
-    /// Time since the engine started, to which the other times relate.
+    /// Time since the engine started. The other times of the snapshot count from the same start.
     pub time: Duration,
     pub stats: EngineStats,
     /// The steps that have returned since the previous snapshot, oldest first.

@@ -205,7 +205,7 @@ fn a_request_goes_on_without_its_fetch_at_the_soft_deadline() {
     assert_eq!(engine.stats().scheduler.num_fetched_blocks, 0);
 }
 
-/// Each hold takes all pages that may be served, so the next one shows whether any page is still held.
+/// Each hold takes all pages that may be served, so the next hold shows whether any page is still held.
 #[test]
 fn a_hold_does_not_outlive_those_who_know_of_it() {
     let held = |exchange: &BlockExchange, lease| {

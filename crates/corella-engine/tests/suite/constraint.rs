@@ -99,8 +99,8 @@ fn constrained(submission: Submission, steps: Steps) -> Submission {
     }
 }
 
-/// The mock, which checks every row that it reads, draws through the same masks without pages,
-/// batches or steps.
+/// The expected outputs are drawn through the same masks, without pages, batches or steps. In the engine, the mock also
+/// checks every row that it reads.
 #[test]
 fn constrained_outputs_equal_lone_runs() {
     let configs = [

@@ -60,8 +60,8 @@ fn a_model_that_always_errs_is_asked_now_and_then() {
     let submission = submission(vec![1, 2, 3], 1000);
     let expected = pair.expected(&submission);
     assert_eq!(finish(&mut submit_one(&engine, submission)).0, expected);
-    // Drawing a draft costs a quarter of a step, and checking it another quarter: eight drafts until the cost of
-    // sixteen rows is lost, and two more after each pause of 16, 32, 64, 128 and 256 steps.
+    // Drawing a draft costs a quarter of a step, and checking it another quarter. Eight wrong drafts cost as much as
+    // sixteen rows, and then drafts pause. Two more drafts follow each pause of 16, 32, 64, 128 and 256 steps.
     assert_eq!(engine.stats().scheduler.num_draft_tokens, 8 + 5 * 2);
 }
 

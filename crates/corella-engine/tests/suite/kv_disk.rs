@@ -237,8 +237,8 @@ fn recurrent_limits() -> SchedulerConfig {
     limits
 }
 
-/// The state after a prompt takes a page beside those of its rows. The mock executor checks that a request continues
-/// from the state after its own tokens.
+/// The state after a prompt takes one page more than the prompt's rows. The mock executor checks that a request
+/// continues from the state after its own tokens.
 #[test]
 fn a_conversation_goes_on_from_its_last_recurrent_state() {
     let folder = Folder::new("recurrent");

@@ -74,8 +74,8 @@ async fn further_connections_wait_until_one_ends() {
     next(&mut connections).await;
 }
 
-/// An address whose connections are all in use does not keep other addresses out. It gets a place back when one of its
-/// connections ends.
+/// An address whose connections are all in use does not keep other addresses out. The address may connect again when
+/// one of its connections ends.
 #[tokio::test]
 async fn connections_are_bounded_by_address() {
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();

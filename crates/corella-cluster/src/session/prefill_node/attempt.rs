@@ -1,4 +1,4 @@
-//! The streams to decode nodes, and measurements of them.
+//! The streams to decode nodes, and the measured times of each attempt.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

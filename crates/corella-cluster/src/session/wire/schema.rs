@@ -152,7 +152,7 @@ pub struct Allocate {
     pub siblings: Option<Vec<u8>>,
     #[prost(string, optional, tag = "9")]
     pub trace_id: Option<String>,
-    /// 16 bytes: the fingerprint of the adapter. Tag 5 was its name.
+    /// 16 bytes: the fingerprint of the adapter. Tag 5 used to be the adapter's name.
     #[prost(bytes = "vec", optional, tag = "11")]
     pub adapter: Option<Vec<u8>>,
     /// The source of the constraint that the prefill node's server made from the request's format or tools.
@@ -280,7 +280,8 @@ pub struct DrawnToken {
     pub top_tokens: Vec<u32>,
     #[prost(float, repeated, tag = "4")]
     pub top_logprobs: Vec<f32>,
-    /// The token's place among all tokens, the most likely one being 1, if it has a log-probability. Since version 4.2.
+    /// The token's rank among all tokens by probability, if it has a log-probability. The most likely token has rank 1.
+    /// Since version 4.2.
     #[prost(uint32, tag = "5")]
     pub rank: u32,
 }

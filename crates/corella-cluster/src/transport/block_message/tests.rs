@@ -105,7 +105,7 @@ fn broken_payloads_are_errors() {
     assert!(decode(&frame, &half_hash.encode_to_vec()).is_err());
 }
 
-/// An older node's lookup ends with its list. Of a newer node's lookup, an older node skips the fields after the list.
+/// Lookups of older nodes end with the list. In lookups of newer nodes, older nodes skip the fields after the list.
 #[test]
 fn lookups_of_older_nodes_ask_from_the_first_block_on() {
     #[derive(Clone, PartialEq, Message)]

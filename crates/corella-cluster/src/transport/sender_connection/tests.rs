@@ -116,7 +116,7 @@ fn not_exported(load_id: u64) -> Frame {
     Frame::Failed { load_id, reason }
 }
 
-/// Rule 41, with the times of the wire and of the configuration.
+/// KV that never comes (rule 41 of docs/behaviours.md), with the times of the wire and of the configuration.
 #[tokio::test]
 async fn a_load_is_refused_at_its_deadline_and_remembered_as_long_as_a_tombstone_stays() {
     let scene = Scene::new().await;

@@ -65,7 +65,8 @@ async fn the_next_turn_is_computed_where_the_last_one_was_decoded() {
     assert_eq!(prefill.node.stats().num_bytes_sent, sent);
     let stats = prefill.engine.stats().scheduler;
     assert_eq!(stats.num_scheduled_tokens, computed);
-    // All 38 rows of the first turn are found: 9 whole pages of 4, and 2 copied rows. The last of 8 tokens has no row.
+    // All 38 rows of the first turn are found: 9 whole pages of 4, and 2 copied rows. The last of the 8 tokens of the
+    // answer has no row.
     let after = decode.engine.stats().scheduler;
     let num_computed = after.num_scheduled_tokens - before.num_scheduled_tokens;
     assert_eq!(num_computed, 42 - 38 + 7);

@@ -30,8 +30,8 @@ fn lone(model: &MockConfig, num_tokens: u32) -> Vec<TokenId> {
     model.lone_tokens(&prompt(num_tokens), &seeded(2), NUM_TOKENS as usize)
 }
 
-/// The source lends five blocks at a time, in the second model with the three and four pages that its windows of 10 and
-/// 17 tokens read.
+/// The source lends at most five blocks at a time. In the second model, windows of 10 and 17 tokens read three and four
+/// further pages of these blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_lends_the_first_of_the_blocks_that_another_lacks() {
     for way in [Way::Tcp, Way::Shm] {
@@ -96,8 +96,8 @@ async fn blocks_before_the_first_that_is_gone_are_loaded() {
     assert_eq!((loads.num_loaded, loads.num_failed), (1, 0));
 }
 
-/// A loading node that names a block by another block's hash, or by tokens that do not match the hash, gets the blocks
-/// before this one. The source holds nothing for the node afterwards.
+/// A loading node that names a block by another block's hash, or by tokens that do not match the hash, gets only the
+/// blocks before that block. The source holds nothing for the node afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_before_the_first_that_is_named_wrongly_are_lent() {
     let wrong_hash = |load: &mut LoadBlocks| {

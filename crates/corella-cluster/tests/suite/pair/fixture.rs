@@ -458,7 +458,7 @@ impl Drop for KeptPages {
         };
         let id = receipt.stream.id();
         drop(receipt);
-        let how = LostKv::End("nobody wants it any more".into());
+        let how = LostKv::End("its pages are no longer needed".into());
         self.engine.kv_exchange().handle_kv_lost(id, how);
     }
 }

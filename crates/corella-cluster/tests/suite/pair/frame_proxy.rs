@@ -15,11 +15,11 @@ use crate::pair::blocks::named;
 #[derive(Clone, Debug)]
 pub enum Verdict {
     Pass,
-    /// Holds it until [`FrameProxy::release`], together with the later frames of its connection.
+    /// Holds the frame until [`FrameProxy::release`], together with the later frames of its connection.
     Hold,
-    /// Sends these bytes in its place.
+    /// Sends these bytes in place of the frame.
     Replace(Vec<u8>),
-    /// Ends all connections as if a process were killed. New ones lead to the next node, if any.
+    /// Ends all connections as if a process were killed. New connections lead to the next node, if any.
     Kill,
     /// Like `Kill`, after half of the frame's bytes.
     Tear,

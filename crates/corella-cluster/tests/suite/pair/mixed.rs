@@ -1,5 +1,5 @@
-//! Nodes with other weights, another KV format and another page size work together. Their answers equal those of one
-//! process that prefills with the one executor, converts, and decodes with the other.
+//! Nodes with other weights, another KV format and another page size work together. Their answers equal the answers of
+//! one process that prefills with one executor, converts the rows, and decodes with another executor.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -66,8 +66,8 @@ impl Kind {
     }
 }
 
-/// Answers a prompt in one process. The one executor computes the first rows, and the other goes on from `first_row`. The
-/// first token is drawn by the executor of the prompt's last row.
+/// Answers a prompt in one process. The executor of `from` computes the prompt. The executor of `to` gets the converted
+/// rows, and continues from `first_row`. The executor that computes the prompt's last row draws the first token.
 pub fn in_turn(
     first_row: usize,
     from: Kind,

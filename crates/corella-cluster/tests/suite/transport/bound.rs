@@ -16,7 +16,7 @@ use crate::transport::fixture::{
 };
 use crate::transport::raw_peer::RawPeer;
 
-/// One decode node sits behind a blocked link, and another one beside it.
+/// One decode node connects through a proxy that blocks its link, and another decode node connects directly.
 #[test]
 fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     let geometry = geometry(4, 16, 512);

@@ -56,7 +56,7 @@ fn rows_come_from_another_process_as_they_are() {
     );
 }
 
-/// To NIXL, the sender's next life is another peer, on the same receiver.
+/// NIXL sees the next incarnation of a sender as another peer. The receiver stays the same.
 #[test]
 fn a_killed_sender_fails_its_load_and_its_next_life_is_read() {
     let other = receiving_node(|config| config.connections_per_peer = 2);
@@ -282,8 +282,8 @@ fn a_receiver_that_does_not_answer_about_nixl_is_refused() {
     });
 }
 
-/// A sender passes on another sender's metadata, and then names regions that this one has not offered. The load fails,
-/// and no memory is touched.
+/// A sender passes on another sender's metadata, and then names regions that the other sender has not offered. The load
+/// fails, and no memory is touched.
 #[test]
 fn places_that_were_not_offered_are_not_read() {
     let node = sending_node(PREFILL, |_| {});

@@ -162,5 +162,5 @@ fn loads_that_wait_hold_up_nobody() {
         |load: &&corella_cluster::transport::LoadHandle| load.status() == LoadStatus::Opening;
     assert_eq!(waiting.iter().filter(is_waiting).count(), 98);
     drop(waiting);
-    wait_until("nobody waits", || num_waiting() == 0);
+    wait_until("no load waits", || num_waiting() == 0);
 }

@@ -15,7 +15,7 @@ use crate::transport::fixture::{
 const NUM_PAGES: u32 = 64;
 const NUM_ROWS: u32 = NUM_PAGES * 16;
 
-/// One connection, whose way back the proxy holds.
+/// One connection through a proxy, which limits the bytes from the sender.
 struct Pair {
     node: SendingNode,
     other: ReceivingNode,
@@ -110,8 +110,8 @@ fn nothing_is_read_after_a_deleted_session() {
     assert_eq!(node.sender.stats().num_connections, 1);
 }
 
-/// Loads are cancelled at every moment of their lives. A load has one end, which is the first one. Every other session
-/// has all its rows, but is never finished, so that the cancel ends its load.
+/// Loads are cancelled at every moment of their lives. A load has one end, which is the first one. Every second session
+/// has all its rows but is never finished, so that only the cancel can end its load.
 #[test]
 fn a_cancel_races_with_everything() {
     let geometry = geometry(2, 16, 64);

@@ -1,7 +1,8 @@
 //! KV events of the blocks in a file.
 //!
-//! The names of blocks in events come from another hash than those in the file: routers of several servers may share
-//! one index, and a server's file has the bits of one instruction set only. So the tokens are read from the headers.
+//! The names of blocks in events come from another hash than the names in the file: routers of several servers may
+//! share one index, and a server's file has the bits of one instruction set only. So the tokens are read from the
+//! headers.
 
 use std::io;
 

@@ -123,9 +123,9 @@ impl FileLayer for LossyFile {
 struct Path {
     tokens: Vec<u32>,
     hashes: Vec<PageHash>,
-    /// The pages beside those in the first group, each by its block and its group.
+    /// The pages in other groups than the first, each by its block and its group.
     further: Vec<(usize, u32)>,
-    /// The numbers of blocks after which a request can continue. Empty if it can after each block.
+    /// The numbers of blocks after which a request can continue. Empty if a request can continue after each block.
     ends: Vec<usize>,
 }
 
@@ -147,7 +147,7 @@ impl Path {
         Self::new(first, num_blocks).with_states_after(vec![num_blocks as usize])
     }
 
-    /// A path with a recurrent state after every second block, too.
+    /// A path with recurrent states after every second block and after the last block.
     fn with_states(first: u32, num_blocks: u32) -> Self {
         let num_blocks = num_blocks as usize;
         let is_state = |end: &usize| end.is_multiple_of(2) || *end == num_blocks;
@@ -169,7 +169,7 @@ impl Path {
         let num_blocks = num_blocks as usize;
         let read = num_blocks.saturating_sub(2)..num_blocks;
         Self {
-            // Of two blocks in a window, the first one has the window after it.
+            // If the path has only two blocks, the window after the first block is stored, too.
             ends: if num_blocks == 2 {
                 vec![1, 2]
             } else {
@@ -341,7 +341,8 @@ fn crash(open: Open, new_path: fn(u32, u32) -> Path) -> usize {
     counts[3]
 }
 
-/// In a slot that was never used, a header proves its rows, so that no fetch begins in vain.
+/// If a slot was never used before, its header survives a crash only together with its rows, so that no fetch begins in
+/// vain.
 #[test]
 fn after_a_crash_a_header_has_its_rows() {
     let mut num_found = 0;

@@ -21,7 +21,7 @@ struct Content {
 }
 
 struct Fault {
-    /// Reads fail, or else all that changes the file.
+    /// If true, reads fail. If false, all operations that change the file fail.
     is_of_reads: bool,
     /// The number of operations before the first that fails.
     num_good: u32,

@@ -42,7 +42,7 @@ fn prompts() -> Vec<Vec<u32>> {
 }
 
 /// Returns the number of blocks that a cache of `size` blocks finds. A block counts after all blocks before it. The
-/// cache drops the least recently used block, and of a prompt the last one.
+/// cache drops the least recently used block. Among blocks of the same prompt, it drops the last one first.
 fn lru_hits(prompts: &[Vec<u32>], size: usize) -> usize {
     // The newest use is the last.
     let mut cached: Vec<u32> = Vec::new();

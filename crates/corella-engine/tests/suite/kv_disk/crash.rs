@@ -1,4 +1,4 @@
-//! Engines that find a file as a crash may leave it: each of its sectors is as it was at some time before.
+//! Engines that open a file as a crash may leave it: each sector has its content from some time before the crash.
 //! `CORELLA_DISK_CRASHES=1000` tries 1,000 crashes of each kind of model.
 
 use super::*;

@@ -3,7 +3,8 @@
 
 use super::*;
 
-/// A state after every fourth block, after the prompt, and two blocks or more behind such a state where prompts diverge.
+/// Limits with which snapshots are made after every fourth block, after the prompt, and where prompts diverge, if that
+/// is two blocks or more after the last snapshot.
 fn document_limits(num_pages: u32) -> SchedulerConfig {
     let mut limits = limits(num_pages, 1);
     limits.set_recurrent_state(RecurrentState {

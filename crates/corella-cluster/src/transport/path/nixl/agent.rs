@@ -62,7 +62,7 @@ impl NixlAgent {
     pub fn start(library: &NixlLibrary, incarnation: u64) -> Result<Arc<Self>, NixlError> {
         let functions = library.functions.clone();
         let config = AgentConfig {
-            // A network that reads through the other process stands still without this thread.
+            // Without this thread, networks whose reads need the other process's help would stand still.
             has_progress_thread: true,
             has_listen_thread: false,
             listen_port: 0,
@@ -137,7 +137,7 @@ impl NixlAgent {
         Ok(())
     }
 
-    /// The memory stays until it is deregistered, or as long as the agent.
+    /// Registers memory, which must stay allocated until it is deregistered, or as long as the agent lives.
     pub(super) fn register(&self, memory: NonNull<[u8]>) -> Result<(), NixlError> {
         let list = self.list_of(memory)?;
         // SAFETY: a list of memory that lives long enough.
