@@ -624,7 +624,8 @@ fn a_subscriber_is_told_the_blocks_of_the_file_until_it_is_erased() {
         })
         .collect();
     let mut names = names;
-    (names.sort_unstable(), removed.sort_unstable());
+    names.sort_unstable();
+    removed.sort_unstable();
     assert_eq!(removed, names);
     stop(second);
 }
