@@ -307,6 +307,9 @@ impl Tier {
                  start, and prompts are computed as without it"
             );
         }
+        // The thread may have opened the file when it panicked, and callers may wait for that.
+        let _ = self.opened.set(());
+        self.ring();
     }
 
     /// Ends a scan under way, and the subscription to KV events.

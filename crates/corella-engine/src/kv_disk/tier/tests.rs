@@ -182,3 +182,14 @@ fn pages_that_had_to_be_erased_while_the_disk_failed_are_not_found_afterwards() 
     assert!(tier.try_again());
     assert_eq!(tier.stats().num_pages, NUM_BLOCKS);
 }
+
+#[test]
+fn callers_do_not_wait_for_a_tier_whose_thread_has_panicked() {
+    let (tier, _) = tier("dead", OpenOptions::new().read(true).write(true));
+    let (bell, rings) = bounded(1);
+    assert!(tier.set_bell(bell));
+    tier.give_up();
+    tier.wait_opened();
+    assert!(!tier.stats().is_on);
+    assert_eq!(rings.try_recv(), Ok(()), "the subscriber learns it");
+}
