@@ -1,4 +1,4 @@
-//! Microseconds since a node began: the time of its session machines.
+//! Microseconds since a node began: the time for its state machines.
 
 use std::time::{Duration, Instant};
 

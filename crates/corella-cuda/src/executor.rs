@@ -32,7 +32,8 @@ pub fn activation_bytes(
     let rows = limits.max_num_batched_tokens as usize;
     let per_row = spec.layers.iter().map(|layer| {
         let attention = &layer.attention;
-        // As in `Activations`, with gates that have a kernel of their own, and branches.
+        // As in `Activations`. `gate_up` and `branch` are counted for every model, although some models do not need
+        // them.
         let of_attention = 3 * attention.query_len() + 2 * attention.kv_len();
         let of_mlp = 3 * layer.feed_forward.mlp().intermediate_size;
         let floats = 2 * size_of::<f32>() * spec.hidden_size;

@@ -19,7 +19,8 @@ pub(crate) struct DraftLength {
 
 /// The gain of a right draft: one step.
 const GAIN: i32 = 100;
-/// The cost of checking a draft: one more row in a step. On a CPU this is a fraction of a step of its own.
+/// The cost of checking a draft, which adds a row to a step. On a CPU, that takes a fraction of the time of a step for
+/// this row alone.
 const ROW_COST: i32 = GAIN - SchedulerConfig::MAX_DRAW_COST as i32;
 /// Upper bound of `draw_cost`. A draft that costs this much is given up after one try.
 const MAX_COUNTED_COST: u32 = 1000;

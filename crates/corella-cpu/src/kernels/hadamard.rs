@@ -4,8 +4,8 @@
 //! as in the output of gated layers. A Hadamard matrix spreads each element over 16. Rows times the matrix, and weights
 //! times its inverse, give the same products (QuaRot, arXiv 2404.00456).
 //!
-//! The down projections of a checkpoint with 8-bit weights are multiplied by the inverse and quantised
-//! again for this reason: that loses less than leaving the rows as they are.
+//! The down projections of a checkpoint with 8-bit weights are multiplied by the inverse, too, and must then be
+//! quantised for a second time. That loses less than the rows lose without the transform.
 
 /// The order of the matrix. Its entries are ±1/4, and it is its own inverse.
 pub const HADAMARD_ORDER: usize = 16;

@@ -30,7 +30,7 @@ pub struct Kernels {
     /// scale: `x[i]` is about `scale * (q[i] - 8)`.
     pub quantise_groups:
         unsafe fn(x: *const f32, num_groups: usize, group_len: usize, q: *mut u8, scales: *mut f32),
-    /// The bits of the largest magnitude: of an infinity or a NaN if there is any.
+    /// The bits of the largest magnitude. An infinity is larger than all numbers, and a NaN is larger than an infinity.
     pub largest_bits: unsafe fn(x: *const f32, n: usize) -> u32,
     /// `out[i] = round(x[i] * scale)`, ties to even. The result is unspecified if it does not fit in 8 bits.
     pub quantise: unsafe fn(x: *const f32, n: usize, scale: f32, out: *mut i8),

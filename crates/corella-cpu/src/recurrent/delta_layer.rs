@@ -96,7 +96,7 @@ impl DeltaLayer<'_> {
     }
 
     /// # Safety
-    /// No other thread uses these channels of the row after the convolution.
+    /// No other thread uses these channels of the row in `convolved`.
     unsafe fn convolve_head(&self, row: usize, channels: Range<usize>) {
         let StepRow { position, span, .. } = self.rows[row];
         let mut inputs = [std::ptr::null(); MAX_KERNEL_LEN];

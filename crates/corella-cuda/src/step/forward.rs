@@ -499,7 +499,8 @@ impl Forward {
                     key_norm: norm(&layer.key_norm),
                 },
             )?;
-            // A decode step is too short for a launch at each layer: its layers count when the step is over.
+            // A captured decode step is too short for a launch at each layer: its layers only count as done when the
+            // step is over.
             if !in_graph {
                 let (step, progress) = (memory.step.pointer(), self.kv.progress());
                 self.progress

@@ -22,7 +22,8 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// The shape of Qwen3 without windows, with `head_dim` as the default length of heads in config.json.
+/// The shape of Qwen3 without windows. `head_dim` is the length of heads if config.json does not give it; with `None`,
+/// it is then the hidden size divided by the number of heads.
 pub fn spec_of(
     fields: &dyn Fields,
     head_dim: Option<usize>,

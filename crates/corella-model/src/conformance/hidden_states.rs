@@ -58,8 +58,8 @@ impl Suite<'_> {
         }
     }
 
-    /// In a decoder, the hidden state of a token depends only on the tokens up to it. So a prompt's mean is the mean
-    /// of the last tokens' hidden states of all its beginnings.
+    /// In a decoder, the hidden state of a token depends only on the tokens up to it. So a prompt's mean can be
+    /// computed from its beginnings: it is the mean of the hidden states that their last tokens have.
     pub(super) fn a_mean_is_that_of_the_last_tokens(&self) {
         let script = self.script(31, self.page_size + 2, SamplingParams::GREEDY);
         let mut sum = Vec::new();

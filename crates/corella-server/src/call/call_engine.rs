@@ -16,7 +16,7 @@ pub struct CallEngine {
     pub prompts: Arc<PromptMemory>,
     /// An atomic, because every token reads it.
     is_cutting_off: AtomicBool,
-    /// The number of calls so far that their senders did not number.
+    /// The number of calls so far to which their senders gave no number.
     num_calls: AtomicU64,
 }
 

@@ -1,5 +1,6 @@
-//! Selects the blocks for KV events: a prefix can be hit up to a block if every group has all pages that the next query
-//! reads. In a group with a window, one lost page rules out hits up to every block after it within the window.
+//! Selects the blocks for KV events. A hit can end at a block if every group has all pages that the next query reads
+//! and, in a model with recurrent layers, if the block has a snapshot. A page lost in a group with a window rules out
+//! hits that end at its block, or at a later block after which a query would read the page.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -70,14 +71,14 @@ impl KvCache {
         }
     }
 
-    /// Announces the blocks that can be hit after `block` has got its page in a group.
+    /// Announces the blocks at which a hit can end now that `block` has its page in a group.
     pub(super) fn announce_behind(&mut self, block: BlockId, group: usize) {
         for block in self.readers(block, group) {
             self.announce(block);
         }
     }
 
-    /// Retracts the blocks that cannot be hit after `block` has lost its page in a group.
+    /// Retracts the blocks at which no hit can end now that `block` has lost its page in a group.
     pub(super) fn retract_behind(&mut self, block: BlockId, group: usize) {
         if self.watch.is_none() {
             return;
@@ -115,9 +116,9 @@ impl KvCache {
         group.first_page_read(num_rows, self.page_size()) as usize
     }
 
-    /// The step whose return makes the block's snapshot ready, and the pages in groups with windows that a query after
-    /// the block reads. Pages in groups without a window do not count here. `None` if the snapshot or one of the pages
-    /// is missing.
+    /// The step whose return makes ready all that a hit at the block's end needs: the block's snapshot, and the pages
+    /// in groups with windows that the next query reads. Pages in groups without a window do not count here. `None` if
+    /// the snapshot or one of the pages is missing.
     fn hit_filled_by(&self, block: BlockId) -> Option<StepId> {
         let mut ready_by = match self.is_recurrent() {
             true => self.snapshot_filled_by(block)?,

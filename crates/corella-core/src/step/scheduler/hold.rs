@@ -1,4 +1,4 @@
-//! Exchange of KV with other nodes, apart from receiving requests: facts, holds and their leases.
+//! Exchange of KV with other nodes: exports, holds and their leases. Requests that receive KV are in `remote_kv.rs`.
 
 use crate::request_state::RequestIndex;
 use crate::step::step_plan::InflightSpan;
@@ -143,7 +143,8 @@ mod tests {
         outputs.filter(|output| output.finish.is_some()).count()
     }
 
-    /// No page may be held, so each request leaves the fact that it exports nothing.
+    /// No page may be held, so each request adds a fact that it exports nothing. While 1,024 facts are unread, no
+    /// further request starts.
     #[test]
     fn requests_that_export_wait_for_a_driver_that_reads_nothing() {
         let mut config = SchedulerConfig::new(64, 4, 64);

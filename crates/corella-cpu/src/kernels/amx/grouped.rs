@@ -88,7 +88,7 @@ unsafe fn gemm_sections<const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM
             for tile in tiles {
                 let num_rows = tile.rows.num_rows;
                 if configured_rows != num_rows {
-                    // AMX counts a tile row's length in pairs of bytes here.
+                    // `TileShape` counts elements of two bytes. A tile's row has one or two chunks of 32 bytes.
                     let k = if shape.group_chunks == 1 { 16 } else { 32 };
                     configure(TileShape { num_rows, k });
                     configured_rows = num_rows;
