@@ -11,7 +11,7 @@ macro_rules! file {
     };
 }
 
-/// One place in memory: a constant would be copied into each unit that names it.
+/// A static, because a constant would be copied into each codegen unit that uses it.
 pub static FILES: [(&str, &[u8]); 5] = [
     file!("config.json"),
     file!("generation_config.json"),

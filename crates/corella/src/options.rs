@@ -109,11 +109,12 @@ pub struct LlmOptions {
     /// Memory for the KV cache, including a draft model's. Default: half of the free memory, or less if the requests
     /// cannot use that much.
     pub kv_cache_bytes: Option<u64>,
-    /// The share of a GPU's memory in use, unless `kv_cache_bytes` sets the KV cache's size.
+    /// The share of a GPU's memory that Corella takes, unless `kv_cache_bytes` sets the KV cache's size.
     pub gpu_memory_utilization: f64,
     /// Whether the bits of a sequence on a GPU are independent of its batch.
     pub is_batch_invariant: bool,
-    /// Limits the alternatives to each token for whose log-probabilities a GPU has memory.
+    /// The largest number of alternative tokens whose log-probabilities a request may ask for on a GPU, which reserves
+    /// memory for them.
     pub max_logprobs: u32,
     /// Memory for the KV of preempted requests, beside the KV cache.
     pub kv_spill: KvSpill,

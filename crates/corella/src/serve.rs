@@ -162,7 +162,7 @@ async fn until_drained(
     cluster: &Cluster,
 ) -> io::Result<DrainReport> {
     // As soon as the server drains, other nodes stop sending requests. The supervisor is told here because this future
-    // is awaited: an idle server ends at once, and a separate task might never have run.
+    // is awaited: an idle server ends at once, and a separate task might never run.
     let leaving = async {
         state.draining().await;
         supervisor::notify("STOPPING=1");
@@ -194,7 +194,8 @@ async fn start_kv_events(
     llm: &Llm,
     say: &impl Fn(&str),
 ) -> Result<KvEvents, Error> {
-    // Different models must have no block in common, because their routers may share one index.
+    // The salt gives different models different block hashes, because one router may index the blocks of several
+    // models.
     let salt = llm.identity.model.0 as u64;
     let started = KvEvents::start(config, &llm.engine, salt).await;
     let started = started.map_err(|error| Error::Config(format!("--kv-events-config: {error}")))?;

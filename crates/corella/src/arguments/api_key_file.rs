@@ -20,7 +20,7 @@ pub struct KeySource {
 }
 
 impl KeySource {
-    /// Reads the file, if given. Without file and key, the result is empty.
+    /// Returns the keys of both sources: none if neither is given.
     pub fn read(&self) -> Result<Vec<ApiKey>, Error> {
         let mut keys = match &self.file {
             Some(path) => read_file(path)?,
@@ -45,10 +45,10 @@ impl KeySource {
     }
 }
 
-/// The name of the key of `--api-key` in logs.
+/// The name by which logs call the key of `--api-key`.
 const SINGLE_NAME: &str = "--api-key";
 
-/// More keys would slow every request, which compares its key with each of them.
+/// Limits the keys of a file: a request's key is compared with each of them.
 const MAX_KEYS: usize = 10_000;
 
 fn read_file(path: &Path) -> Result<Vec<ApiKey>, Error> {
@@ -173,7 +173,8 @@ impl KeyFile<'_> {
                 ("admin", DeValue::Boolean(is_admin)) => key.is_admin = *is_admin,
                 ("admin", _) => return Err(wrong("must be true or false")),
                 _ => {
-                    // The text may be a key, unless it is close to the name of a field.
+                    // The unknown name may be a misplaced key, so the error shows only the known name that is close to
+                    // it.
                     let near = nearest_name(field.get_ref(), FIELDS);
                     let near =
                         near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));

@@ -1,5 +1,4 @@
-//! The command line as typed. Each group of options says what it sets, and `config.rs` makes the configuration of a
-//! command.
+//! The command line as typed. `config.rs` converts it to the configuration of a command.
 
 mod adapter;
 mod admission;
@@ -185,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Start scripts add options after those of a wrapper, as they can with other servers.
+    /// A start script may append options to a wrapper's command line. The appended values win, as with other servers.
     #[test]
     fn the_last_of_several_values_counts_and_lists_grow() {
         let args = serve(

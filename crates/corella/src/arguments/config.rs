@@ -80,7 +80,8 @@ pub struct Generate {
 
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let mut options = args.engine.options(&args.model)?;
-    // Roles change while a node serves, so each node of a cluster may spill. The memory is only taken when needed.
+    // A node's role may change while it serves, so every node of a cluster may spill. Spill memory is only taken when a
+    // request spills.
     let may_decode_for_others = args.cluster.role == Role::Decode
         || args.cluster.registry.is_some()
         || args.cluster.cluster_listen.is_some();
@@ -216,7 +217,7 @@ pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
     })
 }
 
-/// Limits a text by which models are measured or quantised.
+/// Limits the file of a text for perplexity or calibration.
 const MAX_DOCUMENT_BYTES: u64 = 4 << 30;
 
 /// Returns the documents of a file: the `text` of each line of a `.jsonl` file, else the whole file.

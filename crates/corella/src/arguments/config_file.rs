@@ -1,6 +1,6 @@
 //! Options from a TOML file and from the environment, under their names on the command line.
 //!
-//! The options become arguments before the typed ones, so that every option has the same checks for every source.
+//! These options become arguments in front of the typed ones, so that the same checks apply to all sources.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -71,7 +71,7 @@ pub fn expand(
         if arg.get_id() == ID {
             file.get_or_insert_with(|| value.into());
         }
-        // clap reads some variables itself.
+        // clap itself reads the variables that an option declares.
         let is_read = arg.get_env().is_some_and(|name| *name == *variable);
         if is_read || !arg.get_long().is_some_and(is_setting) || is_given(command, arg, &given) {
             continue;
@@ -115,7 +115,8 @@ pub fn expand(
 }
 
 impl Arguments {
-    /// Returns clap's reason for refusing the arguments, if it concerns an option of the file.
+    /// Returns clap's reason for refusing the arguments, with its place, if it concerns an option from the file or the
+    /// environment.
     pub fn explain(&self, error: &clap::Error) -> Option<String> {
         let refused = match error.get(ContextKind::InvalidArg)? {
             ContextValue::String(refused) => refused.clone(),
@@ -132,7 +133,7 @@ impl Arguments {
         Some(format!("{}: {}", origin.place, lines.join(" ")))
     }
 
-    /// Adds the place of the option that an error names, if it is in the file.
+    /// Adds to an error the place of the option that it names, if the option is from the file or the environment.
     pub fn locate(&self, message: String) -> String {
         let is_named = |origin: &&Origin| {
             message.match_indices(&origin.option).any(|(at, option)| {
@@ -152,7 +153,8 @@ fn configurable_command<'a>(
     program: &'a Command,
     words: &[OsString],
 ) -> Option<(&'a Command, ArgMatches)> {
-    // Required options may be in the file, and other mistakes are reported when both sources are known.
+    // Errors are ignored here: the file may have the required options. All arguments are parsed again once the file's
+    // options are among them.
     let typed = program.clone().ignore_errors(true);
     let mut matches = typed.try_get_matches_from(words).ok()?;
     let (name, matches) = matches.remove_subcommand()?;
@@ -240,7 +242,7 @@ impl<'a> ConfigFile<'a> {
         Ok(shared)
     }
 
-    /// An option may have several names, and only one of them may be set.
+    /// Refuses a file that sets one option by two of its names.
     fn check_once(&self, settings: &[Setting]) -> Result<(), String> {
         for (index, setting) in settings.iter().enumerate() {
             let same = |other: &&Setting| {

@@ -6,7 +6,7 @@ use crate::arguments::args::LogFormatArg;
 use crate::terminal::log_queue::{self, QueuedLog};
 use crate::terminal::progress_line::{LogWriter, is_controllable};
 
-/// The line about lost lines comes whatever RUST_LOG selects.
+/// Selects the line about lost lines, whatever RUST_LOG selects.
 const LOST_LINES: &str = "corella::terminal::log_queue=warn";
 
 /// Logs to standard error. RUST_LOG selects the lines; by default, information and all warnings.
@@ -19,7 +19,7 @@ pub fn start(format: LogFormatArg) {
     log_queue::take_panics();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Otherwise a line that cannot be formatted is reported on standard error, which may wait.
+        // Otherwise tracing reports a line that it cannot format directly on standard error, and that write may block.
         .log_internal_errors(false)
         .with_writer(|| QueuedLog);
     match format {

@@ -90,7 +90,7 @@ impl OtlpExporter {
 
 impl SpanSink for OtlpExporter {
     fn record(&self, span: Span) {
-        // One lock for each span of a request, not for each token, held for a few instructions.
+        // The lock is taken once for each span, not for each token, and held for a few instructions.
         let taken = match &*lock(&self.0.queue) {
             Some(queue) => queue.try_send(span).is_ok(),
             None => false,
@@ -227,7 +227,7 @@ fn span_json(span: &Span) -> Value {
         .map(|(key, value)| {
             let value = match value {
                 Attribute::Text(text) => json!({"stringValue": text}),
-                // 64-bit numbers are texts in this form.
+                // In the JSON form of Protocol Buffers, 64-bit integers are strings.
                 Attribute::Number(number) => json!({"intValue": number.to_string()}),
             };
             json!({"key": key, "value": value})

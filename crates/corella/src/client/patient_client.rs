@@ -44,7 +44,8 @@ impl PatientClient {
         }
     }
 
-    /// Returns the same client, whose requests have a number in their run. It keys their draws with the server's seed.
+    /// Returns the same client, whose requests have this number. The server's seed and the number determine the seed of
+    /// a request without `seed`.
     pub fn with_number(&self, number: u64) -> Self {
         let client = self.client.with_number(number);
         Self {

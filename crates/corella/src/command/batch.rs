@@ -109,7 +109,7 @@ impl Run<'_> {
                     None => all_sent = true,
                     Some(request) if self.answered.contains(&request.custom_id) => {}
                     Some(request) => {
-                        // The number of the line, so that a resumed batch draws the same.
+                        // A request's number is its line's, so that a resumed batch draws the same tokens.
                         let number = self.lines.number() as u64;
                         let client = self.server.client.with_number(number);
                         running.spawn(answer(client, request));

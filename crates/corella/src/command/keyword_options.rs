@@ -17,7 +17,7 @@ use crate::serve::local_server::LocalServer;
 
 /// Loads the model that `keywords` name, with their options. A null keyword counts as absent.
 ///
-/// The error is in terms of keywords.
+/// Errors name options by their keywords.
 pub fn load(keywords: &Map<String, Value>) -> Result<LocalServer, String> {
     log_format::start_quietly();
     let loaded = parse(keywords).and_then(|mut args| {
@@ -92,7 +92,7 @@ fn command() -> Command {
     command
 }
 
-/// The error is in terms of the command line.
+/// Errors name options as on the command line.
 fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
     let command = command();
     let mut words = vec![OsString::from("corella")];

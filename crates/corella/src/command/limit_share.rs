@@ -45,7 +45,7 @@ impl LimitShare {
 impl fmt::Display for LimitShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.is_exceeded() {
-            // The number would mean nothing.
+            // A number above 100 % would mislead, so the possible reasons are shown instead.
             true => write!(f, "above 100 %: {}", self.limit.why_exceeded()),
             false => write!(f, "{:.0} %", self.percent),
         }

@@ -70,7 +70,7 @@ fn page(command: &Command, name: &str) -> io::Result<Vec<u8>> {
 }
 
 fn print(bytes: &[u8]) {
-    // A reader that closes the pipe wants no more.
+    // A closed pipe is no error: its reader has read enough.
     let _ = io::stdout().write_all(bytes);
 }
 

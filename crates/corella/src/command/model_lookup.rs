@@ -72,7 +72,7 @@ pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
     resolve_without_system(&mut args.model, &mut args.engine.speculation)
 }
 
-/// For commands whose requests bring their own system messages.
+/// Replaces names by paths for commands whose requests have their own system messages.
 fn resolve_without_system(
     model: &mut ModelArgs,
     speculation: &mut SpeculationArgs,
@@ -86,7 +86,7 @@ fn resolve_without_system(
     Ok(())
 }
 
-/// Without a system message in `system`, takes the model's own.
+/// Replaces names by paths. If `system` is `None`, it becomes the model's own system message.
 fn resolve_with_system(
     model: &mut ModelArgs,
     speculation: &mut SpeculationArgs,
@@ -97,7 +97,7 @@ fn resolve_with_system(
     Ok(())
 }
 
-/// Returns the model's own system message, if any.
+/// Replaces the names of the model and of its draft model by paths. Returns the model's own system message, if any.
 fn resolve_with_draft(
     model: &mut ModelArgs,
     speculation: &mut SpeculationArgs,

@@ -8,14 +8,14 @@ use corella_model::{DType, WeightFormat};
 use crate::Hardware;
 use crate::command::limit_share::{Limit, LimitShare, footnotes};
 
-/// The machine's peak for one arithmetic, with which measured speeds are compared.
+/// The machine's peak speed in one kind of arithmetic, such as bf16. Measured speeds are shown as shares of it.
 pub struct Peak {
     pub flops_per_s: f64,
     pub name: &'static str,
 }
 
 impl Peak {
-    /// Returns the peak of the arithmetic for weights of this format.
+    /// Returns the peak of the arithmetic that multiplies weights of this format.
     pub fn of(format: WeightFormat, limits: &MachineLimits) -> Self {
         let (bf16, int8) = (limits.bf16_flops_per_s, limits.int8_ops_per_s);
         let (flops_per_s, name) = match (format, bf16, int8) {

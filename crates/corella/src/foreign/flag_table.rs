@@ -79,7 +79,7 @@ pub struct OtherName {
     /// A value that the flag and the option accept.
     #[serde(rename = "value")]
     pub example: Option<String>,
-    /// Whether values have the same form, so that the flag can replace the option.
+    /// Whether the option accepts the flag's values, so that the flag is translated instead of refused with advice.
     #[serde(rename = "taken", default = "is_usually_taken")]
     pub is_taken: bool,
     /// The form of all values, if it differs from the option's.
@@ -145,7 +145,7 @@ impl NoOp {
             && self.unless.as_ref().is_none_or(is_off)
     }
 
-    /// Whether an allowed value asks for what Corella does, so that no warning is needed.
+    /// Whether an allowed value asks for what Corella does anyway, so that no warning is needed.
     pub fn is_done_anyway(&self) -> bool {
         self.values.is_some() && !self.may_be_bare
     }
@@ -394,7 +394,7 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> T {
     serde_json::from_value(table).expect("a table of the program has the right form")
 }
 
-/// A value of TOML in JSON; null for one that JSON lacks.
+/// Converts a value of TOML to JSON. A date or another value without a form in JSON becomes null.
 pub fn json(value: &DeValue) -> Value {
     match value {
         DeValue::Table(table) => {

@@ -239,7 +239,8 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// vLLM accepts several names after one `--served-model-name`, which is in place already.
+    /// Adds the names after a `--served-model-name`, which is added already. vLLM accepts several names there, and
+    /// Corella needs the option again before each further name.
     fn push_names(&mut self, names: Vec<OsString>) {
         for (index, name) in names.into_iter().enumerate() {
             if index > 0 {
@@ -280,7 +281,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Refuses several keys behind one `--api-key`. A single word more may be the model.
+    /// Refuses several keys behind one `--api-key`. One further word may be the model.
     fn check_key(&mut self) {
         if self.option("--api-keys").is_none() {
             return;
@@ -402,8 +403,8 @@ impl<'a> Walk<'a> {
         num_taken
     }
 
-    /// Adds a value with another name here. Two flags of llama-server set the types of keys and values, for which
-    /// Corella has one option.
+    /// Adds the option's word for a flag's value that has another name in Corella. llama-server has separate flags for
+    /// the types of keys and of values. Corella has one option for both, so their values must agree.
     fn push_translated(&mut self, typed: &str, flag: &str, theirs: &str, word: OsString) {
         let option = |word: &OsString| {
             let text = word.to_string_lossy();
@@ -424,7 +425,7 @@ impl<'a> Walk<'a> {
         self.translated.push(word);
     }
 
-    /// Converts a value of another form.
+    /// Converts a flag's value whose form differs from the option's, and adds the resulting options.
     fn take_form(&mut self, form: ValueForm, other: &OtherName, typed: &str, value: &str) {
         let member = typed.split_once('.').map(|(_, member)| member);
         match form.options(&other.option, member, value) {
@@ -447,7 +448,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Notes an alias once.
+    /// Adds a note, unless the same note is there.
     fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {
             self.notes.push(note);

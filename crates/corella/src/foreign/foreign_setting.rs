@@ -34,7 +34,7 @@ pub fn translate(
     Ok(translation)
 }
 
-/// Returns a setting as typed; `None` for a switch whose being off changes nothing.
+/// Returns a setting as it would be typed. `None` if `false` leaves a switch off that is off by default.
 fn typed(name: &str, value: &Value) -> Option<String> {
     let flag = flag(name);
     match value {

@@ -100,7 +100,8 @@ const WITHOUT_EFFECT: [&str; 14] = [
     "use_local_argmax_reduction",
 ];
 
-/// With `is_part`, `config` has one member, and other flags have the other members.
+/// Converts vLLM's `--speculative-config`. With `is_part`, `config` has only the member of one
+/// `--speculative-config.member` flag; further flags may set the other members.
 fn speculative_config(config: &Map<String, Value>, is_part: bool) -> Result<OwnOptions, String> {
     let mut own = OwnOptions {
         words: Vec::new(),

@@ -1,6 +1,6 @@
-//! Set variables of other servers. Corella does not read them, because both programs may run on one machine. A start
-//! lists the ones with a counterpart, and a server whose only key is in another server's variable is not opened to the
-//! network.
+//! Environment variables of other servers. Corella does not read them, because both programs may run on one machine. At
+//! start, a warning names each set variable that has a counterpart. If the only API key is in another server's
+//! variable, Corella refuses to listen on the network.
 
 use std::net::IpAddr;
 

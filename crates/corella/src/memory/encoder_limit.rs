@@ -22,7 +22,7 @@ pub(crate) fn with_context(
     options
 }
 
-/// Refuses options without a use for an encoder, by their names.
+/// Refuses options without a use for an encoder. The error names the option.
 pub(crate) fn check_options(options: &LlmOptions) -> Result<(), Error> {
     let has_drafts =
         options.draft_model.is_some() || !matches!(options.scheduler.speculation, Speculation::Off);
@@ -61,7 +61,7 @@ pub(crate) fn set_limits(
         .min(max_position);
     scheduler.enable_prefix_caching = false;
     scheduler.enable_chunked_prefill = false;
-    // An encoder never decodes, but a step must have room for one request that might.
+    // An encoder never decodes, but the scheduler refuses a limit of 0, so a step needs a token for one decode.
     scheduler.max_decode_seqs = 1;
     scheduler.max_prefill_tokens = scheduler
         .max_prefill_tokens

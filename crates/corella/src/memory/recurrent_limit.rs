@@ -25,7 +25,7 @@ const MIN_DISTANCE: u32 = 256;
 /// A snapshot after a branch or an answer must save at least this many tokens.
 const LEAST_DISTANCE: u32 = 64;
 
-/// Refuses options that recurrent layers do not support yet, by their names.
+/// Refuses options that recurrent layers do not support yet. The error names the option.
 pub(crate) fn check_options(
     options: &LlmOptions,
     draft: Option<&DecoderSpec>,

@@ -1,10 +1,11 @@
-//! Limits of models whose layers have keys and values of different shapes, or read those of other layers.
+//! Limits of models in which layers have keys and values of different shapes, or read the keys and values of another
+//! layer.
 
 use corella_model::DecoderSpec;
 
 use crate::{Error, LlmOptions};
 
-/// Refuses options that such layers do not support, by their names.
+/// Refuses options that such layers do not support. The error names the option.
 pub(crate) fn check_options(spec: &DecoderSpec, options: &LlmOptions) -> Result<(), Error> {
     if !spec.has_mixed_kv() && !spec.shares_kv() {
         return Ok(());

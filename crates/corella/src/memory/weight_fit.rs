@@ -122,7 +122,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A model of 31 billion parameters, in this format, on a device with this memory.
+    /// Checks a model of 31 billion parameters in this format, on a device with this memory in GiB. Returns the error.
     fn told(
         format: WeightFormat,
         [available, total]: [u64; 2],

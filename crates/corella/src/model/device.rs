@@ -24,9 +24,9 @@ use crate::model::tokenizer_loader::TokenizerLoader;
 use crate::options::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
 
-/// Limits pages to `num_pages / SHARE_OF_LOADS`, once for the pages held while other nodes load blocks from this node,
-/// and once for the pages reserved for blocks that this node loads. A request that needs such a page gets it, and the
-/// load is then in vain. Cached prompts should not make room for those of other nodes.
+/// Loads of blocks between nodes may take `num_pages / SHARE_OF_LOADS` pages in each direction: pages held while other
+/// nodes read them, and pages reserved for blocks that this node loads. The limits keep loads from evicting this node's
+/// own cached prompts. A request that needs a held or reserved page gets it, and the load is then in vain.
 const SHARE_OF_LOADS: u32 = 4;
 
 pub(crate) struct Loaded {
@@ -282,7 +282,7 @@ struct LoadedExecutor {
     weight_keeper: Option<WeightKeeper>,
 }
 
-/// The only function that lists the devices.
+/// Returns the factory of the chosen device. No other function knows all devices.
 fn factory(
     checkpoint: &Checkpoint,
     tokenizer: &TokenizerLoader,
@@ -314,7 +314,7 @@ pub(crate) fn cpu_factory(options: &LlmOptions) -> CpuFactory {
     }
 }
 
-/// Refuses features that the device lacks, by the names of their options.
+/// Refuses features that the device lacks. The error names the option of the feature.
 fn check_options(
     device: &DeviceTraits,
     spec: &DecoderSpec,
@@ -564,7 +564,8 @@ fn load_draft(
     Ok((model, hardware, loaded.weight_keeper))
 }
 
-/// The mock's answers are words of the model's vocabulary, fifty on average, unless dictated.
+/// Configures the mock. Its answers consist of lower-case words of the model's vocabulary, fifty on average, unless
+/// options dictate them.
 fn mock_config(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,

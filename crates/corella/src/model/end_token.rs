@@ -1,5 +1,5 @@
-//! The tokenizer's end token. It ends answers beside the tokens that the model's configuration names, as in
-//! Transformers and vLLM: some folders name the end of a turn only here.
+//! The tokenizer's end token. It ends answers, as in Transformers and vLLM, in addition to the end tokens of the
+//! model's configuration. In some folders, only the tokenizer's files name the token that ends a turn.
 
 use corella_model::ModelConfig;
 use corella_text::Tokenizer;

@@ -356,7 +356,7 @@ impl Llm {
     }
 }
 
-/// Refuses what was read from a file that has become shorter meanwhile.
+/// Returns an error if a file of the model has become shorter since it was opened: parts of it were read as zeros.
 fn check_files(watch: Option<&FileWatch>) -> Result<(), Error> {
     let checked = watch.map_or(Ok(()), FileWatch::check);
     checked.map_err(Error::Config)

@@ -44,8 +44,9 @@ pub(crate) struct WeightCacheEntry {
     path: PathBuf,
 }
 
-/// Must be raised when packing writes other bytes under the same names of layout and `WeightFormat`, unless the
-/// reader's check refuses those of the earlier version. That check notices another layout of panels.
+/// The version of packed weights, which is part of the hash in a file's name. Raise it when packing writes other bytes
+/// for the same layout name and `WeightFormat`. A changed layout of panels needs no new version, because the reader's
+/// check refuses files of the earlier layout.
 const VERSION: u32 = 1;
 const COMPLETE: &str = "packed";
 const PARTIAL: &str = "partial";
@@ -168,7 +169,7 @@ impl WeightCacheEntry {
             }
             let start = Instant::now();
             file.write_all(piece)?;
-            // Takes at most half of a core, for which requests may be waiting.
+            // The writer takes at most half of a core, because requests may need that core.
             std::thread::sleep(start.elapsed());
             num_unsynced += piece.len();
             if num_unsynced >= MAX_UNSYNCED {

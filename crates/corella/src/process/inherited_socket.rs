@@ -58,8 +58,8 @@ impl InheritedSocket {
     }
 }
 
-/// Reads the variables as `sd_listen_fds` does. A process that inherits the variables only, as a child of the server
-/// does, has another number.
+/// Reads the variables as `sd_listen_fds` does. A child of the server inherits the variables and no socket. Its process
+/// id differs from LISTEN_PID, so the result is 0.
 fn num_sockets(process: Option<String>, num: Option<String>, own: u32) -> Result<u32, String> {
     let (Some(process), Some(num)) = (process, num) else {
         return Ok(0);

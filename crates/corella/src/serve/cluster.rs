@@ -22,7 +22,7 @@ use status::cluster_status;
 use crate::process::open_files;
 use crate::{Error, Llm};
 
-/// Starts this node's role on the caller's runtime. `port` is required unless the role needs none.
+/// Starts this node's role on the caller's runtime. `port` may be `None` only for a role that needs none.
 pub fn start(
     mut config: NodeConfig,
     tls: Option<ClusterTls>,

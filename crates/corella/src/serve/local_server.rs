@@ -36,7 +36,7 @@ impl LocalServer {
         llm.weight_keepers.clear();
         let reply_format = config.request.reply_format(llm.chat_template.as_ref());
         let limits = ServeConfig {
-            // A line from a file or a terminal arrives at once, even a long one.
+            // Bodies come from this process, so no slow client can hold the memory of a long one.
             max_body_bytes: MAX_BODY_BYTES,
             ..ServeConfig::new("", 0, 0, 0)
         };

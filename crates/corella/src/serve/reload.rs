@@ -15,9 +15,9 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// Follows the files of certificates, and reads all files again at SIGHUP, which then no longer ends the process.
-    /// Only a server without such files that was started from a terminal still ends at SIGHUP. Unusable files change
-    /// nothing.
+    /// Follows the files of certificates, and reads all files again at SIGHUP. Without such files, SIGHUP still ends a
+    /// server that was started from a terminal without a supervisor; otherwise SIGHUP ends no server. Unusable files
+    /// change nothing.
     pub fn start(self, state: &Arc<ServerState>) -> io::Result<()> {
         if let Some(tls) = &self.tls {
             tokio::spawn(tls.clone().follow_files());

@@ -22,7 +22,7 @@ pub struct ServerSocket {
 
 enum Address {
     Tcp(SocketAddr),
-    /// The file of an own socket is deleted at the end.
+    /// The socket's file is deleted at the end, unless the socket is inherited.
     Unix(PathBuf),
 }
 

@@ -45,7 +45,7 @@ impl Write for QueuedLog {
     }
 }
 
-/// Writes a line that is no event, in order with those that are.
+/// Writes a line that is not a log event, in its order among the log's lines.
 pub fn print_line(text: &str) {
     QUEUE.push(format!("{text}\n").as_bytes());
 }
@@ -194,7 +194,8 @@ impl<S: Stream + Send + 'static> LogQueue<S> {
 }
 
 struct Stderr {
-    /// Standard error, as a file that never waits. A socket has none.
+    /// Standard error, opened a second time so that writes never block. `None` for a socket, which cannot be opened
+    /// again.
     at_once: Option<File>,
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-/// Writes a text. A reader that closes the pipe wants no more.
+/// Writes a text. A closed pipe is no error: its reader has read enough.
 pub fn print_text(text: impl Display) {
     let mut out = io::stdout().lock();
     let _ = write!(out, "{text}").and_then(|()| out.flush());

@@ -55,7 +55,7 @@ pub fn is_controllable(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
-/// Writes while no text is shown. Returns `None` if there is one, or if one is being written.
+/// Writes while no text is shown. Returns `None` if a text is shown or is being written.
 pub fn without_line<T>(write: impl FnOnce() -> T) -> Option<T> {
     let shown = SHOWN.try_lock().ok()?;
     shown.is_none().then(write)

@@ -157,13 +157,13 @@ fn drafts_reach_no_bit_of_any_answer() {
             // The same model draws the same tokens, greedy or seeded.
             let (drafted, accepted) = check_drafts(model, (model, None), num_draft_pages);
             assert!(accepted > 0 && accepted == drafted, "{model}");
-            // Near ties decide how many of the rounded model's guesses hold.
+            // A draft model with rounded weights guesses another token where two are about equally likely.
             let rounded = (model, Some(WeightFormat::Int8));
             let (_, accepted) = check_drafts(model, rounded, num_draft_pages);
             assert!(accepted > 0, "{model}");
         }
     }
-    // A draft model keeps the pages of the whole context; the model keeps those of its windows.
+    // The draft model keeps the pages of the whole context, and the model keeps only the pages in its windows.
     let windowed = "tests/golden/gemma3";
     for num_draft_pages in [120, 10] {
         let (drafted, accepted) = check_drafts(windowed, (windowed, None), num_draft_pages);
@@ -172,7 +172,7 @@ fn drafts_reach_no_bit_of_any_answer() {
             "{accepted} of {drafted}"
         );
     }
-    // The guesses of an unrelated model fail with any arithmetic.
+    // An unrelated model mostly guesses wrong, with any instruction set.
     let stranger = ("tests/golden/llama-gqa-tied", None);
     for num_draft_pages in [120, 10] {
         let (drafted, accepted) = check_drafts(golden, stranger, num_draft_pages);

@@ -108,7 +108,7 @@ fn every_file_may_name_an_end_token() {
     ];
     assert_eq!(folder.ends(), both);
     fs::remove_file(folder.0.join("generation_config.json")).unwrap();
-    // The older file counts where the newer one names no end token.
+    // special_tokens_map.json, the older file, only counts if tokenizer_config.json names no end token.
     folder.set(
         "special_tokens_map.json",
         "eos_token",

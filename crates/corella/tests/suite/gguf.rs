@@ -32,7 +32,8 @@ impl Pair {
         }
     }
 
-    /// The file's configuration, with the end tokens in the folder's order and named as there.
+    /// Returns the GGUF file's configuration with the folder's end tokens, which have the same ids but another order
+    /// and other places that name them.
     fn file_config(&self) -> ModelConfig {
         let mut config = self.file.config.clone();
         let ends = &self.folder.config.end_tokens;
@@ -200,7 +201,8 @@ fn char_of_byte(byte: u8) -> char {
     }
 }
 
-/// Splits texts, with a vocabulary of the expected pieces: an unexpected piece is spelled by its bytes.
+/// Checks that a pre-tokenizer splits texts into the expected pieces. The vocabulary has these pieces and single bytes,
+/// so an unexpected piece has other ids. Returns the number of texts.
 fn check_splits(name: &str, pre_tokenizer: &Value, texts: &[(&str, Vec<String>)]) -> usize {
     let mut vocabulary: BTreeMap<String, u32> = BTreeMap::new();
     let bytes = (0..=255).map(|byte| char_of_byte(byte).to_string());

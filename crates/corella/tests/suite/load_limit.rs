@@ -1,4 +1,4 @@
-//! The pages that a node of a fleet lends to loads of blocks, and the names of its blocks.
+//! The limits of pages for loads of blocks between nodes, and the names of blocks.
 
 use std::path::Path;
 

@@ -44,7 +44,7 @@ fn render() -> String {
     for option in options {
         let name = option.get_long().unwrap_or_default().replace('-', "_");
         let is_keyword = keywords.iter().any(|(keyword, _)| *keyword == name);
-        // The package has an argument for the model, and `False` for the second.
+        // The package has an argument `model`, and `enable_prefix_caching=False` instead of the second.
         if is_keyword && !["model", "no_enable_prefix_caching"].contains(&&*name) {
             text += &row(&name, option);
         }

@@ -147,8 +147,8 @@ fn dequantised(folder: &Path, out: &Path) {
     writer.finish().unwrap();
 }
 
-/// Returns the log-probabilities of all tokens after some prefixes of a fixed text. Drawn tokens would not do for a
-/// comparison: any rounding decides between two about equally likely tokens.
+/// Returns the log-probabilities of all tokens after some prefixes of a fixed text. Drawn tokens are not compared,
+/// because any rounding decides between two about equally likely tokens.
 fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
     const TEXT: &str = "Once there was a fox who lived near a lake. Every morning it looked for a \
                         lantern. One day a small bird asked: What is 47 + 38?";
@@ -259,8 +259,8 @@ fn values(tensor: &Tensor) -> Vec<f32> {
         .collect()
 }
 
-/// A weight may be off by half a step in 8 bits, and by a whole step in 4 bits, where the largest weights may be
-/// clipped; and by the rounding of the scale and of the product to bf16.
+/// The bound of a weight's error is half a step in 8 bits, and a whole step in 4 bits, where the largest weights may be
+/// clipped. The rounding of the scale and of the product to bf16 adds to the bound.
 #[test]
 fn no_weight_is_further_off_than_its_scale_allows() {
     let scratch = Scratch::new("weights");

@@ -30,7 +30,7 @@ pub struct AdapterArgs {
 }
 
 impl AdapterArgs {
-    /// Makes room for adapters, and returns the name and the folder of each that is loaded at the start.
+    /// Sets the limits of adapters. Returns the name and the folder of each adapter to load at the start.
     pub fn set(
         &self,
         options: &mut LlmOptions,

@@ -7,7 +7,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Zero switches something off, in any unit.
+/// Parses the size of an option that zero, in any unit, switches off.
 pub fn parse_size_or_zero(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -19,7 +19,8 @@ pub struct EngineArgs {
     pub device: DeviceArgs,
 }
 
-/// The options of a command that answers with a model of its own, without a server, apart from the model.
+/// The options of a command that loads a model and answers without a server. The options of the model itself are in
+/// [`ModelArgs`].
 #[derive(Args)]
 pub struct OwnModelArgs {
     #[command(flatten)]
@@ -50,7 +51,7 @@ impl OwnModelArgs {
     }
 }
 
-/// Returns all options but those of the scheduler, which has the device's limits.
+/// Returns all options except the scheduler's. Limits of the scheduler have the device's defaults.
 fn options(
     model: &ModelArgs,
     speculation: &SpeculationArgs,
@@ -61,7 +62,8 @@ fn options(
     let of_gpu = StepLimits {
         max_num_batched_tokens: 2048,
         max_prefill_tokens: 2048,
-        // A GPU needs the next step queued before it finishes one, unless the next step waits for guesses.
+        // A GPU idles between two steps unless the second one is queued before the first ends. With speculation, that
+        // is impossible: a step's guesses depend on the tokens of the step before.
         max_inflight_steps: match speculation.speculate {
             SpeculateArg::Off => 2,
             _ => 1,

@@ -23,7 +23,7 @@ pub struct FilesArgs {
 }
 
 impl FilesArgs {
-    /// The lines of batches leave half of the slots to requests of clients.
+    /// By default, batches take at most half of the slots, and leave the rest to requests of clients.
     pub fn config(self, max_num_seqs: u32) -> Option<FilesConfig> {
         let half = (max_num_seqs / 2).max(1);
         Some(FilesConfig {

@@ -12,7 +12,7 @@ pub enum FormatChoice<F> {
 }
 
 impl<F> FormatChoice<F> {
-    /// Returns the format to read, if the template shows `shown`.
+    /// Returns the format to read. `shown` is the format that the chat template shows.
     pub fn of(self, shown: Option<F>) -> Option<F> {
         match self {
             Self::Template => shown,

@@ -28,7 +28,7 @@ pub struct InspectArgs {
     /// Hugging Face folder, GGUF file or name of a model on the hub, to read [default: the built-in model]
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
-    /// The name by which MODEL was given, if it is one of the hub.
+    /// MODEL as it was given, if it names a model of the hub.
     #[arg(skip)]
     pub name: Option<String>,
     /// Download nothing: a named model must be in the hub's cache. HF_HUB_OFFLINE=1 does the same

@@ -33,7 +33,7 @@ impl MockTimeArgs {
     }
 }
 
-/// A step of hours would be a mistake, and an infinite one has no duration.
+/// Parses a time of at most one minute. A longer step would be a mistake, and `inf` is no `Duration`.
 fn parse_micros(text: &str) -> Result<f64, String> {
     const MOST: f64 = 60e6;
     match text.trim().parse::<f64>() {

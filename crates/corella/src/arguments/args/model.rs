@@ -29,7 +29,7 @@ pub struct ModelArgs {
         conflicts_with = "model"
     )]
     pub model_option: Option<PathBuf>,
-    /// The name by which MODEL was given, if it is one of the hub.
+    /// MODEL as it was given, if it names a model of the hub.
     #[arg(skip)]
     pub name: Option<String>,
     /// Branch, tag or commit of a model on the hub, as @REVISION behind its name

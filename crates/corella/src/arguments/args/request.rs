@@ -8,7 +8,7 @@ use corella_text::{CallFormat, ChatTemplate, ReasoningFormat, ReplyFormat};
 use super::format_choice::FormatChoice;
 use crate::Llm;
 
-/// The default equals an empty command line.
+/// The default has the values of an empty command line.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Requests")]
 pub struct RequestArgs {
@@ -44,8 +44,8 @@ impl RequestArgs {
         }
     }
 
-    /// Completes a configuration by the facts about a model. Without a name in the options, the model is served under
-    /// the name of its folder or file.
+    /// Adds the names of the model and the facts about it to a configuration. Without a name in the options, the model
+    /// is served under the name of its folder or file.
     pub fn serve_config(self, llm: &Llm, limits: ServeConfig) -> ServeConfig {
         let mut names = self.served_model_name;
         if names.is_empty() {

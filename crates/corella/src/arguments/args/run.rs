@@ -1,4 +1,4 @@
-//! The options of `corella run`, which means what it means at Ollama.
+//! The options of `corella run`, which works like `ollama run`.
 
 use clap::Args;
 use clap::builder::FalseyValueParser;

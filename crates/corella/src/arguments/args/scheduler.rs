@@ -137,14 +137,15 @@ impl SchedulerArgs {
     /// Returns the given limits, with the device's defaults for the rest.
     fn step_limits(&self, default: StepLimits) -> StepLimits {
         let batched = self.max_num_batched_tokens;
-        // By default, a step of all decodes leaves tokens for prompts.
+        // By default, a step in which all requests decode still has tokens for prompts.
         let num_decodes = self
             .max_num_seqs
             .min(self.max_decode_seqs.unwrap_or(u32::MAX));
         let of_decodes = num_decodes.saturating_add(default.max_num_batched_tokens / 2);
         let max_num_batched_tokens =
             batched.unwrap_or(default.max_num_batched_tokens.max(of_decodes));
-        // SGLang's prefill of a step is one chunk, so a chunk's size alone bounds the prompts of a step together.
+        // In SGLang, one chunk is the whole prefill of a step. So `--chunked-prefill-size` alone also limits the
+        // prefill tokens of all prompts in a step.
         let max_prefill_tokens =
             self.max_prefill_tokens
                 .unwrap_or(match self.chunked_prefill_size {
@@ -193,7 +194,7 @@ mod tests {
         args.engine.options(&args.model).ok().unwrap()
     }
 
-    /// Returns the tokens of a step, its prompt tokens, and the steps in flight.
+    /// Returns the limits of tokens in a step, of prefill tokens in a step, and of steps in flight.
     fn numbers(limits: StepLimits) -> [u32; 3] {
         [
             limits.max_num_batched_tokens,
@@ -224,7 +225,7 @@ mod tests {
                 [2048, 2048, 1],
             ),
             (&["--pipeline-parallel-size", "3"], [512, 512, 3]),
-            // Many requests need longer steps, unless the operator limits them.
+            // More than 256 running requests get longer steps, unless an option limits decodes or steps.
             (&["--max-num-seqs", "1000"], [1256, 1256, 1]),
             (
                 &["--max-num-seqs", "1000", "--max-decode-seqs", "64"],
@@ -240,7 +241,8 @@ mod tests {
         }
     }
 
-    /// Returns the tokens of a step, of its prompts, and of one prompt in it; `None` without chunks.
+    /// Returns the limits of tokens in a step: of all tokens, of all prefill tokens, and of one prompt's prefill
+    /// tokens. `None` without chunked prefill.
     fn sizes(arguments: &[&str]) -> Option<[u32; 3]> {
         let limits = options(arguments).scheduler;
         limits.enable_chunked_prefill.then(|| {

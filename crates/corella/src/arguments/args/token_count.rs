@@ -29,18 +29,18 @@ pub fn parse_large_count(text: &str) -> Result<u64, String> {
         .all(|byte| byte.is_ascii_digit() || byte == b'.');
     let number = digits.parse::<f64>().ok().filter(|_| is_number);
     let number = number.ok_or_else(refusal)? * base.powi(power);
-    // Larger numbers are not exact.
+    // An `f64` holds larger integers inexactly.
     match number.fract() == 0.0 && number <= 2f64.powi(53) {
         true => Ok(number as u64),
         false => Err(refusal()),
     }
 }
 
-/// A length that may be left to the model.
+/// A maximum length; `None` means the longest that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelLen(pub Option<u32>);
 
-/// vLLM writes `auto` and -1, and llama.cpp 0, for the longest that fits.
+/// Parses a length. For the longest that fits, vLLM has `auto` and -1, and llama.cpp has 0.
 pub fn parse_model_len(text: &str) -> Result<ModelLen, String> {
     match text.trim() {
         "auto" | "-1" | "0" => Ok(ModelLen(None)),
@@ -48,15 +48,15 @@ pub fn parse_model_len(text: &str) -> Result<ModelLen, String> {
     }
 }
 
-/// The parts in which a prompt is computed.
+/// The size of the chunks in which a prompt is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkSize {
-    /// There are no parts.
+    /// One step computes the whole prompt.
     Whole,
     AtMost(u32),
 }
 
-/// SGLang writes -1 for no chunks.
+/// Parses a chunk size. As in SGLang, -1 means no chunks.
 pub fn parse_chunk_size(text: &str) -> Result<ChunkSize, String> {
     match text.trim() {
         "-1" => Ok(ChunkSize::Whole),

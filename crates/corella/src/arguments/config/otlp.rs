@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::client::otlp::OtlpConfig;
 
-/// `endpoint` is the value of the option or its variable. An empty variable counts as unset. Variables can turn traces
-/// off, whatever the endpoint is.
+/// Returns the destination of traces, or `None` if no endpoint is given or a variable turns traces off. `endpoint` is
+/// the value of the option or its variable. An empty variable counts as unset.
 pub fn otlp(endpoint: Option<String>) -> Result<Option<OtlpConfig>, Error> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     read(endpoint, variable).map_err(Error::Config)

@@ -103,7 +103,8 @@ pub async fn ask(
         // If no event has ended the answer, the stream was dropped.
         end: finish.unwrap_or(AnswerEnd::Interrupted),
         stats: AnswerStats {
-            // The totals may include the last tokens of an answer that was stopped just before this one.
+            // Without the server's counts, the growth of the engine's totals counts. It may include the last tokens of
+            // an earlier answer that was stopped just before.
             tokens: told.or_else(|| counted.map(|(after, before)| after.since(before))),
             to_first_token: first.unwrap_or(end) - start,
             total: end - start,

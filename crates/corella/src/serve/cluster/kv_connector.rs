@@ -16,7 +16,8 @@ impl KvTransfer for Cluster {
         request_name: &str,
     ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError> {
         let role = self.0.running_role();
-        // Between two roles the node has no connector, and the request is served like any other.
+        // While a node changes its role, it has no connector, and serves the request like one without
+        // `kv_transfer_params`.
         let Some(connector) = role.connector() else {
             return Ok(None);
         };
