@@ -12,7 +12,7 @@ use crate::{BenchError, Summary};
 
 /// The length of the other node's prompt.
 const NUM_TOKENS: usize = 256;
-/// No reservation of a measurement takes this long.
+/// The timeout of a reservation, much longer than any answer takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Times from the call to the answer, in milliseconds.
@@ -26,7 +26,7 @@ pub struct AnswerTimes {
 }
 
 /// Reserves pages and abandons the reservation, again and again with a pause of `interval`, until `load` ends. The
-/// engine's loop gives every answer.
+/// answers come from the engine's loop, which also runs the steps of `load`.
 pub async fn measure_beside<T>(
     load: impl Future<Output = T>,
     engine: &Engine,

@@ -13,7 +13,7 @@ pub struct Comparison {
     pub results: [ResultFile; 2],
 }
 
-/// A number of both results, with the ratio of the second to the first.
+/// One number from both results, and the ratio of the second value to the first.
 pub(crate) struct Row {
     pub name: String,
     pub values: [f64; 2],

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Facts about this process and its machine. A server on the same machine shares the latter.
+/// Facts about this process and its machine. They describe the server's machine only if the server runs on this one.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Provenance {
     /// When the run began, measured from 1970.

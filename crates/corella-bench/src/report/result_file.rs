@@ -121,7 +121,8 @@ impl ResultFile {
     }
 }
 
-/// A missing number becomes 0, for example that of a failed request, so that all lists have the same length.
+/// Returns the numbers of a list. A missing number, for example of a failed request, becomes 0, so that all lists have
+/// the same length.
 fn numbers(list: &Value) -> Vec<f64> {
     let values = list.as_array().into_iter().flatten();
     values.map(|value| value.as_f64().unwrap_or(0.0)).collect()

@@ -81,8 +81,8 @@ fn no_pages(
     }
 }
 
-/// The first waiting request is more urgent than half of the running requests, but so long that their pages would not
-/// suffice.
+/// The first waiting request is more urgent than half of the running requests, but needs more pages than preempting all
+/// of them would free.
 fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits) -> QueueCost {
     let max_tokens = limits.num_calls + 64;
     let mut config = full_config(PRIORITY, num_running, max_tokens);
@@ -108,8 +108,8 @@ fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits
     }
 }
 
-/// Returns a configuration with all pages that the running requests will ever need, and with too few further pages for
-/// one more prompt.
+/// Returns a configuration with all pages that the running requests will ever need. The further pages are one too few
+/// for one more prompt.
 fn full_config(policy: Policy, num_running: usize, max_tokens: usize) -> SchedulerConfig {
     let pages_each = (NUM_PROMPT_TOKENS + max_tokens - 1).div_ceil(PAGE_SIZE as usize);
     let num_pages = num_running * pages_each + NUM_PROMPT_TOKENS / PAGE_SIZE as usize - 1;

@@ -192,12 +192,12 @@ pub(super) fn with_priority(id: u64, max_tokens: u32, priority: i32) -> Request 
     }
 }
 
-/// One of four priorities.
+/// Spreads requests over four priorities.
 pub(super) fn mixed_priority(id: u64) -> i32 {
     (id * 7 % 4) as i32
 }
 
-/// A request that shares half of its prompt with every 64th other.
+/// A request that shares half of its prompt with every 64th request.
 pub(super) fn sharing_request(id: u64, max_tokens: u32) -> Request {
     const NUM_GROUPS: u64 = 64;
     let mut request = with_priority(id, max_tokens, mixed_priority(id));

@@ -130,8 +130,8 @@ fn read_trace(
     items.collect()
 }
 
-/// Returns the prompt of a trace's request. Every vocabulary has its tokens. Blocks with equal ids have equal tokens. A
-/// block without an id in the trace is unique to the request.
+/// Returns the prompt of a trace's request. Its token ids are from 100 to 999, which every vocabulary has. Blocks with
+/// equal ids at equal positions have equal tokens. A block without an id in the trace is unique to the request.
 fn trace_prompt(index: usize, hash_ids: &[u64], num_tokens: u32, length_scale: f64) -> Vec<u32> {
     const FIRST: u64 = 100;
     const COUNT: u64 = 900;

@@ -92,8 +92,8 @@ impl RandomPrompts {
         Ok(())
     }
 
-    /// The prompt with this index, which counts the prompts of all runs. `run` selects the prefixes, so that no run
-    /// finds them in the cache.
+    /// The prompt with this index, which counts the prompts of all runs. The prefixes depend on `run`, so that no run
+    /// finds the prefixes of an earlier run in the cache.
     pub(super) fn prompt(&self, seed: u64, run: u64, index: u64) -> Prompt {
         const PREFIX: u64 = 1;
         const OWN: u64 = 2;

@@ -101,7 +101,7 @@ mod tests {
         let words: Vec<_> = line.unwrap().split_whitespace().skip(5).collect();
         assert_eq!(words, ["125.00", "100.00", "190.00", "198.00"]);
 
-        // A server may have no metrics before its first run, or never.
+        // A server may have no metrics before its first request, or none at all.
         add_server_metrics(&mut report, "", &before);
         assert_eq!(report.server_phases[0].mean_ms, 500.0);
         add_server_metrics(&mut report, "", "");

@@ -22,7 +22,8 @@ const HEAD_DIM: usize = 64;
 /// Bytes of one token's key and value of one head, in bf16.
 const ROW_BYTES: usize = 2 * HEAD_DIM * 2;
 
-/// Every way of copying copies the same pages to the same destinations in the same order.
+/// The memory of both ends, and the pages to copy. Every measured way of copying moves the same pages to the same
+/// places in the same order.
 pub struct Layout {
     pub from: Arc<PlainPages>,
     pub to: Arc<PlainPages>,

@@ -9,7 +9,8 @@ pub struct TransferBenchOptions {
     pub num_connections: usize,
     /// The number of measurements of each row. The rows take turns.
     pub num_repeats: usize,
-    /// Bytes of one measurement, but at least one session of each connection.
+    /// Approximate bytes of one measurement. The number of sessions is rounded so that each `Table` is copied equally
+    /// often.
     pub bytes_per_repeat: usize,
     /// Bytes of a session before the next session's turn, and bytes of one bare call.
     pub chunk_bytes: usize,

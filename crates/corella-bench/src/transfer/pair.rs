@@ -108,7 +108,7 @@ impl Pair {
             .iter()
             .map(|table| Box::pin(rounds(table)))
             .collect();
-        // The loads are few, so each is polled whenever one is woken.
+        // There are few loads, so all of them are polled when any is woken.
         self.runtime.block_on(poll_fn(|context| {
             let mut result = Ok(());
             running.retain_mut(|session| match session.as_mut().poll(context) {
