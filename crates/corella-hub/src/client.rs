@@ -15,10 +15,10 @@ use crate::{FetchEvent, HubConfig, HubError, ModelName, Observer};
 const MAX_REDIRECTS: usize = 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The largest number of attempts in a row without progress. Then the request is given up.
+/// A request is given up after this number of attempts in a row without progress.
 pub const MAX_ATTEMPTS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// A longer requested pause is an error.
+/// If the hub asks for a longer pause, the request is given up.
 const MAX_PAUSE: Duration = Duration::from_secs(120);
 
 const MAX_LISTING_BYTES: u64 = 64 << 20;

@@ -212,8 +212,8 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Fetches those of the files that are missing, some at a time, and returns the number of fetched files. After the
-    /// first error, no further fetch begins.
+    /// Fetches the missing files, several at a time, and returns their number. After the first error, no further fetch
+    /// begins.
     fn files(&self, paths: &[String]) -> Result<usize, HubError> {
         let files = self.listed(paths)?;
         let mut missing: Vec<_> = files

@@ -8,7 +8,7 @@
 //! * `uri`: addresses.
 //! * `selection`: chooses the files of a model.
 //! * `short_name`: names of Ollama's library.
-//! * `model_name`: the user's text.
+//! * `model_name`: names of models, as users type them.
 //! * `ollama_store`: models that Ollama has on the disk.
 //! * `fetch_event`: the events of a fetch.
 //! * `listing`: the files of a repository.

@@ -65,8 +65,8 @@ impl Digest {
 }
 
 impl TreeEntry {
-    /// The file, or `None` for another kind of entry. An entry whose path would lead out of a
-    /// folder, or without a digest, is an error: the reason is returned.
+    /// The file, or `None` for another kind of entry. The error is the reason why an entry is refused: its path would
+    /// lead out of a folder, or it has no checksum.
     pub fn into_file(self) -> Result<Option<RemoteFile>, String> {
         if self.kind != "file" {
             return Ok(None);

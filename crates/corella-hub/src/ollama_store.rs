@@ -28,7 +28,7 @@ const MANIFESTS: &str = "manifests";
 /// Manifests are files HOST/OWNER/NAME/TAG. Ollama shows neither this host nor this owner.
 const LIBRARY: [&str; 2] = ["registry.ollama.ai/", "library/"];
 const WEIGHTS: &str = "application/vnd.ollama.image.model";
-/// A change of the weights, without which the model is another.
+/// A LoRA adapter. Models with one are refused, because the weights alone are another model.
 const ADAPTER: &str = "application/vnd.ollama.image.adapter";
 const SYSTEM: &str = "application/vnd.ollama.image.system";
 /// No context holds a longer system message.
@@ -56,7 +56,7 @@ impl OllamaStore {
         self.named(name).find_map(|manifest| manifest.model().ok())
     }
 
-    /// Returns why a model that is there cannot be used.
+    /// Returns why a model of this name cannot be used, if Ollama has one.
     pub fn refusal(&self, name: &str) -> Option<String> {
         self.named(name).find_map(|manifest| {
             let reason = manifest.model().err()?;
@@ -109,7 +109,7 @@ struct ManifestFile<'a> {
 }
 
 impl ManifestFile<'_> {
-    /// Fails with a reason for the model's user.
+    /// Reads the manifest. The error tells the user why the model cannot be used.
     fn model(&self) -> Result<OllamaModel, String> {
         let shown = self.path.display();
         let text =
@@ -157,7 +157,7 @@ fn read_system(path: &Path) -> Option<String> {
     (!text.trim().is_empty()).then_some(text)
 }
 
-/// The content of a folder, and nothing if it cannot be read.
+/// The paths in a folder; empty if the folder cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()
@@ -273,7 +273,7 @@ mod tests {
         let layers = r#"{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0a"},
             {"mediaType": "application/vnd.ollama.image.system", "digest": "sha256:0c"}"#;
         let (folder, store) = store("system", "registry.ollama.ai/library/tiny/latest", layers);
-        // A message that is missing hides no model.
+        // A model whose system message is missing is still found.
         assert_eq!(store.find("tiny").unwrap().system, None);
         fs::write(folder.join("blobs/sha256-0c"), "You are Mario.").unwrap();
         let system = store.find("tiny").unwrap().system;

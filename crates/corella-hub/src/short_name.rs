@@ -42,8 +42,8 @@ pub fn library_names() -> impl Iterator<Item = &'static str> {
     families().iter().map(|family| family.name.as_str())
 }
 
-/// The meaning of a name and a tag: those of Ollama's library, or a repository's own name in any case. `None` for an
-/// unknown name. The error for an unknown tag names the known ones.
+/// The meaning of a name in Ollama's library and its tag, or of a repository's own name, in upper or lower case. `None`
+/// for an unknown name. The error for an unknown tag lists the known tags.
 pub fn meaning(name: &str, tag: Option<&str>) -> Option<Result<Meaning, String>> {
     let lower = name.to_ascii_lowercase();
     if let Some(family) = families().iter().find(|family| family.name == lower) {
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(short_names("corella-nano"), [""; 0]);
     }
 
-    /// An entry of the table may be misspelt.
+    /// Finds misspelt entries of the table.
     #[test]
     fn every_entry_of_the_table_has_the_form_of_a_name() {
         let families: Vec<Family> = serde_json::from_str(NAMES).expect("the table is read");
