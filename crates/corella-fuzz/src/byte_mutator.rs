@@ -5,8 +5,8 @@ use crate::Random;
 /// The longest run that one change adds.
 const MAX_ADDED: usize = 4096;
 
-/// Makes a few changes: bits, numbers of all widths, and runs that are removed, repeated or foreign. `other` is an
-/// input of the same kind. Places near the beginning are likelier, because headers are there.
+/// Makes a few changes. A change flips a bit, overwrites a number, removes or repeats a run of bytes, or copies a run
+/// from `other`, an input of the same kind. Places near the beginning are likelier, because headers are there.
 pub fn mutate_bytes(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
     for _ in 0..1 + random.magnitude_below(6) {
         mutate_once(random, bytes, other);

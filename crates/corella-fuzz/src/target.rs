@@ -40,7 +40,8 @@ pub struct Target {
 const SECONDS: f64 = 1.0;
 /// The longest time for one input, on a machine with other load.
 const MAX_CASE_TIME: Duration = Duration::from_secs(60);
-/// The margin above a target's limit at which the process is ended instead of the test.
+/// Memory beyond a target's limit fails the test. Beyond the limit plus this margin, the allocator ends the process at
+/// once.
 const RESERVE_BYTES: usize = 1 << 30;
 
 /// The variable that tells a child process where to note its cases.
@@ -91,9 +92,8 @@ impl Target {
 
     /// Parses each input of the corpus unchanged, which must be accepted, and then changed inputs until the time is up.
     ///
-    /// # Panics
-    /// When the parser panics, or exceeds its memory; the message has the command that repeats the case. A case that
-    /// does not end ends the process.
+    /// # Panics When the parser panics, or exceeds its memory; the message has the command that repeats the case. If a
+    /// case takes too long, the process is ended.
     pub fn run<I: Clone + AsRef<[u8]>>(
         &self,
         corpus: &[I],

@@ -57,7 +57,7 @@ impl Server {
         let scheduler = SchedulerConfig::new(256, 16, MAX_MODEL_LEN);
         let mut mock = MockConfig::new(vocab_size, scheduler.num_pages, scheduler.page_size);
         let hidden_size = mock.hidden_size;
-        // Draws are text. Otherwise grammars could not be followed.
+        // The mock draws no special tokens, because grammars allow only tokens of text.
         mock.drawable = (0..vocab_size as TokenId)
             .filter(|id| !tokenizer.is_special(*id))
             .collect();
@@ -88,8 +88,7 @@ impl Server {
         }
     }
 
-    /// # Panics
-    /// When the answer is a server error, or not part of its API.
+    /// # Panics When the answer is a server error, or an error without a message.
     fn ask(&self, input: &Input) -> Verdict {
         let (status, body) = self.runtime.block_on(async {
             let response = self.client.post(input.path, input.body.clone()).await;

@@ -193,7 +193,7 @@ fn index() {
     );
 }
 
-/// Reads a GGUF file, and the files made from its metadata, in which some have no tokenizer.
+/// Reads a GGUF file, and the tokenizer files that are made from its metadata. The metadata may lack a tokenizer.
 fn read_gguf(path: &Path) -> Result<(), CheckpointError> {
     let checkpoint = Checkpoint::open(path)?;
     if let Ok(Some(json)) = checkpoint.file("tokenizer.json") {

@@ -53,7 +53,7 @@ const BOUNDS: [&str; 5] = [
 #[derive(Clone)]
 struct Input {
     schema: String,
-    /// The way of the schema into a grammar.
+    /// Selects the kind of request by which the schema becomes a grammar.
     entrance: usize,
 }
 

@@ -78,7 +78,7 @@ fn parts(context: &ReplyContext, text: &str, piece_chars: usize) -> Vec<ReplyPar
     parts
 }
 
-/// The parts do not depend on the pieces, and only offered tools are called.
+/// Checks that the parts do not depend on the pieces, and that only offered tools are called.
 fn check(context: &ReplyContext, text: &str) -> Vec<ReplyPart> {
     let whole = parts(context, text, usize::MAX);
     let split = parts(context, text, 1 + text.len() % 3);
@@ -186,7 +186,7 @@ fn draw(grammar: &Grammar, random: &mut Random) -> (String, bool) {
     (text(&tokens), false)
 }
 
-/// A reply that follows the grammar of a tool is read as its calls.
+/// Checks that a reply that follows the grammar of a tool is read as calls of the tool.
 fn call(input: &Tool) -> Verdict {
     let Ok(schema) = serde_json::from_str(&input.schema) else {
         return Verdict::Refused;

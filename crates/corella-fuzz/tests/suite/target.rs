@@ -45,7 +45,7 @@ fn a_panic_of_another_thread_is_seen() {
 
 #[test]
 fn memory_without_proportion_is_seen() {
-    // A parser that trusts a number of its input.
+    // A parser that allocates as much as a number in its input says.
     let said = failure(Target::new("memory", 4096, 2), |input| {
         let len = input.get(..2).map_or(0, |len| usize::from(len[0]) << 12);
         Verdict::from(

@@ -63,7 +63,7 @@ fn messages() -> Vec<Value> {
     ]
 }
 
-/// `raise_exception`, with which templates refuse conversations, does not refuse the template.
+/// Counts a template as accepted if it refuses the conversation itself, by `raise_exception`.
 fn render(input: &Input) -> Verdict {
     match try_render(input) {
         Ok(_) | Err(TextError::TemplateRaised(_)) => Verdict::Accepted,

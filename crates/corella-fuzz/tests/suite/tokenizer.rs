@@ -66,7 +66,8 @@ fn tokenizer_json() {
     );
 }
 
-/// Words of letters that never repeat: no thread keeps any of them when their tokenizer is dropped.
+/// A text of random words that never repeat. When the tokenizer is dropped, no thread may still have its words in a
+/// cache.
 #[test]
 fn words_without_end() {
     let json = corpus::bytes("crates/corella-text/tests/golden/byte_level_tokenizer.json");
