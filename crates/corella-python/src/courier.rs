@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::job::Item;
 
-/// Waits until the first delivery.
+/// The courier's thread, which the first delivery starts.
 static COURIER: Mutex<State> = Mutex::new(State::Asleep);
 
 enum State {
@@ -24,7 +24,7 @@ enum State {
 }
 
 impl State {
-    /// In a fork, forgets the thread of the parent process.
+    /// In a fork, forgets the parent process's thread, which the fork does not have.
     fn leave_fork(&mut self) {
         if let Self::Awake { process, .. } = self
             && *process != std::process::id()

@@ -58,7 +58,8 @@ impl Shared {
         &self.handle
     }
 
-    /// Returns the first number of new requests. Callers take numbers in their own order, before threads mix it.
+    /// Reserves numbers for new requests, and returns the first. Numbers follow the order of the calls; threads may
+    /// then send the requests in any order.
     pub fn take_numbers(&self, num_requests: usize) -> u64 {
         self.num_requests
             .fetch_add(num_requests as u64, Ordering::Relaxed)

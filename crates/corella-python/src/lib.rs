@@ -35,7 +35,7 @@ fn foreign_keywords() -> Vec<String> {
     corella::foreign_keywords()
 }
 
-/// Bars the threads of this module from entering Python.
+/// Ends the courier, so that no thread of this module enters Python any more.
 #[pyfunction]
 fn stop_courier(py: Python<'_>) {
     py.detach(courier::stop);

@@ -19,7 +19,7 @@ class OptionError(CorellaError, ValueError):
 
 
 class RequestError(CorellaError, ValueError):
-    """A request that cannot be answered: a wrong value, a prompt that is too long.
+    """A request that cannot be answered, for example because a value is wrong or a prompt is too long.
 
     `param` is the wrong field, if a field is wrong. `code` names the kind of error. `index` is the place of the prompt
     among the prompts of the call, from 0 on.

@@ -167,7 +167,7 @@ class LLM:
         pooling_task: Literal["embed", "classify"] | None = None,
         **fields: Any,
     ) -> list[RequestError | TypeError | None]:
-        """Returns for each prompt the error for which it cannot be answered, or `None` if it can. Computes nothing.
+        """Returns for each prompt the reason why it cannot be answered, as an error, or `None`. Computes nothing.
 
         The arguments are those of `generate` or `chat`, or with `pooling_task` those of `embed` or `classify`.
 

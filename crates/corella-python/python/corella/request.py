@@ -74,7 +74,7 @@ def check_requests(
     fields: Mapping[str, Any],
 ) -> tuple[str, list[str | RequestError | TypeError]]:
     """Returns the path and the bodies of the requests that `generate`, `chat`, `embed` or `classify` would make. A
-    prompt for which they would make none has its error in place of a body."""
+    prompt that cannot be answered has its error in place of a body."""
     listed: Any = list(prompts) if isinstance(prompts, Iterator) else prompts
     is_chat = _is_conversation(listed) or (isinstance(listed, (list, tuple)) and any(map(_is_conversation, listed)))
     if pooling_task not in (None, "embed", "classify"):
@@ -159,7 +159,7 @@ def _conversations_in(messages: Any) -> list[Any]:
 
 
 def _conversation_of(messages: Any, index: int) -> Any:
-    """Refuses a missing cell of a table, which is a number or an object that JSON cannot represent."""
+    """Returns the messages of a conversation. Refuses a missing cell of a table, such as pandas' NaN."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
         raise _wrong(f"prompt {index}", messages, "a conversation is a list of messages")
     for message in messages:
@@ -203,7 +203,7 @@ _OF_DICT = "a prompt that is a dict has `prompt` or `prompt_token_ids`, and noth
 def _params_of_each(
     sampling_params: Params, given: dict[str, Any], num_prompts: int
 ) -> Sequence[SamplingParams | None]:
-    """Returns the parameters of each prompt. They get the priorities of the fields, if those are a list as in vLLM."""
+    """Returns the parameters of each prompt, with its priority if `priority` is a list, as in vLLM."""
     params = _listed_params(sampling_params, num_prompts)
     if not isinstance(given.get("priority"), Sequence):
         return params
@@ -246,7 +246,7 @@ def _sampled(params: SamplingParams | None) -> dict[str, Any]:
 
 
 def _sampled_chat(params: SamplingParams | None) -> dict[str, Any]:
-    """For log-probabilities, a chat has two fields where a completion has one."""
+    """Returns the fields of `params` for a chat, which has two fields for log-probabilities, unlike a completion."""
     fields = _sampled(params)
     num_logprobs = fields.pop("logprobs", None)
     if num_logprobs is not None:

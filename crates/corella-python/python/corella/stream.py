@@ -143,7 +143,7 @@ async def next_item(job: Job) -> Item | None:
         try:
             loop.call_soon_threadsafe(resolve, item)
         except RuntimeError:
-            # The loop is closed, and nobody waits.
+            # The loop is closed, so no task waits for the item.
             pass
 
     job.deliver_next(deliver)
