@@ -56,7 +56,7 @@ fn render() -> String {
 
 struct Page {
     text: String,
-    /// The first command with an option, by the option's rendered text.
+    /// Maps the rendered text of an option to the first command that has it.
     first: HashMap<String, String>,
 }
 
@@ -87,7 +87,7 @@ impl Page {
         }
     }
 
-    /// Describes each option once on the page, at its first command.
+    /// Describes each option at the first command that has it. Other commands link to that command.
     fn group(&mut self, command: &str, items: Vec<Item>) {
         let mut known: Vec<(String, Vec<String>)> = Vec::new();
         for (name, text) in items {

@@ -24,7 +24,7 @@ pub fn start(format: LogFormatArg) {
         .with_writer(|| QueuedLog);
     match format {
         LogFormatArg::Text => log.with_ansi(is_controllable(&std::io::stderr())).init(),
-        // The fields of a line are members of its object, and `spans` names its context.
+        // A line's fields are members of its JSON object, and the list `spans` has the spans around it.
         LogFormatArg::Json => log
             .json()
             .flatten_event(true)

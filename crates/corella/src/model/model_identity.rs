@@ -21,13 +21,13 @@ impl ModelIdentity {
         })
     }
 
-    /// A digest of the model and the arithmetic of its rows.
+    /// A digest of the model and of the arithmetic that computes its KV rows.
     pub fn digest(&self, arithmetic: Arithmetic) -> u128 {
         let parts = [self.model.0, arithmetic.0.into()];
         xxh3_128(&parts.map(u128::to_le_bytes).concat())
     }
 
-    /// Returns the hasher that names blocks. Nodes whose rows have other bits name their blocks differently.
+    /// Returns the hasher that names blocks. Nodes that compute other bits for a row give its block another name.
     pub fn block_hasher(&self, arithmetic: Arithmetic) -> BlockHasher {
         let model = xxh3_64_with_seed(&self.model.0.to_le_bytes(), 0);
         BlockHasher::new(xxh3_64_with_seed(&arithmetic.0.to_le_bytes(), model))

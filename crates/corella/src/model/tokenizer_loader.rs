@@ -16,7 +16,7 @@ pub(crate) struct TokenizerLoader {
 }
 
 impl TokenizerLoader {
-    /// Starts to read, and leaves out the rows of the vocabulary without tokens in the tokenizer.
+    /// Starts to read the tokenizer. Removes the rows of the model's vocabulary for which the tokenizer has no token.
     pub fn start(checkpoint: &mut Checkpoint) -> Result<Self, Error> {
         let json = checkpoint.required_file("tokenizer.json")?;
         drop_padding(checkpoint, &json)?;

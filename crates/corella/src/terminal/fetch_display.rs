@@ -128,7 +128,7 @@ impl Rate {
     }
 }
 
-/// Returns the possible reasons against a fetch: a size beyond the memory, and a licence with conditions of its own.
+/// Returns what a user may want to know before a fetch: that the model is larger than the free memory, and its licence.
 fn decisions(num_bytes: u64, free_bytes: u64, licence: Option<&str>, page: &str) -> String {
     /// Licences that allow any use.
     const OPEN: [&str; 10] = [

@@ -95,7 +95,8 @@ pub fn submissions(vocab_size: usize) -> Vec<Submission> {
     (0..12).map(submission).collect()
 }
 
-/// Runs all requests together, and returns the caller's view of each token.
+/// Runs all requests together. Returns the outputs of each request, with the fields cleared that depend on other
+/// requests.
 pub fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> {
     let streams: Vec<_> = submissions
         .iter()
@@ -105,7 +106,7 @@ pub fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutpu
         let mut outputs = Vec::new();
         while let Some(event) = stream.next_blocking() {
             if let StreamEvent::Output(mut output) = event {
-                // These fields depend on other requests, concurrent or earlier.
+                // These fields depend on requests that ran earlier or at the same time.
                 (output.queue_us, output.num_cached_tokens) = (0, 0);
                 output.request = Default::default();
                 outputs.push(output);

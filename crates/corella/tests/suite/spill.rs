@@ -52,7 +52,7 @@ fn submission(at: u32) -> Submission {
     }
 }
 
-/// Returns the caller's view of each token, except fields that depend on other requests.
+/// Returns the outputs of a request, with the fields cleared that depend on other requests.
 fn read(mut stream: TokenStream) -> Vec<RequestOutput> {
     let mut outputs = Vec::new();
     while let Some(event) = stream.next_blocking() {

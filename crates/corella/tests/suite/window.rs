@@ -112,8 +112,8 @@ fn prompt(seed: u64, len: u64) -> Vec<TokenId> {
     (0..len).map(|i| token(i) as TokenId).collect()
 }
 
-/// Returns the caller's view of each token, except fields that depend on other requests. Calls `look` for each token,
-/// with the number of tokens before it.
+/// Returns the outputs of a request, with the fields cleared that depend on other requests. Calls `look` for each
+/// token, with the number of tokens before it.
 fn read(mut stream: TokenStream, look: impl Fn(usize)) -> Vec<RequestOutput> {
     let mut outputs = Vec::new();
     while let Some(event) = stream.next_blocking() {

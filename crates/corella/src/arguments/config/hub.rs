@@ -47,7 +47,7 @@ pub fn hub(is_offline: bool) -> HubConfig {
     }
 }
 
-/// Returns Ollama's models in the folder that its variable names, or in the folders of its installers.
+/// Returns Ollama's models: in the folder that OLLAMA_MODELS names, or in the usual folders of Ollama's installers.
 pub fn ollama_store() -> OllamaStore {
     let usual = || {
         vec![

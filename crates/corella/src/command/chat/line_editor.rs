@@ -85,7 +85,7 @@ impl LineSource for LineEditor {
             Ok(text) => Ok(Line::Text(text)),
             Err(ReadlineError::Eof) => Ok(Line::End),
             Err(ReadlineError::Interrupted) => {
-                // A user who stops an answer just after its end must not lose the conversation.
+                // The first Ctrl-C may be meant for an answer that has just ended, so it does not end the conversation.
                 if was_interrupted {
                     eprintln!("Ctrl-D or /exit leaves");
                 }

@@ -27,7 +27,7 @@ impl Screen {
         }
     }
 
-    /// Reasoning is dim on a terminal, and left out elsewhere.
+    /// Shows a piece of an answer. Reasoning is dim on a terminal, and left out elsewhere.
     pub fn show(&mut self, piece: &Piece) {
         let (text, is_reasoning) = match piece {
             Piece::Reasoning(_) if !self.styles => return,
@@ -51,7 +51,7 @@ impl Screen {
         write(&shown);
     }
 
-    /// Returns the word that is not shown yet. The next text begins a line.
+    /// Returns the word that is not shown yet, and lets the next text begin at a line's start.
     fn held_back(&mut self) -> String {
         let Some(wrap) = &mut self.wrap else {
             return String::new();
@@ -70,7 +70,7 @@ impl Screen {
     }
 }
 
-/// A model's text must not control a terminal.
+/// Replaces control characters, because a model's text must not control the terminal.
 fn printable(character: char) -> char {
     match character {
         '\n' | '\t' => character,

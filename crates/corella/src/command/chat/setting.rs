@@ -10,15 +10,16 @@ pub struct Settings(Map<String, Value>);
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// A number from the first to the second one.
+    /// A number between these bounds.
     Number(f64, f64),
     Integer,
-    /// One text or a list.
+    /// One text, or a list of texts.
     Texts,
     Switch,
 }
 
-/// All settings, with the numbers that servers accept. Only a server knows the largest `max_tokens`.
+/// All settings, with the bounds that servers accept. The largest `max_tokens` depends on the server and is not
+/// checked.
 const FIELDS: [(&str, Kind); 11] = [
     ("temperature", Kind::Number(0.0, f64::INFINITY)),
     ("top_p", Kind::Number(0.0, 1.0)),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::terminal::output::print_text;
 use crate::{Error, display_bytes};
 
-/// The width of the names of lines.
+/// The width of the first column, which has the names of the lines.
 const NAME_LEN: usize = 14;
 
 pub fn run(folder: &Path, prints_json: bool) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use crate::{
     Inspection, ModelReport, TemplateReport, TokenizerReport, WeightReport, display_bytes,
 };
 
-/// The width of the names of lines.
+/// The width of the first column, which has the names of the lines.
 const NAME_LEN: usize = 14;
 
 pub fn render(inspection: &Inspection) -> String {
