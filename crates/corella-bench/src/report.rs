@@ -75,7 +75,7 @@ impl RequestRecord {
 }
 
 impl ServerPhase {
-    /// The mean and, if they are known, median, p95 and p99.
+    /// Returns the mean and, if they are known, median, p95 and p99.
     pub(crate) fn values(&self) -> impl Iterator<Item = f64> {
         [self.mean_ms]
             .into_iter()
@@ -140,7 +140,7 @@ pub struct Report {
     pub e2el_ms: Summary,
     /// Phases that only the server can measure.
     pub server_phases: Vec<ServerPhase>,
-    /// The highest number of times that one waiting request was overtaken since the engine started.
+    /// The highest number of steps in which one waiting request was passed over, since the engine started.
     pub max_passed_over: Option<u32>,
     /// The records of all requests, in the order of the prompts.
     pub requests: Vec<RequestRecord>,
