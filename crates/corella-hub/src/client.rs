@@ -185,7 +185,7 @@ impl Client {
         Ok((value, parts.headers))
     }
 
-    /// Sends the token to the endpoint's own origin and to no other.
+    /// Requests an address from byte `start` on, and follows redirects. Only the endpoint's own origin gets the token.
     fn get(&self, address: &str, name: &ModelName, start: u64) -> Result<Response<Body>, Failure> {
         let mut address = address.to_owned();
         for _ in 0..=MAX_REDIRECTS {
