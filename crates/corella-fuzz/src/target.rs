@@ -50,7 +50,7 @@ const CHILD: &str = "CORELLA_FUZZ_CHILD";
 /// All targets share one count of allocated memory, so only one target runs at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
 
-/// Panics of all threads, once a target counts them.
+/// The number of panics in all threads. Counting starts with the first target that watches threads.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 impl Target {

@@ -68,7 +68,7 @@ impl Scratch {
         path
     }
 
-    /// A folder with the changed file, and links to the others of its folder.
+    /// A folder with the changed file, and with links to the unchanged other files.
     pub fn folder(&self, input: &FileInput) -> PathBuf {
         let folder = self.0.join(input.folder.replace('/', "-"));
         if !folder.exists() {
