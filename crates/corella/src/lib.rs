@@ -17,7 +17,7 @@
 //! * `error`: all errors, and the words in them.
 //! * `client`: clients of servers and collectors.
 //! * `options`: options for loading and running a model.
-//! * `memory`: KV pages and weights in the memory of a device, and limits of single kinds of models.
+//! * `memory`: KV pages and weights in the memory of a device, and limits of certain kinds of models.
 //! * `model`: models: their device and executor, tokenizer and text, and properties.
 //! * `terminal`: lines on a terminal.
 //! * `foreign`: flags, verbs, variables and endpoints of other servers.

@@ -1,4 +1,4 @@
-//! KV pages and weights in the memory of a device, and limits of single kinds of models.
+//! KV pages and weights in the memory of a device, and limits of certain kinds of models.
 
 pub(crate) mod draft_head_limit;
 pub(crate) mod encoder_limit;

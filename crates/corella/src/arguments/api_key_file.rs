@@ -214,7 +214,7 @@ const FIELDS: [&str; 8] = [
 
 const SHA256_FORM: &str = "is 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes them";
 
-/// Names are labels of metrics and words of log lines.
+/// Returns whether a text can be a key's name, which is a label of metrics and a word of log lines.
 fn is_name(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     (1..=64).contains(&text.len()) && text.bytes().all(is_plain)

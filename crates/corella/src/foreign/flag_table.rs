@@ -443,7 +443,8 @@ mod tests {
         translate(&PROGRAM, words.map(Into::into).collect())
     }
 
-    /// Asserts that the real parser accepts the translated words. A missing second option is not an error here.
+    /// Asserts that the real parser accepts the translated words. The words may lack another option that the parser
+    /// requires beside them.
     #[track_caller]
     fn assert_parsed(command: &str, words: &[String]) {
         let translation =
@@ -467,7 +468,7 @@ mod tests {
         option_value::find(command, option.trim_start_matches('-')).is_some()
     }
 
-    /// Each published flag is in its table once, and the table has no unused names.
+    /// Each published flag is in its server's table once, and the table has no other names.
     #[test]
     fn the_tables_have_every_flag() {
         for engine in &ENGINES {
@@ -511,7 +512,7 @@ mod tests {
                 check_row("bench serve", name, &flag);
             }
         }
-        // A name with different meanings for two servers has one meaning here.
+        // Two servers give some names different meanings. Corella takes one of the meanings, and these are the names.
         shadowed.sort();
         assert_eq!(shadowed, SHADOWED);
     }

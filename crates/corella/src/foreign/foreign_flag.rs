@@ -455,7 +455,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns the flag of the program that the command replaces.
+    /// Returns the flag of this name, from the programs that the command replaces.
     fn find(&self, name: &str) -> Option<&'static Flag> {
         match self.name == "bench serve" {
             true => flag_table::find_of_benchmark(name),
@@ -463,7 +463,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns whether the command serves, or is a model loaded by a program, which may serve it.
+    /// Returns whether the command may serve requests of clients: it is `serve`, or a model that a program loads by
+    /// keyword.
     fn serves(&self) -> bool {
         self.name == "serve" || self.name.is_empty()
     }

@@ -28,7 +28,7 @@ pub fn nearest_option<'a>(
     takes(command, near, value).then_some(near)
 }
 
-/// Returns whether an option accepts the value after another name, or takes none.
+/// Returns whether the option `long` accepts the value that was typed after the mistyped name, or takes no value.
 fn takes(command: &Command, long: &str, value: Option<&str>) -> bool {
     let Some(arg) = option_value::find(command, long) else {
         return false;

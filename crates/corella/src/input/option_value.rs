@@ -1,4 +1,4 @@
-//! An option's value that was not typed, converted to the typed form.
+//! The value of an option from a file, a variable or a keyword, converted to the form on the command line.
 
 use std::ffi::OsString;
 

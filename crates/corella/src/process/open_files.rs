@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Returns one part in `num_parts` of the limit; 0 if the system does not report it.
+/// Returns the limit divided by `num_parts`; 0 if the system does not report the limit.
 pub fn share(num_parts: u64) -> usize {
     limits().map_or(0, |limits| (limits.rlim_cur / num_parts) as usize)
 }

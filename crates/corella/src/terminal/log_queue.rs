@@ -18,7 +18,7 @@ use crate::terminal::progress_line::{LogWriter, without_line};
 
 /// Some thousands of lines, for a reader that pauses.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
-/// The end of the process waits this long for a reader that takes no line.
+/// At its end, the process waits this long for a reader that takes no line.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 static QUEUE: LazyLock<LogQueue<Stderr>> = LazyLock::new(|| LogQueue::new(Stderr::open()));
@@ -33,7 +33,7 @@ pub struct QueuedLog;
 impl Write for QueuedLog {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match IS_WRITER.get() {
-            // The line about lost lines comes where they are missing.
+            // The writer's thread only logs the line about lost lines, which must stand in their place.
             true => QUEUE.stream.write(line),
             false => QUEUE.push(line),
         }
@@ -232,7 +232,7 @@ impl Stream for Stderr {
         match without_line(|| stream.write(line)) {
             Some(Ok(num_taken)) => num_taken,
             Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            // A closed pipe or a full disk takes no further line, either.
+            // A closed pipe or a full disk takes no further line, so the line is dropped and counts as written.
             Some(Err(_)) => line.len(),
             None => 0,
         }

@@ -75,7 +75,7 @@ fn caches() -> PathBuf {
     path("XDG_CACHE_HOME").unwrap_or_else(|| home_folder().join(".cache"))
 }
 
-/// Returns the working directory if there is no home folder.
+/// Returns the home folder, or the working directory if there is none.
 fn home_folder() -> PathBuf {
     env::home_dir().unwrap_or_else(|| PathBuf::from("."))
 }

@@ -43,7 +43,7 @@ pub fn text(typed: Option<String>, with_input: bool) -> Result<String, Error> {
     }
 }
 
-/// Returns whether standard input is a pipe or a file. A program without input has /dev/null.
+/// Returns whether standard input is a pipe or a file. A program without input usually has /dev/null, which is neither.
 fn is_piped() -> bool {
     let file = io::stdin().as_fd().try_clone_to_owned().map(File::from);
     let kind = file

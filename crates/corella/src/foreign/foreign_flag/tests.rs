@@ -112,7 +112,8 @@ fn flags_of_other_servers_become_options() {
     }
 }
 
-/// The last of several names is the model if no other word is, and if it has the form of one.
+/// The last of several served names is taken as the model if no other word is the model and the name has the form of a
+/// model.
 #[test]
 fn several_names_may_follow_one_option() {
     for (line, expected) in [
@@ -264,7 +265,7 @@ fn advice_has_the_value_that_was_typed() {
     );
 }
 
-/// A reason is true of the flag that it is given for.
+/// The reason of each refusal is true of its flag.
 #[test]
 fn reasons_are_about_their_flags() {
     for (flag, reason) in [
