@@ -40,8 +40,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// With ten times as many waiting requests, their maps are at most one node deeper. The rows have
-/// the same order for every number of waiting requests.
+/// With ten times as many waiting requests, the scheduler's maps of waiting requests are at most one node deeper. The
+/// rows have the same order for every number of waiting requests.
 #[test]
 fn no_call_allocates_more_when_more_wait() {
     let mut queue = QueueBenchOptions {

@@ -1,4 +1,4 @@
-//! The cases with very many waiting requests.
+//! Runs all measurements with very many waiting requests.
 
 use std::time::Duration;
 
