@@ -217,7 +217,8 @@ impl Target {
         );
     }
 
-    /// Writes the command that repeats the beginning case to a file, for the parent process.
+    /// Writes the command that repeats a case to a file before the case begins. The parent process shows it if the case
+    /// ends this process.
     fn note(&self, seed: u64, case: u64) {
         if self.test.is_some()
             && let Some(directory) = env::var_os(CHILD)

@@ -51,7 +51,7 @@ struct Reply {
     text: String,
     calls: CallFormat,
     reasoning: Option<ReasoningFormat>,
-    /// The choice of `within_reasoning`, `past_reasoning` and `one_call`.
+    /// Bits that select `within_reasoning`, `past_reasoning` and `one_call`.
     flags: usize,
 }
 
