@@ -31,7 +31,7 @@ pub struct Meaning {
     pub file: Option<String>,
 }
 
-/// The names of the table. A defect of the table is found by tests, and leaves no names.
+/// The names of the table. A defective table, which tests would find, has no names.
 fn families() -> &'static [Family] {
     static FAMILIES: OnceLock<Vec<Family>> = OnceLock::new();
     FAMILIES.get_or_init(|| serde_json::from_str(NAMES).unwrap_or_default())
