@@ -92,8 +92,9 @@ impl Target {
 
     /// Parses each input of the corpus unchanged, which must be accepted, and then changed inputs until the time is up.
     ///
-    /// # Panics When the parser panics, or exceeds its memory; the message has the command that repeats the case. If a
-    /// case takes too long, the process is ended.
+    /// # Panics
+    /// When the parser panics, or exceeds its memory; the message has the command that repeats the case. If a case takes
+    /// too long, the process is ended.
     pub fn run<I: Clone + AsRef<[u8]>>(
         &self,
         corpus: &[I],

@@ -88,7 +88,8 @@ impl Server {
         }
     }
 
-    /// # Panics When the answer is a server error, or an error without a message.
+    /// # Panics
+    /// When the answer is a server error, or an error without a message.
     fn ask(&self, input: &Input) -> Verdict {
         let (status, body) = self.runtime.block_on(async {
             let response = self.client.post(input.path, input.body.clone()).await;

@@ -63,7 +63,7 @@ fn messages() -> Vec<Value> {
     ]
 }
 
-/// Counts a template as accepted if it refuses the conversation itself, by `raise_exception`.
+/// Renders a conversation. A template that refuses it by `raise_exception` counts as accepted.
 fn render(input: &Input) -> Verdict {
     match try_render(input) {
         Ok(_) | Err(TextError::TemplateRaised(_)) => Verdict::Accepted,
