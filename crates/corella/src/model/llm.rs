@@ -356,7 +356,8 @@ impl Llm {
     }
 }
 
-/// Returns an error if a file of the model has become shorter since it was opened: parts of it were read as zeros.
+/// Returns an error if a file of the model has become shorter since it was opened: parts of it may have been
+/// read as zeros.
 fn check_files(watch: Option<&FileWatch>) -> Result<(), Error> {
     let checked = watch.map_or(Ok(()), FileWatch::check);
     checked.map_err(Error::Config)

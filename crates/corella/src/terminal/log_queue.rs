@@ -194,8 +194,7 @@ impl<S: Stream + Send + 'static> LogQueue<S> {
 }
 
 struct Stderr {
-    /// Standard error, opened a second time so that writes never block. `None` for a socket, which cannot be opened
-    /// again.
+    /// Standard error, as a file to which writes never block. `None` for a socket, which cannot be opened as one.
     at_once: Option<File>,
 }
 

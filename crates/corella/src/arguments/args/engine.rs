@@ -20,7 +20,7 @@ pub struct EngineArgs {
 }
 
 /// The options of a command that loads a model and answers without a server. The options of the model itself are in
-/// [`ModelArgs`].
+/// `ModelArgs`.
 #[derive(Args)]
 pub struct OwnModelArgs {
     #[command(flatten)]
