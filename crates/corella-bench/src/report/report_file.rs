@@ -29,7 +29,7 @@ impl ReportFiles {
         })
     }
 
-    /// Writes the files. `json` makes the JSON; its argument is [`Self::is_detailed`].
+    /// Writes the files. `json` makes the JSON; its argument is `is_detailed`.
     pub(crate) fn write(
         &self,
         json: impl FnOnce(bool) -> Value,
