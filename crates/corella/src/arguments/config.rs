@@ -97,13 +97,6 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
                 .to_owned(),
         ));
     }
-    if args.server.exit_when_idle.is_some() && has_other_nodes {
-        return Err(Error::Config(
-            "--exit-when-idle is for a server without other nodes so far: leave it out, or --role, --registry and \
-             --cluster-listen"
-                .to_owned(),
-        ));
-    }
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
     let server = args.server;
     let mut server_config = server.config()?;
