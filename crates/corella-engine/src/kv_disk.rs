@@ -51,7 +51,7 @@ use std::time::Duration;
 use corella_core::session::{BlockOffer, FetchPace};
 use corella_core::{
     BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRefusal, FetchRequest,
-    HoldId, Namespace, PageId, Request, Scheduler, SchedulerStats, TokenId,
+    HoldId, HoldRefusal, Namespace, PageId, Request, Scheduler, SchedulerStats, TokenId,
 };
 use corella_model::KvPages;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -329,7 +329,11 @@ impl KvDisk {
             self.handle(report, scheduler, now_us);
         }
         let fetches = &self.fetches;
-        self.waiting.retain(|(id, _)| fetches.contains_key(id));
+        let brings_more = |id: &FetchId| {
+            let is_stopped = fetches.get(id);
+            is_stopped.is_some_and(|is_stopped| !is_stopped.load(Ordering::Relaxed))
+        };
+        self.waiting.retain(|(id, _)| brings_more(id));
     }
 
     /// Waits until no copy holds blocks. Copies in memory take milliseconds.
@@ -442,12 +446,14 @@ impl KvDisk {
         scheduler: &Scheduler,
     ) -> Option<StoredPath> {
         let store = self.tier.store()?;
+        // An adapter that is removed from now on has a later epoch.
+        let epoch = store.epoch();
         let limits = scheduler.config();
         let (page_size, hasher) = (limits.page_size, limits.block_hasher);
         let list = BlockList::new(namespace, tokens, &hasher, page_size);
         let mut path = self.disk_path(list, scheduler)?;
         // If a path is longer than the file, only the beginning of the path is stored.
-        path.truncate(store.num_slots(), page_size);
+        path.truncate(store.room(), page_size);
         let mut ends = vec![path.num_blocks()];
         if self.pages.states().is_some() {
             ends = store.choose_states(&path.hashes, &scheduler.look_up_states(&path.list));
@@ -458,14 +464,15 @@ impl KvDisk {
         }
         Some(StoredPath {
             time: store.begin_path(&path.hashes),
-            epoch: store.epoch(),
+            epoch,
             blocks: path,
             ends,
             is_busy: false,
         })
     }
 
-    /// Holds the next blocks of the path for a copy. Returns false if they are not here, or requests need the pages.
+    /// Holds the next blocks of the path for a copy. Returns false if requests need the pages. If the blocks are no
+    /// longer here, the path ends.
     fn hold_next(&mut self, first: u32, scheduler: &mut Scheduler, now_us: u64) -> bool {
         let (Some(path), Some(store)) = (&mut self.path, self.tier.store()) else {
             return false;
@@ -486,6 +493,11 @@ impl KvDisk {
         scheduler.note_time(now_us);
         let held = match scheduler.hold_blocks(&held_path.list, first, now_us + HOLD_US) {
             Ok(held) => held,
+            // The rest of the path cannot be stored. If it were offered again, no other path would get its turn.
+            Err(HoldRefusal::NothingHere) => {
+                self.path = None;
+                return true;
+            }
             Err(refusal) => {
                 tracing::debug!(?refusal, "blocks are not stored on the disk now");
                 return false;

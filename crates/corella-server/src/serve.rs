@@ -75,15 +75,16 @@ pub async fn serve(
         runner.spawn(run_batches(state.clone(), batches.clone()));
     }
     tokio::select! {
-        // Connections come first: a connection that is there already keeps the server from ending as idle.
+        // Connections come before idleness: a connection that is there already keeps the server from ending as idle.
+        // They come after all else: with many at once, accepting takes the whole budget of each poll.
         biased;
-        error = connections.accept_from(&listener) => return Err(error),
         error = engine_lost(&state) => {
             // The streams have received their error; this gives clients the time to read it.
             connections.close().await;
             return Err(error);
         }
         () = shutdown.requested() => {}
+        error = connections.accept_from(&listener) => return Err(error),
         () = idle(&state) => {}
     }
     state.drain();

@@ -35,7 +35,11 @@ impl FileLayer for File {
         if len <= there {
             return Ok(there);
         }
-        allocate(self, len)?;
+        if let Err(error) = allocate(self, there, len) {
+            // Some file systems keep what they had reserved before they found the disk full.
+            let _ = self.set_len(there);
+            return Err(error);
+        }
         Ok(len)
     }
 
@@ -68,9 +72,19 @@ impl FileLayer for Box<dyn FileLayer> {
 
 /// Makes a file longer, with disk space for all of it.
 #[cfg(target_os = "linux")]
-fn allocate(file: &File, len: u64) -> io::Result<()> {
+fn allocate(file: &File, there: u64, len: u64) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     let end = len.try_into().map_err(io::Error::other)?;
+    // `fallocate` of ext4 takes all space that is left before it fails. Other programs would find the disk full.
+    // SAFETY: all-zero bytes are a valid `statvfs`, which has only numbers.
+    let mut disk: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open as long as the file is borrowed, and `disk` outlives the call.
+    if unsafe { libc::fstatvfs(file.as_raw_fd(), &mut disk) } == 0
+        && disk.f_blocks > 0
+        && disk.f_bavail.saturating_mul(disk.f_frsize) < len - there
+    {
+        return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+    }
     // SAFETY: the descriptor is open as long as the file is borrowed, and the call reads no memory.
     if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, end) } == 0 {
         return Ok(());
@@ -83,6 +97,6 @@ fn allocate(file: &File, len: u64) -> io::Result<()> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn allocate(file: &File, len: u64) -> io::Result<()> {
+fn allocate(file: &File, _there: u64, len: u64) -> io::Result<()> {
     file.set_len(len)
 }

@@ -188,7 +188,11 @@ pub(super) fn files(folder: &Path) -> io::Result<Vec<Listed>> {
 /// Whether a process uses a file. The caller has its [turn](take_turn), so that no other process finds the file locked
 /// by this check.
 pub(super) fn is_in_use(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| file.try_lock().is_err())
+    match File::open(path) {
+        Ok(file) => file.try_lock().is_err(),
+        // A file that cannot be opened now, for example for lack of descriptors, may be in use.
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
 }
 
 /// Keeps other processes from opening, removing and enlarging files of a folder. On a file system without locks of

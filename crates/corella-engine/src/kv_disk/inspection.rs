@@ -53,8 +53,8 @@ pub struct KvFilePages {
 
 /// Reads all files of a folder of `--kv-disk`, the least recently used first.
 pub fn inspect_kv_disk(folder: &Path) -> io::Result<Vec<KvFileReport>> {
-    let files = folder::files(folder)?;
     let turn = folder::take_turn(folder);
+    let files = folder::files(folder)?;
     let in_use: Vec<_> = files
         .iter()
         .map(|file| folder::is_in_use(&file.path))

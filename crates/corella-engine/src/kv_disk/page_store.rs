@@ -104,6 +104,14 @@ impl<F: FileLayer> PageStore<F> {
         }
     }
 
+    /// The limit of pages of a path. A file without slots may get some for the next path.
+    pub fn room(&self) -> u32 {
+        match self.max_pages() {
+            0 => self.step(),
+            max_pages => max_pages,
+        }
+    }
+
     pub fn slot_bytes(&self) -> usize {
         self.shape.slot_bytes()
     }
@@ -281,7 +289,7 @@ impl<F: FileLayer> PageStore<F> {
 
     /// Whether the file has room for all pages that queries read after the prefixes whose lengths are in `ends`.
     pub fn has_room_for(&self, hashes: &[PageHash], ends: &[u32]) -> bool {
-        self.keys(hashes, ends).count() <= self.num_slots as usize
+        self.keys(hashes, ends).count() <= self.room() as usize
     }
 
     /// The pages that queries read after the prefixes of a path whose lengths are in `ends`, each page with the number

@@ -126,6 +126,10 @@ impl PageWatch {
             }
             None => None,
         };
+        // The header of a new block may be read for an earlier block of the slot, and then again.
+        if self.told.contains_key(&hash) {
+            return None;
+        }
         let namespace = Namespace::default();
         let before = parent_name.unwrap_or_else(|| PageHash::root(salt, &namespace));
         let page = before.next(salt, &block.tokens);

@@ -53,6 +53,8 @@ pub(crate) struct Tier {
     /// Set when pages had to be erased while the file could not be changed. All pages are erased before the file is
     /// used again.
     must_erase: AtomicBool,
+    /// Locked while pages are erased, and while the tier is switched on again, so that no erasure is missed.
+    erasing: Mutex<()>,
     is_stopping: AtomicBool,
     /// Set when the first attempt to open the file has ended.
     opened: OnceLock<()>,
@@ -146,6 +148,7 @@ impl Tier {
             is_off: AtomicBool::new(false),
             is_dead: AtomicBool::new(false),
             must_erase: AtomicBool::new(false),
+            erasing: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             opened: OnceLock::new(),
             bell: OnceLock::new(),
@@ -180,15 +183,24 @@ impl Tier {
                 .and_then(|()| self.erase_if_asked(store)),
             _ => self.try_open(),
         };
-        if let Err(error) = tried {
+        if let Err(error) = tried.and_then(|()| self.switch_on()) {
             tracing::debug!(%error, "--kv-disk stays off");
             return false;
         }
-        self.is_scanned.store(true, Ordering::Release);
-        self.is_off.store(false, Ordering::Relaxed);
         self.ring();
         tracing::info!(folder = %self.folder.display(), "the disk works again: --kv-disk is on");
         true
+    }
+
+    /// Switches the tier on. Pages that had to be erased meanwhile are erased first.
+    fn switch_on(&self) -> io::Result<()> {
+        let _erasing = self.lock_erasing();
+        if let Some(store) = self.store.get() {
+            self.erase_now_if_asked(store)?;
+        }
+        self.is_scanned.store(true, Ordering::Release);
+        self.is_off.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     fn try_open(&self) -> io::Result<()> {
@@ -315,6 +327,8 @@ impl Tier {
     /// Ends a scan under way, and the subscription to KV events.
     pub(super) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
+        // The loop no longer hears of a thread that panics while it opens the file.
+        let _ = self.opened.set(());
         self.ring();
     }
 
@@ -416,6 +430,7 @@ impl Tier {
 
     /// Erases pages now. If the file cannot be changed now, all pages are erased before the file is used again.
     fn erase_by(&self, what: &str, erase: impl FnOnce(&Store) -> io::Result<()>) {
+        let _erasing = self.lock_erasing();
         let must_erase = self.must_erase.swap(true, Ordering::SeqCst);
         let Some(store) = self.store() else {
             return;
@@ -427,6 +442,16 @@ impl Tier {
     }
 
     fn erase_if_asked(&self, store: &Store) -> io::Result<()> {
+        let _erasing = self.lock_erasing();
+        self.erase_now_if_asked(store)
+    }
+
+    fn lock_erasing(&self) -> MutexGuard<'_, ()> {
+        self.erasing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The caller has locked `erasing`.
+    fn erase_now_if_asked(&self, store: &Store) -> io::Result<()> {
         if self.must_erase.load(Ordering::SeqCst) {
             store.erase()?;
             self.must_erase.store(false, Ordering::SeqCst);

@@ -14,7 +14,7 @@ use crate::checkpoint::Source;
 use crate::file::file_tensor::TensorSource;
 use crate::file::safetensors_file::SafetensorsFile;
 use crate::json::json_object::{self, JsonObject};
-use crate::{CheckpointError, LayerTensor, ModelConfig, RowOrder, Tensor};
+use crate::{CheckpointError, FileWatch, LayerTensor, ModelConfig, RowOrder, Tensor};
 
 /// The updates of a model's matrices.
 pub struct Adapter {
@@ -90,7 +90,21 @@ impl Adapter {
     /// leaving them out would change the adapter's output. Updates of parts that read no text are left out, because
     /// they change no output.
     pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self, CheckpointError> {
-        let source = Source::Folder(folder.to_path_buf(), None);
+        Self::open_by(Source::Folder(folder.to_path_buf(), None), model)
+    }
+
+    /// Opens an adapter whose file may become shorter meanwhile. The caller asks `watch` before it uses the adapter,
+    /// and again after it has read the updates.
+    pub fn open_watched(
+        folder: &Path,
+        model: &ModelConfig,
+        watch: &FileWatch,
+    ) -> Result<Self, CheckpointError> {
+        let source = Source::Folder(folder.to_path_buf(), Some(watch.clone()));
+        Self::open_by(source, model)
+    }
+
+    fn open_by(source: Source, model: &ModelConfig) -> Result<Self, CheckpointError> {
         let label = source.label(CONFIG);
         let Some(config) = source.read(CONFIG)? else {
             let problem = "no such file; an adapter is a folder that PEFT's save_pretrained wrote";

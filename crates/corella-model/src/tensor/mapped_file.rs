@@ -101,7 +101,7 @@ impl Watched {
         // A later map of the model may have the address of an earlier one.
         let found = names.iter().rev().find(|(known, _)| *known == start);
         let name = found.map_or("a file of the model", |(_, name)| name);
-        format!("{name} has become shorter while it was in use")
+        format!("{name} has become shorter while it was in use, or could not be read")
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
         let name = cut.path.display().to_string();
         assert_eq!(
             told,
-            format!("{name} has become shorter while it was in use")
+            format!("{name} has become shorter while it was in use, or could not be read")
         );
         assert_eq!((map[0], map[PAGE], map[4 * PAGE - 1]), (1, 0, 0));
         assert_eq!(other[3 * PAGE], 4);

@@ -109,11 +109,16 @@ extern "C" fn handle_bus_error(
         let errno = *libc::__errno_location();
         let is_lost_page = (*info).si_code == libc::BUS_ADRERR;
         if !(is_lost_page && replace((*info).si_addr().addr())) {
-            // After this handler, the access faults again, and the former handler gets it.
+            // After this handler, the access faults again, and the former handler gets it. A signal that a process or
+            // the kernel has sent without an access comes only once, so it is sent again.
+            let has_no_access = (*info).si_code <= 0 || (*info).si_code == libc::BUS_MCEERR_AO;
             match FORMER.get() {
                 Some(former) => libc::sigaction(signal, former, std::ptr::null_mut()),
                 None => libc::signal(signal, libc::SIG_DFL) as libc::c_int,
             };
+            if has_no_access {
+                libc::raise(signal);
+            }
         }
         *libc::__errno_location() = errno;
     }
@@ -138,7 +143,7 @@ fn replace(address: usize) -> bool {
         // SAFETY: the entry's owner keeps `watched` until it gives the entry back.
         unsafe { (*watched).set_torn(start) };
         // SAFETY: the page is a part of the watched map, which only readers borrow, and which unmaps it later. The file
-        // has no such page, so no byte of it is lost.
+        // has no such page, or cannot give it, so no byte of it is lost.
         let mapped = unsafe {
             libc::mmap(
                 std::ptr::without_provenance_mut(page),

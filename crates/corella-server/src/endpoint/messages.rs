@@ -61,7 +61,8 @@ pub async fn count_tokens(
         body.check_fields(check)?;
         fields.take_format()?;
         served.check_name(fields.model.as_deref())?;
-        let mut chat = fields.chat(served, check)?;
+        // The marks are checked, and nothing is retained.
+        let mut chat = fields.chat(served, check)?.with_marks(None);
         let prompt = chat.tokenize(served, check, caller).map_err(in_own_names)?;
         Ok(json_response(&TokenCount {
             input_tokens: prompt.tokens.len(),

@@ -9,6 +9,10 @@ use corella_core::{Retention, TokenId};
 use corella_text::{ChatInput, ChatTemplate, RenderLimit, Tokenizer};
 use serde_json::{Value, json};
 
+/// Limits the bytes that are searched for blocks in vain. Some templates drop texts, and each search for a text that is
+/// not there reads the rest of the prompt.
+const MAX_MISSED_BYTES: usize = 64 << 20;
+
 /// The marks of a conversation.
 #[derive(Default)]
 pub struct CacheMarks {
@@ -60,14 +64,15 @@ impl CacheMarks {
     fn places(&self, text: &str, num_head_bytes: usize) -> Vec<(usize, u64)> {
         let mut places = Vec::new();
         let mut end = 0;
+        let mut num_left = MAX_MISSED_BYTES;
         for block in &self.system {
-            end = end_of(text, end, &block.text);
+            end = end_of(text, end, &block.text, &mut num_left);
             places.extend(block.ttl_us.map(|ttl_us| (end, ttl_us)));
         }
         end = end.max(num_head_bytes);
         places.extend(self.head_ttl_us.map(|ttl_us| (end, ttl_us)));
         for block in &self.messages {
-            end = end_of(text, end, &block.text);
+            end = end_of(text, end, &block.text, &mut num_left);
             places.extend(block.ttl_us.map(|ttl_us| (end, ttl_us)));
         }
         places
@@ -75,11 +80,20 @@ impl CacheMarks {
 }
 
 /// The end of a block's text in the prompt's text behind `start`, or `start` if it is not there. Many templates trim
-/// texts.
-fn end_of(text: &str, start: usize, block: &str) -> usize {
+/// texts. `num_left` is the number of bytes that may still be searched in vain.
+fn end_of(text: &str, start: usize, block: &str, num_left: &mut usize) -> usize {
     let block = block.trim();
-    let found = text[start..].find(block);
-    found.map_or(start, |at| start + at + block.len())
+    let rest = &text[start..];
+    if block.len() > rest.len() || *num_left == 0 {
+        return start;
+    }
+    match rest.find(block) {
+        Some(at) => start + at + block.len(),
+        None => {
+            *num_left = num_left.saturating_sub(rest.len());
+            start
+        }
+    }
 }
 
 /// The number of whole tokens before each of `ends`, which are in order.
@@ -239,6 +253,15 @@ mod tests {
     }
 
     /// A tokenizer of words, and one that changes the text: then the beginning is tokenised anew.
+    #[test]
+    fn no_more_blocks_are_searched_once_too_many_bytes_were_searched_in_vain() {
+        let mut num_left = 8;
+        assert_eq!(end_of("abcdef", 0, "x", &mut num_left), 0);
+        assert_eq!(end_of("abcdef", 0, " ab ", &mut num_left), 2);
+        assert_eq!(end_of("abcdef", 2, "x", &mut num_left), 2);
+        assert_eq!(end_of("abcdef", 2, "cd", &mut num_left), 2);
+    }
+
     #[test]
     fn whole_tokens_are_counted_and_a_longer_mark_prolongs_shorter_ones() {
         let replace = json!({"type": "Replace", "pattern": {"String": "_"}, "content": ""});

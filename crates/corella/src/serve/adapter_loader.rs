@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use corella_engine::{Engine, LoadedAdapter};
-use corella_model::{Adapter, ModelConfig};
+use corella_model::{Adapter, FileWatch, ModelConfig};
 use corella_server::AdapterLoader;
 
 use crate::Llm;
@@ -27,7 +27,10 @@ impl AdapterLoader for FolderLoader {
         let Some(adapters) = self.engine.adapters() else {
             return Err("adapters are not enabled: start the server with --enable-lora".to_owned());
         };
-        let adapter = Adapter::open(Path::new(path), &self.model);
+        let watch = FileWatch::default();
+        let adapter = Adapter::open_watched(Path::new(path), &self.model, &watch);
+        // The loss of a page may be the reason of any error.
+        watch.check()?;
         let adapter = adapter.map_err(|error| error.to_string())?;
         if let Some(first) = adapter.left_out.first() {
             tracing::info!(
@@ -42,6 +45,8 @@ impl AdapterLoader for FolderLoader {
                 "its rank is {rank}, and the server was started with --max-lora-rank {max_rank}"
             ));
         }
-        Ok(LoadedAdapter::new(name, &adapter, adapters.clone()))
+        let loaded = LoadedAdapter::new(name, &adapter, adapters.clone());
+        watch.check()?;
+        Ok(loaded)
     }
 }

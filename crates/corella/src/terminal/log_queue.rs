@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::terminal::progress_line::{LogWriter, without_line};
 
@@ -20,6 +20,8 @@ use crate::terminal::progress_line::{LogWriter, without_line};
 const MAX_QUEUED_BYTES: usize = 1 << 20;
 /// At its end, the process waits this long for a reader that takes no line.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// A flush waits this many times as long for a slow reader, or for lines that others log meanwhile.
+const MAX_PATIENCES: u32 = 10;
 
 static QUEUE: LazyLock<LogQueue<Stderr>> = LazyLock::new(|| LogQueue::new(Stderr::open()));
 
@@ -170,8 +172,9 @@ impl<S: Stream + Send + 'static> LogQueue<S> {
     }
 
     fn flush(&self, patience: Duration) {
+        let start = Instant::now();
         let mut state = self.lock();
-        while !state.is_idle() {
+        while !state.is_idle() && start.elapsed() < patience.saturating_mul(MAX_PATIENCES) {
             let num_written = state.num_written;
             let is_stuck = |state: &mut State| state.num_written == num_written;
             let waited = self.changed.wait_timeout_while(state, patience, is_stuck);
@@ -230,7 +233,14 @@ impl Stream for Stderr {
         };
         match without_line(|| stream.write(line)) {
             Some(Ok(num_taken)) => num_taken,
-            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            Some(Err(error))
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                0
+            }
             // A closed pipe or a full disk takes no further line, so the line is dropped and counts as written.
             Some(Err(_)) => line.len(),
             None => 0,

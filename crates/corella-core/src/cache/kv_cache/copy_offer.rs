@@ -99,7 +99,9 @@ impl KvCache {
         if num_free * FREE_SHARE >= self.pool.num_pages() && num_free >= self.offers.num_taken {
             return None;
         }
-        let coldest = self.evictable.iter().take(MAX_LOOKED_AT);
+        // Retained pages are evicted after all others.
+        let coldest = self.evictable.iter().chain(self.retained.listed());
+        let coldest = coldest.take(MAX_LOOKED_AT);
         let coldest = coldest.filter_map(|&(_, page)| self.block_of(page));
         let is_ready = |block: &BlockId| self.is_settled(*block, last_returned);
         let ready: Vec<_> = coldest.filter(is_ready).collect();

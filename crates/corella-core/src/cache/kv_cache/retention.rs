@@ -89,6 +89,11 @@ impl Retained {
         self.evictable.contains(&(self.end_us(page), page))
     }
 
+    /// The pages that can be evicted, in the order of their eviction.
+    pub fn listed(&self) -> impl Iterator<Item = &(u64, PageId)> {
+        self.evictable.iter()
+    }
+
     pub fn num_listed(&self) -> usize {
         self.evictable.len()
     }
@@ -137,9 +142,6 @@ impl KvCache {
         let Some(&last) = path.last() else {
             return true;
         };
-        if !self.retain_snapshot(last, end_us, limit.num_snapshots) {
-            return false;
-        }
         let tables = self.tables_of(path);
         let pages = tables.pages().filter(|&page| !self.is_pinned(page));
         let (before, new): (Vec<_>, Vec<_>) = pages.partition(|&page| self.retained.has(page));
@@ -148,9 +150,13 @@ impl KvCache {
                 self.set_retention(page, end_us);
             }
         }
-        if !self.make_room_to_retain(new.len(), end_us, limit.num_pages) {
+        let Some(num_missing) = self.num_to_end(new.len(), end_us, limit.num_pages) else {
+            return false;
+        };
+        if !self.retain_snapshot(last, end_us, limit.num_snapshots) {
             return false;
         }
+        self.end_earliest_retentions(num_missing);
         for page in new {
             self.set_retention(page, end_us);
         }
@@ -159,18 +165,20 @@ impl KvCache {
         true
     }
 
-    /// Ends retentions that end before `end_us`, the earliest first, until `num_pages` more pages may be retained. If
-    /// too few end by then, returns false and ends none.
-    fn make_room_to_retain(&mut self, num_pages: usize, end_us: u64, limit: usize) -> bool {
+    /// The number of retentions to end before `num_pages` more pages may be retained until `end_us`. `None` if too few
+    /// end by then.
+    fn num_to_end(&self, num_pages: usize, end_us: u64, limit: usize) -> Option<usize> {
         if num_pages == 0 {
-            return true;
+            return Some(0);
         }
         let num_kept = self.num_pinned() + self.retained.len();
         let num_missing = (num_kept + num_pages).saturating_sub(limit);
-        if !self.retained.has_earlier(end_us, num_missing) {
-            return false;
-        }
-        let num_left = self.retained.len() - num_missing;
+        let has_earlier = self.retained.has_earlier(end_us, num_missing);
+        has_earlier.then_some(num_missing)
+    }
+
+    fn end_earliest_retentions(&mut self, num_pages: usize) {
+        let num_left = self.retained.len() - num_pages;
         while self.retained.len() > num_left {
             let Some(earliest_us) = self.retained.next_end_us() else {
                 break;
@@ -178,7 +186,6 @@ impl KvCache {
             // Pages of one prefix mostly end together. A part of a prefix would be of no use.
             self.end_page_retentions(earliest_us);
         }
-        true
     }
 
     /// Ends all retentions whose time has come.

@@ -1,6 +1,8 @@
 //! Faults of the disk while it is in use, and jumps of the clock.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard};
+use std::thread;
 
 use super::*;
 
@@ -18,6 +20,8 @@ struct Content {
     fault: Mutex<Option<Fault>>,
     /// Locked while reads are held.
     reads: Mutex<()>,
+    /// The number of reads that have begun.
+    num_reads: AtomicUsize,
 }
 
 struct Fault {
@@ -60,6 +64,7 @@ impl FaultyFile {
 
 impl FileLayer for FaultyFile {
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        self.0.num_reads.fetch_add(1, Ordering::Relaxed);
         drop(self.0.reads.lock().unwrap());
         let content = self.begin(true)?;
         let there = content.get(at as usize..at as usize + bytes.len());
@@ -217,4 +222,34 @@ fn a_clock_that_jumps_costs_only_time() {
     });
     bench.scheduler.reset_prefix_cache().unwrap();
     assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+}
+
+/// The erasure comes while the file is scanned, when the tier is not on yet.
+#[test]
+fn pages_that_are_erased_while_the_disk_comes_back_are_not_found() {
+    let (mut bench, file) = bench("erased");
+    bench.store();
+    let config = KvDiskConfig {
+        folder: bench.folder.clone(),
+        max_bytes: 1 << 20,
+        label: KvDiskLabel::default(),
+        identity: 1,
+        keeps_salted: false,
+    };
+    let tier = Tier::new(&config, bench.disk.pages.clone());
+    tier.use_file(Box::new(file.clone()));
+    tier.switch_off("opening its file", &io::Error::other("it is locked"));
+    let num_reads = file.0.num_reads.load(Ordering::Relaxed);
+    let held = file.hold_reads();
+    thread::scope(|scope| {
+        let comes_back = scope.spawn(|| tier.try_again());
+        wait_until("the scan reads", || {
+            file.0.num_reads.load(Ordering::Relaxed) > num_reads
+        });
+        tier.erase();
+        drop(held);
+        assert!(comes_back.join().unwrap());
+    });
+    let stats = tier.stats();
+    assert_eq!((stats.is_on, stats.num_pages), (true, 0));
 }
