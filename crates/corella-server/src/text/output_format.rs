@@ -137,6 +137,10 @@ fn schema_of(path: &str, mut fields: Map<String, Value>) -> Result<OutputFormat,
     let field = format!("{path}.schema");
     let schema = fields.remove("schema").filter(|schema| !schema.is_null());
     let schema = schema.ok_or_else(|| ApiError::invalid(&field, "is required"))?;
+    // A boolean is a schema, too, but allows all texts or none, which no caller wants.
+    if schema.is_boolean() {
+        return Err(ApiError::invalid(field, "must be an object"));
+    }
     no_others(path, &fields, &["name", "description", "strict"])?;
     Ok(OutputFormat {
         source: json_schema(&field, schema)?,

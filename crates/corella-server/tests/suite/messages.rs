@@ -155,6 +155,11 @@ async fn errors_about_tools_have_the_names_of_this_api() {
             json!({"format": {"type": "json_schema", "schema": [null]}}),
             "output_config.format.schema: must be a JSON schema",
         ),
+        (
+            "output_config",
+            json!({"format": {"type": "json_schema", "schema": false}}),
+            "output_config.format.schema: must be an object",
+        ),
     ] {
         let mut body = body_with_tools();
         body[field] = value;
