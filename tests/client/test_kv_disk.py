@@ -343,7 +343,7 @@ def test_damage_and_another_process_cost_only_time(tmp_path, expected):
 
 
 def test_a_disk_that_fills_up_while_it_is_used_costs_only_time(tmp_path, expected):
-    with small_disk(tmp_path / "disk", 4 << 20) as folder, ServerProcess(*SMALL, *disk(folder / "kv")) as server:
+    with small_disk(tmp_path / "disk", 4 << 20) as folder, ServerProcess(*SMALL, *disk(folder / "kv", "16M")) as server:
         wait_open(server)
         fill(folder / "filler")
         assert ask(server) == (expected, 0)
