@@ -95,7 +95,7 @@ mod tests {
         assert_eq!((pace.round_trip_us(), pace.kiloblock_us()), (0, 0));
         pace.note_round_trip(100);
         assert_eq!(pace.round_trip_us(), 200);
-        // 10 blocks take 1,200 us, of which messages take 200 us.
+        // 10 blocks take 1,200 us: 200 us for messages and 100 us for each block.
         pace.note_load(10, 1_200);
         assert_eq!(pace.kiloblock_us(), 102_400);
         assert_eq!((pace.load_us(0), pace.load_us(3)), (0, 500));

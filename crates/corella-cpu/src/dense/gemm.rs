@@ -178,7 +178,7 @@ struct OutputTile {
     to: *mut f32,
     /// The distance between rows, in elements.
     stride: usize,
-    /// Whether the kernel writes final outputs. Otherwise `finish` processes what it wrote.
+    /// Whether the kernel writes final outputs. Otherwise `finish` processes its outputs.
     is_final: bool,
 }
 

@@ -76,7 +76,7 @@ pub unsafe fn delta_rows<V: Vector>(it: DeltaRows<'_>) {
             let first = it.first + index * ROWS;
             let updates = it.updates.add(first * dim);
             let out = it.out.add(index * ROWS * dim);
-            // A row's result memory first holds what the row reads from the state.
+            // A row's result memory first holds the row's read of the state.
             if it.state.is_null() {
                 std::ptr::write_bytes(updates, 0, rows.len() * dim);
                 std::ptr::write_bytes(out, 0, rows.len() * dim);

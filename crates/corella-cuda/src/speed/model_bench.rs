@@ -79,7 +79,7 @@ pub struct ModelBench {
 
 impl ModelBench {
     /// Takes memory for prompts of up to `max_prompt_len` tokens and for batches of contexts, leaving out batches that
-    /// do not fit into the device. Each batch has room for `num_steps` decode steps, of which the second half is timed.
+    /// do not fit into the device. Each batch has room for `num_steps` decode steps. The second half of them is timed.
     pub fn new(
         device: &SharedDevice,
         spec: DecoderSpec,

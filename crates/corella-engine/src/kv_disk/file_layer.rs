@@ -36,7 +36,7 @@ impl FileLayer for File {
             return Ok(there);
         }
         if let Err(error) = allocate(self, there, len) {
-            // Some file systems keep what they had reserved before they found the disk full.
+            // ext4 keeps the space that it reserved before it found the disk full.
             let _ = self.set_len(there);
             return Err(error);
         }

@@ -1,4 +1,4 @@
-//! What a folder of files has, for an operator. Nothing is changed, and servers may use the files meanwhile.
+//! Reports on the files of a folder, for an operator. Servers may use the files meanwhile, since nothing is changed.
 
 use std::fs::File;
 use std::io;

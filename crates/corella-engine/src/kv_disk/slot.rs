@@ -166,7 +166,7 @@ impl SlotShape {
         })
     }
 
-    /// What a slot has, whatever page it is.
+    /// The content of a slot, for any page.
     pub fn content(&self, slot: &[u8]) -> SlotContent {
         let (header, rows) = slot.split_at(self.header_bytes());
         if number(header, 0, 8) != u128::from(MAGIC) {

@@ -538,7 +538,7 @@ fn a_path_is_usable_up_to_its_last_whole_state() {
     assert!(!store.has_room_for(&long.hashes, &[2, 4, 8]));
 }
 
-/// Each state has two pages, as many as the rows of two blocks.
+/// Each state has two pages. The rows of two blocks have two pages, too.
 #[test]
 fn a_state_is_stored_if_the_rows_before_it_take_as_many_bytes() {
     let store = open_recurrent(LossyFile::new(Vec::new(), u64::MAX));
