@@ -245,7 +245,12 @@ impl Exchange {
                     end_block: held.num_blocks,
                     until_us,
                 });
-                self.held.extend(held.map(|held| (load, held)));
+                if let Ok(held) = held {
+                    // A key may come again when its tombstone is gone. Its new hold has not ended.
+                    self.released.remove(&load);
+                    self.not_held.remove(&load);
+                    self.held.insert(load, held);
+                }
                 let scheduler = &mut engine.scheduler;
                 let num_lent = scheduler.stats().num_served_pages;
                 let limit = scheduler.config().max_served_pages;
