@@ -9,10 +9,10 @@ round has its own prefix of random tokens, and sends one request after the other
 * another question: the same prefix and 64 other tokens;
 * repeated: the first prompt again;
 * next turn: the first prompt, its answer of 100 tokens, and 64 more;
-* branch: another prefix, which does not end at a multiple of a snapshot's distance, and 64 tokens, three times.
+* branch, three times: 64 tokens after another prefix, at whose end no regular snapshot lies.
 
-The time is a request's for one token. The server's processor time is printed beside it, because other programs disturb
-it less.
+Each time is that of a request that generates one token. The server's processor time is printed beside it, because other
+programs disturb it less.
 """
 
 import json

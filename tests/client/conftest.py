@@ -14,7 +14,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_configure(config):
     config.addinivalue_line(
         "markers",
-        "night: slow by nature, or a client of others, of which a quicker test covers the rule. "
+        "night: slow by nature, or with a client of another project; a quicker test covers the same rule. "
         "`cargo xtask ci` leaves it to `cargo xtask night`.",
     )
 

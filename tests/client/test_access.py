@@ -321,7 +321,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(authority):
         assert "PRIVATE KEY" not in server.log()
 
 
-def test_clients_that_never_finish_a_handshake_hold_up_nobody(authority):
+def test_clients_that_never_finish_a_handshake_hold_up_no_other(authority):
     with secured(authority) as server:
         silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
         for connection in silent[::2]:

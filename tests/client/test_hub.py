@@ -323,7 +323,7 @@ def test_a_model_changes_only_when_it_is_pulled(hub, user):
     assert hub.requests == []
 
 
-def test_offline_asks_nobody(hub, user):
+def test_offline_asks_no_hub(hub, user):
     for variables, flags in [({}, ["--offline"]), ({"HF_HUB_OFFLINE": "1"}, [])]:
         line = user.refusal("inspect", "acme/nano", *flags, **variables)
         assert "not in the cache" in line and "--offline" in line

@@ -97,7 +97,7 @@ def test_blocks_of_windows_and_of_adapters_are_known_at_each_request(model, adap
         assert server.metric("corella_kv_pages_evicted_total") > 0
 
 
-def test_a_reader_that_does_not_read_delays_nobody():
+def test_a_reader_that_does_not_read_delays_no_other():
     with Publisher(hwm=5) as server, server.reader(RCVHWM=1, RCVBUF=1024) as stalled, server.reader() as quick:
         stalled.wait_subscribed(server, 2)
         run(server, random_prompts(30, seed=5))

@@ -81,7 +81,7 @@ def test_a_message_without_an_answer_is_not_sent_with_the_next(browser, server):
         held = hold(page)
         say(page, "First.")
         page.fill("#message", "Second.")
-        # A page reports its requests while a command runs.
+        # Playwright hands out a page's requests only while one of its commands runs.
         wait_until(lambda: page.evaluate("true") and held, "the page has sent its request")
         held.pop().fulfill(status=503, json=REFUSAL)
         wait_failed(page)

@@ -305,7 +305,7 @@ def test_a_port_in_use_is_one_line():
 NO_FALLBACK = ("--fallback", "none")
 
 
-def test_without_fallback_a_request_that_nobody_takes_is_refused():
+def test_without_fallback_a_request_that_no_node_takes_is_refused():
     with Fleet() as fleet:
         options = ("--disaggregate-min-tokens", 4, *NO_FALLBACK, *THREADS)
         prefill = fleet.prefill(*options, num_decode_nodes=0, ready_path="/health")

@@ -289,7 +289,7 @@ def test_41_kv_that_never_comes_is_not_waited_for(alone):
         wait_at_rest(prefill, decode)
 
 
-def test_42_pending_loads_hold_up_nobody(alone):
+def test_42_pending_loads_hold_up_no_other(alone):
     num_loads, prompt_length = 8, 1900
     with Fleet() as fleet:
         decode = fleet.decode(*SLOW, "--transfer-threads", 1)
@@ -361,7 +361,7 @@ def test_43_a_client_that_leaves_while_it_is_answered_frees_both_nodes():
         assert num_steps(decode) < 1000
 
 
-def test_44_a_slow_node_delays_nobody_else(alone):
+def test_44_a_slow_node_delays_no_other(alone):
     prompt = prompt_of(1200)
     with Fleet() as fleet:
         decode = fleet.decode(*SLOW)
@@ -497,7 +497,7 @@ def test_46_a_node_that_is_restarted_at_its_address_is_another(alone):
         assert prefill.log().count("node decode has joined") == 2
 
 
-def test_47_full_decode_nodes_are_passed_over_until_nobody_has_room(alone):
+def test_47_full_decode_nodes_are_passed_over_until_none_has_room(alone):
     prompts = [prompt_of(100, seed) for seed in range(5)]
     num_tokens = 250
     # A page is 16 rows. One request fits, and two do not.

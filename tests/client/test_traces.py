@@ -230,7 +230,7 @@ def test_a_failed_and_an_abandoned_request_are_spans_too(collector):
         assert span.status.code == Status.STATUS_CODE_UNSET
 
 
-def test_a_collector_that_is_away_holds_up_nobody():
+def test_a_collector_that_is_away_holds_up_no_request():
     gone = f"http://127.0.0.1:{free_port()}"
     with ServerProcess("--device", "mock", "--otlp-endpoint", gone) as server:
         for _ in range(20):

@@ -49,7 +49,7 @@ def test_an_interrupt_ends_a_call_and_its_requests(wait):
     assert (output, process.returncode) == ("interrupted\n1\n", 0), errors
 
 
-def test_an_interrupt_that_nobody_catches_ends_the_process():
+def test_an_uncaught_interrupt_ends_the_process():
     process = start(CAUGHT.format(wait='llm.generate(["Once"] * 300, params)').replace("KeyboardInterrupt", "OSError"))
     assert process.stdout.readline() == "busy\n"
     process.send_signal(signal.SIGINT)

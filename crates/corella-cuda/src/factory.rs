@@ -106,7 +106,7 @@ impl ExecutorFactory for CudaFactory {
     }
 }
 
-/// Assumes that other programs use no part of the usable share.
+/// The memory that an executor may use: the given share of all memory, or the free memory if that is less.
 fn memory(properties: &DeviceProperties, utilization: f64) -> DeviceMemory {
     let usable = properties.total_bytes as f64 * utilization;
     DeviceMemory {

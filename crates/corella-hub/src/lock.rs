@@ -27,9 +27,9 @@ impl FileLock {
         let mut is_told = false;
         loop {
             match file.try_lock() {
-                // A filesystem without locks: two processes that fetch the same file at once
-                // would each see the other's bytes and find a wrong checksum, never a wrong model.
                 Ok(()) => return Ok(Self { _file: file }),
+                // The file system has no locks. Two processes may then write to the same partial file. They find a
+                // wrong checksum, and never load a wrong model.
                 Err(TryLockError::Error(error))
                     if error.kind() == std::io::ErrorKind::Unsupported =>
                 {

@@ -12,8 +12,8 @@ pub struct Codes {
     /// The code of 0, unless weights have zero points.
     middle: f32,
     symmetric: bool,
-    /// The number of steps between 0 and the largest magnitude of a weight or, with zero points, between the smallest
-    /// weight and the largest: for the first scale that is tried, and for the last.
+    /// The number of steps in the range of the weights, for the first scale that is tried, and for the last. The range
+    /// is from 0 to the largest magnitude, or, with zero points, from the smallest weight to the largest.
     steps: [f32; 2],
 }
 

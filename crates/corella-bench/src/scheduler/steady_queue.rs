@@ -108,8 +108,8 @@ fn preemption_in_vain(num_running: usize, num_waiting: usize, limits: CallLimits
     }
 }
 
-/// Returns a configuration with all pages that the running requests will ever need. The further pages are one too few
-/// for one more prompt.
+/// Returns a configuration with all pages that the running requests will ever need, and one page too few for another
+/// prompt.
 fn full_config(policy: Policy, num_running: usize, max_tokens: usize) -> SchedulerConfig {
     let pages_each = (NUM_PROMPT_TOKENS + max_tokens - 1).div_ceil(PAGE_SIZE as usize);
     let num_pages = num_running * pages_each + NUM_PROMPT_TOKENS / PAGE_SIZE as usize - 1;

@@ -46,7 +46,7 @@ impl Client {
     pub(super) fn new(options: &BenchServeOptions) -> Result<Self, BenchError> {
         let wrong = |reason: &str| {
             BenchError::Option(format!(
-                "--base-url {}: {reason}; it looks like http://127.0.0.1:8000",
+                "--base-url {}: {reason}; it should look like http://127.0.0.1:8000",
                 options.base_url
             ))
         };
@@ -279,7 +279,10 @@ impl Client {
             Some((connector, name)) => {
                 let encrypted = self.in_time(connector.connect(name.clone(), stream)).await;
                 let encrypted = encrypted.map_err(|reason| {
-                    format!("{reason}; SSL_CERT_FILE names the file of an authority of your own")
+                    format!(
+                        "{reason}; if its certificate is your own or your network's, name the authority's file in \
+                         SSL_CERT_FILE"
+                    )
                 })?;
                 self.handshake(encrypted).await
             }

@@ -193,7 +193,7 @@ impl Incoming {
     /// Checks that a state is the next one, and takes its bytes from the credit. The error names the violation.
     pub fn check_state(&self, run: &StateRun) -> Result<(), &'static str> {
         let Some((states, _)) = self.states() else {
-            return Err("a recurrent state that nobody asked for");
+            return Err("a recurrent state that was not asked for");
         };
         let num_rows = self.request.num_rows;
         let mut state = self.state();
@@ -243,7 +243,7 @@ impl Incoming {
         }
         let end = run.first_row.checked_add(run.num_rows);
         if run.num_rows == 0 || end.is_none_or(|end| end > self.request.num_rows) {
-            return Err("rows that nobody asked for");
+            return Err("rows that were not asked for");
         }
         match state.credit.checked_sub(num_bytes as u64) {
             Some(credit) => state.credit = credit,

@@ -369,6 +369,7 @@ mod tests {
         holds.stop_export(&mut first);
         assert!(holds.begin_export(&mut second, (16, 4), 4));
     }
+
     #[test]
     #[should_panic(expected = "exporting pages")]
     fn exporting_pages_are_those_of_requests() {

@@ -2,8 +2,8 @@
 //!
 //! The forecast is kept from step to step. A clock counts turns: in a turn, every decoding request fills one row. Each
 //! running request is counted by numbers that the clock does not change: the turn in which it will fill its last row,
-//! and its rows less the turns so far. So a step in which every request decodes only advances the clock, and a page
-//! that a request takes changes only the sum of the pages held.
+//! and its number of rows minus the number of turns so far. So a step in which every request decodes only advances the
+//! clock, and a page that a request takes changes only the sum of the pages held.
 
 use alloc::vec::Vec;
 
@@ -21,7 +21,7 @@ pub(crate) struct PageDemand {
     pub num_window_pages: u32,
     /// Pages that other requests still hold when this one ends.
     pub num_shared_pages: u32,
-    /// Pages that a rule without regard to time keeps for the request.
+    /// Pages that `HeadRoom::Limit` or `HeadRoom::Share` keeps for the request, whenever it may need them.
     pub num_kept_pages: u32,
     /// Whether the request's end is known and not predicted.
     pub is_certain: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Contribution {
     end: u64,
     /// The last turn of its cohort's window.
     window_end: u64,
-    /// The request's rows less the turns of the clock.
+    /// The request's number of rows minus the turns of the clock.
     first_rows: i64,
     num_final_pages: i64,
     num_window_pages: i64,
@@ -172,7 +172,7 @@ impl PageForecast {
         }
     }
 
-    /// Sets the number of pages that a rule without regard to time keeps for all requests.
+    /// Sets the number of pages that `HeadRoom::Limit` or `HeadRoom::Share` keeps for all requests.
     pub fn keep_pages(&mut self, num_pages: usize) {
         self.num_kept_pages = num_pages as i64;
     }

@@ -160,7 +160,7 @@ impl LengthForecast {
             .min(config.num_unpinned_pages())
     }
 
-    /// Pages that a rule without regard to time keeps for a request, beyond the pages that it holds.
+    /// Pages that `HeadRoom::Limit` or `HeadRoom::Share` keeps for a request, beyond the pages that it holds.
     pub fn num_kept_pages(&self, state: &RequestState, num_held_pages: u32) -> u32 {
         let num_drawn = state.num_drawn_tokens();
         let rest = state.max_tokens() - num_drawn;
@@ -221,8 +221,8 @@ impl LengthForecast {
             .note_given_back(num_pages, state.is_length_known());
     }
 
-    /// Adds up the pages that a rule without regard to time keeps for the `counted` requests. These pages change with
-    /// every token, so the sum is made before each use.
+    /// Adds up the pages that `HeadRoom::Limit` or `HeadRoom::Share` keeps for the `counted` requests. These pages
+    /// change with every token, so the sum is made before each use.
     pub fn keep_pages<'a>(&mut self, counted: impl Iterator<Item = &'a RequestState>) {
         if self.config.head_room == HeadRoom::Estimate {
             return;

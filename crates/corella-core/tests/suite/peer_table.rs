@@ -120,7 +120,7 @@ fn who_has_answered_is_not_probed_for_a_second() {
 }
 
 #[test]
-fn an_outage_takes_nobody_away() {
+fn an_outage_takes_no_node_away() {
     let (mut table, a) = table_with_a();
     table.handle_outage(SECOND_US);
     table.handle_outage(3600 * SECOND_US);

@@ -457,7 +457,7 @@ proptest! {
 
     /// While reservations are counted, no node gets requests for more pages than it has reported.
     #[test]
-    fn nobody_is_overbooked(
+    fn no_node_is_overbooked(
         pages in prop::collection::vec(0..100u32, 1..6),
         lengths in prop::collection::vec(1..400u32, 1..60),
         cursor in 0..u64::MAX / 2,

@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "page 4")]
-    fn the_page_for_warm_up_is_nobody_else_s() {
+    fn the_page_for_warm_up_belongs_to_no_request() {
         let pages = pages(KvFormat::Int8, ElementOrder::Plain);
         pages.native_parts(0, PageId(NUM_PAGES));
     }

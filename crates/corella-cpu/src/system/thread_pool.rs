@@ -239,7 +239,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The number of spins, about ten microseconds: most workers with equal shares arrive by then.
 const NUM_SPINS: u32 = 300;
-/// The number of yields, about a millisecond: parking and waking up would cost more than the difference of most shares.
+/// The number of yields, about a millisecond. Most shares end so close together that parking and waking up would cost
+/// more than the wait.
 const NUM_YIELDS: u32 = 3000;
 
 struct Barrier {

@@ -17,7 +17,7 @@ use serde_json::Value;
 const F32: WeightFormat = WeightFormat::Float(DType::F32);
 const BF16: WeightFormat = WeightFormat::Float(DType::Bf16);
 
-/// The tolerance relative to the largest magnitude among a position's logits: the order of sums alone.
+/// The tolerance if only the order of sums differs, relative to the largest magnitude among a position's logits.
 const F32_TOLERANCE: f32 = 1e-4;
 /// The tolerance with weights and adapters in bf16, if rows are not rounded: adapters are rounded once more, because
 /// they are stored times their scale.

@@ -113,7 +113,7 @@ fn a_prompt_in_bf16_goes_on_in_integers_and_smaller_pages() {
     }
 }
 
-/// Prefills with tiles and decodes without, in each page layout. The draws depend only on the content of the pages.
+/// Pages of each instruction set go through the memory of all others, and come back with the same bits.
 #[test]
 fn pages_change_between_plain_order_and_tiles() {
     let prompt = prompt(40);
@@ -196,8 +196,8 @@ fn layers_can_be_read_while_later_ones_are_computed() {
     }
 }
 
-/// Idle workers have memory cleared ahead; earlier writes of other threads stay. Every second block is left to the
-/// workers, which shows their progress.
+/// Idle workers clear memory before its first use, and keep what other threads have written to it. The test writes to
+/// every second block only. The others show the progress of the workers.
 #[cfg(target_os = "linux")]
 #[test]
 fn pages_written_from_outside_survive_idle_time() {
@@ -308,7 +308,7 @@ fn is_resident(part: NonNull<[u8]>) -> bool {
 }
 
 #[test]
-fn nobody_waits_for_a_step_that_has_failed_or_never_comes() {
+fn no_reader_waits_for_a_step_that_has_failed_or_never_comes() {
     for num_stages in [1, 2, 3] {
         let mut executor = executor_of(
             &golden("qwen3-gqa-untied"),

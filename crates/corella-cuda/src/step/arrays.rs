@@ -31,7 +31,7 @@ pub struct StepArrays {
     spans: Vec<AttentionSpan>,
 }
 
-/// The work of the layers that share a division of attention.
+/// The attention work of all layers with one shape of attention.
 struct KindArrays {
     shape: AttentionShape,
     limits: PlanLimits,

@@ -2,14 +2,14 @@
 
 use crate::{EncoderWeights, FileWatch, LayerWeights, Tensor};
 
-/// The weights from which the layers' own inputs are computed. A row has the inputs of all layers, one after the other.
+/// The weights from which the layers' own inputs are computed. A table gives one half of an input, and a projection of
+/// the token's embedding the other half. A row has the inputs of all layers, one after the other.
 #[derive(Clone)]
 pub struct PerLayerWeights {
-    /// The table of the half that is looked up, `[token][layer][element]`.
+    /// `[token][layer][element]`.
     pub table: Tensor,
-    /// The projection of embeddings.
     pub projection: Tensor,
-    /// The norm of the projected half, which all layers share.
+    /// The norm of the projection, which all layers share.
     pub norm: Tensor,
 }
 

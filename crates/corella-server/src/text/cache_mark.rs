@@ -252,7 +252,6 @@ mod tests {
         assert_eq!(marked(&marks, &messages, None), expected);
     }
 
-    /// A tokenizer of words, and one that changes the text: then the beginning is tokenised anew.
     #[test]
     fn no_more_blocks_are_searched_once_too_many_bytes_were_searched_in_vain() {
         let mut num_left = 8;
@@ -262,6 +261,7 @@ mod tests {
         assert_eq!(end_of("abcdef", 2, "cd", &mut num_left), 2);
     }
 
+    /// The second tokenizer changes the text, so the beginning is tokenised anew.
     #[test]
     fn whole_tokens_are_counted_and_a_longer_mark_prolongs_shorter_ones() {
         let replace = json!({"type": "Replace", "pattern": {"String": "_"}, "content": ""});

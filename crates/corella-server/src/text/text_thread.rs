@@ -202,7 +202,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(300);
 
     #[tokio::test]
-    async fn work_is_told_when_nobody_waits_for_it() {
+    async fn work_is_told_when_no_caller_waits_for_it() {
         let threads = TextThreads::new();
         let (begun, has_begun) = mpsc::channel();
         let (go_on, goes_on) = mpsc::channel();

@@ -157,7 +157,7 @@ async fn lines_that_a_lost_engine_drops_are_left_for_the_next_start() {
 }
 
 #[tokio::test]
-async fn nobody_else_can_read_the_folder() {
+async fn only_the_owner_can_read_the_folder() {
     let folder = Folder::new("private");
     let mut setup = Setup::new();
     setup.files = Some(folder.config(2));

@@ -144,7 +144,8 @@ async fn a_call_of_many_inputs_leaves_room_for_others() {
     let texts: Vec<String> = (0..200).map(|index| format!("text {index}")).collect();
     let many = json!({"input": texts, "pooling": "mean"});
     let other = json!({"input": "another", "dimensions": 4});
-    // The server runs on this thread, so it finds the prompts of its call all ended or refused at once.
+    // The server runs on this thread. While the wait blocks it, the engine ends or refuses all prompts that it was
+    // given, so the server finds many ends at once.
     let holdups = async {
         loop {
             wait_until("the engine has ended what it was given", || {

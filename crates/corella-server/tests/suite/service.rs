@@ -167,7 +167,7 @@ async fn tokens_and_text_convert_both_ways() {
 }
 
 #[tokio::test]
-async fn the_prefix_cache_is_reset_only_when_nobody_uses_it() {
+async fn the_prefix_cache_is_reset_only_when_no_request_uses_it() {
     let server = Setup::new().holding_behind(1).start().await;
     let body = json!({"prompt": "a prompt of some length", "max_tokens": 200, "stream": true});
     let mut running = open_post(server.address, "/v1/completions", &body).await;

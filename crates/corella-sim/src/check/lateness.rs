@@ -81,7 +81,7 @@ impl Lateness {
 
 impl Checker for Lateness {
     fn rule(&self) -> &'static str {
-        "who is late ends, and nobody else"
+        "a late request ends, and no other"
     }
 
     fn queued(&mut self, answer: &Answer) {

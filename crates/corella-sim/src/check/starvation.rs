@@ -89,7 +89,7 @@ impl NoStarvation {
 
 impl Checker for NoStarvation {
     fn rule(&self) -> &'static str {
-        "nobody starves"
+        "no request starves"
     }
 
     fn queued(&mut self, answer: &Answer) {

@@ -14,7 +14,7 @@ pub struct StepLimits {
     prompts: BTreeMap<RequestId, u32>,
     /// The prompt lengths of requests that draw no token.
     undrawn_prompts: BTreeMap<RequestId, u32>,
-    /// Slots whose request has used its one cut at a branch of the prefix tree since it took the slot.
+    /// Slots whose prompt was cut at a branch of the prefix tree. That may happen once after each start of a slot.
     branched: BTreeSet<SlotId>,
 }
 

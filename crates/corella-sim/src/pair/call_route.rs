@@ -113,7 +113,7 @@ impl SimulatedPrefillNode {
                 world.placement.num_elsewhere += u64::from(!asks_first);
             }
             Route::Here(_) => world.placement.num_here += 1,
-            Route::Refused | Route::TooSlow(_) => world.placement.num_nobody += 1,
+            Route::Refused | Route::TooSlow(_) => world.placement.num_untaken += 1,
         }
         let submission = submission(session, planned);
         let was_cancelled = planned.cancel_us.is_some_and(|at_us| at_us <= world.now_us);

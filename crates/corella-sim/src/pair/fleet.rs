@@ -103,7 +103,7 @@ impl<'a> Fleet<'a> {
             let verdict = self.world.sessions.check(now_us);
             verdict.map_err(|what| self.world.violation("sessions keep their deadlines", what))?;
             let verdict = self.world.clients.check_silence(now_us);
-            verdict.map_err(|what| self.world.violation("nobody waits in silence", what))?;
+            verdict.map_err(|what| self.world.violation("no client waits in silence", what))?;
         }
         self.world.totals.num_events = self.world.num_events();
         let verdict = self.world.clients.check_ended();

@@ -87,7 +87,7 @@ counts! {
         num_elsewhere,
         /// Calls that stay on their prefill node, and calls that no node takes.
         num_here,
-        num_nobody,
+        num_untaken,
         /// Choices of the computing node by predicted cost: the prefill node, or the decode node.
         num_decided_here,
         num_decided_there,

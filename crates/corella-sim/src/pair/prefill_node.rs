@@ -45,7 +45,7 @@ pub struct SimulatedPrefillNode {
     /// Sessions whose computing node is undecided, each with its attempt and the number of rows that the decode node
     /// has cached.
     pub(super) undecided: BTreeMap<SessionId, (SessionKey, u32)>,
-    /// Sessions whose prompt was left to a decode node, each with whether the session is still with that node.
+    /// Sessions whose prompt was left to a decode node. The value is false once the session has left that node.
     left: BTreeMap<SessionId, bool>,
 }
 
@@ -466,9 +466,9 @@ impl SimulatedPrefillNode {
         Ok(())
     }
 
-    /// Checks that a lease that runs its full time had no read in its last seven eighths: a read renews the lease,
-    /// unless the lease was renewed within the eighth before. The check skips a lease that ends early because requests
-    /// need its pages.
+    /// Checks that a lease ends only for lack of reads. A read renews the lease, unless the lease was renewed less than
+    /// an eighth of its time before. So a lease that runs its full time had no read in the last seven eighths of it.
+    /// The check skips a lease that ends early because requests need its pages.
     fn check_lease(&mut self, request: RequestId, world: &World<'_>) -> Result<(), Violation> {
         let (session, run) = self.runs[&request];
         let by_us = world.now_us + world.links().max_stop_us;

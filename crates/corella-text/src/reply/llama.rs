@@ -68,7 +68,7 @@ impl CallReader for LlamaReader {
             }
             State::Call { object, marked } => {
                 let (tools, marked) = (&self.tools, *marked);
-                // Without such a mark, the object may be JSON that the user requested, so it must name a tool.
+                // Without the tag, the object may be JSON that the user requested, so it must name a tool.
                 let is_offered = |name: &str| tools.as_ref().is_some_and(|set| set.contains(name));
                 let (read, progress) = object.read(text, out, &|name| marked || is_offered(name));
                 match progress {

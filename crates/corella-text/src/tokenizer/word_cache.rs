@@ -59,8 +59,8 @@ pub(crate) fn resize_package_cache(
     Ok(())
 }
 
-/// A trainer without an effect: only trainers may change a model in place, and copying a large vocabulary takes a tenth
-/// of a second.
+/// A trainer that only resizes the cache. The package lets only trainers change a model in place, and copying a large
+/// vocabulary takes a tenth of a second.
 struct CacheResizer(usize);
 
 impl Trainer for CacheResizer {

@@ -355,7 +355,7 @@ fn tools_have_the_name_that_the_template_reads() {
 
 /// The size of a prompt is limited before it is printed.
 #[test]
-fn a_template_is_stopped_when_it_prints_too_much_or_for_nobody() {
+fn a_template_is_stopped_when_it_prints_too_much_or_its_caller_has_left() {
     let source = "{% for message in messages %}[{{ message.content }}]{% endfor %}";
     let template = ChatTemplate::new(source, SpecialTokens::default()).unwrap();
     let messages = vec![json!({"role": "user", "content": "twelve bytes"}); 10];

@@ -284,7 +284,7 @@ fn the_last_token_that_fits_counts() {
 
 /// Tokenising stops long before the end of the text.
 #[test]
-fn nobody_tokenises_for_those_who_left() {
+fn tokenising_stops_when_the_caller_has_left() {
     let both = &READ[6];
     let num_asked = Cell::new(0);
     let text = "a lantern ".repeat(500_000);
@@ -385,10 +385,10 @@ fn word_pieces_are_decoded_as_the_package_does() {
     }
 }
 
-/// The goldens of encoders have two kinds of tokenizers that split texts at whole words, and one of bytes.
+/// The tokenizers are WordPiece, byte-level BPE and unigram.
 #[test]
 fn a_pair_has_special_tokens_between_its_texts() {
-    // The ids from Transformers. The last pair belongs to a folder's golden.
+    // The last prompt of each folder's golden is the pair below, with the ids of Transformers.
     for name in [
         "bert-pair",
         "modernbert-pair",

@@ -323,7 +323,7 @@ async fn a_slow_load_delays_no_other() {
 
 /// A client leaves while the rows of its prompt arrive. Another client waits for them, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_leaves_while_blocks_land_takes_them_from_nobody() {
+async fn a_client_that_leaves_while_blocks_land_takes_them_from_no_other() {
     let scene = Scene::new(model(256), FETCHES).await;
     scene.hold_rows();
     let leaving = scene.second.submit(&scene.proxy.params, request(0));

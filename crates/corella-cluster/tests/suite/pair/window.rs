@@ -118,7 +118,8 @@ async fn windows_reach_no_bit_of_an_answer_of_two_nodes() {
     }
 }
 
-/// If page sizes differ, the first sent page would lack rows, and other requests could find it later.
+/// The sent rows begin at a page of the prefill node. A larger page of the decode node may begin earlier. It would lack
+/// rows, and the prefix cache would offer it to other requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_with_windows_and_other_pages_do_not_work_together() {
     let windows = Kind {
@@ -139,7 +140,8 @@ async fn nodes_with_windows_and_other_pages_do_not_work_together() {
     assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
 }
 
-/// The whole of 200 rows is 25 pages in each layer. Behind a window of 24 rows, rows 176 to 199 are three pages.
+/// Without a window, a layer has 25 pages of the prompt's 200 rows. A window of 24 positions reaches rows 177 to 199,
+/// which lie in three pages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_window_reaches_is_not_sent() {
     let windows = Kind {

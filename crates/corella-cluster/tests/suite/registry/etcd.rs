@@ -79,7 +79,7 @@ async fn a_node_that_drains_is_chosen_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_outage_takes_nobody_away_and_all_register_again() {
+async fn an_outage_takes_no_node_away_and_all_register_again() {
     let mut server = EtcdServer::start("outage");
     let proxy = counting_proxy(&server);
     let start = |id, role| start(&url_at(proxy.address), node(id, role), KEPT_LEASE_TTL);
@@ -142,7 +142,7 @@ async fn who_registers_late_after_an_outage_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registry_that_hangs_takes_nobody_away() {
+async fn a_registry_that_hangs_takes_no_node_away() {
     let server = EtcdServer::start("hang");
     let proxy = counting_proxy(&server);
     let first = prefill(&url_at(proxy.address), "prefill-1");

@@ -85,7 +85,7 @@ async fn a_folder_that_was_cleaned_fills_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_that_cannot_be_read_takes_nobody_away() {
+async fn a_folder_that_cannot_be_read_takes_no_node_away() {
     let folder = TestFolder::new("folder-outage");
     let nodes = folder.0.join("nodes");
     let first = prefill(&url(&folder), "prefill-1");
@@ -112,7 +112,7 @@ async fn a_folder_that_cannot_be_read_takes_nobody_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_record_hides_nobody() {
+async fn what_is_no_record_hides_no_node() {
     let folder = TestFolder::new("folder-junk");
     let nodes = folder.0.join("nodes");
     fs::create_dir_all(nodes.join("folder.json")).unwrap();

@@ -95,7 +95,7 @@ async fn a_watch_that_is_too_old_begins_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_that_refuses_takes_nobody_away() {
+async fn an_api_that_refuses_takes_no_node_away() {
     let api = KubernetesApi::start().await;
     api.set_slices(vec![slice("a", vec![ready("pod-1", "10.0.0.1")])]);
     let registry = observer(&api.url());

@@ -18,7 +18,7 @@ use crate::transport::raw_peer::RawPeer;
 
 /// One decode node connects through a proxy that blocks its link, and another decode node connects directly.
 #[test]
-fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
+fn a_slow_peer_holds_up_no_other_and_has_its_own_bandwidth() {
     let geometry = geometry(4, 16, 512);
     let node = SendingNode::new(geometry.clone());
     let slow = ReceivingNode::new(geometry.clone());

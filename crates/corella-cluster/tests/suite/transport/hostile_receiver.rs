@@ -87,7 +87,7 @@ fn a_peer_of_another_protocol_version_is_answered() {
 /// Neither the connection's other sessions nor the sender's threads wait for a session without
 /// credit. The session gets exactly the bytes that it gives credit for.
 #[test]
-fn a_session_without_credit_holds_up_nobody_beside_it() {
+fn a_session_without_credit_holds_up_no_other() {
     let geometry = geometry(2, 16, 64);
     let layer_bytes = geometry.layer_bytes() as u32;
     let node = SendingNode::new(geometry.clone());

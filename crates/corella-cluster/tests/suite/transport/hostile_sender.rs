@@ -101,8 +101,8 @@ fn what_was_asked_for_is_taken() {
 }
 
 #[test]
-fn rows_that_nobody_asked_for_fail_the_load() {
-    let too_long = "rows that nobody asked for";
+fn rows_that_were_not_asked_for_fail_the_load() {
+    let too_long = "rows that were not asked for";
     let no_order = "rows out of their order";
     let no_page = "rows that do not begin a page, or in another form";
     let cases = [
@@ -136,9 +136,9 @@ fn rows_that_nobody_asked_for_fail_the_load() {
 }
 
 #[test]
-fn a_state_that_nobody_asked_for_fails_the_load() {
+fn a_state_that_was_not_asked_for_fails_the_load() {
     let cases = [
-        (16, "a recurrent state that nobody asked for"),
+        (16, "a recurrent state that was not asked for"),
         (u32::MAX, "a larger recurrent state than any model has"),
     ];
     for (num_bytes, what) in cases {

@@ -95,7 +95,7 @@ fn a_load_that_meets_a_dead_connection_has_another() {
 }
 
 #[test]
-fn where_nobody_listens_a_load_fails_after_few_attempts() {
+fn where_no_node_listens_a_load_fails_after_few_attempts() {
     let connect_timeout = Duration::from_millis(100);
     let other = ReceivingNode::configured(geometry(1, 16, 8), |config| {
         config.connect_timeout = connect_timeout;

@@ -75,7 +75,7 @@ fn openssl(folder: &Path, arguments: &str) {
 }
 
 #[test]
-fn rows_arrive_as_they_were_and_nobody_else_can_read_them() {
+fn rows_arrive_as_they_were_and_no_other_can_read_them() {
     let authority = Authority::new("round-trip");
     // Pages of 128 KB, so that a page has many records and a chunk many pages.
     let geometry = geometry(3, 256, 40);

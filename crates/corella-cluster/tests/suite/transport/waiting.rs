@@ -131,7 +131,7 @@ fn another_number_of_rows_is_refused() {
 
 /// With one thread, far more loads wait than there are threads, and the sender still answers other messages.
 #[test]
-fn loads_that_wait_hold_up_nobody() {
+fn loads_that_wait_hold_up_no_other() {
     let geometry = geometry(2, 16, 8);
     let node = SendingNode::on_threads(1, geometry.clone(), |_| {});
     let other = ReceivingNode::new(geometry.clone());

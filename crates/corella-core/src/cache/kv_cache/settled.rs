@@ -25,15 +25,15 @@ impl KvCache {
         path
     }
 
-    /// The largest number of first blocks of a settled path after which a request can continue. In groups with windows,
-    /// a shorter path may lack pages that the longer path does not need. With recurrent layers, a step in flight may be
-    /// taking a snapshot within the path.
+    /// The length, in blocks, of the longest beginning of a settled path after which a request can continue. In groups
+    /// with windows, a beginning may lack pages that the whole path does not need. With recurrent layers, a step in
+    /// flight may be taking a snapshot within the path.
     pub(crate) fn num_settled(&self, path: &[BlockId], last_returned: Option<StepId>) -> usize {
         self.num_usable(path, step_after(last_returned))
     }
 
-    /// The numbers of first blocks of a settled path after which a request can continue from a snapshot, smallest
-    /// first.
+    /// The lengths, in blocks, of the beginnings of a settled path after which a request can continue from a snapshot,
+    /// shortest first.
     pub(crate) fn settled_states(
         &self,
         path: &[BlockId],

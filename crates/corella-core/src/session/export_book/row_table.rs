@@ -13,7 +13,7 @@ pub(super) struct RowTable {
     /// The pages of each KV group, up to the last row of a planned step.
     tables: Vec<PageTable>,
     num_announced: u32,
-    /// By layer, the number of first rows that may be read.
+    /// By layer, the number of rows that may be read, from the first on.
     num_readable: Vec<u32>,
     /// The steps that computed the rows have returned.
     is_complete: bool,

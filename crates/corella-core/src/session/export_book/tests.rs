@@ -195,7 +195,7 @@ fn a_run_that_is_given_up_before_the_engine_takes_it_is_aborted_and_released_the
 }
 
 #[test]
-fn what_the_engine_holds_for_nobody_is_let_go() {
+fn what_the_engine_holds_for_no_reader_is_let_go() {
     let mut book = ExportBook::new(PAGE_SIZE, NUM_LAYERS);
     assert_eq!(book.handle_fact(&exported(1, 0, 8)), None);
     assert_eq!(tasks(&mut book), []);

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_refused_unless_asked_for() {
+    fn no_request_is_refused_unless_asked_for() {
         let mut run = Run::new(false);
         for id in 1..20 {
             run.add(id, 640, 1, 1).unwrap();

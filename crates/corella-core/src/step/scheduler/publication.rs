@@ -101,8 +101,8 @@ impl Scheduler {
         state.truncate_computed(num_rows);
     }
 
-    /// Unpublishes the blocks that `step` or a later step fills after an earlier block. A request may have continued
-    /// from the block's snapshot, and may have given up its pages since.
+    /// Unpublishes the blocks behind `block` that `step` or a later step fills. A request may have continued from the
+    /// snapshot of `block`, and may have given up its pages since.
     fn unpublish_behind(
         &mut self,
         block: BlockId,

@@ -59,7 +59,7 @@ fn a_session_that_comes_back_was_accepted_before() {
 
 /// Rule 47: a hundred milliseconds for all asked nodes, then this node alone.
 #[test]
-fn nobody_is_asked_for_longer_than_the_budget() {
+fn decode_nodes_are_asked_for_no_longer_than_the_budget() {
     let mut end = opened();
     let refused = || ToPrefill::Refused(Refusal::Exhausted);
     let did = say(&mut end, key(1, 0), refused(), 40_000);
@@ -180,7 +180,7 @@ fn a_request_that_may_not_go_on_here_says_so() {
 }
 
 #[test]
-fn a_request_that_nobody_takes_may_be_refused_here() {
+fn a_request_that_no_node_takes_may_be_refused_here() {
     let mut config = config();
     config.falls_back = false;
     let new = || PrefillEnd::new(config.clone(), hello(5)).expect("valid times");

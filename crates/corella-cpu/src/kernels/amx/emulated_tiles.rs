@@ -53,7 +53,7 @@ unsafe fn execute(code: *const u8, site: *const u8, registers: &Registers) -> Op
     let (instruction, num_bytes) = unsafe { decode(code, site, registers) }?;
     TILES.with(|tiles| {
         // SAFETY: the emulation executes no tile instruction, so this is the only reference to the thread's tiles. The
-        // thread would execute this instruction itself.
+        // thread was about to execute the instruction itself, so it may access the memory that the instruction names.
         let is_done = unsafe { (*tiles.get()).execute(instruction) };
         is_done.then_some(num_bytes)
     })

@@ -84,6 +84,6 @@ fn rows_are_those_of_their_tokens() {
     embed(Element::F32, 21, true);
     embed(Element::Bf16, 40, true);
     embed(Element::Bf16, 21, false);
-    // More than one chunk for each of the most threads that a block can have.
+    // More chunks than a block can have threads.
     embed(Element::Bf16, 8 * 1024 + 16, true);
 }

@@ -54,8 +54,7 @@ fn only_the_first_rows_of_a_page_are_copied() {
         let page_size = geometry.page_size as usize;
         let row_bytes = geometry.head_dim as usize * geometry.format.size();
         for copy in copies {
-            // Rows of keys and of values, then the scales of both: for each, the start in a head and the number of
-            // bytes.
+            // The places of each row's keys, values and scales: an offset within a head's bytes, and a number of bytes.
             let rows = (0..copy.num_rows as usize).flat_map(|row| {
                 let elements = [row, page_size + row].map(|i| (i * row_bytes, row_bytes));
                 let scales = [row, page_size + row].map(|i| (geometry.element_bytes() + 4 * i, 4));

@@ -235,8 +235,8 @@ pub static TOOL_CHOICE: FieldTable = FieldTable {
         read("type", |_| one_of(["auto", "none", "any", "tool"]))
             .required()
             .about("\"any\" demands a call, and \"tool\" a call of the named tool."),
-        read("name", text).about("Of the tool, with the type \"tool\"."),
-        read("disable_parallel_tool_use", boolean).about("With it, there is one call at most."),
+        read("name", text).about("The tool's name, with the type \"tool\"."),
+        read("disable_parallel_tool_use", boolean).about("Permits at most one call."),
     ]],
     kind: Kind::Object,
 };

@@ -42,8 +42,9 @@ pub struct RemoteResponse {
 impl Address {
     /// Reads `--url`, which may lack `http://`.
     pub fn parse(url: &str, api_key: Option<&str>) -> Result<Self, String> {
-        let wrong =
-            |reason: &str| format!("--url {url}: {reason}; it looks like http://127.0.0.1:8000");
+        let wrong = |reason: &str| {
+            format!("--url {url}: {reason}; it should look like http://127.0.0.1:8000")
+        };
         let whole = match url.contains("://") {
             true => url.to_owned(),
             false => format!("http://{url}"),
@@ -55,7 +56,7 @@ impl Address {
             _ => return Err(wrong("only http and https are supported")),
         };
         if uri.query().is_some() {
-            return Err(wrong("a query belongs to no server"));
+            return Err(wrong("a query is not part of a server's address"));
         }
         let authority = uri.authority().ok_or_else(|| wrong("no host"))?;
         if authority.as_str().contains('@') {
