@@ -88,8 +88,8 @@ pub use node::directory::{Directory, DirectoryConfig, Holder};
 pub use node::prefill_node::{CachedRows, Call, PrefillNode};
 pub use node::route::{ComputeDecision, ComputeQuery, Fetching, Route, RouteQuery, StayReason};
 pub use request::{
-    AdmissionError, Arithmetic, FinishReason, NOT_MASKED, Namespace, Request, RequestError,
-    RequestOutput, Retention, StoppingCriteria,
+    AdmissionError, Arithmetic, CacheUse, FinishReason, NOT_MASKED, Namespace, Request,
+    RequestError, RequestOutput, Retention, StoppingCriteria,
 };
 pub use request_view::{RequestStatus, RequestView};
 pub use sampling::{Pooling, SamplingParams};

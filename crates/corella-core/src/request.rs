@@ -154,16 +154,23 @@ pub struct RequestOutput {
     pub hidden_state: Option<HiddenState>,
     pub finish: Option<FinishReason>,
     pub num_prompt_tokens: u32,
-    /// Prompt tokens whose KV came from the prefix cache at first admission.
-    pub num_cached_tokens: u32,
-    /// The cached tokens in blocks that a fetch has brought and that no request had used before.
-    pub fetched_tokens: FetchedTokens,
-    /// Tokens in the longest marked beginning of the prompt that is retained. Known from the first sample on.
-    pub num_retained_tokens: u32,
+    /// Known from the first sample on.
+    pub cache_use: CacheUse,
     /// The number of output tokens so far, including this event's.
     pub num_output_tokens: u32,
     /// Time from arrival to the first step that computes the request.
     pub queue_us: u64,
+}
+
+/// What the prefix cache did for a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Prompt tokens whose KV came from the prefix cache at first admission.
+    pub num_cached_tokens: u32,
+    /// The cached tokens in blocks that a fetch has brought and that no request had used before.
+    pub fetched_tokens: FetchedTokens,
+    /// Tokens in the longest marked beginning of the prompt that is retained.
+    pub num_retained_tokens: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,8 +28,8 @@ use crate::request_state::path::Path;
 use crate::request_state::progress::Progress;
 use crate::request_state::turn::Turn;
 use crate::{
-    FinishReason, Pooling, Request, RequestId, Retention, SchedulerConfig, SlotId, SlotStart,
-    TokenId, Yield,
+    CacheUse, FinishReason, Pooling, Request, RequestId, Retention, SchedulerConfig, SlotId,
+    SlotStart, TokenId, Yield,
 };
 
 pub(crate) use crate::request_state::allocation::HeldSnapshot;
@@ -77,8 +77,7 @@ pub(crate) struct RequestState {
     allocation: Allocation,
     path: Path,
     turn: Turn,
-    /// Tokens in the longest beginning of the prompt that is retained.
-    num_retained_tokens: u32,
+    cache_use: CacheUse,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +138,7 @@ impl RequestState {
             allocation: Allocation::default(),
             path: Path::default(),
             turn: Turn::default(),
-            num_retained_tokens: 0,
+            cache_use: CacheUse::default(),
             request,
         }
     }
@@ -167,11 +166,16 @@ impl RequestState {
     }
 
     pub fn note_retained(&mut self, num_tokens: u32) {
-        self.num_retained_tokens = self.num_retained_tokens.max(num_tokens);
+        let longest = &mut self.cache_use.num_retained_tokens;
+        *longest = (*longest).max(num_tokens);
     }
 
-    pub fn num_retained_tokens(&self) -> u32 {
-        self.num_retained_tokens
+    pub fn cache_use(&self) -> CacheUse {
+        self.cache_use
+    }
+
+    pub fn num_cached_tokens(&self) -> u32 {
+        self.cache_use.num_cached_tokens
     }
 
     pub fn rank(&self) -> Rank {

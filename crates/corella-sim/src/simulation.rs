@@ -537,10 +537,10 @@ impl<'a> Simulation<'a> {
         let request = &self.answers[&output.request].request;
         totals.num_without_limit += u64::from(request.stopping.max_tokens.is_none());
         let is_scored_only = request.stopping.max_tokens == Some(0);
-        totals.num_retained += u64::from(output.num_retained_tokens > 0);
+        totals.num_retained += u64::from(output.cache_use.num_retained_tokens > 0);
         totals.num_scored_only += u64::from(is_scored_only && *finish == Length);
         if request.namespace.lora.is_some() {
-            totals.num_adapter_hit_tokens += u64::from(output.num_cached_tokens);
+            totals.num_adapter_hit_tokens += u64::from(output.cache_use.num_cached_tokens);
         }
     }
 

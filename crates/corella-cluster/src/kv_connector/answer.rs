@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 
-use corella_core::{FetchedTokens, FinishReason, RequestError, RequestId, RequestOutput};
+use corella_core::{CacheUse, FinishReason, RequestError, RequestId, RequestOutput};
 use corella_engine::{StreamEvent, StreamRelay, SubmitError, TokenStream, relayed_stream};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -97,9 +97,7 @@ impl Answer {
             hidden_state: None,
             finish: Some(FinishReason::Error(error)),
             num_prompt_tokens: 0,
-            num_cached_tokens: 0,
-            fetched_tokens: FetchedTokens::default(),
-            num_retained_tokens: 0,
+            cache_use: CacheUse::default(),
             num_output_tokens: 0,
             queue_us: 0,
         }));

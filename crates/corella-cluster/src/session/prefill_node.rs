@@ -507,9 +507,7 @@ impl Node {
             hidden_state: None,
             finish,
             num_prompt_tokens: event.num_prompt_tokens,
-            num_cached_tokens: event.num_cached_tokens,
-            fetched_tokens: event.fetched_tokens,
-            num_retained_tokens: event.num_retained_tokens,
+            cache_use: event.cache_use,
             num_output_tokens: event.num_output_tokens,
             queue_us: event.queue_us,
         }));

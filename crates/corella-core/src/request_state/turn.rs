@@ -45,9 +45,6 @@ pub(crate) enum Leader {
 
 #[derive(Clone, Copy, Debug)]
 struct Admission {
-    /// Prompt tokens that were cached, and those of them that a fetch has brought for the request.
-    num_cached_tokens: u32,
-    fetched_tokens: FetchedTokens,
     queue_us: u64,
 }
 
@@ -81,26 +78,13 @@ impl RequestState {
     ) -> bool {
         let is_new = self.is_new();
         if is_new {
+            self.cache_use.num_cached_tokens = num_cached_tokens;
+            self.cache_use.fetched_tokens = fetched_tokens;
             self.turn.admission = Some(Admission {
-                num_cached_tokens,
-                fetched_tokens,
                 queue_us: now_us.saturating_sub(self.request.arrival_us),
             });
         }
         is_new
-    }
-
-    /// Prompt tokens that were cached at its first admission.
-    pub fn num_cached_tokens(&self) -> u32 {
-        self.turn
-            .admission
-            .map_or(0, |admission| admission.num_cached_tokens)
-    }
-
-    /// The cached tokens that a fetch has brought for the request.
-    pub fn fetched_tokens(&self) -> FetchedTokens {
-        let admission = self.turn.admission;
-        admission.map_or_else(FetchedTokens::default, |admission| admission.fetched_tokens)
     }
 
     /// The time that the request waited, or has waited so far, for its first admission.

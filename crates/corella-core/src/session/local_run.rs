@@ -79,15 +79,13 @@ impl PrefillSession {
             _ => return,
         };
         self.accounting.get_or_insert(Accounting {
-            num_cached_tokens: output.num_cached_tokens,
-            fetched_tokens: output.fetched_tokens,
-            num_retained_tokens: output.num_retained_tokens,
+            cache_use: output.cache_use,
             queue_us: output.queue_us,
         });
         if is_prefill && let Some(sample) = &output.sample {
             self.first_token = Some(Box::new(FirstToken {
                 sample: sample.clone(),
-                num_cached_tokens: output.num_cached_tokens,
+                num_cached_tokens: output.cache_use.num_cached_tokens,
             }));
         }
         let num_output_tokens = self.output.len() + usize::from(output.sample.is_some());

@@ -18,9 +18,8 @@ use crate::session::{
     ToPrefill,
 };
 use crate::{
-    AdmissionError, ComputePlace, FetchedTokens, FinishReason, Incarnation, KvFact, Namespace,
-    NodeId, Request, RequestError, RequestId, RequestOutput, Sample, SessionId, StepId,
-    StoppingCriteria,
+    AdmissionError, CacheUse, ComputePlace, FinishReason, Incarnation, KvFact, Namespace, NodeId,
+    Request, RequestError, RequestId, RequestOutput, Sample, SessionId, StepId, StoppingCriteria,
 };
 
 /// Accepts requests of clients, and finishes each exactly once, with or without a decode node.
@@ -149,12 +148,8 @@ pub struct ClientEvent {
     pub sample: Option<Sample>,
     pub finish: Option<SessionFinish>,
     pub num_prompt_tokens: u32,
-    /// The number of prompt tokens that were cached on the computing node when the request first ran.
-    pub num_cached_tokens: u32,
-    /// Cached tokens that a fetch of the node has brought for the request.
-    pub fetched_tokens: FetchedTokens,
-    /// Tokens in the longest marked beginning of the prompt that the computing node retains.
-    pub num_retained_tokens: u32,
+    /// On the computing node.
+    pub cache_use: CacheUse,
     /// The number of tokens so far, including this event's.
     pub num_output_tokens: u32,
     /// The time from arrival to the first step.

@@ -14,8 +14,8 @@ use crate::session::{
     ToPrefill, Tokens,
 };
 use crate::{
-    AdmissionError, ComputePlace, FetchedTokens, FinishReason, Incarnation, MissedObjective,
-    NodeId, Request, Sample, SessionId, TokenId,
+    AdmissionError, CacheUse, ComputePlace, FinishReason, Incarnation, MissedObjective, NodeId,
+    Request, Sample, SessionId, TokenId,
 };
 
 #[derive(Clone, Debug)]
@@ -130,9 +130,7 @@ pub(super) enum Local {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accounting {
-    pub num_cached_tokens: u32,
-    pub fetched_tokens: FetchedTokens,
-    pub num_retained_tokens: u32,
+    pub cache_use: CacheUse,
     pub queue_us: u64,
 }
 
@@ -605,10 +603,7 @@ impl PrefillSession {
             sample,
             finish,
             num_prompt_tokens: self.request.prompt.len() as u32,
-            num_cached_tokens: accounting.map_or(0, |known| known.num_cached_tokens),
-            fetched_tokens: accounting
-                .map_or_else(FetchedTokens::default, |known| known.fetched_tokens),
-            num_retained_tokens: accounting.map_or(0, |known| known.num_retained_tokens),
+            cache_use: accounting.map_or_else(CacheUse::default, |known| known.cache_use),
             num_output_tokens: self.output.len() as u32,
             queue_us: accounting.map_or(0, |known| known.queue_us),
         };

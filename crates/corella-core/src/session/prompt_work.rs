@@ -5,7 +5,7 @@ use crate::session::prefill_session::{
     Accounting, Context, Local, PrefillSession, PromptWork, Remote,
 };
 use crate::session::{SessionKey, ToDecode};
-use crate::{ComputePlace, FetchedTokens};
+use crate::{CacheUse, ComputePlace};
 
 impl PrefillSession {
     /// Asks the driver to decide which node computes the prompt.
@@ -48,9 +48,10 @@ impl PrefillSession {
                 link.is_allocated = true;
                 link.needs_rows = false;
                 self.accounting = Some(Accounting {
-                    num_cached_tokens: num_cached_rows,
-                    fetched_tokens: FetchedTokens::default(),
-                    num_retained_tokens: 0,
+                    cache_use: CacheUse {
+                        num_cached_tokens: num_cached_rows,
+                        ..CacheUse::default()
+                    },
                     queue_us: 0,
                 });
                 self.send(ToDecode::Compute, context);

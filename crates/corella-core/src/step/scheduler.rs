@@ -498,9 +498,7 @@ impl Scheduler {
             hidden_state: None,
             finish,
             num_prompt_tokens: state.num_prompt_tokens(),
-            num_cached_tokens: state.num_cached_tokens(),
-            fetched_tokens: state.fetched_tokens(),
-            num_retained_tokens: state.num_retained_tokens(),
+            cache_use: state.cache_use(),
             num_output_tokens: state.num_output_tokens(),
             queue_us: state.queue_us(self.pace.now_us()),
         }

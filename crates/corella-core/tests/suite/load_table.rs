@@ -179,5 +179,5 @@ fn compute(scheduler: &mut Scheduler, prompt: &[TokenId]) -> u32 {
     }
     scheduler.check_invariants();
     let output = scheduler.poll_output().expect("the request has ended");
-    output.num_cached_tokens
+    output.cache_use.num_cached_tokens
 }

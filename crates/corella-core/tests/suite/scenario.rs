@@ -684,21 +684,24 @@ impl World {
                 FinishReason::Error(error) => error.to_string(),
                 other => format!("{other:?}").to_lowercase(),
             };
-            let cached = match output.num_cached_tokens {
+            let cached = match output.cache_use.num_cached_tokens {
                 0 => String::new(),
                 cached => format!(", {cached} of {} cached", output.num_prompt_tokens),
             };
             let mut fetched = String::new();
             for (num_tokens, medium) in [
-                (output.fetched_tokens.num_from_peers, "fetched"),
-                (output.fetched_tokens.num_from_disk, "from the disk"),
+                (output.cache_use.fetched_tokens.num_from_peers, "fetched"),
+                (
+                    output.cache_use.fetched_tokens.num_from_disk,
+                    "from the disk",
+                ),
             ] {
                 if num_tokens > 0 {
                     write!(fetched, ", {num_tokens} {medium}").unwrap();
                 }
             }
             let num_tokens = output.num_output_tokens;
-            let retained = retained::in_words(output.num_retained_tokens);
+            let retained = retained::in_words(output.cache_use.num_retained_tokens);
             self.say(&format!(
                 "{name} ends: {how}, {num_tokens} out{cached}{fetched}{retained}"
             ));

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use corella_core::{FetchedTokens, FinishReason, Request, RequestError, RequestOutput};
+use corella_core::{CacheUse, FinishReason, Request, RequestError, RequestOutput};
 
 use crate::adapter::LoadedAdapter;
 use crate::state::shared::Shared;
@@ -70,9 +70,7 @@ impl StreamSender {
                 hidden_state: None,
                 finish: None,
                 num_prompt_tokens: request.prompt.len() as u32,
-                num_cached_tokens: 0,
-                fetched_tokens: FetchedTokens::default(),
-                num_retained_tokens: 0,
+                cache_use: CacheUse::default(),
                 num_output_tokens: 0,
                 queue_us: 0,
             },
@@ -88,9 +86,7 @@ impl StreamSender {
 
     pub(crate) fn send(&mut self, event: StreamEvent) {
         if let StreamEvent::Output(output) = &event {
-            self.last.num_cached_tokens = output.num_cached_tokens;
-            self.last.fetched_tokens = output.fetched_tokens;
-            self.last.num_retained_tokens = output.num_retained_tokens;
+            self.last.cache_use = output.cache_use;
             self.last.num_output_tokens = output.num_output_tokens;
             self.last.queue_us = output.queue_us;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use corella_core::{FetchedTokens, FinishReason, Request, RequestError, RequestId, RequestOutput};
+use corella_core::{CacheUse, FinishReason, Request, RequestError, RequestId, RequestOutput};
 
 use crate::request::command::{Command, CommandSender};
 use crate::request::stream_sender::{EventQueue, StreamSender};
@@ -153,9 +153,7 @@ impl Drop for StreamRelay {
                 hidden_state: None,
                 finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
                 num_prompt_tokens: 0,
-                num_cached_tokens: 0,
-                fetched_tokens: FetchedTokens::default(),
-                num_retained_tokens: 0,
+                cache_use: CacheUse::default(),
                 num_output_tokens: 0,
                 queue_us: 0,
             }));

@@ -164,7 +164,7 @@ fn fetched_blocks_are_a_prefix(groups: Vec<KvGroup>) {
     let Some(StreamEvent::Output(first)) = stream.next_blocking() else {
         panic!("the stream has no output");
     };
-    assert_eq!(first.num_cached_tokens, 20);
+    assert_eq!(first.cache_use.num_cached_tokens, 20);
     let mut tokens = vec![first.sample.unwrap().token];
     while let Some(StreamEvent::Output(output)) = stream.next_blocking() {
         tokens.extend(output.sample.map(|sample| sample.token));

@@ -108,7 +108,7 @@ fn answer(engine: &Engine, request: Submission) -> (Vec<TokenId>, u32) {
         let StreamEvent::Output(output) = event else {
             panic!("{event:?}");
         };
-        num_cached = output.num_cached_tokens;
+        num_cached = output.cache_use.num_cached_tokens;
         tokens.extend(output.sample.map(|sample| sample.token));
     }
     assert_eq!(tokens.len(), 5);

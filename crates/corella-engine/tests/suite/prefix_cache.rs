@@ -25,7 +25,7 @@ fn a_pinned_prefix_outlives_want_of_pages_and_a_reset() {
     let Some(StreamEvent::Output(output)) = stream.next_blocking() else {
         panic!("the stream has no output");
     };
-    assert_eq!(output.num_cached_tokens, 12);
+    assert_eq!(output.cache_use.num_cached_tokens, 12);
 
     let other = engine.pin_prefix((30..34).collect());
     let too_many = PinError::TooMany {

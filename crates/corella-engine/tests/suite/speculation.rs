@@ -140,7 +140,7 @@ fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> 
         while let Some(event) = stream.next_blocking() {
             if let StreamEvent::Output(mut output) = event {
                 // These depend on concurrent requests.
-                (output.queue_us, output.num_cached_tokens) = (0, 0);
+                (output.queue_us, output.cache_use.num_cached_tokens) = (0, 0);
                 outputs.push(output);
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use corella_core::{
-    FetchedTokens, FinishReason, Logprobs, RequestError, RequestOutput, Retention, TokenId,
+    CacheUse, FinishReason, Logprobs, RequestError, RequestOutput, Retention, TokenId,
 };
 use corella_engine::{Generate, StreamEvent, Submission, SubmitError, TokenStream};
 use corella_text::{Detokenizer, ReplyParser, ReplyPart, TextStream};
@@ -295,7 +295,7 @@ impl Generation {
             usage.prompt_tokens += u64::from(prompt[0].num_prompt_tokens);
             usage.cache_creation.add(prompt[0].cache_creation());
             let details = &mut usage.prompt_tokens_details;
-            details.cached_tokens += u64::from(prompt[0].num_cached_tokens);
+            details.cached_tokens += u64::from(prompt[0].cache_use.num_cached_tokens);
             let by_medium = &mut details.cached_tokens_by_medium;
             by_medium.add(prompt[0].cached_by_medium());
             for choice in prompt {
@@ -337,9 +337,7 @@ struct Choice {
     /// The next delta, which collects output until it is returned.
     next: ChoiceDelta,
     num_prompt_tokens: u32,
-    num_cached_tokens: u32,
-    fetched_tokens: FetchedTokens,
-    num_retained_tokens: u32,
+    cache_use: CacheUse,
     /// The beginnings of the prompt that the cache retains.
     retentions: Vec<Retention>,
     num_output_tokens: u32,
@@ -380,9 +378,7 @@ impl Choice {
                 ..ChoiceDelta::default()
             },
             num_prompt_tokens: 0,
-            num_cached_tokens: 0,
-            fetched_tokens: FetchedTokens::default(),
-            num_retained_tokens: 0,
+            cache_use: CacheUse::default(),
             retentions: Vec::new(),
             num_output_tokens: 0,
         }
@@ -437,7 +433,7 @@ impl Choice {
     }
 
     fn cached_by_medium(&self) -> CachedTokens {
-        CachedTokens::new(self.num_cached_tokens, self.fetched_tokens)
+        CachedTokens::new(self.cache_use)
     }
 
     fn explanation(&self, engine: &CallEngine) -> Option<Arc<CacheExplanation>> {
@@ -446,8 +442,7 @@ impl Choice {
     }
 
     fn cache_creation(&self) -> CacheCreation {
-        let (num_cached, num_retained) = (self.num_cached_tokens, self.num_retained_tokens);
-        CacheCreation::new(num_cached, num_retained, &self.retentions)
+        CacheCreation::new(self.cache_use, &self.retentions)
     }
 
     /// Completes the usage of a finished choice.
@@ -463,9 +458,7 @@ impl Choice {
     // Long: text, log-probabilities and the end of an output depend on each other.
     fn handle_output(&mut self, output: RequestOutput) -> Result<Option<ChoiceDelta>, ApiError> {
         self.num_prompt_tokens = output.num_prompt_tokens;
-        self.num_cached_tokens = output.num_cached_tokens;
-        self.fetched_tokens = output.fetched_tokens;
-        self.num_retained_tokens = output.num_retained_tokens;
+        self.cache_use = output.cache_use;
         self.num_output_tokens = output.num_output_tokens;
         if let Some(prompt) = &mut self.next.prompt {
             prompt.others.extend(output.prompt_logprobs);
@@ -558,7 +551,7 @@ impl Choice {
         };
         let mut usage = Usage::new(
             self.num_prompt_tokens,
-            self.num_cached_tokens,
+            self.cache_use.num_cached_tokens,
             self.num_output_tokens,
             self.num_reasoning_tokens(),
         );

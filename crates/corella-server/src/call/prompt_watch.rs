@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use corella_core::{FetchedTokens, FinishReason, RequestOutput, TokenId};
+use corella_core::{CacheUse, FinishReason, RequestOutput, TokenId};
 use corella_text::Tokenizer;
 
 use crate::call::metrics::CallTimer;
@@ -22,7 +22,7 @@ pub struct PromptWatch {
     /// The prompt's tokens, if the caller wants an explanation.
     explained: Option<Box<[TokenId]>>,
     /// The cached tokens, and those of them that were fetched. `None` before the prompt is computed.
-    cached: Option<(u32, FetchedTokens)>,
+    cached: Option<CacheUse>,
     /// The tokens after the last whole page.
     tail: Vec<TokenId>,
 }
@@ -54,10 +54,11 @@ impl PromptWatch {
     pub fn handle_output(&mut self, output: &RequestOutput, timer: &CallTimer) {
         let is_computed = output.sample.is_some() || output.finish == Some(FinishReason::Length);
         if self.cached.is_none() && is_computed {
-            self.cached = Some((output.num_cached_tokens, output.fetched_tokens));
+            self.cached = Some(output.cache_use);
             self.memory.remember(&mut self.prompt);
-            let num_computed = output.num_prompt_tokens - output.num_cached_tokens;
-            timer.count_miss(self.cause(output.num_cached_tokens), num_computed);
+            let num_cached = output.cache_use.num_cached_tokens;
+            let num_computed = output.num_prompt_tokens - num_cached;
+            timer.count_miss(self.cause(num_cached), num_computed);
         }
         if let Some(sample) = &output.sample {
             self.push(sample.token);
@@ -81,11 +82,12 @@ impl PromptWatch {
     /// The explanation, if the caller wants one and the prompt is computed.
     pub fn explanation(&self, tokenizer: &Tokenizer) -> Option<CacheExplanation> {
         let tokens = self.explained.as_deref()?;
-        let (num_cached, fetched) = self.cached?;
+        let cache_use = self.cached?;
+        let num_cached = cache_use.num_cached_tokens;
         Some(CacheExplanation {
             prompt_tokens: tokens.len() as u32,
             cached_tokens: num_cached,
-            cached_tokens_by_medium: CachedTokens::new(num_cached, fetched),
+            cached_tokens_by_medium: CachedTokens::new(cache_use),
             cause: self.cause(num_cached).name(),
             computed_from: place(tokenizer, tokens, num_cached),
         })

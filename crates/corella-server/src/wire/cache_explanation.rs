@@ -1,6 +1,6 @@
 //! How much of a prompt came from the prefix cache, and why the rest did not.
 
-use corella_core::FetchedTokens;
+use corella_core::CacheUse;
 use serde::Serialize;
 
 /// Cached tokens by the medium from which their rows came.
@@ -13,9 +13,13 @@ pub struct CachedTokens {
 
 impl CachedTokens {
     /// Divides the cached tokens of a request, some of which fetches have brought.
-    pub fn new(num_cached: u32, fetched: FetchedTokens) -> Self {
+    pub fn new(cache_use: CacheUse) -> Self {
+        let fetched = cache_use.fetched_tokens;
         Self {
-            memory: num_cached.saturating_sub(fetched.total()).into(),
+            memory: cache_use
+                .num_cached_tokens
+                .saturating_sub(fetched.total())
+                .into(),
             disk: fetched.num_from_disk.into(),
             peer: fetched.num_from_peers.into(),
         }
@@ -105,20 +109,26 @@ pub struct PromptPlace {
 
 #[cfg(test)]
 mod tests {
+    use corella_core::FetchedTokens;
+
     use super::*;
 
     #[test]
     fn cached_tokens_come_from_memory_unless_a_fetch_has_brought_them() {
-        let fetched = FetchedTokens {
-            num_from_disk: 32,
-            num_from_peers: 16,
+        let cache_use = CacheUse {
+            num_cached_tokens: 100,
+            fetched_tokens: FetchedTokens {
+                num_from_disk: 32,
+                num_from_peers: 16,
+            },
+            num_retained_tokens: 0,
         };
         let by_medium = CachedTokens {
             memory: 52,
             disk: 32,
             peer: 16,
         };
-        assert_eq!(CachedTokens::new(100, fetched), by_medium);
+        assert_eq!(CachedTokens::new(cache_use), by_medium);
         assert!(!by_medium.are_in_memory());
     }
 }

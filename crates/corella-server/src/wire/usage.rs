@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use corella_core::Retention;
+use corella_core::{CacheUse, Retention};
 use serde::Serialize;
 
 use crate::wire::cache_explanation::{CacheExplanation, CachedTokens};
@@ -69,7 +69,9 @@ impl CacheCreation {
     const SHORT_US: u64 = 300_000_000;
 
     /// The tokens after the cached ones. `marks` are sorted by length, and longer ones have no longer lifetimes.
-    pub fn new(num_cached: u32, num_retained: u32, marks: &[Retention]) -> Self {
+    pub fn new(cache_use: CacheUse, marks: &[Retention]) -> Self {
+        let num_cached = cache_use.num_cached_tokens;
+        let num_retained = cache_use.num_retained_tokens;
         let is_long = |mark: &&Retention| mark.ttl_us > Self::SHORT_US;
         let num_long = marks
             .iter()

@@ -174,7 +174,7 @@ impl Checker for LoneRun {
         let num_prompt_tokens = answer.request.prompt.len();
         let counts_are_right = output.num_output_tokens as usize == *num_seen
             && output.num_prompt_tokens as usize == num_prompt_tokens
-            && (output.num_cached_tokens as usize) < num_prompt_tokens;
+            && (output.cache_use.num_cached_tokens as usize) < num_prompt_tokens;
         ensure(counts_are_right, || {
             format!("{output:?} after {num_seen} tokens")
         })?;

@@ -443,7 +443,7 @@ impl Iterator for TextEvents {
             text,
             finish,
             num_prompt_tokens: output.num_prompt_tokens,
-            num_cached_tokens: output.num_cached_tokens,
+            num_cached_tokens: output.cache_use.num_cached_tokens,
             num_output_tokens: output.num_output_tokens,
         }))
     }

@@ -107,7 +107,7 @@ pub fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutpu
         while let Some(event) = stream.next_blocking() {
             if let StreamEvent::Output(mut output) = event {
                 // These fields depend on requests that ran earlier or at the same time.
-                (output.queue_us, output.num_cached_tokens) = (0, 0);
+                (output.queue_us, output.cache_use.num_cached_tokens) = (0, 0);
                 output.request = Default::default();
                 outputs.push(output);
             }

@@ -120,7 +120,7 @@ fn read(mut stream: TokenStream, look: impl Fn(usize)) -> Vec<RequestOutput> {
         if let StreamEvent::Output(mut output) = event {
             look(outputs.len());
             output.queue_us = 0;
-            output.num_cached_tokens = 0;
+            output.cache_use.num_cached_tokens = 0;
             output.request = Default::default();
             outputs.push(output);
         }

@@ -90,8 +90,12 @@ fn emitted(did: &[PrefillAction]) -> Vec<(u32, u32)> {
         PrefillAction::Emit { event, .. } => Some(event),
         _ => None,
     });
-    let tokens =
-        events.filter_map(|event| Some((event.sample.as_ref()?.token, event.num_cached_tokens)));
+    let tokens = events.filter_map(|event| {
+        Some((
+            event.sample.as_ref()?.token,
+            event.cache_use.num_cached_tokens,
+        ))
+    });
     tokens.collect()
 }
 

@@ -120,9 +120,10 @@ pub fn output(request: u64, token: Option<u32>, finish: Option<FinishReason>) ->
         hidden_state: None,
         finish,
         num_prompt_tokens: NUM_ROWS,
-        num_cached_tokens: 4,
-        fetched_tokens: Default::default(),
-        num_retained_tokens: 0,
+        cache_use: CacheUse {
+            num_cached_tokens: 4,
+            ..CacheUse::default()
+        },
         num_output_tokens: 0,
         queue_us: 7,
     }

@@ -165,7 +165,7 @@ impl CallTimer {
             if let Some(line) = &self.line
                 && choice.is_multiple_of(num_choices)
             {
-                line.add_cached(output.num_cached_tokens);
+                line.add_cached(output.cache_use.num_cached_tokens);
             }
             let queue = Duration::from_micros(output.queue_us);
             metrics.queue_seconds.observe(queue.as_secs_f64());
@@ -183,7 +183,7 @@ impl CallTimer {
                 trace.child().finish("prefill", started, now, |span| {
                     span.with("corella.choice", choice)
                         .with("gen_ai.usage.input_tokens", output.num_prompt_tokens)
-                        .with("corella.cached_tokens", output.num_cached_tokens)
+                        .with("corella.cached_tokens", output.cache_use.num_cached_tokens)
                 });
             }
         }
