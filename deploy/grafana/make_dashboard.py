@@ -80,7 +80,7 @@ ROWS = {
         ]),
     ],
     "KV cache on a disk": [
-        ("Pages on the disk", "short", "With --kv-disk: pages in the file, and those for which it has room.", [
+        ("Pages on the disk", "short", "With --kv-disk: pages on the disks, and those for which there is room.", [
             (f"sum({select('corella_kv_disk_blocks')})", "used"),
             (f"sum({select('corella_kv_disk_max_blocks')})", "room"),
         ]),
@@ -96,6 +96,7 @@ ROWS = {
             ),
         ]),
         ("Errors and copies given up", "short", "In five minutes. Requests that need the pages end a copy.", [
+            (select('corella_kv_disk_off'), "disks off {{instance}}"),
             (f"increase({select('corella_kv_disk_errors_total')}[5m])", "errors {{instance}}"),
             (f"increase({select('corella_kv_disk_damaged_blocks_total')}[5m])", "damaged {{instance}}"),
             (f"increase({select('corella_kv_disk_copies_dropped_total')}[5m])", "given up {{instance}}"),

@@ -28,6 +28,10 @@ def disk(folder, size="32M"):
     return ("--kv-disk", f"{folder},{size}")
 
 
+def disks(*folders):
+    return [word for folder in folders for word in disk(folder)]
+
+
 def ask(server, prompt=STORY, **fields):
     """Returns an answer with the log-probabilities of its tokens, and the number of cached prompt tokens."""
     answer = server.client.completions.create(
@@ -53,9 +57,9 @@ def wait_found(server, num_blocks):
     server.wait_until(lambda: server.metric("corella_kv_disk_blocks") == num_blocks, "the file is scanned")
 
 
-def store(server, **fields):
+def store(server, num_disks=1, **fields):
     """Stores the story, and returns its answer and the number of its blocks."""
-    wait_open(server)
+    server.wait_until(lambda: server.metric("corella_kv_disk_on") == num_disks, "the files are open")
     expected, num_cached = ask(server, **fields)
     assert num_cached == 0
     assert num_stored(server) == 0, "it came once"
@@ -356,6 +360,39 @@ def test_a_disk_that_fills_up_while_it_is_used_costs_only_time(tmp_path, expecte
         (folder / "filler").unlink()
         server.wait_until(lambda: server.metric("corella_kv_disk_on") == 1, "the disk has room again")
         server.wait_until(lambda: ask(server)[0] == expected and num_stored(server) > 0, "it is stored")
+
+
+def test_of_two_disks_each_comes_and_goes_alone(tmp_path, expected):
+    folders = [tmp_path / "a", tmp_path / "b"]
+
+    def wait_on(server, num_on):
+        server.wait_until(lambda: server.metric("corella_kv_disk_on") == num_on, f"{num_on} disks are in use")
+
+    with ServerProcess(*SMALL, *disks(*folders)) as server:
+        wait_on(server, 2)
+        assert server.metric("corella_kv_disk_off") == 0
+        answer, num_blocks = store(server, num_disks=2)
+        assert answer == expected
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+    # The blocks lie on both disks in turn.
+    listed = json.loads(inspect("--json", *(f"--kv-disk={folder}" for folder in folders)).stdout)["files"]
+    assert [file["path"].startswith(f"{folder}/") for file, folder in zip(listed, folders, strict=True)] == [True, True]
+    assert [file["pages"]["whole"] for file in listed] == [(num_blocks + 1) // 2, num_blocks // 2]
+    with ServerProcess(*SMALL, *disk(folders[1])) as other:
+        wait_open(other)
+        with ServerProcess(*SMALL, *disks(*folders)) as server:
+            wait_on(server, 1)
+            server.wait_until(lambda: server.metric("corella_kv_disk_off") == 1, "the other one is off")
+            (line,) = re.findall(".*--kv-disk is off.*", server.log())
+            assert str(folders[1]) in line
+            assert ask(server) == (expected, 16)
+    with ServerProcess(*SMALL, *disks(*folders)) as server:
+        wait_on(server, 2)
+        wait_found(server, num_blocks)
+        assert ask(server) == (expected, 16 * num_blocks)
+        assert num_read(server) == num_blocks
+    assert f"the folder {folders[0]} twice" in refusal(*disks(*folders, folders[0]))
 
 
 NODE = (*SMALL, "--cluster-listen", "127.0.0.1:0", "--block-fetch", "always")

@@ -36,7 +36,7 @@ use crate::state::engine_stats::EngineStats;
 use crate::state::shared::{EngineState, Entry, Inner, Shared};
 use crate::state::stream_event::StreamEvent;
 use crate::state::watchdog::Watchdog;
-use crate::wake::doorbell::doorbell;
+use crate::wake::doorbell::{doorbell, loop_channel};
 use crate::wake::feed::{Feed, FeedReader, subscription};
 use crate::watch::engine_watch::{EngineWatch, watch};
 
@@ -144,10 +144,10 @@ impl Engine {
         // Between two drains the channel may hold an add and an abort for each live request, and at most as many aborts
         // of requests that have ended since. So submitting and aborting never block. A driver of loads may fill the
         // channel. It then waits for the loop, and the loop never waits for a driver.
-        let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
+        let (doorbell, wake_receiver) = doorbell();
+        let (sender, commands) = loop_channel(4 * max_live_requests + 64, doorbell.clone());
         let kv_pages = executor.kv_pages();
         let adapters = executor.adapters();
-        let (doorbell, wake_receiver) = doorbell();
         let step_returned = doorbell.clone();
         executor.set_waker(Arc::new(move || step_returned.ring()));
         let spill_thread = match shared.limits().max_spilled_pages {
@@ -211,7 +211,7 @@ impl Engine {
             .map_err(EngineError::Thread)?;
         match warm.recv() {
             Ok(Ok(())) => Ok(Self {
-                commands: CommandSender::new(sender, doorbell),
+                commands: sender,
                 shared,
                 step_timeout: config.step_timeout,
                 kv_pages,
@@ -477,7 +477,9 @@ impl Engine {
             .shared
             .wait_while(self.step_timeout, |inner| !inner.stopped)
         {
-            tracing::error!("the engine's thread has not stopped: a step does not return");
+            tracing::error!(
+                "the engine's thread has not stopped: a step, or an access to the disk, does not return"
+            );
         }
     }
 }

@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use corella_core::{BatchOutput, KvEvent, KvFact, RequestId, Scheduler, StepId};
 use corella_model::{Executor, ExecutorError};
-use crossbeam_channel::{Receiver, TryRecvError};
 
 use crate::draft::drafter::Drafter;
 use crate::draft::head_drafter::HeadDrafter;
@@ -85,6 +85,9 @@ enum Event {
     },
 }
 
+/// Further commands are for the next round.
+const MAX_COMMANDS_PER_ROUND: usize = 4096;
+
 impl EngineLoop {
     pub(crate) fn run(&mut self) -> Result<Infallible, Stopped> {
         loop {
@@ -105,9 +108,9 @@ impl EngineLoop {
         }
     }
 
-    /// Handles the commands that have arrived by now. Commands that arrive meanwhile are for the next round.
+    /// Handles the commands that have arrived by now. The limit keeps callers from delaying the next step for ever.
     fn drain_commands(&mut self) -> Result<(), Stopped> {
-        for _ in 0..self.commands.len() {
+        for _ in 0..MAX_COMMANDS_PER_ROUND {
             let Ok(command) = self.commands.try_recv() else {
                 break;
             };

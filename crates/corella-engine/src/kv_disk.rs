@@ -1,15 +1,17 @@
 //! The disk tier: blocks of the prefix cache that outlive memory and restarts.
 //!
-//! * One file for each model and layout (`kv_disk/folder.rs`), locked by its process, with a label (`label.rs`) and a
-//!   slot for each page (`slot.rs`). Disk space is reserved before it is used. Files of models that no process serves
-//!   make room for others. A torn, damaged or foreign slot is an absent page (`page_store.rs`).
-//! * A thread opens and scans the file while requests are served, and then stores. Another thread reads.
+//! * One file for each disk, model and layout (`kv_disk/folder.rs`), locked by its process, with a label (`label.rs`)
+//!   and a slot for each page (`slot.rs`). Disk space is reserved before it is used (`slot_file.rs`). Files of models
+//!   that no process serves make room for others. A torn, damaged or foreign slot is an absent page (`page_store.rs`).
+//! * All disks have one index. The pages of a path are spread over them, by room. A thread for each disk reads, and the
+//!   threads share the pages of a fetch (`read_task.rs`).
+//! * A further thread opens and scans the files while requests are served, and then stores.
 //! * Blocks are stored if a request used them again, or if they are next to be evicted
 //!   ([`poll_copy_offer`](Scheduler::poll_copy_offer)). The core holds them while they are copied to memory, as it
 //!   holds blocks for other nodes: the hold is given up when requests need the pages, and the copy is then void. The
 //!   disk is written after the hold.
 //! * If the prefix of a request continues on the disk, a fetch begins before the request is queued, unless computing
-//!   is as quick (by the formula for loads from other nodes, with the measured speed of the disk). The request then
+//!   is as quick (by the formula for loads from other nodes, with the measured speeds of the disks). The request then
 //!   waits for the fetch like a follower, for as long as computing the blocks would take.
 //! * In groups with a window, only the pages that a query after the path reads are stored and read.
 //! * For a model with recurrent layers, states are stored in slots of their own: the state after the last block of a
@@ -17,10 +19,12 @@
 //!   be used up to its last state.
 //! * Blocks of an adapter are stored by its content, and erased when it is removed. Blocks with a salt are only stored
 //!   on demand.
-//! * An error of the disk switches the tier off until the disk works again, and a panic of a thread until the next
-//!   start. Fetches under way are lost, so that their requests compute; nothing else changes.
+//! * An error switches a disk off until it works again, and a panic of a thread switches the tier off until the next
+//!   start. Fetches under way lose the missing pages, so that their requests compute them; nothing else changes.
 
 mod disk_events;
+mod disk_pace;
+mod fetch_wait;
 mod file_layer;
 mod folder;
 mod inspection;
@@ -29,9 +33,11 @@ mod page_index;
 mod page_list;
 mod page_store;
 mod page_watch;
+mod read_task;
 mod reader;
 mod report;
 mod slot;
+mod slot_file;
 mod tier;
 mod writer;
 
@@ -39,27 +45,30 @@ pub use disk_events::DiskEvents;
 pub use inspection::{KvFileContent, KvFilePages, KvFileReport, inspect_kv_disk};
 pub use label::KvDiskLabel;
 pub(crate) use tier::Tier;
-pub use tier::{KvDiskConfig, KvDiskStats};
+pub use tier::{KvDiskConfig, KvDiskFolder, KvDiskStats};
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use corella_core::session::{BlockOffer, FetchPace};
+use corella_core::session::BlockOffer;
 use corella_core::{
-    BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRefusal, FetchRequest,
-    HoldId, HoldRefusal, Namespace, PageId, Request, Scheduler, SchedulerStats, TokenId,
+    BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRefusal, FetchRequest, HoldId,
+    HoldRefusal, Namespace, PageId, Request, Scheduler, TokenId,
 };
 use corella_model::KvPages;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Sender, bounded};
 
 use crate::wake::answer::Reply;
-use crate::wake::doorbell::{Doorbell, LoopSender};
-use page_list::{DiskPath, PathPage, checked_blocks, path_pages};
-use reader::ReadTask;
+use crate::wake::doorbell::{Doorbell, loop_channel};
+use disk_pace::DiskPaces;
+use fetch_wait::FetchWait;
+use page_list::{DiskPath, PathPage, checked_blocks, known_blocks, path_pages};
+use read_task::{ReadShare, ReadTask};
 use report::Report;
 use tier::Store;
 use writer::WriteTask;
@@ -70,21 +79,30 @@ pub(crate) struct KvDisk {
     pages: Arc<dyn KvPages>,
     /// The path that is being stored.
     path: Option<StoredPath>,
-    /// The hold whose blocks are being copied.
-    hold: Option<HoldId>,
+    /// The blocks that are being copied.
+    hold: Option<CopyHold>,
     /// No path is stored before this time, because requests need the pages.
     pause_until_us: u64,
     /// The fetches under way, with a flag that stops their reads.
     fetches: HashMap<FetchId, Arc<AtomicBool>>,
     /// Fetches for other nodes, with the replies that wait for the end of each fetch.
     waiting: Vec<(FetchId, Reply<()>)>,
-    pace: FetchPace,
-    /// The time at which a read was last begun. Every read measures the pace.
+    paces: DiskPaces,
+    /// The time at which a read was last begun. Every read measures paces.
     paced_us: u64,
     writes: Option<Sender<WriteTask>>,
-    reads: Option<Sender<ReadTask>>,
-    reports: Receiver<Report>,
+    /// A queue for each disk.
+    reads: Vec<Sender<ReadShare>>,
+    /// `None` while the threads end.
+    reports: Option<Receiver<Report>>,
     threads: Vec<JoinHandle<()>>,
+}
+
+struct CopyHold {
+    id: HoldId,
+    /// Tells the writer whether the blocks stayed unchanged until the copy was reported. Dropped without an answer, it
+    /// ends the writer, which waits for nothing else.
+    is_valid: Sender<bool>,
 }
 
 struct StoredPath {
@@ -107,13 +125,9 @@ const HOLD_US: u64 = 10_000_000;
 const PAUSE_US: u64 = 100_000;
 /// The limit of reports that wait for the loop.
 const MAX_REPORTS: usize = 64;
-/// The limit of fetches that wait for the reader.
+/// The limit of reads that wait for a disk.
 const MAX_READS: usize = 16;
-/// Requests wait for blocks as long as computing them would take, and at least this long.
-const LEAST_WAIT_US: u64 = 200_000;
-/// The longest wait. It also applies while the speed of computing is unknown.
-const LONGEST_WAIT_US: u64 = 30_000_000;
-/// When fetches do not pay, the disk is measured at most once in this time.
+/// When fetches do not pay, a disk is measured at most once in this time.
 const MEASURE_AFTER_US: u64 = 10_000_000;
 
 impl KvDisk {
@@ -135,12 +149,17 @@ impl KvDisk {
     ) -> io::Result<Self> {
         scheduler.offer_copies();
         let tier = Arc::new(tier);
-        let (report, reports) = bounded(MAX_REPORTS);
-        let report = LoopSender::new(report, doorbell);
+        let (report, reports) = loop_channel(MAX_REPORTS, doorbell);
         let (writes, write_tasks) = bounded(1);
-        let (reads, read_tasks) = bounded(MAX_READS);
         let writer = writer::start(tier.clone(), pages.clone(), write_tasks, report.clone())?;
-        let reader = reader::start(tier.clone(), pages.clone(), read_tasks, report)?;
+        let num_disks = tier.num_disks();
+        let (mut reads, mut threads) = (Vec::new(), vec![writer]);
+        for disk in 0..num_disks {
+            let (read, shares) = bounded(MAX_READS);
+            let (tier, pages, report) = (tier.clone(), pages.clone(), report.clone());
+            threads.push(reader::start(disk, tier, pages, shares, report)?);
+            reads.push(read);
+        }
         Ok(Self {
             tier,
             pages,
@@ -149,12 +168,12 @@ impl KvDisk {
             pause_until_us: 0,
             fetches: HashMap::new(),
             waiting: Vec::new(),
-            pace: FetchPace::default(),
+            paces: DiskPaces::new(num_disks),
             paced_us: 0,
             writes: Some(writes),
-            reads: Some(reads),
-            reports,
-            threads: vec![writer, reader],
+            reads,
+            reports: Some(reports),
+            threads,
         })
     }
 
@@ -221,26 +240,31 @@ impl KvDisk {
             num_offered,
         };
         let stats = scheduler.stats();
-        let num_worth = self.pace.num_worth(offer, &stats, page_size);
+        let hashes = &path.hashes[..num_offered as usize];
+        let counts = store.count_by_disk(hashes, num_here);
+        let (pace, slowest) = self.paces.pace_of(&counts, offer);
+        let num_worth = match self.tier.reads_always {
+            true => num_offered,
+            false => pace.num_worth(offer, &stats, page_size),
+        };
         let hashes = &path.hashes[..num_worth.max(num_here) as usize];
         let num_worth = store.num_usable(hashes, num_here);
         if num_worth <= num_here {
             path.truncate(num_offered, page_size);
-            self.measure(path, now_us);
+            self.measure(slowest, path, now_us);
             return None;
         }
         path.truncate(num_worth, page_size);
-        let wait_us = match stats.prefill_us {
-            0 => LONGEST_WAIT_US,
-            _ => compute_us(&stats, num_worth - num_here, page_size),
+        let wait = match self.tier.reads_always {
+            true => FetchWait::ENDLESS,
+            false => FetchWait::new(&stats, num_worth - num_here, page_size),
         };
-        let wait_us = wait_us.clamp(LEAST_WAIT_US, LONGEST_WAIT_US);
         let granted = scheduler.begin_fetch(FetchRequest {
             medium: FetchMedium::Disk,
             namespace: path.list.namespace.clone(),
             tokens: path.list.tokens.clone(),
-            soft_us: now_us + wait_us,
-            hard_us: now_us + LONGEST_WAIT_US,
+            soft_us: now_us + wait.soft_us,
+            hard_us: now_us + wait.hard_us,
         });
         let grant = match granted {
             Ok(grant) => grant,
@@ -256,57 +280,68 @@ impl KvDisk {
             return None;
         };
         path.truncate(grant.num_blocks, page_size);
-        let is_stopped = Arc::new(AtomicBool::new(false));
-        let task = ReadTask {
-            fetch: Some(id),
-            pages: path_pages(&grant.tables),
-            state: grant.state,
-            first: grant.num_found,
-            path,
-            is_stopped: is_stopped.clone(),
-        };
-        match self.try_read(task) {
-            true => {
-                self.paced_us = now_us;
-                self.fetches.insert(id, is_stopped);
-                Some(id)
-            }
-            false => {
-                scheduler.handle_fetch_ended(id, FetchEnd::Lost);
-                None
-            }
+        if !self.begin_read(&grant, path) {
+            scheduler.handle_fetch_ended(id, FetchEnd::Lost);
+            return None;
         }
+        self.paced_us = now_us;
+        Some(id)
     }
 
-    /// Reads the last block of a path only to time the read. Without such reads, a disk that was slow once would never
-    /// be used again.
-    fn measure(&mut self, path: DiskPath, now_us: u64) {
+    /// Begins to read the path of a grant. Returns false if too many reads wait.
+    fn begin_read(&mut self, grant: &FetchGrant, path: DiskPath) -> bool {
+        let Some(store) = self.tier.store() else {
+            return false;
+        };
+        let state_groups = store.state_groups(path.num_blocks());
+        let (task, pages) = ReadTask::of_grant(grant, path, state_groups);
+        let is_stopped = task.is_stopped.clone();
+        let disks = store.disks_of(pages.iter().map(|page| page.name(&task.path).key));
+        let is_begun = self.try_read(task, &pages, &disks);
+        if is_begun {
+            self.fetches.insert(grant.id, is_stopped);
+        }
+        is_begun
+    }
+
+    /// Reads the last page of a path that a disk has, only to time the read. Without such reads, a disk that was slow
+    /// once would never be used again.
+    fn measure(&mut self, disk: usize, mut path: DiskPath, now_us: u64) {
+        let Some(store) = self.tier.store() else {
+            return;
+        };
         if now_us.saturating_sub(self.paced_us) < MEASURE_AFTER_US {
             return;
         }
+        let Some((block, group)) = store.last_on_disk(&path.hashes, disk) else {
+            return;
+        };
         self.paced_us = now_us;
-        let block = path.num_blocks() - 1;
-        // Every group reads the last block. The rows of a measurement go nowhere.
-        let groups = 0..self.pages.geometry().layers.groups().len() as u32;
+        let page_size = self.pages.geometry().page_size;
+        path.truncate(block + 1, page_size);
+        // The rows of a measurement go nowhere.
         let page = PageId(0);
-        let pages = groups.map(|group| PathPage { block, group, page });
         let task = ReadTask {
             fetch: None,
-            pages: pages.collect(),
             state: None,
             first: block,
             path,
             is_stopped: Arc::default(),
         };
-        // If the reader is busy, its fetches are timed anyway.
-        self.try_read(task);
+        // If the disk is busy, its fetches are timed anyway.
+        self.try_read(task, &[PathPage { block, group, page }], &[disk]);
     }
 
     /// Returns false if too many reads wait.
-    fn try_read(&self, task: ReadTask) -> bool {
-        self.reads
-            .as_ref()
-            .is_some_and(|reads| reads.try_send(task).is_ok())
+    fn try_read(&self, task: ReadTask, pages: &[PathPage], disks: &[usize]) -> bool {
+        if self.reads.is_empty() || self.reads.iter().any(Sender::is_full) {
+            return false;
+        }
+        for (disk, share) in task.split(pages, disks) {
+            // Only this thread sends, so that there is room.
+            let _ = self.reads[disk].try_send(share);
+        }
+        true
     }
 
     /// Stops the reads of a cancelled fetch. Returns false if the fetch belongs to another driver.
@@ -320,12 +355,12 @@ impl KvDisk {
 
     /// Returns whether a hold belongs to the disk. Its copy ends within milliseconds, and releases it.
     pub(crate) fn has_hold(&self, id: HoldId) -> bool {
-        self.hold == Some(id)
+        self.hold.as_ref().is_some_and(|hold| hold.id == id)
     }
 
     /// Passes the threads' reports to the scheduler.
     pub(crate) fn take_reports(&mut self, scheduler: &mut Scheduler, now_us: u64) {
-        while let Ok(report) = self.reports.try_recv() {
+        while let Some(Ok(report)) = self.reports.as_ref().map(Receiver::try_recv) {
             self.handle(report, scheduler, now_us);
         }
         let fetches = &self.fetches;
@@ -338,8 +373,10 @@ impl KvDisk {
 
     /// Waits until no copy holds blocks. Copies in memory take milliseconds.
     pub(crate) fn end_copy(&mut self, scheduler: &mut Scheduler, now_us: u64) {
+        let longest = Duration::from_micros(HOLD_US);
         while self.hold.is_some()
-            && let Ok(report) = self.reports.recv_timeout(Duration::from_micros(HOLD_US))
+            && let Some(reports) = &self.reports
+            && let Ok(report) = reports.recv_timeout(longest)
         {
             self.handle(report, scheduler, now_us);
         }
@@ -347,12 +384,11 @@ impl KvDisk {
 
     fn handle(&mut self, report: Report, scheduler: &mut Scheduler, now_us: u64) {
         match report {
-            Report::Copied { is_valid } => {
-                let released = self
-                    .hold
-                    .take()
-                    .and_then(|id| scheduler.release_blocks(id, now_us));
-                let _ = is_valid.send(released == Some(true));
+            Report::Copied => {
+                if let Some(hold) = self.hold.take() {
+                    let released = scheduler.release_blocks(hold.id, now_us);
+                    let _ = hold.is_valid.send(released == Some(true));
+                }
             }
             Report::Written { is_done } => {
                 if let Some(path) = &mut self.path {
@@ -370,21 +406,15 @@ impl KvDisk {
                 scheduler.handle_fetch_ended(id, end);
             }
             Report::Timed {
-                num_blocks,
+                disk,
+                num_pages,
                 elapsed_us,
-            } => self.pace.note_load(num_blocks, elapsed_us),
-            Report::ReaderDied => {
-                self.tier.give_up();
-                self.reads = None;
-                for (id, _) in self.fetches.drain() {
-                    scheduler.handle_fetch_ended(id, FetchEnd::Lost);
-                }
-            }
+            } => self.paces.note(disk, num_pages, elapsed_us),
             Report::WriterDied => {
                 self.tier.give_up();
                 self.writes = None;
-                if let Some(id) = self.hold.take() {
-                    scheduler.release_blocks(id, now_us);
+                if let Some(hold) = self.hold.take() {
+                    scheduler.release_blocks(hold.id, now_us);
                 }
                 self.give_up_path(scheduler, now_us);
             }
@@ -509,10 +539,12 @@ impl KvDisk {
         // The state comes with the last pages.
         let state = held.state.filter(|_| pages.len() <= max_pages);
         pages.truncate(max_pages);
+        let (is_valid, validity) = bounded(1);
         let task = WriteTask {
             path: held_path,
             pages,
             state,
+            validity,
             time: path.time,
             epoch: path.epoch,
         };
@@ -522,7 +554,8 @@ impl KvDisk {
             .is_some_and(|writes| writes.try_send(task).is_ok());
         match is_sent {
             true => {
-                self.hold = Some(held.id);
+                let id = held.id;
+                self.hold = Some(CopyHold { id, is_valid });
                 path.is_busy = true;
             }
             false => {
@@ -531,21 +564,6 @@ impl KvDisk {
         }
         is_sent
     }
-}
-
-/// The whole blocks of a request's tokens, without its last token, which is always computed for its logits.
-fn known_blocks(request: &Request, hasher: &BlockHasher, page_size: u32) -> BlockList {
-    let tokens = request.prompt.iter().chain(&request.output);
-    let mut tokens: Vec<_> = tokens.copied().collect();
-    let num_blocks = tokens.len().saturating_sub(1) / page_size as usize;
-    tokens.truncate(num_blocks * page_size as usize);
-    BlockList::new(request.namespace.clone(), tokens, hasher, page_size)
-}
-
-/// The time that computing `num_blocks` blocks would take.
-fn compute_us(stats: &SchedulerStats, num_blocks: u32, page_size: u32) -> u64 {
-    let num_tokens = u64::from(num_blocks) * u64::from(page_size);
-    stats.prefill_us.saturating_mul(num_tokens) / 1024
 }
 
 /// Shortens a grant to the blocks that the disk has. A grant may be shorter than the requested path, and then needs
@@ -570,9 +588,10 @@ impl Drop for KvDisk {
         for is_stopped in self.fetches.values() {
             is_stopped.store(true, Ordering::Relaxed);
         }
-        (self.writes, self.reads) = (None, None);
-        // The threads must not wait for room for their reports.
-        self.reports = crossbeam_channel::never();
+        // The threads must wait neither for tasks and an answer to a report, nor for room for their reports.
+        (self.writes, self.hold) = (None, None);
+        self.reads.clear();
+        self.reports = None;
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -1,8 +1,15 @@
-// The tiers of the KV cache: memory, and the file of `--kv-disk`.
+// The tiers of the KV cache: memory, and the disks of `--kv-disk`.
 
 import { bytes, count, element } from "./format.js";
 
 const at = (id) => document.getElementById(id);
+
+function note(disk) {
+  if (!disk.on) {
+    return "the disk is off";
+  }
+  return disk.off_disks ? `disks that are off: ${disk.off_disks}` : "";
+}
 
 /** `kv.disk` is `null` without a disk. */
 export function drawTiers(kv) {
@@ -11,7 +18,7 @@ export function drawTiers(kv) {
   if (!disk) {
     return;
   }
-  at("tiers-note").textContent = disk.on ? "" : "the disk is off";
+  at("tiers-note").textContent = note(disk);
   const figures = [
     ["Pages in memory", count(kv.pages - kv.free), `of ${count(kv.pages)}`],
     ["Pages on disk", disk.on ? count(disk.pages) : "–", disk.on ? `of ${count(disk.max_pages)}` : ""],

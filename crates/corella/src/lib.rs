@@ -46,6 +46,7 @@ pub use command::keyword_options::{
     KeywordKind, foreign_keywords, keywords, load as load_by_keywords,
 };
 pub use command::{command_line, run_command};
+pub use corella_engine::KvDiskFolder;
 pub use corella_quantize::{QuantizeFormat, QuantizeProgress, Quantized};
 pub use error::Error;
 pub use error::display_bytes::display_bytes;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use corella_core::SchedulerConfig;
 use corella_cpu::{Isa, Profile};
+use corella_engine::KvDiskFolder;
 use corella_model::{CostModel, KvFormat, WeightFormat};
 
 use serde_json::{Map, Value};
@@ -59,12 +60,11 @@ pub enum KvSpill {
     QuarterOfCache,
 }
 
-/// A disk that keeps KV pages of prompts that come again.
+/// Disks that keep KV pages of prompts that come again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvDiskOptions {
-    pub folder: PathBuf,
-    /// The size of all files in the folder.
-    pub max_bytes: u64,
+    /// A folder for each disk.
+    pub folders: Vec<KvDiskFolder>,
     /// Whether prompts with a `cache_salt` are kept, too.
     pub keeps_salted: bool,
 }

@@ -4,20 +4,21 @@ use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 
 use corella_core::{PageId, RequestId, Scheduler, SpillTask};
 use corella_model::{KvPages, PageForm};
-use crossbeam_channel::Receiver;
 
 use crate::log::panic_message::panic_message;
-use crate::wake::doorbell::{Doorbell, LoopSender};
+use crate::wake::doorbell::{Doorbell, LoopSender, loop_channel};
 use crate::wake::feed::{Feed, FeedReader, subscription};
 
 /// Carries out the scheduler's [`SpillTask`]s one by one. The loop never copies and never waits for a copy.
 pub(crate) struct SpillThread {
     tasks: Feed<SpillTask>,
-    ended: Receiver<EndedCopy>,
+    /// `None` while the thread ends.
+    ended: Option<Receiver<EndedCopy>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -37,8 +38,7 @@ impl SpillThread {
         doorbell: Doorbell,
     ) -> io::Result<Self> {
         let (sender, tasks) = subscription(MAX_UNREAD, doorbell.clone());
-        let (report, ended) = crossbeam_channel::bounded(MAX_UNREAD);
-        let report = LoopSender::new(report, doorbell);
+        let (report, ended) = loop_channel(MAX_UNREAD, doorbell);
         let mut memory = HostMemory::new(pages, max_pages as usize);
         let thread = thread::Builder::new()
             .name("corella-spill".to_owned())
@@ -47,7 +47,7 @@ impl SpillThread {
         tasks.subscribe(sender);
         Ok(Self {
             tasks,
-            ended,
+            ended: Some(ended),
             thread: Some(thread),
         })
     }
@@ -59,7 +59,7 @@ impl SpillThread {
 
     /// Reports ended copies to the scheduler.
     pub(crate) fn take_ended(&mut self, scheduler: &mut Scheduler) {
-        while let Ok(ended) = self.ended.try_recv() {
+        for ended in self.ended.iter().flat_map(Receiver::try_iter) {
             match ended {
                 EndedCopy::Stored { request, is_done } => scheduler.handle_stored(request, is_done),
                 EndedCopy::Restored { request, is_done } => {
@@ -74,7 +74,7 @@ impl Drop for SpillThread {
     fn drop(&mut self) {
         self.tasks = Feed::default();
         // The thread must not wait for room for its reports.
-        self.ended = crossbeam_channel::never();
+        self.ended = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -174,9 +174,11 @@ mod tests {
             KvFileContent::Unknown
         );
         let groups = vec![KvGroup::default()];
-        let store = PageStore::new(file, SHAPE, groups, None, &label(), 100_000);
-        store.prepare().unwrap();
-        store.scan(&AtomicBool::new(false)).unwrap();
+        let store = PageStore::new(SHAPE, groups, None, &label(), &[100_000]);
+        store.file(0).prepare(&file).unwrap();
+        store.file(0).set(file);
+        store.open_disk(0);
+        store.scan(0, &AtomicBool::new(false)).unwrap();
         let none = SlotNamespace::default();
         let names = [
             page(1, none),
@@ -184,9 +186,8 @@ mod tests {
             page(3, SlotNamespace { adapter: 5, ..none }),
             page(4, none),
         ];
-        store
-            .store(&names, &[5; 4 * 700], 1, store.epoch())
-            .unwrap();
+        let stored = store.store(&names, &[5; 4 * 700], 1, store.epoch());
+        assert_eq!(stored.num_pages, 4);
         let pages = KvFilePages {
             label: label(),
             layout: 7,

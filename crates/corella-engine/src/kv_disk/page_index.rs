@@ -16,11 +16,20 @@ pub(super) struct PageIndex {
     /// Sorted by last use, and within a path from the last block to the first, because a block is useless without the
     /// blocks before it.
     by_use: BTreeSet<(u64, Reverse<u32>, u32)>,
-    free: Vec<u32>,
+    disks: Vec<DiskSlots>,
     /// The time of the newest use.
     clock: u64,
     /// `None` without a subscriber to KV events.
     watch: Option<PageWatch>,
+}
+
+/// The slots of a disk.
+#[derive(Debug)]
+struct DiskSlots {
+    range: Range<u32>,
+    free: Vec<u32>,
+    /// The index ignores the slots of a closed disk.
+    is_open: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +40,52 @@ struct Entry {
 }
 
 impl PageIndex {
-    /// An index that finds nothing and has no free slot.
-    pub fn new(num_slots: u32) -> Self {
+    /// An index that finds nothing and has no free slot. `ranges` has the slots of each disk, one after the other. All
+    /// disks are closed.
+    pub fn new(ranges: impl IntoIterator<Item = Range<u32>>) -> Self {
+        let disk = |range| DiskSlots {
+            range,
+            free: Vec::new(),
+            is_open: false,
+        };
+        let disks: Vec<_> = ranges.into_iter().map(disk).collect();
+        let num_slots = disks.last().map_or(0, |disk| disk.range.end);
         Self {
             slots: vec![None; num_slots as usize],
+            disks,
             ..Self::default()
         }
+    }
+
+    pub fn open_disk(&mut self, disk: usize) {
+        self.disks[disk].is_open = true;
+    }
+
+    /// Forgets the pages of a disk, and ignores the disk until it is opened again.
+    pub fn close_disk(&mut self, disk: usize) {
+        self.clear_disk(disk);
+        self.disks[disk].is_open = false;
+    }
+
+    /// Forgets the pages of a disk. None of its slots is free afterwards.
+    pub fn clear_disk(&mut self, disk: usize) {
+        for slot in self.disks[disk].range.clone() {
+            self.remove(slot);
+        }
+        self.disks[disk].free = Vec::new();
+    }
+
+    pub fn is_open(&self, disk: usize) -> bool {
+        self.disks[disk].is_open
+    }
+
+    pub fn num_open(&self) -> usize {
+        self.disks.iter().filter(|disk| disk.is_open).count()
+    }
+
+    /// The disk of a slot.
+    pub fn disk_of(&self, slot: u32) -> usize {
+        self.disks.partition_point(|disk| disk.range.end <= slot)
     }
 
     pub fn len(&self) -> usize {
@@ -55,12 +104,16 @@ impl PageIndex {
 
     /// Enters a page that a slot has. If two slots have the page, the one with the later use counts.
     pub fn insert(&mut self, slot: u32, key: PageKey, depth: u32, used: u64) {
+        if !self.is_open(self.disk_of(slot)) {
+            return;
+        }
         if let Some(there) = self.by_key.get(&key).copied() {
             let there_used = self.slots[there as usize].map_or(0, |entry| entry.used);
             if there_used >= used {
                 return;
             }
             self.remove(there);
+            self.give_back(there);
         }
         self.clock = self.clock.max(used);
         self.by_key.insert(key, slot);
@@ -71,17 +124,21 @@ impl PageIndex {
         }
     }
 
-    /// Frees the slots of a range that have no page.
+    /// Frees the slots of a range that have no page. The range is of one disk.
     pub fn free_slots(&mut self, slots: Range<u32>) {
-        self.free.retain(|slot| !slots.contains(slot));
+        let disk = self.disk_of(slots.start);
+        let Some(disk) = self.disks.get_mut(disk).filter(|disk| disk.is_open) else {
+            return;
+        };
+        disk.free.retain(|slot| !slots.contains(slot));
         let empty = |slot: &u32| self.slots[*slot as usize].is_none();
         let mut free: Vec<_> = slots.rev().filter(empty).collect();
-        free.append(&mut self.free);
-        self.free = free;
+        free.append(&mut disk.free);
+        disk.free = free;
     }
 
     pub fn num_free(&self) -> usize {
-        self.free.len()
+        self.disks.iter().map(|disk| disk.free.len()).sum()
     }
 
     pub fn touch(&mut self, key: PageKey, time: u64) {
@@ -97,8 +154,20 @@ impl PageIndex {
 
     /// Returns a slot for another page: a free slot, or the least recently used one if its last use was before `time`.
     /// The index forgets the page in that slot.
+    ///
+    /// A free slot comes from the disk with the largest share of free slots. So disks fill at the same pace, and a path
+    /// lies on all of them and is read at the sum of their speeds. A lost disk costs a part of most paths.
     pub fn take_slot(&mut self, time: u64) -> Option<u32> {
-        if let Some(slot) = self.free.pop() {
+        let free_share = |a: &&mut DiskSlots, b: &&mut DiskSlots| {
+            let product = |free: &DiskSlots, all: &DiskSlots| free.free.len() * all.range.len();
+            product(a, b).cmp(&product(b, a))
+        };
+        let disks = self.disks.iter_mut().rev();
+        // Of equal ones, the first disk counts.
+        let emptiest = disks
+            .filter(|disk| !disk.free.is_empty())
+            .max_by(free_share);
+        if let Some(slot) = emptiest.and_then(|disk| disk.free.pop()) {
             return Some(slot);
         }
         let &(used, _, slot) = self.by_use.first()?;
@@ -109,14 +178,18 @@ impl PageIndex {
     }
 
     pub fn give_back(&mut self, slot: u32) {
-        self.free.push(slot);
+        let disk = self.disk_of(slot);
+        let disk = &mut self.disks[disk];
+        if disk.is_open {
+            disk.free.push(slot);
+        }
     }
 
     /// Forgets a page that proved absent, unless its slot has another page by now.
     pub fn forget(&mut self, key: PageKey, slot: u32) {
         if self.by_key.get(&key) == Some(&slot) {
             self.remove(slot);
-            self.free.push(slot);
+            self.give_back(slot);
         }
     }
 
@@ -131,38 +204,19 @@ impl PageIndex {
         }
     }
 
-    /// Forgets all pages. No slot is free afterwards.
-    pub fn clear(&mut self) {
-        let clock = self.clock;
-        let mut watch = self.watch.take();
-        if let Some(watch) = &mut watch {
-            watch.note_cleared();
-        }
-        *self = Self::new(self.slots.len() as u32);
-        (self.clock, self.watch) = (clock, watch);
-    }
-
     /// Begins to report pages, beginning with those in the file. `bell` wakes the subscriber.
     pub fn watch(&mut self, bell: Sender<()>) {
-        self.watch = Some(PageWatch::new(bell));
-        self.tell_again();
-    }
-
-    pub fn watch_mut(&mut self) -> Option<&mut PageWatch> {
-        self.watch.as_mut()
-    }
-
-    /// Retracts all announced blocks, to announce the blocks of the file again later.
-    pub fn tell_again(&mut self) {
-        let Some(watch) = &mut self.watch else {
-            return;
-        };
-        watch.note_cleared();
+        let mut watch = PageWatch::new(bell);
         for (slot, entry) in (0..).zip(&self.slots) {
             if let Some(entry) = entry {
                 watch.note_stored(entry.depth, slot);
             }
         }
+        self.watch = Some(watch);
+    }
+
+    pub fn watch_mut(&mut self) -> Option<&mut PageWatch> {
+        self.watch.as_mut()
     }
 }
 
@@ -179,9 +233,23 @@ mod tests {
         }
     }
 
+    /// An index of open disks with these numbers of slots.
+    fn open_index(nums_slots: &[u32]) -> PageIndex {
+        let ranges = nums_slots.iter().scan(0, |first, num| {
+            let range = *first..*first + num;
+            *first = range.end;
+            Some(range)
+        });
+        let mut index = PageIndex::new(ranges);
+        for disk in 0..nums_slots.len() {
+            index.open_disk(disk);
+        }
+        index
+    }
+
     /// Four slots: a path of two blocks, a later path of one block, and a slot without a page.
     fn found() -> PageIndex {
-        let mut index = PageIndex::new(4);
+        let mut index = open_index(&[4]);
         index.insert(2, key(20), 0, 5);
         index.insert(0, key(21), 1, 5);
         index.insert(3, key(30), 0, 6);
@@ -234,9 +302,10 @@ mod tests {
         index.forget(key(30), 1);
         assert_eq!((index.slot(key(30)), index.take_slot(9)), (None, Some(1)));
     }
+
     #[test]
     fn slots_become_free_in_steps() {
-        let mut index = PageIndex::new(5);
+        let mut index = open_index(&[5]);
         assert_eq!(index.take_slot(9), None);
         index.free_slots(0..2);
         assert_eq!(index.take_slot(9), Some(0));
@@ -250,7 +319,53 @@ mod tests {
             [Some(1), Some(2), Some(3), None]
         );
         index.insert(1, key(20), 0, 5);
-        index.clear();
+        index.clear_disk(0);
         assert_eq!((index.len(), index.take_slot(9)), (0, None));
+    }
+
+    /// The second disk has twice the slots of the first.
+    #[test]
+    fn disks_fill_at_the_same_pace() {
+        let mut index = open_index(&[2, 4]);
+        index.free_slots(0..2);
+        index.free_slots(2..6);
+        let slots = [(); 6].map(|()| index.take_slot(9));
+        assert_eq!(slots, [0, 2, 3, 1, 4, 5].map(Some));
+        assert_eq!(index.take_slot(9), None);
+    }
+
+    #[test]
+    fn a_closed_disk_loses_its_pages_and_takes_none() {
+        let mut index = open_index(&[2, 2]);
+        for (slot, page, used) in [(0, 20, 5), (1, 21, 6), (2, 30, 7)] {
+            index.insert(slot, key(page), 0, used);
+        }
+        index.free_slots(2..4);
+        index.close_disk(0);
+        assert_eq!((index.len(), index.num_open()), (1, 1));
+        // A write to the disk ends late, whether it succeeds or fails.
+        index.insert(0, key(22), 0, 8);
+        index.give_back(1);
+        index.free_slots(0..2);
+        assert_eq!((index.slot(key(22)), index.num_free()), (None, 1));
+        assert_eq!(
+            [9; 3].map(|time| index.take_slot(time)),
+            [Some(3), Some(2), None]
+        );
+        // The disk comes back with a page that another disk has by now, and with a page that it has in an older state.
+        index.insert(2, key(20), 0, 9);
+        index.insert(3, key(21), 0, 4);
+        index.open_disk(0);
+        index.insert(0, key(20), 0, 5);
+        index.insert(1, key(21), 0, 6);
+        index.free_slots(0..2);
+        assert_eq!(
+            (index.slot(key(20)), index.slot(key(21))),
+            (Some(2), Some(1))
+        );
+        assert_eq!(
+            [9; 3].map(|time| index.take_slot(time)),
+            [Some(0), Some(3), Some(1)]
+        );
     }
 }

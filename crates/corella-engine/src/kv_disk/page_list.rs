@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use corella_core::{BlockHasher, BlockList, PageHash, PageId, PageTable};
+use corella_core::{BlockHasher, BlockList, PageHash, PageId, PageTable, Request};
 
 use super::slot::{PageKey, PageName, SlotNamespace};
 
@@ -45,6 +45,16 @@ impl DiskPath {
         self.hashes.truncate(num_blocks as usize);
     }
 
+    /// The parts of the recurrent state after the path. They have no page of the pool.
+    pub fn state_pages(&self, groups: Range<u32>) -> impl Iterator<Item = PathPage> {
+        let block = self.num_blocks() - 1;
+        groups.map(move |group| PathPage {
+            block,
+            group,
+            page: PageId(0),
+        })
+    }
+
     /// The names of the parts of the recurrent state after the path.
     pub fn state_names(&self, groups: Range<u32>) -> impl Iterator<Item = PageName<'_>> {
         groups.map(|group| self.name(self.num_blocks() - 1, group))
@@ -64,6 +74,15 @@ impl DiskPath {
             tokens: &self.list.tokens[at * page_size..(at + 1) * page_size],
         }
     }
+}
+
+/// The whole blocks of a request's tokens, without its last token, which is always computed for its logits.
+pub(super) fn known_blocks(request: &Request, hasher: &BlockHasher, page_size: u32) -> BlockList {
+    let tokens = request.prompt.iter().chain(&request.output);
+    let mut tokens: Vec<_> = tokens.copied().collect();
+    let num_blocks = tokens.len().saturating_sub(1) / page_size as usize;
+    tokens.truncate(num_blocks * page_size as usize);
+    BlockList::new(request.namespace.clone(), tokens, hasher, page_size)
 }
 
 /// The whole blocks of a list of another node, which may have named them wrongly.

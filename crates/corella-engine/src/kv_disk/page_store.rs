@@ -1,38 +1,35 @@
-//! The pages in a file: how they are written, found again and read.
+//! The pages on the disks: how they are written, found again and read.
 //!
 //! A page is right or absent, whatever is lost when the process or the machine stops: its rows are synchronised before
 //! its header is written, and a reader compares the header's tokens, and checks the checksums of header and rows.
 //!
-//! The file grows in steps when pages need more slots. Disk space is reserved for each step before slots are used.
+//! All disks have one index, and each disk has a file with a range of the slots. If a disk fails, its pages leave the
+//! index, and the others stay.
 
 use std::io;
 use std::iter;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corella_core::{KvGroup, PageHash};
 
 use super::file_layer::FileLayer;
-use super::label::{KvDiskLabel, LABEL_BYTES, write_label};
+use super::label::{KvDiskLabel, write_label};
 use super::page_index::PageIndex;
 use super::slot::{PageKey, PageName, SlotShape};
+use super::slot_file::SlotFile;
 
 mod event;
 
 pub(super) struct PageStore<F> {
-    file: F,
+    files: Vec<SlotFile<F>>,
     shape: SlotShape,
     groups: Vec<KvGroup>,
     num_state_parts: StateParts,
-    label: Vec<u8>,
-    /// The number of slots for which the configured size has room.
-    num_slots: u32,
-    /// The number of slots, from the first on, whose disk space is reserved.
-    num_reserved: AtomicU32,
-    /// Whether the file could not grow as far as it needed.
-    is_short: AtomicBool,
     index: Mutex<PageIndex>,
+    /// The number of disks in use. It follows the index.
+    num_open: AtomicUsize,
     /// Counts erasures.
     epoch: AtomicU64,
     /// Locked while something is written.
@@ -46,8 +43,21 @@ pub(super) struct PageStore<F> {
 /// absent.
 pub(super) type StateParts = Option<Box<dyn Fn(u32) -> u32 + Send + Sync>>;
 
-/// The number of steps in which a file grows to its size.
-const NUM_STEPS: u32 = 8;
+/// An error of one of the disks, which are numbered. The disk is closed.
+#[derive(Debug)]
+pub(super) struct DiskError {
+    pub disk: usize,
+    pub error: io::Error,
+}
+
+/// The outcome of storing pages.
+#[derive(Debug, Default)]
+pub(super) struct Stored {
+    /// The number of new pages.
+    pub num_pages: u32,
+    /// The disks that failed. Pages for these are not stored.
+    pub failed: Vec<DiskError>,
+}
 
 /// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,55 +69,65 @@ pub(super) enum Found<'a> {
 }
 
 impl<F: FileLayer> PageStore<F> {
-    /// Returns an empty store that uses at most `max_bytes` of the file. [`scan`](Self::scan) finds the pages in the
-    /// file.
+    /// Returns an empty store with a file of at most so many bytes for each disk. All disks are closed:
+    /// [`open_disk`](Self::open_disk) finds the pages of one.
     pub fn new(
-        file: F,
         shape: SlotShape,
         groups: Vec<KvGroup>,
         num_state_parts: StateParts,
         label: &KvDiskLabel,
-        max_bytes: u64,
+        max_bytes: &[u64],
     ) -> Self {
-        let slots_bytes = max_bytes.saturating_sub(LABEL_BYTES as u64);
-        let num_slots = slots_bytes / shape.slot_bytes() as u64;
-        let num_slots = u32::try_from(num_slots).unwrap_or(u32::MAX);
+        let mut files: Vec<SlotFile<F>> = Vec::new();
+        for &max_bytes in max_bytes {
+            let first = files.last().map_or(0, |file| file.slots().end);
+            let label = write_label(shape, label);
+            files.push(SlotFile::new(first, shape, label, max_bytes));
+        }
+        let index = PageIndex::new(files.iter().map(SlotFile::slots));
         Self {
-            file,
+            files,
             shape,
             groups,
             num_state_parts,
-            label: write_label(shape, label),
-            num_slots,
-            num_reserved: AtomicU32::new(0),
-            is_short: AtomicBool::new(false),
-            index: Mutex::new(PageIndex::new(num_slots)),
+            index: Mutex::new(index),
+            num_open: AtomicUsize::new(0),
             epoch: AtomicU64::new(0),
             writing: Mutex::new(()),
         }
     }
 
-    pub fn num_slots(&self) -> u32 {
-        self.num_slots
+    pub fn num_disks(&self) -> usize {
+        self.files.len()
     }
 
-    /// The number of slots whose disk space is reserved.
-    pub fn num_reserved(&self) -> u32 {
-        self.num_reserved.load(Ordering::Relaxed)
+    pub fn file(&self, disk: usize) -> &SlotFile<F> {
+        &self.files[disk]
     }
 
-    /// The number of pages for which there is room, as far as is known.
+    /// The number of disks in use.
+    pub fn num_open(&self) -> usize {
+        self.num_open.load(Ordering::Relaxed)
+    }
+
+    /// The disks in use.
+    pub fn open_disks(&self) -> Vec<usize> {
+        let index = self.index();
+        (0..self.num_disks())
+            .filter(|&disk| index.is_open(disk))
+            .collect()
+    }
+
+    /// The number of pages for which the disks in use have room, as far as is known.
     pub fn max_pages(&self) -> u32 {
-        match self.is_short.load(Ordering::Relaxed) {
-            true => self.num_reserved(),
-            false => self.num_slots,
-        }
+        let files = self.open_disks().into_iter().map(|disk| &self.files[disk]);
+        files.map(SlotFile::max_pages).sum()
     }
 
-    /// The limit of pages of a path. A file without slots may get some for the next path.
+    /// The limit of pages of a path. Files without slots may get some for the next path.
     pub fn room(&self) -> u32 {
         match self.max_pages() {
-            0 => self.step(),
+            0 => self.files.iter().map(SlotFile::step).sum(),
             max_pages => max_pages,
         }
     }
@@ -120,73 +140,66 @@ impl<F: FileLayer> PageStore<F> {
         self.index().len()
     }
 
-    /// Reserves disk space for the first slots, unless the file has some, and labels the file.
-    pub fn prepare(&self) -> io::Result<()> {
-        self.reserve(self.step())?;
-        let mut label = vec![0; LABEL_BYTES];
-        let is_there = self.file.read_at(&mut label, 0).is_ok() && label == self.label;
-        match is_there || self.num_reserved() == 0 {
-            true => Ok(()),
-            false => self.write_label(),
-        }
+    /// Begins to use a disk whose file is [set](SlotFile::set). [`scan`](Self::scan) finds its pages.
+    pub fn open_disk(&self, disk: usize) {
+        let mut index = self.index();
+        index.open_disk(disk);
+        self.num_open.store(index.num_open(), Ordering::Relaxed);
     }
 
-    fn write_label(&self) -> io::Result<()> {
-        self.file.write_at(&self.label, 0)?;
-        self.file.sync()
+    /// Forgets the pages of a disk, which stay in its file, and uses the disk no longer.
+    pub fn close_disk(&self, disk: usize) {
+        let mut index = self.index();
+        index.close_disk(disk);
+        self.num_open.store(index.num_open(), Ordering::Relaxed);
     }
 
-    /// The number of slots by which the file grows.
-    fn step(&self) -> u32 {
-        self.num_slots.div_ceil(NUM_STEPS)
+    /// Closes a disk that has failed.
+    fn fail(&self, disk: usize, error: io::Error) -> DiskError {
+        self.close_disk(disk);
+        DiskError { disk, error }
     }
 
-    /// Reserves the disk space of the first `num_slots` slots, or of fewer slots if the disk has no more room.
-    fn reserve(&self, num_slots: u32) -> io::Result<()> {
-        let len = self.file.reserve(self.at(num_slots))?;
-        let slots_bytes = len.saturating_sub(LABEL_BYTES as u64);
-        let num_there = slots_bytes / self.shape.slot_bytes() as u64;
-        let num_there = num_there.min(self.num_slots.into()) as u32;
-        self.is_short
-            .store(num_there < num_slots, Ordering::Relaxed);
-        self.num_reserved.store(num_there, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Reserves the disk space of further slots until all of `pages` have a slot, as far as there is room.
-    fn grow_for(&self, pages: &[PageName]) -> io::Result<()> {
-        loop {
+    /// Reserves disk space for further slots until all of `pages` have a slot, as far as there is room. All disks grow
+    /// by a step, so that they fill at the same pace. Returns the disks that failed.
+    fn grow_for(&self, pages: &[PageName]) -> Vec<DiskError> {
+        let mut growing = self.open_disks();
+        let mut failed = Vec::new();
+        while !growing.is_empty() {
             let index = self.index();
             let new = pages.iter().filter(|page| index.slot(page.key).is_none());
             let has_slots = new.count() <= index.num_free();
             drop(index);
-            let before = self.num_reserved();
-            if has_slots || before == self.num_slots {
-                return Ok(());
+            if has_slots {
+                break;
             }
-            self.reserve(self.num_slots.min(before + self.step()))?;
-            let after = self.num_reserved();
-            if after <= before {
-                return Ok(());
-            }
-            self.index().free_slots(before..after);
+            growing.retain(|&disk| match self.files[disk].grow() {
+                Ok(slots) if slots.is_empty() => false,
+                Ok(slots) => {
+                    self.index().free_slots(slots);
+                    true
+                }
+                Err(error) => {
+                    failed.push(self.fail(disk, error));
+                    false
+                }
+            });
         }
+        failed
     }
 
-    /// Finds the pages in the file, one after the other. Nothing may be stored before the scan has returned.
-    pub fn scan(&self, is_stopping: &AtomicBool) -> io::Result<()> {
+    /// Finds the pages on a disk, one after the other. Nothing may be stored before the scan has returned.
+    pub fn scan(&self, disk: usize, is_stopping: &AtomicBool) -> io::Result<()> {
+        let file = &self.files[disk];
         let mut header = vec![0; self.shape.header_bytes()];
-        for slot in 0..self.num_reserved() {
+        for slot in file.reserved() {
             if is_stopping.load(Ordering::Relaxed) {
                 return Ok(());
             }
             // The file may be erased meanwhile, but not between a read and its entry in the index.
             let _writing = self.lock_writing();
-            match self.file.read_at(&mut header, self.at(slot)) {
-                Ok(()) => {}
-                // The file was cut off.
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
-                Err(error) => return Err(error),
+            if !file.read(slot, &mut header)? {
+                break;
             }
             if let Some(found) = self.shape.read_header(&header) {
                 let mut index = self.index();
@@ -194,7 +207,7 @@ impl<F: FileLayer> PageStore<F> {
             }
         }
         let _writing = self.lock_writing();
-        self.index().free_slots(0..self.num_reserved());
+        self.index().free_slots(file.reserved());
         Ok(())
     }
 
@@ -287,7 +300,42 @@ impl<F: FileLayer> PageStore<F> {
         self.index().slot(key).is_some()
     }
 
-    /// Whether the file has room for all pages that queries read after the prefixes whose lengths are in `ends`.
+    /// The number of pages that a fetch of a path's blocks, without the first `first` blocks, reads from each disk.
+    pub fn count_by_disk(&self, hashes: &[PageHash], first: u32) -> Vec<u32> {
+        let mut counts = vec![0; self.num_disks()];
+        let index = self.index();
+        for (block, key) in self.keys(hashes, &[hashes.len() as u32]) {
+            if let Some(slot) = index.slot(key)
+                && block >= first as usize
+            {
+                counts[index.disk_of(slot)] += 1;
+            }
+        }
+        counts
+    }
+
+    /// The block and the group of the last page of a path on a disk.
+    pub fn last_on_disk(&self, hashes: &[PageHash], disk: usize) -> Option<(u32, u32)> {
+        let index = self.index();
+        let ends = [hashes.len() as u32];
+        let keys = self.keys(hashes, &ends);
+        let is_there = |key| {
+            index
+                .slot(key)
+                .is_some_and(|slot| index.disk_of(slot) == disk)
+        };
+        let found = keys.filter(|&(_, key)| is_there(key));
+        found.map(|(block, key)| (block as u32, key.group)).max()
+    }
+
+    /// The disks of pages. An absent page counts for the first disk.
+    pub fn disks_of(&self, keys: impl Iterator<Item = PageKey>) -> Vec<usize> {
+        let index = self.index();
+        let disk = |key| index.slot(key).map_or(0, |slot| index.disk_of(slot));
+        keys.map(disk).collect()
+    }
+
+    /// Whether the disks have room for all pages that queries read after the prefixes whose lengths are in `ends`.
     pub fn has_room_for(&self, hashes: &[PageHash], ends: &[u32]) -> bool {
         self.keys(hashes, ends).count() <= self.room() as usize
     }
@@ -336,20 +384,23 @@ impl<F: FileLayer> PageStore<F> {
         time
     }
 
-    /// A count that grows when the store is erased.
+    /// A count that grows when pages are erased.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)
     }
 
     /// Stores the pages that are not stored yet, with the time of their path. `rows` has the rows of all `pages`, one
-    /// after the other. Nothing is stored if the store was erased since `epoch`. Returns the number of new pages.
-    pub fn store(&self, pages: &[PageName], rows: &[u8], time: u64, epoch: u64) -> io::Result<u32> {
+    /// after the other. Nothing is stored if a disk was erased since `epoch`.
+    pub fn store(&self, pages: &[PageName], rows: &[u8], time: u64, epoch: u64) -> Stored {
         let _writing = self.lock_writing();
         if self.epoch() != epoch {
-            return Ok(0);
+            return Stored::default();
         }
-        self.grow_for(pages)?;
-        let mut writes = Vec::with_capacity(pages.len());
+        let mut stored = Stored {
+            num_pages: 0,
+            failed: self.grow_for(pages),
+        };
+        let mut writes: Vec<Vec<_>> = self.files.iter().map(|_| Vec::new()).collect();
         for (page, rows) in pages.iter().zip(rows.chunks_exact(self.shape.row_bytes)) {
             let mut index = self.index();
             if index.slot(page.key).is_some() {
@@ -358,47 +409,35 @@ impl<F: FileLayer> PageStore<F> {
             let Some(slot) = index.take_slot(time) else {
                 break;
             };
-            writes.push((slot, page, rows));
+            writes[index.disk_of(slot)].push((slot, page, rows));
         }
-        let written = self.write(&writes, time);
-        let mut index = self.index();
-        for &(slot, page, _) in &writes {
-            match &written {
-                Ok(()) => index.insert(slot, page.key, page.depth, time),
-                Err(_) => index.give_back(slot),
+        for (disk, writes) in writes.iter().enumerate() {
+            match self.files[disk].write(writes, time) {
+                Ok(()) => {
+                    let mut index = self.index();
+                    for &(slot, page, _) in writes {
+                        index.insert(slot, page.key, page.depth, time);
+                    }
+                    stored.num_pages += writes.len() as u32;
+                }
+                Err(error) => stored.failed.push(self.fail(disk, error)),
             }
         }
-        written.map(|()| writes.len() as u32)
-    }
-
-    fn write(&self, writes: &[(u32, &PageName, &[u8])], time: u64) -> io::Result<()> {
-        if writes.is_empty() {
-            return Ok(());
-        }
-        let header_bytes = self.shape.header_bytes() as u64;
-        for &(slot, _, rows) in writes {
-            self.file.write_at(rows, self.at(slot) + header_bytes)?;
-        }
-        self.file.sync()?;
-        for &(slot, page, rows) in writes {
-            let header = self.shape.header(page, time, rows);
-            self.file.write_at(&header, self.at(slot))?;
-        }
-        self.file.sync()
+        stored
     }
 
     /// Reads a page into `slot`, a buffer of [`slot_bytes`](Self::slot_bytes) bytes.
-    pub fn read<'a>(&self, page: &PageName, slot: &'a mut [u8]) -> io::Result<Found<'a>> {
-        let Some(at) = self.index().slot(page.key) else {
-            return Ok(Found::Nothing);
+    pub fn read<'a>(&self, page: &PageName, slot: &'a mut [u8]) -> Result<Found<'a>, DiskError> {
+        let (at, disk) = {
+            let index = self.index();
+            let Some(at) = index.slot(page.key) else {
+                return Ok(Found::Nothing);
+            };
+            (at, index.disk_of(at))
         };
-        let is_there = match self.file.read_at(slot, self.at(at)) {
-            Ok(()) => self.shape.rows(slot, page).is_some(),
-            // The file was cut off.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
-            Err(error) => return Err(error),
-        };
-        if is_there {
+        let read = self.files[disk].read(at, slot);
+        let is_whole = read.map_err(|error| self.fail(disk, error))?;
+        if is_whole && self.shape.rows(slot, page).is_some() {
             let rows_at = self.shape.header_bytes();
             return Ok(Found::Rows(&slot[rows_at..rows_at + self.shape.row_bytes]));
         }
@@ -412,46 +451,50 @@ impl<F: FileLayer> PageStore<F> {
         })
     }
 
-    /// Forgets all pages, in memory and in the file. After a crash meanwhile, the file may still have some of them.
-    pub fn erase(&self) -> io::Result<()> {
-        let _writing = self.lock_writing();
-        self.epoch.fetch_add(1, Ordering::Relaxed);
-        self.num_reserved.store(0, Ordering::Relaxed);
-        self.index().clear();
-        self.file.clear()?;
-        self.reserve(self.step())?;
-        self.index().free_slots(0..self.num_reserved());
-        self.write_label()
+    /// Forgets all pages of some disks, in memory and in their files. Paths that are being stored are given up. After a
+    /// crash meanwhile, the files may still have some pages. Returns the disks that failed.
+    pub fn erase(&self, disks: &[usize]) -> Vec<DiskError> {
+        self.erase_with(disks, |disk| {
+            self.index().clear_disk(disk);
+            self.files[disk].erase()?;
+            self.index().free_slots(self.files[disk].reserved());
+            Ok(())
+        })
     }
 
-    /// Rewrites the label, to see whether the disk takes writes.
-    pub fn try_to_write(&self) -> io::Result<()> {
-        let _writing = self.lock_writing();
-        self.write_label()
-    }
-
-    /// Erases the pages of an adapter. Paths that are being stored are given up.
+    /// Erases the pages of an adapter on some disks. Paths that are being stored are given up. Returns the disks that
+    /// failed.
     ///
-    /// Reads the headers of all slots, because the file may also have an older copy of a page, which the index does not
+    /// Reads the headers of all slots, because a file may also have an older copy of a page, which the index does not
     /// know.
-    pub fn erase_adapter(&self, adapter: u128) -> io::Result<()> {
-        let _writing = self.lock_writing();
-        self.epoch.fetch_add(1, Ordering::Relaxed);
-        let mut header = vec![0; self.shape.header_bytes()];
-        let empty = vec![0; self.shape.slot_bytes()];
-        for slot in 0..self.num_reserved() {
-            self.file.read_at(&mut header, self.at(slot))?;
-            let found = self.shape.read_header(&header);
-            if let Some(found) = found.filter(|found| found.adapter == adapter) {
-                self.index().forget(found.key, slot);
-                self.file.write_at(&empty, self.at(slot))?;
-            }
-        }
-        self.file.sync()
+    pub fn erase_adapter(&self, adapter: u128, disks: &[usize]) -> Vec<DiskError> {
+        self.erase_with(disks, |disk| {
+            let file = &self.files[disk];
+            file.wipe(
+                |header| header.adapter == adapter,
+                |slot, header| self.index().forget(header.key, slot),
+            )
+        })
     }
 
-    fn at(&self, slot: u32) -> u64 {
-        LABEL_BYTES as u64 + u64::from(slot) * self.shape.slot_bytes() as u64
+    fn erase_with(
+        &self,
+        disks: &[usize],
+        erase: impl Fn(usize) -> io::Result<()>,
+    ) -> Vec<DiskError> {
+        let _writing = self.lock_writing();
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+        let failed = disks.iter().filter_map(|&disk| {
+            let error = erase(disk).err()?;
+            Some(self.fail(disk, error))
+        });
+        failed.collect()
+    }
+
+    /// Rewrites the label of a file, to see whether the disk takes writes.
+    pub fn try_to_write(&self, disk: usize) -> io::Result<()> {
+        let _writing = self.lock_writing();
+        self.files[disk].write_label()
     }
 
     fn index(&self) -> MutexGuard<'_, PageIndex> {

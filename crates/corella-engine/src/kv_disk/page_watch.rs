@@ -78,19 +78,6 @@ impl PageWatch {
         children.filter_map(|&(_, slot)| Some((slot, *self.read.get(&slot)?)))
     }
 
-    /// All blocks are gone.
-    pub fn note_cleared(&mut self) {
-        self.untold.clear();
-        self.read.clear();
-        self.children.clear();
-        self.removed.extend(self.told.drain().map(|(_, name)| name));
-        self.ring();
-    }
-
-    pub fn has_told(&self) -> bool {
-        !self.told.is_empty()
-    }
-
     fn ring(&self) {
         // A full channel wakes the subscriber as well.
         let _ = self.bell.try_send(());

@@ -3,16 +3,13 @@
 use std::thread;
 
 use corella_core::{FetchEnd, FetchId};
-use crossbeam_channel::Sender;
 
 use crate::wake::doorbell::LoopSender;
 
 /// A report of the threads to the loop.
 pub(super) enum Report {
-    /// Pages were copied to memory. The answer by `is_valid` says whether the pages stayed unchanged meanwhile.
-    Copied {
-        is_valid: Sender<bool>,
-    },
+    /// The pages of the hold were copied to memory.
+    Copied,
     /// A part of a path of the prefix tree was written to the disk, or writing failed.
     Written {
         is_done: bool,
@@ -25,13 +22,12 @@ pub(super) enum Report {
         id: FetchId,
         end: FetchEnd,
     },
-    /// The measured duration of reading `num_blocks` blocks.
+    /// The measured duration of reading `num_pages` pages from a disk.
     Timed {
-        num_blocks: u32,
+        disk: usize,
+        num_pages: u32,
         elapsed_us: u64,
     },
-    /// The thread that reads has panicked, and ends no fetch.
-    ReaderDied,
     /// The thread that writes has panicked, and releases no hold.
     WriterDied,
 }

@@ -7,6 +7,7 @@ use corella_core::{Batch, BatchOutput, RequestId, Sample, SchedulerConfig};
 use corella_model::{Executor, MockConfig, MockExecutor};
 use corella_test::wait_until;
 
+use super::fetch_wait::{LEAST_WAIT_US, LONGEST_WAIT_US};
 use super::file_layer::FileLayer;
 use super::*;
 use crate::request::submission::Submission;
@@ -63,6 +64,23 @@ impl FileLayer for PanickingFile {
     }
 }
 
+fn config(folder: &Path, sizes: &[u64]) -> KvDiskConfig {
+    let folders = sizes
+        .iter()
+        .enumerate()
+        .map(|(disk, &max_bytes)| KvDiskFolder {
+            path: folder.join(disk.to_string()),
+            max_bytes,
+        });
+    KvDiskConfig {
+        folders: folders.collect(),
+        label: KvDiskLabel::default(),
+        identity: 1,
+        keeps_salted: false,
+        reads_always: false,
+    }
+}
+
 impl Bench {
     fn new(name: &str) -> Self {
         Self::with_tier(name, 64, 1 << 20, |_, _| {})
@@ -77,7 +95,7 @@ impl Bench {
             let mut options = File::options();
             options.read(true).write(true).create_new(true);
             let file = options.open(folder.join("file")).unwrap();
-            tier.use_file(Box::new(PanickingFile { file, panics: flag }));
+            tier.use_file(0, Box::new(PanickingFile { file, panics: flag }));
         });
         (bench, panics)
     }
@@ -88,19 +106,23 @@ impl Bench {
         max_bytes: u64,
         prepare: impl FnOnce(&Tier, &Path),
     ) -> Self {
+        Self::with_disks(name, num_pages, &[max_bytes], prepare)
+    }
+
+    /// A bench with disks of these sizes.
+    fn with_disks(
+        name: &str,
+        num_pages: u32,
+        sizes: &[u64],
+        prepare: impl FnOnce(&Tier, &Path),
+    ) -> Self {
         let mut limits = SchedulerConfig::new(num_pages, 4, 4 * num_pages);
         (limits.max_fetched_pages, limits.max_served_pages) = (num_pages, num_pages);
         let mut scheduler = Scheduler::new(limits).unwrap();
         let name = format!("corella-kv-bench-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         let _ = fs::remove_dir_all(&folder);
-        let config = KvDiskConfig {
-            folder: folder.clone(),
-            max_bytes,
-            label: KvDiskLabel::default(),
-            identity: 1,
-            keeps_salted: false,
-        };
+        let config = config(&folder, sizes);
         let pages = MockExecutor::new(MockConfig::new(50, num_pages, 4)).kv_pages();
         let (bell, wake_receiver) = doorbell();
         let tier = Tier::new(&config, pages.clone());
@@ -184,12 +206,13 @@ impl Bench {
         self.compute();
         self.compute();
         self.disk.store_next(&mut self.scheduler, self.now_us);
-        self.run_until("the prompt is stored", |bench| {
-            bench.disk.path.as_ref().is_some_and(|path| !path.is_busy)
-        });
-        assert_eq!(self.disk.tier.stats().num_stored, NUM_BLOCKS);
-        self.disk.store_next(&mut self.scheduler, self.now_us);
-        assert!(self.disk.path.is_none(), "all of it is there");
+        while self.disk.path.is_some() {
+            self.run_until("a part of the prompt is stored", |bench| {
+                bench.disk.path.as_ref().is_none_or(|path| !path.is_busy)
+            });
+            self.disk.store_next(&mut self.scheduler, self.now_us);
+        }
+        assert_eq!(self.disk.tier.stats().num_pages, NUM_BLOCKS as usize);
         self.scheduler.reset_prefix_cache().unwrap();
     }
 }
@@ -214,7 +237,7 @@ fn a_prompt_on_the_disk_is_fetched_before_it_is_known_to_be_slow() {
     assert_eq!(bench.scheduler.stats().num_fetched_blocks, NUM_BLOCKS);
     let batch = bench.scheduler.schedule(bench.now_us).unwrap();
     assert_eq!(batch.num_tokens(), 26 - 4 * NUM_BLOCKS as usize);
-    assert!(bench.disk.pace.kiloblock_us() > 0);
+    assert!(bench.disk.paces.kilopage_us(0) > 0);
 }
 
 /// A block takes 4 ms to compute. Reads of a minute each are not chosen, until short ones have been measured.
@@ -222,8 +245,8 @@ fn a_prompt_on_the_disk_is_fetched_before_it_is_known_to_be_slow() {
 fn a_slow_disk_is_measured_and_not_used() {
     let mut bench = Bench::new("slow");
     bench.store();
-    bench.disk.pace.note_load(1, 60_000_000);
-    let slow_us = bench.disk.pace.kiloblock_us();
+    bench.disk.paces.note(0, 1, 60_000_000);
+    let slow_us = bench.disk.paces.kilopage_us(0);
     bench.begin_fetch();
     assert_eq!(
         bench.disk.tier.stats().bytes_read,
@@ -234,12 +257,12 @@ fn a_slow_disk_is_measured_and_not_used() {
     bench.begin_fetch();
     assert!(bench.disk.fetches.is_empty());
     bench.run_until("a block is measured", |bench| {
-        bench.disk.pace.kiloblock_us() < slow_us
+        bench.disk.paces.kilopage_us(0) < slow_us
     });
     assert_eq!(bench.disk.tier.stats().num_read, 0, "no request has it");
     assert_eq!(bench.scheduler.stats().num_fetching_pages, 0);
-    bench.disk.pace = FetchPace::default();
-    bench.disk.pace.note_load(1000, 1000);
+    bench.disk.paces = DiskPaces::new(1);
+    bench.disk.paces.note(0, 1000, 1000);
     bench.begin_fetch();
     assert_eq!(bench.disk.fetches.len(), 1);
     bench.run_until("it is fetched", |bench| bench.disk.fetches.is_empty());
@@ -300,7 +323,7 @@ fn a_panic_of_the_reader_loses_its_fetches_and_ends_the_tier() {
     let batch = bench.scheduler.schedule(bench.now_us).unwrap();
     assert_eq!(batch.num_tokens(), 26);
     let stats = bench.disk.tier.stats();
-    assert_eq!((stats.is_on, stats.num_errors), (false, 1));
+    assert_eq!((stats.is_on(), stats.num_errors), (false, 1));
     panics.store(false, Ordering::Relaxed);
     assert!(!bench.disk.tier.try_again());
     bench.begin_fetch();
@@ -319,10 +342,26 @@ fn a_panic_of_the_writer_releases_its_hold_and_ends_the_tier() {
     assert_eq!(bench.scheduler.stats().num_block_holds, 0);
     let stats = bench.disk.tier.stats();
     assert_eq!(
-        (stats.is_on, stats.num_errors, stats.num_stored),
+        (stats.is_on(), stats.num_errors, stats.num_stored),
         (false, 1, 0)
     );
     bench.now_us += PAUSE_US;
     bench.disk.store_next(&mut bench.scheduler, bench.now_us);
     assert!(bench.disk.path.is_none());
+}
+
+/// The loop ends, and somewhere the report is still there.
+#[test]
+fn a_copy_whose_report_is_not_answered_does_not_keep_the_threads() {
+    let mut bench = Bench::new("not-answered");
+    bench.compute();
+    bench.compute();
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    let report = bench.disk.reports.as_ref().unwrap().recv().unwrap();
+    assert!(matches!(report, Report::Copied));
+    let tier = Arc::downgrade(bench.disk.tier());
+    let ended = std::thread::spawn(move || drop(bench));
+    wait_until("the threads have ended", || ended.is_finished());
+    drop(report);
+    assert!(tier.upgrade().is_none(), "the file is closed");
 }

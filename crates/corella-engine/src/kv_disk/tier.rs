@@ -16,51 +16,66 @@ use super::file_layer::FileLayer;
 use super::folder::KvFile;
 use super::label::KvDiskLabel;
 use super::page_list::{DiskPath, checked_blocks};
-use super::page_store::{PageStore, StateParts};
+use super::page_store::{DiskError, PageStore, StateParts};
 use super::slot::{SlotNamespace, SlotShape};
 
-/// The location and the limits of blocks on a disk.
+/// A folder on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvDiskConfig {
-    pub folder: PathBuf,
+pub struct KvDiskFolder {
+    pub path: PathBuf,
     /// The size of all files in the folder.
     pub max_bytes: u64,
+}
+
+/// The locations and the limits of blocks on disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvDiskConfig {
+    /// A folder for each disk. There is at least one.
+    pub folders: Vec<KvDiskFolder>,
     pub label: KvDiskLabel,
     /// A digest of the model and of the arithmetic that computes its rows.
     pub identity: u128,
     /// Whether prompts with a salt are kept, too.
     pub keeps_salted: bool,
+    /// Whether blocks are read even if computing them is as quick, and requests wait for as long as reads take. Tests
+    /// need it, because their machine may be slow.
+    pub reads_always: bool,
 }
 
-/// The pages on the disk, or in a test's file.
+/// The pages on the disks, or in a test's files.
 pub(super) type Store = PageStore<Box<dyn FileLayer>>;
 
 pub(crate) struct Tier {
-    folder: PathBuf,
-    max_bytes: u64,
-    label: KvDiskLabel,
+    disks: Vec<Disk>,
+    store: Store,
     keeps_salted: bool,
+    pub(super) reads_always: bool,
     /// The fingerprints of the served adapters, by name.
     adapters: Mutex<HashMap<Arc<str>, u128>>,
-    shape: SlotShape,
+    layout: u128,
     groups: Vec<KvGroup>,
     pages: Arc<dyn KvPages>,
-    store: OnceLock<Store>,
-    is_scanned: AtomicBool,
-    is_off: AtomicBool,
+    /// Set while a disk is opened and scanned.
+    is_scanning: AtomicBool,
     /// Set when a thread of the tier has panicked.
     is_dead: AtomicBool,
-    /// Set when pages had to be erased while the file could not be changed. All pages are erased before the file is
-    /// used again.
-    must_erase: AtomicBool,
-    /// Locked while pages are erased, and while the tier is switched on again, so that no erasure is missed.
+    /// Locked while pages are erased, and while a disk is switched on, so that no erasure is missed.
     erasing: Mutex<()>,
     is_stopping: AtomicBool,
-    /// Set when the first attempt to open the file has ended.
+    /// Set when the first attempt to open the files has ended.
     opened: OnceLock<()>,
     /// Wakes the subscriber to KV events.
     bell: OnceLock<Sender<()>>,
     pub(super) counts: Counts,
+}
+
+struct Disk {
+    folder: KvDiskFolder,
+    /// Set after an error.
+    is_off: AtomicBool,
+    /// Set when pages had to be erased while the file could not be changed. All its pages are erased before the file
+    /// is used again.
+    must_erase: AtomicBool,
 }
 
 #[derive(Default)]
@@ -77,10 +92,12 @@ pub(super) struct Counts {
 /// The present state of the disk tier, and its counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvDiskStats {
-    /// Whether the file has been opened and no error has switched the tier off.
-    pub is_on: bool,
+    /// The number of disks whose file has been opened and which no error has switched off.
+    pub num_on: u32,
+    /// The number of the other disks.
+    pub num_off: u32,
     pub num_pages: usize,
-    /// The number of pages for which the file has room.
+    /// The number of pages for which the files have room.
     pub max_pages: u32,
     pub num_stored: u64,
     /// Copies that were begun and given up.
@@ -89,7 +106,7 @@ pub struct KvDiskStats {
     /// Pages that were read for requests.
     pub num_read: u64,
     pub bytes_read: u64,
-    /// Pages of the file that proved torn or damaged when they were read.
+    /// Pages of the files that proved torn or damaged when they were read.
     pub num_damaged: u64,
     pub num_errors: u64,
 }
@@ -97,13 +114,19 @@ pub struct KvDiskStats {
 type Row = Metric<KvDiskStats>;
 
 impl KvDiskStats {
+    /// Whether a disk is in use.
+    pub fn is_on(&self) -> bool {
+        self.num_on > 0
+    }
+
     pub const METRICS: &[Metric<Self>] = &[
-        Row::gauge("kv_disk_on", |disk| disk.is_on.into()).help(
-            "1 while blocks are kept on the disk, 0 before the file is open and after an error",
+        Row::gauge("kv_disk_on", |disk| disk.num_on.into()).help("Disks of --kv-disk in use"),
+        Row::gauge("kv_disk_off", |disk| disk.num_off.into()).help(
+            "Disks of --kv-disk that are not in use, before their file is open and after an error",
         ),
-        Row::gauge("kv_disk_blocks", |disk| disk.num_pages as u64).help("KV blocks on the disk"),
+        Row::gauge("kv_disk_blocks", |disk| disk.num_pages as u64).help("KV blocks on the disks"),
         Row::gauge("kv_disk_max_blocks", |disk| disk.max_pages.into())
-            .help("KV blocks for which the file on the disk has room"),
+            .help("KV blocks for which the files on the disks have room"),
         Row::counter("kv_disk_blocks_stored", |disk| disk.num_stored)
             .help("KV blocks that were written to the disk"),
         Row::counter("kv_disk_copies_dropped", |disk| disk.num_dropped).help(
@@ -130,24 +153,37 @@ impl Tier {
             ..pages.geometry().clone()
         };
         let layout = format!("{:032x} {geometry:?}", config.identity);
-        Self {
-            folder: config.folder.clone(),
-            max_bytes: config.max_bytes,
-            label: config.label.clone(),
-            keeps_salted: config.keeps_salted,
-            adapters: Mutex::default(),
-            shape: SlotShape {
-                layout: xxh3_128(layout.as_bytes()),
-                page_size: geometry.page_size,
-                row_bytes: geometry.page_bytes(),
-            },
-            groups: geometry.layers.groups().to_vec(),
-            pages,
-            store: OnceLock::new(),
-            is_scanned: AtomicBool::new(false),
+        let shape = SlotShape {
+            layout: xxh3_128(layout.as_bytes()),
+            page_size: geometry.page_size,
+            row_bytes: geometry.page_bytes(),
+        };
+        let groups = geometry.layers.groups().to_vec();
+        let folders = &config.folders;
+        let max_bytes: Vec<_> = folders.iter().map(|folder| folder.max_bytes).collect();
+        let state_parts = state_parts(&pages, shape);
+        let disks = folders.iter().map(|folder| Disk {
+            folder: folder.clone(),
             is_off: AtomicBool::new(false),
-            is_dead: AtomicBool::new(false),
             must_erase: AtomicBool::new(false),
+        });
+        Self {
+            disks: disks.collect(),
+            store: PageStore::new(
+                shape,
+                groups.clone(),
+                state_parts,
+                &config.label,
+                &max_bytes,
+            ),
+            keeps_salted: config.keeps_salted,
+            reads_always: config.reads_always,
+            adapters: Mutex::default(),
+            layout: shape.layout,
+            groups,
+            pages,
+            is_scanning: AtomicBool::new(true),
+            is_dead: AtomicBool::new(false),
             erasing: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             opened: OnceLock::new(),
@@ -156,126 +192,126 @@ impl Tier {
         }
     }
 
-    /// Opens the file, and finds the blocks in it.
+    /// Opens the files, and finds the blocks in them.
     pub(super) fn open(&self) {
-        match self.try_open() {
-            Ok(()) => {
-                self.is_scanned.store(true, Ordering::Release);
-                self.ring();
+        for disk in 0..self.disks.len() {
+            let opened = self.try_open(disk).and_then(|()| self.scan(disk));
+            if let Err(error) = opened {
+                self.switch_off("opening its file", DiskError { disk, error });
             }
-            Err(error) => self.switch_off("opening its file", &error),
         }
+        self.is_scanning.store(false, Ordering::Release);
+        self.ring();
         let _ = self.opened.set(());
+    }
+
+    pub(super) fn num_disks(&self) -> usize {
+        self.disks.len()
     }
 
     pub(crate) fn wait_opened(&self) {
         self.opened.wait();
     }
 
-    /// Tries the disk again after an error. Returns whether it works.
+    /// Tries the disks that are off again. Returns whether one of them works.
     pub(super) fn try_again(&self) -> bool {
-        if !self.is_off.load(Ordering::Relaxed) || self.is_dead.load(Ordering::Relaxed) {
-            return false;
-        }
-        let tried = match self.store.get() {
-            Some(store) if self.is_scanned.load(Ordering::Relaxed) => store
-                .try_to_write()
-                .and_then(|()| self.erase_if_asked(store)),
-            _ => self.try_open(),
+        let is_off = |&disk: &usize| {
+            self.disks[disk].is_off.load(Ordering::Relaxed) && !self.is_dead.load(Ordering::Relaxed)
         };
-        if let Err(error) = tried.and_then(|()| self.switch_on()) {
+        let off = (0..self.disks.len()).filter(is_off);
+        off.filter(|&disk| self.try_disk(disk)).count() > 0
+    }
+
+    fn try_disk(&self, disk: usize) -> bool {
+        let tried = self.try_open(disk).and_then(|()| {
+            self.is_scanning.store(true, Ordering::Release);
+            let scanned = self.scan(disk);
+            self.is_scanning.store(false, Ordering::Release);
+            scanned
+        });
+        if let Err(error) = tried {
+            self.store.close_disk(disk);
             tracing::debug!(%error, "--kv-disk stays off");
             return false;
         }
+        self.disks[disk].is_off.store(false, Ordering::Relaxed);
         self.ring();
-        tracing::info!(folder = %self.folder.display(), "the disk works again: --kv-disk is on");
+        let folder = self.disks[disk].folder.path.display();
+        tracing::info!(%folder, "the disk works again: --kv-disk is on");
         true
     }
 
-    /// Switches the tier on. Pages that had to be erased meanwhile are erased first.
-    fn switch_on(&self) -> io::Result<()> {
-        let _erasing = self.lock_erasing();
-        if let Some(store) = self.store.get() {
-            self.erase_now_if_asked(store)?;
+    /// Begins to use a disk.
+    fn try_open(&self, disk: usize) -> io::Result<()> {
+        match self.store.file(disk).is_set() {
+            true => self.store.try_to_write(disk)?,
+            false => self.open_file(disk)?,
         }
-        self.is_scanned.store(true, Ordering::Release);
-        self.is_off.store(false, Ordering::Relaxed);
-        Ok(())
+        self.switch_on(disk)
     }
 
-    fn try_open(&self) -> io::Result<()> {
-        if let Some(store) = self.store.get() {
-            self.erase_if_asked(store)?;
-            return store.scan(&self.is_stopping);
-        }
-        let file = KvFile::open(&self.folder, self.shape.layout, self.max_bytes)?;
-        let store = self.new_store(Box::new(file));
-        let slot_bytes = self.shape.slot_bytes();
-        if store.num_slots() == 0 {
-            let reason = format!("a page takes {slot_bytes} bytes: give it a larger SIZE");
-            return Err(io::Error::other(reason));
-        }
-        store.prepare()?;
-        if store.num_reserved() == 0 {
-            return Err(io::Error::other(
-                "the files of other processes in this folder leave no room in SIZE for this model's file",
-            ));
-        }
-        let store = self.store.get_or_init(|| store);
-        self.erase_if_asked(store)?;
-        store.scan(&self.is_stopping)?;
+    fn scan(&self, disk: usize) -> io::Result<()> {
+        self.store.scan(disk, &self.is_stopping)?;
         tracing::info!(
-            folder = %self.folder.display(),
-            num_pages = store.num_pages(),
-            max_pages = store.max_pages(),
+            folder = %self.disks[disk].folder.path.display(),
+            num_pages = self.store.num_pages(),
+            max_pages = self.store.max_pages(),
             "the disk has KV pages"
         );
         Ok(())
     }
 
-    fn new_store(&self, file: Box<dyn FileLayer>) -> Store {
-        let (groups, max_bytes) = (self.groups.clone(), self.max_bytes);
-        let num_state_parts = self.num_state_parts();
-        PageStore::new(
-            file,
-            self.shape,
-            groups,
-            num_state_parts,
-            &self.label,
-            max_bytes,
-        )
+    fn open_file(&self, disk: usize) -> io::Result<()> {
+        let KvDiskFolder { path, max_bytes } = &self.disks[disk].folder;
+        let file = self.store.file(disk);
+        if file.slots().is_empty() {
+            let slot_bytes = self.store.slot_bytes();
+            let reason = format!("a page takes {slot_bytes} bytes: give it a larger SIZE");
+            return Err(io::Error::other(reason));
+        }
+        let opened: Box<dyn FileLayer> = Box::new(KvFile::open(path, self.layout, *max_bytes)?);
+        file.prepare(&opened)?;
+        if file.reserved().is_empty() {
+            return Err(io::Error::other(
+                "the files of other processes in this folder leave no room in SIZE for this model's file",
+            ));
+        }
+        file.set(opened);
+        Ok(())
     }
 
-    fn num_state_parts(&self) -> StateParts {
-        self.pages.states()?;
-        let (pages, shape) = (self.pages.clone(), self.shape);
-        Some(Box::new(move |num_blocks| {
-            let num_bytes =
-                |states: &dyn StateRecords| states.total_bytes(num_blocks * shape.page_size);
-            let num_bytes = pages.states().map_or(0, num_bytes);
-            num_bytes.div_ceil(shape.row_bytes) as u32
-        }))
+    /// Begins to use a disk. Pages that had to be erased meanwhile are erased first.
+    fn switch_on(&self, disk: usize) -> io::Result<()> {
+        let _erasing = self.lock_erasing();
+        let must_erase = &self.disks[disk].must_erase;
+        if must_erase.load(Ordering::SeqCst) {
+            if let Some(failed) = self.store.erase(&[disk]).pop() {
+                return Err(failed.error);
+            }
+            must_erase.store(false, Ordering::SeqCst);
+        }
+        self.store.open_disk(disk);
+        Ok(())
     }
 
-    /// Takes a test's file in place of the one in the folder.
+    /// Takes a test's file in place of the one in a folder.
     #[cfg(test)]
-    pub(super) fn use_file(&self, file: Box<dyn FileLayer>) -> &Store {
-        let store = self.store.get_or_init(|| self.new_store(file));
-        store.prepare().ok();
-        store
+    pub(super) fn use_file(&self, disk: usize, file: Box<dyn FileLayer>) {
+        let slot_file = self.store.file(disk);
+        slot_file.prepare(&file).ok();
+        slot_file.set(file);
     }
 
-    /// `None` before the file is open, and after an error.
+    /// `None` before the first file is open, and while all disks are off.
     pub(super) fn store(&self) -> Option<&Store> {
-        let store = self.store.get();
-        let is_off = self.is_off.load(Ordering::Relaxed) || self.is_dead.load(Ordering::Relaxed);
-        store.filter(|_| !is_off)
+        let is_on = self.store.num_open() > 0 && !self.is_dead.load(Ordering::Relaxed);
+        is_on.then_some(&self.store)
     }
 
-    /// `None` also while the file is scanned.
+    /// `None` also while a file is scanned.
     pub(super) fn store_to_write(&self) -> Option<&Store> {
         let store = self.store();
-        store.filter(|_| self.is_scanned.load(Ordering::Acquire))
+        store.filter(|_| !self.is_scanning.load(Ordering::Acquire))
     }
 
     /// The number of blocks of a list, from the first on, that a request can take from memory and disk, if memory has
@@ -296,30 +332,40 @@ impl Tier {
         store.num_usable(&path.hashes, num_here)
     }
 
-    pub(super) fn switch_off(&self, what: &str, error: &io::Error) {
+    /// Switches a disk off until it works again. The others stay on.
+    pub(super) fn switch_off(&self, what: &str, failed: DiskError) {
+        let DiskError { disk, error } = failed;
         self.counts.num_errors.fetch_add(1, Ordering::Relaxed);
-        if !self.is_off.swap(true, Ordering::Relaxed) {
-            self.ring();
-            tracing::warn!(
-                folder = %self.folder.display(),
-                "{what} has failed: {error}; --kv-disk is off until the disk works again, and prompts are computed as \
-                 without it"
-            );
+        let was_off = self.disks[disk].is_off.swap(true, Ordering::Relaxed);
+        self.store.close_disk(disk);
+        if was_off {
+            return;
         }
+        self.ring();
+        let others = match self.disks.len() {
+            1 => "prompts are computed as without it",
+            _ => "blocks on other disks are used as before",
+        };
+        tracing::warn!(
+            folder = %self.disks[disk].folder.path.display(),
+            "{what} has failed: {error}; --kv-disk is off until the disk works again, and {others}"
+        );
     }
 
     /// Switches the tier off until the next start, because one of its threads has panicked.
     pub(super) fn give_up(&self) {
         self.counts.num_errors.fetch_add(1, Ordering::Relaxed);
-        self.is_off.store(true, Ordering::Relaxed);
-        if !self.is_dead.swap(true, Ordering::Relaxed) {
+        let was_dead = self.is_dead.swap(true, Ordering::Relaxed);
+        for disk in 0..self.disks.len() {
+            self.store.close_disk(disk);
+        }
+        if !was_dead {
             tracing::error!(
-                folder = %self.folder.display(),
                 "a thread of the disk has panicked, which is a defect of Corella; --kv-disk is off until the next \
                  start, and prompts are computed as without it"
             );
         }
-        // The thread may have opened the file when it panicked, and callers may wait for that.
+        // The thread may have opened the files when it panicked, and callers may wait for that.
         let _ = self.opened.set(());
         self.ring();
     }
@@ -336,7 +382,7 @@ impl Tier {
         self.is_stopping.load(Ordering::Relaxed)
     }
 
-    /// Whether a request can continue after each block that the file has with all blocks before it. Only such blocks
+    /// Whether a request can continue after each block that the files have with all blocks before it. Only such blocks
     /// make KV events.
     pub(super) fn has_plain_blocks(&self) -> bool {
         let is_whole = |group: &KvGroup| group.window.is_none();
@@ -355,7 +401,7 @@ impl Tier {
         }
     }
 
-    /// Begins to watch the file's blocks for the subscriber. Returns false before the file is open.
+    /// Begins to watch the files' blocks for the subscriber. Returns false before the files are open.
     pub(super) fn watch_pages(&self) -> bool {
         let (Some(bell), Some(store)) = (self.bell.get(), self.store_to_write()) else {
             return false;
@@ -364,15 +410,14 @@ impl Tier {
         true
     }
 
-    /// The next KV event of the file's blocks.
+    /// The next KV event of the files' blocks.
     pub(super) fn next_event(&self, salt: u64) -> Option<KvEvent> {
-        if let Some(store) = self.store_to_write() {
-            match store.next_event(salt) {
+        loop {
+            match self.store.next_event(salt) {
                 Ok(event) => return event,
-                Err(error) => self.switch_off("reading a page", &error),
+                Err(failed) => self.switch_off("reading a page", failed),
             }
         }
-        self.store.get()?.next_retraction()
     }
 
     /// The namespace of blocks in the file. `None` if they are not kept.
@@ -394,7 +439,7 @@ impl Tier {
 
     /// The first half of a digest that does not lead back to the salt.
     fn salt_digest(&self, salt: &str) -> u128 {
-        let digest = Sha256::new().chain_update(self.shape.layout.to_le_bytes());
+        let digest = Sha256::new().chain_update(self.layout.to_le_bytes());
         let digest = digest.chain_update(salt).finalize();
         let first = digest.iter().take(size_of::<u128>());
         first.fold(0, |sum, &byte| sum << 8 | u128::from(byte))
@@ -414,8 +459,8 @@ impl Tier {
         let is_left = adapters.values().any(|&other| other == fingerprint);
         drop(adapters);
         if !is_left {
-            self.erase_by("erasing blocks of an adapter", |store| {
-                store.erase_adapter(fingerprint)
+            self.erase_by("erasing blocks of an adapter", |disks| {
+                self.store.erase_adapter(fingerprint, disks)
             });
         }
     }
@@ -425,48 +470,41 @@ impl Tier {
     }
 
     pub(crate) fn erase(&self) {
-        self.erase_by("erasing its file", PageStore::erase);
+        self.erase_by("erasing its file", |disks| self.store.erase(disks));
     }
 
-    /// Erases pages now. If the file cannot be changed now, all pages are erased before the file is used again.
-    fn erase_by(&self, what: &str, erase: impl FnOnce(&Store) -> io::Result<()>) {
+    /// Erases pages of the disks in use now. From a file that cannot be changed now, all pages are erased before it is
+    /// used again.
+    fn erase_by(&self, what: &str, erase: impl FnOnce(&[usize]) -> Vec<DiskError>) {
         let _erasing = self.lock_erasing();
-        let must_erase = self.must_erase.swap(true, Ordering::SeqCst);
-        let Some(store) = self.store() else {
-            return;
-        };
-        match erase(store) {
-            Ok(()) => self.must_erase.store(must_erase, Ordering::SeqCst),
-            Err(error) => self.switch_off(what, &error),
+        for disk in &self.disks {
+            disk.must_erase.store(true, Ordering::SeqCst);
         }
-    }
-
-    fn erase_if_asked(&self, store: &Store) -> io::Result<()> {
-        let _erasing = self.lock_erasing();
-        self.erase_now_if_asked(store)
+        let open = self.store.open_disks();
+        let failed = erase(&open);
+        for disk in open {
+            let has_failed = failed.iter().any(|failed| failed.disk == disk);
+            let must_erase = &self.disks[disk].must_erase;
+            must_erase.store(has_failed, Ordering::SeqCst);
+        }
+        for failed in failed {
+            self.switch_off(what, failed);
+        }
     }
 
     fn lock_erasing(&self) -> MutexGuard<'_, ()> {
         self.erasing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The caller has locked `erasing`.
-    fn erase_now_if_asked(&self, store: &Store) -> io::Result<()> {
-        if self.must_erase.load(Ordering::SeqCst) {
-            store.erase()?;
-            self.must_erase.store(false, Ordering::SeqCst);
-        }
-        Ok(())
-    }
-
     pub(crate) fn stats(&self) -> KvDiskStats {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let counts = &self.counts;
-        let store = self.store();
+        let num_on = self.store().map_or(0, PageStore::num_open);
         KvDiskStats {
-            is_on: store.is_some(),
-            num_pages: store.map_or(0, PageStore::num_pages),
-            max_pages: store.map_or(0, PageStore::max_pages),
+            num_on: num_on as u32,
+            num_off: (self.disks.len() - num_on) as u32,
+            num_pages: self.store.num_pages(),
+            max_pages: self.store.max_pages(),
             num_stored: count(&counts.num_stored),
             num_dropped: count(&counts.num_dropped),
             bytes_written: count(&counts.bytes_written),
@@ -476,6 +514,17 @@ impl Tier {
             num_errors: count(&counts.num_errors),
         }
     }
+}
+
+fn state_parts(pages: &Arc<dyn KvPages>, shape: SlotShape) -> StateParts {
+    pages.states()?;
+    let pages = pages.clone();
+    Some(Box::new(move |num_blocks| {
+        let num_bytes =
+            |states: &dyn StateRecords| states.total_bytes(num_blocks * shape.page_size);
+        let num_bytes = pages.states().map_or(0, num_bytes);
+        num_bytes.div_ceil(shape.row_bytes) as u32
+    }))
 }
 
 #[cfg(test)]

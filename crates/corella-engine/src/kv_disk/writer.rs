@@ -1,14 +1,14 @@
-//! The thread that opens and scans the file, and then stores blocks. After an error it tries the disk again.
+//! The thread that opens and scans the files, and then stores blocks. After an error it tries the disk again.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use corella_core::SnapshotId;
 use corella_model::{KvPages, PageForm, StateError};
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::page_list::{DiskPath, PathPage};
 use super::report::{DeathReport, Report};
@@ -23,6 +23,8 @@ pub(super) struct WriteTask {
     pub pages: Vec<PathPage>,
     /// The snapshot after the path, if it is stored now.
     pub state: Option<SnapshotId>,
+    /// The loop's answer to the report of the copy: whether the pages stayed unchanged meanwhile.
+    pub validity: Receiver<bool>,
     pub time: u64,
     pub epoch: u64,
 }
@@ -45,8 +47,9 @@ pub(super) fn start(
         report.doorbell().ring();
         let mut rows = Vec::new();
         let mut retry_after = RETRY_AFTER;
+        let mut retry_at = Instant::now() + retry_after;
         loop {
-            let task = match tasks.recv_timeout(retry_after) {
+            let task = match tasks.recv_deadline(retry_at) {
                 Ok(task) => task,
                 Err(RecvTimeoutError::Timeout) => {
                     if tier.try_again() {
@@ -54,6 +57,7 @@ pub(super) fn start(
                         retry_after = LONGEST_RETRY.min(2 * retry_after);
                         report.doorbell().ring();
                     }
+                    retry_at = Instant::now() + retry_after;
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -62,11 +66,10 @@ pub(super) fn start(
             if let Err(error) = &copied {
                 tracing::warn!(%error, "a recurrent state cannot be stored");
             }
-            let (is_valid, validity) = bounded(1);
-            if !report.send(Report::Copied { is_valid }) {
+            if !report.send(Report::Copied) {
                 return;
             }
-            let is_done = match validity.recv() {
+            let is_done = match task.validity.recv() {
                 Ok(true) if copied.is_ok() => write(&tier, &task, &rows),
                 Ok(_) => false,
                 Err(_) => return,
@@ -115,19 +118,15 @@ pub(super) fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
         path.state_names(groups)
     });
     let names: Vec<PageName> = pages.chain(state.into_iter().flatten()).collect();
-    match store.store(&names, rows, task.time, task.epoch) {
-        Ok(num_stored) => {
-            let num_bytes = u64::from(num_stored) * store.slot_bytes() as u64;
-            let counts = &tier.counts;
-            counts
-                .num_stored
-                .fetch_add(num_stored.into(), Ordering::Relaxed);
-            counts.bytes_written.fetch_add(num_bytes, Ordering::Relaxed);
-            num_stored > 0
-        }
-        Err(error) => {
-            tier.switch_off("writing a page", &error);
-            false
-        }
+    let stored = store.store(&names, rows, task.time, task.epoch);
+    for failed in stored.failed {
+        tier.switch_off("writing a page", failed);
     }
+    let num_bytes = u64::from(stored.num_pages) * store.slot_bytes() as u64;
+    let counts = &tier.counts;
+    counts
+        .num_stored
+        .fetch_add(stored.num_pages.into(), Ordering::Relaxed);
+    counts.bytes_written.fetch_add(num_bytes, Ordering::Relaxed);
+    stored.num_pages > 0
 }

@@ -3,14 +3,15 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::thread;
 
 use corella_core::{NOTHING_ALLOWED, RequestId, StoppingCriteria, TokenId};
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 
 use crate::log::panic_message::panic_message;
 use crate::token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
-use crate::wake::doorbell::{Doorbell, LoopSender};
+use crate::wake::doorbell::{Doorbell, loop_channel};
 
 /// The loop's end of the thread. When it is dropped, the thread finishes its requests and ends. The masks of a step are
 /// requested and returned together, so that each side is woken once.
@@ -57,8 +58,7 @@ enum AnswerState {
 impl MaskThread {
     pub(crate) fn start(doorbell: Doorbell) -> io::Result<Self> {
         let (wanted, jobs) = crossbeam_channel::bounded::<Vec<WantedMask>>(1);
-        let (report, made) = crossbeam_channel::bounded(1);
-        let report = LoopSender::new(report, doorbell);
+        let (report, made) = loop_channel(1, doorbell);
         thread::Builder::new()
             .name("corella-masks".to_owned())
             .spawn(move || {

@@ -7,8 +7,6 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
-
 /// Wakes the loop. All rings before the loop looks count as one.
 #[derive(Clone)]
 pub(crate) struct Doorbell(SyncSender<()>);
@@ -54,15 +52,23 @@ impl WakeReceiver {
 
 /// Sends to the loop over a channel, and wakes it.
 pub(crate) struct LoopSender<T> {
-    channel: Sender<T>,
+    channel: SyncSender<T>,
     doorbell: Doorbell,
 }
 
-impl<T> LoopSender<T> {
-    pub(crate) fn new(channel: Sender<T>, doorbell: Doorbell) -> Self {
-        Self { channel, doorbell }
-    }
+/// Makes a channel to the loop with room for `max_unread` news.
+///
+/// When the loop ends, unread news is dropped with the receiver: the news may have the end of a stream or of an answer
+/// for which its sender waits. A bounded channel of crossbeam would keep the news as long as it has a sender.
+pub(crate) fn loop_channel<T>(
+    max_unread: usize,
+    doorbell: Doorbell,
+) -> (LoopSender<T>, Receiver<T>) {
+    let (channel, receiver) = sync_channel(max_unread);
+    (LoopSender { channel, doorbell }, receiver)
+}
 
+impl<T> LoopSender<T> {
     /// Returns false when the loop has ended. `news` is then dropped, and the streams in a command end with the reason.
     pub(crate) fn send(&self, news: T) -> bool {
         let is_sent = self.channel.send(news).is_ok();
@@ -79,6 +85,32 @@ impl<T> LoopSender<T> {
 
 impl<T> Clone for LoopSender<T> {
     fn clone(&self) -> Self {
-        Self::new(self.channel.clone(), self.doorbell.clone())
+        Self {
+            channel: self.channel.clone(),
+            doorbell: self.doorbell.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn unread_news_is_dropped_when_the_loop_ends() {
+        let (bell, _wake_receiver) = doorbell();
+        let (sender, receiver) = loop_channel(3, bell);
+        let answer = Arc::new(());
+        for _ in 0..3 {
+            assert!(sender.send(answer.clone()));
+        }
+        drop(receiver.recv());
+        assert_eq!(Arc::strong_count(&answer), 1 + 2);
+        drop(receiver);
+        assert_eq!(Arc::strong_count(&answer), 1);
+        assert!(!sender.send(answer.clone()));
+        assert_eq!(Arc::strong_count(&answer), 1);
     }
 }

@@ -12,8 +12,8 @@ use corella_core::{
     BlockHasher, BlockList, KvEvent, KvGroup, Namespace, RecurrentState, SchedulerConfig, TokenId,
 };
 use corella_engine::{
-    DiskEvents, Engine, EngineConfig, KvDiskConfig, KvDiskLabel, KvDiskStats, LoadedAdapter,
-    StreamEvent, Submission,
+    DiskEvents, Engine, EngineConfig, KvDiskConfig, KvDiskFolder, KvDiskLabel, KvDiskStats,
+    KvFileContent, LoadedAdapter, StreamEvent, Submission, inspect_kv_disk,
 };
 use corella_model::{Adapter, Checkpoint};
 use corella_test::wait_until;
@@ -38,9 +38,20 @@ impl Folder {
     }
 
     fn file(&self) -> PathBuf {
-        let mut entries = fs::read_dir(&self.0).unwrap();
-        entries.next().unwrap().unwrap().path()
+        file_in(&self.0)
     }
+
+    /// The folders of several disks.
+    fn disks(&self, num_disks: usize) -> Vec<PathBuf> {
+        let names = (0..num_disks).map(|disk| disk.to_string());
+        names.map(|name| self.0.join(name)).collect()
+    }
+}
+
+/// The only file in a folder.
+fn file_in(folder: &Path) -> PathBuf {
+    let mut entries = fs::read_dir(folder).unwrap();
+    entries.next().unwrap().unwrap().path()
 }
 
 impl Drop for Folder {
@@ -61,13 +72,26 @@ fn engine_with(
     keeps_salted: bool,
 ) -> Engine {
     let disk = KvDiskConfig {
-        folder: folder.to_owned(),
-        max_bytes: MAX_BYTES,
-        label: KvDiskLabel::default(),
         identity,
         keeps_salted,
+        ..disk_config(&[folder], MAX_BYTES)
     };
     engine_on(limits, disk)
+}
+
+/// A disk of this size for each folder.
+fn disk_config(folders: &[impl AsRef<Path>], max_bytes: u64) -> KvDiskConfig {
+    let folders = folders.iter().map(|path| KvDiskFolder {
+        path: path.as_ref().to_owned(),
+        max_bytes,
+    });
+    KvDiskConfig {
+        folders: folders.collect(),
+        label: KvDiskLabel::default(),
+        identity: 1,
+        keeps_salted: false,
+        reads_always: true,
+    }
 }
 
 fn engine_on(limits: SchedulerConfig, disk: KvDiskConfig) -> Engine {
@@ -125,7 +149,7 @@ fn stop(engine: Engine) {
 }
 
 fn wait_opened(engine: &Engine) {
-    wait_until("the file is open", || stats(engine).is_on);
+    wait_until("the file is open", || stats(engine).is_on());
 }
 
 fn wait_stored(engine: &Engine, num_blocks: u64) {
@@ -172,7 +196,9 @@ fn a_prompt_that_came_twice_is_found_by_the_next_engine() {
         (found.num_read, found.num_damaged, found.num_errors),
         (6, 0, 0)
     );
-    assert_eq!(second.stats().scheduler.num_fetched_blocks, 6);
+    wait_until("the fetch has ended", || {
+        second.stats().scheduler.num_fetched_blocks == 6
+    });
     // The blocks are in memory now.
     assert_eq!(ask_plain(&second, 1), (tokens, 25));
     assert_eq!(stats(&second).num_read, 6);
@@ -528,7 +554,7 @@ fn without_a_usable_file_requests_are_served() {
     wait_until("it is off", || stats(&engine_without).num_errors == 1);
     let expected = ask_plain(&engine_without, 1);
     assert_eq!(ask_plain(&engine_without, 1).0, expected.0);
-    assert!(!stats(&engine_without).is_on);
+    assert!(!stats(&engine_without).is_on());
     stop(engine_without);
 
     // Another engine has the file.
@@ -539,11 +565,69 @@ fn without_a_usable_file_requests_are_served() {
     wait_until("it is off", || stats(&second).num_errors == 1);
     assert_eq!(ask_plain(&second, 1), expected);
     stop(second);
-    assert!(stats(&first).is_on);
+    assert!(stats(&first).is_on());
     stop(first);
     let third = engine(&folder.0);
     wait_opened(&third);
     stop(third);
+}
+
+/// The pages of a prompt lie on both disks in turn.
+#[test]
+fn two_disks_keep_a_prompt_together_and_each_comes_and_goes_alone() {
+    let folder = Folder::new("two");
+    let disks = folder.disks(2);
+    let start = || engine_on(limits(64, 1), disk_config(&disks, MAX_BYTES));
+    let first = start();
+    first.wait_disk_opened();
+    let expected = store_plain(&first, 1);
+    assert_eq!((stats(&first).num_on, stats(&first).num_pages), (2, 6));
+    stop(first);
+    let pages = |disk: &PathBuf| {
+        let mut files = inspect_kv_disk(disk).unwrap();
+        match files.pop().unwrap().content {
+            KvFileContent::Pages(pages) => pages.num_whole,
+            content => panic!("{content:?}"),
+        }
+    };
+    assert_eq!(disks.iter().map(pages).collect::<Vec<_>>(), [3, 3]);
+
+    let second = start();
+    second.wait_disk_opened();
+    assert_eq!(ask_plain(&second, 1), (expected.clone(), 24));
+    assert_eq!(stats(&second).num_read, 6);
+    stop(second);
+
+    // Another process has the second disk. Only the first block is found, and the others are stored again.
+    let other = engine(&disks[1]);
+    wait_opened(&other);
+    let third = start();
+    third.wait_disk_opened();
+    let found = stats(&third);
+    assert_eq!((found.num_on, found.num_off, found.num_errors), (1, 1, 1));
+    assert_eq!(found.num_pages, 3);
+    assert_eq!(ask_plain(&third, 1), (expected.clone(), 4));
+    ask_plain(&third, 1);
+    wait_until("all blocks are on the first disk", || {
+        stats(&third).num_pages == 6
+    });
+    stop(third);
+    stop(other);
+
+    // Of the blocks that both disks have, one copy counts.
+    let fourth = start();
+    fourth.wait_disk_opened();
+    assert_eq!((stats(&fourth).num_on, stats(&fourth).num_pages), (2, 6));
+    assert_eq!(ask_plain(&fourth, 1), (expected, 24));
+    wait_until("no page is in use", || {
+        fourth.reset_prefix_cache_and_tiers().is_ok()
+    });
+    assert_eq!(stats(&fourth).num_pages, 0);
+    stop(fourth);
+    for disk in &disks {
+        let file = fs::read(file_in(disk)).unwrap();
+        assert!(file[LABEL_BYTES..].iter().all(|&byte| byte == 0));
+    }
 }
 
 #[test]
@@ -573,13 +657,7 @@ fn limits_without_blocks_are_refused() {
     limits.enable_prefix_caching = false;
     let mock = model(&limits);
     let mut config = EngineConfig::new(limits);
-    config.kv_disk = Some(KvDiskConfig {
-        folder: PathBuf::from("/nowhere"),
-        max_bytes: 1 << 20,
-        label: KvDiskLabel::default(),
-        identity: 1,
-        keeps_salted: false,
-    });
+    config.kv_disk = Some(disk_config(&[Path::new("/nowhere")], MAX_BYTES));
     let executor = Box::new(corella_model::MockExecutor::new(mock));
     let refusal = Engine::start(config, executor).err().unwrap().to_string();
     assert!(

@@ -1,12 +1,14 @@
 //! An orderly end: every accepted request is served or ended with an error.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
-use corella_core::FinishReason;
-use corella_engine::{EngineState, StreamEvent, SubmitError};
+use corella_core::{BatchOutput, FinishReason};
+use corella_engine::{Engine, EngineConfig, EngineState, StreamEvent, SubmitError};
+use corella_model::MockExecutor;
 
 use crate::fixture::{
-    assert_at_rest, assert_failed, finish, limits, model, read_outputs, start, submission,
+    Altered, assert_at_rest, assert_failed, finish, limits, model, read_outputs, start, submission,
     submit_one,
 };
 
@@ -50,4 +52,32 @@ fn shutdown_ends_every_stream() {
         engine.submit(submission(vec![1], 1)),
         Err(SubmitError::Lost(_))
     ));
+}
+
+/// The loop is held while it takes the output of a step. Meanwhile it is asked to stop, and then a request arrives.
+#[test]
+fn a_request_behind_a_shutdown_ends() {
+    let limits = limits(200, 1);
+    let (entered, is_held) = mpsc::channel();
+    let (held, is_free) = mpsc::channel::<()>();
+    let executor = Altered {
+        mock: MockExecutor::new(model(&limits)),
+        alter: move |_: &mut BatchOutput| {
+            let _ = entered.send(());
+            let _ = is_free.recv();
+        },
+    };
+    let config = EngineConfig {
+        step_timeout: Duration::ZERO,
+        ..EngineConfig::new(limits)
+    };
+    let engine = Engine::start(config, Box::new(executor)).unwrap();
+    let mut first = submit_one(&engine, submission(vec![1], 5));
+    is_held.recv().unwrap();
+    engine.shutdown();
+    assert_eq!(engine.state(), EngineState::Ready);
+    let mut second = submit_one(&engine, submission(vec![2], 5));
+    drop(held);
+    assert_failed(&finish(&mut first).1, "shut down");
+    assert_failed(&read_outputs(&mut second).1, "shut down");
 }

@@ -60,7 +60,7 @@ class OwnOptions(TypedDict, total=False):
     enable_prefix_caching: bool | None
     pin_prefix: str | Sequence[str] | None
     max_pinned_share: float | None
-    kv_disk: str | PathLike[str] | None
+    kv_disk: str | PathLike[str] | Sequence[str | PathLike[str]] | None
     kv_disk_salted: bool | None
     device: Literal["auto", "cpu", "cuda", "mock", None]
     no_batch_invariance: bool | None

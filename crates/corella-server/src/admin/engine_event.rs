@@ -86,7 +86,8 @@ fn kv(snapshot: &EngineSnapshot) -> Value {
 
 fn disk(disk: &KvDiskStats) -> Value {
     json!({
-        "on": disk.is_on,
+        "on": disk.is_on(),
+        "off_disks": disk.num_off,
         "pages": disk.num_pages,
         "max_pages": disk.max_pages,
         "hits": disk.num_read,

@@ -183,8 +183,8 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
 }
 
 pub struct Inspect {
-    /// The folder to inspect in place of a model.
-    pub kv_disk: Option<PathBuf>,
+    /// The folders to inspect in place of a model.
+    pub kv_disk: Vec<PathBuf>,
     pub source: ModelSource,
     pub options: LlmOptions,
     pub prints_json: bool,
@@ -203,7 +203,7 @@ pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
     options.scheduler.page_size = args.page.block_size;
     options.scheduler.validate()?;
     Ok(Inspect {
-        kv_disk: args.kv_disk.map(|disk| disk.folder),
+        kv_disk: args.kv_disk.into_iter().map(|disk| disk.path).collect(),
         source: source_of(args.model, args.name),
         options,
         prints_json: args.json,

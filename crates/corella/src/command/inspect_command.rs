@@ -1,4 +1,4 @@
-//! `corella inspect`: prints a model's properties, or the content of a folder of `--kv-disk`.
+//! `corella inspect`: prints a model's properties, or the content of folders of `--kv-disk`.
 
 mod json;
 mod kv_disk;
@@ -10,8 +10,8 @@ use crate::arguments::config::Inspect;
 use crate::terminal::output::print_text;
 
 pub fn run(config: Inspect) -> Result<(), Error> {
-    if let Some(folder) = &config.kv_disk {
-        return kv_disk::run(folder, config.prints_json);
+    if !config.kv_disk.is_empty() {
+        return kv_disk::run(&config.kv_disk, config.prints_json);
     }
     let inspection = crate::inspect(&config.source, &config.options)?;
     let printed = match config.prints_json {

@@ -88,12 +88,12 @@ pub fn option_value(arg: &Arg, text: &str) -> OptionValue {
             _ => OptionValue::Text(text.to_owned()),
         };
     }
-    // A text may contain commas.
+    // A text, or a folder with a size, may contain commas.
     let is_text = arg
         .get_value_names()
         .unwrap_or_default()
         .iter()
-        .any(|name| name == "TEXT");
+        .any(|name| name == "TEXT" || name.contains(','));
     let parts = match arg.get_action() {
         ArgAction::Append if !is_text => text.split(',').collect(),
         _ => vec![text],

@@ -1,20 +1,23 @@
-//! The limits of models whose KV blocks a disk keeps.
+//! The limits of models whose KV blocks disks keep.
+
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use corella_core::SchedulerConfig;
 
 use crate::{Error, LlmOptions};
 
-/// Refuses `--kv-disk` if there are no cached blocks that the disk could keep. Otherwise sets how many pages it may
-/// fetch and store at once. `is_on_host` says whether the pages are in the memory of the CPU.
+/// Refuses `--kv-disk` if there are no cached blocks that disks could keep, or if it names a folder twice. Otherwise
+/// sets how many pages they may fetch and store at once. `is_on_host` says whether the pages are in the memory of the CPU.
 pub(crate) fn set_limits(
     scheduler: &mut SchedulerConfig,
     options: &LlmOptions,
     is_on_host: bool,
     is_encoder: bool,
 ) -> Result<(), Error> {
-    if options.kv_disk.is_none() {
+    let Some(disk) = &options.kv_disk else {
         return Ok(());
-    }
+    };
     let refused = [
         (
             !scheduler.enable_prefix_caching,
@@ -32,6 +35,17 @@ pub(crate) fn set_limits(
     if let Some((_, why)) = refused.into_iter().find(|(is_so, _)| *is_so) {
         return Err(Error::Config(format!("--kv-disk: {why}")));
     }
+    let mut places = Vec::new();
+    for folder in disk.folders.iter().map(|folder| &folder.path) {
+        let place = place(folder);
+        if places.contains(&place) {
+            let folder = folder.display();
+            return Err(Error::Config(format!(
+                "--kv-disk names the folder {folder} twice: name each disk once"
+            )));
+        }
+        places.push(place);
+    }
     // A conversation may fill most of the pages, and all its blocks should come back from the disk. Requests get the
     // pages that they need in any case.
     scheduler.max_fetched_pages = scheduler.num_pages - scheduler.num_pages / 4;
@@ -39,19 +53,75 @@ pub(crate) fn set_limits(
     Ok(())
 }
 
+/// The path of a folder without links. Parts that do not exist yet stay as they are.
+fn place(folder: &Path) -> PathBuf {
+    let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let existing = absolute.ancestors().find_map(|part| {
+        let place = fs::canonicalize(part).ok()?;
+        Some((part, place))
+    });
+    match existing {
+        Some((part, place)) => match absolute.strip_prefix(part) {
+            Ok(rest) if rest.as_os_str().is_empty() => place,
+            Ok(rest) => place.join(rest),
+            Err(_) => absolute,
+        },
+        None => absolute,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use corella_engine::KvDiskFolder;
+
     use super::*;
     use crate::KvDiskOptions;
+
+    fn disks(folders: &[&str]) -> KvDiskOptions {
+        let folders = folders.iter().map(|path| KvDiskFolder {
+            path: path.into(),
+            max_bytes: 1,
+        });
+        KvDiskOptions {
+            folders: folders.collect(),
+            keeps_salted: false,
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_named_twice_is_refused_by_its_name() {
+        let refusal = |folders: &[&str]| {
+            let options = LlmOptions {
+                kv_disk: Some(disks(folders)),
+                ..LlmOptions::default()
+            };
+            let mut limits = SchedulerConfig::new(64, 16, 100);
+            let refusal = set_limits(&mut limits, &options, true, false);
+            refusal.err().map(|error| error.to_string())
+        };
+        assert_eq!(refusal(&["/nowhere/a", "/nowhere/b", "/nowhere/a/b"]), None);
+        for twice in ["/nowhere/a", "/nowhere/a/", "/nowhere/./a", "/./nowhere//a"] {
+            let refusal = refusal(&["/nowhere/a", "b", twice]).unwrap();
+            assert!(
+                refusal.contains(&format!("the folder {twice} twice")),
+                "{refusal}"
+            );
+        }
+        // A link leads to a folder that is named, too.
+        let folder = std::env::temp_dir().join(format!("corella-kv-twice-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let link = folder.join("link");
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        let [folder, link] = [&folder, &link].map(|path| path.to_str().unwrap());
+        let found = refusal(&[folder, link]);
+        fs::remove_dir_all(folder).unwrap();
+        assert!(found.unwrap().contains(link));
+    }
 
     #[test]
     fn only_plain_blocks_on_the_host_are_kept() {
         let options = LlmOptions {
-            kv_disk: Some(KvDiskOptions {
-                folder: "/nowhere".into(),
-                max_bytes: 1,
-                keeps_salted: false,
-            }),
+            kv_disk: Some(disks(&["/nowhere"])),
             ..LlmOptions::default()
         };
         let plain = SchedulerConfig::new(64, 16, 100);

@@ -124,11 +124,11 @@ impl Llm {
         let mut engine_config = EngineConfig::new(loaded.scheduler);
         engine_config.step_deadline = options.step_deadline;
         engine_config.kv_disk = options.kv_disk.as_ref().map(|disk| KvDiskConfig {
-            folder: disk.folder.clone(),
-            max_bytes: disk.max_bytes,
+            folders: disk.folders.clone(),
             identity: identity.digest(loaded.hardware.arithmetic()),
             label: loaded.hardware.kv_disk_label(&name),
             keeps_salted: disk.keeps_salted,
+            reads_always: false,
         });
         let tokenizer = tokenizer.get()?.clone();
         end_token::add(&mut config, &tokenizer, |name| checkpoint.file(name))?;

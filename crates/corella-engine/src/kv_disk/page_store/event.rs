@@ -1,27 +1,25 @@
-//! KV events of the blocks in a file.
+//! KV events of the blocks in the files.
 //!
 //! The names of blocks in events come from another hash than the names in the file: routers of several servers may
 //! share one index, and a server's file has the bits of one instruction set only. So the tokens are read from the
 //! headers.
 
-use std::io;
-
 use corella_core::KvEvent;
 use crossbeam_channel::Sender;
 
-use super::PageStore;
+use super::{DiskError, PageStore};
 use crate::kv_disk::file_layer::FileLayer;
 use crate::kv_disk::slot::PlainBlock;
 
 impl<F: FileLayer> PageStore<F> {
-    /// Begins to report blocks, beginning with those in the file. `bell` wakes the subscriber.
+    /// Begins to report blocks, beginning with those in the files. `bell` wakes the subscriber.
     pub fn watch(&self, bell: Sender<()>) {
         self.index().watch(bell);
     }
 
     /// The next event. `salt` seeds the names of blocks. Blocks of adapters and with salts make no events: the file has
     /// only digests of their namespaces.
-    pub fn next_event(&self, salt: u64) -> io::Result<Option<KvEvent>> {
+    pub fn next_event(&self, salt: u64) -> Result<Option<KvEvent>, DiskError> {
         loop {
             let slot = {
                 let mut index = self.index();
@@ -36,13 +34,8 @@ impl<F: FileLayer> PageStore<F> {
                     None => return Ok(None),
                 }
             };
-            let block = match self.read_plain_block(slot) {
-                Ok(Some(block)) => block,
-                Ok(None) => continue,
-                Err(error) => {
-                    self.index().tell_again();
-                    return Err(error);
-                }
+            let Some(block) = self.read_plain_block(slot)? else {
+                continue;
             };
             let mut index = self.index();
             // Another page may have got the slot meanwhile.
@@ -54,23 +47,11 @@ impl<F: FileLayer> PageStore<F> {
         }
     }
 
-    fn read_plain_block(&self, slot: u32) -> io::Result<Option<PlainBlock>> {
+    fn read_plain_block(&self, slot: u32) -> Result<Option<PlainBlock>, DiskError> {
         let mut header = vec![0; self.shape.header_bytes()];
-        match self.file.read_at(&mut header, self.at(slot)) {
-            Ok(()) => Ok(self.shape.plain_block(&header)),
-            // The file was cut off.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The next event while the file cannot be used: all announced blocks are retracted.
-    pub fn next_retraction(&self) -> Option<KvEvent> {
-        let mut index = self.index();
-        let watch = index.watch_mut()?;
-        if watch.has_told() {
-            index.tell_again();
-        }
-        index.watch_mut()?.pop_removed()
+        let disk = self.index().disk_of(slot);
+        let read = self.files[disk].read(slot, &mut header);
+        let is_whole = read.map_err(|error| self.fail(disk, error))?;
+        Ok(is_whole.then(|| self.shape.plain_block(&header)).flatten())
     }
 }

@@ -6,7 +6,10 @@ use corella_core::{KvEvent, Namespace};
 use crossbeam_channel::{Receiver, bounded};
 
 use super::*;
+use crate::kv_disk::label::LABEL_BYTES;
 use crate::kv_disk::slot::SlotNamespace;
+
+mod two_disks;
 
 const SHAPE: SlotShape = SlotShape {
     layout: 7,
@@ -217,42 +220,86 @@ fn label() -> KvDiskLabel {
 }
 
 fn open(file: LossyFile) -> PageStore<LossyFile> {
-    open_with(file, None)
+    open_all(vec![file])
+}
+
+fn open_all(files: Vec<LossyFile>) -> PageStore<LossyFile> {
+    open_with(files, None)
 }
 
 /// A store for a model with recurrent layers, whose states have several parts.
-fn open_recurrent(file: LossyFile) -> PageStore<LossyFile> {
-    open_with(file, Some(Box::new(|_| NUM_STATE_PARTS)))
+fn open_recurrent(files: Vec<LossyFile>) -> PageStore<LossyFile> {
+    open_with(files, Some(Box::new(|_| NUM_STATE_PARTS)))
 }
 
 /// A store for a model whose second group has a window of two blocks.
-fn open_windowed(file: LossyFile) -> PageStore<LossyFile> {
-    open_groups(file, windowed_groups(), None)
+fn open_windowed(files: Vec<LossyFile>) -> PageStore<LossyFile> {
+    open_groups(files, windowed_groups(), None, &sizes(NUM_SLOTS))
 }
 
 fn windowed_groups() -> Vec<KvGroup> {
     vec![KvGroup::default(), KvGroup { window: Some(4) }]
 }
 
-fn open_with(file: LossyFile, state_parts: StateParts) -> PageStore<LossyFile> {
-    open_groups(file, vec![KvGroup::default()], state_parts)
+fn open_with(files: Vec<LossyFile>, state_parts: StateParts) -> PageStore<LossyFile> {
+    open_groups(
+        files,
+        vec![KvGroup::default()],
+        state_parts,
+        &sizes(NUM_SLOTS),
+    )
 }
 
+/// The size of a disk with all slots, and those of two disks, one of which has a third of them.
+fn sizes(num_slots: u32) -> [Vec<u64>; 2] {
+    let size = |num_slots: u32| {
+        LABEL_BYTES as u64 + u64::from(num_slots) * SHAPE.slot_bytes() as u64 + 100
+    };
+    let third = num_slots / 3;
+    [
+        vec![size(num_slots)],
+        vec![size(num_slots - third), size(third)],
+    ]
+}
+
+/// A store with a disk for each file, whose sizes are those for this number of files.
 fn open_groups(
-    file: LossyFile,
+    files: Vec<LossyFile>,
     groups: Vec<KvGroup>,
     state_parts: StateParts,
+    sizes: &[Vec<u64>; 2],
 ) -> PageStore<LossyFile> {
-    let max_bytes = LABEL_BYTES as u64 + u64::from(NUM_SLOTS) * SHAPE.slot_bytes() as u64 + 100;
-    let store = PageStore::new(file, SHAPE, groups, state_parts, &label(), max_bytes);
-    store.prepare().unwrap();
-    store.scan(&RUNNING).unwrap();
+    let sizes = &sizes[files.len() - 1];
+    let store = PageStore::new(SHAPE, groups, state_parts, &label(), sizes);
+    use_files(&store, files);
     store
+}
+
+fn use_files(store: &PageStore<LossyFile>, files: Vec<LossyFile>) {
+    for (disk, file) in files.into_iter().enumerate() {
+        store.file(disk).prepare(&file).unwrap();
+        store.file(disk).set(file);
+        store.open_disk(disk);
+        store.scan(disk, &RUNNING).unwrap();
+    }
+}
+
+/// The content of a disk's file.
+fn content(store: &PageStore<LossyFile>, disk: usize) -> MutexGuard<'_, Content> {
+    store.file(disk).test_file().0.lock().unwrap()
 }
 
 fn store_path(store: &PageStore<LossyFile>, path: &Path) -> io::Result<u32> {
     let (time, epoch) = (store.begin_path(&path.hashes), store.epoch());
-    store.store(&path.names(), &path.rows(0), time, epoch)
+    stored(store.store(&path.names(), &path.rows(0), time, epoch))
+}
+
+/// The number of stored pages, if no disk has failed.
+fn stored(stored: Stored) -> io::Result<u32> {
+    match stored.failed.into_iter().next() {
+        Some(failed) => Err(failed.error),
+        None => Ok(stored.num_pages),
+    }
 }
 
 /// Checks that each block is right or absent. Returns the number of right ones.
@@ -267,7 +314,7 @@ fn check(store: &PageStore<LossyFile>, path: &Path) -> usize {
             true
         }
         Ok(Found::Nothing | Found::Damaged) => false,
-        Err(error) => panic!("{error}"),
+        Err(failed) => panic!("{failed:?}"),
     };
     names
         .iter()
@@ -277,33 +324,49 @@ fn check(store: &PageStore<LossyFile>, path: &Path) -> usize {
         .count()
 }
 
-type Open = fn(LossyFile) -> PageStore<LossyFile>;
+type Open = fn(Vec<LossyFile>) -> PageStore<LossyFile>;
 
 #[test]
 fn after_a_crash_at_any_write_each_block_is_right_or_absent() {
-    crash(open, Path::new);
+    crash(1, open_all, Path::new);
+}
+
+#[test]
+fn after_a_crash_at_any_write_to_two_disks_each_block_is_right_or_absent() {
+    crash(2, open_all, Path::new);
 }
 
 #[test]
 fn after_a_crash_at_any_write_each_recurrent_state_is_right_or_absent() {
-    assert!(crash(open_recurrent, Path::with_states) > 100);
+    assert!(crash(1, open_recurrent, Path::with_states) > 100);
+}
+
+#[test]
+fn after_a_crash_at_any_write_to_two_disks_each_recurrent_state_is_right_or_absent() {
+    assert!(crash(2, open_recurrent, Path::with_states) > 100);
 }
 
 #[test]
 fn after_a_crash_at_any_write_each_window_is_right_or_absent() {
-    crash(open_windowed, Path::windowed);
+    crash(1, open_windowed, Path::windowed);
+}
+
+#[test]
+fn after_a_crash_at_any_write_to_two_disks_each_window_is_right_or_absent() {
+    crash(2, open_windowed, Path::windowed);
 }
 
 /// Returns the number of paths that a crash has shortened, but not to nothing.
-fn crash(open: Open, new_path: fn(u32, u32) -> Path) -> usize {
+fn crash(num_disks: usize, open: Open, new_path: fn(u32, u32) -> Path) -> usize {
     let mut counts = [0; 4];
     for seed in 0..1_000 {
         let random = &mut Random(seed);
-        let mut bytes = Vec::new();
+        let mut bytes = vec![Vec::new(); num_disks];
         let mut paths: HashMap<u32, Path> = HashMap::new();
         for _ in 0..4 {
-            let num_left = 1 + random.below(60);
-            let store = open(LossyFile::new(bytes, 1 + num_left));
+            let files = bytes.into_iter();
+            let files = files.map(|bytes| LossyFile::new(bytes, 2 + random.below(60)));
+            let store = open(files.collect());
             for path in paths.values() {
                 check(&store, path);
             }
@@ -319,8 +382,11 @@ fn crash(open: Open, new_path: fn(u32, u32) -> Path) -> usize {
                     Err(_) => break,
                 }
             }
-            bytes = store.file.after_crash(random);
-            let reopened = open(LossyFile::new(bytes.clone(), u64::MAX));
+            let files = (0..num_disks).map(|disk| store.file(disk).test_file());
+            bytes = files.map(|file| file.after_crash(random)).collect();
+            let files = bytes.iter().cloned();
+            let files = files.map(|bytes| LossyFile::new(bytes, u64::MAX));
+            let reopened = open(files.collect());
             for path in paths.values().filter(|path| !path.ends.is_empty()) {
                 // A prefix without a whole state or window after it does not count.
                 let num_usable = reopened.num_usable(&path.hashes, 0) as usize;
@@ -351,7 +417,7 @@ fn after_a_crash_a_header_has_its_rows() {
         let store = open(LossyFile::new(Vec::new(), 3 + random.below(13)));
         let path = Path::new(1, 5);
         store_path(&store, &path).ok();
-        let bytes = store.file.after_crash(random);
+        let bytes = store.file(0).test_file().after_crash(random);
         let reopened = open(LossyFile::new(bytes, u64::MAX));
         let num_blocks = reopened.num_pages();
         assert_eq!(check(&reopened, &path), num_blocks, "seed {seed}");
@@ -366,9 +432,9 @@ fn a_stored_path_survives_the_loss_of_all_later_writes() {
     let (kept, lost) = (Path::new(1, 4), Path::new(2, 5));
     assert_eq!(store_path(&store, &kept).unwrap(), 4);
     assert_eq!(store_path(&store, &kept).unwrap(), 0, "they are there");
-    store.file.0.lock().unwrap().num_left = 3;
+    content(&store, 0).num_left = 3;
     store_path(&store, &lost).unwrap_err();
-    let synced = store.file.0.lock().unwrap().synced.clone();
+    let synced = content(&store, 0).synced.clone();
     let reopened = open(LossyFile::new(synced, u64::MAX));
     assert_eq!((reopened.num_pages(), check(&reopened, &kept)), (4, 4));
     assert_eq!(check(&reopened, &lost), 0);
@@ -397,19 +463,20 @@ fn the_least_recently_used_path_makes_room() {
 #[test]
 fn the_file_grows_as_far_as_there_is_room() {
     let store = open(LossyFile::new(Vec::new(), u64::MAX));
-    assert_eq!((store.num_reserved(), store.max_pages()), (2, NUM_SLOTS));
+    let num_reserved = || store.file(0).reserved().len();
+    assert_eq!((num_reserved(), store.max_pages()), (2, NUM_SLOTS));
     let paths = [1, 2].map(|first| Path::new(first, 5));
     assert_eq!(store_path(&store, &paths[0]).unwrap(), 5);
-    assert_eq!(store.num_reserved(), 6);
-    store.file.0.lock().unwrap().room = store.at(8) as usize;
+    assert_eq!(num_reserved(), 6);
+    content(&store, 0).room = store.file(0).offset(8) as usize;
     assert_eq!(store_path(&store, &paths[1]).unwrap(), 5);
-    assert_eq!((store.num_reserved(), store.max_pages()), (8, 8));
+    assert_eq!((num_reserved(), store.max_pages()), (8, 8));
     assert_eq!((check(&store, &paths[0]), check(&store, &paths[1])), (3, 5));
-    store.file.0.lock().unwrap().room = usize::MAX;
+    content(&store, 0).room = usize::MAX;
     assert_eq!(store_path(&store, &Path::new(3, 3)).unwrap(), 3);
-    assert_eq!((store.num_reserved(), store.max_pages()), (12, NUM_SLOTS));
+    assert_eq!((num_reserved(), store.max_pages()), (12, NUM_SLOTS));
     assert_eq!(check(&store, &paths[0]), 3);
-    let bytes = store.file.0.lock().unwrap().bytes.clone();
+    let bytes = content(&store, 0).bytes.clone();
     assert_eq!(open(LossyFile::new(bytes, 0)).num_pages(), 11);
 }
 
@@ -418,12 +485,12 @@ fn a_disk_is_tried_without_harm_to_its_blocks() {
     let store = open(LossyFile::new(Vec::new(), u64::MAX));
     let path = Path::new(1, 4);
     store_path(&store, &path).unwrap();
-    store.file.0.lock().unwrap().num_left = 0;
-    let tried = store.try_to_write();
+    content(&store, 0).num_left = 0;
+    let tried = store.try_to_write(0);
     assert_eq!(tried.unwrap_err().kind(), io::ErrorKind::StorageFull);
-    store.file.0.lock().unwrap().num_left = u64::MAX;
-    store.try_to_write().unwrap();
-    let synced = store.file.0.lock().unwrap().synced.clone();
+    content(&store, 0).num_left = u64::MAX;
+    store.try_to_write(0).unwrap();
+    let synced = content(&store, 0).synced.clone();
     assert_eq!(check(&open(LossyFile::new(synced, u64::MAX)), &path), 4);
 }
 
@@ -433,8 +500,8 @@ fn a_damaged_block_is_absent_and_the_others_stay() {
     let path = Path::new(1, 4);
     store_path(&store, &path).unwrap();
     let slot = store.index().slot(path.names()[1].key).unwrap();
-    let at = store.at(slot) as usize;
-    store.file.0.lock().unwrap().bytes[at + 600] ^= 1;
+    let at = store.file(0).offset(slot) as usize;
+    content(&store, 0).bytes[at + 600] ^= 1;
     let mut slot = vec![0; store.slot_bytes()];
     let names = path.names();
     assert_eq!(store.read(&names[1], &mut slot).unwrap(), Found::Damaged);
@@ -443,18 +510,11 @@ fn a_damaged_block_is_absent_and_the_others_stay() {
     assert_eq!(store_path(&store, &path).unwrap(), 1, "it is stored again");
     assert_eq!(check(&store, &path), 4);
     // A file of another layout has no block.
-    let bytes = store.file.0.lock().unwrap().bytes.clone();
+    let bytes = content(&store, 0).bytes.clone();
     let foreign = SlotShape { layout: 8, ..SHAPE };
-    let foreign = PageStore::new(
-        LossyFile::new(bytes, 9),
-        foreign,
-        vec![KvGroup::default()],
-        None,
-        &label(),
-        99_000,
-    );
-    foreign.prepare().unwrap();
-    foreign.scan(&RUNNING).unwrap();
+    let groups = vec![KvGroup::default()];
+    let foreign = PageStore::new(foreign, groups, None, &label(), &[99_000]);
+    use_files(&foreign, vec![LossyFile::new(bytes, 9)]);
     assert_eq!(foreign.num_pages(), 0);
 }
 
@@ -464,11 +524,11 @@ fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
     let path = Path::new(1, 4);
     store_path(&store, &path).unwrap();
     let (time, epoch) = (store.begin_path(&[]), store.epoch());
-    store.erase().unwrap();
+    assert!(store.erase(&[0]).is_empty());
     let late = Path::new(2, 2);
-    let stored = store.store(&late.names(), &late.rows(0), time, epoch);
-    assert_eq!(stored.unwrap(), 0);
-    let bytes = store.file.0.lock().unwrap().bytes.clone();
+    let late = store.store(&late.names(), &late.rows(0), time, epoch);
+    assert_eq!(stored(late).unwrap(), 0);
+    let bytes = content(&store, 0).bytes.clone();
     assert!(bytes[LABEL_BYTES..].iter().all(|&byte| byte == 0));
     assert_eq!(store.num_pages(), 0);
     assert_eq!(store_path(&store, &path).unwrap(), 4);
@@ -479,9 +539,8 @@ fn an_erased_store_has_nothing_and_takes_nothing_of_before() {
 #[test]
 fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
     let file = LossyFile::new(Vec::new(), u64::MAX);
-    let store = PageStore::new(file, SHAPE, windowed_groups(), None, &label(), 99_999);
-    store.prepare().unwrap();
-    store.scan(&RUNNING).unwrap();
+    let store = PageStore::new(SHAPE, windowed_groups(), None, &label(), &[99_999]);
+    use_files(&store, vec![file]);
     let path = Path::new(1, 8);
     let put = |group: u32, blocks: std::ops::Range<usize>| {
         let names = path.names();
@@ -494,7 +553,7 @@ fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
             })
             .collect();
         let rows = &path.rows(0)[..blocks.len() * SHAPE.row_bytes];
-        store.store(&names, rows, 1, store.epoch()).unwrap();
+        stored(store.store(&names, rows, 1, store.epoch())).unwrap();
     };
     let num_usable = |first| store.num_usable(&path.hashes, first);
     put(0, 0..8);
@@ -513,7 +572,7 @@ fn a_path_is_usable_up_to_an_end_whose_windows_are_there() {
 
 #[test]
 fn a_path_is_usable_up_to_its_last_whole_state() {
-    let store = open_recurrent(LossyFile::new(Vec::new(), u64::MAX));
+    let store = open_recurrent(vec![LossyFile::new(Vec::new(), u64::MAX)]);
     let (path, shorter) = (Path::recurrent(1, 5), Path::recurrent(1, 3));
     assert_eq!(store_path(&store, &shorter).unwrap(), 5);
     assert_eq!(store_path(&store, &path).unwrap(), 4);
@@ -541,7 +600,7 @@ fn a_path_is_usable_up_to_its_last_whole_state() {
 /// Each state has two pages. The rows of two blocks have two pages, too.
 #[test]
 fn a_state_is_stored_if_the_rows_before_it_take_as_many_bytes() {
-    let store = open_recurrent(LossyFile::new(Vec::new(), u64::MAX));
+    let store = open_recurrent(vec![LossyFile::new(Vec::new(), u64::MAX)]);
     let path = Path::recurrent(1, 5);
     let choose = |states: &[u32]| store.choose_states(&path.hashes, states);
     assert_eq!(choose(&[1, 2, 3, 4, 5]), [2, 4, 5]);
@@ -646,7 +705,7 @@ fn a_subscriber_knows_the_blocks_of_the_file() {
                     while reader.bell.try_recv().is_ok() {}
                 }
                 1 if random.below(20) == 0 => {
-                    store.erase().unwrap();
+                    assert!(store.erase(&[0]).is_empty());
                     num_erased += 1;
                 }
                 _ => {
@@ -657,7 +716,7 @@ fn a_subscriber_knows_the_blocks_of_the_file() {
                 }
             }
         }
-        bytes = store.file.0.lock().unwrap().synced.clone();
+        bytes = content(&store, 0).synced.clone();
     }
     assert!(
         num_known > 1_000 && num_erased > 3,
@@ -671,13 +730,13 @@ fn a_disk_that_is_off_has_no_blocks_until_it_is_on_again() {
     let path = Path::new(1, 4);
     store_path(&store, &path).unwrap();
     let mut reader = EventReader::new(&store);
-    assert_eq!(store.next_retraction(), None, "nothing is known yet");
     reader.catch_up(&store);
     assert_eq!(reader.num_known(&path), 4);
-    while let Some(event) = store.next_retraction() {
-        reader.apply(event);
-    }
+    store.close_disk(0);
+    reader.catch_up(&store);
     assert_eq!(reader.known.len(), 0);
+    store.open_disk(0);
+    store.scan(0, &RUNNING).unwrap();
     reader.catch_up(&store);
     assert_eq!(reader.num_known(&path), 4);
 }
@@ -690,9 +749,7 @@ fn blocks_with_a_namespace_make_no_events() {
     for name in &mut names {
         name.namespace.salt = 1;
     }
-    store
-        .store(&names, &path.rows(0), 1, store.epoch())
-        .unwrap();
+    stored(store.store(&names, &path.rows(0), 1, store.epoch())).unwrap();
     assert_eq!(store.num_usable(&path.hashes, 0), 3);
     let mut reader = EventReader::new(&store);
     reader.catch_up(&store);

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread;
 
 use super::*;
+use crate::kv_disk::page_store::DiskError;
 
 const DAY_US: u64 = 86_400_000_000;
 /// The rows of each block are written, then synchronised, and then the headers.
@@ -98,7 +99,7 @@ impl FileLayer for FaultyFile {
 fn bench(name: &str) -> (Bench, FaultyFile) {
     let file = FaultyFile::default();
     let bench = Bench::with_tier(name, 64, 1 << 20, |tier, _| {
-        tier.use_file(Box::new(file.clone()));
+        tier.use_file(0, Box::new(file.clone()));
     });
     (bench, file)
 }
@@ -107,7 +108,7 @@ impl Bench {
     /// Answers the prompt from the disk, or computes it. Returns the number of computed tokens.
     fn fetch_and_answer(&mut self) -> usize {
         // However slow this machine is, the disk counts as quicker than computing.
-        self.disk.pace = FetchPace::default();
+        self.disk.paces = DiskPaces::new(self.disk.tier.num_disks());
         self.begin_fetch();
         self.run_until("the fetch has ended", |bench| bench.disk.fetches.is_empty());
         let request = self.request();
@@ -128,7 +129,7 @@ fn a_disk_that_takes_no_writes_is_off_until_it_takes_them() {
             bench.run_until("the path is given up", |bench| bench.disk.path.is_none());
             let tier = bench.disk.tier.clone();
             let stats = tier.stats();
-            assert_eq!((stats.is_on, stats.num_errors), (false, 1));
+            assert_eq!((stats.is_on(), stats.num_errors), (false, 1));
             assert_eq!(stats.num_stored, 0);
             assert!(!tier.try_again());
             // Requests do without the disk.
@@ -138,7 +139,7 @@ fn a_disk_that_takes_no_writes_is_off_until_it_takes_them() {
 
             file.mend();
             // The thread that writes tries, too.
-            wait_until("it is on", || tier.try_again() || tier.stats().is_on);
+            wait_until("it is on", || tier.try_again() || tier.stats().is_on());
             bench.now_us += PAUSE_US;
             bench.store();
             assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
@@ -156,14 +157,123 @@ fn an_error_in_the_middle_of_a_fetch_leaves_the_blocks_before_it() {
         assert_eq!(bench.fetch_and_answer(), 26 - 4 * num_good as usize);
         let tier = bench.disk.tier.clone();
         let stats = tier.stats();
-        assert_eq!((stats.is_on, stats.num_errors), (false, 1));
+        assert_eq!((stats.is_on(), stats.num_errors), (false, 1));
         assert_eq!(stats.num_read, u64::from(num_good));
 
         file.mend();
-        wait_until("it is on", || tier.try_again() || tier.stats().is_on);
+        wait_until("it is on", || tier.try_again() || tier.stats().is_on());
         bench.scheduler.reset_prefix_cache().unwrap();
         assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
     }
+}
+
+/// A bench with two disks of the same size. The blocks of the prompt lie on them in turn.
+fn bench_of_two(name: &str) -> (Bench, [FaultyFile; 2]) {
+    let files = [FaultyFile::default(), FaultyFile::default()];
+    let bench = Bench::with_disks(name, 64, &[1 << 20; 2], |tier, _| {
+        for (disk, file) in files.iter().enumerate() {
+            tier.use_file(disk, Box::new(file.clone()));
+        }
+    });
+    (bench, files)
+}
+
+#[test]
+fn two_disks_read_a_prompt_at_the_same_time() {
+    let (mut bench, files) = bench_of_two("two");
+    bench.store();
+    let nums_read = || {
+        files
+            .each_ref()
+            .map(|file| file.0.num_reads.load(Ordering::Relaxed))
+    };
+    let before = nums_read();
+    let held = files[0].hold_reads();
+    bench.begin_fetch();
+    let half = NUM_BLOCKS as usize / 2;
+    bench.run_until("the second disk has read", |_| {
+        nums_read() == [before[0] + 1, before[1] + half]
+    });
+    assert_eq!(bench.disk.fetches.len(), 1);
+    drop(held);
+    bench.run_until("the fetch has ended", |bench| bench.disk.fetches.is_empty());
+    assert_eq!(nums_read(), before.map(|num| num + half));
+    assert_eq!(bench.scheduler.stats().num_fetched_blocks, NUM_BLOCKS);
+    let request = bench.request();
+    assert_eq!(bench.answer(request, 26_000), 26 - 4 * NUM_BLOCKS as usize);
+    assert!(bench.disk.paces.kilopage_us(0) > 0);
+}
+
+/// The first block is on the first disk, and the second block on the second disk.
+#[test]
+fn when_a_disk_fails_the_other_goes_on() {
+    for bad in 0..2 {
+        for is_of_reads in [false, true] {
+            let (mut bench, files) = bench_of_two(&format!("one-of-two-{bad}-{is_of_reads}"));
+            let tier = bench.disk.tier.clone();
+            let counts = || {
+                let stats = tier.stats();
+                (
+                    stats.num_on,
+                    stats.num_off,
+                    stats.num_errors,
+                    stats.num_pages,
+                )
+            };
+            let half = NUM_BLOCKS as usize / 2;
+            if is_of_reads {
+                bench.store();
+                files[bad].fail(true, 0, libc::EIO);
+                assert_eq!(bench.fetch_and_answer(), 26 - 4 * bad);
+                assert_eq!(counts(), (1, 1, 1, half));
+                // The pages of the failed disk are stored again, on the other one.
+                bench.scheduler.reset_prefix_cache().unwrap();
+                bench.store();
+            } else {
+                files[bad].fail(false, 0, libc::ENOSPC);
+                bench.store();
+            }
+            assert_eq!(counts(), (1, 1, 1, NUM_BLOCKS as usize));
+            assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+
+            files[bad].mend();
+            wait_until("it is on", || tier.try_again() || tier.stats().num_off == 0);
+            bench.scheduler.reset_prefix_cache().unwrap();
+            assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+            assert_eq!((tier.stats().num_damaged, tier.stats().num_on), (0, 2));
+            // A reset erases both.
+            tier.erase();
+            assert_eq!(counts(), (2, 0, 1, 0));
+            bench.scheduler.reset_prefix_cache().unwrap();
+            assert_eq!(bench.fetch_and_answer(), 26);
+        }
+    }
+}
+
+/// The closed form takes the disk that ends last.
+#[test]
+fn a_fetch_from_two_disks_takes_as_long_as_the_slower() {
+    let (mut bench, _files) = bench_of_two("slower");
+    bench.store();
+    let slow = |bench: &mut Bench, disk: usize| {
+        bench.disk.paces = DiskPaces::new(2);
+        bench.disk.paces.note(1 - disk, 1000, 1000);
+        bench.disk.paces.note(disk, 1, 60_000_000);
+    };
+    for disk in 0..2 {
+        slow(&mut bench, disk);
+        let slow_us = bench.disk.paces.kilopage_us(disk);
+        bench.now_us += MEASURE_AFTER_US;
+        bench.begin_fetch();
+        assert!(bench.disk.fetches.is_empty());
+        // The slow disk is measured, and not the other one.
+        let others_us = bench.disk.paces.kilopage_us(1 - disk);
+        bench.run_until("a page is measured", |bench| {
+            bench.disk.paces.kilopage_us(disk) < slow_us
+        });
+        assert_eq!(bench.disk.paces.kilopage_us(1 - disk), others_us);
+    }
+    assert_eq!(bench.disk.tier.stats().num_read, 0, "no request has it");
 }
 
 /// The reads end long after the request has.
@@ -186,7 +296,7 @@ fn a_request_does_not_wait_for_a_slow_disk() {
     bench.run_until("the fetch has ended", |bench| bench.disk.fetches.is_empty());
     assert_eq!(bench.scheduler.stats().num_in_use_pages, 0);
     let stats = bench.disk.tier.stats();
-    assert_eq!((stats.is_on, stats.num_errors), (true, 0));
+    assert_eq!((stats.is_on(), stats.num_errors), (true, 0));
 }
 
 /// The machine sleeps for a day while a prompt is read, and for another one while a prompt is copied.
@@ -224,21 +334,20 @@ fn a_clock_that_jumps_costs_only_time() {
     assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
 }
 
-/// The erasure comes while the file is scanned, when the tier is not on yet.
+/// The erasure comes while the file is scanned, or just after that.
 #[test]
 fn pages_that_are_erased_while_the_disk_comes_back_are_not_found() {
     let (mut bench, file) = bench("erased");
     bench.store();
-    let config = KvDiskConfig {
-        folder: bench.folder.clone(),
-        max_bytes: 1 << 20,
-        label: KvDiskLabel::default(),
-        identity: 1,
-        keeps_salted: false,
-    };
-    let tier = Tier::new(&config, bench.disk.pages.clone());
-    tier.use_file(Box::new(file.clone()));
-    tier.switch_off("opening its file", &io::Error::other("it is locked"));
+    let tier = Tier::new(&config(&bench.folder, &[1 << 20]), bench.disk.pages.clone());
+    tier.use_file(0, Box::new(file.clone()));
+    tier.switch_off(
+        "opening its file",
+        DiskError {
+            disk: 0,
+            error: io::Error::other("it is locked"),
+        },
+    );
     let num_reads = file.0.num_reads.load(Ordering::Relaxed);
     let held = file.hold_reads();
     thread::scope(|scope| {
@@ -246,10 +355,11 @@ fn pages_that_are_erased_while_the_disk_comes_back_are_not_found() {
         wait_until("the scan reads", || {
             file.0.num_reads.load(Ordering::Relaxed) > num_reads
         });
-        tier.erase();
+        let erased = scope.spawn(|| tier.erase());
         drop(held);
         assert!(comes_back.join().unwrap());
+        erased.join().unwrap();
     });
     let stats = tier.stats();
-    assert_eq!((stats.is_on, stats.num_pages), (true, 0));
+    assert_eq!((stats.is_on(), stats.num_pages), (true, 0));
 }

@@ -76,7 +76,7 @@ impl Bench {
         let num_tokens = tokens.len();
         let request = self.request_of(tokens);
         // However slow this machine is, the disk counts as quicker than computing.
-        self.disk.pace = FetchPace::default();
+        self.disk.paces = DiskPaces::new(1);
         self.begin_fetch_of(&request);
         self.run_until("the prompt is fetched", |bench| {
             bench.disk.fetches.is_empty()

@@ -1,22 +1,42 @@
 //! Errors of the disk while it is in use.
 
 use std::fs::OpenOptions;
+use std::path::Path;
 use std::sync::Arc;
 
 use corella_core::{
     BlockHasher, BlockList, FetchEnd, FetchId, Namespace, PageId, PageTable, SchedulerConfig,
 };
 use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
-use crossbeam_channel::bounded;
+use crossbeam_channel::{bounded, never};
 
 use super::*;
 use crate::kv_disk::page_list::{DiskPath, PathPage, path_pages};
-use crate::kv_disk::reader::{self, ReadTask};
+use crate::kv_disk::read_task::ReadTask;
+use crate::kv_disk::reader;
 use crate::kv_disk::report::Report;
 use crate::kv_disk::writer::{WriteTask, write};
-use crate::wake::doorbell::{LoopSender, doorbell};
+use crate::wake::doorbell::{doorbell, loop_channel};
 
 const NUM_BLOCKS: usize = 2;
+
+fn config(folder: &Path) -> KvDiskConfig {
+    KvDiskConfig {
+        folders: vec![KvDiskFolder {
+            path: folder.to_owned(),
+            max_bytes: 1 << 20,
+        }],
+        label: KvDiskLabel::default(),
+        identity: 1,
+        keeps_salted: false,
+        reads_always: false,
+    }
+}
+
+fn fail(tier: &Tier) {
+    let error = io::Error::other("it is pulled out");
+    tier.switch_off("a test", DiskError { disk: 0, error });
+}
 
 /// Pages of four tokens, and a tier whose file is opened by these options.
 fn tier(name: &str, options: &OpenOptions) -> (Arc<Tier>, Arc<dyn KvPages>) {
@@ -25,19 +45,13 @@ fn tier(name: &str, options: &OpenOptions) -> (Arc<Tier>, Arc<dyn KvPages>) {
     let folder = std::env::temp_dir();
     let path = folder.join(format!("corella-kv-tier-{name}-{}", std::process::id()));
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-    let config = KvDiskConfig {
-        folder,
-        max_bytes: 1 << 20,
-        label: KvDiskLabel::default(),
-        identity: 1,
-        keeps_salted: false,
-    };
-    let tier = Tier::new(&config, pages.clone());
+    let tier = Tier::new(&config(&folder), pages.clone());
     let file = options.open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
-    let store = tier.use_file(Box::new(file));
-    store.scan(&tier.is_stopping).ok();
-    tier.is_scanned.store(true, Ordering::Release);
+    tier.use_file(0, Box::new(file));
+    tier.store.open_disk(0);
+    tier.store.scan(0, &tier.is_stopping).ok();
+    tier.is_scanning.store(false, Ordering::Release);
     (Arc::new(tier), pages)
 }
 
@@ -57,6 +71,7 @@ fn write_task(tier: &Tier) -> WriteTask {
     WriteTask {
         pages: pages(0),
         state: None,
+        validity: never(),
         time: store.begin_path(&path.hashes),
         epoch: store.epoch(),
         path,
@@ -64,7 +79,7 @@ fn write_task(tier: &Tier) -> WriteTask {
 }
 
 fn rows(tier: &Tier) -> Vec<u8> {
-    vec![5; NUM_BLOCKS * tier.shape.row_bytes]
+    vec![5; NUM_BLOCKS * tier.pages.geometry().page_bytes()]
 }
 
 #[test]
@@ -74,7 +89,7 @@ fn a_failed_write_switches_the_tier_off() {
     assert!(!write(&tier, &task, &rows(&tier)));
     let stats = tier.stats();
     assert_eq!(
-        (stats.is_on, stats.num_errors, stats.num_stored),
+        (stats.is_on(), stats.num_errors, stats.num_stored),
         (false, 1, 0)
     );
     // Nothing more is tried.
@@ -89,15 +104,8 @@ fn the_tier_comes_back_when_its_file_can_be_opened() {
     let folder = folder.join(format!("corella-kv-tier-again-{}", std::process::id()));
     let limits = SchedulerConfig::new(8, 4, 32);
     let pages = MockExecutor::new(MockConfig::new(50, limits.num_pages, 4)).kv_pages();
-    let config = KvDiskConfig {
-        folder: folder.clone(),
-        max_bytes: 1 << 20,
-        label: KvDiskLabel::default(),
-        identity: 1,
-        keeps_salted: false,
-    };
-    let tier = Tier::new(&config, pages);
-    let other = KvFile::open(&folder, tier.shape.layout, 1 << 20).unwrap();
+    let tier = Tier::new(&config(&folder), pages);
+    let other = KvFile::open(&folder, tier.layout, 1 << 20).unwrap();
     assert!(!tier.try_again(), "nothing has failed");
     tier.open();
     assert!(!tier.try_again() && tier.store_to_write().is_none());
@@ -105,10 +113,10 @@ fn the_tier_comes_back_when_its_file_can_be_opened() {
     assert!(tier.try_again());
     assert!(write(&tier, &write_task(&tier), &rows(&tier)));
     let stats = tier.stats();
-    assert_eq!((stats.is_on, stats.num_errors), (true, 1));
+    assert_eq!((stats.is_on(), stats.num_errors), (true, 1));
     assert!(!tier.try_again(), "it is on");
     // When a failed disk works again, it has the blocks that it had before.
-    tier.switch_off("a test", &io::Error::other("it is pulled out"));
+    fail(&tier);
     assert!(tier.store().is_none());
     assert!(tier.try_again());
     assert_eq!(tier.stats().num_pages, NUM_BLOCKS);
@@ -120,23 +128,23 @@ fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
     let (tier, kv) = tier("read", OpenOptions::new().write(true));
     // The blocks are in the index, and the file cannot be read.
     let store = tier.store().unwrap();
-    store.erase().unwrap();
+    assert!(store.erase(&[0]).is_empty());
     assert!(write(&tier, &write_task(&tier), &rows(&tier)));
     let (bell, _wake_receiver) = doorbell();
-    let (report, reports) = bounded(8);
-    let (tasks, read_tasks) = bounded(1);
-    let report = LoopSender::new(report, bell);
-    let thread = reader::start(tier.clone(), kv, read_tasks, report).unwrap();
+    let (report, reports) = loop_channel(8, bell);
+    let (reads, shares) = bounded(1);
+    let thread = reader::start(0, tier.clone(), kv, shares, report).unwrap();
     let task = ReadTask {
         fetch: Some(FetchId(3)),
         path: path(),
         first: 0,
-        pages: pages(2),
         state: None,
         is_stopped: Arc::default(),
     };
-    tasks.send(task).unwrap();
-    drop(tasks);
+    let (disk, share) = task.split(&pages(2), &[0; NUM_BLOCKS]).pop().unwrap();
+    assert_eq!(disk, 0);
+    reads.send(share).unwrap();
+    drop(reads);
     thread.join().unwrap();
     let ended = reports.iter().find_map(|report| match report {
         Report::FetchEnded { id, end } => Some((id, end)),
@@ -145,7 +153,7 @@ fn a_failed_read_loses_the_fetch_and_switches_the_tier_off() {
     assert_eq!(ended, Some((FetchId(3), FetchEnd::Lost)));
     let stats = tier.stats();
     assert_eq!(
-        (stats.is_on, stats.num_errors, stats.num_read),
+        (stats.is_on(), stats.num_errors, stats.num_read),
         (false, 1, 0)
     );
 }
@@ -160,7 +168,6 @@ fn stored(name: &str) -> Arc<Tier> {
 
 #[test]
 fn pages_that_had_to_be_erased_while_the_disk_failed_are_not_found_afterwards() {
-    let fail = |tier: &Tier| tier.switch_off("a test", &io::Error::other("it is pulled out"));
     let tier = stored("late-reset");
     fail(&tier);
     tier.erase();
@@ -190,6 +197,6 @@ fn callers_do_not_wait_for_a_tier_whose_thread_has_panicked() {
     assert!(tier.set_bell(bell));
     tier.give_up();
     tier.wait_opened();
-    assert!(!tier.stats().is_on);
+    assert!(!tier.stats().is_on());
     assert_eq!(rings.try_recv(), Ok(()), "the subscriber learns it");
 }

@@ -6,7 +6,9 @@ use crate::load::Dice;
 
 const SECTOR: usize = 512;
 /// Less than the prompts take, so that slots are written again.
-const MAX_BYTES: u64 = LABEL_BYTES as u64 + 24 * 1024;
+fn max_bytes(num_disks: usize) -> u64 {
+    LABEL_BYTES as u64 + 24 * 1024 / num_disks as u64
+}
 
 fn prompts() -> Vec<Vec<TokenId>> {
     let begun = |first, num_tokens| prompt(first).into_iter().take(num_tokens);
@@ -21,24 +23,23 @@ fn prompts() -> Vec<Vec<TokenId>> {
     ]
 }
 
-fn start_on(limits: &SchedulerConfig, folder: &Folder) -> Engine {
-    let disk = KvDiskConfig {
-        folder: folder.0.clone(),
-        max_bytes: MAX_BYTES,
-        label: KvDiskLabel::default(),
-        identity: 1,
-        keeps_salted: false,
-    };
-    let engine = engine_on(limits.clone(), disk);
-    wait_opened(&engine);
+fn start_on(limits: &SchedulerConfig, disks: &[PathBuf]) -> Engine {
+    let config = disk_config(disks, max_bytes(disks.len()));
+    let engine = engine_on(limits.clone(), config);
+    engine.wait_disk_opened();
     engine
 }
 
-/// Stores the prompts one after the other. Returns the contents of the file on the way.
-fn contents(limits: &SchedulerConfig, folder: &Folder) -> Vec<Vec<u8>> {
-    let engine = start_on(limits, folder);
-    let read = || fs::read(folder.file()).unwrap();
-    let mut contents = vec![read()];
+/// Stores the prompts one after the other. Returns the contents of each disk's file on the way.
+fn contents(limits: &SchedulerConfig, disks: &[PathBuf]) -> Vec<Vec<Vec<u8>>> {
+    let engine = start_on(limits, disks);
+    let mut contents = vec![Vec::new(); disks.len()];
+    let mut read = || {
+        for (contents, disk) in contents.iter_mut().zip(disks) {
+            contents.push(fs::read(file_in(disk)).unwrap());
+        }
+    };
+    read();
     for prompt in prompts() {
         let num_stored = stats(&engine).num_stored;
         ask(&engine, prompt.clone(), Namespace::default());
@@ -47,10 +48,10 @@ fn contents(limits: &SchedulerConfig, folder: &Folder) -> Vec<Vec<u8>> {
             stats(&engine).num_stored > num_stored
         });
         // The thread may be writing.
-        contents.push(read());
+        read();
     }
     stop(engine);
-    contents.push(read());
+    read();
     contents
 }
 
@@ -78,7 +79,7 @@ fn crashed(contents: &[Vec<u8>], dice: &mut Dice) -> Vec<u8> {
     file
 }
 
-fn crash(name: &str, limits: &SchedulerConfig) {
+fn crash(name: &str, num_disks: usize, limits: &SchedulerConfig) {
     let prompts = prompts();
     let lone = start(limits.clone(), model(limits));
     let expected: Vec<_> = prompts
@@ -87,14 +88,17 @@ fn crash(name: &str, limits: &SchedulerConfig) {
         .collect();
     stop(lone);
     let folder = Folder::new(name);
-    let contents = contents(limits, &folder);
+    let disks = folder.disks(num_disks);
+    let contents = contents(limits, &disks);
     let number = std::env::var("CORELLA_DISK_CRASHES").ok();
     let num_crashes = number.map_or(30, |number| number.parse().expect("a number"));
     let (mut num_read, mut num_damaged) = (0, 0);
     for seed in 0..num_crashes {
         let mut dice = Dice(seed);
-        fs::write(folder.file(), crashed(&contents, &mut dice)).unwrap();
-        let engine = start_on(limits, &folder);
+        for (disk, contents) in disks.iter().zip(&contents) {
+            fs::write(file_in(disk), crashed(contents, &mut dice)).unwrap();
+        }
+        let engine = start_on(limits, &disks);
         for _ in 0..2 {
             let at = dice.roll(prompts.len());
             let tokens = ask(&engine, prompts[at].clone(), Namespace::default()).0;
@@ -111,7 +115,12 @@ fn crash(name: &str, limits: &SchedulerConfig) {
 
 #[test]
 fn after_a_crash_answers_are_those_without_a_disk() {
-    crash("crash", &limits(64, 1));
+    crash("crash", 1, &limits(64, 1));
+}
+
+#[test]
+fn after_a_crash_with_two_disks_answers_are_those_without_a_disk() {
+    crash("crash-two", 2, &limits(64, 1));
 }
 
 #[test]
@@ -123,10 +132,10 @@ fn after_a_crash_answers_of_a_model_with_windows_are_those_without_a_disk() {
         kv_groups: vec![window(8), KvGroup::default(), window(3)],
         ..limits(150, 2)
     };
-    crash("crash-windows", &limits);
+    crash("crash-windows", 1, &limits);
 }
 
 #[test]
 fn after_a_crash_answers_of_a_recurrent_model_are_those_without_a_disk() {
-    crash("crash-recurrent", &recurrent_limits());
+    crash("crash-recurrent", 1, &recurrent_limits());
 }

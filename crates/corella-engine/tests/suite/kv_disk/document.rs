@@ -104,13 +104,8 @@ fn a_document_that_is_longer_than_the_file_is_kept_up_to_a_state() {
     let slot_bytes = (MAX_BYTES - LABEL_BYTES as u64) / u64::from(stats(&large).max_pages);
     stop(large);
 
-    let disk = KvDiskConfig {
-        folder: folder.0.clone(),
-        max_bytes: LABEL_BYTES as u64 + 13 * slot_bytes,
-        label: KvDiskLabel::default(),
-        identity: 1,
-        keeps_salted: false,
-    };
+    let max_bytes = LABEL_BYTES as u64 + 13 * slot_bytes;
+    let disk = disk_config(&[&folder.0], max_bytes);
     let small = engine_on(document_limits(64), disk.clone());
     wait_opened(&small);
     assert_eq!(stats(&small).max_pages, 13);

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use corella_engine::KvDiskFolder;
 
 use super::byte_size::parse_size;
+use super::kv_disk::parse_folder;
 use super::scheduler::defaults;
 use super::token_count::{ModelLen, parse_model_len};
 use super::{IsaArg, KvFormatArg, PageArgs, WeightFormatArg};
-use crate::KvDiskOptions;
 
 fn of_a_model() -> [&'static str; 8] {
     [
@@ -38,9 +39,9 @@ pub struct InspectArgs {
     #[arg(long)]
     pub json: bool,
     /// List the files of KV blocks in a folder that `--kv-disk` of `corella serve` names. Reads all of them and changes
-    /// nothing. Servers may use the files meanwhile
-    #[arg(long, value_name = "DIR", conflicts_with_all = of_a_model())]
-    pub kv_disk: Option<KvDiskOptions>,
+    /// nothing. Servers may use the files meanwhile. Repeat the option for further folders
+    #[arg(long, value_name = "DIR", value_parser = parse_folder, conflicts_with_all = of_a_model())]
+    pub kv_disk: Vec<KvDiskFolder>,
     /// Type of the weights in memory, as for `corella serve`
     #[arg(long, value_enum, default_value_t)]
     pub dtype: WeightFormatArg,

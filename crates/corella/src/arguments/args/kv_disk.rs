@@ -1,8 +1,7 @@
-//! The options of the disk that keeps KV blocks.
-
-use std::str::FromStr;
+//! The options of the disks that keep KV blocks.
 
 use clap::Args;
+use corella_engine::KvDiskFolder;
 
 use super::byte_size::parse_size;
 use crate::KvDiskOptions;
@@ -11,37 +10,32 @@ use crate::KvDiskOptions;
 #[command(next_help_heading = "KV cache")]
 pub struct KvDiskArgs {
     /// Keep KV pages of prompts that come again in a file in this folder, so that they outlive memory and restarts.
-    /// SIZE is for all files in the folder [default: 8G]. Only on a CPU
-    #[arg(long, value_name = "DIR[,SIZE]")]
-    pub kv_disk: Option<KvDiskOptions>,
-    /// Also keep prompts with a `cache_salt` in the file of --kv-disk. The salt itself is not written
+    /// SIZE is for all files in the folder [default: 8G]. Repeat the option for further disks. Only on a CPU
+    #[arg(long, value_name = "DIR[,SIZE]", value_parser = parse_folder)]
+    pub kv_disk: Vec<KvDiskFolder>,
+    /// Also keep prompts with a `cache_salt` in the files of --kv-disk. The salt itself is not written
     #[arg(long, requires = "kv_disk")]
     pub kv_disk_salted: bool,
 }
 
 impl KvDiskArgs {
     pub fn options(&self) -> Option<KvDiskOptions> {
-        self.kv_disk.as_ref().map(|disk| KvDiskOptions {
+        (!self.kv_disk.is_empty()).then(|| KvDiskOptions {
+            folders: self.kv_disk.clone(),
             keeps_salted: self.kv_disk_salted,
-            ..disk.clone()
         })
     }
 }
 
-impl FromStr for KvDiskOptions {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (folder, size) = text.rsplit_once(',').unwrap_or((text, "8G"));
-        if folder.is_empty() {
-            return Err("names no folder".to_owned());
-        }
-        Ok(Self {
-            folder: folder.into(),
-            max_bytes: parse_size(size).map_err(|error| format!("the size `{size}`: {error}"))?,
-            keeps_salted: false,
-        })
+pub fn parse_folder(text: &str) -> Result<KvDiskFolder, String> {
+    let (folder, size) = text.rsplit_once(',').unwrap_or((text, "8G"));
+    if folder.is_empty() {
+        return Err("names no folder".to_owned());
     }
+    Ok(KvDiskFolder {
+        path: folder.into(),
+        max_bytes: parse_size(size).map_err(|error| format!("the size `{size}`: {error}"))?,
+    })
 }
 
 #[cfg(test)]
@@ -51,17 +45,16 @@ mod tests {
     #[test]
     fn a_size_may_follow_the_folder() {
         let of = |folder: &str, max_bytes| {
-            Ok(KvDiskOptions {
-                folder: folder.into(),
+            Ok(KvDiskFolder {
+                path: folder.into(),
                 max_bytes,
-                keeps_salted: false,
             })
         };
-        assert_eq!("/var/kv".parse(), of("/var/kv", 8 << 30));
-        assert_eq!("/var/kv,512M".parse(), of("/var/kv", 512 << 20));
-        assert_eq!("a,b,1K".parse(), of("a,b", 1024));
+        assert_eq!(parse_folder("/var/kv"), of("/var/kv", 8 << 30));
+        assert_eq!(parse_folder("/var/kv,512M"), of("/var/kv", 512 << 20));
+        assert_eq!(parse_folder("a,b,1K"), of("a,b", 1024));
         for text in ["", ",1G", "/var/kv,", "/var/kv,0", "/var/kv,x"] {
-            assert!(text.parse::<KvDiskOptions>().is_err(), "{text}");
+            assert!(parse_folder(text).is_err(), "{text}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! `corella inspect --kv-disk`: prints which blocks the files of a folder have.
+//! `corella inspect --kv-disk`: prints which blocks the files of folders have.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use corella_engine::{KvDiskLabel, KvFileContent, KvFilePages, KvFileReport, inspect_kv_disk};
@@ -12,10 +12,14 @@ use crate::{Error, display_bytes};
 /// The width of the first column, which has the names of the lines.
 const NAME_LEN: usize = 14;
 
-pub fn run(folder: &Path, prints_json: bool) -> Result<(), Error> {
-    let shown = folder.display();
-    let files = inspect_kv_disk(folder)
-        .map_err(|error| Error::Io(format!("cannot read the folder {shown}"), error))?;
+pub fn run(folders: &[PathBuf], prints_json: bool) -> Result<(), Error> {
+    let mut files = Vec::new();
+    for folder in folders {
+        let shown = folder.display();
+        let found = inspect_kv_disk(folder)
+            .map_err(|error| Error::Io(format!("cannot read the folder {shown}"), error))?;
+        files.extend(found);
+    }
     print_text(match prints_json {
         true => format!("{:#}\n", json(&files)),
         false => text(&files, SystemTime::now()),
