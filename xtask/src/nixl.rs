@@ -1,6 +1,5 @@
 //! Installs NIXL, which moves KV rows in tests, under the target directory.
 
-use std::fs;
 use std::path::PathBuf;
 
 use crate::python;
@@ -14,15 +13,6 @@ const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
 /// Returns the path at which tests look for the library. Installs the package if it is missing or has another version.
 pub fn library(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("nixl");
-    let library = folder.join(LIBRARY);
-    let stamp = folder.join("package");
-    if library.exists() && fs::read(&stamp).is_ok_and(|package| package == PACKAGE.as_bytes()) {
-        return Ok(library);
-    }
-    println!("installing {PACKAGE}");
-    let _ = fs::remove_dir_all(&folder);
     // The package's Python part, which is not used here, would bring gigabytes.
-    python::install_alone(repository, PACKAGE, &folder)?;
-    fs::write(&stamp, PACKAGE).map_err(|error| format!("{}: {error}", stamp.display()))?;
-    Ok(library)
+    python::install_file(repository, PACKAGE, &folder, LIBRARY)
 }

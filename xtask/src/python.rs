@@ -110,6 +110,25 @@ pub fn schema_suite(repository: &Repository) -> Result<PathBuf, String> {
     Ok(folder)
 }
 
+/// Installs one package into a folder, without its dependencies, unless the folder has `file` of this package.
+pub fn install_file(
+    repository: &Repository,
+    package: &str,
+    folder: &Path,
+    file: &str,
+) -> Result<PathBuf, String> {
+    let path = folder.join(file);
+    let stamp = folder.join("package");
+    if path.exists() && fs::read(&stamp).is_ok_and(|installed| installed == package.as_bytes()) {
+        return Ok(path);
+    }
+    println!("installing {package}");
+    let _ = fs::remove_dir_all(folder);
+    install_alone(repository, package, folder)?;
+    fs::write(&stamp, package).map_err(|error| format!("{}: {error}", stamp.display()))?;
+    Ok(path)
+}
+
 /// Installs one package into a folder, without its dependencies.
 pub fn install_alone(repository: &Repository, package: &str, folder: &Path) -> Result<(), String> {
     let mut command = uv(repository)?;

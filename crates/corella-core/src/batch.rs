@@ -191,7 +191,7 @@ pub const NOTHING_ALLOWED: &str = "no token is allowed here";
 /// The results of a step. A span with a result has an entry in `hidden_states`, or entries in `samples`, `logprobs` or
 /// both, or else one entry in `undrawn`. Each of the four follows the order of the spans. A span with drafts may have
 /// several samples in a row.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct BatchOutput {
     pub step: StepId,
     pub samples: Vec<(SlotId, Sample)>,

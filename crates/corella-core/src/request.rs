@@ -141,7 +141,7 @@ impl Arithmetic {
 }
 
 /// One event of a request. Only the last one has `finish` set.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestOutput {
     pub request: RequestId,
     /// The new token. Absent only in a terminal event, and in an event with log-probabilities of the prompt or its

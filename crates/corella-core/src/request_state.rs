@@ -135,7 +135,7 @@ impl RequestState {
             expectation: Expectation::new(rank.arrival),
             // No drafts are made after a token that is drawn through a mask.
             speculator: Speculator::new(config).filter(|_| !request.is_masked),
-            allocation: Allocation::default(),
+            allocation: Allocation::new(),
             path: Path::default(),
             turn: Turn::default(),
             cache_use: CacheUse::default(),

@@ -346,19 +346,23 @@ impl<'a> Suite<'a> {
             follower.prompt[..num_cached].copy_from_slice(&leader.prompt[..num_cached]);
             let expected = self.alone(&follower);
 
-            let mut driver = self.driver();
-            driver.shuffle_pages();
-            driver.keeps_pages = true;
-            let mut first = driver.begin(0, &leader);
-            driver.finish(&mut first);
-            let mut second = borrow_prefix(&mut driver, 1, &follower, &first, num_cached, page);
-            driver.finish(&mut second);
-            assert_same(
-                &format!("{num_cached} tokens cached"),
-                &expected,
-                &second.samples,
-            );
+            let second = self.behind_cached(&leader, &follower, num_cached);
+            let way = format!("{num_cached} tokens cached");
+            assert_same(&way, &expected, &second.samples);
         }
+    }
+
+    /// Plays a request, and another one that reuses its first `num_cached` tokens. Returns the second.
+    fn behind_cached(&self, leader: &Script, follower: &Script, num_cached: usize) -> Sequence {
+        let mut driver = self.driver();
+        driver.shuffle_pages();
+        driver.keeps_pages = true;
+        let mut first = driver.begin(0, leader);
+        driver.finish(&mut first);
+        let mut second =
+            borrow_prefix(&mut driver, 1, follower, &first, num_cached, self.page_size);
+        driver.finish(&mut second);
+        second
     }
 
     /// One request copies rows from another. Both then continue, and neither affects the other.

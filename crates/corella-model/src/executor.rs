@@ -7,7 +7,6 @@ pub(crate) mod executor_factory;
 pub(crate) mod model_fingerprint;
 pub(crate) mod step_threads;
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use corella_core::{Batch, BatchOutput, KvGroup, Sample, SlotId, StepId, TokenId};
@@ -132,21 +131,12 @@ pub struct ExecutorInfo {
     pub weight_bytes: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExecutorError {
     /// One step failed; the executor stays usable.
+    #[error("step {step} failed: {reason}")]
     StepFailed { step: StepId, reason: String },
     /// The executor is no longer usable.
+    #[error("the executor is lost: {reason}")]
     Lost { reason: String },
 }
-
-impl fmt::Display for ExecutorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::StepFailed { step, reason } => write!(f, "step {step} failed: {reason}"),
-            Self::Lost { reason } => write!(f, "the executor is lost: {reason}"),
-        }
-    }
-}
-
-impl std::error::Error for ExecutorError {}

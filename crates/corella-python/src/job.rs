@@ -1,5 +1,6 @@
 //! A job of the engine: a source of items.
 
+use std::iter::Enumerate;
 use std::sync::Arc;
 
 use corella::{EventStream, PatientClient};
@@ -190,25 +191,17 @@ impl Batch {
     /// Returns the refusals of all bodies, or of the first body that is refused, in the order of the bodies. A single
     /// body that is to be answered needs no check before.
     async fn check_all(&self, bodies: &[String], only_first: bool) -> Vec<Item> {
-        let client = self.client.only_checking();
-        let mut rest = bodies.iter().enumerate();
-        let mut running = JoinSet::new();
         let mut refusals = Vec::new();
         if only_first && bodies.len() == 1 {
             return refusals;
         }
-        loop {
-            while running.len() < self.max_concurrency
-                && (!only_first || refusals.is_empty())
-                && let Some((index, body)) = rest.next()
-            {
-                running.spawn(item(index, client.clone(), self.path.clone(), body.clone()));
-            }
-            match running.join_next().await {
-                None => break,
-                Some(Ok(item)) if item.status == CHECKED => {}
-                Some(Ok(item)) => refusals.push(item),
-                Some(Err(error)) => refusals.push(Item::panic(&error)),
+        let client = self.client.only_checking();
+        let requests = bodies.iter().map(|body| (client.clone(), body.clone()));
+        let mut running = self.run(requests);
+        while let Some(item) = running.next().await {
+            if item.status != CHECKED {
+                refusals.push(item);
+                running.begins_more = !only_first;
             }
         }
         refusals.sort_unstable_by_key(|item| item.index);
@@ -217,24 +210,47 @@ impl Batch {
 
     /// Answers some requests at a time, and sends answers in the order of their arrival.
     async fn answer_all(self, bodies: Vec<String>, first_number: u64, sender: mpsc::Sender<Item>) {
-        let mut rest = bodies.into_iter().enumerate();
-        let mut running = JoinSet::new();
-        loop {
-            while running.len() < self.max_concurrency
-                && let Some((index, body)) = rest.next()
-            {
-                let client = self.client.with_number(first_number + index as u64);
-                running.spawn(item(index, client, self.path.clone(), body));
-            }
-            let item = match running.join_next().await {
-                None => return,
-                Some(Ok(item)) => item,
-                Some(Err(error)) => Item::panic(&error),
-            };
+        let clients = (first_number..).map(|number| self.client.with_number(number));
+        let mut running = self.run(clients.zip(bodies));
+        while let Some(item) = running.next().await {
             if sender.send(item).await.is_err() {
                 return;
             }
         }
+    }
+
+    fn run<I: Iterator>(&self, requests: I) -> Running<I> {
+        Running {
+            path: self.path.clone(),
+            max_concurrency: self.max_concurrency,
+            rest: requests.enumerate(),
+            begins_more: true,
+            tasks: JoinSet::new(),
+        }
+    }
+}
+
+/// The requests of a batch, some of which run at a time.
+struct Running<I> {
+    path: String,
+    max_concurrency: usize,
+    rest: Enumerate<I>,
+    begins_more: bool,
+    tasks: JoinSet<Item>,
+}
+
+impl<I: Iterator<Item = (PatientClient, String)>> Running<I> {
+    /// Begins further requests, and waits for the next item of any request that runs.
+    async fn next(&mut self) -> Option<Item> {
+        while self.begins_more
+            && self.tasks.len() < self.max_concurrency
+            && let Some((index, (client, body))) = self.rest.next()
+        {
+            self.tasks
+                .spawn(item(index, client, self.path.clone(), body));
+        }
+        let ended = self.tasks.join_next().await?;
+        Some(ended.unwrap_or_else(|error| Item::panic(&error)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Pseudorandom numbers: a seed is the only source of randomness.
 
 /// The generator SplitMix64 (Steele, Lea, Flood 2014).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Random(pub u64);
 
 impl Random {

@@ -186,11 +186,8 @@ impl<'a> Simulation<'a> {
         }
         self.totals.num_events = self.events.num_events();
         self.totals.num_failed_copies = self.host.num_failed();
-        self.totals.num_fetches = self.fetcher.num_begun();
-        self.totals.num_cancelled_fetches = self.fetcher.num_cancelled();
-        self.totals.num_part_fetches = self.fetcher.num_part_grants();
-        self.totals.num_holds = self.reader.num_begun();
-        self.totals.num_ended_holds = self.reader.num_ended();
+        self.fetcher.count(&mut self.totals);
+        self.reader.count(&mut self.totals);
         if stats.num_fetching_pages + stats.num_block_holds > 0 {
             let what = format!("pages or holds are left: {stats:?}");
             return Err(self.violation("pages of fetches and holds are given back", what));
@@ -594,7 +591,7 @@ impl<'a> Simulation<'a> {
                 .expect("a request that was just seen is gone");
             progress.abort = None;
             let has_ended = progress.has_ended;
-            *self.totals.aborted.entry(station).or_default() += 1;
+            self.totals.count_abort(station);
             if !has_ended {
                 for checker in &mut self.checkers {
                     checker.aborted(id);

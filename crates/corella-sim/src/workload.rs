@@ -146,10 +146,6 @@ impl Workload {
     pub fn answers(&self) -> impl Iterator<Item = &Answer> {
         self.calls.iter().flat_map(|call| &call.answers)
     }
-
-    pub fn num_requests(&self) -> usize {
-        self.calls.iter().map(|call| call.answers.len()).sum()
-    }
 }
 
 struct Writer {

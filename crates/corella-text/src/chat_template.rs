@@ -459,16 +459,9 @@ fn named_template(entry: &Json) -> Option<(&str, &str)> {
 }
 
 /// The message given to `raise_exception`, carried through the template engine.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 struct Raised(String);
-
-impl std::fmt::Display for Raised {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
 
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(

@@ -3,8 +3,6 @@
 pub(crate) mod display_bytes;
 pub(crate) mod option_name;
 
-use std::fmt;
-
 use corella_core::{AdmissionError, ConfigError, RequestError};
 use corella_engine::{EngineError, SubmitError};
 use corella_model::{CheckpointError, DeviceError};
@@ -13,52 +11,25 @@ use corella_text::TextError;
 
 use crate::error::option_name::in_options;
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Options that contradict each other, the model or the machine.
+    #[error("{0}")]
     Config(String),
-    Checkpoint(CheckpointError),
-    Text(TextError),
-    Device(DeviceError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
     Engine(EngineError),
-    Submit(SubmitError),
-    Request(RequestError),
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("{0}: {1}")]
     Io(String, std::io::Error),
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(reason) => f.write_str(reason),
-            Self::Checkpoint(error) => error.fmt(f),
-            Self::Text(error) => error.fmt(f),
-            Self::Device(error) => error.fmt(f),
-            Self::Engine(error) => error.fmt(f),
-            Self::Submit(error) => error.fmt(f),
-            Self::Request(error) => error.fmt(f),
-            Self::Io(what, error) => write!(f, "{what}: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
-
-impl From<TextError> for Error {
-    fn from(error: TextError) -> Self {
-        Self::Text(error)
-    }
-}
-
-impl From<CheckpointError> for Error {
-    fn from(error: CheckpointError) -> Self {
-        Self::Checkpoint(error)
-    }
-}
-
-impl From<DeviceError> for Error {
-    fn from(error: DeviceError) -> Self {
-        Self::Device(error)
-    }
 }
 
 impl From<QuantizeError> for Error {
@@ -86,20 +57,8 @@ impl From<EngineError> for Error {
     }
 }
 
-impl From<SubmitError> for Error {
-    fn from(error: SubmitError) -> Self {
-        Self::Submit(error)
-    }
-}
-
 impl From<AdmissionError> for Error {
     fn from(error: AdmissionError) -> Self {
         Self::Submit(SubmitError::Refused(error))
-    }
-}
-
-impl From<RequestError> for Error {
-    fn from(error: RequestError) -> Self {
-        Self::Request(error)
     }
 }

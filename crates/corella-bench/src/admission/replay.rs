@@ -158,9 +158,7 @@ impl Player<'_> {
         let output = BatchOutput {
             step: batch.step,
             samples: samples.collect(),
-            logprobs: Vec::new(),
-            hidden_states: Vec::new(),
-            undrawn: Vec::new(),
+            ..BatchOutput::default()
         };
         self.scheduler.update_from_output(&output);
     }

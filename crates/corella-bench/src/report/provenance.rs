@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use corella_text::strftime;
 use serde_json::{Value, json};
 
 /// Facts about this process and its machine. They describe the server's machine only if the server runs on this one.
@@ -95,26 +96,7 @@ fn machine() -> String {
 
 /// `YYYYMMDD-HHMMSS` in UTC.
 fn date(since_1970: Duration) -> String {
-    const DAY_S: u64 = 86_400;
-    let seconds = since_1970.as_secs();
-    let (year, month, day) = civil((seconds / DAY_S) as i64);
-    let time = seconds % DAY_S;
-    let (hour, minute, second) = (time / 3600, time / 60 % 60, time % 60);
-    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
-}
-
-/// Converts the number of days since 1970 to year, month and day. Days are counted from 1 March 0000: months and leap
-/// days then follow one rule.
-fn civil(days: i64) -> (i64, i64, i64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let is_next_year = month >= 10;
-    let civil_month = if is_next_year { month - 9 } else { month + 3 };
-    (era * 400 + year + i64::from(is_next_year), civil_month, day)
+    strftime("%Y%m%d-%H%M%S", UNIX_EPOCH + since_1970)
 }
 
 #[cfg(test)]

@@ -168,9 +168,7 @@ pub(super) fn drawn(batch: &Batch) -> BatchOutput {
     BatchOutput {
         step: batch.step,
         samples: samples.collect(),
-        logprobs: Vec::new(),
-        hidden_states: Vec::new(),
-        undrawn: Vec::new(),
+        ..BatchOutput::default()
     }
 }
 

@@ -34,10 +34,8 @@ fn cost(page_size: u32, num_running: usize, num_waiting: usize, limits: CallLimi
         let undrawn = batch.spans.iter().map(|span| (span.slot, "NaN".into()));
         let output = BatchOutput {
             step: batch.step,
-            samples: Vec::new(),
-            logprobs: Vec::new(),
-            hidden_states: Vec::new(),
             undrawn: undrawn.collect(),
+            ..BatchOutput::default()
         };
         update.time(|| traffic.scheduler.update_from_output(&output));
         assert_eq!(traffic.num_ended(), num_running);

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 
-use corella_core::{CacheUse, FinishReason, RequestError, RequestId, RequestOutput};
+use corella_core::{FinishReason, RequestError, RequestId, RequestOutput};
 use corella_engine::{StreamEvent, StreamRelay, SubmitError, TokenStream, relayed_stream};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -92,14 +92,8 @@ impl Answer {
     fn fail(&mut self, error: RequestError) {
         self.relay.send(StreamEvent::Output(RequestOutput {
             request: self.relay.id(),
-            sample: None,
-            prompt_logprobs: Vec::new(),
-            hidden_state: None,
             finish: Some(FinishReason::Error(error)),
-            num_prompt_tokens: 0,
-            cache_use: CacheUse::default(),
-            num_output_tokens: 0,
-            queue_us: 0,
+            ..RequestOutput::default()
         }));
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use corella_core::session::BlockFetchEnd;
 use corella_core::{Namespace, PageHash, RequestId, TokenId};
 use corella_engine::{BlockExchange, Engine, Generate, Submission, SubmitError, TokenStream};
+use strum::{IntoStaticStr, VariantArray};
 use tokio::runtime::Handle;
 
 use super::allowed_peers::AllowedPeers;
@@ -17,7 +18,8 @@ use crate::blocks::{FetchConfig, FetchStart, FetcherNode};
 use crate::transport::PeerAddress;
 
 /// How the fetch for a request began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum FetchOutcome {
     /// The blocks are being loaded.
     Begun,
@@ -35,24 +37,10 @@ pub enum FetchOutcome {
 }
 
 impl FetchOutcome {
-    pub const ALL: [Self; 6] = [
-        Self::Begun,
-        Self::NothingNew,
-        Self::NotWorth,
-        Self::Failed,
-        Self::NoRoom,
-        Self::Unsuitable,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Begun => "begun",
-            Self::NothingNew => "nothing_new",
-            Self::NotWorth => "not_worth",
-            Self::Failed => "failed",
-            Self::NoRoom => "no_room",
-            Self::Unsuitable => "unsuitable",
-        }
+        self.into()
     }
 }
 

@@ -12,6 +12,7 @@ use corella_engine::{
     Engine, Entry, Generate, KvExchange, Receipt, StreamEvent, Submission, SubmitError,
     TokenStream, rare_line,
 };
+use strum::{IntoStaticStr, VariantArray};
 use tokio::runtime::Handle;
 
 use super::allowed_peers::AllowedPeers;
@@ -23,7 +24,8 @@ use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 const RESERVATION_SLACK: Duration = Duration::from_secs(10);
 
 /// The outcome of fetching a request's rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum PromptFetchOutcome {
     Loaded,
     /// The prefix cache has all rows.
@@ -37,22 +39,10 @@ pub enum PromptFetchOutcome {
 }
 
 impl PromptFetchOutcome {
-    pub const ALL: [Self; 5] = [
-        Self::Loaded,
-        Self::Cached,
-        Self::NoRoom,
-        Self::Unusable,
-        Self::Failed,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Loaded => "loaded",
-            Self::Cached => "cached",
-            Self::NoRoom => "no_room",
-            Self::Unusable => "unusable",
-            Self::Failed => "failed",
-        }
+        self.into()
     }
 }
 

@@ -61,8 +61,8 @@ fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>
         outcomes(encoder, "corella_kept_prompts_ended", help, ends)?;
     }
     if let Some(prompt_fetcher) = &connector.prompt_fetcher {
-        let ends = PromptFetchOutcome::ALL
-            .map(|outcome| (outcome.as_str(), prompt_fetcher.num_requests(outcome)));
+        let ends = PromptFetchOutcome::ALL.iter();
+        let ends = ends.map(|&end| (end.as_str(), prompt_fetcher.num_requests(end)));
         let help = "Requests whose prompt another node had computed for a proxy, by whether its KV rows \
                     were fetched";
         outcomes(encoder, "corella_kv_pulls", help, ends)?;
@@ -74,7 +74,8 @@ fn encode_connector(connector: &KvConnector, encoder: &mut DescriptorEncoder<'_>
         )?;
     }
     if let Some(fetcher) = &connector.fetcher {
-        let starts = FetchOutcome::ALL.map(|start| (start.as_str(), fetcher.num_requests(start)));
+        let starts = FetchOutcome::ALL.iter();
+        let starts = starts.map(|&start| (start.as_str(), fetcher.num_requests(start)));
         let help = "Requests that named a node with blocks of their prompt, by how the fetch began";
         outcomes(encoder, "corella_block_fetches", help, starts)?;
         let stats = fetcher.node().stats();

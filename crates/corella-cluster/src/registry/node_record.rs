@@ -37,7 +37,7 @@ impl Role {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     /// Stays the same when the node is restarted.
     pub instance_id: String,
@@ -74,14 +74,9 @@ impl NodeRecord {
     pub fn at(instance_id: &str, session_address: &str) -> Self {
         Self {
             instance_id: instance_id.to_owned(),
-            incarnation: None,
-            role: None,
             session_address: session_address.to_owned(),
-            kv_address: None,
-            group: String::new(),
             max_prompt_tokens: u32::MAX,
-            is_draining: false,
-            hello: BTreeMap::new(),
+            ..Self::default()
         }
     }
 

@@ -29,7 +29,7 @@ pub enum KvEvent {
 /// The state of one subscription. Events are made only on request, so a block that enters and leaves the tree between
 /// two requests is never mentioned. For a slow reader, at most one `Removed` for each block that it knows and one
 /// `Stored` for each block in the tree are pending.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct KvWatch {
     pub salt: u64,
     has_begun: bool,
@@ -64,11 +64,8 @@ impl KvWatch {
     pub fn new(salt: u64, num_blocks: usize) -> Self {
         Self {
             salt,
-            has_begun: false,
             blocks: alloc::vec![None; num_blocks],
-            removed: VecDeque::new(),
-            untold: BTreeSet::new(),
-            num_found: 0,
+            ..Self::default()
         }
     }
 

@@ -71,7 +71,7 @@ const MARGIN_DIVISOR: u64 = 3;
 /// sum of the pages that all of them will need. As in the Past-Future scheduler (Gong et al., ASPLOS 2025), the number
 /// of pages held is largest just before some request ends, so only the ends count, in their order. Requests that end at
 /// about the same time form a cohort, which ends with the last of them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PageForecast {
     page_size: i64,
     /// The number of KV groups whose pages grow with the rows of a request.
@@ -139,13 +139,7 @@ impl PageForecast {
             page_size: page_size.into(),
             num_growing_groups: num_growing_groups.into(),
             is_timed,
-            clock: 0,
-            num_turn_rows: 0,
-            cohorts: Vec::new(),
-            total: Cohort::default(),
-            num_held_pages: 0,
-            uncertain: UncertainPages::default(),
-            num_kept_pages: 0,
+            ..Self::default()
         }
     }
 

@@ -81,7 +81,7 @@ pub enum PeerChange {
     },
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PeerTable {
     config: PeerTableConfig,
     peers: BTreeMap<NodeId, Peer>,
@@ -105,12 +105,7 @@ impl PeerTable {
     pub fn new(config: PeerTableConfig) -> Self {
         Self {
             config,
-            peers: BTreeMap::new(),
-            by_instance: BTreeMap::new(),
-            next_peer: 0,
-            empty_lists: None,
-            last_outage_us: None,
-            changes: VecDeque::new(),
+            ..Self::default()
         }
     }
 

@@ -8,7 +8,7 @@ use crate::request_state::{RequestIndex, RequestState};
 
 /// Requests that wait for their first admission, sorted by the time to check their objectives. Before that time, a
 /// request costs no work. Empty without `enable_slo_admission`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Deadlines {
     is_enabled: bool,
     /// Sorted by the latest known time at which admission would still be in time.
@@ -20,8 +20,7 @@ impl Deadlines {
     pub fn new(is_enabled: bool) -> Self {
         Self {
             is_enabled,
-            by_ttft: BTreeSet::new(),
-            by_tpot: BTreeSet::new(),
+            ..Self::default()
         }
     }
 

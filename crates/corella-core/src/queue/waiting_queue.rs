@@ -21,7 +21,7 @@ pub(crate) struct WaitingRank {
 
 /// Requests that may start, and followers, which may not start before their leader has published their prefix.
 /// Followers are kept apart, so that requests after them can start meanwhile.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct WaitingQueue {
     /// Whether requests that were preempted are sorted before new ones.
     resumes_first: bool,
@@ -57,16 +57,8 @@ impl WaitingQueue {
             resumes_first: !policy.preempts,
             has_keys: policy.lookahead.is_none(),
             max_passed_over: config.max_passed_over,
-            by_rank: BTreeMap::new(),
-            by_ticket: BTreeMap::new(),
-            followers: BTreeSet::new(),
-            next_ticket: 0,
-            rounds: PassingRounds::default(),
-            num_new: 0,
-            num_new_tokens: 0,
-            num_admission_rounds: 0,
-            lacks_pages: false,
             deadlines: Deadlines::new(config.enable_slo_admission),
+            ..Self::default()
         }
     }
 

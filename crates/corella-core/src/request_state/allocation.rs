@@ -8,7 +8,7 @@ use crate::cache::page_table::PageTables;
 use crate::request_state::{Phase, RequestState};
 use crate::{BlockId, PageId, SlotId, SnapshotId, StepId};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Allocation {
     slot: Option<SlotId>,
     /// The step in which the request took its slot.
@@ -51,30 +51,15 @@ pub(crate) struct HeldSnapshot {
     pub num_blocks: u32,
 }
 
-impl Default for Allocation {
-    fn default() -> Self {
+impl Allocation {
+    /// Nothing is held, and rows in flight have no limit.
+    pub fn new() -> Self {
         Self {
-            slot: None,
-            started_step: StepId(0),
-            tables: PageTables::default(),
-            num_shared_pages: 0,
             num_rows_at_once: u32::MAX,
-            donor: None,
-            remote_kv_deadline_us: 0,
-            came_with_kv: false,
-            num_received_rows: 0,
-            num_spill_pages: 0,
-            export: Export::default(),
-            received_state: None,
-            restored_block: None,
-            snapshot: None,
-            branch: 0,
-            passing: 0,
+            ..Self::default()
         }
     }
-}
 
-impl Allocation {
     pub fn tables(&self) -> &PageTables {
         &self.tables
     }

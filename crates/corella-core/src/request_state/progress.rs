@@ -13,7 +13,7 @@ use crate::{StepId, TokenId};
 /// ```
 ///
 /// Prefill, a chunk of it, decode and a resumed request differ only in these boundaries.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Progress {
     /// The known tokens: the prompt, then the output that has returned.
     tokens: Vec<TokenId>,
@@ -42,13 +42,7 @@ impl Progress {
             tokens,
             num_prompt_tokens,
             num_scored_tokens,
-            num_computed_tokens: 0,
-            num_scheduled_tokens: 0,
-            prefill_end: 0,
-            num_inflight_steps: 0,
-            num_inflight_samples: 0,
-            last_sample_step: StepId(0),
-            drafts: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -359,23 +359,25 @@ impl BlockFetcher {
 
     /// Handles the end of writing a part to its page. The part has landed if it `is_whole`.
     pub fn end_part(&mut self, key: LoadKey, part: BlockPart, is_whole: bool, now_us: u64) {
-        let Some(fetch) = self.fetches.get_mut(&key) else {
-            return;
-        };
-        match &mut fetch.phase {
-            FetcherPhase::Loading(loading) => {
-                if loading.landing.end(part, is_whole) {
-                    self.tell_landed(key, now_us);
-                }
-            }
+        let has_landed = self.end_writing(key, |landing| landing.end(part, is_whole));
+        if has_landed == Some(true) {
+            self.tell_landed(key, now_us);
+        }
+    }
+
+    /// Ends writing to the pages of a fetch. Returns the result of `end`, or `None` if the fetch no longer loads.
+    fn end_writing<T>(&mut self, key: LoadKey, end: impl FnOnce(&mut Landing) -> T) -> Option<T> {
+        match &mut self.fetches.get_mut(&key)?.phase {
+            FetcherPhase::Loading(loading) => Some(end(&mut loading.landing)),
             FetcherPhase::Stopping { loading, .. } => {
-                loading.landing.end(part, is_whole);
+                end(&mut loading.landing);
                 self.end_stopped(key);
+                None
             }
             FetcherPhase::LookingUp
             | FetcherPhase::Choosing { .. }
             | FetcherPhase::Reserving { .. }
-            | FetcherPhase::Shortening { .. } => {}
+            | FetcherPhase::Shortening { .. } => None,
         }
     }
 
@@ -400,25 +402,11 @@ impl BlockFetcher {
 
     /// Handles the end of writing after [`begin_rows`](Self::begin_rows). All rows have landed if the fetch `is_whole`.
     pub fn end_rows(&mut self, key: LoadKey, is_whole: bool, now_us: u64) {
-        let Some(fetch) = self.fetches.get_mut(&key) else {
-            return;
-        };
-        match &mut fetch.phase {
-            FetcherPhase::Loading(loading) => {
-                loading.landing.end_all(is_whole);
-                match is_whole {
-                    true => self.tell_landed(key, now_us),
-                    false => self.stop(key, BlockFetchEnd::RowsLost),
-                }
-            }
-            FetcherPhase::Stopping { loading, .. } => {
-                loading.landing.end_all(is_whole);
-                self.end_stopped(key);
-            }
-            FetcherPhase::LookingUp
-            | FetcherPhase::Choosing { .. }
-            | FetcherPhase::Reserving { .. }
-            | FetcherPhase::Shortening { .. } => {}
+        let ended = self.end_writing(key, |landing| landing.end_all(is_whole));
+        match ended {
+            Some(()) if is_whole => self.tell_landed(key, now_us),
+            Some(()) => self.stop(key, BlockFetchEnd::RowsLost),
+            None => {}
         }
     }
 

@@ -145,24 +145,15 @@ impl DecodeEnd {
 
     /// Handles the end of a load: all rows have arrived.
     pub fn handle_load_done(&mut self, key: SessionKey, now_us: u64) {
-        self.note_time(now_us);
-        let Some(session) = self.sessions.get_mut(&key) else {
-            return;
-        };
-        match &mut session.phase {
-            DecodePhase::Loading { has_rows, .. } if !*has_rows => {
-                *has_rows = true;
-                self.send(key, ToPrefill::LoadDone);
-                self.arrive(key);
-            }
-            DecodePhase::StoppingLoad => self.compute(key),
-            DecodePhase::Quarantined => self.release(key),
-            _ => {}
-        }
+        self.handle_load_end(key, true, now_us);
     }
 
     /// Handles the failure of a load, which writes no more.
     pub fn handle_load_failed(&mut self, key: SessionKey, now_us: u64) {
+        self.handle_load_end(key, false, now_us);
+    }
+
+    fn handle_load_end(&mut self, key: SessionKey, is_done: bool, now_us: u64) {
         self.note_time(now_us);
         let Some(session) = self.sessions.get_mut(&key) else {
             return;
@@ -171,7 +162,12 @@ impl DecodeEnd {
             DecodePhase::Loading { has_rows, .. } if !*has_rows => {
                 // The load has ended, so it must not be cancelled.
                 *has_rows = true;
-                self.end(key, Some(AbortReason::LoadFailed));
+                if is_done {
+                    self.send(key, ToPrefill::LoadDone);
+                    self.arrive(key);
+                } else {
+                    self.end(key, Some(AbortReason::LoadFailed));
+                }
             }
             DecodePhase::StoppingLoad => self.compute(key),
             DecodePhase::Quarantined => self.release(key),

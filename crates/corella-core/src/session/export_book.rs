@@ -25,7 +25,7 @@ use row_table::RowTable;
 /// [`handle_layer_done`](Self::handle_layer_done). After every call, the driver takes tasks from
 /// [`poll_task`](Self::poll_task) until it returns `None`. Each reader of a run gets the present state of its rows, and
 /// then every change. The engine releases the pages when the session has released them and the last reader has stopped.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ExportBook {
     page_size: u32,
     num_layers: u32,
@@ -85,7 +85,7 @@ pub(super) enum ExportFault {
     LeaseEnded,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Run {
     /// `None` until the engine has accepted the run.
     request: Option<RequestId>,
@@ -110,12 +110,7 @@ impl ExportBook {
         Self {
             page_size,
             num_layers,
-            runs: BTreeMap::new(),
-            run_of: BTreeMap::new(),
-            steps: BTreeMap::new(),
-            num_exports: 0,
-            num_kept_ended: Default::default(),
-            tasks: VecDeque::new(),
+            ..Self::default()
         }
     }
 
@@ -138,15 +133,10 @@ impl ExportBook {
         let before = self.runs.insert(
             (session, run),
             Run {
-                request: None,
                 num_rows,
-                has_ended: false,
                 is_held: exports,
-                wants_release: false,
-                is_export: false,
                 rows: RowTable::new(self.num_layers),
-                readers: Vec::new(),
-                kept_as: None,
+                ..Run::default()
             },
         );
         debug_assert!(before.is_none(), "run {run} of session {session} twice");

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use crate::SlotId;
 use crate::request_state::{Phase, RequestIndex, RequestState, RequestTable};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RunningSet {
     /// Sorted by rank.
     by_rank: Vec<RequestIndex>,
@@ -21,11 +21,8 @@ pub(crate) struct RunningSet {
 impl RunningSet {
     pub fn new(num_slots: u32) -> Self {
         Self {
-            by_rank: Vec::new(),
-            prefilling: Vec::new(),
-            num_leaving: 0,
             free_slots: (0..num_slots).rev().map(SlotId).collect(),
-            released_slots: Vec::new(),
+            ..Self::default()
         }
     }
 

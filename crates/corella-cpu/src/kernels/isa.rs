@@ -1,7 +1,5 @@
 //! The instruction sets that have kernels, and the choice among those of this machine.
 
-use std::fmt;
-
 use corella_model::DeviceError;
 
 use super::{Kernels, portable, processor};
@@ -9,7 +7,8 @@ use super::{Kernels, portable, processor};
 use super::{amx, avx2, avx512, avx512_bf16};
 
 /// An instruction set that has kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Isa {
     /// Plain Rust, for any processor.
     Portable,
@@ -35,18 +34,6 @@ impl Isa {
     /// Whether rows are rounded to bf16 before they are multiplied by bf16 weights.
     pub fn rounds_rows(self) -> bool {
         matches!(self, Self::Avx512Bf16 | Self::Amx)
-    }
-}
-
-impl fmt::Display for Isa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Avx512Bf16 => "avx512-bf16",
-            Self::Amx => "amx",
-        })
     }
 }
 

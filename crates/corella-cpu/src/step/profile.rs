@@ -3,65 +3,46 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use strum::{IntoStaticStr, VariantArray};
+
 use crate::system::Worker;
 
 /// The operations that divide a step's time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub enum Operation {
     Embed,
+    #[strum(serialize = "norms")]
     Norm,
+    #[strum(serialize = "adapters")]
     Adapter,
+    #[strum(serialize = "quantise rows")]
     Quantise,
+    #[strum(serialize = "dense q k v")]
     Qkv,
+    #[strum(serialize = "rope, store")]
     Rope,
     Attention,
     Recurrent,
+    #[strum(serialize = "dense output")]
     Output,
+    #[strum(serialize = "route to experts")]
     Route,
+    #[strum(serialize = "dense gate up")]
     GateUp,
+    #[strum(serialize = "dense down")]
     Down,
+    #[strum(serialize = "combine experts")]
     Combine,
     Head,
     Draw,
 }
 
 impl Operation {
-    pub const ALL: [Self; 15] = [
-        Self::Embed,
-        Self::Norm,
-        Self::Adapter,
-        Self::Quantise,
-        Self::Qkv,
-        Self::Rope,
-        Self::Attention,
-        Self::Recurrent,
-        Self::Output,
-        Self::Route,
-        Self::GateUp,
-        Self::Down,
-        Self::Combine,
-        Self::Head,
-        Self::Draw,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Embed => "embed",
-            Self::Norm => "norms",
-            Self::Adapter => "adapters",
-            Self::Quantise => "quantise rows",
-            Self::Qkv => "dense q k v",
-            Self::Rope => "rope, store",
-            Self::Attention => "attention",
-            Self::Recurrent => "recurrent",
-            Self::Output => "dense output",
-            Self::Route => "route to experts",
-            Self::GateUp => "dense gate up",
-            Self::Down => "dense down",
-            Self::Combine => "combine experts",
-            Self::Head => "head",
-            Self::Draw => "draw",
-        }
+        self.into()
     }
 }
 
@@ -134,8 +115,8 @@ impl Profile {
 impl Account {
     fn report(&self, num_threads: usize) -> ProfileReport {
         let mean = |sum: &AtomicU64| Duration::from_nanos(load(sum) / num_threads as u64);
-        let operations = Operation::ALL.into_iter().zip(&self.entries);
-        let operations = operations.map(|(operation, entry)| OperationReport {
+        let operations = Operation::ALL.iter().zip(&self.entries);
+        let operations = operations.map(|(&operation, entry)| OperationReport {
             operation,
             busy: mean(&entry.busy),
             waiting: mean(&entry.waiting),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use corella_core::{CacheUse, FinishReason, Request, RequestError, RequestOutput};
+use corella_core::{FinishReason, Request, RequestError, RequestOutput};
 
 use crate::adapter::LoadedAdapter;
 use crate::state::shared::Shared;
@@ -65,14 +65,8 @@ impl StreamSender {
             shared,
             last: RequestOutput {
                 request: request.id,
-                sample: None,
-                prompt_logprobs: Vec::new(),
-                hidden_state: None,
-                finish: None,
                 num_prompt_tokens: request.prompt.len() as u32,
-                cache_use: CacheUse::default(),
-                num_output_tokens: 0,
-                queue_us: 0,
+                ..RequestOutput::default()
             },
             ended: false,
             adapter: None,

@@ -44,25 +44,7 @@ pub struct Submission {
 impl Submission {
     /// Generates the most likely tokens after a prompt, at most `max_tokens`.
     pub fn new(prompt: Vec<TokenId>, max_tokens: u32) -> Self {
-        Self {
-            prompt,
-            output: Vec::new(),
-            exports_kv: false,
-            sampling: SamplingParams::GREEDY,
-            num_choices: 1,
-            stopping: StoppingCriteria {
-                max_tokens: Some(max_tokens),
-                ..StoppingCriteria::default()
-            },
-            priority: 0,
-            objectives: LatencyObjectives::default(),
-            namespace: Namespace::default(),
-            retentions: Vec::new(),
-            constraint: None,
-            adapter: None,
-            trace_id: None,
-            trace: None,
-        }
+        Request::greedy(RequestId(0), prompt, max_tokens).into()
     }
 
     /// The request of the first choice.
@@ -92,15 +74,20 @@ impl Submission {
 impl From<Request> for Submission {
     fn from(request: Request) -> Self {
         Self {
+            prompt: request.prompt,
             output: request.output,
             exports_kv: request.exports_kv,
             sampling: request.sampling,
+            num_choices: 1,
             stopping: request.stopping,
             priority: request.priority,
             objectives: request.objectives,
             namespace: request.namespace,
             retentions: request.retentions,
-            ..Self::new(request.prompt, 0)
+            constraint: None,
+            adapter: None,
+            trace_id: None,
+            trace: None,
         }
     }
 }

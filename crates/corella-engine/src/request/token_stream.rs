@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use corella_core::{CacheUse, FinishReason, Request, RequestError, RequestId, RequestOutput};
+use corella_core::{FinishReason, Request, RequestError, RequestId, RequestOutput};
 
 use crate::request::command::{Command, CommandSender};
 use crate::request::stream_sender::{EventQueue, StreamSender};
@@ -148,14 +148,8 @@ impl Drop for StreamRelay {
             let reason = "it was given up".into();
             self.send(StreamEvent::Output(RequestOutput {
                 request: self.id,
-                sample: None,
-                prompt_logprobs: Vec::new(),
-                hidden_state: None,
                 finish: Some(FinishReason::Error(RequestError::EngineLost(reason))),
-                num_prompt_tokens: 0,
-                cache_use: CacheUse::default(),
-                num_output_tokens: 0,
-                queue_us: 0,
+                ..RequestOutput::default()
             }));
         }
     }

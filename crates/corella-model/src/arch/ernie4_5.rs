@@ -34,11 +34,7 @@ pub const ERNIE4_5_MOE: Family = Family {
     model_type: "ernie4_5_moe",
     gguf: "ernie4_5-moe",
     spec: with_experts,
-    folder: Layout {
-        of_layer: name,
-        elsewhere: name_of_module,
-        ..ERNIE4_5.folder
-    },
+    folder: ERNIE4_5.folder.named(name).named_elsewhere(name_of_module),
     ..ERNIE4_5
 };
 

@@ -11,10 +11,7 @@ pub const EXAONE4: Family = Family {
     decoder: "Exaone4Model",
     model_type: "exaone4",
     gguf: "exaone4",
-    folder: Layout {
-        of_layer: olmo2::name,
-        ..Layout::FOLDER
-    },
+    folder: Layout::FOLDER.named(olmo2::name),
     ..Family::new(spec)
 };
 

@@ -53,11 +53,9 @@ pub const GEMMA4_UNIFIED_MULTIMODAL: Family = Family {
     ..GEMMA4
 };
 
-const FOLDER: Layout = Layout {
-    of_layer: name,
-    elsewhere: |tensor| fused_expert(tensor, "experts"),
-    ..Layout::FOLDER
-};
+const FOLDER: Layout = Layout::FOLDER
+    .named(name)
+    .named_elsewhere(|tensor| fused_expert(tensor, "experts"));
 
 const MULTIMODAL_FOLDER: Layout = Layout {
     bodies: &[

@@ -18,10 +18,7 @@ pub const GLM: Family = Family {
         rotates_neighbours: true,
         ..Layout::FOLDER
     },
-    file: Layout {
-        of_layer: name_in_file,
-        ..Layout::FILE_OF_NEIGHBOURS
-    },
+    file: Layout::FILE_OF_NEIGHBOURS.named(name_in_file),
     ..Family::new(glm)
 };
 
@@ -30,14 +27,8 @@ pub const GLM4: Family = Family {
     decoder: "Glm4Model",
     model_type: "glm4",
     gguf: "glm4",
-    folder: Layout {
-        of_layer: name_of_glm4,
-        ..GLM.folder
-    },
-    file: Layout {
-        of_layer: name_in_file_of_glm4,
-        ..GLM.file
-    },
+    folder: GLM.folder.named(name_of_glm4),
+    file: GLM.file.named(name_in_file_of_glm4),
     ..Family::new(glm4)
 };
 

@@ -27,10 +27,7 @@ pub const GPT2: Family = Family {
         buffers: &[".attn.bias", ".attn.masked_bias"],
         ..Layout::FOLDER
     },
-    file: Layout {
-        of_layer: name_in_file,
-        ..Layout::FILE
-    },
+    file: Layout::FILE.named(name_in_file),
     ..Family::new(spec)
 };
 

@@ -15,15 +15,8 @@ pub const GPT_OSS: Family = Family {
     decoder: "GptOssModel",
     model_type: "gpt_oss",
     gguf: "gpt-oss",
-    folder: Layout {
-        of_layer: name,
-        elsewhere: |_| None,
-        ..Layout::FOLDER
-    },
-    file: Layout {
-        of_layer: name_in_file,
-        ..Layout::FILE
-    },
+    folder: Layout::FOLDER.named(name).named_elsewhere(|_| None),
+    file: Layout::FILE.named(name_in_file),
     ..Family::new(spec)
 };
 

@@ -65,6 +65,7 @@ pub enum HeadPart {
 }
 
 /// The place of a layer's tensor.
+#[derive(Default)]
 pub struct Stored {
     pub name: Cow<'static, str>,
     /// The matrices that are stored as one, from the first output on. Empty for a separate matrix.
@@ -130,20 +131,13 @@ impl Layout {
         layers: "blk",
         of_layer: file_name,
         elsewhere: fused_expert_in_file,
-        norms_lack_one: false,
-        tiles_value_heads: false,
-        has_plain_rates: false,
-        rotates_neighbours: false,
-        other_parts: &[],
-        draft_head: "",
-        class_head: &[],
-        has_more_layers: false,
         // The configuration reader uses these.
         buffers: &[
             super::rotary::DIVISORS,
             super::rotary::SHORT_DIVISORS,
             super::rotary::LONG_DIVISORS,
         ],
+        ..Self::FOLDER
     };
 
     /// For families that are not read from files.
@@ -157,6 +151,16 @@ impl Layout {
         rotates_neighbours: true,
         ..Self::FILE
     };
+
+    /// The same layout with other places of layers' tensors.
+    pub const fn named(self, of_layer: fn(LayerTensor) -> Stored) -> Self {
+        Self { of_layer, ..self }
+    }
+
+    /// The same layout with other places of tensors in some files.
+    pub const fn named_elsewhere(self, elsewhere: fn(LayerTensor) -> Option<Stored>) -> Self {
+        Self { elsewhere, ..self }
+    }
 
     /// Folders of a multimodal model with this decoder, under all names that Transformers has written.
     pub const fn of_seeing(self) -> Self {
@@ -204,13 +208,7 @@ impl Stored {
     pub fn whole(name: impl Into<Cow<'static, str>>) -> Self {
         Self {
             name: name.into(),
-            parts: &[],
-            is_transposed: false,
-            expert: None,
-            alternate: None,
-            takes_turns: false,
-            is_complete: false,
-            one_at: None,
+            ..Self::default()
         }
     }
 

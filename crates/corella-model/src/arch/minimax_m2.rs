@@ -12,11 +12,7 @@ pub const MINIMAX_M2: Family = Family {
     decoder: "MiniMaxM2Model",
     model_type: "minimax_m2",
     gguf: "minimax-m2",
-    folder: Layout {
-        of_layer: name,
-        elsewhere: name_of_module,
-        ..Layout::FOLDER
-    },
+    folder: Layout::FOLDER.named(name).named_elsewhere(name_of_module),
     ..Family::new(spec)
 };
 

@@ -12,11 +12,7 @@ pub const MIXTRAL: Family = Family {
     model_type: "mixtral",
     gguf: "llama",
     claims: base::has_experts,
-    folder: Layout {
-        of_layer: name,
-        elsewhere: name_of_module,
-        ..Layout::FOLDER
-    },
+    folder: Layout::FOLDER.named(name).named_elsewhere(name_of_module),
     file: Layout::FILE_OF_NEIGHBOURS,
     ..Family::new(spec)
 };

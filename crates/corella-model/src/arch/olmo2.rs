@@ -14,10 +14,7 @@ pub const OLMO2: Family = Family {
     decoder: "Olmo2Model",
     model_type: "olmo2",
     gguf: "olmo2",
-    folder: Layout {
-        of_layer: name,
-        ..Layout::FOLDER
-    },
+    folder: Layout::FOLDER.named(name),
     config,
     ..Family::new(spec)
 };

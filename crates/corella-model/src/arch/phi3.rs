@@ -12,14 +12,8 @@ pub const PHI3: Family = Family {
     decoder: "Phi3Model",
     model_type: "phi3",
     gguf: "phi3",
-    folder: Layout {
-        of_layer: name,
-        ..Layout::FOLDER
-    },
-    file: Layout {
-        of_layer: name_in_file,
-        ..Layout::FILE
-    },
+    folder: Layout::FOLDER.named(name),
+    file: Layout::FILE.named(name_in_file),
     ..Family::new(spec)
 };
 

@@ -30,7 +30,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..Biases::default()
     };
     biases.set(fields, &mut spec);
-    set_windows(fields, &mut spec)?;
+    set_windows(fields, &mut spec, |index, first| index >= first)?;
     Ok(spec)
 }
 
@@ -39,19 +39,23 @@ pub const DEFAULT_WINDOW: usize = 4096;
 /// Whether any layer has a window.
 pub const USES_WINDOWS: Field = Field::of_folder("use_sliding_window");
 
-/// Gives the upper layers a window, if windows are in use.
-pub fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
+/// Gives layers a window, if windows are in use. If config.json does not list these layers, `has_window` chooses them
+/// by the index and `max_window_layers`.
+pub fn set_windows(
+    fields: &dyn Fields,
+    spec: &mut DecoderSpec,
+    has_window: impl Fn(usize, usize) -> bool,
+) -> Result<(), CheckpointError> {
     if !fields.flag(USES_WINDOWS)? {
         return Ok(());
     }
-    let num_layers = spec.layers.len();
-    let first = fields.try_number(Field::of_folder("max_window_layers"))?;
-    let first = first.map_or(28, |first| first as usize);
-    let types = base::sliding_layers(fields, num_layers)?;
+    let limit = fields.try_number(Field::of_folder("max_window_layers"))?;
+    let limit = limit.map_or(28, |limit| limit as usize);
+    let types = base::sliding_layers(fields, spec.layers.len())?;
     let window = base::window_or(fields, DEFAULT_WINDOW)?;
     base::set_windows(spec, window, |index| match &types {
         Some(types) => types[index],
-        None => index >= first,
+        None => has_window(index, limit),
     });
     Ok(())
 }

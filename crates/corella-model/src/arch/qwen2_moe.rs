@@ -28,7 +28,10 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..Biases::default()
     };
     biases.set(fields, &mut spec);
-    set_windows(fields, &mut spec)?;
+    // Every second layer among the lower ones.
+    qwen2::set_windows(fields, &mut spec, |index, end| {
+        index.is_multiple_of(2) && index < end
+    })?;
     let mlp = spec.layers[0].feed_forward.mlp();
     let expert = MlpSpec {
         intermediate_size: fields.size(EXPERT_SIZE)?,
@@ -47,20 +50,4 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     }
     qwen3_moe::set_experts(fields, &mut spec, &experts)?;
     Ok(spec)
-}
-
-/// Gives every second layer among the lower ones a window, if windows are in use.
-fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
-    if !fields.flag(qwen2::USES_WINDOWS)? {
-        return Ok(());
-    }
-    let end = fields.try_number(Field::of_folder("max_window_layers"))?;
-    let end = end.map_or(28, |end| end as usize);
-    let types = base::sliding_layers(fields, spec.layers.len())?;
-    let window = base::window_or(fields, qwen2::DEFAULT_WINDOW)?;
-    base::set_windows(spec, window, |index| match &types {
-        Some(types) => types[index],
-        None => index.is_multiple_of(2) && index < end,
-    });
-    Ok(())
 }

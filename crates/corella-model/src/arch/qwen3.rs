@@ -18,7 +18,7 @@ pub const QWEN3: Family = Family {
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = spec_of(fields, Some(128))?;
-    qwen2::set_windows(fields, &mut spec)?;
+    qwen2::set_windows(fields, &mut spec, |index, first| index >= first)?;
     Ok(spec)
 }
 

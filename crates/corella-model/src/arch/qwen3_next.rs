@@ -16,14 +16,8 @@ pub const QWEN3_NEXT: Family = Family {
     decoder: "Qwen3NextModel",
     model_type: "qwen3_next",
     gguf: "qwen3next",
-    folder: Layout {
-        of_layer: name,
-        ..FOLDER
-    },
-    file: Layout {
-        of_layer: name_in_file,
-        ..FILE
-    },
+    folder: FOLDER.named(name),
+    file: FILE.named(name_in_file),
     ..Family::new(spec)
 };
 

@@ -12,10 +12,7 @@ pub const SEED_OSS: Family = Family {
     decoder: "SeedOssModel",
     model_type: "seed_oss",
     gguf: "seed_oss",
-    file: Layout {
-        of_layer: name_in_file,
-        ..Layout::FILE
-    },
+    file: Layout::FILE.named(name_in_file),
     ..Family::new(spec)
 };
 

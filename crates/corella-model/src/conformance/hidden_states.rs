@@ -3,7 +3,7 @@
 use corella_core::{HiddenState, Pooling, Sample, SamplingParams};
 
 use super::driver::{Driver, Plan, Script, Sequence};
-use super::{Suite, assert_same, borrow_prefix};
+use super::{Suite, assert_same};
 
 const POOLINGS: [Pooling; 2] = [Pooling::LastToken, Pooling::Mean];
 
@@ -86,12 +86,7 @@ impl Suite<'_> {
             follower.prompt[..num_cached].copy_from_slice(&leader.prompt[..num_cached]);
             let follower = pooled(follower, Pooling::LastToken);
             let expected = self.hidden_state(&follower);
-            let mut driver = self.driver();
-            driver.keeps_pages = true;
-            let mut first = driver.begin(0, &leader);
-            driver.finish(&mut first);
-            let mut second = borrow_prefix(&mut driver, 1, &follower, &first, num_cached, page);
-            driver.finish(&mut second);
+            let second = self.behind_cached(&leader, &follower, num_cached);
             let way = format!("a hidden state behind {num_cached} cached tokens");
             assert_bits(&way, &state_of(&second), &expected);
         }

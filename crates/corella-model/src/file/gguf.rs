@@ -240,8 +240,9 @@ impl TensorEntry {
             shape.push(size as usize);
         }
         let format_id = cursor.u32(WHAT)?;
-        let format = BlockFormat::from_id(format_id).ok_or_else(|| {
-            let known = BlockFormat::ALL.map(BlockFormat::name).join(", ");
+        let format = BlockFormat::from_repr(format_id).ok_or_else(|| {
+            let known: Vec<_> = BlockFormat::ALL.iter().map(|known| known.name()).collect();
+            let known = known.join(", ");
             let is =
                 type_name(format_id).map_or_else(|| format!("type {format_id}"), str::to_owned);
             format!("tensor {name} is {is}; supported are {known}")

@@ -1,9 +1,8 @@
 //! Errors about checkpoints, one line for the operator who named the checkpoint.
 
-use std::fmt;
-
 /// The reason for which a checkpoint cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}: {problem}")]
 pub struct CheckpointError {
     /// The file (or folder) to look at.
     pub file: String,
@@ -19,11 +18,3 @@ impl CheckpointError {
         }
     }
 }
-
-impl fmt::Display for CheckpointError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.file, self.problem)
-    }
-}
-
-impl std::error::Error for CheckpointError {}

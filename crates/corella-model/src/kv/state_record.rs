@@ -1,7 +1,5 @@
 //! Recurrent states that other threads read and write while the executor runs.
 
-use std::fmt;
-
 use corella_core::SnapshotId;
 
 /// The version of the layout of records. Nodes with different versions do not exchange states, because the version is
@@ -58,13 +56,6 @@ pub trait StateRecords: Send + Sync {
 }
 
 /// The reason for which a state cannot be read or written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct StateError(pub String);
-
-impl fmt::Display for StateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for StateError {}

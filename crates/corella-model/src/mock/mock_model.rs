@@ -13,7 +13,7 @@ use crate::generator::mix;
 use crate::{CostModel, MockScript, SampleRequest, Sampler, StepGate, score};
 
 /// The settings of a mock executor and its model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MockConfig {
     pub vocab_size: usize,
     /// The length of a hidden state.
@@ -99,17 +99,9 @@ impl MockConfig {
             num_pages,
             page_size,
             kv_groups: vec![KvGroup::default()],
-            num_snapshots: None,
             num_layers: 1,
-            seed: 0,
-            cost: None,
             num_stages: 1,
-            drawable: Vec::new(),
-            end: None,
-            echo: None,
-            script: MockScript::default(),
-            faults: Vec::new(),
-            gate: StepGate::default(),
+            ..Self::default()
         }
     }
 

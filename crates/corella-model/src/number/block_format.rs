@@ -4,29 +4,39 @@
 //! of ggml's reference code, so that they agree with it to the last bit.
 
 use half::{bf16, f16};
+use strum::{FromRepr, IntoStaticStr, VariantArray};
 
 use crate::number::group_format::{FP4_LEVELS, fp4_scale};
 use crate::{DType, GroupFormat, GroupedRow};
 
-/// A number format of GGUF files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A number format of GGUF files, with its number in a tensor's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr, IntoStaticStr, VariantArray)]
+#[repr(u32)]
+#[strum(serialize_all = "UPPERCASE")]
 pub enum BlockFormat {
-    F32,
-    F16,
-    Bf16,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q2K,
-    Q3K,
-    Q4K,
-    Q5K,
-    Q6K,
-    Iq4Nl,
-    Iq4Xs,
-    Mxfp4,
+    F32 = 0,
+    F16 = 1,
+    Bf16 = 30,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    #[strum(serialize = "Q2_K")]
+    Q2K = 10,
+    #[strum(serialize = "Q3_K")]
+    Q3K = 11,
+    #[strum(serialize = "Q4_K")]
+    Q4K = 12,
+    #[strum(serialize = "Q5_K")]
+    Q5K = 13,
+    #[strum(serialize = "Q6_K")]
+    Q6K = 14,
+    #[strum(serialize = "IQ4_NL")]
+    Iq4Nl = 20,
+    #[strum(serialize = "IQ4_XS")]
+    Iq4Xs = 23,
+    Mxfp4 = 39,
 }
 
 /// The number of elements in a block of a K format (and of IQ4_XS).
@@ -35,29 +45,7 @@ const K_LEN: usize = 256;
 const LEN: usize = 32;
 
 impl BlockFormat {
-    pub const ALL: [Self; 16] = [
-        Self::F32,
-        Self::F16,
-        Self::Bf16,
-        Self::Q4_0,
-        Self::Q4_1,
-        Self::Q5_0,
-        Self::Q5_1,
-        Self::Q8_0,
-        Self::Q2K,
-        Self::Q3K,
-        Self::Q4K,
-        Self::Q5K,
-        Self::Q6K,
-        Self::Iq4Nl,
-        Self::Iq4Xs,
-        Self::Mxfp4,
-    ];
-
-    /// The format with this number in a GGUF tensor's entry.
-    pub fn from_id(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.id() == id)
-    }
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// The type of unpacked floats; `None` for a format with blocks.
     pub(crate) fn float_type(self) -> Option<DType> {
@@ -69,47 +57,9 @@ impl BlockFormat {
         }
     }
 
-    fn id(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q4_1 => 3,
-            Self::Q5_0 => 6,
-            Self::Q5_1 => 7,
-            Self::Q8_0 => 8,
-            Self::Q2K => 10,
-            Self::Q3K => 11,
-            Self::Q4K => 12,
-            Self::Q5K => 13,
-            Self::Q6K => 14,
-            Self::Iq4Nl => 20,
-            Self::Iq4Xs => 23,
-            Self::Bf16 => 30,
-            Self::Mxfp4 => 39,
-        }
-    }
-
     /// ggml's name.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q2K => "Q2_K",
-            Self::Q3K => "Q3_K",
-            Self::Q4K => "Q4_K",
-            Self::Q5K => "Q5_K",
-            Self::Q6K => "Q6_K",
-            Self::Iq4Nl => "IQ4_NL",
-            Self::Iq4Xs => "IQ4_XS",
-            Self::Mxfp4 => "MXFP4",
-        }
+        self.into()
     }
 
     /// The number of elements in a block. A block never spans rows.

@@ -90,7 +90,7 @@ pub enum NormKind {
 }
 
 /// The shape of a layer's attention.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionSpec {
     pub num_heads: usize,
     /// The number of KV heads. With `n = num_heads / num_kv_heads`, the query heads `h * n..(h + 1) * n` share KV head
@@ -346,20 +346,9 @@ impl AttentionSpec {
             num_kv_heads,
             head_dim,
             rotary: Some(rotary),
-            query_growth: None,
             scale: Self::usual_scale(head_dim),
-            soft_cap: None,
-            window: None,
             is_causal: true,
-            skips_first: false,
-            qk_norm: None,
-            qkv_bias: false,
-            output_bias: false,
-            has_sinks: false,
-            has_output_gate: false,
-            value_norm: None,
-            values_are_keys: false,
-            kv_source: None,
+            ..Self::default()
         }
     }
 

@@ -1,11 +1,13 @@
 //! The parts of a decoder in reports of its size: the parameters of each, and their bytes.
 
+use strum::VariantArray;
+
 use crate::{
     DecoderSpec, DecoderWeights, FeedForward, LayerTensor, Mlp, NormSpec, Tensor, TensorSpec,
 };
 
 /// A part of a decoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum ModelPart {
     /// The embeddings of tokens, and learned embeddings of positions. A tied head is counted here.
     Embedding,
@@ -20,17 +22,10 @@ pub enum ModelPart {
 
 /// An amount for each part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ByPart([u64; 6]);
+pub struct ByPart([u64; ModelPart::ALL.len()]);
 
 impl ModelPart {
-    pub const ALL: [Self; 6] = [
-        Self::Embedding,
-        Self::Attention,
-        Self::Mlp,
-        Self::Experts,
-        Self::Norm,
-        Self::Head,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 }
 
 impl ByPart {

@@ -9,7 +9,6 @@ mod score;
 mod vector;
 
 use std::cmp::Ordering;
-use std::fmt;
 
 use corella_core::{Logprobs, NOTHING_ALLOWED, Sample, SamplingParams, TokenId};
 
@@ -43,26 +42,15 @@ impl SampleRequest<'_> {
 }
 
 /// The reason for which no token can be drawn from some logits.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// A logit is NaN or plus infinity. (Minus infinity marks a token that cannot be drawn.)
+    #[error("the logit of token {token} is {value}")]
     NotFinite { token: TokenId, value: f32 },
     /// The mask and the model together leave no token.
+    #[error("{}", NOTHING_ALLOWED)]
     NothingAllowed,
 }
-
-impl fmt::Display for SampleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotFinite { token, value } => {
-                write!(f, "the logit of token {token} is {value}")
-            }
-            Self::NothingAllowed => f.write_str(NOTHING_ALLOWED),
-        }
-    }
-}
-
-impl std::error::Error for SampleError {}
 
 /// Draws tokens, and keeps the memory for draws. Earlier draws do not affect later ones.
 #[derive(Debug, Default)]

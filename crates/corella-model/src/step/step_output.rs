@@ -31,9 +31,7 @@ impl StepOutput {
             output: BatchOutput {
                 step,
                 samples: Vec::with_capacity(num_samples),
-                logprobs: Vec::new(),
-                hidden_states: Vec::new(),
-                undrawn: Vec::new(),
+                ..BatchOutput::default()
             },
             missing: Vec::new(),
             num_unscored: 0,

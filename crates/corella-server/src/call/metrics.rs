@@ -47,7 +47,8 @@ pub struct Metrics {
     http_requests: Family<HttpLabels, Counter>,
     pub outputs: OutputMetrics,
     prompt_tokens: Counter,
-    prefix_cache_misses: Family<MissLabels, Counter>,
+    /// By the cause.
+    prefix_cache_misses: [Counter; MissCause::ALL.len()],
     tokenize_seconds: Histogram,
     queue_seconds: Histogram,
     prefill_seconds: Histogram,
@@ -72,13 +73,11 @@ struct MissLabels {
 }
 
 /// All causes start at zero, so that a rate has its first increase.
-fn no_misses() -> Family<MissLabels, Counter> {
-    let misses = Family::<MissLabels, Counter>::default();
-    for cause in MissCause::ALL {
-        let cause = cause.name();
-        let _ = misses.get_or_create(&MissLabels { cause });
-    }
-    misses
+fn no_misses(misses: &Family<MissLabels, Counter>) -> [Counter; MissCause::ALL.len()] {
+    std::array::from_fn(|at| {
+        let cause = MissCause::ALL[at].name();
+        Counter::clone(&misses.get_or_create(&MissLabels { cause }))
+    })
 }
 
 /// Bounds for times up to the first token, which are short on a fast machine.
@@ -119,95 +118,81 @@ impl Metrics {
         for collector in collectors {
             registry.register_collector(collector);
         }
-        outputs.register(&mut registry);
+        let mut names = Names(&mut registry);
+        outputs.register(&mut names);
         Self {
             outputs,
-            text_work_waiting: ours(
-                &mut registry,
+            text_work_waiting: names.ours(
                 "text_work_waiting",
                 "Bodies that wait for a text thread, which reads, renders and tokenises them",
                 Gauge::default(),
             ),
-            text_work_oldest: ours(
-                &mut registry,
+            text_work_oldest: names.ours(
                 "text_work_oldest_seconds",
                 "How long a text thread has worked on the oldest body; new requests wait if this time keeps growing",
                 Gauge::default(),
             ),
-            http_requests: ours(
-                &mut registry,
+            http_requests: names.ours(
                 "http_requests",
                 "HTTP requests by path (other: one that does not exist) and status (499: the client left early)",
                 Family::default(),
             ),
-            prompt_tokens: both(
-                &mut registry,
+            prompt_tokens: names.both(
                 "prompt_tokens",
                 "Prompt tokens of requests that have a first output token",
                 Counter::default(),
             ),
-            prefix_cache_misses: ours(
-                &mut registry,
+            prefix_cache_misses: no_misses(&names.ours(
                 "prefix_cache_misses",
                 "Prompt tokens that were computed because the prefix cache lacked them, by cause; once for all choices of a prompt",
-                no_misses(),
-            ),
-            queue_seconds: both(
-                &mut registry,
+                Family::default(),
+            )),
+            queue_seconds: names.both(
                 "request_queue_time_seconds",
                 "Time from submission to first scheduling",
                 Histogram::new(FIRST_TOKEN_BUCKETS),
             ),
-            prefill_seconds: both(
-                &mut registry,
+            prefill_seconds: names.both(
                 "request_prefill_time_seconds",
                 "Time from first scheduling to the first token",
                 Histogram::new(FIRST_TOKEN_BUCKETS),
             ),
-            inference_seconds: both(
-                &mut registry,
+            inference_seconds: names.both(
                 "request_inference_time_seconds",
                 "Time from first scheduling to the last token of a choice",
                 Histogram::new(REQUEST_BUCKETS),
             ),
-            request_prompt_tokens: both(
-                &mut registry,
+            request_prompt_tokens: names.both(
                 "request_prompt_tokens",
                 "Prompt tokens of a choice",
                 Histogram::new(LENGTH_BUCKETS),
             ),
-            request_max_num_generation_tokens: both(
-                &mut registry,
+            request_max_num_generation_tokens: names.both(
                 "request_max_num_generation_tokens",
                 "Generated tokens of a call's longest choice",
                 Histogram::new(LENGTH_BUCKETS),
             ),
-            request_params_n: both(
-                &mut registry,
+            request_params_n: names.both(
                 "request_params_n",
                 "Choices of a call that ended by itself, for each of its prompts",
                 Histogram::new(NUM_CHOICES_BUCKETS),
             ),
-            request_params_max_tokens: both(
-                &mut registry,
+            request_params_max_tokens: names.both(
                 "request_params_max_tokens",
                 "The limit of output tokens of a call that ended by itself and had one",
                 Histogram::new(LENGTH_BUCKETS),
             ),
-            tokenize_seconds: ours(
-                &mut registry,
+            tokenize_seconds: names.ours(
                 "request_tokenize_time_seconds",
                 "Time from a request's arrival to its submission: reading, checking, tokenising",
                 Histogram::new(FIRST_TOKEN_BUCKETS),
             ),
-            time_to_first_token: both(
-                &mut registry,
+            time_to_first_token: names.both(
                 "time_to_first_token_seconds",
                 "Time from a request's arrival to its first token",
                 Histogram::new(FIRST_TOKEN_BUCKETS),
             ),
-            latency: both(
-                &mut registry,
+            latency: names.both(
                 "e2e_request_latency_seconds",
                 "Time from a request's arrival to its last token",
                 Histogram::new(REQUEST_BUCKETS),
@@ -251,24 +236,21 @@ fn cache_labels(limits: &SchedulerConfig, kv_format: &str) -> Vec<(&'static str,
     ]
 }
 
-/// Registers one metric as `corella_NAME`.
-fn ours<M: Metric + Clone>(
-    registry: &mut Registry,
-    name: &str,
-    help: &'static str,
-    metric: M,
-) -> M {
-    registry.register(format!("corella_{name}"), help, metric.clone());
-    metric
-}
+/// Registers metrics by their names.
+struct Names<'a>(&'a mut Registry);
 
-/// Registers one metric as `corella_NAME` and `vllm:NAME`.
-fn both<M: Metric + Clone>(
-    registry: &mut Registry,
-    name: &str,
-    help: &'static str,
-    metric: M,
-) -> M {
-    registry.register(format!("vllm:{name}"), help, metric.clone());
-    ours(registry, name, help, metric)
+impl Names<'_> {
+    /// Registers one metric as `corella_NAME`.
+    fn ours<M: Metric + Clone>(&mut self, name: &str, help: &'static str, metric: M) -> M {
+        self.0
+            .register(format!("corella_{name}"), help, metric.clone());
+        metric
+    }
+
+    /// Registers one metric as `corella_NAME` and `vllm:NAME`.
+    fn both<M: Metric + Clone>(&mut self, name: &str, help: &'static str, metric: M) -> M {
+        self.0
+            .register(format!("vllm:{name}"), help, metric.clone());
+        self.ours(name, help, metric)
+    }
 }

@@ -66,7 +66,7 @@ impl PromptWatch {
     }
 
     /// Adds a token of the answer. The rows of all tokens before it are computed by now, so a page that these tokens
-    /// fill is complete only now.
+    /// fill is complete only now. The list of pages grows with the answer, whose length is unknown.
     fn push(&mut self, token: TokenId) {
         if self.tail.len() == self.memory.page_size() {
             self.prompt.add_page(&self.tail);

@@ -24,16 +24,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why the files cannot be used, as an operator reads it.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct TlsError(String);
-
-impl fmt::Display for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for TlsError {}
 
 /// Secures the connections of clients by a certificate and a key in files.
 #[derive(Clone)]

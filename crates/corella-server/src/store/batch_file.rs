@@ -1,7 +1,6 @@
 //! The two files of a batch: the requests, and the existing answers.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -9,32 +8,19 @@ use std::path::Path;
 use crate::store::batch_line::{EarlierLine, RequestLine};
 
 /// Why a batch's file cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum BatchFileError {
     /// The failed operation and its cause.
+    #[error("{0}: {1}")]
     Io(String, io::Error),
     /// A line is invalid.
+    #[error("{file}, line {number}: {reason}")]
     Line {
         file: String,
         number: usize,
         reason: String,
     },
 }
-
-impl fmt::Display for BatchFileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io(what, error) => write!(f, "{what}: {error}"),
-            Self::Line {
-                file,
-                number,
-                reason,
-            } => write!(f, "{file}, line {number}: {reason}"),
-        }
-    }
-}
-
-impl std::error::Error for BatchFileError {}
 
 /// Editors on Windows begin a file with this mark.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

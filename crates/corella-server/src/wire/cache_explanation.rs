@@ -2,6 +2,7 @@
 
 use corella_core::CacheUse;
 use serde::Serialize;
+use strum::{IntoStaticStr, VariantArray};
 
 /// Cached tokens by the medium from which their rows came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,7 +38,8 @@ impl CachedTokens {
 }
 
 /// The reason why the tokens after the cached ones had to be computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum MissCause {
     /// All whole pages were cached. The last token is always computed.
     PartialPage,
@@ -60,30 +62,10 @@ pub enum MissCause {
 }
 
 impl MissCause {
-    pub const ALL: [Self; 9] = [
-        Self::PartialPage,
-        Self::Client,
-        Self::Eviction,
-        Self::State,
-        Self::Adapter,
-        Self::Salt,
-        Self::Restart,
-        Self::First,
-        Self::Off,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     pub fn name(self) -> &'static str {
-        match self {
-            Self::PartialPage => "partial_page",
-            Self::Client => "client",
-            Self::Eviction => "eviction",
-            Self::State => "state",
-            Self::Adapter => "adapter",
-            Self::Salt => "salt",
-            Self::Restart => "restart",
-            Self::First => "first",
-            Self::Off => "off",
-        }
+        self.into()
     }
 }
 

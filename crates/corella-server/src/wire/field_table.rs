@@ -108,6 +108,32 @@ pub enum Treatment {
 }
 
 impl FieldTable {
+    const fn body(name: &'static str) -> Self {
+        Self {
+            name,
+            groups: &[],
+            kind: Kind::Body,
+        }
+    }
+
+    const fn object(name: &'static str) -> Self {
+        Self {
+            kind: Kind::Object,
+            ..Self::body(name)
+        }
+    }
+
+    /// Names the tables of the endpoints to which clients send the same body.
+    const fn beside(mut self, others: &'static [&'static Self]) -> Self {
+        self.kind = Kind::BodyOf(others);
+        self
+    }
+
+    const fn of(mut self, groups: &'static [&'static [Field]]) -> Self {
+        self.groups = groups;
+        self
+    }
+
     pub fn find(&self, name: &str) -> Option<&'static Field> {
         self.rows().find(|field| field.name == name)
     }

@@ -9,6 +9,7 @@ use crate::random::Random;
 
 /// Makes one copy after the other, as the engine does, and checks the scheduler's promises about pages that are being
 /// copied.
+#[derive(Default)]
 pub struct HostMemory {
     page_size: usize,
     max_pages: usize,
@@ -35,12 +36,7 @@ impl HostMemory {
             max_copy_us,
             fails_once_in,
             random: Random(seed ^ 0x0570),
-            stored: BTreeMap::new(),
-            tasks: VecDeque::new(),
-            is_copying: false,
-            source: Vec::new(),
-            restored: BTreeMap::new(),
-            num_failed: 0,
+            ..Self::default()
         }
     }
 

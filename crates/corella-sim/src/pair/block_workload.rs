@@ -3,8 +3,7 @@
 
 use corella_core::session::SessionConfig;
 use corella_core::{
-    BlockHasher, HeadRoom, KvGroup, Namespace, NodeId, Request, RequestId, SamplingParams,
-    SchedulerConfig, StoppingCriteria, TokenId,
+    BlockHasher, HeadRoom, KvGroup, Namespace, NodeId, Request, RequestId, SchedulerConfig, TokenId,
 };
 
 use crate::pair::blocks::block_net::{Links, load_config};
@@ -171,23 +170,11 @@ impl Writer {
         let num_new = 1 + random.below(12);
         prompt.extend((0..num_new).map(|_| random.below(self.alphabet.into()) as TokenId));
         prompt.truncate(44);
-        let stopping = StoppingCriteria {
-            max_tokens: Some(1 + random.below(12) as u32),
-            ..StoppingCriteria::default()
-        };
+        let max_tokens = 1 + random.below(12) as u32;
         let request = Request {
-            id: RequestId(id),
-            prompt,
-            output: Vec::new(),
-            exports_kv: false,
-            is_masked: false,
-            sampling: SamplingParams::GREEDY,
-            stopping,
-            priority: 0,
             arrival_us: at_us,
-            objectives: Default::default(),
             namespace,
-            retentions: Vec::new(),
+            ..Request::greedy(RequestId(id), prompt, max_tokens)
         };
         let config = &nodes[node.0 as usize].config;
         let max_tokens = config.check_request(&request).expect("requests fit");

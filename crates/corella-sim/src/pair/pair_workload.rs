@@ -3,7 +3,7 @@
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{
     BlockHasher, FinishReason, HeadRoom, Incarnation, KvGroup, NodeId, RecurrentState, Request,
-    RequestId, SamplingParams, SchedulerConfig, SessionId, StoppingCriteria, TokenId,
+    RequestId, SchedulerConfig, SessionId, StoppingCriteria, TokenId,
 };
 
 use crate::executor::{CheckingExecutor, root_row};
@@ -385,18 +385,9 @@ impl Writer {
             stopping.stop_token_ids.push(1);
         }
         let request = Request {
-            id: RequestId(id),
-            prompt,
-            output: Vec::new(),
-            exports_kv: false,
-            is_masked: false,
-            sampling: SamplingParams::GREEDY,
             stopping,
-            priority: 0,
             arrival_us: at_us,
-            objectives: Default::default(),
-            namespace: Default::default(),
-            retentions: Vec::new(),
+            ..Request::greedy(RequestId(id), prompt, 0)
         };
         let max_tokens = config
             .check_request(&request)

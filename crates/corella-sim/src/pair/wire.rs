@@ -60,7 +60,7 @@ pub enum Packet {
     Closed,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Connection {
     pub prefill: NodeId,
     pub decode: NodeId,
@@ -84,11 +84,7 @@ impl Connection {
         Self {
             prefill,
             decode,
-            to_decode: Lane::default(),
-            to_prefill: Lane::default(),
-            closed: BTreeSet::new(),
-            is_broken: false,
-            accepted_by: None,
+            ..Self::default()
         }
     }
 

@@ -6,10 +6,12 @@ use corella_core::{FetchEnd, FetchId, FetchMedium, FetchRequest, PageId, Schedul
 
 use crate::executor::{CheckingExecutor, Row, in_group, root_row, rows_of};
 use crate::random::Random;
+use crate::simulation::totals::Totals;
 use crate::workload::FetchPlan;
 
 /// Writes the pages of fetches one by one, in any order, and checks the scheduler's promises about them: the executor
 /// panics if a step reads or writes a page that is being written.
+#[derive(Default)]
 pub struct Fetcher {
     page_size: usize,
     random: Random,
@@ -47,24 +49,14 @@ impl Fetcher {
             page_size: scheduler.config().page_size as usize,
             random: Random(seed ^ 0xfe7c),
             max_page_us,
-            writers: BTreeMap::new(),
-            num_begun: 0,
-            num_cancelled: 0,
-            num_part_grants: 0,
+            ..Self::default()
         }
     }
 
-    pub fn num_begun(&self) -> u64 {
-        self.num_begun
-    }
-
-    pub fn num_cancelled(&self) -> u64 {
-        self.num_cancelled
-    }
-
-    /// Returns the number of fetches that got pages for only a part of their blocks.
-    pub fn num_part_grants(&self) -> u64 {
-        self.num_part_grants
+    pub fn count(&self, totals: &mut Totals) {
+        totals.num_fetches = self.num_begun;
+        totals.num_cancelled_fetches = self.num_cancelled;
+        totals.num_part_fetches = self.num_part_grants;
     }
 
     /// Asks the scheduler for pages. If it grants some, returns the fetch and the time until its writer acts.

@@ -6,6 +6,7 @@ use corella_core::{BlockList, HoldId, PageId, Scheduler};
 
 use crate::executor::{CheckingExecutor, Row, in_group, root_row, rows_of};
 use crate::random::Random;
+use crate::simulation::totals::Totals;
 use crate::workload::FetchPlan;
 
 pub struct Reader {
@@ -41,13 +42,9 @@ impl Reader {
         }
     }
 
-    pub fn num_begun(&self) -> u64 {
-        self.num_begun
-    }
-
-    /// Returns the number of holds that ended before their reader had finished.
-    pub fn num_ended(&self) -> u64 {
-        self.num_ended
+    pub fn count(&self, totals: &mut Totals) {
+        totals.num_holds = self.num_begun;
+        totals.num_ended_holds = self.num_ended;
     }
 
     /// Begins to read a sequence. Its last tokens may not match its last hashes. If the scheduler holds some of its

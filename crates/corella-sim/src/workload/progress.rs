@@ -2,6 +2,7 @@
 
 use crate::workload::{Answer, Station};
 
+#[derive(Default)]
 pub(crate) struct Progress {
     pub abort: Option<Station>,
     pub num_prompt_tokens: u32,
@@ -22,12 +23,7 @@ impl Progress {
             abort: answer.abort,
             num_prompt_tokens: answer.request.prompt.len() as u32,
             num_output_tokens: answer.output.len() as u32,
-            num_rows: 0,
-            num_seen: 0,
-            has_drafts: false,
-            has_slot: false,
-            was_started: false,
-            has_ended: false,
+            ..Self::default()
         }
     }
 

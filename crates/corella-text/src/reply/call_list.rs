@@ -56,7 +56,7 @@ impl CallList {
             Some('{') => {}
             Some(_) => return (Some(len), Progress::Text),
         }
-        let object = Box::new(CallObject::new());
+        let object = Box::default();
         self.state = State::Object { object, in_list };
         (Some(len), Progress::More)
     }

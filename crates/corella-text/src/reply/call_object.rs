@@ -7,6 +7,7 @@ use super::part_list::PartList;
 
 /// Reads `{"name": …, "arguments": {…}}`, in any order and among other members. The key `tool_name` may stand for
 /// `name`, and `parameters` for `arguments`. The arguments may be JSON within a string.
+#[derive(Default)]
 pub(crate) struct CallObject {
     state: State,
     extent: JsonExtent,
@@ -22,8 +23,9 @@ pub(crate) struct CallObject {
     has_arguments: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 enum State {
+    #[default]
     Object,
     Key,
     KeyRest,
@@ -52,19 +54,6 @@ pub(crate) enum Progress {
 }
 
 impl CallObject {
-    pub(crate) fn new() -> Self {
-        Self {
-            state: State::Object,
-            extent: JsonExtent::default(),
-            key: String::new(),
-            value: String::new(),
-            raw: String::new(),
-            early: String::new(),
-            is_started: false,
-            has_arguments: false,
-        }
-    }
-
     /// Reads more of the object, and returns the number of bytes read; `None` if it needs more. `out` gets no part of a
     /// call before `accepts` is true for its name. An object that is no call becomes text.
     pub(crate) fn read(

@@ -26,7 +26,7 @@ impl HermesReader {
 
     fn handle_tag(&mut self, tag: usize) {
         self.state = match tag {
-            OPEN => State::Call(Box::new(CallObject::new())),
+            OPEN => State::Call(Box::default()),
             _ => State::Text,
         };
     }

@@ -36,7 +36,7 @@ impl LlamaReader {
 
     fn start_call(&mut self, marked: bool) {
         self.state = State::Call {
-            object: Box::new(CallObject::new()),
+            object: Box::default(),
             marked,
         };
     }

@@ -4,6 +4,7 @@ use super::call_reader::OfferedTools;
 use crate::reply::reply_part::ReplyPart;
 
 /// Collects parts between two calls of a parser.
+#[derive(Default)]
 pub(crate) struct PartList {
     parts: Vec<ReplyPart>,
     num_calls: usize,
@@ -27,16 +28,9 @@ pub(crate) struct PartList {
 impl PartList {
     pub(crate) fn new(tools: OfferedTools, max_calls: usize) -> Self {
         Self {
-            parts: Vec::new(),
-            num_calls: 0,
             max_calls,
             tools,
-            is_text: false,
-            space: String::new(),
-            reasoning_space: String::new(),
-            has_reasoning: false,
-            follows_markup: false,
-            has_arguments: false,
+            ..Self::default()
         }
     }
 

@@ -113,7 +113,7 @@ impl CallReader for PythonReader {
                     text.trim_start_matches(|c: char| c.is_whitespace() || c == ',' || c == '[');
                 let len = text.len() - rest.len();
                 let (state, num_read) = match begins_with(rest, &["{", "]", end]) {
-                    Beginning::Tag(0) => (State::Object(Box::new(CallObject::new())), 0),
+                    Beginning::Tag(0) => (State::Object(Box::default()), 0),
                     Beginning::Tag(1) => (State::AfterList, 1),
                     Beginning::Tag(_) => (State::AfterList, 0),
                     Beginning::Undecided => return (len > 0).then_some(len),

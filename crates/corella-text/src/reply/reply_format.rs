@@ -1,6 +1,5 @@
 //! The formats of replies: their names, and their detection in a chat template.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde_json::{Value, json};
@@ -389,23 +388,12 @@ fn printed_call(template: &ChatTemplate) -> Option<String> {
 }
 
 /// An unknown name of a format.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{name:?} is not a known format; known are {known}")]
 pub struct UnknownFormat {
     name: String,
     known: String,
 }
-
-impl fmt::Display for UnknownFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} is not a known format; known are {}",
-            self.name, self.known
-        )
-    }
-}
-
-impl std::error::Error for UnknownFormat {}
 
 fn unknown<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> UnknownFormat {
     UnknownFormat {

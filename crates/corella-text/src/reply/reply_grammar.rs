@@ -99,6 +99,7 @@ impl ReplyContext {
 }
 
 /// Writes the grammar of a reply in Lark's notation, as expressions, rules and parts.
+#[derive(Default)]
 pub(crate) struct GrammarWriter {
     /// The markers of the format that are special tokens, which text never matches.
     special: Vec<(&'static str, u32)>,
@@ -131,10 +132,7 @@ impl GrammarWriter {
             special,
             has_call_id: tokenizer.token_to_id("[CALL_ID]").is_some(),
             has_args_token: tokenizer.token_to_id("[ARGS]").is_some(),
-            rules: String::new(),
-            shared_rules: Vec::new(),
-            parts: Vec::new(),
-            origins: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -8,7 +8,7 @@ use super::ExportTask;
 use crate::session::SessionKey;
 use crate::{PageTable, SnapshotId};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct RowTable {
     /// The pages of each KV group, up to the last row of a planned step.
     tables: Vec<PageTable>,
@@ -24,11 +24,8 @@ pub(super) struct RowTable {
 impl RowTable {
     pub fn new(num_layers: u32) -> Self {
         Self {
-            tables: Vec::new(),
-            num_announced: 0,
             num_readable: vec![0; num_layers as usize],
-            is_complete: false,
-            state: None,
+            ..Self::default()
         }
     }
 

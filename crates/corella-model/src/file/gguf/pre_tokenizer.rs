@@ -22,17 +22,22 @@ pub struct PreTokenizer {
 
 const KEY: &str = "tokenizer.ggml.pre";
 
-const PLAIN: PreTokenizer = PreTokenizer {
-    names: &[],
-    expressions: &[],
-    composes: false,
-    ignores_merges: false,
-    adds_bos: false,
-};
+const fn known(
+    names: &'static [&'static str],
+    expressions: &'static [&'static str],
+) -> PreTokenizer {
+    PreTokenizer {
+        names,
+        expressions,
+        composes: false,
+        ignores_merges: false,
+        adds_bos: false,
+    }
+}
 
 const KNOWN: &[PreTokenizer] = &[
-    PreTokenizer {
-        names: &[
+    known(
+        &[
             "llama-bpe",
             "llama3",
             "llama-v3",
@@ -43,30 +48,15 @@ const KNOWN: &[PreTokenizer] = &[
             "lfm2",
             "jina-v5-nano",
         ],
-        expressions: &[THREE_DIGITS],
-        ignores_merges: true,
-        adds_bos: true,
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["glm4", "glm5"],
-        expressions: &[THREE_DIGITS],
-        ignores_merges: true,
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["smaug-bpe", "dbrx", "chatglm-bpe"],
-        expressions: &[THREE_DIGITS],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["qwen2"],
-        expressions: &[ONE_DIGIT],
-        composes: true,
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &[
+        &[THREE_DIGITS],
+    )
+    .ignoring_merges()
+    .adding_bos(),
+    known(&["glm4", "glm5"], &[THREE_DIGITS]).ignoring_merges(),
+    known(&["smaug-bpe", "dbrx", "chatglm-bpe"], &[THREE_DIGITS]),
+    known(&["qwen2"], &[ONE_DIGIT]).composing(),
+    known(
+        &[
             "deepseek-r1-qwen",
             "megrez",
             "kormo",
@@ -76,17 +66,11 @@ const KNOWN: &[PreTokenizer] = &[
             "solar-open",
             "grok-2",
         ],
-        expressions: &[ONE_DIGIT],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["qwen35"],
-        expressions: &[WITH_MARKS],
-        composes: true,
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &[
+        &[ONE_DIGIT],
+    ),
+    known(&["qwen35"], &[WITH_MARKS]).composing(),
+    known(
+        &[
             "gpt-2",
             "phi-2",
             "jina-es",
@@ -104,11 +88,10 @@ const KNOWN: &[PreTokenizer] = &[
             "trillion",
             "granite-docling",
         ],
-        expressions: &[GPT2],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &[
+        &[GPT2],
+    ),
+    known(
+        &[
             "smollm",
             "starcoder",
             "refact",
@@ -118,132 +101,92 @@ const KNOWN: &[PreTokenizer] = &[
             "minerva-7b",
             "mellum2",
         ],
-        expressions: &[r"\p{N}", GPT2],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["falcon"],
-        expressions: &[r"[\p{P}$+<=>^~|`]+", GPT2, "[0-9][0-9][0-9]"],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["default"],
-        expressions: &[r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["tekken"],
-        expressions: &[CASED],
-        ignores_merges: true,
-        adds_bos: true,
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
-        expressions: &[GPT4O],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["granite-embed-multi-97m"],
-        expressions: &[GPT4O],
-        ignores_merges: true,
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["deepseek-coder"],
-        expressions: &[
+        &[r"\p{N}", GPT2],
+    ),
+    known(
+        &["falcon"],
+        &[r"[\p{P}$+<=>^~|`]+", GPT2, "[0-9][0-9][0-9]"],
+    ),
+    known(
+        &["default"],
+        &[r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+    ),
+    known(&["tekken"], &[CASED]).ignoring_merges().adding_bos(),
+    known(
+        &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
+        &[GPT4O],
+    ),
+    known(&["granite-embed-multi-97m"], &[GPT4O]).ignoring_merges(),
+    known(
+        &["deepseek-coder"],
+        &[
             r"[\r\n]",
             r"\s?\p{L}+",
             r"\s?\p{P}+",
             r"[\u{4e00}-\u{9fa5}\u{0800}-\u{4e00}\u{ac00}-\u{d7ff}]+",
             r"\p{N}",
         ],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
-        expressions: &[r"\p{N}{1,3}", CHINESE_OR_JAPANESE, DEEPSEEK],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["spark2_5"],
-        expressions: &[r"\p{N}{1,3}", CHINESE_OR_JAPANESE, SPARK, r"\p{N}"],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["poro-chat", "bloom", "gpt3-finnish"],
-        expressions: &[BLOOM],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["viking"],
-        expressions: &[BLOOM, r"\p{N}"],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["jais-2"],
-        expressions: &[concat!(
+    ),
+    known(
+        &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        &[r"\p{N}{1,3}", CHINESE_OR_JAPANESE, DEEPSEEK],
+    ),
+    known(
+        &["spark2_5"],
+        &[r"\p{N}{1,3}", CHINESE_OR_JAPANESE, SPARK, r"\p{N}"],
+    ),
+    known(&["poro-chat", "bloom", "gpt3-finnish"], &[BLOOM]),
+    known(&["viking"], &[BLOOM, r"\p{N}"]),
+    known(
+        &["jais-2"],
+        &[concat!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)",
             r"|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
         )],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
-        expressions: &[concat!(
+    ),
+    known(
+        &["bailingmoe", "bailingmoe2", "llada-moe"],
+        &[concat!(
             r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
         )],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["seed-coder"],
-        expressions: &[concat!(
+    ),
+    known(
+        &["seed-coder"],
+        &[concat!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
             r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
         )],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["ufakzeka"],
-        expressions: &[concat!(
+    ),
+    known(
+        &["ufakzeka"],
+        &[concat!(
             r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         )],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["laguna"],
-        expressions: &[r"[^\n]+|\n+", ONE_DIGIT],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["exaone-moe"],
-        expressions: &[concat!(
+    ),
+    known(&["laguna"], &[r"[^\n]+|\n+", ONE_DIGIT]),
+    known(
+        &["exaone-moe"],
+        &[concat!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
             r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
             r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
         )],
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["minicpm5"],
-        expressions: &[
+    ),
+    known(
+        &["minicpm5"],
+        &[
             r"\p{N}{1,3}",
             concat!(
                 r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+",
                 r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
             ),
         ],
-        ignores_merges: true,
-        ..PLAIN
-    },
-    PreTokenizer {
-        names: &["superbpe"],
-        expressions: &[r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
-        ..PLAIN
-    },
+    )
+    .ignoring_merges(),
+    known(&["superbpe"], &[r"\p{N}+", r"(?=(\d{3})+(?!\d))"]),
 ];
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -284,6 +227,21 @@ const SPARK: &str = concat!(
 const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{ff0c}\u{3001}\u{964}\u{6d4}\u{60c})]+";
 
 impl PreTokenizer {
+    const fn composing(mut self) -> Self {
+        self.composes = true;
+        self
+    }
+
+    const fn ignoring_merges(mut self) -> Self {
+        self.ignores_merges = true;
+        self
+    }
+
+    const fn adding_bos(mut self) -> Self {
+        self.adds_bos = true;
+        self
+    }
+
     /// The pre-tokenizer named in a file.
     pub fn of(metadata: &Metadata) -> Result<&'static Self, CheckpointError> {
         let found = match metadata.try_text(KEY)? {

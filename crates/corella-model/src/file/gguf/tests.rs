@@ -48,7 +48,7 @@ fn read_all(bytes: &[u8]) -> Result<(), String> {
 #[test]
 fn blocks_of_every_type_have_their_values() {
     let file = open(&committed("blocks.gguf")).unwrap();
-    for format in BlockFormat::ALL {
+    for &format in BlockFormat::ALL {
         // F32 is stored unchanged, so it has no block values to compare with.
         let Some(values) = file.numbers(&format!("{}.values", format.name())).unwrap() else {
             assert_eq!(format, BlockFormat::F32);

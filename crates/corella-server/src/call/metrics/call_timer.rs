@@ -13,8 +13,8 @@ use crate::call::request_line::RequestLine;
 use crate::wire::api_error::ApiError;
 use crate::wire::cache_explanation::MissCause;
 
+use super::Metrics;
 use super::output::TokenTimes;
-use super::{Metrics, MissLabels};
 
 /// Times one API call, from the arrival of its request.
 pub struct CallTimer {
@@ -88,12 +88,7 @@ impl CallTimer {
 
     /// Counts prompt tokens that were computed.
     pub fn count_miss(&self, cause: MissCause, num_tokens: u32) {
-        let cause = cause.name();
-        let misses = self
-            .metrics
-            .prefix_cache_misses
-            .get_or_create(&MissLabels { cause });
-        misses.inc_by(num_tokens.into());
+        self.metrics.prefix_cache_misses[cause as usize].inc_by(num_tokens.into());
     }
 
     /// Counts the call as a use of its adapter until the timer is dropped.

@@ -10,13 +10,12 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 use crate::adapter::adapter_name::served_name;
 use crate::adapter::adapter_use::{AdapterCall, AdapterUses};
 use crate::call::recent_latency::RecentLatency;
 
-use super::{LENGTH_BUCKETS, REQUEST_BUCKETS, both, ours};
+use super::{LENGTH_BUCKETS, Names, REQUEST_BUCKETS};
 
 const TOKEN_BUCKETS: [f64; 18] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
@@ -69,9 +68,8 @@ impl Default for OutputMetrics {
 }
 
 impl OutputMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        both(
-            registry,
+    pub(super) fn register(&self, names: &mut Names<'_>) {
+        names.both(
             "request_success",
             "Choices that ended, by finished_reason (abort: the client left; pooled: a vector was made)",
             self.finished.clone(),
@@ -82,43 +80,37 @@ impl OutputMetrics {
                 .finished
                 .get_or_create(&FinishLabels { finished_reason });
         }
-        both(
-            registry,
+        names.both(
             "generation_tokens",
             "Tokens generated",
             self.generation_tokens.clone(),
         );
-        ours(
-            registry,
+        names.ours(
             "received_prompt_tokens",
             "Prompt tokens whose KV other nodes have computed and sent here",
             self.received_prompt_tokens.clone(),
         );
-        both(
-            registry,
+        names.both(
             "request_decode_time_seconds",
             "Time from the first token of a choice to its last",
             self.decode_seconds.clone(),
         );
-        both(
-            registry,
+        names.both(
             "request_generation_tokens",
             "Generated tokens of a choice that ended by itself",
             self.request_generation_tokens.clone(),
         );
-        both(
-            registry,
+        names.both(
             "inter_token_latency_seconds",
             "Time between two tokens of a choice",
             self.inter_token_latency.clone(),
         );
-        registry.register(
+        names.0.register(
             "vllm:time_per_output_token_seconds",
             "Time between two tokens of a choice, under vLLM's older name",
             self.inter_token_latency.clone(),
         );
-        both(
-            registry,
+        names.both(
             "request_time_per_output_token_seconds",
             "Mean time between the tokens of a choice",
             self.time_per_output_token.clone(),

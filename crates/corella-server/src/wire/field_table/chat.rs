@@ -7,7 +7,7 @@ use super::schema::{
     Limits, Schema, any_object, anything, boolean, constant, either, list, num_choices,
     num_logprobs, object, off, on, one_of, prompts, text, text_or, token,
 };
-use super::{Field, FieldTable, Kind, no_effect, read, refused};
+use super::{Field, FieldTable, no_effect, read, refused};
 use crate::wire::field_limit::MAX_TOOL_NAME_BYTES;
 
 pub const CACHE_HINT: &str = "the prefix cache needs no hints";
@@ -18,64 +18,48 @@ pub const LIBRARY: &str =
 const OWN_NOTE: &str = "client libraries store it with a message for themselves";
 const FOR_TEMPLATE: &str = "Passed to the chat template as it is.";
 
-pub static CHAT: FieldTable = FieldTable {
-    name: "ChatRequest",
-    groups: &[
-        MESSAGES,
-        CHAT_ONLY,
-        MODEL,
-        STREAM,
-        DRAW,
-        PENALTIES,
-        QUEUE,
-        CONTROL,
-        ANSWER,
-        TEMPLATE,
-        refused::GENERATING,
-    ],
-    kind: Kind::Body,
-};
+pub static CHAT: FieldTable = FieldTable::body("ChatRequest").of(&[
+    MESSAGES,
+    CHAT_ONLY,
+    MODEL,
+    STREAM,
+    DRAW,
+    PENALTIES,
+    QUEUE,
+    CONTROL,
+    ANSWER,
+    TEMPLATE,
+    refused::GENERATING,
+]);
 
-pub static COMPLETIONS: FieldTable = FieldTable {
-    name: "CompletionsRequest",
-    groups: &[
-        COMPLETIONS_ONLY,
-        MODEL,
-        STREAM,
-        DRAW,
-        PENALTIES,
-        QUEUE,
-        CONTROL,
-        ANSWER,
-        refused::GENERATING,
-    ],
-    kind: Kind::Body,
-};
+pub static COMPLETIONS: FieldTable = FieldTable::body("CompletionsRequest").of(&[
+    COMPLETIONS_ONLY,
+    MODEL,
+    STREAM,
+    DRAW,
+    PENALTIES,
+    QUEUE,
+    CONTROL,
+    ANSWER,
+    refused::GENERATING,
+]);
 
-pub static TOKENIZE: FieldTable = FieldTable {
-    name: "TokenizeRequest",
-    groups: &[TOKENIZE_ONLY, MODEL, TEMPLATE, refused::GENERATING],
-    kind: Kind::BodyOf(&[&CHAT, &COMPLETIONS]),
-};
+pub static TOKENIZE: FieldTable = FieldTable::body("TokenizeRequest")
+    .beside(&[&CHAT, &COMPLETIONS])
+    .of(&[TOKENIZE_ONLY, MODEL, TEMPLATE, refused::GENERATING]);
 
-pub static DETOKENIZE: FieldTable = FieldTable {
-    name: "DetokenizeRequest",
-    groups: &[
-        &[read("tokens", |limits| {
-            list(token(limits)).sized(0..=limits.max_model_len as usize)
-        })
-        .required()],
-        MODEL,
-        refused::GENERATING,
-    ],
-    kind: Kind::BodyOf(&[&CHAT]),
-};
+pub static DETOKENIZE: FieldTable = FieldTable::body("DetokenizeRequest").beside(&[&CHAT]).of(&[
+    &[read("tokens", |limits| {
+        list(token(limits)).sized(0..=limits.max_model_len as usize)
+    })
+    .required()],
+    MODEL,
+    refused::GENERATING,
+]);
 
-pub static APPLY_TEMPLATE: FieldTable = FieldTable {
-    name: "ApplyTemplateRequest",
-    groups: &[MESSAGES, MODEL, TEMPLATE, refused::GENERATING],
-    kind: Kind::BodyOf(&[&CHAT]),
-};
+pub static APPLY_TEMPLATE: FieldTable = FieldTable::body("ApplyTemplateRequest")
+    .beside(&[&CHAT])
+    .of(&[MESSAGES, MODEL, TEMPLATE, refused::GENERATING]);
 
 static MESSAGES: &[Field] = &[read("messages", conversation)
     .required()
@@ -146,107 +130,83 @@ static TOKENIZE_ONLY: &[Field] = &[
     read("with_pieces", off).about("With content: whether each token comes with its text."),
 ];
 
-pub static MESSAGE: FieldTable = FieldTable {
-    name: "ChatMessage",
-    groups: &[
-        &[
-            read("role", text).required(),
-            read("content", |_| text_or(&CONTENT_PART)).about(
-                "A text, or parts that are joined by line breaks. The assistant's may be missing.",
-            ),
-            read("tool_calls", |_| list(object(&CALL))),
-            read("name", anything).about(FOR_TEMPLATE),
-            read("tool_call_id", anything).about(FOR_TEMPLATE),
-            read("reasoning", anything).about(FOR_TEMPLATE),
-            read("reasoning_content", anything).about(FOR_TEMPLATE),
-            read("thinking", anything).about(FOR_TEMPLATE),
-            read("prefix", anything).about("With true, the answer continues the message."),
-            read("partial", anything).about("With true, the answer continues the message."),
-            no_effect("refusal", SENT_BACK),
-            no_effect("annotations", SENT_BACK),
-            no_effect("id", SENT_BACK),
-            no_effect("index", SENT_BACK),
-            no_effect("weight", SENT_BACK),
-            no_effect("stop_reason", SENT_BACK),
-            no_effect("cache_control", CACHE_HINT),
-            no_effect("provider_specific_fields", OWN_NOTE),
-            no_effect("additional_kwargs", OWN_NOTE),
-            no_effect("thinking_blocks", OWN_NOTE),
-            no_effect("parsed", OWN_NOTE),
-            no_effect("thread", OWN_NOTE),
-        ],
-        refused::IN_MESSAGE,
+pub static MESSAGE: FieldTable = FieldTable::object("ChatMessage").of(&[
+    &[
+        read("role", text).required(),
+        read("content", |_| text_or(&CONTENT_PART)).about(
+            "A text, or parts that are joined by line breaks. The assistant's may be missing.",
+        ),
+        read("tool_calls", |_| list(object(&CALL))),
+        read("name", anything).about(FOR_TEMPLATE),
+        read("tool_call_id", anything).about(FOR_TEMPLATE),
+        read("reasoning", anything).about(FOR_TEMPLATE),
+        read("reasoning_content", anything).about(FOR_TEMPLATE),
+        read("thinking", anything).about(FOR_TEMPLATE),
+        read("prefix", anything).about("With true, the answer continues the message."),
+        read("partial", anything).about("With true, the answer continues the message."),
+        no_effect("refusal", SENT_BACK),
+        no_effect("annotations", SENT_BACK),
+        no_effect("id", SENT_BACK),
+        no_effect("index", SENT_BACK),
+        no_effect("weight", SENT_BACK),
+        no_effect("stop_reason", SENT_BACK),
+        no_effect("cache_control", CACHE_HINT),
+        no_effect("provider_specific_fields", OWN_NOTE),
+        no_effect("additional_kwargs", OWN_NOTE),
+        no_effect("thinking_blocks", OWN_NOTE),
+        no_effect("parsed", OWN_NOTE),
+        no_effect("thread", OWN_NOTE),
     ],
-    kind: Kind::Object,
-};
+    refused::IN_MESSAGE,
+]);
 
 /// The code that reads content parts checks `type`.
-pub static CONTENT_PART: FieldTable = FieldTable {
-    name: "ChatText",
-    groups: &[
-        &[
-            read("type", |_| constant("text")).required(),
-            read("text", text).required(),
-            no_effect("cache_control", CACHE_HINT),
-            no_effect("prompt_cache_breakpoint", CACHE_HINT),
-            no_effect("annotations", SENT_BACK),
-            no_effect("id", SENT_BACK),
-            no_effect("index", SENT_BACK),
-            no_effect("extras", SENT_BACK),
-        ],
-        refused::IN_CONTENT_PART,
-    ],
-    kind: Kind::Object,
-};
-
-pub static CALL: FieldTable = FieldTable {
-    name: "ToolCall",
-    groups: &[&[
-        read("type", |_| constant("function")),
-        read("id", anything).about(FOR_TEMPLATE),
-        read("function", |_| object(&CALLED_FUNCTION)).required(),
-        no_effect("index", LIBRARY),
-        no_effect("parsed_arguments", LIBRARY),
-        no_effect("extra_content", LIBRARY),
-    ]],
-    kind: Kind::Object,
-};
-
-pub static CALLED_FUNCTION: FieldTable = FieldTable {
-    name: "CalledFunction",
-    groups: &[&[
-        read("name", name).required(),
-        read("arguments", |_| {
-            Schema::of(json!({"type": ["string", "object"]}))
-        })
-        .about("JSON, as an answer has it."),
-        no_effect("parsed_arguments", LIBRARY),
-    ]],
-    kind: Kind::Object,
-};
-
-pub static TOOL: FieldTable = FieldTable {
-    name: "Tool",
-    groups: &[&[
-        read("type", |_| constant("function")).required(),
-        read("function", |_| object(&FUNCTION)).required(),
+pub static CONTENT_PART: FieldTable = FieldTable::object("ChatText").of(&[
+    &[
+        read("type", |_| constant("text")).required(),
+        read("text", text).required(),
         no_effect("cache_control", CACHE_HINT),
-    ]],
-    kind: Kind::Object,
-};
+        no_effect("prompt_cache_breakpoint", CACHE_HINT),
+        no_effect("annotations", SENT_BACK),
+        no_effect("id", SENT_BACK),
+        no_effect("index", SENT_BACK),
+        no_effect("extras", SENT_BACK),
+    ],
+    refused::IN_CONTENT_PART,
+]);
+
+pub static CALL: FieldTable = FieldTable::object("ToolCall").of(&[&[
+    read("type", |_| constant("function")),
+    read("id", anything).about(FOR_TEMPLATE),
+    read("function", |_| object(&CALLED_FUNCTION)).required(),
+    no_effect("index", LIBRARY),
+    no_effect("parsed_arguments", LIBRARY),
+    no_effect("extra_content", LIBRARY),
+]]);
+
+pub static CALLED_FUNCTION: FieldTable = FieldTable::object("CalledFunction").of(&[&[
+    read("name", name).required(),
+    read("arguments", |_| {
+        Schema::of(json!({"type": ["string", "object"]}))
+    })
+    .about("JSON, as an answer has it."),
+    no_effect("parsed_arguments", LIBRARY),
+]]);
+
+pub static TOOL: FieldTable = FieldTable::object("Tool").of(&[&[
+    read("type", |_| constant("function")).required(),
+    read("function", |_| object(&FUNCTION)).required(),
+    no_effect("cache_control", CACHE_HINT),
+]]);
 
 /// The chat template sees all members of a function.
-pub static FUNCTION: FieldTable = FieldTable {
-    name: "Function",
-    groups: &[&[
-        read("name", tool_name).required(),
-        read("description", text),
-        read("parameters", any_object).about("A JSON schema."),
-        read("return", anything).about(FOR_TEMPLATE),
-        no_effect("strict", NO_SCHEMA),
-    ]],
-    kind: Kind::Object,
-};
+pub static FUNCTION: FieldTable = FieldTable::object("Function").of(&[&[
+    read("name", tool_name).required(),
+    read("description", text),
+    read("parameters", any_object).about("A JSON schema."),
+    read("return", anything).about(FOR_TEMPLATE),
+    no_effect("strict", NO_SCHEMA),
+]]);
 
 fn conversation(limits: &Limits) -> Schema {
     list(object(&MESSAGE)).sized(1..=limits.max_model_len as usize)

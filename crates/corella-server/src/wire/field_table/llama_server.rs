@@ -8,62 +8,54 @@ use super::schema::{
     Schema, any_integer, any_object, either, integer, list, num_choices, num_logprobs, number, off,
     one_of, prompts, text,
 };
-use super::{Field, FieldTable, Kind, no_effect, read, refused};
+use super::{Field, FieldTable, no_effect, read, refused};
 use crate::wire::field_limit::{LOGIT_BIAS, MAX_NUM_PROMPTS};
 
-pub static COMPLETION: FieldTable = FieldTable {
-    name: "LlamaCompletionRequest",
-    groups: &[
-        &[read("prompt", |limits| {
-            prompts(limits, limits.max_num_choices as usize)
-        })
-        .required()
-        .about("Several prompts are answered by an array.")],
-        MODEL,
-        STREAM,
-        DRAW,
-        PENALTIES,
-        DRAW_HERE,
-        refused::LLAMA_COMPLETION,
-        refused::LLAMA_SERVER,
-    ],
-    kind: Kind::Body,
-};
+pub static COMPLETION: FieldTable = FieldTable::body("LlamaCompletionRequest").of(&[
+    &[read("prompt", |limits| {
+        prompts(limits, limits.max_num_choices as usize)
+    })
+    .required()
+    .about("Several prompts are answered by an array.")],
+    MODEL,
+    STREAM,
+    DRAW,
+    PENALTIES,
+    DRAW_HERE,
+    refused::LLAMA_COMPLETION,
+    refused::LLAMA_SERVER,
+]);
 
-pub static INFILL: FieldTable = FieldTable {
-    name: "InfillRequest",
-    groups: &[
-        &[
-            read("input_prefix", text).about("The text before the gap."),
-            read("input_suffix", text).about("The text behind the gap."),
-            read("input_extra", |_| {
-                list(Schema::of(json!({
-                    "type": "object",
-                    "required": ["text"],
-                    "additionalProperties": false,
-                    "properties": {
-                        "text": {"type": "string"},
-                        "filename": {"type": ["string", "null"]},
-                        "time": {},
-                    },
-                })))
-            })
-            .about("Parts of other files, which the model sees first."),
-            read("prompt", text).about("Continues input_prefix."),
-            // Editors send llama.cpp's names of samplers, in llama.cpp's order.
-            read("samplers", |limits| list(text(limits)))
-                .about("Samplers that are left out are off. Their order is always the same."),
-        ],
-        MODEL,
-        STREAM,
-        DRAW,
-        PENALTIES,
-        DRAW_HERE,
-        refused::INFILL,
-        refused::LLAMA_SERVER,
+pub static INFILL: FieldTable = FieldTable::body("InfillRequest").of(&[
+    &[
+        read("input_prefix", text).about("The text before the gap."),
+        read("input_suffix", text).about("The text behind the gap."),
+        read("input_extra", |_| {
+            list(Schema::of(json!({
+                "type": "object",
+                "required": ["text"],
+                "additionalProperties": false,
+                "properties": {
+                    "text": {"type": "string"},
+                    "filename": {"type": ["string", "null"]},
+                    "time": {},
+                },
+            })))
+        })
+        .about("Parts of other files, which the model sees first."),
+        read("prompt", text).about("Continues input_prefix."),
+        // Editors send llama.cpp's names of samplers, in llama.cpp's order.
+        read("samplers", |limits| list(text(limits)))
+            .about("Samplers that are left out are off. Their order is always the same."),
     ],
-    kind: Kind::Body,
-};
+    MODEL,
+    STREAM,
+    DRAW,
+    PENALTIES,
+    DRAW_HERE,
+    refused::INFILL,
+    refused::LLAMA_SERVER,
+]);
 
 /// Fields of both endpoints that have llama-server's own names or values.
 static DRAW_HERE: &[Field] = &[
@@ -126,20 +118,16 @@ static DRAW_HERE: &[Field] = &[
 const NO_TIME: &str = "an answer does not depend on the speed of the machine; n_predict limits it";
 const SPECULATION: &str = "speculation changes no answer, and is set when the server starts";
 
-pub static EMBEDDING: FieldTable = FieldTable {
-    name: "LlamaEmbeddingRequest",
-    groups: &[
-        &[
-            read("content", |limits| prompts(limits, MAX_NUM_PROMPTS)).about("The texts."),
-            read("input", |limits| prompts(limits, MAX_NUM_PROMPTS))
-                .about("The same as content, one of which is given."),
-            read("embd_normalize", |_| one_of([2, -1]).or(2))
-                .about("2 is a vector of length 1, and -1 a vector as it comes."),
-        ],
-        MODEL,
-        POOLED,
-        QUEUE,
-        refused::LLAMA_EMBEDDING,
+pub static EMBEDDING: FieldTable = FieldTable::body("LlamaEmbeddingRequest").of(&[
+    &[
+        read("content", |limits| prompts(limits, MAX_NUM_PROMPTS)).about("The texts."),
+        read("input", |limits| prompts(limits, MAX_NUM_PROMPTS))
+            .about("The same as content, one of which is given."),
+        read("embd_normalize", |_| one_of([2, -1]).or(2))
+            .about("2 is a vector of length 1, and -1 a vector as it comes."),
     ],
-    kind: Kind::Body,
-};
+    MODEL,
+    POOLED,
+    QUEUE,
+    refused::LLAMA_EMBEDDING,
+]);

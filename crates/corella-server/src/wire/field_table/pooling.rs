@@ -3,85 +3,65 @@
 
 use super::sampling::{MODEL, QUEUE};
 use super::schema::{Limits, Schema, boolean, integer, list, on, one_of, prompts, text};
-use super::{Field, FieldTable, Kind, read, refused};
+use super::{Field, FieldTable, read, refused};
 use crate::wire::field_limit::MAX_NUM_PROMPTS;
 
-pub static EMBEDDINGS: FieldTable = FieldTable {
-    name: "EmbeddingsRequest",
-    groups: &[
-        INPUT,
-        VECTOR,
-        POOLED,
-        MODEL,
-        QUEUE,
-        refused::EMBEDDINGS,
-        refused::POOLED,
-    ],
-    kind: Kind::Body,
-};
+pub static EMBEDDINGS: FieldTable = FieldTable::body("EmbeddingsRequest").of(&[
+    INPUT,
+    VECTOR,
+    POOLED,
+    MODEL,
+    QUEUE,
+    refused::EMBEDDINGS,
+    refused::POOLED,
+]);
 
 /// vLLM's `/pooling` has the fields of `/v1/embeddings`.
-pub static POOLING: FieldTable = FieldTable {
-    name: "PoolingRequest",
-    groups: EMBEDDINGS.groups,
-    kind: Kind::Body,
-};
+pub static POOLING: FieldTable = FieldTable::body("PoolingRequest").of(EMBEDDINGS.groups);
 
-pub static SCORE: FieldTable = FieldTable {
-    name: "ScoreRequest",
-    groups: &[
-        &[
-            read("text_1", texts)
-                .required()
-                .about("One text, or one for each of text_2."),
-            read("text_2", texts)
-                .required()
-                .about("The texts to compare."),
-        ],
-        POOLED,
-        MODEL,
-        QUEUE,
-        refused::SCORE,
-        refused::POOLED,
+pub static SCORE: FieldTable = FieldTable::body("ScoreRequest").of(&[
+    &[
+        read("text_1", texts)
+            .required()
+            .about("One text, or one for each of text_2."),
+        read("text_2", texts)
+            .required()
+            .about("The texts to compare."),
     ],
-    kind: Kind::Body,
-};
+    POOLED,
+    MODEL,
+    QUEUE,
+    refused::SCORE,
+    refused::POOLED,
+]);
 
-pub static RERANK: FieldTable = FieldTable {
-    name: "RerankRequest",
-    groups: &[
-        &[
-            read("query", text).required(),
-            read("documents", |limits| {
-                list(text(limits)).sized(1..=MAX_NUM_PROMPTS)
-            })
-            .required(),
-            read("top_n", |_| integer(0..=u32::MAX.into()).or(0))
-                .about("Returns this many documents, the best first; 0 is all."),
-            read("top_k", |_| integer(0..=u32::MAX.into())).about("The same, if top_n is absent."),
-            read("return_documents", on).about("Whether the answer has the texts."),
-        ],
-        POOLED,
-        MODEL,
-        QUEUE,
-        refused::RERANK,
-        refused::POOLED,
+pub static RERANK: FieldTable = FieldTable::body("RerankRequest").of(&[
+    &[
+        read("query", text).required(),
+        read("documents", |limits| {
+            list(text(limits)).sized(1..=MAX_NUM_PROMPTS)
+        })
+        .required(),
+        read("top_n", |_| integer(0..=u32::MAX.into()).or(0))
+            .about("Returns this many documents, the best first; 0 is all."),
+        read("top_k", |_| integer(0..=u32::MAX.into())).about("The same, if top_n is absent."),
+        read("return_documents", on).about("Whether the answer has the texts."),
     ],
-    kind: Kind::Body,
-};
+    POOLED,
+    MODEL,
+    QUEUE,
+    refused::RERANK,
+    refused::POOLED,
+]);
 
-pub static CLASSIFY: FieldTable = FieldTable {
-    name: "ClassifyRequest",
-    groups: &[
-        INPUT,
-        &[SPECIAL_TOKENS],
-        MODEL,
-        QUEUE,
-        refused::CLASSIFY,
-        refused::POOLED,
-    ],
-    kind: Kind::Body,
-};
+pub static CLASSIFY: FieldTable = FieldTable::body("ClassifyRequest").of(&[
+    INPUT,
+    &[SPECIAL_TOKENS],
+    MODEL,
+    QUEUE,
+    refused::CLASSIFY,
+    refused::POOLED,
+]);
 
 static INPUT: &[Field] = &[read("input", texts).required().about("The texts.")];
 

@@ -11,7 +11,7 @@ use super::schema::{
     Limits, Schema, any_object, constant, count, either, list, num_logprobs, object, on, one_of,
     text, text_or,
 };
-use super::{Field, FieldTable, Kind, no_effect, read, refused};
+use super::{Field, FieldTable, no_effect, read, refused};
 
 /// The value of `include` that asks for log-probabilities.
 pub const LOGPROBS: &str = "message.output_text.logprobs";
@@ -28,20 +28,16 @@ pub const NEVER_THERE: [&str; 7] = [
 ];
 const LIBRARY: &str = "a client library wrote it";
 
-pub static BODY: FieldTable = FieldTable {
-    name: "ResponsesRequest",
-    groups: &[
-        OWN,
-        MODEL,
-        STREAM,
-        DRAW,
-        PENALTIES,
-        QUEUE,
-        CONTROL,
-        refused::RESPONSES,
-    ],
-    kind: Kind::Body,
-};
+pub static BODY: FieldTable = FieldTable::body("ResponsesRequest").of(&[
+    OWN,
+    MODEL,
+    STREAM,
+    DRAW,
+    PENALTIES,
+    QUEUE,
+    CONTROL,
+    refused::RESPONSES,
+]);
 
 static OWN: &[Field] = &[
     read("input", input)
@@ -83,138 +79,102 @@ static OWN: &[Field] = &[
     ),
 ];
 
-pub static TEXT: FieldTable = FieldTable {
-    name: "TextOptions",
-    groups: &[
-        &[read("format", |_| either([free_format(), schema_format()]))
-            .about("The form of the answer's text.")],
-        refused::IN_TEXT,
-    ],
-    kind: Kind::Object,
-};
+pub static TEXT: FieldTable = FieldTable::object("TextOptions").of(&[
+    &[read("format", |_| either([free_format(), schema_format()]))
+        .about("The form of the answer's text.")],
+    refused::IN_TEXT,
+]);
 
-pub static REASONING: FieldTable = FieldTable {
-    name: "Reasoning",
-    groups: &[
-        &[read("effort", text).about("As reasoning_effort of a chat.")],
-        refused::IN_REASONING,
-    ],
-    kind: Kind::Object,
-};
+pub static REASONING: FieldTable = FieldTable::object("Reasoning").of(&[
+    &[read("effort", text).about("As reasoning_effort of a chat.")],
+    refused::IN_REASONING,
+]);
 
-pub static MESSAGE: FieldTable = FieldTable {
-    name: "InputMessage",
-    groups: &[&[
-        read("type", |_| constant("message")),
-        read("role", |_| {
-            one_of(["user", "assistant", "system", "developer"])
-        })
-        .required(),
-        read("content", |_| text_or(&CONTENT)).required(),
-        no_effect("id", SENT_BACK),
-        no_effect("status", SENT_BACK),
-        no_effect("phase", SENT_BACK),
-    ]],
-    kind: Kind::Object,
-};
+pub static MESSAGE: FieldTable = FieldTable::object("InputMessage").of(&[&[
+    read("type", |_| constant("message")),
+    read("role", |_| {
+        one_of(["user", "assistant", "system", "developer"])
+    })
+    .required(),
+    read("content", |_| text_or(&CONTENT)).required(),
+    no_effect("id", SENT_BACK),
+    no_effect("status", SENT_BACK),
+    no_effect("phase", SENT_BACK),
+]]);
 
-pub static CONTENT: FieldTable = FieldTable {
-    name: "InputText",
-    groups: &[&[
-        read("type", |_| one_of(["input_text", "output_text", "text"])).required(),
-        read("text", text).required(),
-        no_effect("annotations", SENT_BACK),
-        no_effect("logprobs", SENT_BACK),
-        no_effect("parsed", SENT_BACK),
-        no_effect("prompt_cache_breakpoint", CACHE_HINT),
-    ]],
-    kind: Kind::Object,
-};
+pub static CONTENT: FieldTable = FieldTable::object("InputText").of(&[&[
+    read("type", |_| one_of(["input_text", "output_text", "text"])).required(),
+    read("text", text).required(),
+    no_effect("annotations", SENT_BACK),
+    no_effect("logprobs", SENT_BACK),
+    no_effect("parsed", SENT_BACK),
+    no_effect("prompt_cache_breakpoint", CACHE_HINT),
+]]);
 
-pub static TOOL: FieldTable = FieldTable {
-    name: "ResponseTool",
-    groups: &[&[
-        read("type", |_| constant("function")).required(),
-        read("name", tool_name).required(),
-        read("description", text),
-        read("parameters", any_object).about("A JSON schema."),
-        no_effect("strict", NO_SCHEMA),
-        no_effect("defer_loading", "all tools are part of the prompt"),
-        no_effect("allowed_callers", "only the caller calls tools"),
-        no_effect("async", "a turn ends with its calls"),
-        no_effect(
-            "output_schema",
-            "chat templates describe what tools take, not what they return",
-        ),
-    ]],
-    kind: Kind::Object,
-};
+pub static TOOL: FieldTable = FieldTable::object("ResponseTool").of(&[&[
+    read("type", |_| constant("function")).required(),
+    read("name", tool_name).required(),
+    read("description", text),
+    read("parameters", any_object).about("A JSON schema."),
+    no_effect("strict", NO_SCHEMA),
+    no_effect("defer_loading", "all tools are part of the prompt"),
+    no_effect("allowed_callers", "only the caller calls tools"),
+    no_effect("async", "a turn ends with its calls"),
+    no_effect(
+        "output_schema",
+        "chat templates describe what tools take, not what they return",
+    ),
+]]);
 
-pub static CALL: FieldTable = FieldTable {
-    name: "InputCall",
-    groups: &[&[
-        read("type", |_| constant("function_call")).required(),
-        read("call_id", text).required(),
-        read("name", name).required(),
-        read("arguments", text).required().about("JSON."),
-        no_effect("id", SENT_BACK),
-        no_effect("status", SENT_BACK),
-        no_effect("namespace", SENT_BACK),
-        no_effect("caller", SENT_BACK),
-        no_effect("async", SENT_BACK),
-        no_effect("async_", SENT_BACK),
-        no_effect("created_by", SENT_BACK),
-        no_effect("parsed_arguments", SENT_BACK),
-    ]],
-    kind: Kind::Object,
-};
+pub static CALL: FieldTable = FieldTable::object("InputCall").of(&[&[
+    read("type", |_| constant("function_call")).required(),
+    read("call_id", text).required(),
+    read("name", name).required(),
+    read("arguments", text).required().about("JSON."),
+    no_effect("id", SENT_BACK),
+    no_effect("status", SENT_BACK),
+    no_effect("namespace", SENT_BACK),
+    no_effect("caller", SENT_BACK),
+    no_effect("async", SENT_BACK),
+    no_effect("async_", SENT_BACK),
+    no_effect("created_by", SENT_BACK),
+    no_effect("parsed_arguments", SENT_BACK),
+]]);
 
-pub static CALL_OUTPUT: FieldTable = FieldTable {
-    name: "InputCallOutput",
-    groups: &[&[
-        read("type", |_| constant("function_call_output")).required(),
-        read("call_id", text).required(),
-        read("output", |_| text_or(&CONTENT)).required(),
-        no_effect("id", LIBRARY),
-        no_effect("status", LIBRARY),
-        no_effect("caller", LIBRARY),
-        no_effect("created_by", LIBRARY),
-        no_effect("name", LIBRARY),
-        no_effect("namespace", LIBRARY),
-    ]],
-    kind: Kind::Object,
-};
+pub static CALL_OUTPUT: FieldTable = FieldTable::object("InputCallOutput").of(&[&[
+    read("type", |_| constant("function_call_output")).required(),
+    read("call_id", text).required(),
+    read("output", |_| text_or(&CONTENT)).required(),
+    no_effect("id", LIBRARY),
+    no_effect("status", LIBRARY),
+    no_effect("caller", LIBRARY),
+    no_effect("created_by", LIBRARY),
+    no_effect("name", LIBRARY),
+    no_effect("namespace", LIBRARY),
+]]);
 
 /// A reference to an item of an earlier response.
-pub static REFERENCE: FieldTable = FieldTable {
-    name: "InputReference",
-    groups: &[&[
-        read("type", |_| constant("item_reference")).required(),
-        read("id", text).required(),
-    ]],
-    kind: Kind::Object,
-};
+pub static REFERENCE: FieldTable = FieldTable::object("InputReference").of(&[&[
+    read("type", |_| constant("item_reference")).required(),
+    read("id", text).required(),
+]]);
 
 /// A thought of the model. Encrypted thoughts come from another server and have no effect.
-pub static THOUGHT: FieldTable = FieldTable {
-    name: "InputThought",
-    groups: &[&[
-        read("type", |_| constant("reasoning")).required(),
-        read("content", |_| {
-            list(Schema::of(json!({
-                "type": "object",
-                "required": ["type", "text"],
-                "additionalProperties": false,
-                "properties": {"type": {"const": "reasoning_text"}, "text": {"type": "string"}},
-            })))
-        }),
-        no_effect("id", SENT_BACK),
-        no_effect("status", SENT_BACK),
-        no_effect("summary", SENT_BACK),
-        no_effect("encrypted_content", SENT_BACK),
-    ]],
-    kind: Kind::Object,
-};
+pub static THOUGHT: FieldTable = FieldTable::object("InputThought").of(&[&[
+    read("type", |_| constant("reasoning")).required(),
+    read("content", |_| {
+        list(Schema::of(json!({
+            "type": "object",
+            "required": ["type", "text"],
+            "additionalProperties": false,
+            "properties": {"type": {"const": "reasoning_text"}, "text": {"type": "string"}},
+        })))
+    }),
+    no_effect("id", SENT_BACK),
+    no_effect("status", SENT_BACK),
+    no_effect("summary", SENT_BACK),
+    no_effect("encrypted_content", SENT_BACK),
+]]);
 
 fn input(limits: &Limits) -> Schema {
     let items = [&MESSAGE, &CALL, &CALL_OUTPUT, &THOUGHT, &REFERENCE];

@@ -6,7 +6,7 @@ use super::schema::{
     Schema, any_object, boolean, count, either, integer, list, num_choices, num_logprobs, number,
     object, off, on, one_of, text, text_of, token,
 };
-use super::{Field, FieldTable, Kind, no_effect, read};
+use super::{Field, FieldTable, no_effect, read};
 use crate::wire::field_limit::{
     LOGIT_BIAS, MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS, MAX_CACHE_SALT_BYTES,
     MAX_GUIDED_CHOICES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, MIN_P, PENALTY,
@@ -158,17 +158,12 @@ pub static ANSWER: &[Field] = &[
     read("guided_grammar", text).about("The older name of structured_outputs.grammar."),
 ];
 
-pub static STREAM_OPTIONS: FieldTable = FieldTable {
-    name: "StreamOptions",
-    groups: &[&[
-        read("include_usage", off).about("Adds a last chunk with the usage."),
-        read("continuous_usage_stats", off).about(
-            "With include_usage: the other chunks have the usage of their choice up to there.",
-        ),
-        no_effect("include_obfuscation", "it pads against eavesdroppers"),
-    ]],
-    kind: Kind::Object,
-};
+pub static STREAM_OPTIONS: FieldTable = FieldTable::object("StreamOptions").of(&[&[
+    read("include_usage", off).about("Adds a last chunk with the usage."),
+    read("continuous_usage_stats", off)
+        .about("With include_usage: the other chunks have the usage of their choice up to there."),
+    no_effect("include_obfuscation", "it pads against eavesdroppers"),
+]]);
 
 pub fn repetition_penalty(_: &super::Limits) -> Schema {
     number(REPETITION_PENALTY)

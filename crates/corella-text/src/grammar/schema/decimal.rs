@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use serde_json::Number;
 
 /// A number as written: `0.DIGITS × 10^point`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Decimal {
     is_negative: bool,
     /// The digits, without zeros at either end. The number zero has no digits.
@@ -34,20 +34,12 @@ impl Decimal {
         let num_zeros = all.iter().take_while(|&&digit| digit == b'0').count();
         let end = all.iter().rposition(|&digit| digit != b'0');
         let Some(end) = end else {
-            return Self::zero();
+            return Self::default();
         };
         Self {
             is_negative,
             digits: all[num_zeros..=end].to_vec(),
             point: exponent_of(exponent) + whole.len() as i64 - num_zeros as i64,
-        }
-    }
-
-    fn zero() -> Self {
-        Self {
-            is_negative: false,
-            digits: Vec::new(),
-            point: 0,
         }
     }
 

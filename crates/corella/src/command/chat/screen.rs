@@ -23,7 +23,7 @@ impl Screen {
             styles: is_terminal && is_typed,
             is_reasoning: false,
             has_text: false,
-            wrap: is_terminal.then(Wrap::new),
+            wrap: is_terminal.then(Wrap::default),
         }
     }
 
@@ -56,7 +56,7 @@ impl Screen {
         let Some(wrap) = &mut self.wrap else {
             return String::new();
         };
-        let mut ended = std::mem::replace(wrap, Wrap::new());
+        let mut ended = std::mem::take(wrap);
         ended.finish(terminal_columns(&io::stdout()))
     }
 

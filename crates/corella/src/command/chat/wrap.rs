@@ -3,6 +3,7 @@
 use unicode_width::UnicodeWidthChar;
 
 /// Holds back a word until its end is known.
+#[derive(Default)]
 pub struct Wrap {
     /// The number of cells used in the current line.
     column: usize,
@@ -17,15 +18,6 @@ pub struct Wrap {
 const TAB_CELLS: usize = 8;
 
 impl Wrap {
-    pub fn new() -> Self {
-        Self {
-            column: 0,
-            spaces: String::new(),
-            word: String::new(),
-            is_begun: false,
-        }
-    }
-
     /// Takes text, and returns the part to show in lines of `margin` cells.
     pub fn push(&mut self, text: &str, margin: usize) -> String {
         let mut shown = String::new();
@@ -111,7 +103,7 @@ mod tests {
     use super::*;
 
     fn wrapped(text: &str, margin: usize) -> String {
-        let mut wrap = Wrap::new();
+        let mut wrap = Wrap::default();
         wrap.push(text, margin) + &wrap.finish(margin)
     }
 
@@ -140,7 +132,7 @@ mod tests {
             whole.lines().all(|line| line.chars().count() <= 12),
             "{whole}"
         );
-        let mut wrap = Wrap::new();
+        let mut wrap = Wrap::default();
         let mut shown: String = text
             .chars()
             .map(|character| wrap.push(&character.to_string(), 12))

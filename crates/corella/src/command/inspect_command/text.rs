@@ -100,7 +100,7 @@ impl Page {
             ["stored".to_owned(), held]
         });
         self.row("", "parameters", head);
-        for part in ModelPart::ALL {
+        for &part in ModelPart::ALL {
             let number = parameters.of(part);
             if number > 0 {
                 let bytes = weights
